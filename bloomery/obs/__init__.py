@@ -1,0 +1,1 @@
+"""Observation: logs, metrics and failpoints; standard library only."""

@@ -1,0 +1,90 @@
+"""The one error tree: raise where you know, answer at the door (`api/errors.py` alone maps codes to HTTP)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar, Literal
+
+Category = Literal["user", "server"]
+
+
+class BloomeryError(Exception):
+    """Something went wrong and the message tells the caller what to change."""
+
+    code: ClassVar[str] = "internal"
+    category: ClassVar[Category] = "server"
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+
+
+class InvalidInput(BloomeryError):
+    """The request is malformed or impossible; `field` names the part to change."""
+
+    code, category = "invalid", "user"
+
+
+class NotFound(BloomeryError):
+    """No such thing, or not the caller's."""
+
+    code, category = "not_found", "user"
+
+
+class Conflict(BloomeryError):
+    """The thing is in a state that forbids this."""
+
+    code, category = "conflict", "user"
+
+
+class Unauthorized(BloomeryError):
+    """No key, or a wrong one."""
+
+    code, category = "unauthorized", "user"
+
+
+class Forbidden(BloomeryError):
+    """The key lacks the scope."""
+
+    code, category = "forbidden", "user"
+
+
+class NotSupported(BloomeryError):
+    """Understood, and not offered (yet): refused rather than ignored."""
+
+    code, category = "not_supported", "user"
+
+
+class Gone(BloomeryError):
+    """It existed and cannot be had any more; submit again."""
+
+    code, category = "gone", "user"
+
+
+class Unavailable(BloomeryError):
+    """Whoever should answer is away or full; the message names who. Trying again helps."""
+
+    code = "unavailable"
+
+
+class Corrupt(BloomeryError):
+    """Stored data fails its checksum; the message names the file."""
+
+    code = "corrupt"
+
+
+class WorkerError(BloomeryError):
+    """A foreign error inside a worker, with the operation it belongs to."""
+
+    code = "worker"
+
+
+@contextmanager
+def blame(kind: type[BloomeryError], what: str) -> Iterator[None]:
+    """Wrap foreign errors as `kind` naming `what` was being done; pass ours through."""
+    try:
+        yield
+    except BloomeryError:
+        raise
+    except Exception as error:
+        raise kind(f"{what}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,143 @@
+"""What a training run's history consists of: operations by `seq`, and their results.
+
+An operation is journaled before it is acknowledged and executed strictly in `seq` order; its result is journaled before anyone sees it.
+Shapes: N tokens of a datum, K soft targets per token.
+"""
+
+from typing import Literal
+
+from bloomery.types.arrays import Array
+from bloomery.types.wire import Wire
+
+
+class LoraSpec(Wire, frozen=True):
+    """A low-rank adapter: scale is `alpha / rank`; B starts at zero, A from `seed`."""
+
+    rank: int
+    seed: int
+    alpha: float = 32.0
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+
+
+class RunSpec(Wire, frozen=True):
+    """All that determines a run before its first operation."""
+
+    run_id: str
+    base_hash: str
+    lora: LoraSpec
+    micro_batch_tokens: int
+    """Micro-batches are a pure function of the payload and this budget, never of load: a replay splits alike."""
+
+
+class AdamParams(Wire, frozen=True):
+    """AdamW as torch defines it; `grad_clip_norm` 0 means no clipping."""
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+
+class Datum(Wire, frozen=True):
+    """One training example: position i of every input belongs to the prediction made after `tokens[: i + 1]`.
+
+    `inputs` hold `target_tokens` int64 [N] or [N, K] and float32 tensors of that shape by the loss's names (`weights`, `logprobs`, `advantages`).
+    """
+
+    tokens: Array
+    inputs: dict[str, Array]
+
+
+class ForwardBackward(Wire, frozen=True, tag="forward_backward"):
+    """Loss summed over tokens and data; gradients add up until `OptimStep`. `backward=False` only computes."""
+
+    loss: str
+    loss_config: dict[str, float | str]
+    data: tuple[Datum, ...]
+    backward: bool = True
+
+
+class OptimStep(Wire, frozen=True, tag="optim_step"):
+    """Apply the accumulated gradients once and clear them."""
+
+    adam: AdamParams
+
+
+class SaveCheckpoint(Wire, frozen=True, tag="save_checkpoint"):
+    """Write the resumable state (masters, optimizer, step) to the blob `key`."""
+
+    key: str
+
+
+class SaveSnapshot(Wire, frozen=True, tag="save_snapshot"):
+    """Publish immutable weights for sampling."""
+
+    template_hash: str
+
+
+class LoadCheckpoint(Wire, frozen=True, tag="load_checkpoint"):
+    """Take over the weights (and with `optimizer` the optimizer) of the checkpoint at blob `key`."""
+
+    key: str
+    optimizer: bool
+
+
+class Rejected(Wire, frozen=True, tag="rejected"):
+    """An operation refused at the door: it keeps its place in the order, fails, and spoils the gradients like any failed one."""
+
+    message: str
+
+
+Operation = ForwardBackward | OptimStep | SaveCheckpoint | SaveSnapshot | LoadCheckpoint | Rejected
+
+
+class ForwardBackwardResult(Wire, frozen=True, tag="forward_backward"):
+    """Per datum its named outputs (`logprobs` float32 [N] or [N, K], ...), and metrics named `name:reduction`."""
+
+    outputs: tuple[dict[str, Array], ...]
+    metrics: dict[str, float]
+
+
+class OptimStepResult(Wire, frozen=True, tag="optim_step"):
+    """`grad_norm` before clipping and `step` among the metrics."""
+
+    metrics: dict[str, float]
+
+
+class CheckpointResult(Wire, frozen=True, tag="checkpoint"):
+    """`digest`: blake3 over names, shapes and values of all trained weights, the same however often the process died."""
+
+    key: str
+    digest: str
+    size_bytes: int
+    step: int
+
+
+class SnapshotResult(Wire, frozen=True, tag="snapshot"):
+    """`version` is the hash of the manifest (blob `manifests/<version>`), which names the weights blob `key`."""
+
+    version: str
+    key: str
+    size_bytes: int
+    step: int
+
+
+class LoadResult(Wire, frozen=True, tag="load"):
+    """The run continues from optimizer step `step` (0 without the optimizer)."""
+
+    digest: str
+    step: int
+
+
+class Failed(Wire, frozen=True, tag="failed"):
+    """The operation did not happen; the message says what to change."""
+
+    message: str
+    category: Literal["user", "server"]
+
+
+Result = ForwardBackwardResult | OptimStepResult | CheckpointResult | SnapshotResult | LoadResult | Failed

@@ -1,0 +1,164 @@
+"""The conversation between the api (which connects) and an engine (which listens on a local socket).
+
+A connection begins with `Welcome`: the engine says who it is, which runs it holds in memory and how far each is. The api opens the
+runs it needs, sends every operation after that point in order, and acknowledges results once they are journaled; the engine sends
+unacknowledged results again on the next connection. A fresh `boot_id` means an empty memory: runs are restored from their checkpoint.
+Frames: 4 bytes little-endian length, then msgpack.
+"""
+
+import struct
+from typing import Final
+
+import msgspec
+
+from bloomery.types.generation import Abort, Generate, SamplerEvent
+from bloomery.types.operations import Operation, Result, RunSpec
+from bloomery.types.wire import Wire, encode
+
+MAX_FRAME_BYTES: Final = 1 << 30
+
+
+class BaseInfo(Wire, frozen=True):
+    """The base model an engine holds."""
+
+    base_hash: str
+    """Identity of weights, config, tokenizer and template; the version under which the bare base is sampled."""
+    model_type: str
+    vocab_size: int
+    context: int
+    parameters: int
+    dtype: str
+
+
+class OpenRun(Wire, frozen=True, tag="open_run"):
+    """Hold this run in memory: new (`checkpoint` None, `last_seq` -1) or as its checkpoint left it after operation `last_seq`."""
+
+    spec: RunSpec
+    checkpoint: str | None
+    last_seq: int
+
+
+class Execute(Wire, frozen=True, tag="execute"):
+    """Run operation `seq`. `replay`: its result is journaled already and is only computed again."""
+
+    run_id: str
+    seq: int
+    operation: Operation
+    replay: bool = False
+
+
+class Acknowledge(Wire, frozen=True, tag="acknowledge"):
+    """The result of `seq` is durable: forget it."""
+
+    run_id: str
+    seq: int
+
+
+class CloseRun(Wire, frozen=True, tag="close_run"):
+    """Checkpoint the run and drop it from memory."""
+
+    run_id: str
+
+
+class Drain(Wire, frozen=True, tag="drain"):
+    """Clean stop: finish what runs, checkpoint every run, answer `Drained`."""
+
+
+ToEngine = OpenRun | Execute | Acknowledge | CloseRun | Drain | Generate | Abort
+
+
+class Welcome(Wire, frozen=True, tag="welcome"):
+    """First frame of a connection. `runs`: last executed `seq` of each run in memory."""
+
+    boot_id: str
+    pid: int
+    base: BaseInfo
+    numerics: str
+    """CPU flags, torch build, threads, pads, dtype: equal ids promise equal bits."""
+    bit_exact: bool
+    runs: dict[str, int]
+
+
+class RunOpened(Wire, frozen=True, tag="run_opened"):
+    """The run is in memory, or `error` says why not."""
+
+    run_id: str
+    error: str | None = None
+
+
+class OperationDone(Wire, frozen=True, tag="operation_done"):
+    """Sent again on every new connection until acknowledged. `seconds` is compute time."""
+
+    run_id: str
+    seq: int
+    result: Result
+    seconds: float
+    replay: bool = False
+
+
+class CheckpointWritten(Wire, frozen=True, tag="checkpoint_written"):
+    """The state after operation `seq` is durable at blob `key`; earlier payloads are not needed any more."""
+
+    run_id: str
+    seq: int
+    key: str
+    digest: str
+
+
+class RunClosed(Wire, frozen=True, tag="run_closed"):
+    """The run is out of memory."""
+
+    run_id: str
+
+
+class Drained(Wire, frozen=True, tag="drained"):
+    """Every run is checkpointed; the engine may be stopped."""
+
+
+class SamplerEvents(Wire, frozen=True, tag="sampler_events"):
+    """All events of one decode step in one frame."""
+
+    events: tuple[SamplerEvent, ...]
+
+
+class EngineStatus(Wire, frozen=True, tag="status"):
+    """Sent about once a second: what the executor is doing."""
+
+    running_sequences: int
+    waiting_sequences: int
+    queued_operations: int
+    tokens_sampled: int
+    tokens_trained: int
+
+
+FromEngine = Welcome | RunOpened | OperationDone | CheckpointWritten | RunClosed | Drained | SamplerEvents | EngineStatus
+
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+_LENGTH = struct.Struct("<I")
+
+
+def frame(message: ToEngine | FromEngine) -> bytes:
+    """The bytes of one message on the socket."""
+    payload = encode(message)
+    if len(payload) > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame holds at most {MAX_FRAME_BYTES} bytes, this message has {len(payload)}")
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def frame_length(header: bytes) -> int:
+    """Length of the payload that follows a 4-byte header."""
+    length: int = _LENGTH.unpack(header)[0]
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return length
+
+
+def parse_to_engine(payload: bytes) -> ToEngine:
+    """Decode what the api sent."""
+    return _to_engine.decode(payload)
+
+
+def parse_from_engine(payload: bytes) -> FromEngine:
+    """Decode what the engine sent."""
+    return _from_engine.decode(payload)

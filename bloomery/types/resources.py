@@ -1,0 +1,357 @@
+"""What `/api/v1` takes and shows: frozen and closed, the same classes on the server and in the client.
+
+Times are integer microseconds since the epoch, UTC. Operations and their results are not here: they travel as msgpack (`types/operations`).
+"""
+
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Consent = Literal["none", "eval", "train"]
+FeedbackType = Literal["bool", "float", "label", "comment", "demonstration", "preference"]
+FeedbackSource = Literal["user", "human_review", "judge", "code", "api"]
+Split = Literal["train", "validation", "eval"]
+LabelSource = Literal["import", "correction", "confirmed"]
+Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+class Resource(BaseModel):
+    """Base of everything below."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+Item = TypeVar("Item", bound=BaseModel)
+
+
+class Page(Resource, Generic[Item]):
+    """One page of a list; ask for the next with `offset` plus the length of `data`."""
+
+    data: list[Item]
+    offset: int
+    has_more: bool
+
+
+# Runs
+
+
+class CreateRun(Resource):
+    """A LoRA run on a base model; without a seed the server draws one."""
+
+    base_model: str
+    rank: int
+    seed: int | None = None
+    alpha: float = 32.0
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+    name: str | None = None
+    metadata: dict[str, str] = {}
+
+
+class Run(Resource):
+    """A training run; `next_seq` is the number that its next operation takes."""
+
+    id: str
+    name: str | None
+    base_model: str
+    base_hash: str
+    rank: int
+    seed: int
+    alpha: float
+    state: str
+    error: str | None
+    step: int
+    digest: str | None
+    next_seq: int
+    metadata: dict[str, str]
+    created_us: int
+    updated_us: int
+
+
+class RunMetric(Resource):
+    """The metrics of one operation, by name."""
+
+    seq: int
+    step: int
+    created_us: int
+    values: dict[str, float | None]
+
+
+class RunMetrics(Resource):
+    """Metrics in the order of operations; ask again with `after` = the last `seq` seen."""
+
+    data: list[RunMetric]
+
+
+class Submitted(Resource):
+    """The operation is durable; its result is asked for under the same number."""
+
+    run_id: str
+    seq: int
+
+
+class SaveCheckpointAs(Resource):
+    """Keep the resumable state under a name."""
+
+    name: Name
+
+
+class SaveSnapshotAs(Resource):
+    """Publish weights for sampling, under a name if one is given."""
+
+    name: Name | None = None
+
+
+class LoadFrom(Resource):
+    """Begin where a named checkpoint of another run ended; only the first operation of a run may do so."""
+
+    run_id: str
+    name: Name
+    optimizer: bool = True
+
+
+class Checkpoint(Resource):
+    """A named resumable state, or (`kind` snapshot) immutable weights with their version."""
+
+    run_id: str
+    seq: int
+    kind: str
+    name: str | None
+    digest: str | None
+    version: str | None
+    size_bytes: int
+    step: int
+    created_us: int
+
+
+# Models and deployments
+
+
+class Model(Resource):
+    """A base model that an engine of this server holds."""
+
+    alias: str
+    base_hash: str
+    path: str
+    context: int
+    vocab_size: int
+    ready: bool
+
+
+class CreateDeployment(Resource):
+    """Serve a version (a snapshot's, or a base model by alias) under a name."""
+
+    name: Name
+    version: str
+    evidence: dict[str, Any] = {}
+
+
+class Promote(Resource):
+    """Make a version the live one; `evidence` says why (an evaluation, a test)."""
+
+    version: str
+    evidence: dict[str, Any] = {}
+
+
+class Rollback(Resource):
+    """Make an earlier revision live again."""
+
+    revision: int = Field(ge=1)
+
+
+class Revision(Resource):
+    """What a deployment serves or served."""
+
+    number: int
+    version: str
+    state: str
+    evidence: dict[str, Any]
+    created_us: int
+    updated_us: int
+
+
+class Deployment(Resource):
+    """A served name with its numbered revisions, of which one is live."""
+
+    id: str
+    name: str
+    base_model: str
+    base_hash: str
+    live: Revision
+    revisions: list[Revision]
+    created_us: int
+    updated_us: int
+
+
+# Traffic
+
+
+class Span(Resource):
+    """One recorded inference, without its body. `redacted`: something was replaced before it reached the disk, and token ids were left out."""
+
+    id: str
+    kind: str
+    model: str
+    deployment: str | None
+    revision: int | None
+    version: str
+    base_hash: str
+    template_hash: str | None
+    trace_id: str | None
+    parent_id: str | None
+    episode_id: str | None
+    session_id: str | None
+    status: str
+    error_code: str | None
+    started_us: int
+    ttft_us: int | None
+    duration_us: int | None
+    in_tokens: int
+    out_tokens: int
+    finish_reason: str | None
+    seed: int | None
+    input_hash: str | None
+    output_hash: str | None
+    tags: dict[str, str]
+    consent: Consent
+    redaction_ver: str
+    redacted: bool
+    retention_until_us: int | None
+    has_body: bool
+
+
+class GiveFeedback(Resource):
+    """A judgement of a completion (`target` is its id) or of a whole episode."""
+
+    target: str = Field(min_length=1, max_length=256)
+    metric: str = Field(min_length=1, max_length=128)
+    value: Any
+    type: FeedbackType | None = None
+    """Without it: bool for a truth value, float for a number, label for a text."""
+    comment: str | None = None
+    source: FeedbackSource = "user"
+    author: str | None = None
+
+
+class Feedback(Resource):
+    """A judgement as stored; the latest of a metric wins."""
+
+    id: str
+    target_kind: Literal["span", "episode"]
+    target: str
+    metric: str
+    type: FeedbackType
+    value: Any
+    comment: str | None
+    source: str
+    author: str | None
+    created_us: int
+
+
+class SpanDetail(Resource):
+    """A span with its body (None when none is kept) and the feedback given on it."""
+
+    span: Span
+    body: dict[str, Any] | None
+    feedback: list[Feedback]
+
+
+# Datasets
+
+
+class ImportRows(Resource):
+    """The content of one file per split. A row has `text` and `label`, or chat `messages`; one broken row and nothing is imported."""
+
+    format: Literal["jsonl", "csv"]
+    splits: dict[Split, str]
+    parent: str | None = None
+    """Also take the training rows of this version."""
+
+
+class Curate(Resource):
+    """Make rows of the recorded traffic that consents to training and was judged, and add them to `parent`."""
+
+    parent: str
+    deployment: str | None = None
+    metric: str | None = None
+    """Only this metric's true and false count as confirmation; without it any does."""
+    since_us: int | None = None
+    until_us: int | None = None
+
+
+class DatasetRow(Resource):
+    """One example; the last message is what the model learns to answer."""
+
+    messages: list[dict[str, Any]]
+    label_source: LabelSource
+    source_span: str | None
+
+
+class DatasetVersion(Resource):
+    """An immutable set of rows. `manifest` is the hash of its content, `counts` says how many rows passed each stage."""
+
+    id: str
+    dataset: str
+    number: int
+    manifest: str
+    parent: str | None
+    counts: dict[str, int]
+    recipe: dict[str, Any]
+    created_us: int
+
+
+class Dataset(Resource):
+    """A name and its versions, oldest first."""
+
+    id: str
+    name: str
+    versions: list[DatasetVersion]
+    created_us: int
+
+
+class DatasetRows(Resource):
+    """Rows of one split of one version, in order."""
+
+    data: list[DatasetRow]
+    offset: int
+    total: int
+
+
+# The server
+
+
+class EngineState(Resource):
+    """One engine process, as the api sees it."""
+
+    base_hash: str
+    aliases: list[str]
+    ready: bool
+    detail: dict[str, Any]
+
+
+class TrafficState(Resource):
+    """The recorder: `dropped` spans found the queue full, `failed` ones met an error while being written."""
+
+    mode: Literal["off", "metadata", "full"]
+    queued: int
+    recorded: int
+    dropped: int
+    failed: int
+
+
+class Status(Resource):
+    """How the server is."""
+
+    version: str
+    started_us: int
+    engines: list[EngineState]
+    traffic: TrafficState
+
+
+class Collected(Resource):
+    """What garbage collection removed."""
+
+    spans: int
+    blobs: int
+    bytes: int
