@@ -77,8 +77,11 @@ def add_adapters(base_RO: Tensor, input_RI: Tensor, projection: str, rows: Adapt
     """Add every segment's low-rank update to a base projection's output."""
     if not rows.adapted:
         return base_RO
-    parts = [_add(base_RO[start:stop], input_RI[start:stop], adapter, projection) for adapter, start, stop in rows.segments]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if len(rows.segments) == 1:
+        return _add(base_RO, input_RI, rows.segments[0][0], projection)
+    sizes = [stop - start for _, start, stop in rows.segments]
+    parts = zip(base_RO.split(sizes), input_RI.split(sizes), rows.segments, strict=True)
+    return torch.cat([_add(base, given, adapter, projection) for base, given, (adapter, _, _) in parts])
 
 
 def _add(base_RO: Tensor, input_RI: Tensor, adapter: FusedAdapter | None, projection: str) -> Tensor:

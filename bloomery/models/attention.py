@@ -1,13 +1,14 @@
 """Causal attention over packed rows, with pads that depend on a sequence's own length and nothing else.
 
-Shapes: R packed rows, H query heads, K key/value heads, E head dimension, B sequences of a group, L padded length.
+Shapes: R packed rows, P places (rows regrouped by padded length), H query heads, K key/value heads, E head dimension, B sequences of a group,
+L padded length, S keys.
 A sequence of n tokens occupies `pad_to(n, ROW_PAD)` rows, so every sequence starts at a multiple of `ROW_PAD`.
 """
 
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -50,8 +51,9 @@ def packed_positions(lengths: Sequence[int]) -> Tensor:
 class _Group(NamedTuple):
     """Sequences of one padded length, attended together."""
 
-    rows_BL: Tensor
-    """Packed row behind each place; places past a sequence's rows repeat its last one."""
+    places: slice
+    """Where the group stands among all places, sequence after sequence."""
+    length: int
     keys: int
 
 
@@ -64,47 +66,89 @@ class PackedAttention:
 
     def __init__(self, lengths: Sequence[int], *, exact: bool, device: torch.device | str = "cpu") -> None:
         self._exact = exact
-        starts = packed_starts(lengths)
-        by_length: dict[int, list[int]] = defaultdict(list)
-        for index, length in enumerate(lengths):
-            by_length[_ladder(length)].append(index)
-        self._groups: list[_Group] = []
-        inverse = torch.empty(starts[-1], dtype=torch.long)
-        offset = 0
-        for padded, members in sorted(by_length.items()):
-            sizes = torch.tensor([starts[i + 1] - starts[i] for i in members])
-            firsts = torch.tensor([starts[i] for i in members])
-            places = torch.arange(padded)
-            rows = firsts[:, None] + torch.minimum(places[None], sizes[:, None] - 1)
-            real = places[None] < sizes[:, None]
-            inverse[rows[real]] = offset + torch.arange(rows.numel()).view_as(rows)[real]
-            offset += rows.numel()
-            self._groups.append(_Group(rows.to(device), pad_to(padded, KEY_PAD) if exact else padded))
-        self._inverse_R = inverse.to(device)
-        self._masks: dict[tuple[int, int, int | None, torch.dtype], Tensor] = {}
+        self._groups, self._order = _lay_out(lengths, exact, device)
+        self._masks: dict[tuple[int, int, int | None], Tensor] = {}
 
     def __call__(self, layer: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
         """Attend within each sequence."""
-        parts = [self._attend(group, q_RHE, k_RKE, v_RKE, window).flatten(0, 1) for group in self._groups]
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return joined.index_select(0, self._inverse_R)
+        q_PHE, k_PKE, v_PKE = (_ToPlaces.apply(tensor, self._order) for tensor in (q_RHE, k_RKE, v_RKE))  # type: ignore[no-untyped-call]
+        parts = [self._attend(group, q_PHE[group.places], k_PKE[group.places], v_PKE[group.places], window) for group in self._groups]
+        out_PHE = parts[0] if len(parts) == 1 else torch.cat(parts)
+        out_RHE: Tensor = _ToRows.apply(out_PHE, self._order)  # type: ignore[no-untyped-call]
+        return out_RHE
 
-    def _attend(self, group: _Group, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
-        q_BHLE, k_BKLE, v_BKLE = (_gather(tensor, group.rows_BL) for tensor in (q_RHE, k_RKE, v_RKE))
-        length = group.rows_BL.shape[1]
-        if not self._exact and (window is None or window >= length):
+    def _attend(self, group: _Group, q_PHE: Tensor, k_PKE: Tensor, v_PKE: Tensor, window: int | None) -> Tensor:
+        q_BHLE, k_BKLE, v_BKLE = (tensor.unflatten(0, (-1, group.length)).transpose(1, 2) for tensor in (q_PHE, k_PKE, v_PKE))
+        if not self._exact and (window is None or window >= group.length):
             out_BHLE = F.scaled_dot_product_attention(q_BHLE, k_BKLE, v_BKLE, is_causal=True, enable_gqa=True)
-            return out_BHLE.transpose(1, 2)
-        extra = group.keys - length
-        k_BKLE, v_BKLE = F.pad(k_BKLE, (0, 0, 0, extra)), F.pad(v_BKLE, (0, 0, 0, extra))
-        mask = self._mask(length, group.keys, window, q_RHE.dtype, q_RHE.device)
-        return F.scaled_dot_product_attention(q_BHLE, k_BKLE, v_BKLE, attn_mask=mask, enable_gqa=True).transpose(1, 2)
+            return out_BHLE.transpose(1, 2).flatten(0, 1)
+        extra = group.keys - group.length
+        k_BKSE, v_BKSE = F.pad(k_BKLE, (0, 0, 0, extra)), F.pad(v_BKLE, (0, 0, 0, extra))
+        mask_LS = self._mask(group, window, q_PHE)
+        out_BHLE = F.scaled_dot_product_attention(q_BHLE, k_BKSE, v_BKSE, attn_mask=mask_LS, enable_gqa=True)
+        return out_BHLE.transpose(1, 2).flatten(0, 1)
 
-    def _mask(self, length: int, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-        name = (length, keys, window, dtype)
+    def _mask(self, group: _Group, window: int | None, like: Tensor) -> Tensor:
+        name = (group.length, group.keys, window)
         if name not in self._masks:
-            self._masks[name] = causal_mask(torch.arange(length, device=device), keys, window, dtype)
+            self._masks[name] = causal_mask(torch.arange(group.length, device=like.device), group.keys, window, like.dtype)
         return self._masks[name]
+
+
+class _Order(NamedTuple):
+    """The way from packed rows to places (P) and back. Every row has one place; the other places are pads that repeat a row."""
+
+    row_of_place_P: Tensor
+    place_of_row_R: Tensor
+    pads: Tensor
+
+
+def _lay_out(lengths: Sequence[int], exact: bool, device: torch.device | str) -> tuple[list[_Group], _Order]:
+    starts = packed_starts(lengths)
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for index, length in enumerate(lengths):
+        by_length[_ladder(length)].append(index)
+    groups, rows, real = [], [], []
+    offset = 0
+    for padded, members in sorted(by_length.items()):
+        firsts_B1 = torch.tensor([starts[i] for i in members])[:, None]
+        sizes_B1 = torch.tensor([starts[i + 1] - starts[i] for i in members])[:, None]
+        places_1L = torch.arange(padded)[None]
+        rows.append((firsts_B1 + torch.minimum(places_1L, sizes_B1 - 1)).flatten())
+        real.append((places_1L < sizes_B1).flatten())
+        end = offset + padded * len(members)
+        groups.append(_Group(slice(offset, end), padded, pad_to(padded, KEY_PAD) if exact else padded))
+        offset = end
+    row_of_place, is_real = torch.cat(rows), torch.cat(real)
+    place_of_row = torch.empty(starts[-1], dtype=torch.long)
+    place_of_row[row_of_place[is_real]] = torch.arange(offset)[is_real]
+    return groups, _Order(row_of_place.to(device), place_of_row.to(device), torch.arange(offset)[~is_real].to(device))
+
+
+class _ToPlaces(torch.autograd.Function):
+    """Rows to places. Pads are behind every query that counts, so their gradient is exactly zero and a gather replaces the scatter-add."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, order: _Order) -> Tensor:
+        ctx.order = order
+        return tensor.index_select(0, order.row_of_place_P)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0].index_select(0, ctx.order.place_of_row_R), None
+
+
+class _ToRows(torch.autograd.Function):
+    """Places back to rows; pads are dropped."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, order: _Order) -> Tensor:
+        ctx.order = order
+        return tensor.index_select(0, order.place_of_row_R)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0].index_select(0, ctx.order.row_of_place_P).index_fill_(0, ctx.order.pads, 0.0), None
 
 
 def causal_mask(positions_L: Tensor, keys: int, window: int | None, dtype: torch.dtype) -> Tensor:
@@ -114,10 +158,6 @@ def causal_mask(positions_L: Tensor, keys: int, window: int | None, dtype: torch
     if window is not None:
         hidden |= places <= positions_L[:, None] - window
     return torch.zeros(hidden.shape, dtype=dtype, device=positions_L.device).masked_fill_(hidden, float("-inf"))
-
-
-def _gather(tensor_RNE: Tensor, rows_BL: Tensor) -> Tensor:
-    return tensor_RNE.index_select(0, rows_BL.flatten()).view(*rows_BL.shape, *tensor_RNE.shape[1:]).transpose(1, 2)
 
 
 def _ladder(length: int) -> int:

@@ -12,6 +12,7 @@ from bloomery.models.adapters import AdapterRows, add_adapters
 from bloomery.models.attention import Attention
 from bloomery.models.config import DecoderConfig
 from bloomery.models.experts import Experts
+from bloomery.models.pointwise import rms_norm, rotate, swiglu
 from bloomery.models.rope import Rope
 
 
@@ -98,24 +99,8 @@ class Mlp(nn.Module):
 
     def forward(self, x_RD: Tensor, name: str, adapters: AdapterRows) -> Tensor:
         """Gate, multiply, project back."""
-        gate_RI, up_RI = add_adapters(F.linear(x_RD, self.gate_up), x_RD, f"{name}.gate_up", adapters).chunk(2, -1)
-        inner_RI = F.silu(gate_RI) * up_RI
+        inner_RI = swiglu(add_adapters(F.linear(x_RD, self.gate_up), x_RD, f"{name}.gate_up", adapters))
         return add_adapters(F.linear(inner_RI, self.down), inner_RI, f"{name}.down", adapters)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last dimension; half precision is normalised in float32 and rounded before the weight, as the families do."""
-    if x.dtype == torch.float32:
-        return F.rms_norm(x, (x.shape[-1],), weight, eps)
-    normed = x.float()
-    normed = normed * torch.rsqrt(normed.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * normed.to(x.dtype)
-
-
-def rotate(x_RNE: Tensor, cos_R1E: Tensor, sin_R1E: Tensor) -> Tensor:
-    """Rotary embedding in the half-split layout of the Llama-like families."""
-    first, second = x_RNE.chunk(2, -1)
-    return x_RNE * cos_R1E + torch.cat([-second, first], -1) * sin_R1E
 
 
 def _weight(*shape: int, dtype: torch.dtype) -> nn.Parameter:

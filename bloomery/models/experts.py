@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bloomery.models.adapters import AdapterRows, Factors, FusedAdapter, low_rank_add
 from bloomery.models.attention import ROW_PAD, pad_to
 from bloomery.models.config import ExpertsConfig
+from bloomery.models.pointwise import swiglu
 
 
 class Experts(nn.Module):
@@ -45,8 +46,7 @@ class Experts(nn.Module):
     def _expert(self, x_RD: Tensor, expert: int, gate_up: Factors | None, down: Factors | None) -> Tensor:
         count = x_RD.shape[0]
         x_RD = F.pad(x_RD, (0, 0, 0, pad_to(count, ROW_PAD) - count))
-        gate_RI, up_RI = _adapted(F.linear(x_RD, self.gate_up[expert]), x_RD, gate_up).chunk(2, -1)
-        inner_RI = F.silu(gate_RI) * up_RI
+        inner_RI = swiglu(_adapted(F.linear(x_RD, self.gate_up[expert]), x_RD, gate_up))
         return _adapted(F.linear(inner_RI, self.down[expert]), inner_RI, down)[:count]
 
 

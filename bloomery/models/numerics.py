@@ -16,8 +16,9 @@ from torch import Tensor
 
 from bloomery.models.adapters import RANK_PAD, Factors, low_rank_add
 from bloomery.models.attention import KEY_PAD, ROW_PAD, causal_mask
-from bloomery.models.decoder import Decoder, rms_norm
+from bloomery.models.decoder import Decoder
 from bloomery.models.head import logits
+from bloomery.models.pointwise import rms_norm
 
 _ROW_COUNTS = (8, 12, 36, 64, 132, 260, 1028)
 

@@ -1,6 +1,7 @@
 """Rotary position embedding with the scalings of the supported families (default, linear, llama3, yarn).
 
-Formulas: RoFormer (arXiv 2104.09864), YaRN (arXiv 2309.00071), and the Llama 3.1 model card's frequency smoothing. Shapes: R rows, E head dimension.
+Formulas: RoFormer (arXiv 2104.09864), YaRN (arXiv 2309.00071), and the Llama 3.1 model card's frequency smoothing. Shapes: R rows, H half the
+head dimension.
 """
 
 import math
@@ -17,23 +18,22 @@ class Rope:
 
     def __init__(self, config: DecoderConfig) -> None:
         rope, dim = config.rope, config.head_dim
-        base_E = 1.0 / rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+        base_H = 1.0 / rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
         self._magnitude = 1.0
-        self._frequencies = base_E
+        self._frequencies = base_H
         if rope.kind == "linear":
-            self._frequencies = base_E / rope.scaling["factor"]
+            self._frequencies = base_H / rope.scaling["factor"]
         elif rope.kind == "llama3":
-            self._frequencies = _llama3(base_E, rope.scaling)
+            self._frequencies = _llama3(base_H, rope.scaling)
         elif rope.kind == "yarn":
-            self._frequencies = _yarn(base_E, rope.scaling, rope.theta, dim)
+            self._frequencies = _yarn(base_H, rope.scaling, rope.theta, dim)
             self._magnitude = _yarn_magnitude(rope.scaling)
         self._beta, self._original = rope.query_beta, rope.scaling["original_max_position_embeddings"]
 
     def __call__(self, positions_R: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(cos [R, 1, E], sin [R, 1, E], scale of the queries [R, 1, 1] or None)."""
-        angles_RE = positions_R.float()[:, None] * self._frequencies.to(positions_R.device)[None]
-        angles_RE = torch.cat([angles_RE, angles_RE], -1)
-        cos, sin = angles_RE.cos() * self._magnitude, angles_RE.sin() * self._magnitude
+        """(cos [R, 1, H], sin [R, 1, H], scale of the queries [R, 1, 1] or None)."""
+        angles_RH = positions_R.float()[:, None] * self._frequencies.to(positions_R.device)[None]
+        cos, sin = angles_RH.cos() * self._magnitude, angles_RH.sin() * self._magnitude
         return cos.to(dtype)[:, None], sin.to(dtype)[:, None], self._query_scale(positions_R, dtype)
 
     def _query_scale(self, positions_R: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -43,15 +43,15 @@ class Rope:
         return scale_R.to(dtype)[:, None, None]
 
 
-def _llama3(base_E: Tensor, scaling: dict[str, Any]) -> Tensor:
+def _llama3(base_H: Tensor, scaling: dict[str, Any]) -> Tensor:
     original, low, high = scaling["original_max_position_embeddings"], scaling["low_freq_factor"], scaling["high_freq_factor"]
-    wavelength_E = 2 * math.pi / base_E
-    smooth_E = ((original / wavelength_E - low) / (high - low)).clamp(0.0, 1.0)
-    mixed_E: Tensor = (1 - smooth_E) * base_E / scaling["factor"] + smooth_E * base_E
-    return mixed_E
+    wavelength_H = 2 * math.pi / base_H
+    smooth_H = ((original / wavelength_H - low) / (high - low)).clamp(0.0, 1.0)
+    mixed_H: Tensor = (1 - smooth_H) * base_H / scaling["factor"] + smooth_H * base_H
+    return mixed_H
 
 
-def _yarn(base_E: Tensor, scaling: dict[str, Any], theta: float, dim: int) -> Tensor:
+def _yarn(base_H: Tensor, scaling: dict[str, Any], theta: float, dim: int) -> Tensor:
     original = scaling["original_max_position_embeddings"]
 
     def dimension_of(rotations: float) -> float:
@@ -61,9 +61,9 @@ def _yarn(base_E: Tensor, scaling: dict[str, Any], theta: float, dim: int) -> Te
     if scaling.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
-    ramp_E = ((torch.arange(dim // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)).clamp(0, 1)
-    mixed_E: Tensor = base_E / scaling["factor"] * ramp_E + base_E * (1 - ramp_E)
-    return mixed_E
+    ramp_H = ((torch.arange(dim // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)).clamp(0, 1)
+    mixed_H: Tensor = base_H / scaling["factor"] * ramp_H + base_H * (1 - ramp_H)
+    return mixed_H
 
 
 def _yarn_magnitude(scaling: dict[str, Any]) -> float:

@@ -1,0 +1,1 @@
+"""Benchmarks: one file each, one command each, one JSON line each."""

@@ -1,0 +1,63 @@
+"""The three formulas behind the table: an interval for a share, a paired test for two versions, a distance between two log-probabilities."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_Z95 = 1.959963984540054
+
+
+class Interval(NamedTuple):
+    """A 95 % interval."""
+
+    low: float
+    high: float
+
+
+def wilson(successes: int, trials: int) -> Interval:
+    """Wilson score interval of a share (E. B. Wilson, 1927): honest at 0 and 1, where the normal approximation is not."""
+    if trials == 0:
+        return Interval(0.0, 1.0)
+    share, spread = successes / trials, _Z95**2 / trials
+    centre = (share + spread / 2) / (1 + spread)
+    half = _Z95 * math.sqrt(share * (1 - share) / trials + spread / (4 * trials)) / (1 + spread)
+    return Interval(max(0.0, centre - half), min(1.0, centre + half))
+
+
+class Paired(NamedTuple):
+    """Old and new on the same rows: how many only the new one gets right, only the old one, and the two-sided exact p of McNemar's test."""
+
+    gained: int
+    lost: int
+    p_value: float
+
+    @property
+    def better(self) -> bool:
+        """More rows gained than lost, and chance explains it in fewer than one case in twenty."""
+        return self.gained > self.lost and self.p_value < 0.05
+
+
+def mcnemar(old: Sequence[bool], new: Sequence[bool]) -> Paired:
+    """McNemar's test in its exact form: under no difference each discordant row is a fair coin."""
+    gained = sum(right and not before for before, right in zip(old, new, strict=True))
+    lost = sum(before and not right for before, right in zip(old, new, strict=True))
+    discordant = gained + lost
+    tail = sum(math.comb(discordant, k) for k in range(min(gained, lost) + 1)) / 2**discordant
+    return Paired(gained, lost, min(1.0, 2 * tail))
+
+
+class Mismatch(NamedTuple):
+    """How far sampled log-probabilities are from the trainer's: mean k3 (an unbiased, non-negative KL estimate) and the largest difference."""
+
+    k3: float
+    max_difference: float
+    tokens: int
+
+
+def mismatch(sampled: Sequence[float], trained: Sequence[float]) -> Mismatch:
+    """k3 = mean(exp(d) - 1 - d) with d = trainer - sampler, over tokens that the sampler drew."""
+    differences = [after - before for before, after in zip(sampled, trained, strict=True)]
+    if not differences:
+        return Mismatch(0.0, 0.0, 0)
+    k3 = sum(math.expm1(d) - d for d in differences) / len(differences)
+    return Mismatch(k3, max(abs(d) for d in differences), len(differences))

@@ -1,0 +1,47 @@
+"""The formulas behind the demo's table, against textbook values and closed forms."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bloomery.recipes.statistics import mcnemar, mismatch, wilson
+
+
+def test_wilson_gives_the_textbook_interval() -> None:
+    # 81 of 263: a standard example of the method (Newcombe 1998, table I).
+    low, high = wilson(81, 263)
+    assert (round(low, 4), round(high, 4)) == (0.2553, 0.3662)
+
+
+@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_holds_the_share_and_stays_in_bounds(case: tuple[int, int]) -> None:
+    low, high = wilson(*case)
+    assert 0 <= low <= case[0] / case[1] + 1e-12
+    assert case[0] / case[1] - 1e-12 <= high <= 1
+
+
+def test_mcnemar_counts_discordant_rows_only() -> None:
+    old = [True] * 50 + [False] * 10 + [True] * 2 + [False] * 5
+    new = [True] * 50 + [True] * 10 + [False] * 2 + [False] * 5
+    result = mcnemar(old, new)
+    assert (result.gained, result.lost) == (10, 2)
+    assert result.p_value == pytest.approx(2 * sum(math.comb(12, k) for k in range(3)) / 2**12)
+    assert result.better
+
+
+def test_equal_versions_are_not_better() -> None:
+    assert not mcnemar([True, False], [True, False]).better
+    assert mcnemar([True, False], [True, False]).p_value == 1.0
+
+
+def test_losing_significantly_is_not_better() -> None:
+    assert not mcnemar([True] * 20, [False] * 20).better
+
+
+def test_mismatch_is_zero_for_equal_bits_and_positive_otherwise() -> None:
+    assert mismatch([-1.0, -2.0], [-1.0, -2.0])[:2] == (0.0, 0.0)
+    result = mismatch([-1.0, -2.0], [-1.1, -2.0])
+    assert result.k3 == pytest.approx((math.exp(-0.1) - 1 + 0.1) / 2)
+    assert result.max_difference == pytest.approx(0.1)
