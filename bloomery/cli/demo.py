@@ -28,6 +28,7 @@ from bloomery.render import ChatTokenizer
 from bloomery.types.errors import Unavailable
 
 READY_S = 120
+UP_LOG = "up.log"
 ANSWER_MARGIN_TOKENS = 4
 FIRST = SftConfig(epochs=2, learning_rate=3e-3, batch_size=32)
 SECOND = SftConfig(epochs=1.5, learning_rate=2e-3, batch_size=32)
@@ -80,11 +81,10 @@ def run(server: Server, data: Path | None, bars: "Bars") -> LoopReport:
 @contextlib.contextmanager
 def serving(model: str, *, keep: bool) -> Iterator[Server]:
     """A server on a free port with a data directory of its own, stopped and removed at the end unless `keep`."""
-    data_dir = Path(tempfile.mkdtemp(prefix="bloomery-demo-"))
-    port = _free_port()
+    place = Path(tempfile.mkdtemp(prefix="bloomery-demo-"))
+    data_dir, port = place / "data", _free_port()
     argv = [sys.executable, "-m", "bloomery.cli.main", "up", "--data-dir", str(data_dir), "--port", str(port), "--model", model]
-    output = (data_dir / "demo-up.log").open("w")
-    with output, subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True) as process:
+    with (place / UP_LOG).open("w") as output, subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True) as process:
         server = Server(f"http://127.0.0.1:{port}", "", data_dir)
         left_up = False
         try:
@@ -96,7 +96,7 @@ def serving(model: str, *, keep: bool) -> Iterator[Server]:
             else:
                 process.terminate()
                 process.wait(READY_S)
-                shutil.rmtree(data_dir, ignore_errors=True)
+                shutil.rmtree(place, ignore_errors=True)
 
 
 class Bars:
@@ -196,7 +196,7 @@ def _wait_ready(process: "subprocess.Popen[bytes]", server: Server) -> str:
             if httpx.get(f"{server.url}/healthz", timeout=5).status_code == 200:
                 return (server.data_dir / "api_key").read_text().strip()
         time.sleep(0.2)
-    tail = (server.data_dir / "demo-up.log").read_text()[-2000:]
+    tail = (server.data_dir.parent / UP_LOG).read_text()[-2000:]
     raise Unavailable(f"the server did not come up; its output ends with:\n{tail}")
 
 

@@ -59,6 +59,9 @@ class Run(Resource):
     rank: int
     seed: int
     alpha: float
+    train_attn: bool
+    train_mlp: bool
+    train_unembed: bool
     state: str
     error: str | None
     step: int
@@ -260,6 +263,12 @@ class SpanDetail(Resource):
 # Datasets
 
 
+class CreateDataset(Resource):
+    """A name for versions to come."""
+
+    name: Name
+
+
 class ImportRows(Resource):
     """The content of one file per split. A row has `text` and `label`, or chat `messages`; one broken row and nothing is imported."""
 
@@ -308,14 +317,6 @@ class Dataset(Resource):
     name: str
     versions: list[DatasetVersion]
     created_us: int
-
-
-class DatasetRows(Resource):
-    """Rows of one split of one version, in order."""
-
-    data: list[DatasetRow]
-    offset: int
-    total: int
 
 
 # The server

@@ -1,0 +1,57 @@
+# Everything a fresh machine needs: Python 3.11, git and a C compiler. `make demo` and `make test` set up by themselves.
+
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
+	$$p -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements.txt)
+
+BIN := .venv/bin
+READY := .venv/.ready
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -q --progress-bar off
+PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+CODE := bloomery tests bench
+
+.PHONY: setup demo test test-slow test-all test-web check fix clean
+
+setup: $(READY)
+
+demo: $(READY)
+	$(BIN)/bloomery demo $(ARGS)
+
+test: $(READY)
+	$(PYTEST) -m "not slow and not gpu" $(ARGS)
+
+test-all: test test-slow
+
+# pytest says 5 when it found nothing to run.
+test-slow: $(READY)
+	$(PYTEST) -m "slow and not gpu" $(ARGS) || [ $$? -eq 5 ]
+
+test-web:
+	@echo "Nothing to build or to test with a browser yet: the page at / is plain files, covered by make test."
+
+check: $(READY)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/mypy
+	$(PYTEST) -m "not slow and not gpu"
+
+fix: $(READY)
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch first: an open range, or the default index on Linux, would bring gigabytes of GPU libraries onto a machine without a GPU.
+$(READY): requirements.txt requirements-dev.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer with ensurepip found: install one (on Debian: python3.11-venv), or make setup PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	@if $(BIN)/python -c 'import urllib.request as r; r.urlopen("$(TORCH_INDEX)/torch/", timeout=5)' 2>/dev/null; \
+	then echo "installing $(TORCH) from $(TORCH_INDEX)"; $(PIP) --index-url $(TORCH_INDEX) $(TORCH); \
+	else echo "installing $(TORCH) from where pip finds it ($(TORCH_INDEX) does not answer)"; $(PIP) $(TORCH); fi
+	@echo "installing pinned dependencies"
+	$(PIP) -r requirements-dev.txt
+	$(PIP) --no-deps --no-build-isolation -e .
+	@touch $(READY)

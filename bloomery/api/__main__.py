@@ -1,0 +1,57 @@
+"""The api process: `python -m bloomery.api CONFIG.json`, started by the supervisor."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+
+from bloomery.api.app import create_app
+from bloomery.config import ApiConfig
+from bloomery.obs import logs
+from bloomery.services.core import Services
+
+_STOP_S: Final = 5
+"""Streams and long polls that are open at a clean stop are cut after so many seconds; clients come back for their results."""
+
+
+class _Server(uvicorn.Server):
+    """Leaves the process alive after a stop signal: its services have yet to drain the engines."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+
+async def serve(config: ApiConfig) -> None:
+    """Serve until a signal asks to stop."""
+    async with Services.open(config) as services:
+        settings = uvicorn.Config(
+            create_app(services),
+            host=config.host,
+            port=config.port,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=_STOP_S,
+            server_header=False,
+        )
+        await _Server(settings).serve()
+
+
+def main() -> None:
+    """Read the configuration and serve."""
+    config = ApiConfig.from_json(Path(sys.argv[1]).read_text())
+    logs.configure("api", config.log_level)
+    asyncio.run(serve(config))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""What routes ask for: the services of this process and the caller."""
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from bloomery.api.auth import caller
+from bloomery.services.core import Services
+from bloomery.services.principal import Principal
+
+
+def services(request: Request) -> Services:
+    """The services that the app was created with."""
+    found: Services = request.app.state.services
+    return found
+
+
+Svc = Annotated[Services, Depends(services)]
+Caller = Annotated[Principal, Depends(caller)]

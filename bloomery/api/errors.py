@@ -1,0 +1,112 @@
+"""The one place where errors become answers: codes to HTTP statuses, in the envelope of the caller's contract.
+
+`/v1` answers as OpenAI does; everything else in Bloomery's own form. The routes of the tinker contract answer their errors themselves, before they
+get here.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from bloomery.types.errors import BloomeryError, InvalidInput, NotFound
+
+STATUS: Final[Mapping[str, int]] = {
+    "invalid": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "not_found": 404,
+    "conflict": 409,
+    "gone": 410,
+    "not_supported": 400,
+    "unavailable": 503,
+    "corrupt": 500,
+    "worker": 500,
+    "internal": 500,
+}
+_RETRY_AFTER_S: Final = "1"
+
+log = logging.getLogger(__name__)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of the app in its caller's envelope."""
+    app.add_exception_handler(BloomeryError, _answer_ours)
+    app.add_exception_handler(RequestValidationError, _answer_validation)
+    app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(Exception, _answer_foreign)
+
+
+def respond(path: str, error: BloomeryError) -> JSONResponse:
+    """The answer to `error` for a request of `path`."""
+    status = STATUS[error.code]
+    body = openai_envelope(error) if _speaks_openai(path) else own_envelope(error)
+    return JSONResponse(body, status, headers={"retry-after": _RETRY_AFTER_S} if status == 503 else None)
+
+
+def own_envelope(error: BloomeryError) -> dict[str, Any]:
+    """Bloomery's own form."""
+    return {"error": {"code": error.code, "message": error.message, "field": error.field}}
+
+
+def openai_envelope(error: BloomeryError) -> dict[str, Any]:
+    """OpenAI's form; also the shape of an error inside a stream."""
+    status = STATUS[error.code]
+    return {"error": {"message": error.message, "type": _openai_type(status), "param": error.field, "code": _openai_code(error)}}
+
+
+def invalid_input(problems: RequestValidationError) -> InvalidInput:
+    """The first problem of a request body or query, with the path of its field."""
+    first = problems.errors()[0]
+    place = [str(part) for part in first["loc"]]
+    if first["type"] == "json_invalid":
+        return InvalidInput(f"the body is not JSON: {first['ctx']['error']}", field="body")
+    field = ".".join(place[1:]) or place[0]
+    return InvalidInput(f"`{field}`: {first['msg']}", field=field)
+
+
+def _openai_type(status: int) -> str:
+    return "invalid_request_error" if status < 500 else "server_error"
+
+
+def _openai_code(error: BloomeryError) -> str:
+    if isinstance(error, NotFound) and error.field == "model":
+        return "model_not_found"
+    return "invalid_api_key" if error.code == "unauthorized" else error.code
+
+
+def _speaks_openai(path: str) -> bool:
+    return path == "/v1" or path.startswith("/v1/")
+
+
+async def _answer_ours(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, BloomeryError)
+    if error.category == "server":
+        log.error("%s %s: %s", request.method, request.url.path, error.message, exc_info=error)
+    return respond(request.url.path, error)
+
+
+async def _answer_validation(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return respond(request.url.path, invalid_input(error))
+
+
+async def _answer_http(request: Request, error: Exception) -> JSONResponse:
+    """What the framework itself refuses: unknown paths and wrong methods."""
+    assert isinstance(error, HTTPException)
+    refusal: BloomeryError = InvalidInput(f"{request.method} {request.url.path}: {error.detail}")
+    if error.status_code == 404:
+        refusal = NotFound(f"no route {request.method} {request.url.path}")
+    answer = respond(request.url.path, refusal)
+    answer.status_code = error.status_code
+    return answer
+
+
+async def _answer_foreign(request: Request, error: Exception) -> JSONResponse:
+    # The traceback reaches the log through the server, which sees the exception again after this answer.
+    return respond(request.url.path, BloomeryError(f"internal error ({type(error).__name__}); the api's log says more"))

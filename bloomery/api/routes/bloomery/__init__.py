@@ -1,0 +1,11 @@
+"""Bloomery's own contract under `/api/v1`: what the client, the page, the command line and the recipes speak."""
+
+from fastapi import APIRouter
+
+from bloomery.api.routes.bloomery import datasets, deployments, runs, server, traffic
+
+router = APIRouter(prefix="/api/v1")
+for part in (runs, deployments, traffic, datasets, server):
+    router.include_router(part.router)
+
+__all__ = ["router"]

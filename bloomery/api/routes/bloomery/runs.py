@@ -1,0 +1,139 @@
+"""Training runs: created with JSON, driven by numbered msgpack operations, asked for results.
+
+What saves or loads is named in JSON: under which keys it lies is the server's business.
+"""
+
+import asyncio
+from typing import Annotated, Any, Final
+
+import msgspec
+from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import Response
+
+from bloomery.api.deps import Caller, Svc
+from bloomery.api.routes.bloomery.paging import Limit, Offset
+from bloomery.services.checkpoints import NAMED, SNAPSHOT
+from bloomery.services.sampling import draw_seed
+from bloomery.types.errors import InvalidInput
+from bloomery.types.operations import ForwardBackward, LoraSpec, OptimStep
+from bloomery.types.protocol import MAX_FRAME_BYTES
+from bloomery.types.resources import Checkpoint, CreateRun, LoadFrom, Page, Run, RunMetrics, SaveCheckpointAs, SaveSnapshotAs, Submitted
+from bloomery.types.wire import encode
+
+MSGPACK: Final = "application/msgpack"
+MAX_WAIT_S: Final = 30.0
+MAX_BODY_BYTES: Final = MAX_FRAME_BYTES // 4
+_operations: Final[msgspec.msgpack.Decoder[ForwardBackward | OptimStep]] = msgspec.msgpack.Decoder(ForwardBackward | OptimStep)
+
+Seq = Annotated[int, Path(ge=0, lt=1 << 63)]
+OPERATION: Final = "/runs/{run_id}/operations/{seq}"
+router = APIRouter(tags=["runs"])
+
+
+@router.post("/runs", status_code=201)
+async def create(body: CreateRun, services: Svc, caller: Caller) -> Run:
+    """Create a LoRA run; training starts when its first operation arrives."""
+    options = body.model_dump(exclude={"base_model", "name", "metadata", "seed"})
+    lora = LoraSpec(**options, seed=draw_seed(body.seed))
+    run = await services.runs.create(caller, base_model=body.base_model, lora=lora, metadata=body.metadata, name=body.name)
+    return run.shown()
+
+
+@router.get("/runs")
+async def list_all(services: Svc, caller: Caller, limit: Limit = 50, offset: Offset = 0) -> Page[Run]:
+    """Runs, newest first."""
+    page = await services.runs.list(caller, limit=limit, offset=offset)
+    return Page(data=[run.shown() for run in page.runs], offset=offset, has_more=offset + len(page.runs) < page.total)
+
+
+@router.get("/runs/{run_id}")
+async def get(run_id: str, services: Svc, caller: Caller) -> Run:
+    """One run."""
+    caller.require("read")
+    return (await services.runs.get(caller, run_id)).shown()
+
+
+@router.get("/runs/{run_id}/metrics")
+async def metrics(run_id: str, services: Svc, caller: Caller, after: int = -1) -> RunMetrics:
+    """Metrics of the operations behind number `after`."""
+    run = await services.runs.get(caller, run_id)
+    return await services.metrics.series(caller, run.id, after=after)
+
+
+@router.get("/runs/{run_id}/checkpoints")
+async def checkpoints(run_id: str, services: Svc, caller: Caller, limit: Limit = 50, offset: Offset = 0) -> Page[Checkpoint]:
+    """Named checkpoints and snapshots of a run, newest first."""
+    run = await services.runs.get(caller, run_id)
+    return await _saved(services, caller, offset=offset, run_id=run.id, limit=limit)
+
+
+@router.get("/snapshots")
+async def snapshots(services: Svc, caller: Caller, limit: Limit = 50, offset: Offset = 0) -> Page[Checkpoint]:
+    """Named snapshots of all runs, newest first."""
+    return await _saved(services, caller, offset=offset, kind=SNAPSHOT, limit=limit)
+
+
+@router.post(OPERATION, status_code=202)
+async def submit(run_id: str, seq: Seq, request: Request, services: Svc, caller: Caller) -> Submitted:
+    """Submit a `ForwardBackward` or `OptimStep` as msgpack. Numbers have no gaps; the same number again changes nothing."""
+    operation = await asyncio.to_thread(_decode, await _body(request))
+    await services.runs.submit(caller, run_id, seq, operation)
+    return Submitted(run_id=run_id, seq=seq)
+
+
+@router.post(f"{OPERATION}/checkpoint", status_code=202)
+async def save_checkpoint(run_id: str, seq: Seq, body: SaveCheckpointAs, services: Svc, caller: Caller) -> Submitted:
+    """Keep the resumable state under a name."""
+    await services.runs.checkpoint(caller, run_id, seq, body.name)
+    return Submitted(run_id=run_id, seq=seq)
+
+
+@router.post(f"{OPERATION}/snapshot", status_code=202)
+async def save_snapshot(run_id: str, seq: Seq, body: SaveSnapshotAs, services: Svc, caller: Caller) -> Submitted:
+    """Publish the weights for sampling."""
+    await services.runs.snapshot(caller, run_id, seq, body.name)
+    return Submitted(run_id=run_id, seq=seq)
+
+
+@router.post(f"{OPERATION}/load", status_code=202)
+async def load(run_id: str, seq: Seq, body: LoadFrom, services: Svc, caller: Caller) -> Submitted:
+    """Begin where a named checkpoint ended; the first operation of a run only."""
+    source = await services.checkpoints.named(caller, body.run_id, NAMED, body.name)
+    await services.runs.load(caller, run_id, seq, source, optimizer=body.optimizer)
+    return Submitted(run_id=run_id, seq=seq)
+
+
+@router.get(OPERATION)
+async def result(
+    run_id: str, seq: Seq, services: Svc, caller: Caller, wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0
+) -> Response:
+    """200 with the result as msgpack (of a failed operation too), or 202 while there is none after `wait` seconds."""
+    caller.require("read")
+    found = await services.runs.result(caller, run_id, seq, wait)
+    if found is None:
+        return Response(status_code=202)
+    return Response(await asyncio.to_thread(encode, found), media_type=MSGPACK)
+
+
+async def _saved(services: Svc, caller: Caller, *, offset: int, **choice: Any) -> Page[Checkpoint]:
+    page = await services.checkpoints.list(caller, offset=offset, **choice)
+    shown = [saved.shown() for saved in page.checkpoints]
+    return Page(data=shown, offset=offset, has_more=offset + len(shown) < page.total)
+
+
+async def _body(request: Request) -> bytes:
+    if request.headers.get("content-type", "").partition(";")[0].strip() != MSGPACK:
+        raise InvalidInput(f"send the operation as {MSGPACK}", field="content-type")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise InvalidInput(f"an operation has at most {MAX_BODY_BYTES >> 20} MiB: send the batch as several operations", field="body")
+    return bytes(body)
+
+
+def _decode(body: bytes) -> ForwardBackward | OptimStep:
+    try:
+        return _operations.decode(body)
+    except msgspec.MsgspecError as error:
+        raise InvalidInput(f"the body is neither a `ForwardBackward` nor an `OptimStep`: {error}", field="body") from None

@@ -1,0 +1,37 @@
+"""The server itself: models, status, garbage collection."""
+
+from fastapi import APIRouter
+
+from bloomery import __version__
+from bloomery.api.deps import Caller, Svc
+from bloomery.types.resources import Collected, EngineState, Model, Page, Status
+
+router = APIRouter(tags=["server"])
+
+
+@router.get("/models")
+async def models(services: Svc, caller: Caller) -> Page[Model]:
+    """The base models that this server holds."""
+    caller.require("read")
+    return Page(data=[Model(**base._asdict()) for base in services.models.list()], offset=0, has_more=False)
+
+
+@router.get("/status")
+async def status(services: Svc, caller: Caller) -> Status:
+    """Engines and the traffic recorder."""
+    caller.require("read")
+    return Status(version=__version__, started_us=services.started_us, engines=_engines(services), traffic=services.traffic.state())
+
+
+@router.post("/gc")
+async def collect_garbage(services: Svc, caller: Caller) -> Collected:
+    """Delete expired traffic and blobs that nothing refers to."""
+    return await services.garbage.collect(caller)
+
+
+def _engines(services: Svc) -> list[EngineState]:
+    aliases: dict[str, list[str]] = {}
+    for base in services.models.list():
+        aliases.setdefault(base.base_hash, []).append(base.alias)
+    links = services.links
+    return [EngineState(base_hash=key, aliases=names, ready=links[key].ready, detail=links[key].detail()) for key, names in aliases.items()]

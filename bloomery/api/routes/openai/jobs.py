@@ -1,0 +1,188 @@
+"""From a request to work: which weights, which tokens, how many, and what may be done with the record of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, cast, get_args
+
+import anyio.to_thread
+import numpy as np
+
+from bloomery.api.routes.openai.requests import MAX_PROMPTS, Asked, ChatRequest, CompletionRequest
+from bloomery.services.core import Services
+from bloomery.services.models import Size
+from bloomery.services.principal import Principal
+from bloomery.services.sampling import MAX_SAMPLES, MAX_SEED, draw_seed
+from bloomery.services.target import Target
+from bloomery.types.arrays import Array
+from bloomery.types.errors import InvalidInput
+from bloomery.types.generation import Generate, SamplingParams
+from bloomery.types.ids import new_id, now_us
+from bloomery.types.resources import Consent
+
+DEFAULT_COMPLETION_TOKENS: Final = 16
+_MAX_EPISODE: Final = 256
+
+Kind = Literal["chat", "completion"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One request, ready to be sampled; prompt `i` of several is sampled with seed `seed + i`, or equal prompts would be answered alike."""
+
+    id: str
+    kind: Kind
+    created_us: int
+    target: Target
+    body: dict[str, Any]
+    """As the caller sent it."""
+    asked: Asked
+    prompts: list[list[int]]
+    samples: int
+    """Continuations of each prompt."""
+    max_tokens: int
+    seed: int
+    top_logprobs: int | None
+    """Log-probabilities to show: None for none, else how many alternatives to each token."""
+    echo: bool
+    template_hash: str | None
+    end_tokens: tuple[int, ...]
+    consent: Consent
+    episode: str | None
+
+    def seed_of(self, prompt: int) -> int:
+        """The seed of one of the prompts."""
+        return (self.seed + prompt) % (MAX_SEED + 1)
+
+    def generate(self, prompt: int) -> Generate:
+        """The request to the engine for one of the prompts."""
+        scores = self.echo and self.top_logprobs is not None
+        params = SamplingParams(
+            max_tokens=self.max_tokens,
+            seed=self.seed_of(prompt),
+            temperature=1.0 if self.asked.temperature is None else self.asked.temperature,
+            top_k=self.asked.top_k or 0,
+            top_p=1.0 if self.asked.top_p is None else self.asked.top_p,
+            stop_tokens=self.end_tokens,
+        )
+        return Generate(
+            request_id=self.id,
+            weights=self.target.weights,
+            prompt=Array.of(np.asarray(self.prompts[prompt], dtype=np.int32)),
+            params=params,
+            num_samples=self.samples,
+            prompt_logprobs=scores,
+            prompt_top_k=(self.top_logprobs or 0) if scores else 0,
+            top_logprobs=self.top_logprobs or 0,
+        )
+
+
+async def chat_job(services: Services, caller: Principal, body: dict[str, Any], asked: ChatRequest, headers: Mapping[str, str]) -> Job:
+    """Render the conversation with the template of the target's base."""
+    created_us = now_us()
+    target = await services.sampling.resolve(caller, asked.model)
+    tokenizer = await anyio.to_thread.run_sync(services.models.tokenizer, target.base_hash)
+    messages = [message.plain() for message in asked.messages]
+    # Rendering may wait for the template's own process, and long texts take long to encode: neither holds up other requests.
+    prompt = await anyio.to_thread.run_sync(tokenizer.render_prompt, messages)
+    size = services.models.size(target.base_hash)
+    limit = asked.max_completion_tokens or asked.max_tokens
+    return Job(
+        id=new_id("chatcmpl"),
+        kind="chat",
+        created_us=created_us,
+        target=target,
+        body=body,
+        asked=asked,
+        prompts=[prompt],
+        samples=asked.n or 1,
+        max_tokens=_budget([prompt], size, limit, field="messages"),
+        seed=draw_seed(asked.seed),
+        top_logprobs=asked.top_logprobs or 0 if asked.logprobs else None,
+        echo=False,
+        template_hash=tokenizer.template_hash,
+        end_tokens=tokenizer.end_tokens,
+        consent=_consent(asked, headers),
+        episode=_episode(asked, headers),
+    )
+
+
+async def completion_job(services: Services, caller: Principal, body: dict[str, Any], asked: CompletionRequest, headers: Mapping[str, str]) -> Job:
+    """Encode the prompts, where they are not tokens already."""
+    created_us = now_us()
+    target = await services.sampling.resolve(caller, asked.model)
+    tokenizer = await anyio.to_thread.run_sync(services.models.tokenizer, target.base_hash)
+    size = services.models.size(target.base_hash)
+    given = prompts_of(asked.prompt)
+    prompts = [await anyio.to_thread.run_sync(tokenizer.encode, prompt) if isinstance(prompt, str) else _known(prompt, size) for prompt in given]
+    samples = asked.n or 1
+    if samples * len(prompts) > MAX_SAMPLES:
+        raise InvalidInput(f"`n` times the number of prompts is at most {MAX_SAMPLES}, not {samples * len(prompts)}", field="n")
+    limit = DEFAULT_COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
+    return Job(
+        id=new_id("cmpl"),
+        kind="completion",
+        created_us=created_us,
+        target=target,
+        body=body,
+        asked=asked,
+        prompts=prompts,
+        samples=samples,
+        max_tokens=_budget(prompts, size, limit, field="prompt"),
+        seed=draw_seed(asked.seed),
+        top_logprobs=asked.logprobs,
+        echo=bool(asked.echo),
+        template_hash=None,
+        end_tokens=tokenizer.end_tokens,
+        consent=_consent(asked, headers),
+        episode=_episode(asked, headers),
+    )
+
+
+def prompts_of(prompt: str | list[Any]) -> Sequence[str | list[int]]:
+    """One or several prompts, each a text or token ids."""
+    if isinstance(prompt, str) or _is_tokens(prompt):
+        return [prompt]
+    if not (prompt and all(isinstance(item, str) for item in prompt)) and not (prompt and all(map(_is_tokens, prompt))):
+        raise InvalidInput("`prompt` is a text, a list of token ids, or a list of several of either, and not empty", field="prompt")
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidInput(f"`prompt` holds at most {MAX_PROMPTS} prompts, not {len(prompt)}", field="prompt")
+    return prompt
+
+
+def _is_tokens(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(type(item) is int for item in value)
+
+
+def _known(tokens: list[int], size: Size) -> list[int]:
+    if min(tokens) < 0 or max(tokens) >= size.vocab_size:
+        raise InvalidInput(f"`prompt` holds token ids outside the vocabulary of {size.vocab_size}", field="prompt")
+    return tokens
+
+
+def _budget(prompts: Sequence[list[int]], size: Size, limit: int | None, *, field: str) -> int:
+    """How many tokens may be sampled: what was asked for, or all there is room for."""
+    longest = max(map(len, prompts))
+    room = size.context - longest
+    if room < (limit != 0):
+        raise InvalidInput(f"`{field}` has {longest} tokens and leaves no room in the model's context of {size.context}: shorten it", field=field)
+    if limit is not None and limit > room:
+        problem = f"the prompt has {longest} tokens and the model's context {size.context}: ask for at most {room} `max_tokens`, not {limit}"
+        raise InvalidInput(problem, field="max_tokens")
+    return room if limit is None else limit
+
+
+def _consent(asked: Asked, headers: Mapping[str, str]) -> Consent:
+    """The header decides; without it `store` allows evaluation and nothing more."""
+    header = headers.get("x-bloomery-consent")
+    if header is None:
+        return "eval" if asked.store else "none"
+    if header not in get_args(Consent):
+        raise InvalidInput(f"the header x-bloomery-consent is none, eval or train, not `{header}`", field="x-bloomery-consent")
+    return cast(Consent, header)
+
+
+def _episode(asked: Asked, headers: Mapping[str, str]) -> str | None:
+    episode = headers.get("x-bloomery-episode") or (asked.metadata or {}).get("episode")
+    if episode is not None and len(episode) > _MAX_EPISODE:
+        raise InvalidInput(f"an episode's name has at most {_MAX_EPISODE} characters", field="x-bloomery-episode")
+    return episode

@@ -1,0 +1,188 @@
+"""One request while it is served: it samples, turns tokens into text, and leaves a record however it ends."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+from bloomery.api.routes.openai.answers import Answers, Usage
+from bloomery.api.routes.openai.choices import Choice, Piece, prompt_piece
+from bloomery.services.core import Services
+from bloomery.services.principal import Principal
+from bloomery.services.sampling import Progress, SampleStream
+from bloomery.services.span_rows import Inference, RecordedSample, SpanStatus
+from bloomery.types.errors import BloomeryError, Unavailable
+from bloomery.types.generation import PromptScored, SampledToken, SampleFinished
+from bloomery.types.ids import now_us
+
+
+class Step(NamedTuple):
+    """Something new about a choice; `choice.reason` is set with the last step of it."""
+
+    choice: Choice
+    piece: Piece
+
+
+class Serving:
+    """Made for one job; a bad job is refused here, before the first token."""
+
+    def __init__(self, services: Services, caller: Principal, answers: Answers) -> None:
+        self.answers, self.job = answers, answers.job
+        self._caller, self._traffic = caller, services.traffic
+        self._tokenizer = services.models.tokenizer(self.job.target.base_hash)
+        self._choices = [self._choice(index) for index in range(len(self.job.prompts) * self.job.samples)]
+        self._texts: list[list[Piece]] = [[] for _ in self._choices]
+        self._scored: dict[int, PromptScored] = {}
+        self._first_token_us: int | None = None
+        self._status: SpanStatus = "cancelled"
+        self._error_code: str | None = None
+        self._streams = [services.sampling.stream(caller, self.job.target, self.job.generate(prompt)) for prompt in range(len(self.job.prompts))]
+
+    @property
+    def usage(self) -> Usage:
+        """So far."""
+        return Usage(sum(map(len, self.job.prompts)), sum(len(choice.tokens) for choice in self._choices))
+
+    async def whole(self) -> dict[str, Any]:
+        """Serve to the end and answer in one piece."""
+        async with aclosing(self.steps()) as steps:
+            async for _ in steps:
+                pass
+        return self.answers.body(self._shapes(), self.usage)
+
+    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Serve piece by piece."""
+        async with aclosing(self.steps()) as steps:
+            opened: set[int] = set()
+            async for choice, piece in steps:
+                if choice.index not in opened and (opening := self.answers.opening(choice.index)) is not None:
+                    yield self.answers.chunk([opening])
+                opened.add(choice.index)
+                if piece.text or piece.tokens or choice.reason:
+                    yield self.answers.chunk([self.answers.delta(choice.index, piece, choice.reason)])
+        if self.answers.counts:
+            yield self.answers.chunk([], self.usage)
+
+    async def steps(self) -> AsyncGenerator[Step, None]:
+        """Sample until every choice is finished; recorded in any case."""
+        try:
+            async with aclosing(_merged(self._streams)) as events:
+                async for prompt, event in events:
+                    if (step := self._take(prompt, event)) is not None:
+                        yield step
+                    if all(choice.reason for choice in self._choices):
+                        break
+            self._status = "ok"
+        except Exception as error:
+            self._status, self._error_code = "error", error.code if isinstance(error, BloomeryError) else BloomeryError.code
+            raise
+        finally:
+            self._record()
+
+    def _take(self, prompt: int, event: Progress) -> Step | None:
+        if isinstance(event, PromptScored):
+            self._scored[prompt] = event
+            return None
+        choice = self._choices[prompt * self.job.samples + event.sample]
+        if choice.reason is not None:
+            return None
+        piece = self._token(choice, event) if isinstance(event, SampledToken) else self._end(choice, event)
+        if choice.reason is not None and isinstance(event, SampledToken):
+            self._streams[prompt].abort(event.sample)
+        self._texts[choice.index].append(piece)
+        return Step(choice, piece)
+
+    def _token(self, choice: Choice, event: SampledToken) -> Piece:
+        self._first_token_us = self._first_token_us or now_us()
+        return choice.feed(event)
+
+    def _end(self, choice: Choice, event: SampleFinished) -> Piece:
+        if event.reason == "abort":
+            raise Unavailable("the engine gave this request up: send it again")
+        return choice.finish(event.reason)
+
+    def _choice(self, index: int) -> Choice:
+        job = self.job
+        shows_tokens = job.top_logprobs is not None
+        return Choice(index, self._tokenizer, stops=job.asked.stops, ends=job.end_tokens, shows_tokens=shows_tokens)
+
+    def _shapes(self) -> list[dict[str, Any]]:
+        return [self.answers.choice(choice.index, self._whole_piece(choice), choice.reason) for choice in self._choices]
+
+    def _whole_piece(self, choice: Choice) -> Piece:
+        pieces = self._texts[choice.index]
+        text, tokens = "".join(piece.text for piece in pieces), [token for piece in pieces for token in piece.tokens]
+        if not self.job.echo:
+            return Piece(text, tokens)
+        prompt = choice.index // self.job.samples
+        echoed = prompt_piece(self._tokenizer, self.job.prompts[prompt], self._scored.get(prompt))
+        return Piece(echoed.text + text, echoed.tokens + [token._replace(start=token.start + len(echoed.text)) for token in tokens])
+
+    def _record(self) -> None:
+        """A span for each prompt: the first has the id of the answer and is the parent of the others."""
+        for prompt, tokens in enumerate(self.job.prompts):
+            self._traffic.record(self._inference(prompt, tokens))
+
+    def _inference(self, prompt: int, tokens: Sequence[int]) -> Inference:
+        job, mine = self.job, self._choices[prompt * self.job.samples : (prompt + 1) * self.job.samples]
+        given = job.body if len(job.prompts) == 1 else job.body | {"prompt": job.body["prompt"][prompt]}
+        metadata = job.asked.metadata or {}
+        return Inference(
+            id=job.id if prompt == 0 else f"{job.id}-{prompt}",
+            project=self._caller.project,
+            kind=job.kind,
+            target=job.target,
+            template_hash=job.template_hash,
+            request=given,
+            choices=[_without_logprobs(self.answers.choice(choice.index, self._text_only(choice), choice.reason)) for choice in mine],
+            prompt_tokens=tokens,
+            samples=[RecordedSample(choice.tokens, choice.logprobs, choice.reason) for choice in mine],
+            seed=job.seed_of(prompt),
+            started_us=job.created_us,
+            duration_us=now_us() - job.created_us,
+            ttft_us=None if self._first_token_us is None else self._first_token_us - job.created_us,
+            status=self._status,
+            error_code=self._error_code,
+            consent=job.consent,
+            episode_id=job.episode,
+            parent_id=None if prompt == 0 else job.id,
+            tags=metadata if job.asked.user is None else {"user": job.asked.user, **metadata},
+        )
+
+    def _text_only(self, choice: Choice) -> Piece:
+        return Piece("".join(piece.text for piece in self._texts[choice.index]), [])
+
+
+def _without_logprobs(choice: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in choice.items() if key != "logprobs"}
+
+
+async def _merged(streams: Sequence[SampleStream]) -> AsyncGenerator[tuple[int, Progress], None]:
+    """Events of all streams as they come, with the number of their stream; leaving closes every stream."""
+    queue: asyncio.Queue[tuple[int, Progress] | Exception | None] = asyncio.Queue(maxsize=len(streams))
+
+    async def forward(number: int, stream: SampleStream) -> None:
+        # The error of one stream ends the request, and belongs to whoever reads the queue.
+        try:
+            async with aclosing(stream):
+                async for event in stream:
+                    await queue.put((number, event))
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    tasks = [asyncio.create_task(forward(number, stream)) for number, stream in enumerate(streams)]
+    try:
+        open_streams = len(tasks)
+        while open_streams:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                open_streams -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

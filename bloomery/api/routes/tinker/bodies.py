@@ -1,0 +1,248 @@
+"""JSON bodies of the contract, as far as they are offered: closed, so that what is not understood is refused and not ignored.
+
+Shapes and types alone are checked here; whether a rank, a name or a temperature makes sense is for the services to say.
+"""
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Metadata = dict[str, str]
+Int = Annotated[int, Field(gt=-(1 << 31), lt=1 << 31)]
+"""Fits every place that a number of ours goes to."""
+Order = Annotated[int, Field(ge=0, lt=1 << 63)]
+"""A client's own numbering; clones of a sampler number far apart."""
+Token = Annotated[int, Field(ge=0, lt=1 << 31)]
+Number = float | None
+"""JSON has no NaN and no infinity; the SDK writes null for them."""
+
+
+class Body(BaseModel):
+    """Base of what the SDK posts; many bodies name their own type, which the route knows already."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    type: str | None = None
+
+
+class CreateSession(Body):
+    """A client begins."""
+
+    tags: list[str] = []
+    user_metadata: Metadata | None = None
+    sdk_version: str
+    project_id: str | None = None
+    display_name: str | None = None
+
+
+class SessionRef(Body):
+    """A session by its id."""
+
+    session_id: str
+
+
+class FinishReason(Body):
+    """How a client ended: its type is success, errored or interrupted."""
+
+
+class FinishSession(Body):
+    """A client ends."""
+
+    reason: FinishReason
+    detail: str | None = None
+
+
+class Telemetry(Body):
+    """What a client noticed. Its environment and all but the loud events are its own business."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    session_id: str
+    events: list[dict[str, Any]]
+
+
+class Optimizer(Body):
+    """The optimizer that a run is made for, by its type."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    type: str = "adamw"
+
+
+class Lora(Body):
+    """Shape of an adapter."""
+
+    rank: int
+    seed: int | None = None
+    train_unembed: bool = True
+    train_mlp: bool = True
+    train_attn: bool = True
+
+
+class CreateModel(Body):
+    """A new run."""
+
+    session_id: str
+    model_seq_id: Order
+    base_model: str
+    user_metadata: Metadata | None = None
+    lora_config: Lora | None = None
+    optimizer_config: Optimizer = Optimizer()
+
+
+class ModelRef(Body):
+    """A run by its name in this contract."""
+
+    model_id: str
+
+
+class Numbered(Body):
+    """What every training operation says. The rest of the body is read as one of the classes below when its place in the order is known."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
+
+    model_id: str
+    seq_id: Order
+
+
+class Operation(Body):
+    """Base of whole training operations."""
+
+    model_id: str
+    seq_id: Order
+
+
+class Adam(Body):
+    """AdamW's numbers for one step."""
+
+    learning_rate: Number = 1e-4
+    beta1: Number = 0.9
+    beta2: Number = 0.95
+    eps: Number = 1e-12
+    weight_decay: Number = 0.0
+    grad_clip_norm: Number = 0.0
+
+
+class OptimStep(Operation):
+    """One optimizer step."""
+
+    adam_params: Adam | None = None
+    optimizer_params: Optimizer | None = None
+
+
+class SaveWeights(Operation):
+    """Keep the resumable state under the name `path`."""
+
+    path: str
+    ttl_seconds: Int | None = None
+    overwrite: bool = False
+    user_metadata: Metadata | None = None
+
+
+class SaveForSampler(Operation):
+    """Publish weights for sampling: under the name `path`, or for one sampler of the client's own numbering."""
+
+    path: str | None = None
+    sampling_session_seq_id: Order | None = None
+    kind: str = "snapshot"
+    ttl_seconds: Int | None = None
+    user_metadata: Metadata | None = None
+
+
+class LoadWeights(Body):
+    """Continue from a checkpoint: an existing run (`model_id`, `seq_id`) or a new one (`session_id`, `model_seq_id`)."""
+
+    path: str
+    optimizer: bool
+    model_id: str | None = None
+    seq_id: Order | None = None
+    session_id: str | None = None
+    model_seq_id: Order | None = None
+    base_model: str | None = None
+    user_metadata: Metadata | None = None
+    optimizer_config: Optimizer | None = None
+    weights_access_token: str | None = None
+
+
+class RetrieveFuture(Body):
+    """Ask for a result. Answers come whole, so the permission to send their size first is not needed."""
+
+    request_id: str
+    allow_metadata_only: bool = False
+
+
+class FutureRef(Body):
+    """A future by its id."""
+
+    request_id: str
+
+
+class PathRef(Body):
+    """Weights by their path."""
+
+    tinker_path: str
+
+
+class TimeToLive(Body):
+    """Let a checkpoint expire; None keeps it."""
+
+    ttl_seconds: Int | None
+
+
+class CreateSamplingSession(Body):
+    """Sample from a base model or from published weights."""
+
+    session_id: str
+    sampling_session_seq_id: Order
+    base_model: str | None = None
+    model_path: str | None = None
+
+
+class Chunk(Body):
+    """A piece of a prompt: `encoded_text` with tokens, or a type that is not offered."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    tokens: list[Token] = []
+
+
+class ModelInput(Body):
+    """A prompt in pieces."""
+
+    chunks: list[Chunk]
+
+
+class SamplingParams(Body):
+    """How to sample; `stop` None means the model's own end tokens, [] none."""
+
+    max_tokens: Int | None = None
+    seed: int | None = None
+    stop: str | list[str] | list[Token] | None = None
+    temperature: float = 1.0
+    top_k: Int = -1
+    top_p: float = 1.0
+
+
+class Sample(Body):
+    """One prompt, several continuations."""
+
+    sampling_session_id: str
+    seq_id: Order
+    num_samples: Int = 1
+    prompt: ModelInput
+    sampling_params: SamplingParams
+    prompt_logprobs: bool = False
+    topk_prompt_logprobs: Int = 0
+    topk_sample_logprobs: Int = 0
+    prompt_logprobs_last_n: Int | None = None
+    target_prompt_logprobs: Any = None
+    prompt_alt_tokens_k: Int = 0
+    record_stability_info: bool = False
+
+
+Whole = TypeVar("Whole", bound=Operation)
+
+
+def whole(body: Numbered, kind: type[Whole]) -> Whole:
+    """The operation in full, judged strictly."""
+    return kind.model_validate(body.model_dump())

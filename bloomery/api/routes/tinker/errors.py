@@ -1,0 +1,85 @@
+"""Errors in the form of the tinker contract.
+
+An operation that failed answers 200 with `error` and `category` when its future is retrieved. What cannot even be accepted answers 4xx, always with
+a body. The SDK repeats 408, 409, 429 and every 5xx, for minutes and in silence, so those are for what waiting helps with and for nothing else.
+"""
+
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from bloomery.types.errors import BloomeryError, InvalidInput
+from bloomery.types.operations import Failed
+
+_STATUS: Final = {"unauthorized": 401, "forbidden": 403, "not_found": 404, "gone": 410, "unavailable": 503}
+_REFUSED: Final = 400
+_POLL: Final = "/retrieve_future"
+_PACED: Final = (_POLL, "/asample")
+"""Where the SDK repeats a 503 at once or gives up on it, but waits a little and goes on after a 429."""
+_SLOW_DOWN: Final = 429
+
+log = logging.getLogger(__name__)
+
+
+class TinkerRoute(APIRoute):
+    """A route whose errors the SDK understands."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except HTTPException:
+                raise
+            except Exception as error:
+                return refusal(request, error)
+
+        return answer
+
+
+def refusal(request: Request, error: Exception) -> JSONResponse:
+    """The answer to a request that was not accepted."""
+    ours = as_ours(error)
+    if ours.category == "server":
+        log.error("%s %s: %s", request.method, request.url.path, ours.message, exc_info=error)
+    body = {**failure(ours), "code": ours.code, "field": ours.field}
+    return JSONResponse(body, _status(ours, request.url.path))
+
+
+def _status(error: BloomeryError, path: str) -> int:
+    if error.code == "unavailable" and path.endswith(_PACED):
+        return _SLOW_DOWN
+    if error.category == "server" and path.endswith(_POLL):
+        # Whatever is wrong with the run is the outcome of its operation.
+        return 200
+    return _STATUS.get(error.code, _REFUSED)
+
+
+def failure(error: BloomeryError | Failed) -> dict[str, str]:
+    """How a failed operation looks when its future is retrieved."""
+    return {"error": error.message, "category": error.category}
+
+
+def as_ours(error: Exception) -> BloomeryError:
+    """Any error as one of the tree."""
+    if isinstance(error, BloomeryError):
+        return error
+    if isinstance(error, RequestValidationError | ValidationError):
+        return _first_problem(error)
+    return BloomeryError(f"internal error ({type(error).__name__}: {error}); the api's log says more")
+
+
+def _first_problem(error: RequestValidationError | ValidationError) -> InvalidInput:
+    first = error.errors()[0]
+    # FastAPI puts the part of the request before the field's own path.
+    path = [str(part) for part in first["loc"] if part != "body"]
+    field = ".".join(path) or "body"
+    return InvalidInput(f"`{field}`: {first['msg']}", field=field)

@@ -1,0 +1,96 @@
+"""Events of one sampling request, gathered into the answer of its future.
+
+`Gathering` is fed event by event and says which sample a stop string has just ended; it knows nothing of sockets and engines.
+Shapes: P tokens of the prompt, k best tokens.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from bloomery.api.routes.tinker.messages import PromptOut, SampleOut
+from bloomery.services.stopping import StopStrings
+from bloomery.types.arrays import Array
+from bloomery.types.generation import PromptScored, SampledToken, SampleFinished, SamplerEvent
+
+NOT_SCORED: Final = -99999.0
+"""Log-probability of a masked entry of a top-k row; its token id is 0."""
+
+
+class Gathering:
+    """`watch` makes the watcher of one sample's stop strings; None where there are none."""
+
+    def __init__(self, num_samples: int, watch: Callable[[], StopStrings] | None) -> None:
+        self._samples = [_Growing(watch() if watch else None) for _ in range(num_samples)]
+        self._prompt: PromptScored | None = None
+
+    def take(self, event: SamplerEvent) -> int | None:
+        """Add an event; the number of the sample if its stop string has just come."""
+        match event:
+            case PromptScored():
+                self._prompt = event
+            case SampledToken():
+                return event.sample if self._samples[event.sample].add(event) else None
+            case SampleFinished():
+                self._samples[event.sample].finish(hit_limit=event.reason == "length")
+        return None
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing more is needed; the prompt's score comes before any token."""
+        return all(sample.finished for sample in self._samples)
+
+    def samples(self) -> list[SampleOut]:
+        """Every sample, in order."""
+        return [sample.out() for sample in self._samples]
+
+    def prompt(self, last_n: int | None, *, logprobs: bool) -> PromptOut | None:
+        """The prompt's score, of its last `last_n` tokens alone where that was asked; without `logprobs` only the likeliest tokens."""
+        scored = self._prompt
+        if scored is None:
+            return None
+        length = scored.logprobs.shape[0]
+        unscored = 0 if last_n is None else length - last_n
+        return PromptOut(
+            logprobs=_masked(scored.logprobs, unscored, np.nan) if logprobs else None,
+            top_ids=_masked(scored.top_ids, unscored, 0),
+            top_logprobs=_masked(scored.top_logprobs, unscored, NOT_SCORED),
+        )
+
+
+def _masked(values: Array | None, rows: int, value: float) -> np.ndarray | None:
+    if values is None:
+        return None
+    masked = values.numpy().copy()
+    masked[:rows] = value
+    return masked
+
+
+class _Growing:
+    """One sample while its tokens come."""
+
+    def __init__(self, watch: StopStrings | None) -> None:
+        self._watch = watch
+        self._out = SampleOut([], [], [], hit_limit=False)
+        self.finished = False
+
+    def add(self, event: SampledToken) -> bool:
+        """Whether this token completes a stop string. Tokens that were under way when it came are dropped."""
+        if self.finished:
+            return False
+        self._out.tokens.append(event.token)
+        self._out.logprobs.append(event.logprob)
+        if event.top:
+            self._out.top.append(event.top)
+        if self._watch is not None and self._watch.feed(event.token):
+            self.finished = True
+        return self.finished
+
+    def finish(self, *, hit_limit: bool) -> None:
+        if not self.finished:
+            self.finished = True
+            self._out = self._out._replace(hit_limit=hit_limit)
+
+    def out(self) -> SampleOut:
+        return self._out

@@ -1,0 +1,107 @@
+"""Fetching results by long poll: an answer, or 408 after a while, upon which the SDK asks again at once."""
+
+import asyncio
+from typing import Any, Final
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from bloomery.api.deps import Caller, Svc
+from bloomery.api.routes.tinker import bodies
+from bloomery.api.routes.tinker.errors import TinkerRoute, failure
+from bloomery.api.routes.tinker.futures import Futures, SampleAnswer, SampleFutures
+from bloomery.api.routes.tinker.messages import encode_forward_backward
+from bloomery.api.routes.tinker.names import Creation, OperationFuture, SampleFuture, parse_future, session_of
+from bloomery.services.core import Services
+from bloomery.services.principal import Principal
+from bloomery.services.versions import Version
+from bloomery.types.errors import InvalidInput
+from bloomery.types.generation import Weights
+from bloomery.types.operations import (
+    CheckpointResult,
+    Failed,
+    ForwardBackwardResult,
+    LoadResult,
+    OptimStepResult,
+    Result,
+    SnapshotResult,
+)
+
+HOLD_S: Final = 20.0
+"""The SDK gives up a poll after 45 s and then pauses; an answer well before keeps it asking."""
+PROTOBUF: Final = "application/x-protobuf"
+VERSION_HEADER: Final = "x-bloomery-version"
+
+router = APIRouter(route_class=TinkerRoute)
+
+
+@router.post("/retrieve_future")
+async def retrieve_future(body: bodies.RetrieveFuture, services: Svc, caller: Caller, futures: Futures) -> Response:
+    """The result of an operation or a sample, as often as asked."""
+    match parse_future(body.request_id):
+        case Creation(model_id):
+            run = await services.runs.get(caller, model_id)
+            return JSONResponse({"type": "create_model", "model_id": run.tinker_id or run.id})
+        case SampleFuture() as future:
+            return await _retrieve_sample(future, caller, futures)
+        case OperationFuture() as future:
+            return await _retrieve_operation(future, services, caller)
+
+
+@router.post("/cancel_future")
+async def cancel_future(body: bodies.FutureRef, caller: Caller, futures: Futures) -> dict[str, Any]:
+    """Stop a sample that nobody waits for any more."""
+    future = parse_future(body.request_id)
+    if not isinstance(future, SampleFuture):
+        raise InvalidInput("only samples can be cancelled: an operation of a run keeps its place in the order", field="request_id")
+    futures.cancel(future.request_id, caller.project)
+    return {}
+
+
+async def _retrieve_sample(future: SampleFuture, caller: Principal, futures: SampleFutures) -> Response:
+    match await futures.wait(future.request_id, caller.project, HOLD_S):
+        case None:
+            return _try_again("active", "the sample is in the making")
+        case Failed() as failed:
+            return JSONResponse(failure(failed))
+        case SampleAnswer(body, version):
+            return Response(body, media_type=PROTOBUF, headers={VERSION_HEADER: version})
+
+
+async def _retrieve_operation(future: OperationFuture, services: Services, caller: Principal) -> Response:
+    result = await services.runs.result(caller, future.model_id, future.seq, HOLD_S)
+    if result is None:
+        run = await services.runs.get(caller, future.model_id)
+        state = "active" if services.models.resolve(run.base_hash).ready else "paused_capacity"
+        return _try_again(state, await services.runs.waiting_for(caller, future.model_id))
+    return await _answer(result, future, services, caller)
+
+
+async def _answer(result: Result, future: OperationFuture, services: Services, caller: Principal) -> Response:
+    match result:
+        case ForwardBackwardResult():
+            return Response(await asyncio.to_thread(encode_forward_backward, result), media_type=PROTOBUF)
+        case OptimStepResult(metrics=metrics):
+            return JSONResponse({"metrics": metrics})
+        case CheckpointResult():
+            return JSONResponse({"type": "save_weights", "path": f"tinker://{future.model_id}/weights/{future.about}"})
+        case SnapshotResult():
+            return JSONResponse(await _published(result, future, services, caller))
+        case LoadResult():
+            return JSONResponse({"type": "load_weights", "path": future.about, "model_id": future.model_id})
+        case Failed() as failed:
+            return JSONResponse(failure(failed))
+
+
+async def _published(result: SnapshotResult, future: OperationFuture, services: Services, caller: Principal) -> dict[str, Any]:
+    answer = {"type": "save_weights_for_sampler"}
+    if future.sampler is None:
+        return answer | {"path": f"tinker://{future.model_id}/sampler_weights/{future.about}"}
+    run = await services.runs.get(caller, future.model_id)
+    version = Version(Weights(version=result.version, key=result.key), run.base_hash, run.base_model)
+    sampler = await services.sessions.create_sampling(caller, session_of(future.model_id), future.sampler, version, None)
+    return answer | {"sampling_session_id": sampler.id}
+
+
+def _try_again(state: str, reason: str) -> Response:
+    return JSONResponse({"type": "try_again", "queue_state": state, "queue_state_reason": reason}, 408)

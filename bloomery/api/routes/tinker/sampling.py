@@ -1,0 +1,154 @@
+"""Sampling sessions and samples."""
+
+from collections.abc import Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from fastapi import APIRouter
+
+from bloomery.api.deps import Caller, Svc
+from bloomery.api.routes.tinker import bodies
+from bloomery.api.routes.tinker.errors import TinkerRoute
+from bloomery.api.routes.tinker.futures import Futures, SampleAnswer
+from bloomery.api.routes.tinker.gather import Gathering
+from bloomery.api.routes.tinker.messages import encode_sample
+from bloomery.api.routes.tinker.names import SampleFuture
+from bloomery.api.routes.tinker.sessions import require_open
+from bloomery.services.core import Services
+from bloomery.services.sampling import SampleStream, draw_seed
+from bloomery.services.sessions import SamplingSession
+from bloomery.services.stopping import StopStrings
+from bloomery.types.arrays import Array
+from bloomery.types.errors import InvalidInput, NotSupported
+from bloomery.types.generation import Generate, SamplingParams
+
+MAX_STOP_STRINGS: Final = 64
+
+router = APIRouter(route_class=TinkerRoute)
+
+
+@router.post("/create_sampling_session")
+async def create_sampling_session(body: bodies.CreateSamplingSession, services: Svc, caller: Caller) -> dict[str, Any]:
+    """Pin weights for a client's sampler."""
+    caller.require("infer")
+    if (body.model_path is None) == (body.base_model is None):
+        raise InvalidInput("give `model_path` or `base_model`, and not both", field="model_path")
+    await require_open(services, caller, body.session_id)
+    name = body.model_path if body.base_model is None else services.models.resolve(body.base_model).alias
+    version = await services.versions.find(caller, str(name))
+    made = await services.sessions.create_sampling(caller, body.session_id, body.sampling_session_seq_id, version, body.model_path)
+    return {"type": "create_sampling_session", "sampling_session_id": made.id}
+
+
+@router.get("/samplers/{sampler_id}")
+async def get_sampler(sampler_id: str, services: Svc, caller: Caller) -> dict[str, Any]:
+    """What a sampler samples from."""
+    found = await services.sessions.get_sampling(caller, sampler_id)
+    return {"sampler_id": found.id, "base_model": found.base_model, "model_path": found.model_path}
+
+
+@router.post("/asample")
+async def asample(body: bodies.Sample, services: Svc, caller: Caller, futures: Futures) -> dict[str, Any]:
+    """Begin to sample; the same `seq_id` of the same sampler is the same sample."""
+    session = await services.sessions.get_sampling(caller, body.sampling_session_id)
+    generate = generate_of(body, services, session)
+    asked = Asked(stop_watch(body, services, session), body.prompt_logprobs, body.prompt_logprobs_last_n, session.weights.version)
+    stream = services.sampling.stream(caller, session.target, generate)
+    future = SampleFuture(session.id, body.seq_id)
+    futures.start(future.request_id, caller.project, partial(sample, stream, generate.num_samples, asked))
+    return future.accepted(generate.num_samples)
+
+
+class Asked(NamedTuple):
+    """What a sample is gathered for, beside the tokens."""
+
+    watch: Callable[[], StopStrings] | None
+    prompt_logprobs: bool
+    last_n: int | None
+    version: str
+
+
+async def sample(stream: SampleStream, num_samples: int, asked: Asked) -> SampleAnswer:
+    """Gather a stream to its end. A sample whose stop string came is aborted; its siblings go on."""
+    gathering = Gathering(num_samples, asked.watch)
+    async with aclosing(stream):
+        async for event in stream:
+            stopped = gathering.take(event)
+            if gathering.complete:
+                break
+            if stopped is not None:
+                stream.abort(stopped)
+    prompt = gathering.prompt(asked.last_n, logprobs=asked.prompt_logprobs)
+    return SampleAnswer(encode_sample(gathering.samples(), prompt), asked.version)
+
+
+def generate_of(body: bodies.Sample, services: Services, session: SamplingSession) -> Generate:
+    """The request to the engine. What it holds is judged by the sampling service."""
+    _refuse_what_is_not_offered(body)
+    tokens = _prompt(body.prompt)
+    _check_last_n(body, len(tokens))
+    room = services.models.size(session.base_hash).context - len(tokens)
+    scores = body.prompt_logprobs or body.topk_prompt_logprobs > 0
+    asked = body.sampling_params
+    params = SamplingParams(
+        # A prompt that is only to be scored may fill the context; the SDK asks for one token even then.
+        max_tokens=0 if scores and room == 0 else max(room, 0) if asked.max_tokens is None else asked.max_tokens,
+        seed=draw_seed(asked.seed),
+        temperature=asked.temperature,
+        top_k=0 if asked.top_k == -1 else asked.top_k,
+        top_p=asked.top_p,
+        stop_tokens=_stop_tokens(asked.stop, services, session),
+    )
+    return Generate(
+        request_id="",
+        weights=session.weights,
+        prompt=Array.of(np.asarray(tokens, dtype=np.int32)),
+        params=params,
+        num_samples=body.num_samples,
+        prompt_logprobs=body.prompt_logprobs,
+        prompt_top_k=body.topk_prompt_logprobs,
+        top_logprobs=body.topk_sample_logprobs,
+    )
+
+
+def stop_watch(body: bodies.Sample, services: Services, session: SamplingSession) -> Callable[[], StopStrings] | None:
+    """What watches each sample for stop strings, if any were given."""
+    stop = body.sampling_params.stop
+    strings = [stop] if isinstance(stop, str) else [item for item in stop or [] if isinstance(item, str)]
+    if "" in strings or len(strings) > MAX_STOP_STRINGS:
+        raise InvalidInput(f"`stop` holds at most {MAX_STOP_STRINGS} strings, none of them empty", field="sampling_params.stop")
+    return partial(StopStrings, services.models.tokenizer(session.base_hash), strings) if strings else None
+
+
+def _stop_tokens(stop: str | list[str] | list[int] | None, services: Services, session: SamplingSession) -> tuple[int, ...]:
+    if stop is None:
+        return tuple(services.models.tokenizer(session.base_hash).end_tokens)
+    # A list replaces the model's end tokens: [] means that nothing but the length ends a sample.
+    return tuple(item for item in stop if isinstance(item, int))
+
+
+def _prompt(prompt: bodies.ModelInput) -> list[int]:
+    for chunk in prompt.chunks:
+        if chunk.type != "encoded_text":
+            raise NotSupported(f"the prompt has a chunk of type `{chunk.type}`; only encoded_text is offered yet", field="prompt.chunks")
+    return [token for chunk in prompt.chunks for token in chunk.tokens]
+
+
+def _check_last_n(body: bodies.Sample, length: int) -> None:
+    last_n = body.prompt_logprobs_last_n
+    if last_n is not None and not (body.prompt_logprobs and 1 <= last_n < length):
+        field = "prompt_logprobs_last_n"
+        raise InvalidInput(f"`{field}` needs `prompt_logprobs` and is between 1 and {length - 1}, one less than the prompt", field=field)
+
+
+def _refuse_what_is_not_offered(body: bodies.Sample) -> None:
+    asked = {
+        "target_prompt_logprobs": body.target_prompt_logprobs is not None,
+        "prompt_alt_tokens_k": body.prompt_alt_tokens_k != 0,
+        "record_stability_info": body.record_stability_info,
+    }
+    for field, wanted in asked.items():
+        if wanted:
+            raise NotSupported(f"`{field}` is not offered yet: sample without it", field=field)

@@ -1,0 +1,99 @@
+"""Between the contract's tensors and ours.
+
+Requests may hold bf16 and int32 values and sparse rows; inside there are only dense float32 and int64.
+Shapes: rows x columns of a sparse tensor, N tokens of a datum.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+
+from bloomery.api.routes.tinker import proto
+from bloomery.types.arrays import Array
+from bloomery.types.errors import InvalidInput
+
+MAX_ELEMENTS: Final = 1 << 28
+"""A sparse tensor names its dense size in a few bytes; this bounds what it may ask to be filled in."""
+
+_FLOAT32, _INT64, _INT32, _BFLOAT16 = (proto.DTYPES[f"DTYPE_{name}"] for name in ("FLOAT32", "INT64", "INT32", "BFLOAT16"))
+_STORED: Final[dict[int, np.dtype[Any]]] = {_FLOAT32: np.dtype("<f4"), _INT64: np.dtype("<i8"), _INT32: np.dtype("<i4"), _BFLOAT16: np.dtype("<u2")}
+_SENT: Final = {"float32": _FLOAT32, "int64": _INT64, "int32": _INT32}
+
+
+def decode_tensor(tensor: Any, field: str) -> Array:
+    """A dense Array of float32 or int64 from a tensor of the wire."""
+    if tensor.dtype not in _STORED:
+        raise InvalidInput(f"`{field}` has no known dtype; send float32, int64, int32 or bfloat16", field=field)
+    encoding = tensor.WhichOneof("encoding")
+    if encoding == "sparse_csr":
+        return Array.of(_fill_rows(tensor, field))
+    values = _widen(_values(tensor.dense, tensor.dtype, field), tensor.dtype)
+    return Array.of(_shaped(values, tuple(tensor.shape), field))
+
+
+def decode_tokens(payload: bytes, field: str) -> np.ndarray:
+    """Token ids of one text chunk."""
+    return _values(payload, _INT32, field)
+
+
+def encode_records(outputs: Sequence[dict[str, Array]], record_type: Any) -> Iterator[Any]:
+    """Outputs of consecutive data as records: one record as long as names, dtypes and trailing shapes stay the same."""
+    for layout, group in groupby(outputs, key=_layout):
+        data = list(group)
+        record = record_type(num_datums=len(data))
+        for name, dtype, trailing_shape in layout:
+            arrays = [datum[name] for datum in data]
+            field = record.fields[name]
+            field.dtype = _SENT[dtype]
+            field.trailing_shape.extend(trailing_shape)
+            field.data = b"".join(array.data for array in arrays)
+            field.offsets = np.cumsum([0, *(len(array.data) for array in arrays)]).astype("<i8").tobytes()
+        yield record
+
+
+def _layout(output: dict[str, Array]) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    return tuple((name, array.dtype, array.shape[1:]) for name, array in sorted(output.items()))
+
+
+def _values(payload: bytes, dtype: int, field: str) -> np.ndarray:
+    size = _STORED[dtype].itemsize
+    if len(payload) % size:
+        raise InvalidInput(f"`{field}` has {len(payload)} bytes, which is not a multiple of its {size}-byte values", field=field)
+    return np.frombuffer(payload, dtype=_STORED[dtype])
+
+
+def _widen(values: np.ndarray, dtype: int) -> np.ndarray:
+    if dtype == _BFLOAT16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.int64) if dtype == _INT32 else values
+
+
+def _shaped(values: np.ndarray, shape: tuple[int, ...], field: str) -> np.ndarray:
+    if not shape:
+        return values
+    if min(shape) < 0 or int(np.prod(shape, dtype=object)) != values.size:
+        raise InvalidInput(f"`{field}` has {values.size} values, which do not fill its shape {list(shape)}", field=field)
+    return values.reshape(shape)
+
+
+def _fill_rows(tensor: Any, field: str) -> np.ndarray:
+    shape = tuple(tensor.shape)
+    if len(shape) != 2 or min(shape) < 0 or shape[0] * shape[1] > MAX_ELEMENTS:
+        raise InvalidInput(f"`{field}` is sparse and needs a shape [rows, columns] of at most {MAX_ELEMENTS} values, not {list(shape)}", field=field)
+    csr = tensor.sparse_csr
+    values = _widen(_values(csr.values, tensor.dtype, field), tensor.dtype)
+    starts, columns = _values(csr.crow_indices, _INT64, field), _values(csr.col_indices, _INT64, field)
+    _check_rows(starts, columns, values.size, shape, field)
+    dense = np.zeros(shape, dtype=values.dtype)
+    dense[np.repeat(np.arange(shape[0]), np.diff(starts)), columns] = values
+    return dense
+
+
+def _check_rows(starts: np.ndarray, columns: np.ndarray, count: int, shape: tuple[int, ...], field: str) -> None:
+    rows, width = shape
+    if starts.size != rows + 1 or starts[0] != 0 or starts[-1] != count or np.any(np.diff(starts) < 0):
+        raise InvalidInput(f"`{field}`: the row pointers of a sparse tensor rise from 0 to its {count} values, one per row and one more", field=field)
+    if columns.size != count or np.any(columns < 0) or np.any(columns >= width):
+        raise InvalidInput(f"`{field}`: a sparse tensor names one column between 0 and {width - 1} for each of its {count} values", field=field)

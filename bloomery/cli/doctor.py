@@ -1,0 +1,21 @@
+"""`bloomery doctor`."""
+
+import typer
+
+from bloomery.cli.options import DATA_DIR, DataDirOption, DTypeOption, ModelOption, ThreadsOption
+
+
+def doctor(data_dir: DataDirOption = DATA_DIR, model: ModelOption = None, dtype: DTypeOption = "float32", threads: ThreadsOption = None) -> None:
+    """Show versions and devices, whether bit-exact mode holds here, and what is missing."""
+    from bloomery.doctor import examine
+
+    problems = []
+    for finding in examine(data_dir, model or [], dtype, threads):
+        typer.echo(f"{finding.topic + ':':17} {finding.text}")
+        if finding.problem:
+            problems.append(finding.problem)
+    for problem in problems:
+        typer.echo(f"missing: {problem}", err=True)
+    if problems:
+        raise typer.Exit(1)
+    typer.echo("nothing is missing")

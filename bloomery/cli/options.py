@@ -1,0 +1,19 @@
+"""Options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from bloomery.config.data_dir import DEFAULT_DATA_DIR
+
+DataDirOption = Annotated[Path, typer.Option("--data-dir", help="Where everything that survives lies.")]
+DATA_DIR = DEFAULT_DATA_DIR
+
+ModelOption = Annotated[
+    list[str] | None,
+    typer.Option("--model", metavar="NAME_OR_DIR", help="A known name, a directory that save_pretrained wrote, or alias=DIR. Repeatable."),
+]
+DType = Literal["float32", "bfloat16"]
+DTypeOption = Annotated[DType, typer.Option("--dtype", help="What the engines compute in.")]
+ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, max=1024, help="CPU threads of each engine; all usable ones by default.")]

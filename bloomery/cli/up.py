@@ -1,0 +1,24 @@
+"""`bloomery up`."""
+
+from typing import Annotated
+
+import typer
+
+from bloomery.cli.options import DATA_DIR, DataDirOption, DTypeOption, ModelOption, ThreadsOption
+from bloomery.config import DEFAULT_PORT, RecordMode
+
+
+def up(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = DEFAULT_PORT,
+    host: Annotated[str, typer.Option(help="Another than loopback needs BLOOMERY_API_KEY set.")] = "127.0.0.1",
+    data_dir: DataDirOption = DATA_DIR,
+    model: ModelOption = None,
+    record: Annotated[RecordMode, typer.Option(help="What to keep of traffic: nothing, all but texts and tokens, or all.")] = "full",
+    dtype: DTypeOption = "float32",
+    threads: ThreadsOption = None,
+) -> None:
+    """Start the server and keep it running until Ctrl-C."""
+    from bloomery.up.start import UpOptions
+    from bloomery.up.start import up as run
+
+    run(UpOptions(data_dir=data_dir, host=host, port=port, models=model or [], record=record, dtype=dtype, threads=threads))

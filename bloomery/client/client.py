@@ -1,0 +1,202 @@
+"""The front door: runs, deployments, data sets, traffic, and a chat call."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import httpx
+
+from bloomery.client.http import Http
+from bloomery.client.training import TrainingRun
+from bloomery.types import resources
+from bloomery.types.errors import WorkerError
+from bloomery.types.resources import (
+    Collected,
+    CreateRun,
+    Curate,
+    Dataset,
+    DatasetRow,
+    DatasetVersion,
+    Deployment,
+    Feedback,
+    ImportRows,
+    Model,
+    Run,
+    Span,
+    SpanDetail,
+    Split,
+    Status,
+)
+
+_PAGE = 200
+
+
+class Client:
+    """A Bloomery server. `transport` replaces the network, in tests for example."""
+
+    def __init__(
+        self,
+        base_url: str = "http://127.0.0.1:8700",
+        api_key: str | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        timeout_s: float = 60.0,
+        patience_s: float = 120.0,
+    ) -> None:
+        key = api_key if api_key is not None else os.environ.get("BLOOMERY_API_KEY", "")
+        self._http = Http(base_url, key, transport=transport, timeout_s=timeout_s, patience_s=patience_s)
+        self.deployments = Deployments(self._http)
+        self.datasets = Datasets(self._http)
+        self.spans = Spans(self._http)
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def create_run(self, base_model: str, rank: int, **options: Any) -> TrainingRun:
+        """Create a LoRA run; `options` are the other fields of `CreateRun`."""
+        body = CreateRun(base_model=base_model, rank=rank, **options)
+        return TrainingRun(self._http, Run.model_validate(self._http.post("/api/v1/runs", body.model_dump())))
+
+    def run(self, run_id: str) -> TrainingRun:
+        """Take up a run where its last submitted operation left it."""
+        return TrainingRun(self._http, Run.model_validate(self._http.get(f"/api/v1/runs/{run_id}")))
+
+    def runs(self) -> list[Run]:
+        """All runs, newest first."""
+        return [Run.model_validate(item) for item in _pages(self._http, "/api/v1/runs")]
+
+    def models(self) -> list[Model]:
+        """The base models that the server holds."""
+        return [Model.model_validate(item) for item in self._http.get("/api/v1/models")["data"]]
+
+    def status(self) -> Status:
+        """How the server is."""
+        return Status.model_validate(self._http.get("/api/v1/status"))
+
+    def collect_garbage(self) -> Collected:
+        """Delete expired traffic and blobs that nothing refers to."""
+        return Collected.model_validate(self._http.post("/api/v1/gc", {}, repeatable=True))
+
+    def feedback(self, target: str, metric: str, value: Any, **options: Any) -> Feedback:
+        """Judge a completion, or an episode, by its id; `options` are the other fields of `GiveFeedback`."""
+        body = resources.GiveFeedback(target=target, metric=metric, value=value, **options)
+        return Feedback.model_validate(self._http.post("/api/v1/feedback", body.model_dump(exclude_none=True) | {"value": value}))
+
+    def chat(self, model: str, messages: list[dict[str, Any]], *, headers: Mapping[str, str] | None = None, **options: Any) -> dict[str, Any]:
+        """One chat completion, as the OpenAI-compatible endpoint answers it."""
+        answer: dict[str, Any] = self._http.post("/v1/chat/completions", {"model": model, "messages": messages, **options}, headers=headers)
+        return answer
+
+    def chat_stream(
+        self, model: str, messages: list[dict[str, Any]], *, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> Iterator[dict[str, Any]]:
+        """The chunks of a chat completion as they come."""
+        body = {"model": model, "messages": messages, **options, "stream": True}
+        with self._http.stream("/v1/chat/completions", body, headers=headers) as lines:
+            for line in lines:
+                if line == "[DONE]":
+                    return
+                chunk = json.loads(line)
+                if "error" in chunk:
+                    raise WorkerError(chunk["error"]["message"])
+                yield chunk
+
+
+class Deployments:
+    """Served names."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def create(self, name: str, version: str, evidence: dict[str, Any] | None = None) -> Deployment:
+        """Serve a version under a new name."""
+        return self._post("", {"name": name, "version": version, "evidence": evidence or {}})
+
+    def promote(self, name: str, version: str, evidence: dict[str, Any] | None = None) -> Deployment:
+        """Make another version the live one."""
+        return self._post(f"/{name}/promote", {"version": version, "evidence": evidence or {}})
+
+    def rollback(self, name: str, revision: int) -> Deployment:
+        """Make an earlier revision live again."""
+        return self._post(f"/{name}/rollback", {"revision": revision})
+
+    def get(self, name: str) -> Deployment:
+        """One deployment with its revisions."""
+        return Deployment.model_validate(self._http.get(f"/api/v1/deployments/{name}"))
+
+    def list(self) -> list[Deployment]:
+        """All deployments."""
+        return [Deployment.model_validate(item) for item in _pages(self._http, "/api/v1/deployments")]
+
+    def _post(self, path: str, body: dict[str, Any]) -> Deployment:
+        return Deployment.model_validate(self._http.post(f"/api/v1/deployments{path}", body))
+
+
+class Datasets:
+    """Immutable versions of rows under a name."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def create(self, name: str) -> Dataset:
+        """An empty data set."""
+        return Dataset.model_validate(self._http.post("/api/v1/datasets", {"name": name}))
+
+    def add_version(self, name: str, splits: Mapping[Split, str], *, format: str = "jsonl", parent: str | None = None) -> DatasetVersion:
+        """Import the content of one file per split."""
+        body = ImportRows.model_validate({"format": format, "splits": dict(splits), "parent": parent})
+        return self._post(f"/{name}/versions", body.model_dump(), repeatable=True)
+
+    def curate(self, name: str, parent: str, **choice: Any) -> DatasetVersion:
+        """A version with rows made of judged traffic; `choice` are the other fields of `Curate`."""
+        return self._post(f"/{name}/curate", Curate(parent=parent, **choice).model_dump())
+
+    def get(self, name: str) -> Dataset:
+        """One data set with its versions."""
+        return Dataset.model_validate(self._http.get(f"/api/v1/datasets/{name}"))
+
+    def list(self) -> list[Dataset]:
+        """All data sets."""
+        return [Dataset.model_validate(item) for item in _pages(self._http, "/api/v1/datasets")]
+
+    def rows(self, name: str, version: str, split: Split = "train") -> Iterator[DatasetRow]:
+        """The rows of a split, page by page."""
+        for item in _pages(self._http, f"/api/v1/datasets/{name}/versions/{version}/rows", split=split):
+            yield DatasetRow.model_validate(item)
+
+    def _post(self, path: str, body: dict[str, Any], *, repeatable: bool = False) -> DatasetVersion:
+        return DatasetVersion.model_validate(self._http.post(f"/api/v1/datasets{path}", body, repeatable=repeatable))
+
+
+class Spans:
+    """Recorded traffic."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(self, **filters: Any) -> Iterator[Span]:
+        """Spans without bodies, newest first; filters: deployment, episode, since_us, until_us."""
+        for item in _pages(self._http, "/api/v1/spans", **filters):
+            yield Span.model_validate(item)
+
+    def get(self, span_id: str) -> SpanDetail:
+        """One span with its body and feedback."""
+        return SpanDetail.model_validate(self._http.get(f"/api/v1/spans/{span_id}"))
+
+
+def _pages(http: Http, path: str, **query: Any) -> Iterator[Any]:
+    offset = 0
+    while True:
+        page = http.get(path, limit=_PAGE, offset=offset, **query)
+        yield from page["data"]
+        offset += len(page["data"])
+        if not page["has_more"]:
+            return

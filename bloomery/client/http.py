@@ -1,0 +1,111 @@
+"""Requests that survive a restart of the server, and errors of the server as the errors they are.
+
+A request that may be repeated is repeated on lost connections and on 503 until `patience_s` is over; any other only while it was certainly not
+taken up.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import httpx
+
+from bloomery.types import errors
+from bloomery.types.errors import BloomeryError, Unavailable
+
+_PAUSE_S: Final = 0.2
+_MAX_PAUSE_S: Final = 2.0
+_BY_CODE: Final = {
+    kind.code: kind
+    for kind in (
+        errors.InvalidInput,
+        errors.NotFound,
+        errors.Conflict,
+        errors.Unauthorized,
+        errors.Forbidden,
+        errors.NotSupported,
+        errors.Gone,
+        errors.Unavailable,
+        errors.Corrupt,
+        errors.WorkerError,
+    )
+}
+_BY_STATUS: Final = {
+    401: errors.Unauthorized,
+    403: errors.Forbidden,
+    404: errors.NotFound,
+    409: errors.Conflict,
+    410: errors.Gone,
+    503: errors.Unavailable,
+}
+
+
+class Http:
+    """One connection pool to one server."""
+
+    def __init__(self, base_url: str, api_key: str, *, transport: httpx.BaseTransport | None, timeout_s: float, patience_s: float) -> None:
+        self.patience_s = patience_s
+        self._client = httpx.Client(base_url=base_url, headers={"x-api-key": api_key}, transport=transport, timeout=timeout_s)
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._client.close()
+
+    def get(self, path: str, **query: Any) -> Any:
+        """The JSON at a path; parameters that are None are left out."""
+        return self.request("GET", path, params={name: value for name, value in query.items() if value is not None}).json()
+
+    def post(self, path: str, body: Any, *, repeatable: bool = False, headers: Mapping[str, str] | None = None) -> Any:
+        """The JSON answer to a JSON body."""
+        return self.request("POST", path, json=body, repeatable=repeatable, headers=headers).json()
+
+    def request(self, method: str, path: str, *, repeatable: bool | None = None, **options: Any) -> httpx.Response:
+        """A successful response; every other one is raised as the error it carries."""
+        again = repeatable if repeatable is not None else method == "GET"
+        deadline, pause_s = time.monotonic() + self.patience_s, _PAUSE_S
+        while True:
+            try:
+                response = self._client.request(method, path, **options)
+                if response.is_success:
+                    return response
+                problem = error_of(response)
+                worth_it = response.status_code == 503
+            except httpx.TransportError as error:
+                problem = Unavailable(f"{method} {self._client.base_url.join(path)}: {type(error).__name__}: {error}")
+                worth_it = again or isinstance(error, httpx.ConnectError)
+            if not worth_it or time.monotonic() + pause_s > deadline:
+                raise problem
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+    @contextmanager
+    def stream(self, path: str, body: Any, *, headers: Mapping[str, str] | None = None) -> Iterator[Iterator[str]]:
+        """The `data:` lines of a server-sent stream, as they come. A stream is not repeated."""
+        with self._client.stream("POST", path, json=body, headers=headers) as response:
+            if not response.is_success:
+                response.read()
+                raise error_of(response)
+            yield (line.removeprefix("data:").strip() for line in _lines(response.iter_text()) if line.startswith("data:"))
+
+
+def _lines(chunks: Iterator[str]) -> Iterator[str]:
+    # httpx's own line iterator also breaks at separators that may stand inside a JSON text.
+    rest = ""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split("\n")
+        yield from whole
+    yield rest
+
+
+def error_of(response: httpx.Response) -> BloomeryError:
+    """The error that an unsuccessful response carries, in either contract's envelope."""
+    try:
+        envelope = response.json()["error"]
+        code, message, field = envelope.get("code"), envelope["message"], envelope.get("field", envelope.get("param"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        code, message, field = None, f"the server answers {response.status_code}: {response.text[:200]}", None
+    kind = _BY_CODE.get(code) or _BY_STATUS.get(response.status_code)
+    if kind is None:
+        kind = errors.InvalidInput if response.is_client_error else errors.WorkerError
+    return kind(message, field=field)

@@ -1,0 +1,138 @@
+"""The verbs of a training run: each submits an operation under the next number and returns at once with a result to come."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from bloomery.client.http import Http
+from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, Unavailable, WorkerError
+from bloomery.types.operations import (
+    AdamParams,
+    CheckpointResult,
+    Datum,
+    Failed,
+    ForwardBackward,
+    ForwardBackwardResult,
+    LoadResult,
+    OptimStep,
+    OptimStepResult,
+    Result,
+    SnapshotResult,
+)
+from bloomery.types.resources import Checkpoint, Run, RunMetric
+from bloomery.types.wire import Wire, encode
+
+_WAIT_S: Final = 20.0
+_RESULT_TIMEOUT_S: Final = 3600.0
+_MSGPACK: Final = {"content-type": "application/msgpack"}
+_results: Final[msgspec.msgpack.Decoder[Result]] = msgspec.msgpack.Decoder(Result)
+
+Outcome = TypeVar("Outcome", bound=Wire)
+
+
+class Pending(Generic[Outcome]):
+    """The result of a submitted operation, once it is there."""
+
+    def __init__(self, http: Http, run_id: str, seq: int, kind: type[Outcome]) -> None:
+        self.run_id = run_id
+        self.seq = seq
+        self._http = http
+        self._kind = kind
+        self._result: Outcome | None = None
+
+    def result(self, timeout_s: float = _RESULT_TIMEOUT_S) -> Outcome:
+        """Wait for it. An operation that failed raises what it failed with."""
+        if self._result is None:
+            self._result = self._wait(time.monotonic() + timeout_s)
+        return self._result
+
+    def _wait(self, deadline: float) -> Outcome:
+        path = f"/api/v1/runs/{self.run_id}/operations/{self.seq}"
+        while (left_s := deadline - time.monotonic()) > 0:
+            wait_s = min(_WAIT_S, left_s)
+            response = self._http.request("GET", path, params={"wait": wait_s}, timeout=wait_s + 30)
+            if response.status_code == 200:
+                return self._checked(_results.decode(response.content))
+        raise Unavailable(f"operation {self.seq} of run `{self.run_id}` has no result yet; ask again later")
+
+    def _checked(self, result: Result) -> Outcome:
+        if isinstance(result, Failed):
+            kind = InvalidInput if result.category == "user" else WorkerError
+            raise kind(f"operation {self.seq} of run `{self.run_id}`: {result.message}")
+        if not isinstance(result, self._kind):
+            raise Conflict(f"operation {self.seq} of run `{self.run_id}` was another one: its result is a {type(result).__name__}")
+        return result
+
+
+class TrainingRun:
+    """A run as one writer sees it. Two writers of one run must agree on the numbers of their operations."""
+
+    def __init__(self, http: Http, run: Run) -> None:
+        self.id = run.id
+        self.base_model = run.base_model
+        self._http = http
+        self._next_seq = run.next_seq
+        self._unclear: str | None = None
+
+    def forward_backward(
+        self, data: Sequence[Datum], loss: str = "cross_entropy", loss_config: dict[str, float | str] | None = None
+    ) -> Pending[ForwardBackwardResult]:
+        """Add the gradients of a batch; the loss is a sum over tokens and data."""
+        return self._compute(data, loss, loss_config, backward=True)
+
+    def forward(
+        self, data: Sequence[Datum], loss: str = "cross_entropy", loss_config: dict[str, float | str] | None = None
+    ) -> Pending[ForwardBackwardResult]:
+        """Only the loss and the log-probabilities."""
+        return self._compute(data, loss, loss_config, backward=False)
+
+    def optim_step(self, learning_rate: float, **adam: float) -> Pending[OptimStepResult]:
+        """Apply the gradients once and clear them; `adam` are the other fields of `AdamParams`."""
+        operation = OptimStep(adam=AdamParams(learning_rate=learning_rate, **adam))
+        return self._submit("", OptimStepResult, content=encode(operation), headers=_MSGPACK)
+
+    def save_checkpoint(self, name: str) -> Pending[CheckpointResult]:
+        """Keep the resumable state under a name."""
+        return self._submit("/checkpoint", CheckpointResult, json={"name": name})
+
+    def save_snapshot(self, name: str | None = None) -> Pending[SnapshotResult]:
+        """Publish the weights for sampling."""
+        return self._submit("/snapshot", SnapshotResult, json={"name": name})
+
+    def load(self, run_id: str, name: str, *, optimizer: bool = True) -> Pending[LoadResult]:
+        """Begin where a named checkpoint ended: the first operation of a run only."""
+        return self._submit("/load", LoadResult, json={"run_id": run_id, "name": name, "optimizer": optimizer})
+
+    def state(self) -> Run:
+        """The run as the server knows it now."""
+        return Run.model_validate(self._http.get(f"/api/v1/runs/{self.id}"))
+
+    def metrics(self, after: int = -1) -> list[RunMetric]:
+        """Metrics of the operations behind number `after`."""
+        return [RunMetric.model_validate(point) for point in self._http.get(f"/api/v1/runs/{self.id}/metrics", after=after)["data"]]
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Named checkpoints and snapshots, newest first."""
+        return [Checkpoint.model_validate(item) for item in self._http.get(f"/api/v1/runs/{self.id}/checkpoints")["data"]]
+
+    def _compute(
+        self, data: Sequence[Datum], loss: str, loss_config: dict[str, float | str] | None, *, backward: bool
+    ) -> Pending[ForwardBackwardResult]:
+        operation = ForwardBackward(loss=loss, loss_config=loss_config or {}, data=tuple(data), backward=backward)
+        return self._submit("", ForwardBackwardResult, content=encode(operation), headers=_MSGPACK)
+
+    def _submit(self, suffix: str, kind: type[Outcome], **body: Any) -> Pending[Outcome]:
+        if self._unclear is not None:
+            raise Conflict(f"{self._unclear}; take up the run again with `client.run`")
+        seq = self._next_seq
+        try:
+            self._http.request("POST", f"/api/v1/runs/{self.id}/operations/{seq}{suffix}", repeatable=True, **body)
+        except BloomeryError as error:
+            # Refused by the server: the number is still free. Without an answer nobody knows, and another operation under it would be lost.
+            if error.category == "server":
+                self._unclear = f"whether operation {seq} of run `{self.id}` was accepted is unclear"
+            raise
+        self._next_seq = seq + 1
+        return Pending(self._http, self.id, seq, kind)

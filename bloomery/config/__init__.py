@@ -1,0 +1,77 @@
+"""What each process is told when it starts: frozen dataclasses, JSON on disk, written by the supervisor and read once by the child.
+
+`data_dir` names the files of a data directory.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Final, Literal, Self
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from bloomery.types.errors import InvalidInput
+
+RecordMode = Literal["off", "metadata", "full"]
+
+DEFAULT_PORT: Final = 8700
+DEFAULT_MICRO_BATCH_TOKENS: Final = 4096
+"""Micro-batch budget of runs that do not ask for another; each run keeps its own for life, because replays must split alike."""
+
+
+class _FromJson:
+    """Unknown keys and wrong types fail: a typo in a config file must not be a silent default."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Parse what `to_json` wrote."""
+        try:
+            return TypeAdapter(cls).validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"])
+            raise InvalidInput(f"{cls.__name__}: `{field}`: {first['msg']}", field=field) from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig(_FromJson):
+    """A base model under one of its names; several names may share `base_hash` and `socket`, and then one engine serves them."""
+
+    alias: str
+    path: str
+    base_hash: str
+    dtype: str
+    """torch's name of the compute dtype, such as `float32`."""
+    threads: int
+    """CPU threads of the engine: part of the numerics id, so it is chosen once and never by load."""
+    socket: str
+    """Unix socket on which the engine listens."""
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApiConfig(_FromJson):
+    """The api process."""
+
+    data_dir: str
+    host: str
+    port: int
+    record: RecordMode
+    models: tuple[ModelConfig, ...]
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig(_FromJson):
+    """One engine process."""
+
+    data_dir: str
+    model: ModelConfig
+    log_level: str = "info"
+
+
+def to_json(config: ModelConfig | ApiConfig | EngineConfig) -> str:
+    """The text that `from_json` of the same class reads."""
+    return json.dumps(asdict(config), indent=2)

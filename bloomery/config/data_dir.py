@@ -1,0 +1,58 @@
+"""The files of a data directory: names only, nothing is opened here."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+DEFAULT_DATA_DIR: Final = Path("~/.bloomery")
+
+
+@dataclass(frozen=True, slots=True)
+class DataDir:
+    """Where everything that survives lies."""
+
+    root: Path
+
+    @property
+    def version(self) -> Path:
+        """Layout version of the directory: one integer."""
+        return self.root / "VERSION"
+
+    @property
+    def lock(self) -> Path:
+        """Held with flock by the running supervisor and its children; its JSON names the holder."""
+        return self.root / "lock"
+
+    @property
+    def processes(self) -> Path:
+        """JSON, replaced at every change: the children of the running supervisor."""
+        return self.root / "processes.json"
+
+    @property
+    def api_key(self) -> Path:
+        """The development key, mode 0600."""
+        return self.root / "api_key"
+
+    @property
+    def database(self) -> Path:
+        """SQLite, opened by the api alone."""
+        return self.root / "bloomery.db"
+
+    @property
+    def blobs(self) -> Path:
+        """Root of the local object store."""
+        return self.root / "blobs"
+
+    @property
+    def runs(self) -> Path:
+        """One journal directory per training run."""
+        return self.root / "runs"
+
+    @property
+    def logs(self) -> Path:
+        """One log per process."""
+        return self.root / "logs"
+
+    def log(self, process: str) -> Path:
+        """The log of `supervisor`, `api` or `engine-<alias>`."""
+        return self.logs / f"{process}.log"

@@ -1,0 +1,112 @@
+"""`bloomery doctor`: what this machine has, whether bit-exact mode holds on it, and what is missing."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bloomery import __version__
+from bloomery.config.data_dir import DataDir
+from bloomery.types.errors import BloomeryError
+from bloomery.up import base_models, lock
+from bloomery.up.base_models import Wanted
+from bloomery.up.layout import check_version
+from bloomery.up.machine import free_memory_bytes, usable_cpus
+
+_PACKAGES: Final = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "safetensors": "safetensors",
+    "tokenizers": "tokenizers",
+    "fastapi": "fastapi",
+    "uvicorn": "uvicorn",
+    "sqlalchemy": "SQLAlchemy",
+    "obstore": "obstore",
+    "sklearn": "scikit-learn",
+}
+_LOW_DISK_BYTES: Final = 2_000_000_000
+
+
+class Finding(NamedTuple):
+    """One line of the report; `problem` says what to do about it."""
+
+    topic: str
+    text: str
+    problem: str | None = None
+
+
+def examine(data_dir: Path, models: Sequence[str], dtype: str, threads: int | None) -> Iterator[Finding]:
+    """Look at everything, cheap things first."""
+    yield Finding("bloomery", __version__)
+    yield Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    yield from _packages()
+    yield Finding("processors", f"{usable_cpus()} usable of {os.cpu_count()}")
+    yield Finding("memory", f"{base_models.gigabytes(free_memory_bytes())} free")
+    yield from _data_dir(DataDir(data_dir.expanduser()))
+    if importlib.util.find_spec("torch"):
+        yield from _devices()
+        for value in models or [base_models.DEFAULT_MODEL]:
+            yield from _model(value, dtype, threads or usable_cpus())
+
+
+def _packages() -> Iterator[Finding]:
+    for module, distribution in _PACKAGES.items():
+        if importlib.util.find_spec(module):
+            yield Finding(distribution, importlib.metadata.version(distribution))
+        else:
+            yield Finding(distribution, "missing", f"install {distribution}, for example with `make setup`")
+
+
+def _data_dir(data: DataDir) -> Iterator[Finding]:
+    nearest = next(path for path in (data.root, *data.root.absolute().parents) if path.exists())
+    free = shutil.disk_usage(nearest).free
+    low = f"less than {base_models.gigabytes(_LOW_DISK_BYTES)} left for {data.root}: free some, or use another --data-dir"
+    yield Finding("disk", f"{base_models.gigabytes(free)} free for {data.root}", low if free < _LOW_DISK_BYTES else None)
+    if not data.version.exists():
+        yield Finding("data directory", "new: `bloomery up` creates it")
+        return
+    try:
+        version, running = check_version(data.version.read_text(), str(data.root)), lock.holder(data)
+    except BloomeryError as error:
+        yield Finding("data directory", str(data.root), error.message)
+        return
+    yield Finding("data directory", f"layout {version}, " + (f"served by process {running.pid} at {running.url}" if running else "no server running"))
+
+
+def _devices() -> Iterator[Finding]:
+    import torch
+
+    yield Finding("cpu kernels", torch.backends.cpu.get_cpu_capability())
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    yield Finding("gpus", ", ".join(gpus) or "none (nothing needs one)")
+
+
+def _model(value: str, dtype: str, threads: int) -> Iterator[Finding]:
+    try:
+        (wanted,) = base_models.wanted([value])
+        base = base_models.check(wanted, dtype)
+        free = free_memory_bytes()
+        yield Finding("model", base_models.announce(base, dtype, free))
+        base_models.refuse_what_does_not_fit([base], dtype, free)
+        yield _bit_exact(wanted, dtype, threads)
+    except BloomeryError as error:
+        yield Finding("model", value, error.message)
+
+
+def _bit_exact(model: Wanted, dtype: str, threads: int) -> Finding:
+    import torch
+
+    from bloomery.models.load import load_decoder
+    from bloomery.models.numerics import numerics_id, probe
+
+    torch.set_num_threads(threads)
+    compute: torch.dtype = getattr(torch, dtype)
+    report = probe(load_decoder(model.directory, dtype=compute))
+    where = f"{dtype}, {threads} threads, numerics {numerics_id(compute)}"
+    if report.bit_exact:
+        return Finding("bit-exact mode", f"holds for {model.alias} ({where}): sampled and trained log-probabilities agree to the bit")
+    return Finding("bit-exact mode", f"does not hold for {model.alias} ({where}): {'; '.join(report.failures)}")

@@ -1,0 +1,298 @@
+"""The executor: one thread that owns all tensors and divides its time between sampling and training.
+
+It takes commands from an inbox, does a micro-batch of one run after the other, and in between as many sampling steps as take about as long. With
+nothing to do it sleeps until a command arrives or a status is due. It never waits for the socket: `deliver` hands messages to the event loop.
+"""
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Final, NamedTuple
+
+import torch
+
+from bloomery.config import EngineConfig
+from bloomery.config.data_dir import DataDir
+from bloomery.engine.hosted import HostedRun
+from bloomery.engine.shelf import BlobShelf
+from bloomery.infer.sampler import Sampler
+from bloomery.models.load import load_decoder
+from bloomery.models.numerics import numerics_id, probe
+from bloomery.obs.failpoints import failpoint
+from bloomery.store.blobs import Blobs
+from bloomery.train.run import TrainableRun
+from bloomery.types.errors import BloomeryError, Conflict, WorkerError, blame
+from bloomery.types.generation import Abort, Generate
+from bloomery.types.ids import new_id
+from bloomery.types.protocol import (
+    Acknowledge,
+    BaseInfo,
+    CloseRun,
+    Drain,
+    Drained,
+    EngineStatus,
+    Execute,
+    FromEngine,
+    OpenRun,
+    RunClosed,
+    RunOpened,
+    SamplerEvents,
+    ToEngine,
+    Welcome,
+)
+
+log = logging.getLogger(__name__)
+
+STATUS_S: Final = 1.0
+HEARTBEAT_S: Final = 15.0
+"""An idle engine is silent for no longer."""
+LONGEST_SLICE_S: Final = 0.1
+"""Sampling gets as much time as the last micro-batch took, but not more at a time."""
+
+
+class Connected(NamedTuple):
+    """A conversation began; messages to it carry its number."""
+
+    conversation: int
+
+
+class Disconnected(NamedTuple):
+    """A conversation ended."""
+
+    conversation: int
+
+
+class Stop(NamedTuple):
+    """Checkpoint and end."""
+
+
+Command = ToEngine | Connected | Disconnected | Stop
+Inbox = SimpleQueue[Command]
+Deliver = Callable[[int, FromEngine], None]
+
+
+class Executor:
+    """All state that is made of tensors, and the loop that works on it. Lives on one thread from its construction on."""
+
+    def __init__(self, config: EngineConfig, inbox: Inbox, deliver: Deliver) -> None:
+        torch.set_num_threads(config.model.threads)
+        dtype: torch.dtype = getattr(torch, config.model.dtype)
+        self._config, self._inbox, self._deliver = config, inbox, deliver
+        self._decoder = load_decoder(Path(config.model.path), dtype=dtype, device=config.model.device)
+        self._numerics, self._probe = numerics_id(dtype, config.model.device), probe(self._decoder)
+        blobs = Blobs(DataDir(Path(config.data_dir)).blobs)
+        self._shelf = BlobShelf(blobs, self._decoder, base_hash=config.model.base_hash, numerics=self._numerics)
+        self._sampler = Sampler(self._decoder, self._shelf.adapter)
+        self._runs: dict[str, HostedRun] = {}
+        self._turns: deque[str] = deque()
+        """Runs in the order in which they get their next micro-batch."""
+        self._boot_id = new_id("boot")
+        self._conversation: int | None = None
+        self._paused = self._draining = self._stopping = False
+        self._slice_s = 0.0
+        self._tokens_trained_before = 0
+        """By runs that were closed."""
+        self._told, self._told_at = self._status(), 0.0
+        log.info("holds %s: %d parameters, numerics %s", config.model.base_hash, self._base_info().parameters, self._numerics)
+        for failure in self._probe.failures:
+            log.warning("not bit-exact here: %s", failure)
+
+    def run(self) -> None:
+        """Work until `Stop`, then checkpoint every run."""
+        while not self._stopping:
+            self._take_commands()
+            self._sample()
+            self._train()
+            self._finish_draining()
+            self._tell_status()
+        self._checkpoint_all()
+
+    def _take_commands(self) -> None:
+        """Everything that has arrived; waits while there is nothing to do."""
+        patience_s = 0.0 if self._has_work() else self._next_status_s()
+        try:
+            self._obey(self._inbox.get(timeout=patience_s) if patience_s > 0 else self._inbox.get_nowait())
+            while True:
+                self._obey(self._inbox.get_nowait())
+        except Empty:
+            return
+
+    def _has_work(self) -> bool:
+        if self._draining or self._stopping:
+            return True
+        return not self._paused and (self._sampler.busy or any(run.waiting for run in self._runs.values()))
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Connected(conversation=conversation):
+                self._begin_conversation(conversation)
+            case Disconnected(conversation=conversation) if conversation == self._conversation:
+                self._conversation = None
+                self._sampler.forget_all()
+            case OpenRun():
+                self._open(command)
+            case Execute(run_id=run_id) if run_id in self._runs:
+                self._runs[run_id].receive(command)
+            case Acknowledge(run_id=run_id, seq=seq) if run_id in self._runs:
+                self._runs[run_id].acknowledge(seq)
+            case CloseRun(run_id=run_id):
+                self._close(run_id)
+            case Generate():
+                self._sampler.submit(command)
+            case Abort():
+                self._sampler.abort(command)
+            case Drain():
+                self._draining = True
+            case Stop():
+                self._stopping = True
+            case _:
+                log.info("ignored %s of a run or a conversation that ended", type(command).__name__)
+
+    def _begin_conversation(self, conversation: int) -> None:
+        """Whoever connects learns where every run is, and hears again what was not acknowledged; requests of an earlier conversation are dropped."""
+        self._conversation = conversation
+        self._paused = self._draining = False
+        self._sampler.forget_all()
+        self._send(
+            Welcome(
+                boot_id=self._boot_id,
+                pid=os.getpid(),
+                base=self._base_info(),
+                numerics=self._numerics,
+                bit_exact=self._probe.bit_exact,
+                runs={run_id: run.executed for run_id, run in self._runs.items()},
+            )
+        )
+        for run in self._runs.values():
+            for done in run.unacknowledged.values():
+                self._send(done)
+            if run.newest_checkpoint is not None:
+                self._send(run.newest_checkpoint)
+
+    def _open(self, order: OpenRun) -> None:
+        """Hold a run; one that is held already is replaced, for the api knows better which history counts."""
+        spec = order.spec
+        self._forget(spec.run_id)
+        try:
+            with blame(WorkerError, f"cannot open run {spec.run_id}"):
+                if spec.base_hash != self._config.model.base_hash:
+                    raise Conflict(f"the run is on base model {spec.base_hash}, this engine holds {self._config.model.base_hash}")
+                run = TrainableRun(self._decoder, spec, self._shelf)
+                if order.checkpoint is not None:
+                    run.restore(self._shelf.read(order.checkpoint))
+        except BloomeryError as error:
+            self._send(RunOpened(run_id=spec.run_id, error=error.message))
+            return
+        after_s = self._config.checkpoint_after_s
+        self._runs[spec.run_id] = HostedRun(run, self._shelf.write, last_seq=order.last_seq, checkpoint_after_s=after_s)
+        self._turns.append(spec.run_id)
+        self._send(RunOpened(run_id=spec.run_id))
+
+    def _close(self, run_id: str) -> None:
+        if run_id in self._runs:
+            self._checkpoint(self._runs[run_id])
+            self._forget(run_id)
+        self._send(RunClosed(run_id=run_id))
+
+    def _forget(self, run_id: str) -> None:
+        run = self._runs.pop(run_id, None)
+        if run is not None:
+            self._tokens_trained_before += run.tokens_trained
+            self._turns.remove(run_id)
+
+    def _sample(self) -> None:
+        """At least one step, and then as long as the last micro-batch took."""
+        until = time.monotonic() + self._slice_s
+        while self._sampler.busy and not (self._paused or self._draining):
+            try:
+                events = self._sampler.step()
+            except Exception as error:
+                log.exception("a sampling step broke")
+                self._sampler.fail_running(f"sampling broke: {type(error).__name__}: {error}")
+                continue
+            failpoint("engine.decode.step")
+            if events:
+                self._send(SamplerEvents(events=tuple(events)))
+            if time.monotonic() >= until:
+                return
+
+    def _train(self) -> None:
+        """One micro-batch of the run whose turn it is."""
+        self._slice_s = 0.0
+        run = self._whose_turn()
+        if run is None:
+            return
+        began = time.monotonic()
+        done = run.advance()
+        self._slice_s = min(time.monotonic() - began, LONGEST_SLICE_S)
+        if done is not None:
+            self._send(done)
+        if run.checkpoint_due:
+            self._checkpoint(run)
+
+    def _whose_turn(self) -> HostedRun | None:
+        for _ in range(0 if self._paused else len(self._turns)):
+            run = self._runs[self._turns[0]]
+            self._turns.rotate(-1)
+            # A drain finishes what was begun and begins nothing.
+            if run.begun or (run.waiting and not self._draining):
+                return run
+        return None
+
+    def _finish_draining(self) -> None:
+        """Once nothing is half done: checkpoint, say so, and rest until somebody connects."""
+        if self._draining and not any(run.begun for run in self._runs.values()):
+            self._checkpoint_all()
+            self._draining, self._paused = False, True
+            self._send(Drained())
+
+    def _checkpoint_all(self) -> None:
+        for run in self._runs.values():
+            self._checkpoint(run)
+
+    def _checkpoint(self, run: HostedRun) -> None:
+        try:
+            written = run.checkpoint()
+        except Exception:
+            # Nothing is lost but time: the operations since the checkpoint before are in the journal.
+            log.exception("run %s: no checkpoint could be written; training goes on", run.run_id)
+            return
+        if written is not None:
+            self._send(written)
+
+    def _send(self, message: FromEngine) -> None:
+        if self._conversation is not None:
+            self._deliver(self._conversation, message)
+
+    def _base_info(self) -> BaseInfo:
+        config = self._decoder.config
+        return BaseInfo(
+            base_hash=self._config.model.base_hash,
+            model_type=config.model_type,
+            vocab_size=config.vocab_size,
+            context=config.context,
+            parameters=sum(parameter.numel() for parameter in self._decoder.parameters()),
+            dtype=self._config.model.dtype,
+        )
+
+    def _status(self) -> EngineStatus:
+        return EngineStatus(
+            running_sequences=self._sampler.running_sequences,
+            waiting_sequences=self._sampler.waiting_sequences,
+            queued_operations=sum(run.waiting for run in self._runs.values()),
+            tokens_sampled=self._sampler.tokens_sampled,
+            tokens_trained=self._tokens_trained_before + sum(run.tokens_trained for run in self._runs.values()),
+        )
+
+    def _next_status_s(self) -> float:
+        pause_s = HEARTBEAT_S if self._status() == self._told else STATUS_S
+        return max(0.0, self._told_at + pause_s - time.monotonic())
+
+    def _tell_status(self) -> None:
+        if self._next_status_s() == 0.0:
+            self._told, self._told_at = self._status(), time.monotonic()
+            self._send(self._told)

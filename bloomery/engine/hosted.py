@@ -1,0 +1,119 @@
+"""One run in the engine's memory: its queue of operations, the one that is being executed, and what the api did not make durable yet."""
+
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import NamedTuple
+
+from bloomery.obs.failpoints import failpoint
+from bloomery.train.run import TrainableRun
+from bloomery.types.operations import Failed, ForwardBackward, LoadResult, OptimStepResult, Result
+from bloomery.types.protocol import CheckpointWritten, Execute, OperationDone
+
+log = logging.getLogger(__name__)
+
+
+class _Execution(NamedTuple):
+    """An operation that was begun."""
+
+    order: Execute
+    steps: Generator[None, None, Result]
+
+
+class HostedRun:
+    """A run and its place in its history.
+
+    `rest_seq` is the last operation after which nothing waited for the next optimizer step. Only steps and loads change weights, so a checkpoint
+    that is written at any later moment holds the state after `rest_seq`, and the operations after it are executed again.
+    """
+
+    def __init__(self, run: TrainableRun, write: Callable[[str, bytes], None], *, last_seq: int, checkpoint_after_s: float) -> None:
+        self._run, self._write, self._checkpoint_after_s = run, write, checkpoint_after_s
+        self._queue: deque[Execute] = deque()
+        self._current: _Execution | None = None
+        self._seconds = self._unsaved_s = 0.0
+        self._received = self._rest_seq = self._saved_seq = last_seq
+        self.executed = last_seq
+        """Last operation with a result."""
+        self.checkpoint_due = False
+        """Whether a death now would cost too much: after every load, and after a step when much was computed since the last checkpoint."""
+        self.unacknowledged: dict[int, OperationDone] = {}
+        self.newest_checkpoint: CheckpointWritten | None = None
+        self.tokens_trained = 0
+
+    @property
+    def run_id(self) -> str:
+        """Of the run."""
+        return self._run.spec.run_id
+
+    @property
+    def waiting(self) -> int:
+        """Operations without a result."""
+        return len(self._queue) + self.begun
+
+    @property
+    def begun(self) -> bool:
+        """Whether an operation is half done."""
+        return self._current is not None
+
+    def receive(self, order: Execute) -> None:
+        """Queue an operation; those whose result a new connection does not know arrive a second time."""
+        if order.seq > self._received:
+            self._received = order.seq
+            self._queue.append(order)
+
+    def acknowledge(self, seq: int) -> None:
+        """Forget a result that is durable elsewhere."""
+        self.unacknowledged.pop(seq, None)
+
+    def advance(self) -> OperationDone | None:
+        """Do one micro-batch of the next operation; returns its result with the last one."""
+        if self._current is None:
+            order = self._queue.popleft()
+            self._current = _Execution(order, self._run.execute(order.operation, seq=order.seq))
+            self._seconds = 0.0
+            failpoint("engine.operation.started")
+        began = time.perf_counter()
+        result = self._next_result(self._current)
+        self._seconds += time.perf_counter() - began
+        return None if result is None else self._finish(self._current.order, result)
+
+    def checkpoint(self) -> CheckpointWritten | None:
+        """Make the state durable, unless it is."""
+        self.checkpoint_due = False
+        if self._rest_seq == self._saved_seq:
+            return None
+        key = f"checkpoints/{self.run_id}/{self._rest_seq}-{secrets.token_hex(4)}.safetensors"
+        self._write(key, self._run.checkpoint_bytes())
+        failpoint("engine.checkpoint.written")
+        self._saved_seq, self._unsaved_s = self._rest_seq, 0.0
+        self.newest_checkpoint = CheckpointWritten(run_id=self.run_id, seq=self._rest_seq, key=key, digest=self._run.weights_digest())
+        return self.newest_checkpoint
+
+    def _next_result(self, execution: _Execution) -> Result | None:
+        try:
+            next(execution.steps)
+        except StopIteration as done:
+            result: Result = done.value
+            return result
+        except Exception as error:
+            log.exception("run %s: operation %d", self.run_id, execution.order.seq)
+            return Failed(message=f"operation {execution.order.seq} broke: {type(error).__name__}: {error}", category="server")
+        return None
+
+    def _finish(self, order: Execute, result: Result) -> OperationDone:
+        done = OperationDone(run_id=self.run_id, seq=order.seq, result=result, seconds=self._seconds, replay=order.replay)
+        self._current = None
+        self.executed = order.seq
+        self.unacknowledged[order.seq] = done
+        self._unsaved_s += self._seconds
+        if self._run.at_rest:
+            self._rest_seq = order.seq
+        stepped = isinstance(result, OptimStepResult) and self._unsaved_s >= self._checkpoint_after_s
+        self.checkpoint_due |= stepped or isinstance(result, LoadResult)
+        if isinstance(order.operation, ForwardBackward) and not isinstance(result, Failed):
+            self.tokens_trained += sum(datum.tokens.shape[0] for datum in order.operation.data)
+        failpoint("engine.operation.done")
+        return done

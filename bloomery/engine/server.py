@@ -1,0 +1,91 @@
+"""The socket of an engine: one conversation at a time, and a newer one ends the one before.
+
+Frames that arrive go to the executor's inbox in order, behind a `Connected`; messages of the executor carry the number of the conversation that they
+belong to, and those of an earlier one are dropped.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from bloomery.engine.executor import Connected, Disconnected, Inbox
+from bloomery.obs.failpoints import failpoint
+from bloomery.types.protocol import FromEngine, OperationDone, frame, frame_length, parse_to_engine
+
+log = logging.getLogger(__name__)
+
+_BUFFER_BYTES: Final = 1 << 20
+_FLUSH_S: Final = 5.0
+
+
+class Server:
+    """Listens while it is entered."""
+
+    def __init__(self, path: Path, inbox: Inbox) -> None:
+        self._path, self._inbox = path, inbox
+        self._loop = asyncio.get_running_loop()
+        self._server: asyncio.Server | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._conversation = 0
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_unix_server(self._converse, self._path, limit=_BUFFER_BYTES)
+        log.info("listens at %s", self._path)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._server is not None
+        self._server.close()
+        if self._writer is not None:
+            await self._flush(self._writer)
+
+    def deliver(self, conversation: int, message: FromEngine) -> None:
+        """Send a message; called from the executor's thread."""
+        data, is_result = frame(message), isinstance(message, OperationDone)
+        self._loop.call_soon_threadsafe(self._write, conversation, data, is_result)
+
+    def _write(self, conversation: int, data: bytes, is_result: bool) -> None:
+        if conversation != self._conversation or self._writer is None:
+            return
+        self._writer.write(data)
+        if is_result:
+            failpoint("engine.result.sent")
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._writer is not None:
+            log.info("a newer connection replaces the one before")
+            self._writer.close()
+        self._conversation += 1
+        conversation, self._writer = self._conversation, writer
+        self._inbox.put(Connected(conversation))
+        try:
+            await self._receive(reader, conversation)
+        except (EOFError, OSError) as error:
+            log.info("the connection ended: %s", error)
+        except (ValueError, msgspec.MsgspecError) as error:
+            log.error("the connection sent something that is no message of this protocol: %s", error)
+        finally:
+            writer.close()
+            if conversation == self._conversation:
+                self._writer = None
+            self._inbox.put(Disconnected(conversation))
+
+    async def _receive(self, reader: asyncio.StreamReader, conversation: int) -> None:
+        while True:
+            payload = await reader.readexactly(frame_length(await reader.readexactly(4)))
+            if conversation != self._conversation:
+                return
+            self._inbox.put(parse_to_engine(payload))
+
+    async def _flush(self, writer: asyncio.StreamWriter) -> None:
+        """Let the last messages out; whoever does not read them will ask again."""
+        writer.close()
+        try:
+            async with asyncio.timeout(_FLUSH_S):
+                await writer.wait_closed()
+        except (TimeoutError, OSError) as error:
+            log.info("the last messages were not read: %r", error)

@@ -1,0 +1,11 @@
+"""Messages to tokens and back: no torch, no `transformers`.
+
+`ChatTokenizer` is a model directory's tokenizer with its chat template. `directory` reads the files, `training` says which tokens the loss sees,
+`control` keeps text from forging control tokens, `spelling` gives the bytes of a token. A template is a program that came with the weights:
+`chatml` knows the plainest one by heart, every other runs in a `sandbox`, a process (`worker`) with limits on time and memory.
+"""
+
+from bloomery.render.tokenizer import ChatTokenizer
+from bloomery.render.training import Rendered
+
+__all__ = ["ChatTokenizer", "Rendered"]

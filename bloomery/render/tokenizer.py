@@ -1,0 +1,87 @@
+"""The tokenizer of a model directory together with its chat template."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from blake3 import blake3
+
+from bloomery.render import chatml
+from bloomery.render.control import ControlTokens
+from bloomery.render.directory import Directory, read_directory
+from bloomery.render.sandbox import Sandbox
+from bloomery.render.spelling import Spelling
+from bloomery.render.training import Messages, Rendered, render_training
+from bloomery.types.errors import InvalidInput, blame
+
+
+class ChatTokenizer:
+    """Text and messages to tokens and back. Rendering may wait for another process: call it from a thread, not from an event loop."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._tokenizer = directory.tokenizer
+        self._template = directory.template
+        self._named_tokens = directory.named_tokens
+        self._control = ControlTokens(directory.tokenizer)
+        self._spelling = Spelling(directory.tokenizer)
+        self._sandbox = None if directory.template is None or directory.template in chatml.TEMPLATES else Sandbox(directory.template)
+        self.end_tokens = directory.end_tokens
+        """Any of these ends an answer."""
+        self.vocab_size: int = directory.tokenizer.get_vocab_size(with_added_tokens=True)
+        self.template_hash = None if directory.template is None else blake3(directory.template.encode("utf-8", "surrogatepass")).hexdigest()
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a directory that `save_pretrained` wrote; a missing template is an error only when messages are rendered."""
+        return cls(read_directory(path))
+
+    def close(self) -> None:
+        """End the process that renders the template, if one was started."""
+        if self._sandbox is not None:
+            self._sandbox.close()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Tokens of a text; control tokens in it are control tokens, and what the model wants around every text (a first token) is added."""
+        with blame(InvalidInput, "the text cannot be encoded"):
+            tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, special ones included; what is not UTF-8 comes out as replacement characters."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one token stands for."""
+        return self._spelling.of(token)
+
+    def render_prompt(self, messages: Messages, add_generation_prompt: bool = True, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+        """Tokens of a conversation as the model expects it, up to where its answer begins."""
+        masked = self._masked(messages)
+        with blame(InvalidInput, "the messages cannot be encoded"):
+            return self._control.encode(self._text(masked, add_generation_prompt, tools)).tokens
+
+    def render_training(self, messages: Messages) -> Rendered:
+        """Tokens of a whole conversation, and a loss weight of 1 for what the assistant says, the token that ends its turn included."""
+        masked = self._masked(messages)
+        with blame(InvalidInput, "the messages cannot be encoded"):
+            return render_training(masked, self._text, self._control, self.end_tokens)
+
+    def _masked(self, messages: Messages) -> list[dict[str, Any]]:
+        if not messages:
+            raise InvalidInput("`messages` is empty: it needs at least one", field="messages")
+        for index, message in enumerate(messages):
+            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not message["role"]:
+                raise InvalidInput(f"message {index} is not an object with a `role`", field=f"messages.{index}")
+        # A key without a value is a missing key to templates: many would write the word "None".
+        return [{key: self._control.mask(value) for key, value in message.items() if value is not None} for message in messages]
+
+    def _text(self, messages: Messages, add_generation_prompt: bool, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        if self._template is None:
+            raise InvalidInput("this model has no chat template and cannot take messages: send a prompt to /v1/completions instead", field="messages")
+        if tools and "tools" not in self._template:
+            raise InvalidInput("the chat template of this model has no place for tools", field="tools")
+        if self._sandbox is None:
+            return chatml.render(messages, add_generation_prompt=add_generation_prompt)
+        asked = {"messages": messages, "tools": self._control.mask(tools), "documents": None, "add_generation_prompt": add_generation_prompt}
+        return self._sandbox.render({**self._named_tokens, **asked})

@@ -1,0 +1,285 @@
+"""One run that is in use: its history, its place in the engine, and the loop between them.
+
+The loop alone talks to the engine: it journals and acknowledges results, registers checkpoints, fills gaps that waited too long, opens the run
+where it is needed, and sends what is next. What happens while the engine is away waits for the next connection.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from bloomery.obs.failpoints import failpoint
+from bloomery.services.engines import Connection, EngineLost, RunMessage
+from bloomery.services.history import RETRY_S, History, Make, RunFacts
+from bloomery.services.place import Place, PlaceState
+from bloomery.services.settle import Kept, divergence, note_checkpoint, restore_point, set_state
+from bloomery.store.blobs import AsyncBlobs
+from bloomery.store.database import Database
+from bloomery.store.journal import Journal, JournaledResult
+from bloomery.types.errors import Corrupt
+from bloomery.types.ids import now_us
+from bloomery.types.operations import Failed, ForwardBackward, LoadCheckpoint, Operation, Rejected, Result
+from bloomery.types.protocol import Acknowledge, CheckpointWritten, OperationDone, RunClosed, RunOpened
+from bloomery.types.wire import encode
+
+log = logging.getLogger(__name__)
+
+MAX_REFUSALS: Final = 5
+"""After so many the operations that wait are failed, and later ones try again."""
+
+
+class Patience(NamedTuple):
+    """How long runs wait: for an operation before others, and before they ask an engine that refused them again."""
+
+    gap_s: float = 60.0
+    reopen_s: float = 5.0
+
+
+class ActiveRun:
+    """Operations in, results out, strictly by `seq`."""
+
+    def __init__(self, facts: RunFacts, journal: Journal, database: Database, blobs: AsyncBlobs, patience: Patience) -> None:
+        self.facts = facts
+        self.used_us = now_us()
+        self.history = History(facts, journal, database, gap_s=patience.gap_s, changed=self._wake)
+        self._patience = patience
+        self._journal, self._database, self._blobs = journal, database, blobs
+        self._place = Place(facts.spec, facts.first_seq)
+        self._next_connection: Connection | None = None
+        self._resting = False
+        self._reopen_at: float | None = None
+        self._opened: RunOpened | None = None
+        self._arrived: dict[int, OperationDone] = {}
+        self._written: list[CheckpointWritten] = []
+        self._kick, self._turned = asyncio.Event(), asyncio.Event()
+        self._driver: asyncio.Task[None] | None = None
+
+    async def start(self, *, settled: int) -> None:
+        """Go on where the journal ends."""
+        await self.history.start(settled)
+        self._driver = asyncio.create_task(self._drive(), name=f"drive-{self.facts.key.run_id}")
+        self._wake()
+
+    async def close(self) -> None:
+        """Stop; what is being journaled is finished first."""
+        if self._driver is not None:
+            self._driver.cancel()
+            await asyncio.wait({self._driver})
+        await self.history.close()
+
+    async def submit(self, seq: int, make: Make) -> None:
+        """Journal an operation; the rest happens behind this call."""
+        self.used_us, self._resting = now_us(), False
+        await self.history.submit(seq, make)
+
+    async def result(self, seq: int, timeout_s: float) -> Result | None:
+        """The result of an operation, or None while there is none after `timeout_s`."""
+        self.used_us = now_us()
+        return await self.history.result(seq, timeout_s)
+
+    def waiting_for(self) -> str:
+        """Who is being waited for."""
+        history, connection = self.history, self._next_connection
+        if history.failure is not None:
+            return history.failure.message
+        if history.gap_at is not None and history.ready == history.done:
+            return f"operation {history.ready + 1} did not arrive yet, later ones did"
+        if connection is None or not connection.open:
+            return f"the engine of base model {self.facts.spec.base_hash} is not connected"
+        if self._place.state != PlaceState.HELD:
+            return "the engine is opening the run"
+        return f"the engine is at operation {self._place.answered + 1}"
+
+    def connected(self, connection: Connection) -> None:
+        """A new conversation with the engine began."""
+        self._next_connection = connection
+        self._wake()
+
+    def received(self, connection: Connection, message: RunMessage) -> None:
+        """Take a message about this run; those of an earlier conversation count only if they bring something lasting."""
+        current = connection is self._place.connection
+        match message:
+            case OperationDone():
+                self._arrived[message.seq] = message
+                if current:
+                    self._place.answered = max(self._place.answered, message.seq)
+            case CheckpointWritten():
+                self._written.append(message)
+            case RunOpened() if current:
+                self._opened = message
+            case RunClosed() if current:
+                self._place.closed()
+        self._wake()
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was submitted is done."""
+        return self.history.done == self.history.last_known
+
+    @property
+    def quiet(self) -> bool:
+        """Idle, and everything that the engine said is stored."""
+        return self.idle and self._stored
+
+    async def stored(self) -> None:
+        """Wait until all that the engine said so far is journaled and in rows."""
+        await self._until(lambda: self._stored)
+
+    async def rest(self, timeout_s: float) -> bool:
+        """Have the engine let go of a quiet run; says whether it did and nothing came in between."""
+        self._resting = True
+        self._wake()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._until(lambda: not self._resting or self._away), timeout_s)
+        return self._resting and self._away
+
+    @property
+    def _stored(self) -> bool:
+        return not (self._arrived or self._written or self.history.unsettled)
+
+    @property
+    def _away(self) -> bool:
+        return self.quiet and (self._place.state == PlaceState.ABSENT or not self._connected)
+
+    @property
+    def _connected(self) -> bool:
+        return self._place.connection is not None and self._place.connection.open
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._turned.wait()
+
+    def _wake(self) -> None:
+        self._kick.set()
+        self._turned.set()
+        self._turned = asyncio.Event()
+
+    async def _drive(self) -> None:
+        while self.history.failure is None:
+            await self._work_to_do()
+            try:
+                await self._take_turn()
+            except EngineLost:
+                # The next connection begins with all that was not answered on this one.
+                continue
+            except Corrupt as error:
+                log.error("run %s: %s", self.facts.key.run_id, error.message)
+                self.history.fail(error)
+                await self._store_state(error.message)
+            except Exception:
+                log.exception("run %s: trying again in %g s", self.facts.key.run_id, RETRY_S)
+                await asyncio.sleep(RETRY_S)
+                self._kick.set()
+
+    async def _work_to_do(self) -> None:
+        clock = asyncio.get_running_loop().time
+        times = [at for at in (self.history.gap_at, self._reopen_at) if at is not None]
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._kick.wait(), max(0.0, min(times) - clock()) if times else None)
+        self._kick.clear()
+        if self._reopen_at is not None and self._reopen_at <= clock():
+            self._reopen_at = None
+
+    async def _take_turn(self) -> None:
+        if self._next_connection is not None and self._next_connection is not self._place.connection:
+            self._place.begin(self._next_connection, ready=self.history.ready)
+            self._opened = self._reopen_at = None
+        await self._take_results()
+        await self._take_checkpoints()
+        await self._take_opened()
+        await self.history.fill_gap()
+        if self._connected:
+            await self._come_or_go()
+            await self._send_next()
+        self._turned.set()
+        self._turned = asyncio.Event()
+
+    async def _take_results(self) -> None:
+        repeated = [seq for seq in sorted(self._arrived) if seq <= self.history.done]
+        for seq in repeated:
+            await self._compare(self._arrived[seq])
+        fresh: dict[int, JournaledResult] = {}
+        while (done := self._arrived.get(self.history.done + len(fresh) + 1)) is not None:
+            fresh[done.seq] = self._journaled(done.result, done.seconds)
+        if fresh:
+            await self.history.keep(fresh)
+        for seq in (*repeated, *fresh):
+            del self._arrived[seq]
+            if self._connected and self._place.connection is not None:
+                self._place.connection.post(Acknowledge(run_id=self.facts.key.run_id, seq=seq))
+
+    def _journaled(self, result: Result, seconds: float) -> JournaledResult:
+        return JournaledResult(result=result, numerics=self._numerics, seconds=seconds, done_us=now_us())
+
+    async def _compare(self, done: OperationDone) -> None:
+        """A result that is known already: of a replay, or sent again because its acknowledgement was lost."""
+        journaled = await self._journal.result(done.seq)
+        if encode(journaled.result) == encode(done.result) or (isinstance(journaled.result, Failed) and isinstance(done.result, Failed)):
+            return
+        run, numerics = self.facts.key, self._numerics
+        log.error("run %s: operation %d gave another result when it was replayed (%s, then %s)", run.run_id, done.seq, journaled.numerics, numerics)
+        await self._database.write(lambda rows: divergence(rows, run, done.seq, journaled, numerics))
+
+    async def _take_checkpoints(self) -> None:
+        # One that overtook the results before it waits for them: without those it is no point to begin again from.
+        while self._written and self._written[0].seq <= self.history.done:
+            kept = await self._note_checkpoint(self._written[0])
+            failpoint("checkpoint.row.committed")
+            await self._journal.drop_operations(kept.floor)
+            for key in kept.superfluous:
+                await self._blobs.delete(key)
+            self._written.pop(0)
+
+    async def _note_checkpoint(self, written: CheckpointWritten) -> Kept:
+        return await self._database.write(lambda rows: note_checkpoint(rows, self.facts.key, written, done=self.history.done))
+
+    async def _take_opened(self) -> None:
+        if self._opened is None:
+            return
+        error, self._opened = self._opened.error, None
+        self._place.opened(error)
+        await self._store_state(error)
+        if error is None:
+            return
+        log.error("run %s: the engine refuses to open it: %s", self.facts.key.run_id, error)
+        self._reopen_at = asyncio.get_running_loop().time() + self._patience.reopen_s
+        waiting = range(self.history.done + 1, self.history.ready + 1)
+        if self._place.refusals >= MAX_REFUSALS and waiting:
+            failed = self._journaled(Failed(message=f"the engine cannot open the run: {error}", category="server"), 0.0)
+            await self.history.keep(dict.fromkeys(waiting, failed))
+
+    async def _come_or_go(self) -> None:
+        place, history = self._place, self.history
+        leaving = self._resting and self.idle
+        if place.state == PlaceState.HELD and leaving:
+            await place.close()
+        if place.state == PlaceState.ABSENT and not leaving and self._reopen_at is None:
+            # An even number of refusals: the newest checkpoint again; an odd one: the checkpoint before it, or the beginning.
+            before = place.refused.seq if place.refused is not None and place.refusals % 2 else None
+            restored = await self._database.read(lambda rows: restore_point(rows, self.facts.key.run_id, done=history.done, before=before))
+            begins = history.done < self.facts.first_seq or self._journal.has_operation(self.facts.first_seq)
+            await place.open(restored if restored is not None or begins else place.refused)
+
+    async def _send_next(self) -> None:
+        while self._place.has_room() and self._place.sent < self.history.ready:
+            seq = self._place.sent + 1
+            await self._place.send(seq, await self._as_it_happened(seq), replay=seq <= self.history.done)
+
+    async def _as_it_happened(self, seq: int) -> Operation:
+        """The operation; one whose failure is journaled fails again, though its reason (memory, say) may be gone."""
+        operation = await self.history.operation(seq)
+        if seq <= self.history.done and isinstance(operation, ForwardBackward | LoadCheckpoint):
+            result = (await self._journal.result(seq)).result
+            if isinstance(result, Failed):
+                return Rejected(message=result.message)
+        return operation
+
+    async def _store_state(self, error: str | None) -> None:
+        state = "active" if error is None else "broken"
+        await self._database.write(lambda rows: set_state(rows, self.facts.key, state, error))
+
+    @property
+    def _numerics(self) -> str:
+        return self._place.connection.welcome.numerics if self._place.connection else ""

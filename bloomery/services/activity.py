@@ -1,0 +1,168 @@
+"""The runs that are in use.
+
+After a start of the api those with unfinished business are taken up at once, others when they are first asked for; one that nobody used for a
+while leaves the engine's memory. `inbox` brings what the engines say about runs, in order.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from bloomery.services.active import ActiveRun, Patience
+from bloomery.services.engines import EngineLink, EngineLost, Inbox, Received
+from bloomery.services.run_rows import RunRow, all_runs, one_run
+from bloomery.services.settle import set_state
+from bloomery.store.blobs import AsyncBlobs
+from bloomery.store.database import Database
+from bloomery.store.journal import Journal, extent
+from bloomery.types.errors import BloomeryError, Corrupt
+from bloomery.types.ids import now_us
+from bloomery.types.protocol import CheckpointWritten, CloseRun, OperationDone, RunClosed, RunOpened, Welcome
+
+log = logging.getLogger(__name__)
+
+IDLE_S: Final = 1800.0
+REST_S: Final = 30.0
+RESULT_TTL_S: Final = 7 * 86_400
+JOURNAL_THREADS: Final = 4
+
+
+class Activity:
+    """Takes runs up and retires them; works while it is entered."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        blobs: AsyncBlobs,
+        directory: Path,
+        links: Mapping[str, EngineLink],
+        inbox: Inbox,
+        patience: Patience | None = None,
+    ) -> None:
+        self._database, self._blobs, self._directory = database, blobs, directory
+        self._links, self._inbox, self._patience = links, inbox, patience or Patience()
+        self._pool = ThreadPoolExecutor(JOURNAL_THREADS, thread_name_prefix="journal")
+        self._runs: dict[str, ActiveRun] = {}
+        self._opening: dict[str, asyncio.Task[ActiveRun]] = {}
+        self._dispatcher: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._dispatcher = asyncio.create_task(self._dispatch(), name="runs")
+        for row in await self._database.read(all_runs):
+            if await self._unfinished(row):
+                # A run whose files are damaged must not keep the server from starting; whoever asks for it is told.
+                with suppress(BloomeryError):
+                    await self.take_up(row.id)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._dispatcher is not None
+        self._dispatcher.cancel()
+        await asyncio.wait({self._dispatcher})
+        await asyncio.gather(*self._opening.values(), return_exceptions=True)
+        await asyncio.gather(*(run.close() for run in self._runs.values()))
+        self._pool.shutdown()
+
+    def get(self, run_id: str) -> ActiveRun | None:
+        """The run if it is in use."""
+        return self._runs.get(run_id)
+
+    async def take_up(self, run_id: str) -> ActiveRun:
+        """The run, in use from here on."""
+        if (run := self._runs.get(run_id)) is not None:
+            return run
+        if run_id not in self._opening:
+            self._opening[run_id] = asyncio.create_task(self._open(run_id))
+            self._opening[run_id].add_done_callback(lambda _: self._opening.pop(run_id, None))
+        return await asyncio.shield(self._opening[run_id])
+
+    async def retire(self, run: ActiveRun) -> None:
+        """Have the engine let go of a quiet run."""
+        if await run.rest(REST_S):
+            # No await in between: whoever asks from here on takes the run up anew.
+            self._runs.pop(run.facts.key.run_id, None)
+            await run.close()
+
+    async def stored(self, timeout_s: float) -> None:
+        """Wait until all that the engines said so far is journaled and in rows."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._inbox.join()
+                await asyncio.gather(*(run.stored() for run in self._runs.values()))
+
+    async def tidy(self) -> None:
+        """Let idle runs leave the engines' memory, and forget results whose time is over."""
+        for run in list(self._runs.values()):
+            await run.history.drop_old_results(now_us() - RESULT_TTL_S * 1_000_000)
+            if run.quiet and run.used_us < now_us() - IDLE_S * 1e6:
+                await self.retire(run)
+        for connection in [link.connection for link in self._links.values() if link.connection is not None]:
+            # Held since before this process, and nobody has asked for them.
+            for run_id in connection.held.keys() - self._runs.keys():
+                with suppress(EngineLost):
+                    connection.post(CloseRun(run_id=run_id))
+
+    async def _unfinished(self, row: RunRow) -> bool:
+        found = await asyncio.get_running_loop().run_in_executor(self._pool, extent, self._directory / row.id)
+        return found.last_operation > max(found.last_result, row.first_seq - 1) or found.last_result > row.settled_seq
+
+    async def _open(self, run_id: str) -> ActiveRun:
+        row = await self._database.read(lambda connection: one_run(connection, None, run_id))
+        facts = row.facts
+        try:
+            run = await self._start(row)
+        except Corrupt as error:
+            log.error("run %s: %s", run_id, error.message)
+            message = error.message
+            await self._database.write(lambda connection: set_state(connection, facts.key, "broken", message))
+            raise
+        # No await in between: a connection that begins from here on finds the run among those that it is told to.
+        self._runs[run_id] = run
+        link = self._links.get(row.base_hash)
+        if link is not None and link.connection is not None:
+            run.connected(link.connection)
+        return run
+
+    async def _start(self, row: RunRow) -> ActiveRun:
+        def read() -> Journal:
+            return Journal(self._directory / row.id, self._pool, first_seq=row.first_seq)
+
+        journal = await asyncio.get_running_loop().run_in_executor(self._pool, read)
+        run = ActiveRun(row.facts, journal, self._database, self._blobs, self._patience)
+        try:
+            await run.start(settled=row.settled_seq)
+        except BaseException:
+            await run.close()
+            raise
+        return run
+
+    async def _dispatch(self) -> None:
+        while True:
+            received = await self._inbox.get()
+            try:
+                await self._deliver(received)
+            except Exception:
+                log.exception("a message of the engine of %s could not be delivered", received.connection.base_hash)
+            finally:
+                self._inbox.task_done()
+
+    async def _deliver(self, received: Received) -> None:
+        connection, message = received
+        match message:
+            case Welcome():
+                link = self._links.get(connection.base_hash)
+                # The conversation may have ended since: the next one is on its way.
+                if link is not None and link.connection is connection:
+                    for run in self._runs.values():
+                        if run.facts.spec.base_hash == connection.base_hash:
+                            run.connected(connection)
+            case RunClosed(run_id=run_id) if run_id not in self._runs:
+                connection.held.pop(run_id, None)
+            case RunOpened(run_id=run_id) | OperationDone(run_id=run_id) | CheckpointWritten(run_id=run_id) | RunClosed(run_id=run_id):
+                (await self.take_up(run_id)).received(connection, message)

@@ -1,0 +1,145 @@
+"""All services of an api process, composed once.
+
+`Services.open` owns everything: the database, the links to the engines, the runs in use, the recorder of traffic, and the housekeeping between
+them. Leaving it is a clean stop: engines checkpoint their runs, and what they said is journaled before anything is closed.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from bloomery.config import ApiConfig
+from bloomery.config.data_dir import DataDir
+from bloomery.services.activity import Activity
+from bloomery.services.auth import PREFIX, Auth
+from bloomery.services.checkpoints import Checkpoints
+from bloomery.services.curation import Curation
+from bloomery.services.datasets import Datasets
+from bloomery.services.deployments import Deployments
+from bloomery.services.engines import EngineLink, Inbox
+from bloomery.services.feedback import Judgements
+from bloomery.services.garbage import Garbage
+from bloomery.services.metrics import Metrics
+from bloomery.services.models import Models
+from bloomery.services.runs import Runs
+from bloomery.services.sampling import Sampling
+from bloomery.services.sessions import Sessions
+from bloomery.services.traffic import Traffic
+from bloomery.services.versions import Versions
+from bloomery.store.blobs import AsyncBlobs, Blobs
+from bloomery.store.database import Database
+from bloomery.types.ids import now_us
+
+log = logging.getLogger(__name__)
+
+TIDY_EVERY_S: Final = 300.0
+DRAIN_S: Final = 12.0
+STORED_S: Final = 4.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Services:
+    """What routes call."""
+
+    started_us: int
+    auth: Auth
+    models: Models
+    links: Mapping[str, EngineLink]
+    """By base hash."""
+    runs: Runs
+    checkpoints: Checkpoints
+    metrics: Metrics
+    sessions: Sessions
+    versions: Versions
+    deployments: Deployments
+    sampling: Sampling
+    traffic: Traffic
+    feedback: Judgements
+    datasets: Datasets
+    garbage: Garbage
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, config: ApiConfig) -> AsyncIterator[Self]:
+        """Compose and start; stop cleanly at the end."""
+        data = DataDir(Path(config.data_dir))
+        inbox: Inbox = asyncio.Queue()
+        links = {model.base_hash: EngineLink(model.base_hash, Path(model.socket), inbox) for model in config.models}
+        async with AsyncExitStack() as stack:
+            database = stack.enter_context(Database(data.database))
+            blobs = AsyncBlobs(Blobs(data.blobs))
+            models = stack.enter_context(Models(config.models, links))
+            await models.load(database)
+            auth = Auth(database)
+            await auth.load(_development_key(data.api_key))
+            activity = await stack.enter_async_context(Activity(database=database, blobs=blobs, directory=data.runs, links=links, inbox=inbox))
+            traffic = await stack.enter_async_context(Traffic(database, blobs, config.record))
+            checkpoints, versions = Checkpoints(database), Versions(database, models)
+            deployments = Deployments(database, models, versions)
+            services = cls(
+                started_us=now_us(),
+                auth=auth,
+                models=models,
+                links=links,
+                runs=Runs(database=database, models=models, checkpoints=checkpoints, activity=activity),
+                checkpoints=checkpoints,
+                metrics=Metrics(database),
+                sessions=Sessions(database),
+                versions=versions,
+                deployments=deployments,
+                sampling=Sampling(links, models, deployments, versions),
+                traffic=traffic,
+                feedback=Judgements(database, traffic),
+                datasets=Datasets(database, blobs, Curation(database, blobs, traffic)),
+                garbage=Garbage(database, blobs),
+            )
+            for link in links.values():
+                await stack.enter_async_context(link)
+            await stack.enter_async_context(_housekeeping(services, activity))
+            yield services
+            await _drain(links, activity)
+
+
+async def _drain(links: Mapping[str, EngineLink], activity: Activity) -> None:
+    """Checkpoints make the next start quick; without them the journal is replayed, and nothing is lost either way."""
+    drained = await asyncio.gather(*(link.drain(DRAIN_S) for link in links.values()))
+    for base_hash, done in zip(links, drained, strict=True):
+        if not done:
+            log.warning("the engine of base model %s was not drained: its runs will be replayed from their last checkpoints", base_hash)
+    await activity.stored(STORED_S)
+
+
+@asynccontextmanager
+async def _housekeeping(services: Services, activity: Activity) -> AsyncIterator[None]:
+    task = asyncio.create_task(_tidy_now_and_then(services, activity), name="housekeeping")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        await services.auth.note_use()
+
+
+async def _tidy_now_and_then(services: Services, activity: Activity) -> None:
+    while True:
+        await asyncio.sleep(TIDY_EVERY_S)
+        try:
+            await activity.tidy()
+            await services.checkpoints.expire()
+            await services.auth.note_use()
+        except Exception:
+            log.exception("housekeeping failed; it is tried again in %g s", TIDY_EVERY_S)
+
+
+def _development_key(path: Path) -> str:
+    """The supervisor's; an api that runs without one makes it."""
+    if not path.exists():
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f"{PREFIX}{secrets.token_urlsafe(32)}\n")
+    return path.read_text().strip()

@@ -1,0 +1,213 @@
+"""Data sets: names with immutable, content-addressed versions.
+
+A version's rows are one compressed blob of lines. Held-out rows (`eval`, `validation`) are pinned: every later version holds them, and no
+later version takes their like into `train` (`dataset_rows.assemble`). `curation` makes new rows of judged traffic.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import zstandard
+from blake3 import blake3
+from sqlalchemy import Connection, Select, insert, select
+from sqlalchemy import Row as DatabaseRow
+
+from bloomery.services.curation import Curation, curated_rows
+from bloomery.services.dataset_rows import Assembled, Row, assemble, parse, read_lines
+from bloomery.services.principal import Principal
+from bloomery.store import rows
+from bloomery.store.blobs import AsyncBlobs
+from bloomery.store.database import Database
+from bloomery.types.errors import Conflict, InvalidInput, NotFound
+from bloomery.types.ids import new_id, now_us
+from bloomery.types.resources import Curate, Dataset, DatasetRow, DatasetVersion, ImportRows, Page, Split
+
+Splits = Mapping[Split, Sequence[Row]]
+
+
+class _Stored(NamedTuple):
+    version_id: str
+    splits: dict[Split, list[Row]]
+
+
+class Datasets:
+    """Imports, curates and reads versions."""
+
+    def __init__(self, database: Database, blobs: AsyncBlobs, curation: Curation) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._curation = curation
+
+    async def create(self, p: Principal, name: str) -> Dataset:
+        """An empty data set."""
+        p.require("train")
+        return await self._database.write(lambda connection: _create(connection, p.project, name))
+
+    async def get(self, p: Principal, name: str) -> Dataset:
+        """A data set with its versions."""
+        p.require("read")
+        return await self._database.read(lambda connection: _load(connection, _named(connection, p.project, name)))
+
+    async def list(self, p: Principal, *, limit: int = 50, offset: int = 0) -> Page[Dataset]:
+        """All data sets, oldest first."""
+        p.require("read")
+        query = select(rows.dataset).where(rows.dataset.c.project == p.project).order_by(rows.dataset.c.id).limit(limit + 1).offset(offset)
+        found = await self._database.read(lambda connection: [_load(connection, row) for row in connection.execute(query)])
+        return Page(data=found[:limit], offset=offset, has_more=len(found) > limit)
+
+    async def import_rows(self, p: Principal, name: str, given: ImportRows) -> DatasetVersion:
+        """A version of the rows of files; a broken row refuses all of them."""
+        p.require("train")
+        if not given.splits:
+            raise InvalidInput("give the content of at least one split", field="splits")
+        dataset = await self.get(p, name)
+        parsed = await asyncio.to_thread(lambda: {split: parse(given.format, content, split) for split, content in given.splits.items()})
+        recipe = {"kind": "import", "format": given.format}
+        return await self._add_version(p, dataset, parent=given.parent, given=parsed, recipe=recipe, counts={})
+
+    async def curate(self, p: Principal, name: str, choice: Curate) -> DatasetVersion:
+        """The parent's rows and what judged traffic adds to them."""
+        p.require("train")
+        dataset = await self.get(p, name)
+        inherited = (await self._splits(p, dataset, choice.parent)).splits
+        judged = await self._curation.judged(p, choice)
+        accepted = await asyncio.to_thread(curated_rows, judged, inherited)
+        recipe = {"kind": "curate", **choice.model_dump(exclude={"parent"})}
+        return await self._add_version(p, dataset, parent=choice.parent, given={"train": accepted.rows}, recipe=recipe, counts=accepted.counts)
+
+    async def rows(self, p: Principal, name: str, version: str, split: Split, *, limit: int = 50, offset: int = 0) -> Page[DatasetRow]:
+        """Rows of one split, in order."""
+        p.require("read")
+        wanted = (await self._splits(p, await self.get(p, name), version)).splits.get(split, [])
+        data = [
+            DatasetRow(messages=list(row.messages), label_source=row.label_source, source_span=row.source_span)
+            for row in wanted[offset : offset + limit]
+        ]
+        return Page(data=data, offset=offset, has_more=offset + limit < len(wanted))
+
+    async def _add_version(
+        self, p: Principal, dataset: Dataset, *, parent: str | None, given: Splits, recipe: dict[str, Any], counts: dict[str, int]
+    ) -> DatasetVersion:
+        above = None if parent is None else await self._splits(p, dataset, parent)
+        latest = dataset.versions[-1].id if dataset.versions else None
+        pinned = {} if latest is None else (await self._splits(p, dataset, latest)).splits
+        built = await asyncio.to_thread(_build, pinned, above, given, recipe)
+        await self._blobs.put(built.key, built.stored)
+        row = built.row | {"counts": json.dumps(counts | built.assembled.counts)}
+        return await self._database.write(lambda connection: _append(connection, p.project, dataset, latest, row, built.assembled))
+
+    async def _splits(self, p: Principal, dataset: Dataset, version: str) -> _Stored:
+        query = _version(p.project, dataset.id, version)
+        row = await self._database.read(lambda connection: connection.execute(query).first())
+        if row is None:
+            raise NotFound(f"data set `{dataset.name}` has no version `{version}`", field="version")
+        stored = await self._blobs.get(row.key)
+        return _Stored(row.id, await asyncio.to_thread(_read, stored))
+
+
+class _Built(NamedTuple):
+    assembled: Assembled
+    row: dict[str, Any]
+    key: str
+    stored: bytes
+
+
+def _build(pinned: Splits, above: _Stored | None, given: Splits, recipe: dict[str, Any]) -> _Built:
+    inherited = above.splits.get("train", []) if above else []
+    parent = above.version_id if above else None
+    assembled = assemble(pinned, inherited, given)
+    content = "\n".join(row.line(split) for split in sorted(assembled.splits) for row in assembled.splits[split]).encode()
+    manifest = blake3(content).hexdigest()
+    key = f"datasets/{manifest}.jsonl.zst"
+    text = json.dumps(recipe | {"parent": parent}, sort_keys=True)
+    row = {
+        "id": new_id("version"),
+        "recipe": json.dumps(recipe),
+        "recipe_hash": blake3(text.encode()).hexdigest(),
+        "manifest": manifest,
+        "parent": parent,
+        "key": key,
+        "created_us": now_us(),
+    }
+    return _Built(assembled, row, key, zstandard.compress(content))
+
+
+def _read(stored: bytes) -> dict[Split, list[Row]]:
+    splits: dict[Split, list[Row]] = {}
+    for split, row in read_lines(zstandard.decompress(stored).decode().splitlines()):
+        splits.setdefault(split, []).append(row)
+    return splits
+
+
+def _create(connection: Connection, project: str, name: str) -> Dataset:
+    table = rows.dataset.c
+    if connection.execute(select(table.id).where(table.project == project, table.name == name)).first():
+        raise Conflict(f"there is a data set `{name}` already: add a version to it", field="name")
+    connection.execute(insert(rows.dataset), {"id": new_id("dataset"), "project": project, "name": name, "created_us": now_us()})
+    return _load(connection, _named(connection, project, name))
+
+
+def _append(connection: Connection, project: str, dataset: Dataset, latest: str | None, row: dict[str, Any], assembled: Assembled) -> DatasetVersion:
+    table = rows.dataset_version.c
+    same = select(rows.dataset_version).where(table.dataset_id == dataset.id, table.manifest == row["manifest"], table.parent.is_(row["parent"]))
+    if (known := connection.execute(same).first()) is not None:
+        return _version_of(known, dataset.name)
+    last = connection.execute(select(table.id, table.number).where(table.dataset_id == dataset.id).order_by(table.number.desc())).first()
+    if latest != (None if last is None else last.id):
+        # The other one may have pinned rows that this one takes into train.
+        raise Conflict(f"another version of `{dataset.name}` was added meanwhile: ask again")
+    stored = row | {"project": project, "dataset_id": dataset.id, "number": 1 if last is None else last.number + 1}
+    connection.execute(insert(rows.dataset_version), stored)
+    connection.execute(insert(rows.dataset_item), _items(project, row["id"], assembled))
+    return _version_of(connection.execute(select(rows.dataset_version).where(table.id == row["id"])).one(), dataset.name)
+
+
+def _items(project: str, version_id: str, assembled: Assembled) -> list[dict[str, Any]]:
+    placed = [(split, row) for split in sorted(assembled.splits) for row in assembled.splits[split]]
+    return [
+        {
+            "project": project,
+            "version_id": version_id,
+            "item_hash": row.hash,
+            "position": position,
+            "split": split,
+            "source_span": row.source_span,
+            "label_source": row.label_source,
+        }
+        for position, (split, row) in enumerate(placed)
+    ]
+
+
+def _named(connection: Connection, project: str, name: str) -> DatabaseRow[Any]:
+    row = connection.execute(select(rows.dataset).where(rows.dataset.c.project == project, rows.dataset.c.name == name)).one_or_none()
+    if row is None:
+        raise NotFound(f"no data set `{name}`", field="name")
+    return row
+
+
+def _version(project: str, dataset_id: str, version: str) -> Select[Any]:
+    table = rows.dataset_version.c
+    by_name = (table.id == version) | (table.manifest == version)
+    return select(rows.dataset_version).where(table.project == project, table.dataset_id == dataset_id, by_name).order_by(table.number.desc())
+
+
+def _load(connection: Connection, row: DatabaseRow[Any]) -> Dataset:
+    table = rows.dataset_version.c
+    query = select(rows.dataset_version).where(table.dataset_id == row.id).order_by(table.number)
+    versions = [_version_of(version, row.name) for version in connection.execute(query)]
+    return Dataset(id=row.id, name=row.name, versions=versions, created_us=row.created_us)
+
+
+def _version_of(row: DatabaseRow[Any], dataset: str) -> DatasetVersion:
+    return DatasetVersion(
+        id=row.id,
+        dataset=dataset,
+        number=row.number,
+        manifest=row.manifest,
+        parent=row.parent,
+        counts=json.loads(row.counts),
+        recipe=json.loads(row.recipe),
+        created_us=row.created_us,
+    )

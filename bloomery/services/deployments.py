@@ -1,0 +1,184 @@
+"""Served names. A deployment has numbered revisions, of which exactly one is live; states change in `_switch` alone, by compare-and-swap."""
+
+import json
+from enum import StrEnum
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, Select, func, insert, select, update
+
+from bloomery.services.models import Models
+from bloomery.services.principal import Principal
+from bloomery.services.target import Target
+from bloomery.services.versions import Version, Versions
+from bloomery.store import rows
+from bloomery.store.database import Database
+from bloomery.types.errors import Conflict, InvalidInput, NotFound
+from bloomery.types.generation import Weights
+from bloomery.types.ids import new_id, now_us
+from bloomery.types.resources import Deployment, Page, Revision
+
+
+class RevisionState(StrEnum):
+    """A revision is ready, serves, and is replaced; a rollback makes a retired one live again."""
+
+    READY = "ready"
+    LIVE = "live"
+    RETIRED = "retired"
+
+
+NEXT: Final = {
+    RevisionState.READY: {RevisionState.LIVE},
+    RevisionState.LIVE: {RevisionState.RETIRED},
+    RevisionState.RETIRED: {RevisionState.LIVE},
+}
+
+
+class Deployments:
+    """Creates deployments and moves their traffic between versions."""
+
+    def __init__(self, database: Database, models: Models, versions: Versions) -> None:
+        self._database = database
+        self._models = models
+        self._versions = versions
+
+    async def create(self, p: Principal, name: str, version: str, evidence: dict[str, Any]) -> Deployment:
+        """Serve a version under a new name."""
+        p.require("deploy")
+        if name in {base.alias for base in self._models.list()}:
+            raise Conflict(f"`{name}` is the name of a base model; choose another", field="name")
+        found = await self._versions.find(p, version)
+        return await self._database.write(lambda connection: _create(connection, p.project, name, found, evidence))
+
+    async def promote(self, p: Principal, name: str, version: str, evidence: dict[str, Any]) -> Deployment:
+        """Make a version live as a new revision; the one before it retires in the same moment."""
+        p.require("deploy")
+        found = await self._versions.find(p, version)
+        return await self._database.write(lambda connection: _promote(connection, p.project, name, found, evidence))
+
+    async def rollback(self, p: Principal, name: str, number: int) -> Deployment:
+        """Make an earlier revision live again."""
+        p.require("deploy")
+        return await self._database.write(lambda connection: _rollback(connection, p.project, name, number))
+
+    async def get(self, p: Principal, name: str) -> Deployment:
+        """One deployment with its revisions."""
+        p.require("read")
+        return await self._database.read(lambda connection: _load(connection, _row(connection, p.project, name)))
+
+    async def list(self, p: Principal, *, limit: int = 50, offset: int = 0) -> Page[Deployment]:
+        """All deployments, oldest first."""
+        p.require("read")
+        query = select(rows.deployment).where(rows.deployment.c.project == p.project).order_by(rows.deployment.c.id).limit(limit + 1).offset(offset)
+        found = await self._database.read(lambda connection: [_load(connection, row) for row in connection.execute(query)])
+        return Page(data=found[:limit], offset=offset, has_more=len(found) > limit)
+
+    async def target(self, p: Principal, name: str) -> Target | None:
+        """What the name serves now, or None where there is no such deployment."""
+        query = _live(p.project, name)
+        row = await self._database.read(lambda connection: connection.execute(query).one_or_none())
+        if row is None:
+            return None
+        weights = Weights(version=row.version, key=row.key)
+        return Target(weights, row.base_hash, name, row.number, name, deployment_id=row.deployment_id, revision_id=row.id)
+
+
+def _create(connection: Connection, project: str, name: str, found: Version, evidence: dict[str, Any]) -> Deployment:
+    if connection.execute(_named(project, name)).first():
+        raise Conflict(f"there is a deployment `{name}` already: promote the version to it", field="name")
+    deployment_id = new_id("deployment")
+    now = now_us()
+    names = {"id": deployment_id, "project": project, "name": name, "base_model": found.base_model, "base_hash": found.base_hash}
+    connection.execute(insert(rows.deployment), names | {"created_us": now, "updated_us": now})
+    return _promote(connection, project, name, found, evidence)
+
+
+def _promote(connection: Connection, project: str, name: str, found: Version, evidence: dict[str, Any]) -> Deployment:
+    deployment = _row(connection, project, name)
+    if found.base_hash != deployment.base_hash:
+        raise InvalidInput(
+            f"version `{found.weights.version}` belongs to the base model `{found.base_model}`; deployment `{name}` is served by "
+            f"`{deployment.base_model}`: create another deployment for it",
+            field="version",
+        )
+    last = connection.execute(select(func.max(rows.revision.c.number)).where(rows.revision.c.deployment_id == deployment.id)).scalar()
+    revision = {
+        "id": new_id("revision"),
+        "project": project,
+        "deployment_id": deployment.id,
+        "number": (last or 0) + 1,
+        "version": found.weights.version,
+        "key": found.weights.key,
+        "state": RevisionState.READY,
+        "evidence": json.dumps(evidence),
+        "created_us": now_us(),
+        "updated_us": now_us(),
+    }
+    connection.execute(insert(rows.revision), revision)
+    return _make_live(connection, deployment, revision["id"], RevisionState.READY)
+
+
+def _rollback(connection: Connection, project: str, name: str, number: int) -> Deployment:
+    deployment = _row(connection, project, name)
+    table = rows.revision.c
+    wanted = connection.execute(select(rows.revision).where(table.deployment_id == deployment.id, table.number == number)).one_or_none()
+    if wanted is None:
+        raise NotFound(f"deployment `{name}` has no revision {number}", field="revision")
+    if wanted.state == RevisionState.LIVE:
+        raise Conflict(f"revision {number} of `{name}` is live already", field="revision")
+    return _make_live(connection, deployment, wanted.id, RevisionState(wanted.state))
+
+
+def _make_live(connection: Connection, deployment: Row[Any], revision_id: str, state: RevisionState) -> Deployment:
+    table = rows.revision.c
+    live = select(table.id).where(table.deployment_id == deployment.id, table.state == RevisionState.LIVE)
+    if (previous := connection.execute(live).scalar_one_or_none()) is not None:
+        _switch(connection, previous, RevisionState.LIVE, RevisionState.RETIRED)
+    _switch(connection, revision_id, state, RevisionState.LIVE)
+    connection.execute(update(rows.deployment).where(rows.deployment.c.id == deployment.id).values(updated_us=now_us()))
+    return _load(connection, deployment)
+
+
+def _switch(connection: Connection, revision_id: str, old: RevisionState, new: RevisionState) -> None:
+    if new not in NEXT[old]:
+        raise Conflict(f"a revision cannot go from {old} to {new}")
+    table = rows.revision.c
+    swap = update(rows.revision).where(table.id == revision_id, table.state == old).values(state=new, updated_us=now_us())
+    if not rows.changed(connection, swap):
+        raise Conflict(f"revision `{revision_id}` is not {old} any more: look again")
+
+
+def _named(project: str, name: str) -> Select[Any]:
+    return select(rows.deployment).where(rows.deployment.c.project == project, rows.deployment.c.name == name)
+
+
+def _live(project: str, name: str) -> Select[Any]:
+    joined = rows.revision.join(rows.deployment, rows.revision.c.deployment_id == rows.deployment.c.id)
+    query = select(rows.revision, rows.deployment.c.base_hash).select_from(joined)
+    return query.where(rows.deployment.c.project == project, rows.deployment.c.name == name, rows.revision.c.state == RevisionState.LIVE)
+
+
+def _row(connection: Connection, project: str, name: str) -> Row[Any]:
+    row = connection.execute(_named(project, name)).one_or_none()
+    if row is None:
+        raise NotFound(f"no deployment `{name}`", field="name")
+    return row
+
+
+def _load(connection: Connection, row: Row[Any]) -> Deployment:
+    query = select(rows.revision).where(rows.revision.c.deployment_id == row.id).order_by(rows.revision.c.number)
+    revisions = [_revision(revision) for revision in connection.execute(query)]
+    return Deployment(
+        id=row.id,
+        name=row.name,
+        base_model=row.base_model,
+        base_hash=row.base_hash,
+        live=next(revision for revision in revisions if revision.state == RevisionState.LIVE),
+        revisions=revisions,
+        created_us=row.created_us,
+        updated_us=max(revision.updated_us for revision in revisions),
+    )
+
+
+def _revision(row: Row[Any]) -> Revision:
+    fields = {name: value for name, value in row._mapping.items() if name in Revision.model_fields}
+    return Revision.model_validate(fields | {"evidence": json.loads(row.evidence)})

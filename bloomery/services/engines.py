@@ -1,0 +1,279 @@
+"""The api's end of the socket to one engine.
+
+`EngineLink` connects, and connects again whenever the connection ends. What concerns runs goes to `inbox` in the order of arrival, beginning with
+the `Welcome` of each connection; sampler events go to the iterator of their request, which raises `EngineLost` when its connection ends, so that
+the request can be submitted again. Every wait has a deadline and names the engine.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+import msgspec
+
+from bloomery.types import protocol
+from bloomery.types.errors import Unavailable
+from bloomery.types.generation import Abort, Generate, GenerateFailed, SampleFinished, SamplerEvent
+from bloomery.types.protocol import (
+    CheckpointWritten,
+    Drain,
+    Drained,
+    EngineStatus,
+    FromEngine,
+    OperationDone,
+    RunClosed,
+    RunOpened,
+    SamplerEvents,
+    ToEngine,
+    Welcome,
+)
+
+log = logging.getLogger(__name__)
+
+FIRST_DELAY_S: Final = 0.05
+LAST_DELAY_S: Final = 2.0
+WELCOME_S: Final = 30.0
+SILENCE_S: Final = 120.0
+"""An engine says something about once a second; one that is silent for so long is given up and connected to anew."""
+READY_S: Final = 120.0
+"""How long a request waits for an engine that loads its model or is being restarted."""
+EVENT_S: Final = 300.0
+STREAM_EVENTS: Final = 65_536
+
+RunMessage = Welcome | RunOpened | OperationDone | CheckpointWritten | RunClosed
+
+
+class EngineLost(Unavailable):
+    """The connection to the engine ended; what it had in hand may be submitted again."""
+
+
+class Connection:
+    """One conversation, from a `Welcome` to its end."""
+
+    def __init__(self, welcome: Welcome, writer: asyncio.StreamWriter) -> None:
+        self.welcome = welcome
+        self.held = dict(welcome.runs)
+        """Last executed `seq` of the runs that this engine held when the conversation began and was not told to close since."""
+        self.drained = asyncio.Event()
+        self._writer = writer
+
+    @property
+    def base_hash(self) -> str:
+        """Of the base model at the other end."""
+        return self.welcome.base.base_hash
+
+    @property
+    def open(self) -> bool:
+        """Whether messages can still be sent."""
+        return not self._writer.is_closing()
+
+    def post(self, message: ToEngine) -> None:
+        """Send without waiting; messages arrive in the order of the calls."""
+        if not self.open:
+            raise EngineLost(f"the connection to the engine of {self.base_hash} ended; it is being made anew")
+        self._writer.write(protocol.frame(message))
+
+    async def send(self, message: ToEngine) -> None:
+        """Send, and wait while the engine is behind with reading."""
+        self.post(message)
+        try:
+            await self._writer.drain()
+        except OSError as error:
+            raise EngineLost(f"the connection to the engine of {self.base_hash} ended while sending: {error}") from error
+
+    def close(self) -> None:
+        """Nothing more can be sent."""
+        self._writer.close()
+
+
+class Received(NamedTuple):
+    """A message about runs, and the conversation it belongs to."""
+
+    connection: Connection
+    message: RunMessage
+
+
+Inbox = asyncio.Queue[Received]
+
+
+class EngineLink:
+    """The way to the engine of one base model; connects while it is entered."""
+
+    def __init__(self, base_hash: str, socket: Path, inbox: Inbox) -> None:
+        self.base_hash = base_hash
+        self.connection: Connection | None = None
+        self.status: EngineStatus | None = None
+        self._socket = socket
+        self._inbox = inbox
+        self._problem = "it was not reached yet"
+        self._connected = asyncio.Event()
+        self._streams: dict[str, _Stream] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._stay_connected(), name=f"engine-link-{self.base_hash[:8]}")
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine answers."""
+        return self.connection is not None
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """What the engine said of itself, while it is connected."""
+        return self.connection.welcome if self.connection else None
+
+    def detail(self) -> dict[str, Any]:
+        """For status pages."""
+        if self.connection is None:
+            return {"problem": self._problem}
+        welcome = self.connection.welcome
+        known: dict[str, Any] = {"pid": welcome.pid, "boot_id": welcome.boot_id, "numerics": welcome.numerics, "bit_exact": welcome.bit_exact}
+        known |= {"model_type": welcome.base.model_type, "parameters": welcome.base.parameters, "dtype": welcome.base.dtype}
+        return known | (msgspec.to_builtins(self.status, str_keys=True) if self.status else {})
+
+    async def wait_ready(self, timeout_s: float = READY_S) -> Connection:
+        """The connection, as soon as there is one."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.connection is None:
+                    await self._connected.wait()
+                return self.connection
+        except TimeoutError:
+            raise Unavailable(f"the engine of base model {self.base_hash} did not answer within {timeout_s:g} s: {self._problem}") from None
+
+    async def generate(self, request: Generate) -> AsyncGenerator[SamplerEvent, None]:
+        """The events of one request until its last; leaving early aborts it."""
+        connection = await self.wait_ready()
+        stream = self._streams[request.request_id] = _Stream(request)
+        try:
+            await connection.send(request)
+            while not stream.complete:
+                yield await stream.next(self.base_hash)
+        finally:
+            del self._streams[request.request_id]
+            if not stream.complete and connection.open:
+                connection.post(Abort(request_id=request.request_id))
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Have every run checkpointed before a clean stop; says whether the engine managed in time."""
+        if self.connection is None:
+            return False
+        connection = self.connection
+        with suppress(EngineLost, TimeoutError):
+            await connection.send(Drain())
+            await asyncio.wait_for(connection.drained.wait(), timeout_s)
+        return connection.drained.is_set()
+
+    async def _stay_connected(self) -> None:
+        delay_s = FIRST_DELAY_S
+        while True:
+            try:
+                await self._converse()
+            except (OSError, EOFError, ValueError, msgspec.MsgspecError, Unavailable) as error:
+                self._problem = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            if self.connection is not None:
+                delay_s = FIRST_DELAY_S
+                self._end_connection()
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, LAST_DELAY_S)
+
+    async def _converse(self) -> None:
+        reader, writer = await asyncio.open_unix_connection(self._socket)
+        try:
+            self._begin_connection(Connection(await self._welcome(reader), writer))
+            while True:
+                self._take(await _read(reader, SILENCE_S))
+        finally:
+            writer.close()
+
+    async def _welcome(self, reader: asyncio.StreamReader) -> Welcome:
+        message = await _read(reader, WELCOME_S)
+        if not isinstance(message, Welcome):
+            raise Unavailable(f"the process at {self._socket} began with {type(message).__name__}, not with a welcome: it is no engine")
+        if message.base.base_hash != self.base_hash:
+            raise Unavailable(f"the engine at {self._socket} holds base model {message.base.base_hash}, not {self.base_hash}")
+        return message
+
+    def _begin_connection(self, connection: Connection) -> None:
+        log.info("connected to the engine of %s (pid %d)", self.base_hash, connection.welcome.pid)
+        self.connection = connection
+        self._connected.set()
+        self._inbox.put_nowait(Received(connection, connection.welcome))
+
+    def _end_connection(self) -> None:
+        assert self.connection is not None
+        log.warning("lost the engine of %s: %s", self.base_hash, self._problem)
+        self.connection.close()
+        self.connection, self.status = None, None
+        self._connected.clear()
+        for stream in self._streams.values():
+            stream.fail(EngineLost(f"the engine of base model {self.base_hash} went away: {self._problem}"))
+
+    def _take(self, message: FromEngine) -> None:
+        assert self.connection is not None
+        match message:
+            case SamplerEvents(events=events):
+                for event in events:
+                    if (stream := self._streams.get(event.request_id)) is not None:
+                        stream.put(event)
+            case EngineStatus():
+                self.status = message
+            case Drained():
+                self.connection.drained.set()
+            case _:
+                self._inbox.put_nowait(Received(self.connection, message))
+
+
+class _Stream:
+    """Events of one request between the socket and the reader."""
+
+    def __init__(self, request: Generate) -> None:
+        self._request_id = request.request_id
+        self._samples = request.num_samples
+        self._queue: asyncio.Queue[SamplerEvent | Unavailable] = asyncio.Queue()
+        self.complete = False
+
+    def put(self, event: SamplerEvent) -> None:
+        """Keep an event; a reader who is too far behind loses the request."""
+        if self._queue.qsize() < STREAM_EVENTS:
+            self._queue.put_nowait(event)
+        elif self._queue.qsize() == STREAM_EVENTS:
+            self.fail(Unavailable(f"request `{self._request_id}`: {STREAM_EVENTS} events wait to be read; read faster or ask for fewer samples"))
+
+    def fail(self, error: Unavailable) -> None:
+        """Raise this after the events that are here."""
+        self._queue.put_nowait(error)
+
+    async def next(self, base_hash: str) -> SamplerEvent:
+        """The next event."""
+        try:
+            event = await asyncio.wait_for(self._queue.get(), EVENT_S)
+        except TimeoutError:
+            raise Unavailable(f"the engine of base model {base_hash} sent nothing for request `{self._request_id}` within {EVENT_S:g} s") from None
+        if isinstance(event, Unavailable):
+            raise event
+        if isinstance(event, SampleFinished):
+            self._samples -= 1
+        # The prompt's scores come before the end of its last sample, even of one that samples nothing.
+        self.complete = self._samples == 0 or isinstance(event, GenerateFailed)
+        return event
+
+
+async def _read(reader: asyncio.StreamReader, timeout_s: float) -> FromEngine:
+    try:
+        async with asyncio.timeout(timeout_s):
+            length = protocol.frame_length(await reader.readexactly(4))
+            return protocol.parse_from_engine(await reader.readexactly(length))
+    except TimeoutError:
+        raise Unavailable(f"the engine was silent for {timeout_s:g} s") from None

@@ -1,0 +1,225 @@
+"""A run's history as its callers see it: operations accepted by number, results by number, rows that follow.
+
+`ready`: operations up to here are journaled without a gap. `done`: results up to here are journaled. An operation may arrive before its
+predecessors; if one of those stays away too long, a `Rejected` takes its place. Results that save something are shown once their row is there.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, NamedTuple
+
+from bloomery.services.settle import RunKey, Settlement, restore_point, saves, settle
+from bloomery.store.database import Database
+from bloomery.store.journal import Journal, JournaledResult
+from bloomery.types.errors import BloomeryError, Corrupt, InvalidInput, NotFound, Unavailable
+from bloomery.types.operations import ForwardBackward, ForwardBackwardResult, Operation, Rejected, Result, RunSpec
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING: Final = 4096
+"""Operations without a result; also how far ahead of the others one may arrive."""
+KEPT_IN_MEMORY: Final = 32
+RETRY_S: Final = 1.0
+
+Make = Callable[[], Awaitable[Operation]]
+
+
+class RunFacts(NamedTuple):
+    """What never changes about a run."""
+
+    project: str
+    spec: RunSpec
+    first_seq: int
+
+    @property
+    def key(self) -> RunKey:
+        """Whose rows."""
+        return RunKey(self.project, self.spec.run_id)
+
+
+class History:
+    """Accepts operations and shows results; `changed` is called when there is something to do with them."""
+
+    def __init__(self, facts: RunFacts, journal: Journal, database: Database, *, gap_s: float, changed: Callable[[], None]) -> None:
+        self.facts = facts
+        self.journal = journal
+        self.done = max(journal.last_result, facts.first_seq - 1)
+        self.ready = self.done
+        self.failure: BloomeryError | None = None
+        self.gap_at: float | None = None
+        """When the missing operation before those that wait is given up, by the loop's clock."""
+        self.unsettled: dict[int, Settlement] = {}
+        self._database, self._gap_s, self._changed = database, gap_s, changed
+        self._accepting: dict[int, asyncio.Task[None]] = {}
+        self._recent: dict[int, Operation] = {}
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._to_settle = asyncio.Event()
+        self._settler: asyncio.Task[None] | None = None
+
+    async def start(self, settled: int) -> None:
+        """Check that the journal reaches back to a checkpoint, and settle what the last process left."""
+        self._advance()
+        run_id = self.facts.key.run_id
+        restored = await self._database.read(lambda rows: restore_point(rows, run_id, done=self.done))
+        needed = range(self.facts.first_seq if restored is None else restored.seq + 1, self.done + 1)
+        if lacking := [seq for seq in needed if not self.journal.has_operation(seq)]:
+            raise Corrupt(f"the journal of run `{run_id}` lacks operation {lacking[0]}, whose result is known and in no checkpoint")
+        for seq in range(settled + 1, self.done + 1):
+            await self._note_unsettled(seq, await self.journal.result(seq))
+        self._to_settle.set()
+        self._settler = asyncio.create_task(self._settle(), name=f"settle-{run_id}")
+
+    async def close(self) -> None:
+        """Finish what is being journaled, and stop."""
+        await asyncio.gather(*self._accepting.values(), return_exceptions=True)
+        if self._settler is not None:
+            self._settler.cancel()
+            await asyncio.wait({self._settler})
+        await self.journal.close()
+
+    @property
+    def last_known(self) -> int:
+        """Highest number of an operation that arrived."""
+        return max(self.ready, self.journal.last_operation, *self._accepting)
+
+    async def submit(self, seq: int, make: Make) -> None:
+        """Journal the operation that `make` gives; a user error in `make` takes its place in the order. Repetitions change nothing."""
+        if self.failure is not None:
+            raise self.failure
+        if seq < self.facts.first_seq:
+            raise InvalidInput(f"operations of this run are numbered from {self.facts.first_seq}, not {seq}", field="seq_id")
+        if seq <= self.ready or self.journal.has_operation(seq):
+            return
+        if seq > self.ready + MAX_WAITING:
+            raise InvalidInput(f"operation {seq} is too far ahead: the next one is {self.ready + 1}", field="seq_id")
+        if seq > self.done + MAX_WAITING:
+            raise Unavailable(f"{MAX_WAITING} operations of run `{self.facts.key.run_id}` wait for the engine: go on when some have a result")
+        await asyncio.shield(self._accept_once(seq, make))
+
+    async def result(self, seq: int, timeout_s: float) -> Result | None:
+        """The result of an operation, or None while there is none after `timeout_s`."""
+        if not self.facts.first_seq <= seq <= self.last_known:
+            raise NotFound(f"run `{self.facts.key.run_id}` has no operation {seq}", field="seq_id")
+        clock = asyncio.get_running_loop().time
+        until = clock() + timeout_s
+        while not self._shows(seq):
+            if self.failure is not None:
+                raise self.failure
+            waiter = self._waiting.setdefault(seq, asyncio.get_running_loop().create_future())
+            arrived, _ = await asyncio.wait({waiter}, timeout=max(0.0, until - clock()))
+            if not arrived:
+                return None
+        return (await self.journal.result(seq)).result
+
+    async def operation(self, seq: int) -> Operation:
+        """An accepted operation."""
+        return self._recent.get(seq) or await self.journal.operation(seq)
+
+    async def keep(self, results: dict[int, JournaledResult]) -> None:
+        """Journal the next results, then let them be seen."""
+        await self.journal.append_results(results)
+        for seq, result in results.items():
+            await self._note_unsettled(seq, result)
+            self._recent.pop(seq, None)
+        self.done = max(results)
+        self._to_settle.set()
+        self._wake(seq for seq in results if self._shows(seq))
+
+    async def fill_gap(self) -> None:
+        """Give up the operations that did not come in time, so that those behind them can run."""
+        if self.gap_at is None or asyncio.get_running_loop().time() < self.gap_at:
+            return
+        missing = self.ready + 1
+        log.warning("run %s: operation %d did not arrive within %g s and is given up", self.facts.key.run_id, missing, self._gap_s)
+        refusal = Rejected(message=f"this operation did not arrive within {self._gap_s:g} s of a later one: submit operations without gaps")
+        while not self.journal.has_operation(missing):
+            await self._accept_once(missing, _always(refusal))
+            missing += 1
+
+    async def drop_old_results(self, before_us: int) -> None:
+        """Forget results that are older, unless they still have to be settled."""
+        if not self.unsettled:
+            await self.journal.drop_results(before_us)
+
+    def fail(self, error: BloomeryError) -> None:
+        """The run cannot go on until someone repairs its files; whoever waits is told."""
+        self.failure = error
+        self._wake(list(self._waiting))
+
+    def _accept_once(self, seq: int, make: Make) -> asyncio.Task[None]:
+        if seq not in self._accepting:
+            self._accepting[seq] = asyncio.create_task(self._accept(seq, make))
+        return self._accepting[seq]
+
+    async def _accept(self, seq: int, make: Make) -> None:
+        try:
+            operation = await _made(make)
+            await self.journal.append_operation(seq, operation)
+        except OSError as error:
+            raise Unavailable(f"operation {seq} cannot be journaled: {error}") from error
+        finally:
+            del self._accepting[seq]
+        if len(self._recent) < KEPT_IN_MEMORY:
+            self._recent[seq] = operation
+        self._advance()
+        self._changed()
+
+    def _advance(self) -> None:
+        before = self.ready
+        while self.journal.has_operation(self.ready + 1):
+            self.ready += 1
+        if self.journal.last_operation <= self.ready:
+            self.gap_at = None
+        elif self.gap_at is None or self.ready > before:
+            self.gap_at = asyncio.get_running_loop().time() + self._gap_s
+
+    def _shows(self, seq: int) -> bool:
+        return seq <= self.done and not (seq in self.unsettled and saves(self.unsettled[seq].done.result))
+
+    def _wake(self, seqs: Iterable[int]) -> None:
+        for seq in seqs:
+            if (waiter := self._waiting.pop(seq, None)) is not None and not waiter.done():
+                waiter.set_result(None)
+
+    async def _note_unsettled(self, seq: int, done: JournaledResult) -> None:
+        forward_only = False
+        if isinstance(done.result, ForwardBackwardResult) and self.journal.has_operation(seq):
+            operation = await self.operation(seq)
+            forward_only = isinstance(operation, ForwardBackward) and not operation.backward
+        self.unsettled[seq] = Settlement(seq, done, forward_only)
+
+    async def _settle(self) -> None:
+        while True:
+            await self._to_settle.wait()
+            self._to_settle.clear()
+            while batch := list(self.unsettled.values()):
+                try:
+                    await self._write(batch)
+                except Exception:
+                    log.exception("run %s: results cannot be settled; trying again in %g s", self.facts.key.run_id, RETRY_S)
+                    await asyncio.sleep(RETRY_S)
+
+    async def _write(self, batch: list[Settlement]) -> None:
+        await self._database.write(lambda rows: settle(rows, self.facts.key, batch))
+        for settlement in batch:
+            del self.unsettled[settlement.seq]
+        self._wake(settlement.seq for settlement in batch)
+        self._changed()
+
+
+async def _made(make: Make) -> Operation:
+    """What the caller asks for, or the refusal that takes its place in the order."""
+    try:
+        return await make()
+    except BloomeryError as error:
+        if error.category != "user":
+            raise
+        return Rejected(message=error.message)
+
+
+def _always(operation: Operation) -> Make:
+    async def make() -> Operation:
+        return operation
+
+    return make

@@ -1,0 +1,102 @@
+"""The base models of this server: names from the configuration, sizes from their directories, readiness from their engines."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from sqlalchemy import Connection, delete, insert
+
+from bloomery.config import ModelConfig
+from bloomery.render import ChatTokenizer
+from bloomery.services.engines import EngineLink
+from bloomery.store import rows
+from bloomery.store.database import Database
+from bloomery.types.errors import InvalidInput, NotFound, blame
+from bloomery.types.ids import now_us
+
+
+class BaseModel(NamedTuple):
+    """A base under one of its names."""
+
+    alias: str
+    base_hash: str
+    path: str
+    context: int
+    vocab_size: int
+    ready: bool
+
+
+class Size(NamedTuple):
+    """What bounds token ids and lengths."""
+
+    context: int
+    vocab_size: int
+
+
+class Models:
+    """Finds base models and their tokenizers."""
+
+    def __init__(self, configs: Sequence[ModelConfig], links: Mapping[str, EngineLink]) -> None:
+        self._configs = {config.alias: config for config in configs}
+        self._links = links
+        self._sizes = {config.base_hash: _read_size(Path(config.path)) for config in configs}
+        self._tokenizers: dict[str, ChatTokenizer] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for tokenizer in self._tokenizers.values():
+            tokenizer.close()
+
+    async def load(self, database: Database) -> None:
+        """Read the tokenizers, and make the rows say what this server serves."""
+        await asyncio.gather(*(asyncio.to_thread(self.tokenizer, base_hash) for base_hash in self._sizes))
+        await database.write(lambda connection: _store(connection, list(self._configs.values())))
+
+    def list(self) -> list[BaseModel]:
+        """All names, in the order of the configuration."""
+        return [self._base(config) for config in self._configs.values()]
+
+    def resolve(self, name: str) -> BaseModel:
+        """The base of this name or hash."""
+        for config in self._configs.values():
+            if name in (config.alias, config.base_hash):
+                return self._base(config)
+        known = ", ".join(f"`{alias}`" for alias in self._configs)
+        raise NotFound(f"unknown base model `{name}`: this server has {known}", field="base_model")
+
+    def size(self, base_hash: str) -> Size:
+        """Context and vocabulary: the engine's word where there is one, else that of the model's directory."""
+        link = self._links.get(base_hash)
+        if link is not None and link.welcome is not None:
+            return Size(link.welcome.base.context, link.welcome.base.vocab_size)
+        if base_hash not in self._sizes:
+            raise NotFound(f"no model of this server has the base {base_hash}: start the server with the model it belongs to", field="base_model")
+        return self._sizes[base_hash]
+
+    def tokenizer(self, base_hash: str) -> ChatTokenizer:
+        """The base's tokenizer and chat template, loaded once."""
+        if base_hash not in self._tokenizers:
+            self._tokenizers[base_hash] = ChatTokenizer.load(Path(self.resolve(base_hash).path))
+        return self._tokenizers[base_hash]
+
+    def _base(self, config: ModelConfig) -> BaseModel:
+        size, link = self.size(config.base_hash), self._links[config.base_hash]
+        return BaseModel(config.alias, config.base_hash, config.path, size.context, size.vocab_size, link.ready)
+
+
+def _read_size(directory: Path) -> Size:
+    with blame(InvalidInput, f"the model directory {directory} cannot be read"):
+        raw = json.loads((directory / "config.json").read_text())
+        return Size(raw.get("max_position_embeddings", 2048), raw["vocab_size"])
+
+
+def _store(connection: Connection, configs: Sequence[ModelConfig]) -> None:
+    connection.execute(delete(rows.base_model).where(rows.base_model.c.project == rows.DEFAULT_PROJECT))
+    for config in configs:
+        values = {"alias": config.alias, "base_hash": config.base_hash, "path": config.path, "created_us": now_us()}
+        connection.execute(insert(rows.base_model).values(project=rows.DEFAULT_PROJECT, **values))

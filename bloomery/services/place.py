@@ -1,0 +1,92 @@
+"""A run's place in the engine, on the present connection: absent, opening, held or closing.
+
+`sent` counts only while the run is held. An engine that refuses a run is asked again after a while, then with the checkpoint before.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+from bloomery.services.engines import Connection
+from bloomery.services.settle import RestorePoint
+from bloomery.types.operations import Operation, RunSpec
+from bloomery.types.protocol import CloseRun, Execute, OpenRun
+
+IN_FLIGHT: Final = 16
+"""Operations at the engine at a time: enough to keep it busy, few enough to hold in memory."""
+
+
+class PlaceState(StrEnum):
+    """Where the run is."""
+
+    ABSENT = "absent"
+    OPENING = "opening"
+    HELD = "held"
+    CLOSING = "closing"
+
+
+class Place:
+    """The engine's side of one run, as far as it is known here."""
+
+    def __init__(self, spec: RunSpec, first_seq: int) -> None:
+        self.state = PlaceState.ABSENT
+        self.connection: Connection | None = None
+        self.sent = self.answered = first_seq - 1
+        """Highest operation sent, and highest one answered, since the run is held."""
+        self.refusals = 0
+        self.refused: RestorePoint | None = None
+        self._spec = spec
+        self._first_seq = first_seq
+        self._opening: RestorePoint | None = None
+
+    def begin(self, connection: Connection, *, ready: int) -> None:
+        """A new conversation: the run is where the engine says."""
+        self.connection = connection
+        held = connection.held.get(self._spec.run_id)
+        # An engine that is ahead of the journal holds another history; opening the run again replaces it.
+        if held is None or held > ready:
+            self.state = PlaceState.ABSENT
+        else:
+            self._hold(held)
+
+    async def open(self, restored: RestorePoint | None) -> None:
+        """Ask the engine to hold the run, new or as its checkpoint left it."""
+        assert self.connection is not None
+        self.state, self._opening = PlaceState.OPENING, restored
+        checkpoint, last_seq = (None, self._first_seq - 1) if restored is None else (restored.key, restored.seq)
+        await self.connection.send(OpenRun(spec=self._spec, checkpoint=checkpoint, last_seq=last_seq))
+
+    def opened(self, error: str | None) -> None:
+        """The engine's answer."""
+        if self.state != PlaceState.OPENING:
+            return
+        if error is None:
+            self._hold(self._first_seq - 1 if self._opening is None else self._opening.seq)
+        else:
+            self.state, self.refused = PlaceState.ABSENT, self._opening
+            self.refusals += 1
+
+    async def send(self, seq: int, operation: Operation, *, replay: bool) -> None:
+        """Have the next operation executed."""
+        assert self.connection is not None
+        self.sent = seq
+        await self.connection.send(Execute(run_id=self._spec.run_id, seq=seq, operation=operation, replay=replay))
+
+    async def close(self) -> None:
+        """Ask the engine to checkpoint the run and let it go."""
+        assert self.connection is not None
+        self.state = PlaceState.CLOSING
+        await self.connection.send(CloseRun(run_id=self._spec.run_id))
+
+    def closed(self) -> None:
+        """The engine let it go."""
+        assert self.connection is not None
+        self.connection.held.pop(self._spec.run_id, None)
+        self.state = PlaceState.ABSENT
+
+    def has_room(self) -> bool:
+        """Whether another operation may be sent now."""
+        return self.state == PlaceState.HELD and self.sent - self.answered < IN_FLIGHT
+
+    def _hold(self, seq: int) -> None:
+        self.state, self.sent, self.answered = PlaceState.HELD, seq, seq
+        self.refusals, self.refused = 0, None

@@ -1,0 +1,18 @@
+"""What a model name means at the moment it is asked for."""
+
+from typing import NamedTuple
+
+from bloomery.types.generation import Weights
+
+
+class Target(NamedTuple):
+    """Weights on a base, and the deployment through which they were reached, if any. It stays what it is when the deployment moves on."""
+
+    weights: Weights
+    base_hash: str
+    deployment: str | None
+    revision: int | None
+    display: str
+    """The name as the caller gave it."""
+    deployment_id: str | None = None
+    revision_id: str | None = None

@@ -1,0 +1,78 @@
+"""Immutable weights by any of their names: a base model's alias or hash, a snapshot's version, a `tinker://` sampler path."""
+
+import re
+from typing import Final, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, Select, or_, select
+
+from bloomery.services.models import Models
+from bloomery.services.principal import Principal
+from bloomery.store import rows
+from bloomery.store.database import Database
+from bloomery.types.errors import InvalidInput, NotFound
+from bloomery.types.generation import Weights
+from bloomery.types.ids import now_us
+
+_TINKER: Final = "tinker://"
+_PATH: Final = re.compile(r"tinker://(?P<run>[^/]+)/(?P<kind>[^/]+)/(?P<name>[^/]+)")
+
+
+class Version(NamedTuple):
+    """Weights, and the base they belong to."""
+
+    weights: Weights
+    base_hash: str
+    base_model: str
+
+
+class Versions:
+    """Looks weights up."""
+
+    def __init__(self, database: Database, models: Models) -> None:
+        self._database = database
+        self._models = models
+
+    async def find(self, p: Principal, name: str) -> Version:
+        """The weights behind a name; NotFound says which names there are."""
+        if name.startswith(_TINKER):
+            return await self._snapshot(p, name, _at_path(name))
+        for base in self._models.list():
+            if name in (base.alias, base.base_hash):
+                return Version(Weights(version=base.base_hash), base.base_hash, base.alias)
+        return await self._snapshot(p, name, rows.checkpoint.c.version == name)
+
+    async def _snapshot(self, p: Principal, name: str, condition: ColumnElement[bool]) -> Version:
+        query = _snapshots(p.project).where(condition).order_by(rows.checkpoint.c.created_us.desc()).limit(1)
+        found = await self._database.read(lambda connection: _first(connection, query))
+        if found is None:
+            bases = ", ".join(f"`{base.alias}`" for base in self._models.list())
+            raise NotFound(
+                f"no model `{name}`: it is neither a deployment, nor a snapshot's version or path, nor one of the base models {bases}", field="model"
+            )
+        return found
+
+
+def _snapshots(project: str) -> Select[str, str, str, str]:
+    table = rows.checkpoint.c
+    columns = (table.version, table.key, rows.run.c.base_hash, rows.run.c.base_model)
+    alive = or_(table.expires_us.is_(None), table.expires_us > now_us())
+    joined = rows.checkpoint.join(rows.run, table.run_id == rows.run.c.id)
+    return select(*columns).select_from(joined).where(table.project == project, table.kind == "snapshot", table.state == "ready", alive)
+
+
+def _first(connection: Connection, query: Select[str, str, str, str]) -> Version | None:
+    row = connection.execute(query).first()
+    return None if row is None else Version(Weights(version=row.version, key=row.key), row.base_hash, row.base_model)
+
+
+def _at_path(path: str) -> ColumnElement[bool]:
+    parts = _PATH.fullmatch(path)
+    if parts is None:
+        raise InvalidInput(f"`{path}` is no path of weights: `tinker://<run>/sampler_weights/<name>`", field="model")
+    if parts["kind"] != "sampler_weights":
+        raise InvalidInput(f"`{path}` is not for sampling: save weights for the sampler and use their `sampler_weights` path", field="model")
+    alias = rows.alias.c
+    run = select(alias.target_id).where(
+        alias.contract == "tinker", alias.kind == "run", alias.name == parts["run"], alias.project == rows.checkpoint.c.project
+    )
+    return rows.checkpoint.c.name.__eq__(parts["name"]) & or_(rows.checkpoint.c.run_id == parts["run"], rows.checkpoint.c.run_id.in_(run))

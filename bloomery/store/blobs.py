@@ -1,0 +1,138 @@
+"""Blobs: everything large, under keys such as `checkpoints/run-.../12-ab.safetensors`.
+
+`Blobs` is synchronous and serves the engine too; `AsyncBlobs` is the same for services. A put is all or nothing and durable when it returns.
+Keys are reached through rows only: nobody outside chooses one.
+"""
+
+import asyncio
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import obstore
+from obstore.store import LocalStore, ObjectStore
+
+from bloomery.obs.failpoints import failpoint
+from bloomery.store.files import make_directory, sync_directory
+from bloomery.types.errors import Corrupt, InvalidInput, NotFound
+
+KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
+MAX_KEY: Final = 512
+
+
+class BlobInfo(NamedTuple):
+    """What a listing says."""
+
+    key: str
+    size: int
+    modified_us: int
+
+
+class Blobs:
+    """Blobs below a directory, or in a bucket given as an object store."""
+
+    def __init__(self, root: Path | ObjectStore) -> None:
+        self._root = root if isinstance(root, Path) else None
+        self._store = LocalStore(root, mkdir=True) if isinstance(root, Path) else root
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """Store `data`; an earlier blob of that key is replaced at once or not at all."""
+        check_key(key)
+        if self._root is None:
+            obstore.put(self._store, key, bytes(data))
+        else:
+            _put_durably(self._root, key, data)
+        failpoint("blob.written")
+
+    def get(self, key: str) -> bytes:
+        """The whole blob."""
+        check_key(key)
+        try:
+            return bytes(obstore.get(self._store, key).bytes())
+        except FileNotFoundError as error:
+            raise NotFound(f"there is no blob `{key}`") from error
+
+    def exists(self, key: str) -> bool:
+        """Whether the blob is there."""
+        check_key(key)
+        try:
+            obstore.head(self._store, key)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def size(self, key: str) -> int:
+        """Bytes of the blob."""
+        check_key(key)
+        try:
+            return obstore.head(self._store, key)["size"]
+        except FileNotFoundError as error:
+            raise NotFound(f"there is no blob `{key}`") from error
+
+    def delete(self, key: str) -> None:
+        """Remove the blob; one that is gone already is fine."""
+        check_key(key)
+        if self.exists(key):
+            obstore.delete(self._store, key)
+
+    def list(self, prefix: str = "") -> list[BlobInfo]:
+        """All blobs in the folder `prefix`, in the order of their keys."""
+        if prefix:
+            check_key(prefix)
+        found = [entry for batch in obstore.list(self._store, prefix or None) for entry in batch]
+        blobs = [BlobInfo(entry["path"], entry["size"], int(entry["last_modified"].timestamp() * 1e6)) for entry in found]
+        return sorted(blobs)
+
+
+class AsyncBlobs:
+    """`Blobs` on threads, for the event loop."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self.blobs = blobs
+
+    async def put(self, key: str, data: bytes | memoryview) -> None:
+        await asyncio.to_thread(self.blobs.put, key, data)
+
+    async def get(self, key: str) -> bytes:
+        return await asyncio.to_thread(self.blobs.get, key)
+
+    async def exists(self, key: str) -> bool:
+        return await asyncio.to_thread(self.blobs.exists, key)
+
+    async def size(self, key: str) -> int:
+        return await asyncio.to_thread(self.blobs.size, key)
+
+    async def delete(self, key: str) -> None:
+        await asyncio.to_thread(self.blobs.delete, key)
+
+    async def list(self, prefix: str = "") -> list[BlobInfo]:
+        return await asyncio.to_thread(self.blobs.list, prefix)
+
+
+def check_key(key: str) -> None:
+    """Refuse keys that climb, hide or surprise a file system."""
+    if len(key) > MAX_KEY or not KEY.fullmatch(key):
+        raise InvalidInput(
+            f"`{key[:80]}` is no blob key: segments of letters, digits, `._-`, separated by `/`, none starting with a dot", field="key"
+        )
+
+
+def _put_durably(root: Path, key: str, data: bytes | memoryview) -> None:
+    """Content, then name, then directory: a power cut leaves the old blob or the new one."""
+    path = root / key
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise Corrupt(f"blob `{key}` would lie outside {root}: a link leads there")
+    make_directory(path.parent)
+    # Listings of the object store skip names that end in `#` and digits.
+    staged = path.with_name(f"{path.name}#{secrets.randbelow(10**15)}")
+    try:
+        with staged.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.rename(path)
+    finally:
+        staged.unlink(missing_ok=True)
+    sync_directory(path.parent)

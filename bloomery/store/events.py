@@ -1,0 +1,14 @@
+"""The outbox: what happened, in one order, for whoever follows along."""
+
+import json
+from typing import Any
+
+from sqlalchemy import Connection, insert
+
+from bloomery.store import rows
+from bloomery.types.ids import now_us
+
+
+def record_event(connection: Connection, project: str, kind: str, subject: str, **data: Any) -> None:
+    """Add an event to the transaction that makes it true."""
+    connection.execute(insert(rows.event).values(project=project, kind=kind, subject=subject, data=json.dumps(data), created_us=now_us()))

@@ -1,0 +1,195 @@
+"""A run's journal: its operations and their results, durable before anyone is told.
+
+Operations lie in `ops-*.seg` in the order of arrival, results in `results-*.seg` in the order of `seq`; only the api opens them.
+Appends that arrive while one is being synced share the next sync. An append that was cut off by the death of the process was never
+acknowledged and is dropped when the journal is opened; damage anywhere else is `Corrupt` and names file and offset.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from bloomery.store.files import make_directory
+from bloomery.store.segments import Lane, Record, last_seq
+from bloomery.types.errors import Corrupt, Gone
+from bloomery.types.operations import Operation, Result
+from bloomery.types.wire import Wire, encode
+
+SEGMENT_BYTES: Final = 64 << 20
+_OPERATIONS, _RESULTS = "ops", "results"
+
+_operation: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
+
+
+class JournaledResult(Wire, frozen=True):
+    """A result with what is worth knowing about its making."""
+
+    result: Result
+    numerics: str
+    """Numerics id of the engine that computed it: replays under the same id must give the same bits."""
+    seconds: float
+    done_us: int
+
+
+_result = msgspec.msgpack.Decoder(JournaledResult)
+
+
+class Extent(NamedTuple):
+    """How far a run came, by the headers of its journal."""
+
+    last_operation: int
+    last_result: int
+
+
+class Journal:
+    """The journal of one run, opened by one process."""
+
+    def __init__(self, directory: Path, pool: Executor, *, first_seq: int = 1, segment_bytes: int = SEGMENT_BYTES) -> None:
+        """Blocking: reads and verifies all segments. The run's history begins with `first_seq`."""
+        make_directory(directory)
+        self._pool = pool
+        self._operations = Lane(directory, name=_OPERATIONS, kind=1, label="operation", segment_bytes=segment_bytes)
+        self._results = Lane(directory, name=_RESULTS, kind=2, label="result", segment_bytes=segment_bytes)
+        torn = self._operations.torn
+        if torn is not None and torn.seq is not None and torn.seq <= self.last_result:
+            raise Corrupt(f"{torn.segment}: operation {torn.seq} at offset {torn.offset} is damaged, yet its result is known")
+        self._operations.start()
+        self._results.start()
+        self._operations.complete_through = self._results.complete_through = max(self.last_result, first_seq - 1)
+        self._operation_queue = _Queue(self._operations, pool)
+        self._result_queue = _Queue(self._results, pool)
+
+    @property
+    def last_operation(self) -> int:
+        """Highest `seq` of the operations here, -1 when there never was one since opening."""
+        return self._operations.last
+
+    @property
+    def last_result(self) -> int:
+        """`seq` of the newest result, -1 without any."""
+        return self._results.last
+
+    def has_operation(self, seq: int) -> bool:
+        """Whether the operation is here (not: whether it ever was)."""
+        return seq in self._operations.places
+
+    def has_result(self, seq: int) -> bool:
+        """Whether the result is here."""
+        return seq in self._results.places
+
+    async def append_operation(self, seq: int, operation: Operation) -> None:
+        """Durable when this returns."""
+        await self._operation_queue.append(Record(seq, encode(operation)))
+
+    async def append_results(self, results: dict[int, JournaledResult]) -> None:
+        """Durable when this returns; they continue the sequence."""
+        await self._result_queue.append(*(Record(seq, encode(result)) for seq, result in results.items()))
+        self._operations.complete_through = self._results.complete_through = self.last_result
+
+    async def operation(self, seq: int) -> Operation:
+        """An operation as it was submitted."""
+        payload = await asyncio.get_running_loop().run_in_executor(self._pool, self._operations.read, seq)
+        return _operation.decode(payload)
+
+    async def result(self, seq: int) -> JournaledResult:
+        """A result; one that outlived its time is `Gone`."""
+        if seq <= self.last_result and not self.has_result(seq):
+            raise Gone(f"the result of operation {seq} was dropped after its time to live; it cannot be had again")
+        payload = await asyncio.get_running_loop().run_in_executor(self._pool, self._results.read, seq)
+        return _result.decode(payload)
+
+    async def drop_operations(self, through: int) -> None:
+        """Operations up to `through` are in a checkpoint and settled: delete the segments that hold only those, and begin a new one."""
+        await self._operation_queue.alone(partial(self._drop_operations, through))
+
+    async def drop_results(self, before_us: int) -> None:
+        """Delete segments, but never the last, whose newest result is older."""
+        await self._result_queue.alone(partial(self._drop_results, before_us))
+
+    async def close(self) -> None:
+        """Finish what is being written and give the files back."""
+        await self._operation_queue.finish()
+        await self._result_queue.finish()
+        self._operations.close()
+        self._results.close()
+
+    def _drop_operations(self, through: int) -> None:
+        self._operations.drop(through)
+        self._operations.rotate()
+
+    def _drop_results(self, before_us: int) -> None:
+        for newest in self._results.droppable(self.last_result - 1):
+            if _result.decode(self._results.read(newest)).done_us >= before_us:
+                return
+            self._results.drop(newest)
+
+
+def extent(directory: Path) -> Extent:
+    """How far a run came, without opening its journal."""
+    return Extent(last_seq(directory, _OPERATIONS), last_seq(directory, _RESULTS))
+
+
+class _Job(NamedTuple):
+    """Records to append together with those of the next jobs, or work that wants the lane for itself."""
+
+    records: tuple[Record, ...]
+    work: Callable[[], None] | None
+    done: "asyncio.Future[None]"
+
+
+class _Queue:
+    """Jobs on a lane, in order; records that wait while one batch is written become the next batch."""
+
+    def __init__(self, lane: Lane, pool: Executor) -> None:
+        self._lane, self._pool = lane, pool
+        self._jobs: deque[_Job] = deque()
+        self._runner: asyncio.Task[None] | None = None
+
+    async def append(self, *records: Record) -> None:
+        await self._put(records, None)
+
+    async def alone(self, work: Callable[[], None]) -> None:
+        await self._put((), work)
+
+    async def finish(self) -> None:
+        """Wait until nothing is in flight."""
+        if self._runner is not None:
+            await self._runner
+
+    async def _put(self, records: tuple[Record, ...], work: Callable[[], None] | None) -> None:
+        job = _Job(records, work, asyncio.get_running_loop().create_future())
+        self._jobs.append(job)
+        # A task of its own: a caller that is cancelled must not leave the lane half-way.
+        if self._runner is None or self._runner.done():
+            self._runner = asyncio.create_task(self._run())
+        await job.done
+
+    async def _run(self) -> None:
+        while self._jobs:
+            batch = [self._jobs.popleft()]
+            while batch[0].work is None and self._jobs and self._jobs[0].work is None:
+                batch.append(self._jobs.popleft())
+            work = batch[0].work or partial(self._lane.append, [record for job in batch for record in job.records])
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            except Exception as error:
+                _tell(batch, error)
+            else:
+                _tell(batch, None)
+
+
+def _tell(batch: list[_Job], error: Exception | None) -> None:
+    """Wake whoever still waits."""
+    for job in batch:
+        if job.done.done():
+            continue
+        if error is None:
+            job.done.set_result(None)
+        else:
+            job.done.set_exception(error)

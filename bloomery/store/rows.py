@@ -1,0 +1,295 @@
+"""Every table, in the SQL that SQLite and Postgres share.
+
+Ids are TEXT, times are integer microseconds UTC (`*_us`, set by the caller: the database has no clock here), JSON is TEXT, and states change by
+compare-and-swap (`changed`). Every row belongs to a project. Payloads never live here: rows hold blob keys.
+"""
+
+from sqlalchemy import BigInteger, Column, Connection, Float, Index, Integer, MetaData, Table, Text, UniqueConstraint, Update
+
+metadata = MetaData()
+
+DEFAULT_PROJECT = "default"
+
+
+def _text(name: str, *, null: bool = False, key: bool = False) -> Column[str]:
+    return Column(name, Text, nullable=null, primary_key=key)
+
+
+def _int(name: str, *, null: bool = False, key: bool = False) -> Column[int]:
+    return Column(name, BigInteger, nullable=null, primary_key=key, autoincrement=False)
+
+
+project = Table("project", metadata, _text("id", key=True), _text("name"), _int("created_us"))
+
+api_key = Table(
+    "api_key",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("name"),
+    _text("hash"),  # hex of the key's hash; the key itself is stored nowhere
+    _text("scopes"),  # JSON list
+    _int("created_us"),
+    _int("last_used_us", null=True),
+    UniqueConstraint("hash", name="api_key_hash"),
+)
+
+alias = Table(
+    "alias",
+    metadata,
+    _text("project", key=True),
+    _text("contract", key=True),  # tinker | openai | fireworks
+    _text("name", key=True),
+    _text("kind"),  # run | deployment | ...
+    _text("target_id"),
+    _int("created_us"),
+    Index("alias_target", "kind", "target_id"),
+)
+
+base_model = Table(
+    "base_model", metadata, _text("project", key=True), _text("alias", key=True), _text("base_hash"), _text("path"), _int("created_us")
+)
+
+session = Table(
+    "session",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("tags"),  # JSON list
+    _text("user_metadata"),  # JSON object
+    _text("sdk_version"),
+    _int("created_us"),
+    _int("heartbeat_us"),
+    _int("finished_us", null=True),
+    _text("finish_reason", null=True),
+    Index("session_by_project", "project", "created_us"),
+)
+
+run = Table(
+    "run",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("name", null=True),
+    _text("session_id", null=True),
+    _text("base_model"),  # the name it was asked for by
+    _text("base_hash"),
+    _text("lora"),  # JSON of LoraSpec
+    _int("micro_batch_tokens"),
+    _text("metadata"),  # JSON object
+    _text("state"),  # active | broken
+    _text("error", null=True),
+    _int("first_seq"),  # 0 when it began by loading a checkpoint, else 1
+    _int("settled_seq"),  # results up to here are reflected in metrics and checkpoints
+    _int("step"),  # optimizer steps taken
+    _text("digest", null=True),  # of the weights at the latest checkpoint, with its seq
+    _int("digest_seq", null=True),
+    _int("created_us"),
+    _int("updated_us"),
+    Index("run_by_project", "project", "created_us"),
+    Index("run_by_session", "session_id"),
+)
+
+checkpoint = Table(
+    "checkpoint",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("run_id"),
+    _int("seq"),  # the state after this operation
+    _text("kind"),  # auto | named | snapshot
+    _text("name", null=True),  # None: automatic, or an ephemeral snapshot
+    _text("state"),  # pending | ready
+    _text("key"),  # blob; a pending snapshot's is ""
+    _text("digest", null=True),
+    _text("version", null=True),  # snapshots: hash of the manifest
+    _int("size_bytes"),
+    _int("step"),
+    _text("metadata"),  # JSON object
+    _int("created_us"),
+    _int("ttl_s", null=True),  # pending rows: expiry counts from completion
+    _int("expires_us", null=True),
+    UniqueConstraint("run_id", "seq", "kind", name="checkpoint_once"),
+    Index("checkpoint_by_run", "run_id", "kind", "name"),
+    Index("checkpoint_by_project", "project", "created_us"),
+    Index("checkpoint_by_version", "version"),
+)
+
+run_metric = Table(
+    "run_metric",
+    metadata,
+    _text("project"),
+    _text("run_id", key=True),
+    _int("seq", key=True),
+    _text("name", key=True),
+    _int("step"),
+    Column("value", Float, nullable=True),  # NULL: not a finite number
+    _int("created_us"),
+)
+
+sampling_session = Table(
+    "sampling_session",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("session_id", null=True),
+    _int("seq", null=True),  # the session's own number for it
+    _text("base_model"),
+    _text("base_hash"),
+    _text("model_path", null=True),
+    _text("version"),
+    _text("key", null=True),  # blob of the weights; None: the base itself
+    _int("created_us"),
+    UniqueConstraint("session_id", "seq", name="sampling_session_once"),
+)
+
+deployment = Table(
+    "deployment",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("name"),
+    _text("base_model"),
+    _text("base_hash"),
+    _int("created_us"),
+    _int("updated_us"),
+    UniqueConstraint("project", "name", name="deployment_name"),
+)
+
+revision = Table(
+    "revision",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("deployment_id"),
+    _int("number"),
+    _text("version"),
+    _text("key", null=True),  # blob of the weights; None: the base itself
+    _text("state"),  # live | retired | ...
+    _text("evidence"),  # JSON object
+    _int("created_us"),
+    _int("updated_us"),
+    UniqueConstraint("deployment_id", "number", name="revision_number"),
+)
+
+span = Table(
+    "span",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("trace_id", null=True),
+    _text("parent_id", null=True),
+    _text("episode_id", null=True),
+    _text("session_id", null=True),
+    _text("kind"),  # chat | completion | sample | tool
+    _text("name"),
+    _text("model"),  # as the caller named it
+    _text("deployment_id", null=True),
+    _text("revision_id", null=True),
+    _text("route_id", null=True),
+    _text("variant", null=True),
+    _text("version"),  # weights
+    _text("base_hash"),
+    _text("template_hash", null=True),
+    _text("status"),
+    _text("error_code", null=True),
+    _int("started_us"),
+    _int("ttft_us", null=True),
+    _int("duration_us", null=True),
+    _int("in_tokens"),
+    _int("out_tokens"),
+    _int("cached_tokens"),
+    Column("cost_usd", Float, nullable=True),
+    _text("finish_reason", null=True),
+    _text("input_hash", null=True),
+    _text("output_hash", null=True),
+    _text("body_ref", null=True),  # blob with messages, token ids and log-probabilities
+    _text("tags"),  # JSON object
+    _text("consent"),  # none | eval | train
+    _text("redaction_ver"),
+    _int("redacted"),  # 1: something was replaced, so the body holds no token ids or log-probabilities, which would spell it
+    _int("seed", null=True),
+    _text("config_hash", null=True),  # sampling parameters and tools
+    _int("retention_until_us", null=True),
+    Index("span_by_project", "project", "started_us"),
+    Index("span_by_episode", "project", "episode_id"),
+    Index("span_by_retention", "retention_until_us"),
+)
+
+feedback = Table(
+    "feedback",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("target_kind"),  # span | episode
+    _text("target_id"),
+    _text("metric"),
+    _text("type"),  # bool | float | label | comment | demonstration | preference
+    _text("value"),  # JSON
+    _text("comment", null=True),
+    _text("source"),  # user | human_review | judge | code | api
+    _text("author", null=True),
+    _text("judge_version", null=True),
+    _int("created_us"),
+    Index("feedback_by_target", "project", "target_kind", "target_id"),
+    Index("feedback_by_project", "project", "created_us"),
+)
+
+dataset = Table(
+    "dataset",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("name"),
+    _int("created_us"),
+    UniqueConstraint("project", "name", name="dataset_name"),
+)
+
+dataset_version = Table(
+    "dataset_version",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("dataset_id"),
+    _int("number"),
+    _text("recipe"),  # JSON: how it was made
+    _text("recipe_hash"),
+    _text("manifest"),  # hash over its items: the content's identity
+    _text("parent", null=True),
+    _text("counts"),  # JSON: rows by split and by curation stage
+    _text("key"),  # blob of the rows
+    _int("created_us"),
+    UniqueConstraint("dataset_id", "number", name="dataset_version_number"),
+    Index("dataset_version_manifest", "dataset_id", "manifest"),
+)
+
+dataset_item = Table(
+    "dataset_item",
+    metadata,
+    _text("project"),
+    _text("version_id", key=True),
+    _text("item_hash", key=True),
+    _int("position"),
+    _text("split"),
+    _text("source_span", null=True),
+    _text("label_source", null=True),
+    Index("dataset_item_by_hash", "project", "item_hash"),
+)
+
+event = Table(
+    "event",
+    metadata,
+    Column("seq", Integer, primary_key=True, autoincrement=True),
+    _text("project"),
+    _text("kind"),
+    _text("subject"),  # id of what it is about
+    _text("data"),  # JSON object
+    _int("created_us"),
+    # Without it SQLite would hand out the number of a deleted last row again, and a reader's cursor would skip an event.
+    sqlite_autoincrement=True,
+)
+
+
+def changed(connection: Connection, statement: Update) -> bool:
+    """Compare-and-swap: whether the update found the row in the state that its WHERE demands."""
+    return connection.execute(statement).rowcount == 1

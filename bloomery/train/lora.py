@@ -1,0 +1,119 @@
+"""One run's low-rank factors: fp32 masters, the gradients gathered for them, and the copies that the forward computes with.
+
+Masters and gradients are flat vectors with a named view per factor, unpadded. The copies are in the engine's compute dtype, the rank padded
+with zeros; a snapshot holds the same numbers. Gradients of the padding are exactly zero and are never gathered.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from bloomery.models.adapters import Factors, FusedAdapter, padded_rank, target_shapes
+from bloomery.models.config import DecoderConfig
+from bloomery.types.errors import InvalidInput, NotSupported
+from bloomery.types.operations import LoraSpec
+
+_DIGEST_HEX_DIGITS = 32
+
+
+class Slot(NamedTuple):
+    """Where one factor lives in the flat vectors; its rank is dimension `rank_dim`."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    rank_dim: int
+
+
+class Lora:
+    """Trainable state of one adapter, without its optimizer."""
+
+    def __init__(self, config: DecoderConfig, spec: LoraSpec, *, dtype: torch.dtype, device: torch.device) -> None:
+        if spec.rank == 0:
+            raise NotSupported("rank 0 (full parameters) is not offered yet: choose a LoRA rank of at least 1", field="lora_config.rank")
+        shapes = target_shapes(config, attention=spec.train_attn, mlp=spec.train_mlp, unembed=spec.train_unembed)
+        if not shapes:
+            raise InvalidInput("nothing to train: set at least one of train_attn, train_mlp and train_unembed", field="lora_config")
+        self.spec = spec
+        self.slots = _slots(shapes, spec.rank)
+        self.masters = torch.cat([_initial(slot, spec.seed).flatten() for slot in self.slots]).to(device)
+        self.gradients = torch.zeros_like(self.masters)
+        self._targets = tuple(shapes)
+        self.copies = {slot.name: _padded(slot, dtype, device) for slot in self.slots}
+        self.refresh()
+
+    def fused(self) -> FusedAdapter:
+        """The adapter of the next forward; gradients flow through it to the copies."""
+        pairs = {target: Factors(self.copies[f"{target}.lora_A"], self.copies[f"{target}.lora_B"]) for target in self._targets}
+        return FusedAdapter(pairs, self.spec.alpha / self.spec.rank)
+
+    def refresh(self) -> None:
+        """Cast the masters into the copies, after every change of the masters."""
+        with torch.no_grad():
+            for slot, master in self.named(self.masters):
+                self.copies[slot.name].narrow(slot.rank_dim, 0, self.spec.rank).copy_(master)
+
+    def gather_gradients(self) -> None:
+        """Add what the last backward left at the copies to the fp32 gradients."""
+        for slot, gradient in self.named(self.gradients):
+            copy = self.copies[slot.name]
+            if copy.grad is not None:
+                gradient.add_(copy.grad.narrow(slot.rank_dim, 0, self.spec.rank))
+                copy.grad = None
+
+    def clear_gradients(self) -> None:
+        """Forget all gradients, gathered or not."""
+        self.gradients.zero_()
+        for copy in self.copies.values():
+            copy.grad = None
+
+    def published(self) -> dict[str, Tensor]:
+        """The factors in the compute dtype, unpadded: what a snapshot holds."""
+        return {slot.name: self.copies[slot.name].detach().narrow(slot.rank_dim, 0, self.spec.rank).contiguous() for slot in self.slots}
+
+    def named(self, flat: Tensor) -> Iterator[tuple[Slot, Tensor]]:
+        """Each factor's view of a flat vector (masters, gradients, optimizer moments)."""
+        for slot in self.slots:
+            yield slot, flat[slot.start : slot.stop].view(slot.shape)
+
+
+def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """blake3 over names, shapes and values of float32 tensors, in the order given."""
+    state = blake3()
+    for name, tensor in tensors:
+        state.update(f"{name} {list(tensor.shape)}\n".encode())
+        state.update(tensor.cpu().numpy().tobytes())
+    return state.hexdigest()[:_DIGEST_HEX_DIGITS]
+
+
+def _slots(shapes: dict[str, tuple[int, int, int]], rank: int) -> list[Slot]:
+    slots: list[Slot] = []
+    start = 0
+    for target, (experts, inputs, outputs) in shapes.items():
+        lead = (experts,) if experts else ()
+        for name, shape, rank_dim in (("lora_A", (*lead, rank, inputs), -2), ("lora_B", (*lead, outputs, rank), -1)):
+            stop = start + torch.Size(shape).numel()
+            slots.append(Slot(f"{target}.{name}", shape, start, stop, rank_dim))
+            start = stop
+    return slots
+
+
+def _initial(slot: Slot, seed: int) -> Tensor:
+    """A uniform in +-1/sqrt(inputs), from the seed and the name alone; B zero, so that a fresh adapter changes nothing."""
+    if slot.name.endswith("lora_B"):
+        return torch.zeros(slot.shape)
+    named_seed = int.from_bytes(blake3(f"{seed} {slot.name}".encode()).digest()[:4])
+    noise: Tensor = torch.rand(slot.shape, generator=torch.Generator().manual_seed(named_seed))
+    bound = math.sqrt(1 / slot.shape[-1])
+    return (2 * noise - 1) * bound
+
+
+def _padded(slot: Slot, dtype: torch.dtype, device: torch.device) -> Tensor:
+    shape = list(slot.shape)
+    shape[slot.rank_dim] = padded_rank(shape[slot.rank_dim])
+    return torch.zeros(shape, dtype=dtype, device=device, requires_grad=True)

@@ -1,0 +1,69 @@
+"""AdamW as torch defines it, over one flat vector per run."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from bloomery.types.errors import InvalidInput
+from bloomery.types.operations import AdamParams
+
+_CLIP_EPS = 1e-6
+"""As in `torch.nn.utils.clip_grad_norm_`."""
+
+
+class AdamW:
+    """Both moments and the number of steps taken."""
+
+    def __init__(self, masters: Tensor) -> None:
+        self.first = torch.zeros_like(masters)
+        self.second = torch.zeros_like(masters)
+        self.steps = 0
+
+    def step(self, masters: Tensor, gradients: Tensor, params: AdamParams) -> float:
+        """Change `masters` in place (and scale `gradients` where they are clipped); returns the norm before clipping."""
+        check(params)
+        norm = gradient_norm(gradients)
+        if not math.isfinite(norm):
+            raise InvalidInput(f"the gradient norm is {norm}: no step was taken and the gradients were cleared; lower the loss's weights")
+        if params.grad_clip_norm > 0:
+            gradients.mul_(min(1.0, params.grad_clip_norm / (norm + _CLIP_EPS)))
+        adamw(
+            [masters],
+            [gradients],
+            [self.first],
+            [self.second],
+            [],
+            [torch.tensor(float(self.steps), device=masters.device)],
+            fused=True,
+            amsgrad=False,
+            maximize=False,
+            beta1=params.beta1,
+            beta2=params.beta2,
+            lr=params.learning_rate,
+            weight_decay=params.weight_decay,
+            eps=params.eps,
+        )
+        self.steps += 1
+        return norm
+
+
+def gradient_norm(gradients: Tensor) -> float:
+    """Euclidean norm in float64, added up in one order whatever the number of threads."""
+    return float(np.sqrt(np.sum(np.square(gradients.cpu().numpy(), dtype=np.float64))))
+
+
+def check(params: AdamParams) -> None:
+    """Refuse numbers that would ruin the weights: nothing brings them back."""
+    for name in ("learning_rate", "eps", "weight_decay", "grad_clip_norm"):
+        value = getattr(params, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise InvalidInput(f"`{name}` is {value}: it must be a finite number of at least 0", field=f"adam_params.{name}")
+    for name in ("beta1", "beta2"):
+        value = getattr(params, name)
+        if not 0 <= value < 1:
+            raise InvalidInput(f"`{name}` is {value}: it must be at least 0 and below 1", field=f"adam_params.{name}")
+    if params.eps == 0:
+        raise InvalidInput("`eps` is 0: a factor without gradient would become nan, choose a small positive number", field="adam_params.eps")

@@ -1,0 +1,150 @@
+"""What is to be served: names and directories become checked base models, before anything is loaded and without running or unpickling anything."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from blake3 import blake3
+from tokenizers import Tokenizer
+
+from bloomery.models import tiny
+from bloomery.models.config import read_config
+from bloomery.models.weight_files import summarise, weight_files
+from bloomery.types.errors import InvalidInput, NotFound, blame
+
+SHIPPED: Final[Mapping[str, Path]] = {"bloomery-tiny": tiny.PATH}
+DEFAULT_MODEL: Final = "bloomery-tiny"
+
+BYTES_PER_PARAMETER: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2}
+_SHORT: Final[Mapping[str, str]] = {"float32": "fp32", "bfloat16": "bf16"}
+# An engine before it holds anything, and what activations, optimizers and caches of a few runs add to the weights.
+_PROCESS_BYTES: Final = 300_000_000
+_HEADROOM: Final = 1.25
+
+_ALIAS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
+_IDENTITY_FILES: Final = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+class Wanted(NamedTuple):
+    """One `--model`: the name it is served under, and its directory."""
+
+    alias: str
+    directory: Path
+
+
+class BaseModel(NamedTuple):
+    """A directory that an engine can serve, as far as its headers tell."""
+
+    alias: str
+    directory: Path
+    parameters: int
+    needs_bytes: int
+
+
+def wanted(models: Sequence[str]) -> tuple[Wanted, ...]:
+    """Read the values of `--model`; without any, the shipped model."""
+    found = [_wanted(value) for value in models or [DEFAULT_MODEL]]
+    aliases = [model.alias for model in found]
+    for alias in aliases:
+        if aliases.count(alias) > 1:
+            raise InvalidInput(f"two models are called `{alias}`: name one of them with --model other-name=DIR", field="model")
+    return tuple(found)
+
+
+def check(model: Wanted, dtype: str) -> BaseModel:
+    """Make sure that an engine could load it and an api could tokenize for it."""
+    with blame(InvalidInput, f"{model.directory / 'config.json'} cannot be used"):
+        config = read_config(model.directory)
+    weights = summarise(model.directory)
+    _check_tokenizer(model.directory, config.vocab_size)
+    needs = int(weights.parameters * BYTES_PER_PARAMETER[dtype] * _HEADROOM) + _PROCESS_BYTES
+    return BaseModel(model.alias, model.directory, weights.parameters, needs)
+
+
+def announce(model: BaseModel, dtype: str, free_bytes: int) -> str:
+    """The line that says what loading it takes."""
+    size, needs, free = count(model.parameters), gigabytes(model.needs_bytes), gigabytes(free_bytes)
+    return f"{model.alias}: {size} parameters, {_SHORT[dtype]}, needs {needs}, {free} free"
+
+
+def refuse_what_does_not_fit(models: Sequence[BaseModel], dtype: str, free_bytes: int) -> None:
+    """All engines together must fit into memory; one that does not would take the others down with it."""
+    needs = sum(model.needs_bytes for model in models)
+    if needs > free_bytes:
+        names = ", ".join(model.alias for model in models)
+        smaller = sum(model.parameters for model in models) * BYTES_PER_PARAMETER["bfloat16"] * _HEADROOM + _PROCESS_BYTES * len(models)
+        hint = "use --dtype bfloat16 or a smaller model" if dtype == "float32" and smaller <= free_bytes else "free memory or use a smaller model"
+        raise InvalidInput(f"{names} needs {gigabytes(needs)}, {gigabytes(free_bytes)} free: {hint}", field="model")
+
+
+def base_hash(directory: Path) -> str:
+    """Identity of weights, config, tokenizer and template: blake3 over the hashes of their files by name."""
+    files = [directory / name for name in _IDENTITY_FILES if (directory / name).exists()]
+    digests = {path.name: _file_hash(path) for path in (*files, *weight_files(directory))}
+    return blake3(json.dumps(digests, sort_keys=True, separators=(",", ":")).encode()).hexdigest(length=16)
+
+
+def count(number: int) -> str:
+    """A number of parameters as people say it."""
+    for unit, name in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= unit:
+            return f"{number / unit:.1f} {name}"
+    return str(number)
+
+
+def gigabytes(size: int) -> str:
+    """Bytes as gigabytes."""
+    return f"{size / 1e9:.1f} GB"
+
+
+def _wanted(value: str) -> Wanted:
+    alias, separator, path = value.partition("=")
+    if separator and not Path(value).expanduser().is_dir():
+        return Wanted(_alias(alias), _directory(path))
+    if value in SHIPPED:
+        return Wanted(value, SHIPPED[value])
+    directory = _directory(value)
+    return Wanted(_alias(directory.name), directory)
+
+
+def _alias(name: str) -> str:
+    if not _ALIAS.fullmatch(name):
+        raise InvalidInput(f"`{name}` cannot be a model's name (letters, digits, . _ - /): name it with --model NAME=DIR", field="model")
+    return name
+
+
+def _directory(value: str) -> Path:
+    path = SHIPPED.get(value) or Path(value).expanduser()
+    if not path.is_dir():
+        known = ", ".join(SHIPPED)
+        raise NotFound(f"unknown model `{value}`: give {known} or a directory that save_pretrained wrote", field="model")
+    return path.resolve()
+
+
+def _check_tokenizer(directory: Path, vocab_size: int) -> None:
+    path = directory / "tokenizer.json"
+    if not path.exists():
+        raise InvalidInput(f"{directory} has no tokenizer.json: save the tokenizer into it with tokenizer.save_pretrained(DIR)", field="model")
+    with blame(InvalidInput, f"{path} is not a tokenizer"):
+        tokenizer = Tokenizer.from_file(str(path))
+    if (largest := max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)) >= vocab_size:
+        raise InvalidInput(
+            f"{path} has token id {largest}, but config.json says vocab_size {vocab_size}: they are of different models", field="model"
+        )
+
+
+def _file_hash(path: Path) -> str:
+    hasher = blake3(max_threads=blake3.AUTO)
+    hasher.update_mmap(path)
+    return hasher.hexdigest()

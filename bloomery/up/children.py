@@ -1,0 +1,137 @@
+"""One process that must be running: how it is started, and when it is started again."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bloomery.obs.logs import LOG_FILE_BYTES
+
+FIRST_DELAY_S: Final = 0.1
+LONGEST_DELAY_S: Final = 10.0
+MAX_UNREADY_DEATHS: Final = 5
+"""A child that dies this often without having been ready once in between will not get better by itself."""
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """What to run; `socket` is removed before each start, for a dead process leaves it behind."""
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    log: Path
+    socket: Path | None = None
+    inherit: tuple[int, ...] = ()
+    """File descriptors that stay open in the child."""
+
+
+class Child:
+    """A program with its process and its history."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.restarts = 0
+        self.ready = False
+        self.unready_deaths = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start_at = 0.0
+
+    @property
+    def name(self) -> str:
+        """The program's."""
+        return self.program.name
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running process; None between two lives."""
+        return self._process.pid if self._process else None
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether starting it once more is pointless."""
+        return self.unready_deaths >= MAX_UNREADY_DEATHS
+
+    def start(self) -> None:
+        """Begin a life."""
+        program = self.program
+        if program.socket:
+            program.socket.unlink(missing_ok=True)
+        with program.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                program.argv,
+                env=dict(program.env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=program.inherit,
+                # Ctrl-C in a terminal reaches its whole process group, and these stop in an order.
+                process_group=0,
+                preexec_fn=_die_with(os.getpid()),
+            )
+
+    def reap(self) -> int | None:
+        """The exit status when the process has died since the last look; decides when the next one starts."""
+        if self._process is None or (status := self._process.poll()) is None:
+            return None
+        self.unready_deaths = 0 if self.ready else self.unready_deaths + 1
+        self._start_at = time.monotonic() + restart_delay_s(self.unready_deaths)
+        self._process, self.ready = None, False
+        return status
+
+    def start_when_due(self) -> bool:
+        """Begin the next life if there is none and its time has come."""
+        if self._process is not None or time.monotonic() < self._start_at:
+            return False
+        self.restarts += 1
+        self.start()
+        return True
+
+    def signal(self, number: int) -> None:
+        """Tell the process, if there is one."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def rotate_log(self) -> None:
+        """Move a long log aside; the process holds the file open for appending, so it is emptied in place."""
+        log = self.program.log
+        if log.exists() and log.stat().st_size > LOG_FILE_BYTES:
+            log.with_name(log.name + ".1").write_bytes(log.read_bytes())
+            os.truncate(log, 0)
+
+    def log_tail(self, lines: int = 15) -> str:
+        """The end of what it said."""
+        text = self.program.log.read_text(errors="replace") if self.program.log.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+def restart_delay_s(unready_deaths: int) -> float:
+    """At once after a healthy life, twice as long after every stillbirth."""
+    return min(FIRST_DELAY_S * 2.0**unready_deaths, LONGEST_DELAY_S)
+
+
+def describe_exit(status: int) -> str:
+    """An exit status in words."""
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+
+
+def _die_with(parent: int) -> Callable[[], None] | None:
+    """Runs in the child before the program: the kernel kills it when the supervisor dies, however that happens."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def arrange() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return arrange

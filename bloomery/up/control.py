@@ -1,0 +1,104 @@
+"""The running server seen from outside: who holds the data directory, how its processes are, what they said, and the request to stop."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bloomery.config.data_dir import DataDir
+from bloomery.types.errors import NotFound, Unavailable
+from bloomery.up import health
+from bloomery.up.lock import Holder, holder
+from bloomery.up.supervisor import API_STOP_S, ENGINE_STOP_S
+
+_STOP_DEADLINE_S: Final = API_STOP_S + ENGINE_STOP_S + 10
+_POLL_S: Final = 0.1
+_TAIL_BYTES: Final = 256 << 10
+
+
+class Process(NamedTuple):
+    """One child of the supervisor; `pid` is None between two lives."""
+
+    name: str
+    pid: int | None
+    restarts: int
+    ready: bool
+
+
+class Server(NamedTuple):
+    """A running server; `answers` says whether its api does."""
+
+    holder: Holder
+    processes: tuple[Process, ...]
+    answers: bool
+
+
+def running(data: DataDir) -> Holder:
+    """The holder, or NotFound."""
+    found = holder(data)
+    if found is None:
+        raise NotFound(f"no server is running on {data.root}: start one with `bloomery up`")
+    return found
+
+
+def status(data: DataDir) -> Server:
+    """How the server is, or NotFound."""
+    found = running(data)
+    return Server(found, processes(data), health.ask(found.host, found.port).answers)
+
+
+def processes(data: DataDir) -> tuple[Process, ...]:
+    """The supervisor's children; none before it started them."""
+    if not data.processes.exists():
+        return ()
+    return tuple(Process(**row) for row in json.loads(data.processes.read_text())["children"])
+
+
+def stop(data: DataDir) -> Holder:
+    """Ask the server to stop and wait until it and its children are gone."""
+    found = running(data)
+    os.kill(found.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_DEADLINE_S
+    while holder(data) is not None:
+        if time.monotonic() > deadline:
+            raise Unavailable(f"process {found.pid} is still stopping after {_STOP_DEADLINE_S:.0f} s: `kill -9 {found.pid}` is safe, nothing is lost")
+        time.sleep(_POLL_S)
+    return found
+
+
+def log_files(data: DataDir, process: str | None) -> list[Path]:
+    """The logs of all processes, or of one (`engine` means every engine)."""
+    files = sorted(data.logs.glob("*.log"))
+    chosen = [file for file in files if process in (None, file.stem, file.stem.partition("-")[0])]
+    if not chosen:
+        known = ", ".join(file.stem for file in files) or "none yet"
+        raise NotFound(f"no log of `{process}` in {data.logs} (there are: {known})" if process else f"no logs in {data.logs}")
+    return chosen
+
+
+def tail(file: Path, lines: int) -> list[str]:
+    """The last lines of a log."""
+    with file.open("rb") as log:
+        log.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+        text = log.read().decode(errors="replace")
+    return text.splitlines()[-lines:] if lines else []
+
+
+def follow(files: list[Path]) -> Iterator[tuple[Path, str]]:
+    """New lines as they are written, for ever; a log that shrank was rotated and is read from its start."""
+    offsets = {file: file.stat().st_size for file in files}
+    rests = dict.fromkeys(files, "")
+    while True:
+        for file in files:
+            if file.stat().st_size < offsets[file]:
+                offsets[file] = 0
+            with file.open("rb") as log:
+                log.seek(offsets[file])
+                data = log.read()
+            offsets[file] += len(data)
+            *whole, rests[file] = (rests[file] + data.decode(errors="replace")).split("\n")
+            yield from ((file, line) for line in whole)
+        time.sleep(_POLL_S * 3)

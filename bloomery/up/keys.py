@@ -1,0 +1,56 @@
+"""The development key: made at the first start, or preset by the environment; the api reads the file and stores only a hash."""
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bloomery.types.errors import InvalidInput
+
+VARIABLE: Final = "BLOOMERY_API_KEY"
+PREFIX: Final = "tml-"
+_MIN_CHARS: Final = 16
+
+
+class DevelopmentKey(NamedTuple):
+    """The key, and how the user comes by it."""
+
+    value: str
+    created: bool
+    preset: bool
+
+
+def development_key(path: Path, environment: Mapping[str, str]) -> DevelopmentKey:
+    """The key of this start, written to `path` if that does not hold it yet."""
+    stored = path.read_text().strip() if path.exists() else None
+    if preset := preset_key(environment):
+        if preset != stored:
+            _write(path, preset)
+        return DevelopmentKey(preset, created=False, preset=True)
+    if stored:
+        return DevelopmentKey(stored, created=False, preset=False)
+    fresh = PREFIX + secrets.token_urlsafe(32)
+    _write(path, fresh)
+    return DevelopmentKey(fresh, created=True, preset=False)
+
+
+def preset_key(environment: Mapping[str, str]) -> str | None:
+    """The key that the environment asks for."""
+    value = environment.get(VARIABLE)
+    if not value:
+        return None
+    plain = value.isascii() and value.isprintable() and " " not in value
+    if not value.startswith(PREFIX) or len(value) < _MIN_CHARS or not plain:
+        raise InvalidInput(f"{VARIABLE} must start with {PREFIX} and have at least {_MIN_CHARS} printable characters without spaces", field=VARIABLE)
+    return value
+
+
+def _write(path: Path, key: str) -> None:
+    fresh = path.with_name("api_key.new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(f"{key}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)

@@ -1,0 +1,60 @@
+"""The data directory's layout version: created, checked, or brought up to date before anything else opens a file in it.
+
+The database brings its own tables up to date when the api opens it; here are steps for everything around it.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from bloomery.config.data_dir import DataDir
+from bloomery.types.errors import Conflict, Corrupt
+
+CURRENT: Final = 1
+
+Migration = Callable[[DataDir], None]
+MIGRATIONS: Final[Mapping[int, Migration]] = {}
+"""By the version they start from; each must be safe to run again after a crash half way."""
+
+
+def create(data: DataDir) -> None:
+    """Make the directory unless it is there; somebody else's files are left alone."""
+    data.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    foreign = not data.version.exists() and not data.lock.exists() and any(data.root.iterdir())
+    if foreign:
+        raise Conflict(f"{data.root} holds files that are not Bloomery's: give an empty or new directory as --data-dir")
+
+
+def bring_up_to_date(data: DataDir, migrations: Mapping[int, Migration] = MIGRATIONS, current: int = CURRENT) -> None:
+    """Run the missing steps in order; the caller holds the lock."""
+    found = version_of(data, current)
+    for step in range(found, current):
+        migrations[step](data)
+        _write_version(data, step + 1)
+    data.logs.mkdir(mode=0o700, exist_ok=True)
+
+
+def version_of(data: DataDir, current: int = CURRENT) -> int:
+    """The directory's version, written first if it is new; a newer one than ours is refused."""
+    if not data.version.exists():
+        _write_version(data, current)
+    return check_version(data.version.read_text(), str(data.root), current)
+
+
+def check_version(text: str, where: str, current: int = CURRENT) -> int:
+    """Parse a VERSION; this program reads its own and older ones."""
+    if not text.strip().isdigit():
+        raise Corrupt(f"{where}: VERSION holds {text.strip()[:40]!r}, not a number: restore a backup")
+    found = int(text)
+    if found > current:
+        raise Conflict(f"{where} was written by a newer Bloomery (layout {found}, this one knows {current}): upgrade Bloomery to use it")
+    return found
+
+
+def _write_version(data: DataDir, version: int) -> None:
+    fresh = data.version.with_name("VERSION.new")
+    with fresh.open("w") as file:
+        file.write(f"{version}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(data.version)

@@ -1,0 +1,31 @@
+"""What needs no server: the lock of the data directory is held instead."""
+
+import asyncio
+from typing import Final
+
+from bloomery.config.data_dir import DataDir
+from bloomery.services.garbage import Garbage
+from bloomery.services.principal import SCOPES, Principal
+from bloomery.store import rows
+from bloomery.store.blobs import AsyncBlobs, Blobs
+from bloomery.store.database import Database
+from bloomery.types.errors import NotFound
+from bloomery.types.resources import Collected
+from bloomery.up import layout
+from bloomery.up.lock import locked
+
+_OWNER: Final = Principal(rows.DEFAULT_PROJECT, "command-line", SCOPES)
+
+
+def collect_garbage(data: DataDir) -> Collected:
+    """What `POST /api/v1/gc` does, without a server."""
+    if not data.version.exists():
+        raise NotFound(f"{data.root} is no data directory of Bloomery: nothing to collect")
+    with locked(data):
+        layout.bring_up_to_date(data)
+        return asyncio.run(_collect(data))
+
+
+async def _collect(data: DataDir) -> Collected:
+    with Database(data.database) as database:
+        return await Garbage(database, AsyncBlobs(Blobs(data.blobs))).collect(_OWNER)

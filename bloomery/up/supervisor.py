@@ -1,0 +1,155 @@
+"""Keeps the children running until it is told to stop, then stops them in order: first the api, which lets go of its engines, then the engines."""
+
+import json
+import logging
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from bloomery.types.errors import WorkerError
+from bloomery.up.children import Child, describe_exit
+from bloomery.up.health import Health
+
+log = logging.getLogger(__name__)
+
+_TICK_S: Final = 0.2
+_HEALTH_EVERY_S: Final = 2.0
+_HOUSEKEEPING_EVERY_S: Final = 30.0
+_PATIENCE_LINE_EVERY_S: Final = 15.0
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+API_STOP_S: Final = 25.0
+"""Requests finish and every run is checkpointed within this, or the journal has to make up for it at the next start."""
+ENGINE_STOP_S: Final = 10.0
+
+
+class Supervisor:
+    """Runs in the main thread; signals arrive as events between two looks at the children."""
+
+    def __init__(
+        self,
+        api: Child,
+        engines: Mapping[Child, frozenset[str]],
+        *,
+        ask: Callable[[], Health],
+        state_file: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        self._api, self._engines, self._ask, self._state_file, self._say = api, engines, ask, state_file, say
+        self._events: SimpleQueue[int] = SimpleQueue()
+        self._stopping = False
+        self._next_health = self._next_housekeeping = 0.0
+
+    @property
+    def _children(self) -> Sequence[Child]:
+        return (*self._engines, self._api)
+
+    def run(self, *, ready_within_s: float, on_ready: Callable[[], None]) -> None:
+        """Start everything, call `on_ready` once, and return after a stop signal; WorkerError when a child cannot be kept alive."""
+        for number in (*_STOP_SIGNALS, signal.SIGCHLD):
+            signal.signal(number, self._on_signal)
+        try:
+            for child in self._children:
+                child.start()
+            self._write_state()
+            self._wait_until_ready(ready_within_s)
+            if not self._stopping:
+                on_ready()
+            while not self._stopping:
+                self._wait_for_event(_TICK_S * 5)
+                self._look()
+        finally:
+            self._stop()
+
+    def _wait_until_ready(self, within_s: float) -> None:
+        start = time.monotonic()
+        next_line = start + _PATIENCE_LINE_EVERY_S
+        while not self._stopping and not all(child.ready for child in self._children):
+            self._wait_for_event(_TICK_S)
+            self._next_health = 0.0
+            self._look()
+            now, late = time.monotonic(), [child for child in self._children if not child.ready]
+            if late and now - start > within_s:
+                raise WorkerError(f"{late[0].name} was not ready within {within_s:.0f} s; {_end_of_log(late[0])}")
+            if late and now > next_line:
+                self._say(f"still waiting for {', '.join(child.name for child in late)} (log: {late[0].program.log})")
+                next_line = now + _PATIENCE_LINE_EVERY_S
+
+    def _look(self) -> None:
+        changed = self._restart_the_dead()
+        now = time.monotonic()
+        if now >= self._next_health:
+            changed |= self._note_health()
+            self._next_health = now + _HEALTH_EVERY_S
+        if now >= self._next_housekeeping:
+            for child in self._children:
+                child.rotate_log()
+            self._next_housekeeping = now + _HOUSEKEEPING_EVERY_S
+        if changed:
+            self._write_state()
+
+    def _restart_the_dead(self) -> bool:
+        changed = False
+        for child in self._children:
+            if (status := child.reap()) is not None:
+                self._mourn(child, describe_exit(status))
+                changed = True
+            changed |= child.start_when_due()
+        return changed
+
+    def _mourn(self, child: Child, how: str) -> None:
+        log.warning("%s %s", child.name, how)
+        if child.hopeless:
+            raise WorkerError(f"{child.name} {how}, {child.unready_deaths} times without becoming ready; {_end_of_log(child)}")
+        self._say(f"{child.name} {how}; starting it again")
+
+    def _note_health(self) -> bool:
+        health = self._ask()
+        before = [child.ready for child in self._children]
+        self._api.ready = health.answers and self._api.pid is not None
+        for engine, aliases in self._engines.items():
+            engine.ready = health.answers and engine.pid is not None and not aliases & health.waiting_for
+        return before != [child.ready for child in self._children]
+
+    def _stop(self) -> None:
+        self._stopping = True
+        log.info("stopping")
+        self._terminate([self._api], API_STOP_S)
+        self._terminate(list(self._engines), ENGINE_STOP_S)
+        self._write_state()
+
+    def _terminate(self, children: list[Child], within_s: float) -> None:
+        """SIGTERM, then SIGKILL at the deadline or at the user's second Ctrl-C."""
+        for child in children:
+            child.signal(signal.SIGTERM)
+        deadline = time.monotonic() + within_s
+        impatient = False
+        while (alive := [child for child in children if child.reap() is None and child.pid is not None]) and not impatient:
+            impatient = self._wait_for_event(_TICK_S) in _STOP_SIGNALS or time.monotonic() > deadline
+        for child in alive:
+            log.warning("%s did not stop in time and is killed; the next start continues from the journal", child.name)
+            child.signal(signal.SIGKILL)
+        while any(child.reap() is None and child.pid is not None for child in alive):
+            self._wait_for_event(_TICK_S)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._stopping |= number in _STOP_SIGNALS
+        self._events.put(number)
+
+    def _wait_for_event(self, timeout_s: float) -> int | None:
+        try:
+            return self._events.get(timeout=timeout_s)
+        except Empty:
+            return None
+
+    def _write_state(self) -> None:
+        fresh = self._state_file.with_name(self._state_file.name + ".new")
+        rows = [{"name": c.name, "pid": c.pid, "restarts": c.restarts, "ready": c.ready} for c in self._children]
+        fresh.write_text(json.dumps({"children": rows}))
+        fresh.replace(self._state_file)
+
+
+def _end_of_log(child: Child) -> str:
+    return f"its log {child.program.log} ends:\n{child.log_tail()}"

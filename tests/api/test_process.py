@@ -1,0 +1,50 @@
+"""The process: it answers before its engines do, and a signal stops it cleanly."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bloomery.config import ApiConfig, ModelConfig, to_json
+from tests.render.builders import chatml_directory
+
+
+def test_the_process_answers_and_stops_cleanly(tmp_path: Path) -> None:
+    model = chatml_directory(tmp_path / "model")
+    (model / "config.json").write_text('{"max_position_embeddings": 64, "vocab_size": 400}')
+    base = ModelConfig(alias="tiny", path=str(model), base_hash="b", dtype="float32", threads=1, socket=str(tmp_path / "nobody"))
+    config = ApiConfig(data_dir=str(tmp_path), host="127.0.0.1", port=free_port(), record="full", models=(base,))
+    (tmp_path / "api.json").write_text(to_json(config))
+    process = subprocess.Popen([sys.executable, "-m", "bloomery.api", str(tmp_path / "api.json")], stderr=subprocess.PIPE, text=True)
+    try:
+        answer = first_answer(f"http://127.0.0.1:{config.port}/healthz")
+        assert (answer.status_code, answer.json()["waiting_for"]) == (503, ["tiny"])
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, log
+    assert "was not drained" in log  # the services were closed, not abandoned
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def first_answer(url: str) -> httpx.Response:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            return httpx.get(url)
+        except httpx.TransportError:
+            time.sleep(0.05)
+    pytest.fail(f"{url} does not answer")

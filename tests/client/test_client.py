@@ -1,0 +1,161 @@
+"""The client against the real app: pipelined training, results that survive the api, and every noun once."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bloomery.client import Client
+from bloomery.types.errors import Conflict, InvalidInput, NotFound, Unauthorized, Unavailable
+from tests.api.server import URL, Server, serving
+from tests.services.fake_engine import BASE
+from tests.services.runs_stage import datum
+from tests.services.stage import chat
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with serving(tmp_path) as running:
+        yield running
+
+
+def test_operations_are_submitted_without_waiting_for_results(server: Server) -> None:
+    with server.client() as client:
+        run = client.create_run("tiny", 4, name="mine", metadata={"a": "b"})
+        server.hold_engine(True)
+        pending = [step for number in range(3) for step in (run.forward_backward([datum([number, 2, 3])]), run.optim_step(1e-3, beta2=0.99))]
+        scored = run.forward([datum([7, 2, 3])])
+        with pytest.raises(Unavailable, match="no result yet"):
+            pending[0].result(timeout_s=0.05)
+        server.hold_engine(False)
+        assert pending[-1].result().metrics["step"] == 3
+        assert scored.result().outputs[0]["logprobs"].shape == (3,)
+        assert [step.seq for step in pending] == [1, 2, 3, 4, 5, 6]
+        assert pending[0].result() is pending[0].result()
+        assert (run.state().step, run.state().next_seq, run.state().name) == (3, 8, "mine")
+        assert [point.seq for point in run.metrics(after=5)] == [6, 7]
+
+
+def test_a_restart_of_the_api_loses_nothing_and_is_waited_for(server: Server) -> None:
+    with server.client() as client:
+        run = client.create_run("tiny", 4)
+        server.hold_engine(True)
+        first = run.forward_backward([datum([1, 2, 3])])
+        server.stop()
+        restart = threading.Thread(target=lambda: (server.hold_engine(False), server.start()))
+        restart.start()
+        second = run.optim_step(1e-3)
+        assert first.result().metrics["loss:sum"] > 0
+        assert second.result().metrics["step"] == 1
+        restart.join()
+        taken_up = client.run(run.id)
+        assert taken_up.optim_step(1e-3).result().metrics["step"] == 2
+
+
+def test_a_submission_without_an_answer_stops_the_writer(server: Server) -> None:
+    with server.client(patience_s=0.1) as client:
+        run = client.create_run("tiny", 4)
+        server.stop()
+        with pytest.raises(Unavailable):
+            run.optim_step(1e-3)
+        server.start()
+        with pytest.raises(Conflict, match=r"whether operation 1 .* was accepted is unclear"):
+            run.optim_step(1e-3)
+        assert client.run(run.id).forward_backward([datum([1, 2])]).seq == 1
+
+
+def test_failed_operations_raise_where_their_result_is_asked_for(server: Server) -> None:
+    with server.client() as client:
+        run = client.create_run("tiny", 4)
+        empty, step, fine = run.forward_backward([]), run.optim_step(1e-3), run.optim_step(1e-3)
+        with pytest.raises(InvalidInput, match=r"operation 1 of run .*data is empty"):
+            empty.result()
+        with pytest.raises(InvalidInput):
+            step.result()
+        assert fine.result().metrics["step"] == 1
+        with pytest.raises(InvalidInput, match="rank"):
+            client.create_run("tiny", -1)
+
+
+def test_a_run_continues_from_a_checkpoint_of_another(server: Server) -> None:
+    with server.client() as client:
+        first = client.create_run("tiny", 4)
+        first.forward_backward([datum([1, 2])])
+        first.optim_step(1e-3)
+        saved = first.save_checkpoint("end").result()
+        second = client.create_run("tiny", 4)
+        loaded = second.load(first.id, "end").result()
+        assert (loaded.digest, loaded.step) == (saved.digest, 1)
+        assert second.save_snapshot("v2").result().version == first.save_snapshot().result().version
+        assert [(item.kind, item.name) for item in first.checkpoints()] == [("named", "end")]
+        assert {run.id for run in client.runs()} == {first.id, second.id}
+
+
+def test_two_writers_of_one_run_notice_each_other(server: Server) -> None:
+    with server.client() as client:
+        run = client.create_run("tiny", 4)
+        other = client.run(run.id)
+        run.optim_step(1e-3).result()
+        with pytest.raises(Conflict, match="was another one"):
+            other.forward_backward([datum([1, 2])]).result()
+
+
+def test_deployments_traffic_and_data_sets(server: Server) -> None:
+    with server.client() as client:
+        run = client.create_run("tiny", 4)
+        version = run.save_snapshot("v1").result().version
+        assert client.deployments.create("router", "tiny", {"why": "first"}).live.version == BASE
+        assert client.deployments.promote("router", version).live.number == 2
+        assert client.deployments.rollback("router", 1) == client.deployments.get("router") == client.deployments.list()[0]
+        client.datasets.create("data")
+        lines = "\n".join(json.dumps({"text": f"t{number}", "label": "x"}) for number in range(450))
+        first = client.datasets.add_version("data", {"train": lines, "eval": '{"text": "e", "label": "y"}'})
+        rows = list(client.datasets.rows("data", first.id))
+        assert [row.messages[0]["content"] for row in rows] == [f"t{number}" for number in range(450)]
+        server.services.traffic.record(chat("chatcmpl-1", "asked"))
+        assert client.feedback("chatcmpl-1", "correct", False).type == "bool"
+        assert client.feedback("chatcmpl-1", "answer", "better", type="demonstration", author="ada").author == "ada"
+        assert [span.id for span in client.spans.list()] == ["chatcmpl-1"]
+        detail = client.spans.get("chatcmpl-1")
+        assert detail.body is not None
+        assert [given.value for given in detail.feedback] == ["better", False]
+        second = client.datasets.curate("data", first.id, since_us=0)
+        assert second.counts["train.rows"] == 451
+        assert client.datasets.get("data").versions == [first, second]
+        assert [data.name for data in client.datasets.list()] == ["data"]
+
+
+def test_chat_is_answered_whole_and_in_pieces(server: Server) -> None:
+    with server.client() as client:
+        messages = [{"role": "user", "content": "hi"}]
+        whole = client.chat("tiny", messages, max_tokens=4, seed=1)
+        assert (whole["system_fingerprint"], whole["usage"]["completion_tokens"]) == (BASE, 4)
+        chunks = list(client.chat_stream("tiny", messages, max_tokens=4, seed=1))
+        text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
+        assert text == whole["choices"][0]["message"]["content"]
+        assert client.feedback(whole["id"], "correct", True).target == whole["id"]
+        with pytest.raises(NotFound) as unknown:
+            client.chat("nobody", messages)
+        assert unknown.value.field == "model"
+
+
+def test_the_server_is_asked_how_it_is(server: Server) -> None:
+    with server.client() as client:
+        assert client.models()[0].alias == "tiny"
+        assert client.status().engines[0].aliases == ["tiny"]
+        assert client.collect_garbage().blobs == 0
+
+
+def test_the_key_comes_from_the_environment_when_none_is_given(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLOOMERY_API_KEY", "tml-test-key")
+    with Client(URL, transport=server.transport) as client:
+        assert client.runs() == []
+    with Client(URL, "tml-wrong", transport=server.transport) as stranger, pytest.raises(Unauthorized):
+        stranger.runs()
+
+
+def test_an_address_where_nobody_listens_is_named() -> None:
+    with Client("http://127.0.0.1:9", "tml-key", patience_s=0.1) as client, pytest.raises(Unavailable, match=r"http://127.0.0.1:9/api/v1/runs"):
+        client.runs()

@@ -1,0 +1,97 @@
+"""Requests survive a server that goes away, are not repeated where that would do harm, and errors arrive as what they are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from bloomery.client.http import Http
+from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound, Unavailable, WorkerError
+
+Answer = httpx.Response | Exception
+
+
+class Server(httpx.BaseTransport):
+    """Answers from a list, the last one again and again."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.seen: list[str] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.seen.append(f"{request.method} {request.url.path}")
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def http(server: httpx.BaseTransport, patience_s: float = 5.0) -> Http:
+    return Http("http://server", "tml-key", transport=server, timeout_s=5, patience_s=patience_s)
+
+
+def ok() -> httpx.Response:
+    return httpx.Response(200, json={"fine": True})
+
+
+@pytest.mark.parametrize("trouble", [httpx.ConnectError("refused"), httpx.ReadError("reset"), httpx.Response(503, json={})])
+def test_a_repeatable_request_is_repeated_until_the_server_is_back(trouble: Answer) -> None:
+    server = Server(trouble, ok())
+    assert http(server).post("/x", {}, repeatable=True) == {"fine": True}
+    assert server.seen == ["POST /x", "POST /x"]
+
+
+def test_other_requests_are_repeated_only_while_certainly_not_taken_up() -> None:
+    assert http(Server(httpx.ConnectError("refused"), ok())).post("/x", {}) == {"fine": True}
+    lost = Server(httpx.ReadError("reset"), ok())
+    with pytest.raises(Unavailable, match="ReadError: reset"):
+        http(lost).post("/x", {})
+    assert lost.seen == ["POST /x"]
+
+
+def test_patience_ends() -> None:
+    with pytest.raises(Unavailable, match="refused"):
+        http(Server(httpx.ConnectError("refused")), patience_s=0.1).get("/x")
+
+
+@pytest.mark.parametrize(
+    ("response", "kind", "field"),
+    [
+        (httpx.Response(400, json={"error": {"code": "invalid", "message": "m", "field": "rank"}}), InvalidInput, "rank"),
+        (httpx.Response(404, json={"error": {"code": "model_not_found", "message": "m", "param": "model", "type": "t"}}), NotFound, "model"),
+        (httpx.Response(409, json={"error": {"code": "conflict", "message": "m", "field": None}}), Conflict, None),
+        (httpx.Response(500, json={"error": {"code": "worker", "message": "m", "field": None}}), WorkerError, None),
+        (httpx.Response(502, text="<html>bad gateway"), WorkerError, None),
+        (httpx.Response(413, json=["not an envelope"]), InvalidInput, None),
+    ],
+)
+def test_errors_are_those_of_the_server(response: httpx.Response, kind: type[BloomeryError], field: str | None) -> None:
+    with pytest.raises(kind) as raised:
+        http(Server(response)).get("/x")
+    assert type(raised.value) is kind
+    assert raised.value.field == field
+
+
+def test_a_stream_is_split_at_newlines_only() -> None:
+    text = 'data: {"a": "one\u2028two"}\n\n: comment\n\ndata: [DONE]\n\n'
+    with http(Server(httpx.Response(200, content=text.encode()))).stream("/x", {}) as lines:
+        assert list(lines) == ['{"a": "one\u2028two"}', "[DONE]"]
+
+
+def test_a_refused_stream_raises_its_error() -> None:
+    refused = Server(httpx.Response(400, json={"error": {"code": "invalid", "message": "m", "param": "top_p"}}))
+    with pytest.raises(InvalidInput), http(refused).stream("/x", {}) as lines:
+        list(lines)
+
+
+def test_queries_leave_out_what_is_not_given() -> None:
+    urls: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        urls.append(str(request.url))
+        return ok()
+
+    look: Callable[..., Any] = http(httpx.MockTransport(answer)).get
+    look("/x", deployment=None, limit=5)
+    assert urls == ["http://server/x?limit=5"]

@@ -1,0 +1,52 @@
+"""What all tests share: one live server, and no network but loopback."""
+
+import ipaddress
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.live import LiveServer, running_server
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+_server = pytest.StashKey[LiveServer]()
+
+
+def pytest_configure() -> None:
+    sys.addaudithook(_refuse_the_network)
+
+
+@pytest.fixture(scope="session")
+def live_server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[LiveServer]:
+    """`bloomery up` on the shipped model, shared by all tests that only use it."""
+    with running_server(tmp_path_factory.mktemp("live") / "data") as server:
+        request.config.stash[_server] = server
+        yield server
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Show what the server said beside the failure of a test that used it."""
+    report: Any = yield
+    if report.failed and "live_server" in getattr(item, "fixturenames", ()) and _server in item.config.stash:
+        report.sections.append(("live server", item.config.stash[_server].logs()))
+    return report
+
+
+def _refuse_the_network(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in ("socket.connect", "socket.sendto"):
+        address = arguments[1]
+        if isinstance(address, tuple) and not _is_loopback(address[0]):
+            raise PermissionError(f"tests talk to loopback only, not to {address[0]}")
+
+
+def _is_loopback(host: Any) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,85 @@
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bloomery.render import ChatTokenizer
+from bloomery.render.sandbox import Sandbox
+from bloomery.types.errors import InvalidInput
+from tests.render import builders
+
+LOOP = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
+USER = [{"role": "user", "content": "hello"}]
+
+
+def refusal(template: str) -> str:
+    with closing(Sandbox(template)) as sandbox, pytest.raises(InvalidInput) as refused:
+        sandbox.render({"messages": USER})
+    assert refused.value.field == "messages"
+    return refused.value.message
+
+
+def test_a_template_that_never_ends_is_stopped_even_inside_one_instruction() -> None:
+    assert "2 s of processor time" in refusal("{{ 7 ** 123456789 % 10 }}")
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 'a' * 10**10 }}", "{% set ns = namespace(x='a' * 10**6) %}{% for i in range(20) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"]
+)
+def test_a_template_that_eats_memory_is_stopped(template: str) -> None:
+    assert "512 MiB of memory" in refusal(template)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ 'a' * (2**24 + 1) }}", "at most 16777216"),
+        ("{% if %}", "Expected an expression"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[7].content }}", "no element 7"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ cycler.__init__.__globals__.os.environ }}", "unsafe"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{{ range(10**9) }}", "too big"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+    ],
+)
+def test_what_a_template_may_not_do_is_said(template: str, reason: str) -> None:
+    assert reason in refusal(template)
+
+
+def test_deep_recursion_costs_its_own_request_only() -> None:
+    template = "{% if messages[0].content == 'x' %}{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}{% endif %}ok"
+    with closing(Sandbox(template)) as sandbox:
+        with pytest.raises(InvalidInput):
+            sandbox.render({"messages": [{"content": "x"}]})
+        assert sandbox.render({"messages": USER}) == "ok"
+
+
+def test_rendering_goes_on_after_a_template_was_stopped() -> None:
+    with closing(Sandbox("{% if loop_forever %}" + LOOP + "{% endif %}fine")) as sandbox:
+        assert sandbox.render({}) == "fine"
+        with pytest.raises(InvalidInput, match="processor time"):
+            sandbox.render({"loop_forever": True})
+        assert sandbox.render({}) == "fine"
+        sandbox.close()
+        assert sandbox.render({}) == "fine"
+
+
+def test_renderings_do_not_see_each_other() -> None:
+    with closing(Sandbox("{{ x is defined }}{% set x = 1 %}{{ x }}")) as sandbox:
+        assert [sandbox.render({}) for _ in range(2)] == ["False1", "False1"]
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Iterator[ChatTokenizer]:
+    with closing(ChatTokenizer.load(builders.chatml_directory(tmp_path, "{{ 'a' * 10**10 }}"))) as tokenizer:
+        yield tokenizer
+
+
+def test_a_hostile_template_leaves_completions_working(hostile: ChatTokenizer) -> None:
+    with pytest.raises(InvalidInput, match="chat template refuses"):
+        hostile.render_prompt(USER)
+    assert hostile.decode(hostile.encode("The fox")) == "The fox"

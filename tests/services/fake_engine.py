@@ -1,0 +1,282 @@
+"""An engine without a model, on a real unix socket: it speaks the protocol, and its state is a chain of hashes, so replays can be compared."""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+
+from bloomery.store.blobs import Blobs
+from bloomery.types import protocol
+from bloomery.types.arrays import Array
+from bloomery.types.errors import NotFound
+from bloomery.types.generation import Abort, Generate, PromptScored, SampledToken, SampleFinished, SamplerEvent
+from bloomery.types.operations import (
+    CheckpointResult,
+    Failed,
+    ForwardBackward,
+    ForwardBackwardResult,
+    LoadCheckpoint,
+    LoadResult,
+    Operation,
+    OptimStep,
+    OptimStepResult,
+    Rejected,
+    Result,
+    SaveCheckpoint,
+    SaveSnapshot,
+    SnapshotResult,
+)
+from bloomery.types.protocol import (
+    Acknowledge,
+    BaseInfo,
+    CheckpointWritten,
+    CloseRun,
+    Drain,
+    Drained,
+    EngineStatus,
+    Execute,
+    FromEngine,
+    OpenRun,
+    OperationDone,
+    RunClosed,
+    RunOpened,
+    SamplerEvents,
+    Welcome,
+)
+from bloomery.types.wire import encode
+
+BASE = "base-1"
+VOCABULARY, CONTEXT = 300, 64
+
+
+@dataclass
+class HeldRun:
+    """A run in the memory of the fake."""
+
+    state: str
+    last_seq: int
+    step: int = 0
+    gradients: str = ""
+    spoiled: bool = False
+    saved_seq: int = -1
+    unacknowledged: dict[int, OperationDone] = field(default_factory=dict)
+
+
+class FakeEngine:
+    """`gate` holds the executor; `crash` is a death with all memory, `hang_up` only ends the connection."""
+
+    def __init__(self, socket: Path, blobs: Blobs, *, checkpoint_every: int = 2, numerics: str = "fake-numerics") -> None:
+        self.socket, self.blobs, self.checkpoint_every, self.numerics = socket, blobs, checkpoint_every, numerics
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.runs: dict[str, HeldRun] = {}
+        self.refuse_to_open: str | None = None
+        self.salt = ""
+        """Changes every result: another machine, another library."""
+        self.opened: list[OpenRun] = []
+        self.executed: list[Execute] = []
+        self.aborted: list[Abort] = []
+        self.silent_prompts = False
+        self._queue: deque[Execute] = deque()
+        self._writer: asyncio.StreamWriter | None = None
+        self._server: asyncio.Server | None = None
+        self._work = asyncio.Event()
+        self._executor: asyncio.Task[None] | None = None
+        self._boots = 0
+
+    async def start(self) -> None:
+        """Listen with an empty memory."""
+        self._boots += 1
+        self._server = await asyncio.start_unix_server(self._serve, self.socket)
+        self._executor = asyncio.create_task(self._execute_queue())
+
+    async def crash(self) -> None:
+        """Die: no more connection, no memory, no socket."""
+        assert self._server is not None
+        assert self._executor is not None
+        self._executor.cancel()
+        await asyncio.wait({self._executor})
+        self._server.close()
+        self.hang_up()
+        self.socket.unlink(missing_ok=True)
+        self.runs, self._queue = {}, deque()
+
+    def hang_up(self) -> None:
+        """End the connection; the memory stays."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        self._queue.clear()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.hang_up()
+        self._writer = writer
+        base = BaseInfo(base_hash=BASE, model_type="fake", vocab_size=VOCABULARY, context=CONTEXT, parameters=1, dtype="float32")
+        held = {run_id: run.last_seq for run_id, run in self.runs.items()}
+        self._post(Welcome(boot_id=f"boot-{self._boots}", pid=1, base=base, numerics=self.numerics, bit_exact=True, runs=held))
+        for run in self.runs.values():
+            for done in run.unacknowledged.values():
+                self._post(done)
+        try:
+            while True:
+                length = protocol.frame_length(await reader.readexactly(4))
+                self._take(protocol.parse_to_engine(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    def _post(self, message: FromEngine) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(protocol.frame(message))
+
+    def _take(self, message: protocol.ToEngine) -> None:
+        match message:
+            case OpenRun():
+                self._open(message)
+            case Execute():
+                assert message.run_id in self.runs, "an operation of a run that is not open"
+                self._queue.append(message)
+                self._work.set()
+            case Acknowledge():
+                if message.run_id in self.runs:
+                    self.runs[message.run_id].unacknowledged.pop(message.seq, None)
+            case CloseRun():
+                if message.run_id in self.runs:
+                    self._save(message.run_id)
+                    del self.runs[message.run_id]
+                self._post(RunClosed(run_id=message.run_id))
+            case Drain():
+                for run_id in self.runs:
+                    self._save(run_id)
+                self._post(Drained())
+            case Generate():
+                self._sample(message)
+            case Abort():
+                self.aborted.append(message)
+
+    def _open(self, message: OpenRun) -> None:
+        self.opened.append(message)
+        run_id, error = message.spec.run_id, self.refuse_to_open
+        if error is None:
+            self.runs[run_id] = HeldRun(_hash("new", encode(message.spec.lora)), message.last_seq)
+            if message.checkpoint is not None:
+                try:
+                    self._restore(self.runs[run_id], message.checkpoint)
+                except NotFound as missing:
+                    error = missing.message
+                    del self.runs[run_id]
+        self._post(RunOpened(run_id=run_id, error=error))
+
+    async def _execute_queue(self) -> None:
+        while True:
+            await self._work.wait()
+            while self._queue:
+                await self.gate.wait()
+                if self._queue:
+                    self._execute(self._queue.popleft())
+                await asyncio.sleep(0)
+            self._work.clear()
+
+    def _execute(self, message: Execute) -> None:
+        run = self.runs[message.run_id]
+        if message.seq <= run.last_seq:
+            return
+        assert message.seq == run.last_seq + 1, f"operation {message.seq} after {run.last_seq}"
+        self.executed.append(message)
+        result = self._perform(message, run)
+        run.last_seq = message.seq
+        done = OperationDone(run_id=message.run_id, seq=message.seq, result=result, seconds=0.25, replay=message.replay)
+        run.unacknowledged[message.seq] = done
+        self._post(done)
+        due = isinstance(message.operation, OptimStep) and run.step % self.checkpoint_every == 0
+        if isinstance(result, LoadResult) or (due and isinstance(result, OptimStepResult)):
+            self._save(message.run_id)
+
+    def _perform(self, message: Execute, run: HeldRun) -> Result:
+        operation: Operation = message.operation
+        match operation:
+            case ForwardBackward():
+                mark = _hash(run.state, encode(operation), self.salt)
+                if operation.backward:
+                    run.gradients = _hash(run.gradients, mark)
+                value = int(mark[:6], 16) / 1e6
+                outputs = tuple({"logprobs": Array.of(np.full(datum.tokens.shape, -value, np.float32))} for datum in operation.data)
+                return ForwardBackwardResult(outputs=outputs, metrics={"loss:sum": value, "weights:sum": 2.0, "tokens:sum": 4.0})
+            case OptimStep():
+                if run.spoiled:
+                    run.spoiled, run.gradients = False, ""
+                    return Failed(message="an earlier operation failed", category="user")
+                run.state, run.gradients, run.step = _hash(run.state, run.gradients, encode(operation)), "", run.step + 1
+                return OptimStepResult(metrics={"grad_norm": 1.0, "step": float(run.step)})
+            case SaveCheckpoint():
+                size = self._write(operation.key, run)
+                return CheckpointResult(key=operation.key, digest=run.state, size_bytes=size, step=run.step)
+            case SaveSnapshot():
+                version = _hash("version", run.state, operation.template_hash)
+                key = f"snapshots/{version}.safetensors"
+                return SnapshotResult(version=version, key=key, size_bytes=self._write(key, run), step=run.step)
+            case LoadCheckpoint():
+                self._restore(run, operation.key)
+                return LoadResult(digest=run.state, step=run.step)
+            case Rejected():
+                run.spoiled, run.gradients = True, ""
+                return Failed(message=operation.message, category="user")
+
+    def _save(self, run_id: str) -> None:
+        run = self.runs[run_id]
+        if run.gradients or run.saved_seq == run.last_seq:
+            return
+        key = f"checkpoints/{run_id}/{run.last_seq}-auto{self._boots}.safetensors"
+        self._write(key, run)
+        run.saved_seq = run.last_seq
+        self._post(CheckpointWritten(run_id=run_id, seq=run.last_seq, key=key, digest=run.state))
+
+    def _write(self, key: str, run: HeldRun) -> int:
+        data = json.dumps({"state": run.state, "step": run.step}).encode()
+        self.blobs.put(key, data)
+        return len(data)
+
+    def _restore(self, run: HeldRun, key: str) -> None:
+        saved = json.loads(self.blobs.get(key))
+        run.state, run.step, run.gradients, run.spoiled = saved["state"], saved["step"], "", False
+
+    def _sample(self, request: Generate) -> None:
+        """Token n of sample s is `100 + s * 10 + n`; the last one never comes for prompts that begin with 0."""
+        events: list[SamplerEvent] = []
+        if request.prompt_logprobs:
+            events.append(PromptScored(request_id=request.request_id, logprobs=Array.of(np.zeros(request.prompt.shape, np.float32))))
+        endless = request.prompt.numpy()[0] == 0
+        for sample in range(request.num_samples):
+            for position in range(request.params.max_tokens - endless):
+                token = 100 + sample * 10 + position
+                events.append(SampledToken(request_id=request.request_id, sample=sample, position=position, token=token, logprob=-1.0))
+            if not endless:
+                events.append(SampleFinished(request_id=request.request_id, sample=sample, reason="length"))
+        self._post(EngineStatus(running_sequences=1, waiting_sequences=0, queued_operations=0, tokens_sampled=1, tokens_trained=0))
+        self._post(SamplerEvents(events=tuple(events)))
+
+
+@asynccontextmanager
+async def fake_engine(socket: Path, blobs: Blobs, **options: int) -> AsyncIterator[FakeEngine]:
+    """A listening engine."""
+    engine = FakeEngine(socket, blobs, **options)  # type: ignore[arg-type]
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.crash()
+
+
+def _hash(*parts: str | bytes) -> str:
+    hasher = blake3()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        hasher.update(len(data).to_bytes(8, "little") + data)
+    return hasher.hexdigest()[:32]

@@ -1,0 +1,125 @@
+"""Runs over a real database, journal and blobs in a temporary directory, and a fake engine that survives the api."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sqlalchemy import select
+
+from bloomery.config import ModelConfig
+from bloomery.services.active import Patience
+from bloomery.services.activity import Activity
+from bloomery.services.checkpoints import Checkpoints
+from bloomery.services.engines import EngineLink, Inbox
+from bloomery.services.metrics import Metrics
+from bloomery.services.models import Models
+from bloomery.services.principal import SCOPES, Principal
+from bloomery.services.run_rows import RunRow
+from bloomery.services.runs import Runs
+from bloomery.store import rows
+from bloomery.store.blobs import AsyncBlobs, Blobs
+from bloomery.store.database import Database
+from bloomery.types.arrays import Array
+from bloomery.types.operations import AdamParams, Datum, ForwardBackward, LoraSpec, OptimStep, Result
+from tests.render.builders import CHATML, byte_level, write
+from tests.services.fake_engine import BASE, CONTEXT, VOCABULARY, FakeEngine, fake_engine
+
+ME = Principal("default", "key-1", SCOPES)
+STRANGER = Principal("other", "key-2", SCOPES)
+LORA = LoraSpec(rank=4, seed=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Api:
+    """One life of an api process."""
+
+    database: Database
+    blobs: AsyncBlobs
+    link: EngineLink
+    activity: Activity
+    runs: Runs
+    checkpoints: Checkpoints
+    metrics: Metrics
+
+    async def new_run(self, **options: Any) -> RunRow:
+        """A run on the fake base."""
+        return await self.runs.create(ME, base_model="tiny", lora=LORA, metadata={}, **options)
+
+    async def results(self, run_id: str, *seqs: int) -> list[Result]:
+        """Results of operations that are expected to finish."""
+        found = [await self.runs.result(ME, run_id, seq, 20.0) for seq in seqs]
+        assert None not in found, await self.runs.waiting_for(ME, run_id)
+        return [result for result in found if result is not None]
+
+    async def train(self, run_id: str, first: int, last: int) -> list[Result]:
+        """Alternate forward_backward (odd) and optim_step (even), and wait for all."""
+        for seq in range(first, last + 1):
+            await self.runs.submit(ME, run_id, seq, operation(seq))
+        return await self.results(run_id, *range(first, last + 1))
+
+    async def events(self) -> list[str]:
+        """Kinds of recorded events."""
+        return await self.database.read(lambda connection: list(connection.scalars(select(rows.event.c.kind).order_by(rows.event.c.seq))))
+
+
+@asynccontextmanager
+async def open_api(directory: Path, patience: Patience | None = None) -> AsyncIterator[Api]:
+    """Start an api in this directory; leaving ends it without a farewell, as a death would."""
+    model = write(directory / "model", byte_level(), config={"max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY}, tokenizer_config=_CHAT)
+    config = ModelConfig(alias="tiny", path=str(model), base_hash=BASE, dtype="float32", threads=1, socket=str(directory / "s"))
+    inbox: Inbox = asyncio.Queue()
+    link = EngineLink(BASE, directory / "s", inbox)
+    async with AsyncExitStack() as stack:
+        database = stack.enter_context(Database(directory / "bloomery.db"))
+        blobs = AsyncBlobs(Blobs(directory / "blobs"))
+        models, checkpoints = Models([config], {BASE: link}), Checkpoints(database)
+        activity = Activity(database=database, blobs=blobs, directory=directory / "runs", links={BASE: link}, inbox=inbox, patience=patience)
+        await stack.enter_async_context(activity)
+        await stack.enter_async_context(link)
+        runs = Runs(database=database, models=models, checkpoints=checkpoints, activity=activity)
+        yield Api(database=database, blobs=blobs, link=link, activity=activity, runs=runs, checkpoints=checkpoints, metrics=Metrics(database))
+
+
+def play(directory: Path, story: Callable[[FakeEngine], Awaitable[None]], **options: int) -> None:
+    """Run a story beside a fake engine; the story opens the api as often as it likes."""
+
+    async def run() -> None:
+        async with fake_engine(directory / "s", Blobs(directory / "blobs"), **options) as engine, asyncio.timeout(60):
+            await story(engine)
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let others work until the condition holds."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def operation(seq: int) -> ForwardBackward | OptimStep:
+    """A computation for odd numbers, a step for even ones, different each."""
+    return step(seq * 1e-3) if seq % 2 == 0 else forward_backward(seq)
+
+
+def forward_backward(first_token: int = 1, *, backward: bool = True) -> ForwardBackward:
+    """One datum of four tokens."""
+    return ForwardBackward(loss="cross_entropy", loss_config={}, data=(datum([first_token % VOCABULARY, 2, 3, 4]),), backward=backward)
+
+
+def step(learning_rate: float = 1e-3) -> OptimStep:
+    """An optimizer step."""
+    return OptimStep(adam=AdamParams(learning_rate=learning_rate))
+
+
+def datum(tokens: list[int], **changes: Array) -> Datum:
+    """A datum of cross_entropy."""
+    inputs = {"target_tokens": Array.of(np.asarray(tokens, np.int64)), "weights": Array.of(np.ones(len(tokens), np.float32))}
+    return Datum(tokens=Array.of(np.asarray(tokens, np.int32)), inputs=inputs | changes)
+
+
+_CHAT = {"chat_template": CHATML, "eos_token": "<|im_end|>"}

@@ -1,0 +1,112 @@
+"""Services over a real database and real blobs in a temporary directory, with a base model that no engine holds."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import insert
+
+from bloomery.config import ModelConfig, RecordMode
+from bloomery.services.curation import Curation
+from bloomery.services.datasets import Datasets
+from bloomery.services.deployments import Deployments
+from bloomery.services.engines import EngineLink
+from bloomery.services.feedback import Judgements
+from bloomery.services.garbage import Garbage
+from bloomery.services.models import Models
+from bloomery.services.principal import SCOPES, Principal
+from bloomery.services.span_rows import Inference, RecordedSample
+from bloomery.services.target import Target
+from bloomery.services.traffic import Traffic
+from bloomery.services.versions import Versions
+from bloomery.store import rows
+from bloomery.store.blobs import AsyncBlobs, Blobs
+from bloomery.store.database import Database
+from bloomery.types.generation import Weights
+
+ME = Principal("default", "key-1", SCOPES)
+STRANGER = Principal("other", "key-2", SCOPES)
+BASE = "b" * 32
+BASE_TARGET = Target(Weights(version=BASE), BASE, None, None, "tiny")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What a test plays on."""
+
+    database: Database
+    blobs: AsyncBlobs
+    deployments: Deployments
+    traffic: Traffic
+    feedback: Judgements
+    datasets: Datasets
+    garbage: Garbage
+    versions: Versions
+
+    async def add_snapshot(self, version: str, *, base_hash: str = BASE, run_id: str = "run-1") -> None:
+        """As if a run had published weights."""
+        run = {"id": run_id, "project": "default", "base_model": "tiny", "base_hash": base_hash, "lora": "{}", "micro_batch_tokens": 1}
+        run |= {"metadata": "{}", "state": "active", "first_seq": 1, "settled_seq": 0, "step": 0, "created_us": 1, "updated_us": 1}
+        snapshot = {"id": f"checkpoint-{version}", "project": "default", "run_id": run_id, "kind": "snapshot", "state": "ready", "metadata": "{}"}
+        snapshot |= {"seq": len(version), "name": f"named-{version}", "key": f"snapshots/{version}.safetensors", "version": version}
+        snapshot |= {"size_bytes": 0, "step": 0, "created_us": 1}
+        await self.database.write(lambda connection: connection.execute(insert(rows.run).prefix_with("OR IGNORE"), run))
+        await self.database.write(lambda connection: connection.execute(insert(rows.checkpoint), snapshot))
+
+
+@asynccontextmanager
+async def open_stage(directory: Path, *, mode: RecordMode = "full", capacity: int = 4096) -> AsyncIterator[Stage]:
+    """Open everything; leaving closes it."""
+    (directory / "config.json").write_text(json.dumps({"max_position_embeddings": 64, "vocab_size": 100}))
+    config = ModelConfig(alias="tiny", path=str(directory), base_hash=BASE, dtype="float32", threads=1, socket=str(directory / "s"))
+    models = Models([config], {BASE: EngineLink(BASE, directory / "s", asyncio.Queue())})
+    async with AsyncExitStack() as stack:
+        database = stack.enter_context(Database(directory / "bloomery.db"))
+        blobs = AsyncBlobs(Blobs(directory / "blobs"))
+        versions = Versions(database, models)
+        traffic = await stack.enter_async_context(Traffic(database, blobs, mode, capacity=capacity))
+        yield Stage(
+            database=database,
+            blobs=blobs,
+            deployments=Deployments(database, models, versions),
+            traffic=traffic,
+            feedback=Judgements(database, traffic),
+            datasets=Datasets(database, blobs, Curation(database, blobs, traffic)),
+            garbage=Garbage(database, blobs),
+            versions=versions,
+        )
+
+
+def play(directory: Path, story: Callable[[Stage], Awaitable[None]], **options: Any) -> None:
+    """Run a story on a fresh stage."""
+
+    async def run() -> None:
+        async with open_stage(directory, **options) as stage:
+            await story(stage)
+
+    asyncio.run(run())
+
+
+def chat(span_id: str, question: str = "q", answer: str = "a", **changes: Any) -> Inference:
+    """A served chat completion."""
+    known: dict[str, Any] = {
+        "id": span_id,
+        "project": "default",
+        "kind": "chat",
+        "target": BASE_TARGET,
+        "template_hash": "t",
+        "request": {"model": "tiny", "temperature": 0.5, "messages": [{"role": "user", "content": question}]},
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": answer}, "finish_reason": "stop", "logprobs": {"content": ["x"]}}],
+        "prompt_tokens": [1, 2, 3],
+        "samples": [RecordedSample([4, 5], [-0.25, float("-inf")], "stop")],
+        "seed": 7,
+        "started_us": 1_000_000_000_000_000,
+        "duration_us": 2_000,
+        "ttft_us": 500,
+        "consent": "train",
+    }
+    return Inference(**known | changes)

@@ -1,0 +1,104 @@
+"""One live revision, whatever happens at once."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bloomery.types.errors import BloomeryError, Conflict, Forbidden, InvalidInput, NotFound
+from tests.services.stage import BASE, ME, STRANGER, Stage, play
+
+
+def test_promotion_and_rollback_keep_one_revision_live(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.add_snapshot("v1")
+        created = await stage.deployments.create(ME, "router", "tiny", {})
+        assert (created.live.number, created.live.version, created.base_model) == (1, BASE, "tiny")
+        promoted = await stage.deployments.promote(ME, "router", "v1", {"accuracy": 0.9})
+        assert [(revision.number, revision.state) for revision in promoted.revisions] == [(1, "retired"), (2, "live")]
+        assert promoted.live.evidence == {"accuracy": 0.9}
+        back = await stage.deployments.rollback(ME, "router", 1)
+        assert [(revision.number, revision.state) for revision in back.revisions] == [(1, "live"), (2, "retired")]
+        assert await stage.deployments.get(ME, "router") == back
+
+    play(tmp_path, story)
+
+
+def test_a_deployment_resolves_to_the_weights_of_its_live_revision(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.add_snapshot("v1")
+        await stage.deployments.create(ME, "router", "v1", {})
+        target = await stage.deployments.target(ME, "router")
+        assert target is not None
+        assert (target.weights.version, target.weights.key, target.revision) == ("v1", "snapshots/v1.safetensors", 1)
+        await stage.deployments.promote(ME, "router", "tiny", {})
+        moved = await stage.deployments.target(ME, "router")
+        assert moved is not None
+        assert (moved.weights.version, moved.weights.key, moved.revision) == (BASE, None, 2)
+        assert await stage.deployments.target(STRANGER, "router") is None
+
+    play(tmp_path, story)
+
+
+def test_a_version_must_exist_and_be_of_the_same_project_and_base(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.add_snapshot("v1")
+        await stage.add_snapshot("foreign", base_hash="c" * 32, run_id="run-2")
+        await stage.deployments.create(ME, "router", "tiny", {})
+        with pytest.raises(NotFound, match="`tiny`"):
+            await stage.deployments.promote(ME, "router", "v2", {})
+        with pytest.raises(InvalidInput, match="create another deployment"):
+            await stage.deployments.promote(ME, "router", "foreign", {})
+        with pytest.raises(NotFound):
+            await stage.deployments.create(STRANGER, "mine", "v1", {})
+        assert len((await stage.deployments.get(ME, "router")).revisions) == 1
+
+    play(tmp_path, story)
+
+
+def test_names_of_weights_are_base_models_versions_and_sampler_paths(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.add_snapshot("v1")
+        assert (await stage.versions.find(ME, "tinker://run-1/sampler_weights/named-v1")).weights.version == "v1"
+        assert (await stage.versions.find(ME, BASE)).weights.key is None
+        with pytest.raises(InvalidInput, match="not for sampling"):
+            await stage.versions.find(ME, "tinker://run-1/weights/named-v1")
+        with pytest.raises(InvalidInput, match="no path of weights"):
+            await stage.versions.find(ME, "tinker://run-1")
+
+    play(tmp_path, story)
+
+
+def test_refusals_say_what_to_change(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.deployments.create(ME, "router", "tiny", {})
+        for refused, kind in (
+            (stage.deployments.create(ME, "router", "tiny", {}), Conflict),
+            (stage.deployments.create(ME, "tiny", "tiny", {}), Conflict),
+            (stage.deployments.rollback(ME, "router", 1), Conflict),
+            (stage.deployments.rollback(ME, "router", 2), NotFound),
+            (stage.deployments.promote(ME, "nobody", "tiny", {}), NotFound),
+            (stage.deployments.promote(ME._replace(scopes=frozenset({"read"})), "router", "tiny", {}), Forbidden),
+        ):
+            with pytest.raises(kind):
+                await refused
+
+    play(tmp_path, story)
+
+
+@settings(max_examples=15, deadline=None)
+@given(moves=st.lists(st.integers(0, 4), min_size=1, max_size=8))
+def test_after_any_moves_at_once_exactly_one_revision_is_live(moves: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.add_snapshot("v1")
+        await stage.deployments.create(ME, "router", "tiny", {})
+        attempts = [stage.deployments.rollback(ME, "router", move) if move else stage.deployments.promote(ME, "router", "v1", {}) for move in moves]
+        outcomes = await asyncio.gather(*attempts, return_exceptions=True)
+        assert all(isinstance(outcome, BloomeryError) or outcome.live for outcome in outcomes)
+        final = await stage.deployments.get(ME, "router")
+        assert [revision.state for revision in final.revisions].count("live") == 1
+        assert [revision.number for revision in final.revisions] == list(range(1, moves.count(0) + 2))
+
+    play(tmp_path_factory.mktemp("stage"), story)

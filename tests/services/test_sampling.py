@@ -1,0 +1,248 @@
+"""Names become weights, bad requests are refused by field, and an answer survives the engine that began it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bloomery.config import ModelConfig
+from bloomery.services.deployments import Deployments
+from bloomery.services.engines import EngineLink
+from bloomery.services.models import Models, Size
+from bloomery.services.sampling import MAX_SUBMISSIONS, SampleStream, Sampling, check, draw_seed
+from bloomery.services.target import Target
+from bloomery.services.versions import Versions
+from bloomery.store.blobs import Blobs
+from bloomery.store.database import Database
+from bloomery.types.arrays import Array
+from bloomery.types.errors import Forbidden, InvalidInput, NotFound, Unavailable
+from bloomery.types.generation import Generate, PromptScored, SampledToken, SampleFinished, SamplingParams, Weights
+from bloomery.types.protocol import SamplerEvents
+from tests.services.fake_engine import BASE, FakeEngine
+from tests.services.runs_stage import until
+from tests.services.stage import ME
+
+TARGET = Target(Weights(version=BASE), BASE, None, None, "tiny")
+ENDLESS = (0, 1)
+"""The fake keeps the last token of an answer to such a prompt to itself."""
+
+
+class DyingEngine(FakeEngine):
+    """Breaks off the first `deaths` answers, each further on than the one before; afterwards it answers to the end, `shift` tokens beside."""
+
+    def __init__(self, *args: Any, deaths: int, shift: int = 0) -> None:
+        super().__init__(*args)
+        self.deaths, self.shift, self.requests = deaths, shift, 0
+
+    def _sample(self, request: Generate) -> None:
+        self.requests += 1
+        if self.requests > self.deaths and not self.shift:
+            super()._sample(request)
+            return
+        shift = self.shift if self.requests > self.deaths else 0
+        tokens = [
+            SampledToken(request_id=request.request_id, sample=0, position=position, token=100 + position + shift, logprob=-1.0)
+            for position in range(min(self.requests + 1, request.params.max_tokens))
+        ]
+        self._post(SamplerEvents(events=tuple(tokens)))
+        if self.requests <= self.deaths:
+            self.hang_up()
+
+
+@asynccontextmanager
+async def open_sampling(directory: Path) -> AsyncIterator[Sampling]:
+    (directory / "config.json").write_text('{"max_position_embeddings": 64, "vocab_size": 300}')
+    config = ModelConfig(alias="tiny", path=str(directory), base_hash=BASE, dtype="float32", threads=1, socket=str(directory / "s"))
+    async with AsyncExitStack() as stack:
+        database = stack.enter_context(Database(directory / "bloomery.db"))
+        link = await stack.enter_async_context(EngineLink(BASE, directory / "s", asyncio.Queue()))
+        models = Models([config], {BASE: link})
+        versions = Versions(database, models)
+        yield Sampling({BASE: link}, models, Deployments(database, models, versions), versions)
+
+
+def play(directory: Path, story: Callable[[Sampling], Awaitable[None]], engine: FakeEngine | None = None) -> None:
+    async def run() -> None:
+        listening = engine or FakeEngine(directory / "s", Blobs(directory / "blobs"))
+        await listening.start()
+        async with open_sampling(directory) as sampling, asyncio.timeout(60):
+            await story(sampling)
+        await listening.crash()
+
+    asyncio.run(run())
+
+
+def dying(directory: Path, **options: int) -> DyingEngine:
+    return DyingEngine(directory / "s", Blobs(directory / "blobs"), **options)
+
+
+def request(prompt: tuple[int, ...] = (5, 6), max_tokens: int = 4, **changes: Any) -> Generate:
+    params = {name: changes.pop(name) for name in ("seed", "temperature", "top_p", "top_k") if name in changes}
+    tokens = Array.of(np.asarray(prompt, np.int32))
+    return Generate(
+        request_id="", weights=Weights(version=""), prompt=tokens, params=SamplingParams(max_tokens=max_tokens, **{"seed": 1} | params), **changes
+    )
+
+
+def test_a_completion_is_gathered_from_its_events(tmp_path: Path) -> None:
+    async def story(sampling: Sampling) -> None:
+        completion = await sampling.complete(ME, TARGET, request(num_samples=2, prompt_logprobs=True))
+        assert [sample.tokens for sample in completion.samples] == [[100, 101, 102, 103], [110, 111, 112, 113]]
+        assert [sample.reason for sample in completion.samples] == ["length", "length"]
+        assert completion.samples[0].logprobs == [-1.0] * 4
+        assert completion.prompt is not None
+        assert completion.version == BASE
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("deaths", [1, MAX_SUBMISSIONS - 1])
+def test_a_stream_goes_on_where_it_was_when_the_engine_comes_back(tmp_path: Path, deaths: int) -> None:
+    async def story(sampling: Sampling) -> None:
+        events = [event async for event in sampling.stream(ME, TARGET, request(max_tokens=6))]
+        assert [event.position for event in events if isinstance(event, SampledToken)] == [0, 1, 2, 3, 4, 5]
+        assert isinstance(events[-1], SampleFinished)
+        assert engine.requests == deaths + 1
+
+    engine = dying(tmp_path, deaths=deaths)
+    play(tmp_path, story, engine)
+
+
+def test_a_request_that_kills_every_engine_is_given_up(tmp_path: Path) -> None:
+    async def story(sampling: Sampling) -> None:
+        with pytest.raises(Unavailable, match=f"went away {MAX_SUBMISSIONS} times"):
+            await sampling.complete(ME, TARGET, request())
+
+    play(tmp_path, story, dying(tmp_path, deaths=100))
+
+
+def test_an_engine_that_comes_back_with_other_numbers_is_not_mixed_in(tmp_path: Path) -> None:
+    async def story(sampling: Sampling) -> None:
+        stream = sampling.stream(ME, TARGET, request())
+        assert [(await anext(stream)).token, (await anext(stream)).token] == [100, 101]  # type: ignore[union-attr]
+        with pytest.raises(Unavailable, match="answers differently"):
+            await anext(stream)
+
+    play(tmp_path, story, dying(tmp_path, deaths=1, shift=1))
+
+
+def test_closing_a_stream_aborts_it_in_the_engine(tmp_path: Path) -> None:
+    async def story(sampling: Sampling) -> None:
+        async with aclosing(sampling.stream(ME, TARGET, request(ENDLESS))) as stream:
+            await anext(stream)
+        await until(lambda: [abort.sample for abort in engine.aborted] == [None])
+
+    engine = FakeEngine(tmp_path / "s", Blobs(tmp_path / "blobs"))
+    play(tmp_path, story, engine)
+
+
+def test_one_sample_can_be_aborted_and_stays_aborted_after_a_restart(tmp_path: Path) -> None:
+    async def story(sampling: Sampling) -> None:
+        stream: SampleStream = sampling.stream(ME, TARGET, request(ENDLESS, num_samples=2, max_tokens=3))
+        for _ in range(4):
+            await anext(stream)
+        stream.abort(1)
+        await until(lambda: [abort.sample for abort in engine.aborted] == [1])
+        following = asyncio.ensure_future(anext(stream))
+        engine.hang_up()
+        await until(lambda: [abort.sample for abort in engine.aborted] == [1, 1])
+        assert engine.aborted[0].request_id != engine.aborted[1].request_id
+        following.cancel()
+        await asyncio.wait({following})
+
+    engine = FakeEngine(tmp_path / "s", Blobs(tmp_path / "blobs"))
+    play(tmp_path, story, engine)
+
+
+def test_names_resolve_in_order_and_need_the_scope(tmp_path: Path) -> None:
+    async def story(sampling: Sampling) -> None:
+        assert await sampling.resolve(ME, "tiny") == TARGET
+        assert (await sampling.resolve(ME, BASE)).display == BASE
+        with pytest.raises(NotFound, match="`tiny`") as unknown:
+            await sampling.resolve(ME, "nobody")
+        assert unknown.value.field == "model"
+        with pytest.raises(Forbidden):
+            await sampling.resolve(ME._replace(scopes=frozenset({"read"})), "tiny")
+
+    play(tmp_path, story)
+
+
+def test_a_bad_request_is_refused_before_the_stream_begins(tmp_path: Path) -> None:
+    async def story(sampling: Sampling) -> None:
+        with pytest.raises(InvalidInput):
+            sampling.stream(ME, TARGET, request(()))
+        with pytest.raises(NotFound):
+            sampling.stream(ME, TARGET._replace(base_hash="other"), request())
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"prompt": ()}, "prompt"),
+        ({"prompt": (300,)}, "prompt"),
+        ({"prompt": (-1,)}, "prompt"),
+        ({"prompt": (1,) * 64}, "prompt"),
+        ({"prompt": (1,) * 65, "max_tokens": 0}, "prompt"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"num_samples": 0}, "num_samples"),
+        ({"top_logprobs": 301}, "top_logprobs"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 1 << 63}, "seed"),
+    ],
+)
+def test_the_field_at_fault_is_named(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        check(request(**changes), Size(context=64, vocab_size=300))
+    assert refused.value.field == field
+
+
+def test_a_prompt_may_fill_the_context_when_it_is_only_scored() -> None:
+    check(request((1,) * 64, max_tokens=0), Size(context=64, vocab_size=300))
+    check(request((1,) * 63, max_tokens=1000), Size(context=64, vocab_size=300))
+
+
+def test_seeds_are_kept_or_drawn() -> None:
+    assert draw_seed(7) == 7
+    assert 0 <= draw_seed(None) < 1 << 53
+    assert draw_seed(None) != draw_seed(None)
+
+
+def test_repeated_prompt_scores_are_passed_on_once(tmp_path: Path) -> None:
+    async def story(sampling: Sampling) -> None:
+        stream = sampling.stream(ME, TARGET, request(ENDLESS, prompt_logprobs=True, max_tokens=2))
+        assert isinstance(await anext(stream), PromptScored)
+        assert isinstance(await anext(stream), SampledToken)
+        following = asyncio.ensure_future(anext(stream))
+        engine.hang_up()
+        await until(lambda: engine.seen > 1)
+        engine.finish()
+        assert isinstance(await following, SampleFinished)
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+    class Watched(FakeEngine):
+        seen = 0
+        last = ""
+
+        def _sample(self, generate: Generate) -> None:
+            self.seen, self.last = self.seen + 1, generate.request_id
+            super()._sample(generate)
+
+        def finish(self) -> None:
+            self._post(SamplerEvents(events=(SampleFinished(request_id=self.last, sample=0, reason="length"),)))
+
+    engine = Watched(tmp_path / "s", Blobs(tmp_path / "blobs"))
+    play(tmp_path, story, engine)

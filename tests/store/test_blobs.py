@@ -1,0 +1,83 @@
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from obstore.store import MemoryStore
+
+from bloomery.store.blobs import KEY, AsyncBlobs, Blobs, check_key
+from bloomery.types.errors import Corrupt, InvalidInput, NotFound
+
+
+@pytest.fixture(params=["directory", "object store"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
+    return Blobs(tmp_path / "blobs" if request.param == "directory" else MemoryStore())
+
+
+def test_a_blob_comes_back_and_can_be_replaced_and_deleted(blobs: Blobs) -> None:
+    blobs.put("checkpoints/run-1/12-ab.safetensors", b"one")
+    blobs.put("checkpoints/run-1/12-ab.safetensors", memoryview(b"two"))
+    assert blobs.get("checkpoints/run-1/12-ab.safetensors") == b"two"
+    assert blobs.exists("checkpoints/run-1/12-ab.safetensors")
+    assert blobs.size("checkpoints/run-1/12-ab.safetensors") == 3
+    blobs.delete("checkpoints/run-1/12-ab.safetensors")
+    blobs.delete("checkpoints/run-1/12-ab.safetensors")
+    assert not blobs.exists("checkpoints/run-1/12-ab.safetensors")
+    with pytest.raises(NotFound, match="12-ab"):
+        blobs.get("checkpoints/run-1/12-ab.safetensors")
+
+
+def test_listing_names_keys_and_sizes_of_a_folder(blobs: Blobs) -> None:
+    for key in ("bodies/b", "bodies/a", "manifests/c"):
+        blobs.put(key, key.encode())
+    assert [(blob.key, blob.size) for blob in blobs.list("bodies")] == [("bodies/a", 8), ("bodies/b", 8)]
+    assert len(blobs.list()) == 3
+    assert all(blob.modified_us > 1_600_000_000_000_000 for blob in blobs.list())
+
+
+@pytest.mark.parametrize("key", ["", "/etc/passwd", "../x", "a/../b", "a//b", "a/", ".hidden", "a/.b", "a\\b", "a b", "a\n", "é", "a#1", "x" * 513])
+def test_keys_that_climb_or_surprise_are_refused(blobs: Blobs, key: str) -> None:
+    with pytest.raises(InvalidInput, match="no blob key"):
+        blobs.put(key, b"")
+
+
+@settings(max_examples=200)
+@given(st.text(alphabet="a./\\-#~ ", max_size=12))
+def test_accepted_keys_stay_below_the_root(key: str) -> None:
+    if not KEY.fullmatch(key):
+        with pytest.raises(InvalidInput):
+            check_key(key)
+        return
+    root = Path("/root-of-blobs")
+    assert (root / key).resolve().is_relative_to(root)
+    assert ".." not in (root / key).parts
+
+
+def test_a_link_out_of_the_directory_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    blobs = Blobs(tmp_path / "blobs")
+    (tmp_path / "blobs" / "bodies").symlink_to(tmp_path / "outside")
+    with pytest.raises(Corrupt, match="link"):
+        blobs.put("bodies/x", b"")
+
+
+def test_a_half_written_blob_has_no_name(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path)
+    blobs.put("a/b", b"old")
+    (tmp_path / "a" / "b#123").write_bytes(b"ha")
+    assert [blob.key for blob in blobs.list()] == ["a/b"]
+    assert blobs.get("a/b") == b"old"
+
+
+def test_services_use_the_same_blobs_on_threads(tmp_path: Path) -> None:
+    async def story(blobs: AsyncBlobs) -> list[str]:
+        await blobs.put("x/1", b"1")
+        assert await blobs.get("x/1") == b"1"
+        assert await blobs.size("x/1") == 1
+        keys = [blob.key for blob in await blobs.list("x")]
+        await blobs.delete("x/1")
+        assert not await blobs.exists("x/1")
+        return keys
+
+    assert asyncio.run(story(AsyncBlobs(Blobs(tmp_path)))) == ["x/1"]

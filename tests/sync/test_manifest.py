@@ -1,0 +1,135 @@
+"""The manifest: one canonical form, a hash that names it, and a check that finds every difference."""
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save
+
+from bloomery.sync.manifest import Manifest, describe, digest, verify
+from bloomery.sync.publish import manifest_key, publish, weights_key
+from bloomery.types.errors import Corrupt
+
+A, B = "layers.0.q_proj.lora_A.weight", "layers.0.q_proj.lora_B.weight"
+TENSORS = {A: np.arange(6, dtype=np.float32).reshape(2, 3), B: np.zeros((4, 2), np.float32)}
+BLOB = save(TENSORS)
+
+
+def manifest(**changes: object) -> Manifest:
+    fields = {
+        "run_id": "run-1",
+        "step": 3,
+        "base": "b" * 32,
+        "parent": "b" * 32,
+        "template_hash": "t" * 32,
+        "numerics": "n",
+        "rank": 2,
+        "alpha": 32.0,
+        "targets": ("attn", "mlp"),
+        "key": "snapshots/x.safetensors",
+        "size_bytes": len(BLOB),
+        "tensors": describe(BLOB),
+    }
+    return Manifest(**{**fields, **changes})
+
+
+def test_the_version_is_a_golden_value():
+    # A version is written into responses, traffic and deployments: a change of the canonical form would orphan them all.
+    assert manifest(size_bytes=100).version == "5daf7005b9fe95e552c8842ede7a2c31"
+
+
+def test_canonical_bytes_survive_a_round_trip():
+    data = manifest().to_json()
+    assert Manifest.from_json(data) == manifest()
+    assert list(json.loads(data)) == sorted(json.loads(data))
+
+
+@given(name=st.text(max_size=8), step=st.integers(0, 2**40), alpha=st.floats(0.001, 1e6))
+def test_any_manifest_reads_back_as_itself(name, step, alpha):
+    original = manifest(run_id=name, step=step, alpha=alpha)
+    assert Manifest.from_json(original.to_json()) == original
+
+
+@pytest.mark.parametrize("change", [{"step": 4}, {"alpha": 16.0}, {"parent": "p" * 32}, {"targets": ("attn",)}, {"tensors": ()}])
+def test_every_field_is_part_of_the_identity(change):
+    assert manifest(**change).version != manifest().version
+
+
+def test_entries_name_dtype_shape_and_values_in_the_order_of_names():
+    first, second = describe(BLOB)
+    assert (first.name, first.dtype, first.shape) == (A, "float32", (2, 3))
+    assert first.digest == digest(TENSORS[A].tobytes())
+    assert (second.name, second.digest) == (B, digest(bytes(32)))
+
+
+def test_metadata_of_the_blob_is_not_part_of_the_weights():
+    assert describe(save(TENSORS, {"format": "pt"})) == describe(BLOB)
+
+
+CHANGED = [
+    ({A: TENSORS[A] + np.float32(2**-20)}, A),
+    ({A: TENSORS[A].reshape(3, 2)}, A),
+    ({A: TENSORS[A].view(np.int32)}, A),
+    ({B: np.full((4, 2), -0.0, np.float32)}, B),
+    ({"surplus": np.zeros(1, np.float32)}, "surplus"),
+]
+
+
+@pytest.mark.parametrize(("change", "named"), CHANGED)
+def test_verify_names_the_first_tensor_that_differs(change, named):
+    verify(manifest(), BLOB)
+    with pytest.raises(Corrupt, match=f"`{named}`"):
+        verify(manifest(), save(TENSORS | change))
+
+
+def test_a_missing_tensor_is_found():
+    with pytest.raises(Corrupt, match=f"`{B}`"):
+        verify(manifest(), save({A: TENSORS[A]}))
+
+
+@pytest.mark.parametrize("blob", [b"", b"12345", BLOB[:40], BLOB[:-1], (10**12).to_bytes(8, "little") + BLOB[8:]])
+def test_a_damaged_blob_is_corrupt_and_not_a_crash(blob):
+    with pytest.raises(Corrupt):
+        verify(manifest(), blob)
+
+
+NOT_CANONICAL = [b"", b"{}", b"[1]", b"\xff", manifest().to_json() + b" ", manifest().to_json().replace(b'"step":3', b'"step":3,"x":1')]
+
+
+@pytest.mark.parametrize("data", NOT_CANONICAL)
+def test_what_is_not_a_canonical_manifest_is_refused(data):
+    with pytest.raises(Corrupt):
+        Manifest.from_json(data)
+
+
+def test_a_manifest_of_another_format_is_refused():
+    builtins = msgspec.to_builtins(manifest()) | {"format": 2}
+    with pytest.raises(Corrupt, match="format"):
+        Manifest.from_json(json.dumps(builtins).encode())
+
+
+def test_publishing_writes_the_weights_before_the_manifest_that_names_them():
+    written: list[tuple[str, bytes]] = []
+    identity = {
+        name: getattr(manifest(), name) for name in Manifest.__struct_fields__ if name not in ("format", "kind", "key", "size_bytes", "tensors")
+    }
+    for _ in range(2):
+        published = publish(lambda key, data: written.append((key, data)), BLOB, **identity)
+    assert written[:2] == [(weights_key(BLOB), BLOB), (manifest_key(published.version), published.to_json())]
+    assert written[2:] == written[:2], "publishing again writes the same bytes to the same keys"
+    verify(Manifest.from_json(written[1][1]), written[0][1])
+
+
+def test_the_modules_need_no_torch():
+    code = "import sys, bloomery.sync.manifest, bloomery.sync.publish; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_digests_are_blake3_of_the_bytes():
+    # First 32 digits of blake3 of nothing, from the specification's test vectors.
+    assert digest(b"") == "af1349b9f5f9a1a6a0404dea36dcc949"

@@ -1,0 +1,184 @@
+"""The import table of `docs/architecture.md`, held against the source."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import bloomery
+
+ROOT = Path(bloomery.__file__).parent
+
+SLAB = {"types", "config", "obs"}
+MAY_IMPORT = {
+    "types": set(),
+    "config": {"types"},
+    "obs": {"types"},
+    "render": {"types"},
+    "models": SLAB,
+    "sync": SLAB,
+    "store": SLAB,
+    "train": SLAB | {"models", "sync"},
+    "infer": SLAB | {"models", "sync"},
+    "engine": SLAB | {"models", "train", "infer", "sync", "store"},
+    "services": SLAB | {"store", "render", "sync"},
+    "ui": set(),
+    "api": SLAB | {"services", "ui"},
+    "client": {"types"},
+    "recipes": {"types", "client", "render"},
+    "cli": {"types", "config", "client", "recipes", "render"},
+}
+"""The composition roots `up` and `doctor` import anything; only the cli imports them, inside its functions."""
+ROOTS = {"up", "doctor"}
+EXCEPTIONS = {
+    # Keeps the rows that the demo measures on out of the pretraining text.
+    ("models.tiny.pretrain", "recipes.stdlib_docs"),
+}
+
+TORCH = {"models", "train", "infer", "sync", "engine", "doctor"}
+ONLY_IN = {
+    "torch": TORCH,
+    "safetensors": TORCH,
+    "fastapi": {"api"},
+    "starlette": {"api"},
+    "uvicorn": {"api"},
+    "sqlalchemy": {"store", "services"},
+    "alembic": {"store"},
+    "obstore": {"store"},
+    "sqlite3": {"up"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "httpx": {"client", "cli"},
+    "sklearn": {"recipes"},
+}
+"""Third parties that have a home; the others are welcome everywhere they are declared."""
+ONLY_IN_TESTS = {"transformers", "peft", "openai", "tinker", "pytest", "hypothesis"}
+PRIVATE_TO_SERVICES = {"store.rows", "store.journal", "store.database", "store.migrations"}
+
+
+class Import(NamedTuple):
+    importer: str
+    target: str
+    line: int
+    lazy: bool
+
+    def __str__(self) -> str:
+        return f"bloomery/{self.importer.replace('.', '/')}:{self.line} imports {self.target}"
+
+
+def package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def modules() -> dict[str, Path]:
+    return {module_name(path): path for path in ROOT.rglob("*.py")}
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    return tuple(found for name, path in modules().items() for found in _imports(name, ast.parse(path.read_text())))
+
+
+def _imports(module: str, tree: ast.Module) -> Iterator[Import]:
+    lazy = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(module, alias.name, node.lineno, id(node) in lazy)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno} is a relative import"
+            for target in _targets(node):
+                yield Import(module, target, node.lineno, id(node) in lazy)
+
+
+def _targets(node: ast.ImportFrom) -> set[str]:
+    """`from bloomery.a import b` imports the module bloomery.a.b if there is one, else bloomery.a."""
+    source = node.module or ""
+    below = {f"{source}.{alias.name}" for alias in node.names}
+    if source.partition(".")[0] != "bloomery":
+        return {source}
+    return {name if name.removeprefix("bloomery.") in modules() else source for name in below}
+
+
+def internal() -> Iterator[Import]:
+    """Imports of our own modules, their targets without the package's name; `bloomery` itself holds only the version."""
+    for found in imports():
+        if found.target.startswith("bloomery."):
+            yield found._replace(target=found.target.removeprefix("bloomery."))
+
+
+def test_packages_import_only_what_the_table_allows() -> None:
+    wrong = [
+        found
+        for found in internal()
+        if (source := package(found.importer)) not in ROOTS | {package(found.target), ""}
+        and package(found.target) not in MAY_IMPORT[source]
+        and not (source == "cli" and package(found.target) in ROOTS and found.lazy)
+        and (found.importer, found.target) not in EXCEPTIONS
+    ]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_every_package_is_in_the_table() -> None:
+    assert {package(name) for name in modules()} - {""} <= MAY_IMPORT.keys() | ROOTS
+
+
+def test_rows_and_journals_are_for_services_alone() -> None:
+    wrong = [found for found in internal() if found.target in PRIVATE_TO_SERVICES and package(found.importer) not in {"store", "services", "up"}]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+@pytest.mark.parametrize("third_party", ONLY_IN)
+def test_third_parties_stay_in_their_packages(third_party: str) -> None:
+    wrong = [found for found in imports() if package(found.target) == third_party and package(found.importer) not in ONLY_IN[third_party]]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_what_only_tests_depend_on_is_not_imported() -> None:
+    wrong = [found for found in imports() if package(found.target) in ONLY_IN_TESTS]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def reaches_torch(module: str, seen: set[str]) -> Iterator[str]:
+    """Modules that `module` loads, itself included, which import torch when they are loaded."""
+    seen.add(module)
+    for found in imports():
+        if found.importer != module or found.lazy:
+            continue
+        if package(found.target) == "torch":
+            yield str(found)
+        own = found.target.removeprefix("bloomery.")
+        if found.target.startswith("bloomery.") and own not in seen:
+            yield from reaches_torch(own, seen)
+
+
+@pytest.mark.parametrize("slim", sorted((MAY_IMPORT.keys() | ROOTS) - TORCH | {"doctor"}))
+def test_nothing_outside_the_engine_tower_loads_torch(slim: str) -> None:
+    wrong = [line for name in modules() if package(name) == slim for line in reaches_torch(name, set())]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_imports_stand_at_the_top() -> None:
+    """Lazy only at the front door: the cli's composition roots, torch where it may be missing or must wait for settings, and slow scikit-learn."""
+    allowed = {("cli", "up"), ("cli", "doctor"), ("doctor", "torch"), ("doctor", "models"), ("engine", "engine"), ("recipes", "sklearn")}
+    lazy = [found for found in imports() if found.lazy]
+    wrong = [found for found in lazy if (package(found.importer), package(found.target.removeprefix("bloomery."))) not in allowed]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_modules_do_not_import_each_other_in_circles() -> None:
+    graph: dict[str, set[str]] = {name: set() for name in modules()}
+    for found in internal():
+        if not found.lazy and found.importer != found.target:
+            graph[found.importer].add(found.target)
+    assert len(list(TopologicalSorter(graph).static_order())) == len(graph)

@@ -1,0 +1,128 @@
+"""`bloomery up` as its user meets it: real processes, a real model, signals."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bloomery.config.data_dir import DataDir
+from bloomery.up import control
+from tests.live import BLOOMERY, LiveServer, alive, running_server, wait_until
+from tests.up.builders import model
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model(tmp_path_factory.mktemp("models") / "small")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, small_model: Path) -> Iterator[LiveServer]:
+    with running_server(tmp_path_factory.mktemp("up") / "data", "--model", str(small_model), "--model", f"again={small_model}") as running:
+        yield running
+
+
+def bloomery(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([BLOOMERY, *arguments], capture_output=True, text=True, check=False)
+
+
+def healthy(server: LiveServer) -> bool:
+    try:
+        return httpx.get(f"{server.url}/healthz", timeout=2).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def models(server: LiveServer) -> list[str]:
+    answer = httpx.get(f"{server.url}/api/v1/models", headers={"x-api-key": server.key})
+    assert answer.status_code == 200
+    return [row["alias"] for row in answer.json()["data"]]
+
+
+def test_the_first_start_prints_the_address_and_the_key(server: LiveServer) -> None:
+    said = (server.data_dir.parent / "data.up.log").read_text()
+    assert f"is ready: {server.url}\n" in said
+    assert f"API key: {server.key} " in said
+    assert "small: " in said
+    assert " GB free" in said
+
+
+def test_two_names_of_one_model_share_an_engine(server: LiveServer) -> None:
+    assert models(server) == ["small", "again"]
+    assert server.pids().keys() == {"supervisor", "api", "engine-small"}
+
+
+def test_a_wrong_key_is_turned_away(server: LiveServer) -> None:
+    assert httpx.get(f"{server.url}/api/v1/models", headers={"x-api-key": "tml-wrong"}).status_code == 401
+
+
+def test_the_api_process_has_no_torch(server: LiveServer) -> None:
+    maps = {name: Path(f"/proc/{pid}/maps").read_text() for name, pid in server.pids().items()}
+    assert {name for name, text in maps.items() if "libtorch" in text} == {"engine-small"}
+
+
+def test_a_second_up_names_the_holder(server: LiveServer, small_model: Path) -> None:
+    done = bloomery("up", "--data-dir", str(server.data_dir), "--port", "0", "--model", str(small_model))
+    assert done.returncode == 2
+    assert f"in use by process {server.process.pid}, which serves {server.url}" in done.stderr
+
+
+def test_status_shows_processes_and_where_they_answer(server: LiveServer) -> None:
+    done = bloomery("status", "--data-dir", str(server.data_dir))
+    assert done.stdout.splitlines()[0] == f"{server.url} answers (supervisor: process {server.process.pid})"
+    assert all(str(pid) in done.stdout for pid in server.pids().values())
+
+
+@pytest.mark.parametrize("name", ["api", "engine-small"])
+def test_a_killed_process_is_back_and_the_server_serves_on(server: LiveServer, name: str) -> None:
+    wait_until(lambda: name in server.pids() and healthy(server))
+    before = server.pids()[name]
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: server.pids().get(name, before) != before and healthy(server), 60)
+    assert models(server) == ["small", "again"]
+    assert server.children()[name]["restarts"] == 1
+
+
+def test_garbage_is_collected_by_the_running_server(server: LiveServer) -> None:
+    done = bloomery("gc", "--data-dir", str(server.data_dir))
+    assert done.stdout == "removed 0 spans and 0 blobs (0.0 MB)\n", done.stderr
+
+
+def test_stop_leaves_nothing_and_the_next_start_keeps_the_key(tmp_path: Path, small_model: Path) -> None:
+    with running_server(tmp_path / "data", "--model", str(small_model)) as first:
+        pids = first.pids()
+        runtime = Path(control.running(DataDir(first.data_dir)).runtime_dir)
+        done = bloomery("stop", "--data-dir", str(first.data_dir))
+        assert done.stdout == f"stopped process {first.process.pid}, which served {first.url}\n", done.stderr
+        assert first.process.wait(10) == 0
+        assert not any(alive(pid) for pid in pids.values())
+        assert not runtime.exists()
+    said_before = (tmp_path / "data.up.log").read_text()
+    with running_server(tmp_path / "data", "--model", str(small_model)) as second:
+        assert second.key == first.key
+        said = (tmp_path / "data.up.log").read_text()
+        assert (first.key in said_before, second.key in said) == (True, False)
+
+
+def test_a_killed_supervisor_takes_its_children_along_and_the_next_start_is_clean(tmp_path: Path, small_model: Path) -> None:
+    with running_server(tmp_path / "data", "--model", str(small_model)) as first:
+        pids, runtime = first.pids(), Path(control.running(DataDir(first.data_dir)).runtime_dir)
+        first.process.kill()
+        first.process.wait()
+        wait_until(lambda: not any(alive(pid) for pid in pids.values()))
+    with running_server(tmp_path / "data", "--model", str(small_model)) as second:
+        assert models(second) == ["small"]
+        assert not runtime.exists()
+
+
+def test_a_backup_of_a_running_server_starts_elsewhere(server: LiveServer, tmp_path: Path, small_model: Path) -> None:
+    archive, copy = tmp_path / "saved.tar.zst", tmp_path / "copy"
+    assert bloomery("backup", str(archive), "--data-dir", str(server.data_dir)).returncode == 0
+    assert bloomery("restore", str(archive), "--data-dir", str(copy)).returncode == 0
+    with running_server(copy, "--model", str(small_model)) as restored:
+        assert restored.key == server.key
+        assert models(restored) == ["small"]

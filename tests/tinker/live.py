@@ -1,0 +1,78 @@
+"""The real api on a real port in a thread of this process, over a fake engine: what the SDK needs and nothing more."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvicorn
+
+from bloomery.api.app import create_app
+from bloomery.config import ApiConfig, ModelConfig
+from bloomery.services.core import Services
+from bloomery.store.blobs import Blobs
+from tests.render.builders import CHATML, byte_level, write
+from tests.services.fake_engine import BASE, CONTEXT, VOCABULARY, FakeEngine, fake_engine
+
+KEY = "tml-contract-test"
+MODEL = "tiny"
+T = TypeVar("T")
+
+
+@dataclass
+class Served:
+    """A running server; `do` runs a coroutine on its loop."""
+
+    url: str
+    engine: FakeEngine
+    services: Services
+    loop: asyncio.AbstractEventLoop
+
+    def do(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run something where the server runs."""
+
+        async def run() -> T:
+            return await work()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(30)
+
+
+@contextmanager
+def served(directory: Path) -> Iterator[Served]:
+    """Serve until left; opened again on the same directory, it is the next life of the api."""
+    ready: threading.Event = threading.Event()
+    stop: list[Callable[[], Any]] = []
+    found: list[Served] = []
+
+    async def serve() -> None:
+        model = write(directory / "model", byte_level(), config=_SIZES, tokenizer_config=_CHAT)
+        (directory / "api_key").write_text(KEY)
+        base = ModelConfig(alias=MODEL, path=str(model), base_hash=BASE, dtype="float32", threads=1, socket=str(directory / "s"))
+        config = ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record="off", models=(base,))
+        async with fake_engine(directory / "s", Blobs(directory / "blobs")) as engine, Services.open(config) as services:
+            server = uvicorn.Server(uvicorn.Config(create_app(services), port=0, log_level="error", lifespan="on", timeout_graceful_shutdown=1))
+            running = asyncio.create_task(server.serve())
+            while not server.started:
+                await asyncio.sleep(0.005)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            found.append(Served(f"http://127.0.0.1:{port}", engine, services, asyncio.get_running_loop()))
+            stop.append(lambda: setattr(server, "should_exit", True))
+            ready.set()
+            await running
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert ready.wait(30), "the server did not start"
+        yield found[0]
+    finally:
+        for end in stop:
+            end()
+        thread.join(30)
+
+
+_SIZES = {"max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY}
+_CHAT = {"chat_template": CHATML, "eos_token": "<|im_end|>"}

@@ -1,0 +1,67 @@
+import numpy as np
+
+from bloomery.api.routes.tinker.gather import Gathering
+from bloomery.services.stopping import StopStrings
+from bloomery.types.arrays import Array
+from bloomery.types.generation import PromptScored, SampledToken, SampleFinished
+from tests.services.test_stopping import TOKENIZER
+
+
+def token(sample: int, position: int, token: int, top: tuple[tuple[int, float], ...] = ()) -> SampledToken:
+    return SampledToken(request_id="r", sample=sample, position=position, token=token, logprob=-float(position), top=top)
+
+
+def finished(sample: int, reason: str) -> SampleFinished:
+    return SampleFinished(request_id="r", sample=sample, reason=reason)
+
+
+def test_samples_are_complete_when_each_has_ended() -> None:
+    gathering = Gathering(2, None)
+    for event in (token(1, 0, 7), token(0, 0, 5), token(0, 1, 6), finished(0, "length")):
+        assert gathering.take(event) is None
+    assert not gathering.complete
+    gathering.take(finished(1, "stop"))
+    assert gathering.complete
+    assert [(out.tokens, out.logprobs, out.hit_limit) for out in gathering.samples()] == [([5, 6], [0.0, -1.0], True), ([7], [0.0], False)]
+
+
+def test_a_stop_string_ends_its_sample_and_no_other() -> None:
+    first, second, late = TOKENIZER.encode("xy"), TOKENIZER.encode("ab"), 1
+    gathering = Gathering(2, lambda: StopStrings(TOKENIZER, ["xy"]))
+    assert gathering.take(token(0, 0, first[0])) is None
+    assert gathering.take(token(0, 1, first[1])) == 0
+    assert gathering.take(token(0, 2, late)) is None
+    assert gathering.take(token(1, 0, second[0])) is None
+    assert not gathering.complete
+    gathering.take(finished(0, "abort"))
+    gathering.take(finished(1, "length"))
+    assert [(out.tokens, out.hit_limit) for out in gathering.samples()] == [(first, False), ([second[0]], True)]
+
+
+def scored() -> PromptScored:
+    return PromptScored(
+        request_id="r",
+        logprobs=Array.of(np.array([np.nan, -1, -2], np.float32)),
+        top_ids=Array.of(np.array([[0], [4], [5]], np.int32)),
+        top_logprobs=Array.of(np.array([[-99999.0], [-0.5], [-0.75]], np.float32)),
+    )
+
+
+def test_only_the_end_of_the_prompt_is_scored_where_that_was_asked() -> None:
+    gathering = Gathering(1, None)
+    gathering.take(scored())
+    prompt = gathering.prompt(1, logprobs=True)
+    assert prompt is not None
+    assert np.isnan(prompt.logprobs).tolist() == [True, True, False]
+    assert prompt.top_ids.tolist() == [[0], [0], [5]]
+    assert prompt.top_logprobs.tolist() == [[-99999.0], [-99999.0], [-0.75]]
+
+
+def test_likeliest_tokens_come_without_log_probabilities_of_the_prompt() -> None:
+    gathering = Gathering(1, None)
+    assert gathering.prompt(None, logprobs=True) is None
+    gathering.take(scored())
+    prompt = gathering.prompt(None, logprobs=False)
+    assert prompt is not None
+    assert prompt.logprobs is None
+    assert prompt.top_ids.tolist() == [[0], [4], [5]]

@@ -1,0 +1,204 @@
+"""Our protobuf against the SDK's own: the same descriptors, and bodies that either side reads as the other wrote them."""
+
+import contextlib
+
+import numpy as np
+import pytest
+from google.protobuf import descriptor_pb2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tinker import types
+from tinker.proto import tinker_public_pb2 as sdk
+from tinker.proto.request_conv import forward_backward_request_to_proto
+from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
+
+from bloomery.api.routes.tinker import messages, proto
+from bloomery.types.arrays import Array
+from bloomery.types.errors import InvalidInput, NotSupported
+from bloomery.types.operations import ForwardBackwardResult
+
+FLOATS = st.floats(width=32, allow_nan=False)
+TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=8)
+
+
+def sdk_body(
+    data: list[types.Datum], loss: str = "cross_entropy", config: dict[str, float | str] | None = None, *, forward_only: bool = False
+) -> bytes:
+    """The bytes the SDK would post."""
+    request = types.ForwardBackwardRequest(
+        forward_backward_input=types.ForwardBackwardInput(data=data, loss_fn=loss, loss_fn_config=config), model_id="s:train:0", seq_id=7
+    )
+    message = forward_backward_request_to_proto(request)
+    message.forward_only = forward_only
+    return message.SerializeToString()
+
+
+def parsed(body: bytes):
+    return messages.forward_backward(messages.parse_forward_backward(body))
+
+
+def fields_of(file: descriptor_pb2.FileDescriptorProto) -> dict[tuple[str, str], tuple]:
+    found = {}
+
+    def visit(message, prefix: str) -> None:
+        for field in message.field:
+            oneof = message.oneof_decl[field.oneof_index].name if field.HasField("oneof_index") else None
+            kind = field.type_name.rsplit(".", 1)[-1]
+            found[prefix + message.name, field.name] = (field.number, field.label, field.type, kind, oneof, field.proto3_optional)
+        for nested in message.nested_type:
+            visit(nested, f"{prefix}{message.name}.")
+
+    for message in file.message_type:
+        visit(message, "")
+    return found
+
+
+def test_every_field_has_the_number_and_type_of_the_sdks() -> None:
+    theirs, ours = descriptor_pb2.FileDescriptorProto(), descriptor_pb2.FileDescriptorProto()
+    sdk.DESCRIPTOR.CopyToProto(theirs)
+    proto.ForwardBackwardRequest.DESCRIPTOR.file.CopyToProto(ours)
+    wanted, made = fields_of(theirs), fields_of(ours)
+    assert {key: wanted[key] for key in made} == made
+    assert {message for message, _ in wanted} - {message for message, _ in made} == {"SamplingParams", "StopStrings", "StopTokens"}
+
+
+@settings(max_examples=40, deadline=None)
+@given(tokens=st.lists(TOKENS, min_size=1, max_size=3), data=st.data())
+def test_a_request_of_the_sdk_becomes_the_operation_it_means(tokens: list[list[int]], data: st.DataObject) -> None:
+    weights = [data.draw(st.lists(FLOATS, min_size=len(row), max_size=len(row))) for row in tokens]
+    made = [
+        types.Datum(
+            model_input=types.ModelInput(chunks=[types.EncodedTextChunk(tokens=row[:1]), types.EncodedTextChunk(tokens=row[1:])]),
+            loss_fn_inputs={"target_tokens": row, "weights": values},
+        )
+        for row, values in zip(tokens, weights, strict=True)
+    ]
+    operation = parsed(sdk_body(made, config={"beta": 0.5, "mode": "plain"}, forward_only=True))
+    assert (operation.loss, operation.loss_config, operation.backward) == ("cross_entropy", {"beta": 0.5, "mode": "plain"}, False)
+    for datum, row, values in zip(operation.data, tokens, weights, strict=True):
+        assert datum.tokens.dtype == "int32"
+        assert datum.tokens.numpy().tolist() == row
+        assert datum.inputs["target_tokens"].numpy().tolist() == row
+        assert datum.inputs["weights"].numpy().tolist() == np.asarray(values, dtype=np.float32).tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(1, 6), columns=st.integers(1, 6), seed=st.integers(0, 2**16))
+def test_sparse_targets_arrive_dense(rows: int, columns: int, seed: int) -> None:
+    import torch
+
+    random = np.random.default_rng(seed)
+    dense = random.integers(1, 9, (rows, columns)) * (random.random((rows, columns)) < 0.2)
+    datum = types.Datum(model_input=types.ModelInput.from_ints([1] * rows), loss_fn_inputs={"target_tokens": torch.from_numpy(dense)})
+    (arrived,) = parsed(sdk_body([datum])).data
+    assert arrived.inputs["target_tokens"].numpy().tolist() == dense.tolist()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "expected"), [(4, np.array([0x3FC0, 0xC000], "<u2"), [1.5, -2.0]), (3, np.array([3, -1], "<i4"), [3, -1])]
+)
+def test_narrow_values_are_widened(dtype: int, values: np.ndarray, expected: list[float]) -> None:
+    request = sdk.ForwardBackwardRequest(loss_fn="cross_entropy")
+    tensor = request.data.add().loss_fn_inputs["x"]
+    tensor.dtype, tensor.dense = dtype, values.tobytes()
+    assert parsed(request.SerializeToString()).data[0].inputs["x"].numpy().tolist() == expected
+
+
+OUTPUTS = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(0, 3)).map(
+        lambda shape: {
+            "logprobs": Array.of(np.linspace(-3, 0, shape[0] * max(shape[1], 1), dtype=np.float32).reshape(shape if shape[1] else shape[:1])),
+            "ids": Array.of(np.arange(shape[0], dtype=np.int64)),
+        }
+    ),
+    max_size=5,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(outputs=OUTPUTS)
+def test_the_sdk_reads_results_as_they_are(outputs: list[dict[str, Array]]) -> None:
+    result = ForwardBackwardResult(outputs=tuple(outputs), metrics={"loss:sum": 1.25})
+    read = deserialize_forward_backward_output(messages.encode_forward_backward(result))
+    assert read.metrics == {"loss:sum": 1.25}
+    assert len(read.loss_fn_outputs) == len(outputs)
+    for mine, theirs in zip(outputs, read.loss_fn_outputs, strict=True):
+        assert {name: (value.dtype, tuple(value.shape)) for name, value in theirs.items()} == {n: (a.dtype, a.shape) for n, a in mine.items()}
+        assert all(np.array_equal(theirs[name].to_numpy().reshape(array.shape), array.numpy()) for name, array in mine.items())
+
+
+def test_the_sdk_reads_samples_with_prompt_and_top_logprobs() -> None:
+    top = ((5, -0.5), (6, -1.5))
+    samples = [
+        messages.SampleOut(tokens=[5, 6], logprobs=[-0.5, -2.0], top=[top, top], hit_limit=False),
+        messages.SampleOut(tokens=[7], logprobs=[-0.25], top=[], hit_limit=True),
+    ]
+    prompt = messages.PromptOut(
+        logprobs=np.array([np.nan, -1.0], np.float32),
+        top_ids=np.array([[0, 0], [2**31 - 1, 4]], np.int32),
+        top_logprobs=np.array([[-99999.0, -99999.0], [-0.5, -0.75]], np.float32),
+    )
+    read = deserialize_sample_response(messages.encode_sample(samples, prompt))
+    assert [(s.tokens, s.logprobs, s.stop_reason) for s in read.sequences] == [([5, 6], [-0.5, -2.0], "stop"), ([7], [-0.25], "length")]
+    assert read.sequences[0].topk_logprobs == [[(5, -0.5), (6, -1.5)]] * 2
+    assert read.prompt_logprobs == [None, -1.0]
+    assert read.topk_prompt_logprobs == [None, [(2**31 - 1, -0.5), (4, -0.75)]]
+
+
+def body_with(**tensor) -> bytes:
+    request = sdk.ForwardBackwardRequest(loss_fn="cross_entropy")
+    target = request.data.add().loss_fn_inputs["weights"]
+    sparse = tensor.pop("sparse", None)
+    if sparse is not None:
+        target.sparse_csr.values, target.sparse_csr.crow_indices, target.sparse_csr.col_indices = sparse
+    for name, value in tensor.items():
+        if name == "shape":
+            target.shape.extend(value)
+        else:
+            setattr(target, name, value)
+    return request.SerializeToString()
+
+
+def ints(*values: int) -> bytes:
+    return np.array(values, dtype="<i8").tobytes()
+
+
+FLOAT = np.float32(1).tobytes()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        body_with(dense=b"1234"),
+        body_with(dense=b"123", dtype=1),
+        body_with(dense=FLOAT * 3, dtype=1, shape=[2]),
+        body_with(dense=FLOAT * 4, dtype=1, shape=[-2, -2]),
+        body_with(dense=FLOAT, dtype=1, shape=[2**62, 4]),
+        body_with(sparse=(FLOAT, ints(0, 1), ints(0)), dtype=1),
+        body_with(sparse=(FLOAT, ints(0, 1), ints(5)), dtype=1, shape=[1, 2]),
+        body_with(sparse=(FLOAT, ints(0, 2), ints(0)), dtype=1, shape=[1, 2]),
+        body_with(sparse=(FLOAT * 2, ints(0, 3, 2), ints(0, 1)), dtype=1, shape=[2, 2]),
+        body_with(sparse=(FLOAT, ints(0, 1), ints(0)), dtype=1, shape=[2**31, 2**31]),
+    ],
+)
+def test_malformed_tensors_name_their_field(body: bytes) -> None:
+    with pytest.raises(InvalidInput, match=r"data\[0\]\.loss_fn_inputs\.weights"):
+        parsed(body)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=80))
+def test_noise_is_refused_in_our_own_words(body: bytes) -> None:
+    # Nothing but an operation or an error of our tree comes out.
+    with contextlib.suppress(InvalidInput, NotSupported):
+        assert all(datum.tokens.dtype == "int32" for datum in parsed(body).data)
+
+
+def test_what_is_not_offered_is_refused() -> None:
+    image = types.Datum(model_input=types.ModelInput(chunks=[types.ImageChunk(data=b"x", format="png")]), loss_fn_inputs={})
+    with pytest.raises(NotSupported, match="encoded_text"):
+        parsed(sdk_body([image]))
+    span = types.PromptProvenanceSpan(sequence_id="a", offset=0, length=1)
+    datum = types.Datum(types.ModelInput.from_ints([1]), {"target_tokens": [1]}, [span], [span])
+    with pytest.raises(NotSupported, match="provenance"):
+        parsed(sdk_body([datum]))

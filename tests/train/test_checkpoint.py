@@ -1,0 +1,173 @@
+"""Resuming: a run that was interrupted is, bit for bit, the run that was not."""
+
+from functools import cache
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bloomery.models.decoder import Decoder
+from bloomery.train.checkpoint import Lineage
+from bloomery.types.errors import Conflict, Corrupt
+from bloomery.types.operations import CheckpointResult, Failed, LoadResult, SaveCheckpoint, SaveSnapshot
+from tests.train import builders
+from tests.train.builders import finish, learn, load, step, supervised, train
+
+MODEL = builders.decoder()
+
+
+@pytest.fixture(scope="module")
+def model() -> Decoder:
+    return MODEL
+
+
+def history():
+    """Operations of six steps with their own hyper-parameters, a snapshot in the middle and a failure near the end."""
+    operations = []
+    for index in range(6):
+        operations += [learn(supervised([20, 33], seed=index)), learn(supervised([50], seed=10 + index))]
+        operations.append(step(1e-2 / (index + 1), weight_decay=0.01 * index, grad_clip_norm=float(index)))
+        if index == 2:
+            operations.append(SaveSnapshot(template_hash="t"))
+        if index == 3:
+            # Gradients wait while the same weights are published under two templates.
+            operations += [learn(supervised([9])), SaveSnapshot(template_hash="t"), SaveSnapshot(template_hash="u"), step()]
+        if index == 4:
+            operations.append(learn(()))
+    return [*operations, SaveSnapshot(template_hash="t")]
+
+
+HISTORY = history()
+
+
+@cache
+def undisturbed():
+    """Results, digest and checkpoint of the run that nothing interrupted."""
+    trained = builders.run(MODEL)
+    return train(trained, HISTORY), trained.weights_digest(), trained.checkpoint_bytes()
+
+
+@settings(max_examples=12, deadline=None)
+@given(cut=st.integers(0, len(HISTORY)))
+def test_a_run_restored_anywhere_ends_with_the_same_bits(cut):
+    results, digest, state = undisturbed()
+    trained = builders.run(MODEL)
+    # As an engine does: a checkpoint may be taken at any moment, and the operations since the last moment of rest run again.
+    done = 0
+    for index, operation in enumerate(HISTORY[:cut]):
+        finish(trained, operation)
+        done = index + 1 if trained.at_rest else done
+    restored = builders.run(MODEL)
+    restored.restore(trained.checkpoint_bytes())
+    assert train(restored, HISTORY[done:]) == results[done:], "results, versions included, are those of the undisturbed run"
+    assert restored.weights_digest() == digest
+    assert restored.checkpoint_bytes() == state
+
+
+def test_equal_states_have_equal_checkpoint_bytes(model):
+    left, right = builders.run(model), builders.run(model)
+    train(left, HISTORY[:3])
+    train(right, HISTORY[:3])
+    assert left.checkpoint_bytes() == right.checkpoint_bytes()
+
+
+def test_saving_changes_nothing(model):
+    saving, quiet = builders.run(model), builders.run(model)
+    for operation in HISTORY[:6]:
+        train(saving, [operation, SaveCheckpoint(key="x")])
+        finish(quiet, operation)
+    assert saving.checkpoint_bytes() == quiet.checkpoint_bytes()
+
+
+def test_a_checkpoint_loads_into_another_run(model):
+    shelf = builders.MemoryShelf()
+    first, second = builders.run(model, shelf), builders.run(model, shelf, run_id="run-2", seed=99)
+    train(first, HISTORY[:3])
+    saved = finish(first, SaveCheckpoint(key="checkpoints/a"))
+    assert saved == CheckpointResult(key="checkpoints/a", digest=first.weights_digest(), size_bytes=len(shelf.blobs["checkpoints/a"]), step=1)
+    assert finish(second, load("checkpoints/a")) == LoadResult(digest=saved.digest, step=1)
+    assert train(second, HISTORY[3:6]) == train(first, HISTORY[3:6])
+    assert second.weights_digest() == first.weights_digest()
+
+
+def test_without_the_optimizer_the_weights_come_alone(model):
+    shelf = builders.MemoryShelf()
+    first, second = builders.run(model, shelf), builders.run(model, shelf)
+    train(first, [*HISTORY[:3], SaveCheckpoint(key="a")])
+    train(second, HISTORY[3:9])
+    assert finish(second, load("a", optimizer=False)) == LoadResult(digest=first.weights_digest(), step=0)
+    train(first, HISTORY[3:6])
+    train(second, HISTORY[3:6])
+    assert second.weights_digest() != first.weights_digest(), "Adam's moments matter"
+
+
+def test_loading_forgets_gradients_and_failures(model):
+    shelf = builders.MemoryShelf()
+    trained, fresh = builders.run(model, shelf), builders.run(model, shelf)
+    train(trained, [*HISTORY[:3], SaveCheckpoint(key="a"), HISTORY[3], learn(())])
+    assert not trained.at_rest
+    train(trained, [load("a"), *HISTORY[3:6]])
+    train(fresh, HISTORY[:6])
+    assert trained.weights_digest() == fresh.weights_digest()
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        ({"rank": 4}, "trained with rank=8, this run has rank=4: create a run with rank=8"),
+        ({"train_mlp": False}, "train_mlp=True"),
+        ({"alpha": 16.0}, "alpha=32"),
+    ],
+)
+def test_a_checkpoint_of_another_shape_is_a_clear_user_error_and_changes_nothing(model, lora, message):
+    shelf = builders.MemoryShelf()
+    train(builders.run(model, shelf), [*HISTORY[:3], SaveCheckpoint(key="a")])
+    other = builders.run(model, shelf, **lora)
+    before = other.checkpoint_bytes()
+    failed = finish(other, load("a"))
+    assert isinstance(failed, Failed)
+    assert failed.category == "user"
+    assert message in failed.message
+    assert other.checkpoint_bytes() == before
+
+
+def test_a_checkpoint_of_another_base_is_refused(model):
+    source, other = builders.run(model), builders.run(model)
+    other.spec = msgspec.structs.replace(other.spec, base_hash="c" * 32)
+    with pytest.raises(Conflict, match=f"base model {'b' * 32}, this run to {'c' * 32}"):
+        other.restore(source.checkpoint_bytes())
+
+
+def flipped(data: bytes, position: float) -> bytes:
+    changed = bytearray(data)
+    changed[int(position * (len(data) - 1))] ^= 0x10
+    return bytes(changed)
+
+
+DAMAGE = {
+    "empty": lambda data: b"",
+    "something else": lambda data: b"nonsense",
+    "cut short": lambda data: data[:-4],
+    "a bit of the header": lambda data: flipped(data, 0.001),
+    "a bit in the middle": lambda data: flipped(data, 0.5),
+    "the last byte": lambda data: flipped(data, 1.0),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_corrupt_and_changes_nothing(model, damage):
+    data = DAMAGE[damage](undisturbed()[2])
+    trained = builders.run(model)
+    before = trained.checkpoint_bytes()
+    with pytest.raises(Corrupt, match="checkpoint"):
+        trained.restore(data)
+    assert trained.checkpoint_bytes() == before
+
+
+def test_publishing_the_same_weights_again_keeps_their_parent():
+    lineage = Lineage(version="base")
+    assert lineage.parent_of("w1") == "base"
+    lineage = Lineage(version="v1", content="w1", parent="base")
+    assert lineage.parent_of("w1") == "base"
+    assert lineage.parent_of("w2") == "v1"

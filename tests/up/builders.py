@@ -1,0 +1,74 @@
+"""A model directory and a filled data directory, made without torch."""
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from bloomery.config.data_dir import DataDir
+from bloomery.up import layout
+from bloomery.up.lock import locked
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+}
+
+
+def model(directory: Path, *, seed: int = 0, words: int = 64) -> Path:
+    """A random one-layer model in the form `save_pretrained` writes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    vocabulary = {f"w{index}": index for index in range(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    random = np.random.default_rng(seed)
+    shapes = {
+        "model.embed_tokens.weight": (64, 32),
+        "model.norm.weight": (32,),
+        "model.layers.0.input_layernorm.weight": (32,),
+        "model.layers.0.post_attention_layernorm.weight": (32,),
+        "model.layers.0.self_attn.q_proj.weight": (32, 32),
+        "model.layers.0.self_attn.k_proj.weight": (16, 32),
+        "model.layers.0.self_attn.v_proj.weight": (16, 32),
+        "model.layers.0.self_attn.o_proj.weight": (32, 32),
+        "model.layers.0.mlp.gate_proj.weight": (48, 32),
+        "model.layers.0.mlp.up_proj.weight": (48, 32),
+        "model.layers.0.mlp.down_proj.weight": (32, 48),
+    }
+    save_file({name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}, directory / "model.safetensors")
+    return directory
+
+
+def data_dir(root: Path) -> DataDir:
+    """A data directory with a row, a blob, and a journal of two segments."""
+    data = DataDir(root)
+    layout.create(data)
+    with locked(data):
+        layout.bring_up_to_date(data)
+    with closing(sqlite3.connect(data.database)) as database, database:
+        database.execute("create table note (text)")
+        database.execute("insert into note values ('kept')")
+    files = {
+        "api_key": b"tml-a-development-key\n",
+        "blobs/checkpoints/run-1/3-ab.safetensors": b"weights",
+        "runs/run-1/ops-000000000001.seg": b"operations",
+        "runs/run-1/results-000000000001.seg": b"results",
+    }
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return data

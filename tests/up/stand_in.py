@@ -1,0 +1,50 @@
+"""A supervisor with two small programs in place of the api and the engine: `python -m tests.up.stand_in DIR [api code] [engine code]`.
+
+The programs append to DIR/events what happens to them; each is ready once DIR/ready-NAME exists.
+"""
+
+import sys
+from pathlib import Path
+
+from bloomery.types.errors import WorkerError
+from bloomery.up.children import Child, Program
+from bloomery.up.health import Health
+from bloomery.up.supervisor import Supervisor
+
+OBEDIENT = """
+import pathlib, signal, sys
+def leave(*_):
+    with open("events", "a") as events:
+        events.write(f"{sys.argv[1]} stopped\\n")
+    sys.exit()
+signal.signal(signal.SIGTERM, leave)
+pathlib.Path("ready-" + sys.argv[1]).touch()
+while True:
+    signal.pause()
+"""
+STUBBORN = OBEDIENT.replace("leave)", "signal.SIG_IGN)")
+BROKEN = "import sys; sys.exit('cannot open the model')"
+
+
+def main(directory: Path, api_code: str = OBEDIENT, engine_code: str = OBEDIENT) -> None:
+    def child(name: str, code: str) -> Child:
+        argv = [sys.executable, "-c", f"import os; os.chdir({str(directory)!r})\n{code}", name]
+        return Child(Program(name=name, argv=argv, env={}, log=directory / f"{name}.log"))
+
+    def ask() -> Health:
+        late = frozenset() if (directory / "ready-engine").exists() else frozenset({"tiny"})
+        return Health(answers=(directory / "ready-api").exists(), waiting_for=late)
+
+    engines = {child("engine", engine_code): frozenset({"tiny"})}
+    supervisor = Supervisor(
+        child("api", api_code), engines, ask=ask, state_file=directory / "processes.json", say=lambda line: print(line, flush=True)
+    )
+    try:
+        supervisor.run(ready_within_s=30, on_ready=lambda: print("READY", flush=True))
+    except WorkerError as error:
+        sys.exit(error.message)
+    print("DONE", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

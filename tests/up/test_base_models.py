@@ -1,0 +1,133 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from bloomery.types.errors import BloomeryError, InvalidInput, NotFound
+from bloomery.up import base_models
+from bloomery.up.base_models import BaseModel, Wanted
+from tests.up.builders import CONFIG, model
+
+
+def test_without_a_choice_the_shipped_model_is_served() -> None:
+    assert [wanted.alias for wanted in base_models.wanted([])] == ["bloomery-tiny"]
+
+
+def test_a_directory_is_served_under_its_name_or_another(tmp_path: Path) -> None:
+    directory = model(tmp_path / "mine")
+    assert base_models.wanted([str(directory), f"org/other={directory}"]) == (Wanted("mine", directory), Wanted("org/other", directory))
+
+
+def test_an_unknown_model_says_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="unknown model `gpt-5`: give bloomery-tiny or a directory"):
+        base_models.wanted(["gpt-5"])
+
+
+def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+    one, two = model(tmp_path / "a" / "mine"), model(tmp_path / "b" / "mine")
+    with pytest.raises(InvalidInput, match="two models are called `mine`"):
+        base_models.wanted([str(one), str(two)])
+
+
+def test_a_name_that_urls_and_files_would_not_take_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="cannot be a model's name"):
+        base_models.wanted([f"../mine={model(tmp_path / 'mine')}"])
+
+
+def remove_tokenizer(directory: Path) -> None:
+    (directory / "tokenizer.json").unlink()
+
+
+def break_tokenizer(directory: Path) -> None:
+    (directory / "tokenizer.json").write_text("{}")
+
+
+def keep_only_pickles(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+
+
+def cut_weights(directory: Path) -> None:
+    (directory / "model.safetensors").write_bytes(b"short")
+
+
+def change_family(directory: Path) -> None:
+    (directory / "config.json").write_text(json.dumps(CONFIG | {"model_type": "gpt2"}))
+
+
+def forget_layers(directory: Path) -> None:
+    (directory / "config.json").write_text(json.dumps({key: value for key, value in CONFIG.items() if key != "num_hidden_layers"}))
+
+
+def remove_config(directory: Path) -> None:
+    (directory / "config.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (remove_tokenizer, "has no tokenizer.json: save the tokenizer"),
+        (break_tokenizer, "is not a tokenizer"),
+        (keep_only_pickles, "only pickled weights, which are never loaded"),
+        (cut_weights, "not a safetensors file"),
+        (change_family, "model_type `gpt2` is not one of"),
+        (forget_layers, "num_hidden_layers"),
+        (remove_config, "has no config.json"),
+    ],
+)
+def test_a_directory_that_cannot_be_served_says_why_before_anything_loads(tmp_path: Path, damage: object, complaint: str) -> None:
+    directory = model(tmp_path / "mine")
+    damage(directory)  # type: ignore[operator]
+    with pytest.raises(BloomeryError, match=complaint) as refused:
+        base_models.check(Wanted("mine", directory), "float32")
+    assert refused.value.category == "user"
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    directory = model(tmp_path / "mine", words=65)
+    with pytest.raises(InvalidInput, match=r"token id 64, but config\.json says vocab_size 64"):
+        base_models.check(Wanted("mine", directory), "float32")
+
+
+def test_what_a_model_needs_follows_its_parameters_and_dtype(tmp_path: Path) -> None:
+    wanted = Wanted("mine", model(tmp_path / "mine"))
+    full, half = base_models.check(wanted, "float32"), base_models.check(wanted, "bfloat16")
+    assert full.parameters == half.parameters == 64 * 32 + 3 * 32 + 3 * 32 * 32 + 3 * 48 * 32
+    assert full.needs_bytes - half.needs_bytes == pytest.approx(full.parameters * 2 * 1.25, abs=1)
+
+
+LARGE = BaseModel("large", Path("large"), 4_000_000_000, 20_300_000_000)
+
+
+def test_the_announcement_says_what_is_needed_and_what_is_free() -> None:
+    assert base_models.announce(LARGE, "float32", 11_200_000_000) == "large: 4.0 G parameters, fp32, needs 20.3 GB, 11.2 GB free"
+
+
+@pytest.mark.parametrize(("free", "hint"), [(11_200_000_000, "use --dtype bfloat16"), (5_000_000_000, "free memory or use a smaller model")])
+def test_what_does_not_fit_is_refused_with_what_would_help(free: int, hint: str) -> None:
+    with pytest.raises(InvalidInput, match=hint):
+        base_models.refuse_what_does_not_fit([LARGE], "float32", free)
+
+
+def test_models_that_fit_alone_may_not_fit_together() -> None:
+    base_models.refuse_what_does_not_fit([LARGE], "float32", 21_000_000_000)
+    with pytest.raises(InvalidInput, match=r"needs 40\.6 GB, 21\.0 GB free"):
+        base_models.refuse_what_does_not_fit([LARGE, LARGE], "float32", 21_000_000_000)
+
+
+def test_the_base_hash_is_of_content_and_not_of_place(tmp_path: Path) -> None:
+    here, there = model(tmp_path / "here"), model(tmp_path / "there")
+    (there / "README.md").write_text("a model card changes nothing")
+    assert base_models.base_hash(here) == base_models.base_hash(there)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja", "generation_config.json"])
+def test_the_base_hash_notices_every_file_that_changes_answers(tmp_path: Path, name: str) -> None:
+    directory = model(tmp_path / "mine")
+    before = base_models.base_hash(directory)
+    with (directory / name).open("a") as file:
+        file.write(" ")
+    assert base_models.base_hash(directory) != before
+
+
+def test_the_base_hash_notices_other_weights(tmp_path: Path) -> None:
+    assert base_models.base_hash(model(tmp_path / "one", seed=1)) != base_models.base_hash(model(tmp_path / "two", seed=2))

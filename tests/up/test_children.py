@@ -1,0 +1,68 @@
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from bloomery.obs.logs import LOG_FILE_BYTES
+from bloomery.up.children import LONGEST_DELAY_S, MAX_UNREADY_DEATHS, Child, Program, describe_exit, restart_delay_s
+from tests.live import wait_until
+
+
+def child(tmp_path: Path, code: str) -> Child:
+    return Child(Program(name="child", argv=[sys.executable, "-c", code], env={}, log=tmp_path / "child.log"))
+
+
+def wait_for_death(mortal: Child) -> int:
+    statuses: list[int] = []
+    wait_until(lambda: (status := mortal.reap()) is not None and statuses.append(status) is None)
+    return statuses[0]
+
+
+def test_delays_double_after_stillbirths_and_stay_bounded() -> None:
+    assert [restart_delay_s(deaths) for deaths in range(4)] == [0.1, 0.2, 0.4, 0.8]
+    assert restart_delay_s(50) == LONGEST_DELAY_S
+
+
+def test_a_child_that_was_ready_is_never_hopeless(tmp_path: Path) -> None:
+    mortal = child(tmp_path, "raise SystemExit(3)")
+    for _ in range(MAX_UNREADY_DEATHS):
+        mortal.start()
+        mortal.ready = True
+        assert wait_for_death(mortal) == 3
+    assert not mortal.hopeless
+
+
+def test_a_child_that_never_gets_ready_is_hopeless_in_the_end(tmp_path: Path) -> None:
+    mortal = child(tmp_path, "print('no such file'); raise SystemExit(3)")
+    for _ in range(MAX_UNREADY_DEATHS):
+        assert not mortal.hopeless
+        mortal.start()
+        wait_for_death(mortal)
+    assert mortal.hopeless
+    assert mortal.log_tail(2) == "no such file\nno such file"
+
+
+TALKER = f"""
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("after")))
+print("x" * {LOG_FILE_BYTES}, flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_long_log_is_moved_aside_while_the_process_writes_on(tmp_path: Path) -> None:
+    talker = child(tmp_path, TALKER)
+    talker.start()
+    wait_until(lambda: talker.program.log.stat().st_size > LOG_FILE_BYTES)
+    talker.rotate_log()
+    talker.signal(signal.SIGTERM)
+    wait_for_death(talker)
+    assert talker.program.log.read_text() == "after\n"
+    assert (tmp_path / "child.log.1").stat().st_size > LOG_FILE_BYTES
+
+
+@pytest.mark.parametrize(("status", "words"), [(-9, "was killed by SIGKILL"), (2, "exited with status 2")])
+def test_exits_are_told_in_words(status: int, words: str) -> None:
+    assert describe_exit(status) == words

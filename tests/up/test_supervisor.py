@@ -1,0 +1,90 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.live import alive, wait_until
+from tests.up.stand_in import BROKEN, OBEDIENT, STUBBORN
+
+
+class Running:
+    """A stand-in supervisor and what it says."""
+
+    def __init__(self, directory: Path, process: "subprocess.Popen[str]") -> None:
+        self.directory, self.process = directory, process
+
+    def said(self) -> str:
+        return (self.directory / "said").read_text()
+
+    def pid(self, name: str) -> int | None:
+        rows = json.loads((self.directory / "processes.json").read_text())["children"]
+        found: int | None = next(row["pid"] for row in rows if row["name"] == name)
+        return found
+
+    def restarted(self, name: str, old: int) -> bool:
+        return self.pid(name) not in (None, old)
+
+
+@contextmanager
+def supervisor(directory: Path, *programs: str) -> Iterator[Running]:
+    with (directory / "said").open("w") as said:
+        process = subprocess.Popen([sys.executable, "-m", "tests.up.stand_in", str(directory), *programs], stdout=said, stderr=said, text=True)
+    running = Running(directory, process)
+    try:
+        wait_until(lambda: "READY" in running.said() or process.poll() is not None)
+        yield running
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("name", ["api", "engine"])
+def test_a_killed_child_is_started_again(tmp_path: Path, name: str) -> None:
+    with supervisor(tmp_path) as running:
+        first = running.pid(name)
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: running.restarted(name, first))
+        assert f"{name} was killed by SIGKILL; starting it again" in running.said()
+
+
+def test_children_die_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    with supervisor(tmp_path) as running:
+        children = [running.pid("api"), running.pid("engine")]
+        assert all(pid and alive(pid) for pid in children)
+        running.process.kill()
+        wait_until(lambda: not any(alive(pid) for pid in children if pid))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_signal_stops_the_api_before_the_engine(tmp_path: Path, number: signal.Signals) -> None:
+    with supervisor(tmp_path) as running:
+        running.process.send_signal(number)
+        assert running.process.wait(30) == 0
+        assert (tmp_path / "events").read_text() == "api stopped\nengine stopped\n"
+        assert running.said().endswith("DONE\n")
+
+
+def test_a_second_stop_signal_kills_who_does_not_listen(tmp_path: Path) -> None:
+    with supervisor(tmp_path, STUBBORN, OBEDIENT) as running:
+        api = running.pid("api")
+        running.process.send_signal(signal.SIGTERM)
+        while running.process.poll() is None and api and alive(api):
+            running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(30) == 0
+        assert api is not None
+        assert not alive(api)
+
+
+def test_a_child_that_cannot_start_is_given_up_with_its_last_words(tmp_path: Path) -> None:
+    with supervisor(tmp_path, OBEDIENT, BROKEN) as running:
+        assert running.process.wait(60) == 1
+        assert "engine exited with status 1, 5 times without becoming ready" in running.said()
+        assert running.said().endswith("cannot open the model\n")
+        assert (tmp_path / "events").read_text() == "api stopped\n"
