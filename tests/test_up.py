@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
+from bloomery.client import Client, TrainingRun
 from bloomery.config.data_dir import DataDir
+from bloomery.types.arrays import Array
+from bloomery.types.operations import Datum
 from bloomery.up import control
 from tests.live import BLOOMERY, LiveServer, alive, running_server, wait_until
 from tests.up.builders import model
@@ -41,6 +45,10 @@ def models(server: LiveServer) -> list[str]:
     answer = httpx.get(f"{server.url}/api/v1/models", headers={"x-api-key": server.key})
     assert answer.status_code == 200
     return [row["alias"] for row in answer.json()["data"]]
+
+
+def runtime_dir(server: LiveServer) -> Path:
+    return Path(control.running(DataDir(server.data_dir)).runtime_dir)
 
 
 def test_the_first_start_prints_the_address_and_the_key(server: LiveServer) -> None:
@@ -92,37 +100,41 @@ def test_garbage_is_collected_by_the_running_server(server: LiveServer) -> None:
     assert done.stdout == "removed 0 spans and 0 blobs (0.0 MB)\n", done.stderr
 
 
-def test_stop_leaves_nothing_and_the_next_start_keeps_the_key(tmp_path: Path, small_model: Path) -> None:
+def test_a_killed_supervisor_leaves_no_process_and_a_clean_stop_leaves_nothing(tmp_path: Path, small_model: Path) -> None:
     with running_server(tmp_path / "data", "--model", str(small_model)) as first:
-        pids = first.pids()
-        runtime = Path(control.running(DataDir(first.data_dir)).runtime_dir)
-        done = bloomery("stop", "--data-dir", str(first.data_dir))
-        assert done.stdout == f"stopped process {first.process.pid}, which served {first.url}\n", done.stderr
-        assert first.process.wait(10) == 0
-        assert not any(alive(pid) for pid in pids.values())
-        assert not runtime.exists()
-    said_before = (tmp_path / "data.up.log").read_text()
-    with running_server(tmp_path / "data", "--model", str(small_model)) as second:
-        assert second.key == first.key
-        said = (tmp_path / "data.up.log").read_text()
-        assert (first.key in said_before, second.key in said) == (True, False)
-
-
-def test_a_killed_supervisor_takes_its_children_along_and_the_next_start_is_clean(tmp_path: Path, small_model: Path) -> None:
-    with running_server(tmp_path / "data", "--model", str(small_model)) as first:
-        pids, runtime = first.pids(), Path(control.running(DataDir(first.data_dir)).runtime_dir)
+        pids, abandoned = first.pids(), runtime_dir(first)
         first.process.kill()
         first.process.wait()
         wait_until(lambda: not any(alive(pid) for pid in pids.values()))
     with running_server(tmp_path / "data", "--model", str(small_model)) as second:
-        assert models(second) == ["small"]
+        pids, runtime = second.pids(), runtime_dir(second)
+        assert not abandoned.exists()
+        assert second.key == first.key
+        assert second.key not in (tmp_path / "data.up.log").read_text()
+        done = bloomery("stop", "--data-dir", str(second.data_dir))
+        assert done.stdout == f"stopped process {second.process.pid}, which served {second.url}\n", done.stderr
+        assert second.process.wait(10) == 0
+        assert not any(alive(pid) for pid in pids.values())
         assert not runtime.exists()
 
 
-def test_a_backup_of_a_running_server_starts_elsewhere(server: LiveServer, tmp_path: Path, small_model: Path) -> None:
+def train(run: TrainingRun) -> str:
+    """A step on eight made-up tokens; the hash of the weights after it."""
+    tokens = np.arange(8, dtype=np.int32)
+    inputs = {"target_tokens": Array.of((tokens + 1).astype(np.int64)), "weights": Array.of(np.ones(8, dtype=np.float32))}
+    run.forward_backward([Datum(tokens=Array.of(tokens), inputs=inputs)])
+    step = run.optim_step(1e-2)
+    step.result()
+    return run.save_checkpoint(f"after-{step.seq}").result().digest
+
+
+def test_a_run_goes_on_from_the_backup_of_a_running_server_bit_for_bit(server: LiveServer, tmp_path: Path, small_model: Path) -> None:
     archive, copy = tmp_path / "saved.tar.zst", tmp_path / "copy"
-    assert bloomery("backup", str(archive), "--data-dir", str(server.data_dir)).returncode == 0
+    with Client(server.url, server.key) as client:
+        run = client.create_run("small", rank=4)
+        train(run)
+        assert bloomery("backup", str(archive), "--data-dir", str(server.data_dir)).returncode == 0
+        undisturbed = train(run)
     assert bloomery("restore", str(archive), "--data-dir", str(copy)).returncode == 0
-    with running_server(copy, "--model", str(small_model)) as restored:
-        assert restored.key == server.key
-        assert models(restored) == ["small"]
+    with running_server(copy, "--model", str(small_model)) as restored, Client(restored.url, server.key) as client:
+        assert train(client.run(run.id)) == undisturbed

@@ -9,7 +9,7 @@ from bloomery.services.core import Services
 from bloomery.services.principal import Principal
 
 
-def services(request: Request) -> Services:
+async def services(request: Request) -> Services:
     """The services that the app was created with."""
     found: Services = request.app.state.services
     return found

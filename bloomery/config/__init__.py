@@ -14,7 +14,7 @@ from bloomery.types.errors import InvalidInput
 RecordMode = Literal["off", "metadata", "full"]
 
 DEFAULT_PORT: Final = 8700
-DEFAULT_MICRO_BATCH_TOKENS: Final = 4096
+DEFAULT_MICRO_BATCH_TOKENS: Final = 512
 """Micro-batch budget of runs that do not ask for another; each run keeps its own for life, because replays must split alike."""
 
 

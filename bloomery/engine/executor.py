@@ -47,6 +47,8 @@ from bloomery.types.protocol import (
 
 log = logging.getLogger(__name__)
 
+CHECKPOINT_AFTER_S: Final = 10.0
+"""Compute time since a run's last checkpoint after which its next optimizer step writes one: about what a replay costs at most."""
 STATUS_S: Final = 1.0
 HEARTBEAT_S: Final = 15.0
 """An idle engine is silent for no longer."""
@@ -78,10 +80,10 @@ Deliver = Callable[[int, FromEngine], None]
 class Executor:
     """All state that is made of tensors, and the loop that works on it. Lives on one thread from its construction on."""
 
-    def __init__(self, config: EngineConfig, inbox: Inbox, deliver: Deliver) -> None:
+    def __init__(self, config: EngineConfig, inbox: Inbox, deliver: Deliver, checkpoint_after_s: float = CHECKPOINT_AFTER_S) -> None:
         torch.set_num_threads(config.model.threads)
         dtype: torch.dtype = getattr(torch, config.model.dtype)
-        self._config, self._inbox, self._deliver = config, inbox, deliver
+        self._config, self._inbox, self._deliver, self._checkpoint_after_s = config, inbox, deliver, checkpoint_after_s
         self._decoder = load_decoder(Path(config.model.path), dtype=dtype, device=config.model.device)
         self._numerics, self._probe = numerics_id(dtype, config.model.device), probe(self._decoder)
         blobs = Blobs(DataDir(Path(config.data_dir)).blobs)
@@ -156,6 +158,7 @@ class Executor:
         """Whoever connects learns where every run is, and hears again what was not acknowledged; requests of an earlier conversation are dropped."""
         self._conversation = conversation
         self._paused = self._draining = False
+        self._told_at = 0.0
         self._sampler.forget_all()
         self._send(
             Welcome(
@@ -187,8 +190,7 @@ class Executor:
         except BloomeryError as error:
             self._send(RunOpened(run_id=spec.run_id, error=error.message))
             return
-        after_s = self._config.checkpoint_after_s
-        self._runs[spec.run_id] = HostedRun(run, self._shelf.write, last_seq=order.last_seq, checkpoint_after_s=after_s)
+        self._runs[spec.run_id] = HostedRun(run, self._shelf.write, last_seq=order.last_seq, checkpoint_after_s=self._checkpoint_after_s)
         self._turns.append(spec.run_id)
         self._send(RunOpened(run_id=spec.run_id))
 
@@ -213,7 +215,7 @@ class Executor:
             except Exception as error:
                 log.exception("a sampling step broke")
                 self._sampler.fail_running(f"sampling broke: {type(error).__name__}: {error}")
-                continue
+                return
             failpoint("engine.decode.step")
             if events:
                 self._send(SamplerEvents(events=tuple(events)))

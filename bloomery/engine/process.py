@@ -1,13 +1,14 @@
 """The engine process put together: the event loop with the socket on the main thread, the executor on one other."""
 
 import asyncio
+import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
 from bloomery.config import EngineConfig
-from bloomery.engine.executor import Executor, Inbox, Stop
+from bloomery.engine.executor import CHECKPOINT_AFTER_S, Executor, Inbox, Stop
 from bloomery.engine.server import Server
 
 
@@ -21,10 +22,11 @@ async def _serve(config: EngineConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, inbox.put, Stop())
+    checkpoint_after_s = float(os.environ.get("BLOOMERY_CHECKPOINT_SECONDS", CHECKPOINT_AFTER_S))
     server = Server(Path(config.model.socket), inbox)
     with ThreadPoolExecutor(1, "executor") as thread:
         try:
-            executor = await loop.run_in_executor(thread, Executor, config, inbox, server.deliver)
+            executor = await loop.run_in_executor(thread, Executor, config, inbox, server.deliver, checkpoint_after_s)
             async with server:
                 await loop.run_in_executor(thread, executor.run)
         finally:

@@ -88,7 +88,7 @@ class Sampler:
 
     def fail_running(self, message: str) -> None:
         """A step broke: every request that took part in it ends, which the next step says."""
-        for request_id in dict.fromkeys(sample.request_id for sample in self._running):
+        for request_id in dict.fromkeys(sample.request_id for sample in self._running or self._waiting):
             self._fail(request_id, message)
         self._cache.clear()
 

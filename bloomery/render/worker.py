@@ -16,7 +16,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-CPU_S: Final = 2.0
+CPU_S: Final = 1.0
 MEMORY_BYTES: Final = 512 << 20
 OUTPUT_CHARS: Final = 16 << 20
 _OPEN_FILES: Final = 32

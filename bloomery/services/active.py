@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 MAX_REFUSALS: Final = 5
 """After so many the operations that wait are failed, and later ones try again."""
+MAX_DEATHS: Final = 5
+"""An operation during which the engine died so often, and got nothing of this run done in between, is failed."""
 
 
 class Patience(NamedTuple):
@@ -48,17 +50,21 @@ class ActiveRun:
         self._journal, self._database, self._blobs = journal, database, blobs
         self._place = Place(facts.spec, facts.first_seq)
         self._next_connection: Connection | None = None
-        self._resting = False
+        self._wanted = False
+        """Whether the engine should hold the run: from its creation or next operation on, until it is let go."""
+        self._leaving = False
         self._reopen_at: float | None = None
         self._opened: RunOpened | None = None
-        self._arrived: dict[int, OperationDone] = {}
+        self._arrived: dict[int, _Arrived] = {}
         self._written: list[CheckpointWritten] = []
+        self._deaths, self._suspect = 0, -1
         self._kick, self._turned = asyncio.Event(), asyncio.Event()
         self._driver: asyncio.Task[None] | None = None
 
     async def start(self, *, settled: int) -> None:
         """Go on where the journal ends."""
         await self.history.start(settled)
+        self._wanted = not self.idle
         self._driver = asyncio.create_task(self._drive(), name=f"drive-{self.facts.key.run_id}")
         self._wake()
 
@@ -69,9 +75,14 @@ class ActiveRun:
             await asyncio.wait({self._driver})
         await self.history.close()
 
+    def want(self) -> None:
+        """Have the engine hold the run."""
+        self.used_us, self._wanted, self._leaving = now_us(), True, False
+        self._wake()
+
     async def submit(self, seq: int, make: Make) -> None:
         """Journal an operation; the rest happens behind this call."""
-        self.used_us, self._resting = now_us(), False
+        self.want()
         await self.history.submit(seq, make)
 
     async def result(self, seq: int, timeout_s: float) -> Result | None:
@@ -102,7 +113,7 @@ class ActiveRun:
         current = connection is self._place.connection
         match message:
             case OperationDone():
-                self._arrived[message.seq] = message
+                self._arrived[message.seq] = _Arrived(message, connection)
                 if current:
                     self._place.answered = max(self._place.answered, message.seq)
             case CheckpointWritten():
@@ -129,11 +140,12 @@ class ActiveRun:
 
     async def rest(self, timeout_s: float) -> bool:
         """Have the engine let go of a quiet run; says whether it did and nothing came in between."""
-        self._resting = True
+        self._wanted, self._leaving = False, True
         self._wake()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._until(lambda: not self._resting or self._away), timeout_s)
-        return self._resting and self._away
+            async with asyncio.timeout(timeout_s):
+                await self._until(lambda: not self._leaving or self._away)
+        return self._leaving and self._away
 
     @property
     def _stored(self) -> bool:
@@ -177,17 +189,20 @@ class ActiveRun:
         clock = asyncio.get_running_loop().time
         times = [at for at in (self.history.gap_at, self._reopen_at) if at is not None]
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._kick.wait(), max(0.0, min(times) - clock()) if times else None)
+            # Not wait_for: before Python 3.12 it may swallow the cancellation that `close` waits for.
+            async with asyncio.timeout(max(0.0, min(times) - clock()) if times else None):
+                await self._kick.wait()
         self._kick.clear()
         if self._reopen_at is not None and self._reopen_at <= clock():
             self._reopen_at = None
 
     async def _take_turn(self) -> None:
-        if self._next_connection is not None and self._next_connection is not self._place.connection:
-            self._place.begin(self._next_connection, ready=self.history.ready)
-            self._opened = self._reopen_at = None
         await self._take_results()
         await self._take_checkpoints()
+        if self._next_connection is not None and self._next_connection is not self._place.connection:
+            await self._suspect_culprit(self._next_connection)
+            self._place.begin(self._next_connection, ready=self.history.ready)
+            self._opened = self._reopen_at = None
         await self._take_opened()
         await self.history.fill_gap()
         if self._connected:
@@ -196,29 +211,39 @@ class ActiveRun:
         self._turned.set()
         self._turned = asyncio.Event()
 
+    async def _suspect_culprit(self, connection: Connection) -> None:
+        """The engine died: count it against the operation that it was at, for one that kills every engine must not be sent for ever."""
+        before, at = self._place.connection, self.history.done + 1
+        if before is None or before.welcome.boot_id == connection.welcome.boot_id:
+            return
+        replayed = self._place.state == PlaceState.HELD and self._place.answered >= self.history.done
+        if not replayed or self._place.sent < at:
+            return
+        self._deaths, self._suspect = (self._deaths + 1 if at == self._suspect else 1), at
+        if self._deaths == MAX_DEATHS:
+            message = f"the engine died {MAX_DEATHS} times at this operation and got no further: send less at a time"
+            await self.history.keep({at: _failed(message)})
+
     async def _take_results(self) -> None:
         repeated = [seq for seq in sorted(self._arrived) if seq <= self.history.done]
         for seq in repeated:
             await self._compare(self._arrived[seq])
         fresh: dict[int, JournaledResult] = {}
-        while (done := self._arrived.get(self.history.done + len(fresh) + 1)) is not None:
-            fresh[done.seq] = self._journaled(done.result, done.seconds)
+        while (arrived := self._arrived.get(self.history.done + len(fresh) + 1)) is not None:
+            fresh[arrived.done.seq] = _journaled(arrived.done.result, arrived.done.seconds, arrived.numerics)
         if fresh:
             await self.history.keep(fresh)
         for seq in (*repeated, *fresh):
-            del self._arrived[seq]
-            if self._connected and self._place.connection is not None:
-                self._place.connection.post(Acknowledge(run_id=self.facts.key.run_id, seq=seq))
+            connection = self._arrived.pop(seq).connection
+            if connection.open:
+                connection.post(Acknowledge(run_id=self.facts.key.run_id, seq=seq))
 
-    def _journaled(self, result: Result, seconds: float) -> JournaledResult:
-        return JournaledResult(result=result, numerics=self._numerics, seconds=seconds, done_us=now_us())
-
-    async def _compare(self, done: OperationDone) -> None:
+    async def _compare(self, arrived: "_Arrived") -> None:
         """A result that is known already: of a replay, or sent again because its acknowledgement was lost."""
+        done, run, numerics = arrived.done, self.facts.key, arrived.numerics
         journaled = await self._journal.result(done.seq)
         if encode(journaled.result) == encode(done.result) or (isinstance(journaled.result, Failed) and isinstance(done.result, Failed)):
             return
-        run, numerics = self.facts.key, self._numerics
         log.error("run %s: operation %d gave another result when it was replayed (%s, then %s)", run.run_id, done.seq, journaled.numerics, numerics)
         await self._database.write(lambda rows: divergence(rows, run, done.seq, journaled, numerics))
 
@@ -247,15 +272,14 @@ class ActiveRun:
         self._reopen_at = asyncio.get_running_loop().time() + self._patience.reopen_s
         waiting = range(self.history.done + 1, self.history.ready + 1)
         if self._place.refusals >= MAX_REFUSALS and waiting:
-            failed = self._journaled(Failed(message=f"the engine cannot open the run: {error}", category="server"), 0.0)
+            failed = _failed(f"the engine cannot open the run: {error}")
             await self.history.keep(dict.fromkeys(waiting, failed))
 
     async def _come_or_go(self) -> None:
         place, history = self._place, self.history
-        leaving = self._resting and self.idle
-        if place.state == PlaceState.HELD and leaving:
+        if place.state == PlaceState.HELD and self._leaving and self.idle:
             await place.close()
-        if place.state == PlaceState.ABSENT and not leaving and self._reopen_at is None:
+        if place.state == PlaceState.ABSENT and (self._wanted or not self.idle) and self._reopen_at is None:
             # An even number of refusals: the newest checkpoint again; an odd one: the checkpoint before it, or the beginning.
             before = place.refused.seq if place.refused is not None and place.refusals % 2 else None
             restored = await self._database.read(lambda rows: restore_point(rows, self.facts.key.run_id, done=history.done, before=before))
@@ -280,6 +304,23 @@ class ActiveRun:
         state = "active" if error is None else "broken"
         await self._database.write(lambda rows: set_state(rows, self.facts.key, state, error))
 
+
+class _Arrived(NamedTuple):
+    """A result, and the conversation in which it is to be acknowledged."""
+
+    done: OperationDone
+    connection: Connection
+
     @property
-    def _numerics(self) -> str:
-        return self._place.connection.welcome.numerics if self._place.connection else ""
+    def numerics(self) -> str:
+        """Of the engine that computed it."""
+        return self.connection.welcome.numerics
+
+
+def _journaled(result: Result, seconds: float, numerics: str) -> JournaledResult:
+    return JournaledResult(result=result, numerics=numerics, seconds=seconds, done_us=now_us())
+
+
+def _failed(message: str) -> JournaledResult:
+    """A failure that no engine computed."""
+    return _journaled(Failed(message=message, category="server"), 0.0, "")

@@ -19,7 +19,7 @@ from bloomery.services.run_rows import RunRow, all_runs, one_run
 from bloomery.services.settle import set_state
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
-from bloomery.store.journal import Journal, extent
+from bloomery.store.journal import Journal, extent, trim
 from bloomery.types.errors import BloomeryError, Corrupt
 from bloomery.types.ids import now_us
 from bloomery.types.protocol import CheckpointWritten, CloseRun, OperationDone, RunClosed, RunOpened, Welcome
@@ -98,8 +98,9 @@ class Activity:
 
     async def tidy(self) -> None:
         """Let idle runs leave the engines' memory, and forget results whose time is over."""
+        old_us = now_us() - RESULT_TTL_S * 1_000_000
         for run in list(self._runs.values()):
-            await run.history.drop_old_results(now_us() - RESULT_TTL_S * 1_000_000)
+            await run.history.drop_old_results(old_us)
             if run.quiet and run.used_us < now_us() - IDLE_S * 1e6:
                 await self.retire(run)
         for connection in [link.connection for link in self._links.values() if link.connection is not None]:
@@ -107,6 +108,10 @@ class Activity:
             for run_id in connection.held.keys() - self._runs.keys():
                 with suppress(EngineLost):
                     connection.post(CloseRun(run_id=run_id))
+
+        for row in await self._database.read(all_runs):
+            if row.id not in self._runs and row.id not in self._opening and row.updated_us < old_us:
+                await asyncio.get_running_loop().run_in_executor(self._pool, trim, self._directory / row.id, old_us)
 
     async def _unfinished(self, row: RunRow) -> bool:
         found = await asyncio.get_running_loop().run_in_executor(self._pool, extent, self._directory / row.id)

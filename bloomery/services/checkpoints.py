@@ -107,9 +107,7 @@ class Checkpoints:
         condition = (rows.checkpoint.c.kind.in_(FOLDERS)) & (rows.checkpoint.c.seq == seq) & _of_run(run_id)
         return await self._one(p, condition, f"operation {seq} of run `{run_id}` saved nothing that is still there")
 
-    async def list(
-        self, p: Principal, *, run_id: str | None = None, kind: str | None = None, limit: int = 100, offset: int = 0
-    ) -> CheckpointPage:
+    async def list(self, p: Principal, *, run_id: str | None = None, kind: str | None = None, limit: int = 100, offset: int = 0) -> CheckpointPage:
         """Named checkpoints and snapshots, or those of one kind, newest first."""
         p.require("read")
         conditions = [_visible(p), rows.checkpoint.c.name.is_not(None)]

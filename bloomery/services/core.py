@@ -27,6 +27,7 @@ from bloomery.services.feedback import Judgements
 from bloomery.services.garbage import Garbage
 from bloomery.services.metrics import Metrics
 from bloomery.services.models import Models
+from bloomery.services.rendering import Rendering
 from bloomery.services.runs import Runs
 from bloomery.services.sampling import Sampling
 from bloomery.services.sessions import Sessions
@@ -58,6 +59,7 @@ class Services:
     sessions: Sessions
     versions: Versions
     deployments: Deployments
+    rendering: Rendering
     sampling: Sampling
     traffic: Traffic
     feedback: Judgements
@@ -93,6 +95,7 @@ class Services:
                 sessions=Sessions(database),
                 versions=versions,
                 deployments=deployments,
+                rendering=Rendering(models),
                 sampling=Sampling(links, models, deployments, versions),
                 traffic=traffic,
                 feedback=Judgements(database, traffic),

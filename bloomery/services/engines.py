@@ -140,7 +140,7 @@ class EngineLink:
         welcome = self.connection.welcome
         known: dict[str, Any] = {"pid": welcome.pid, "boot_id": welcome.boot_id, "numerics": welcome.numerics, "bit_exact": welcome.bit_exact}
         known |= {"model_type": welcome.base.model_type, "parameters": welcome.base.parameters, "dtype": welcome.base.dtype}
-        return known | (msgspec.to_builtins(self.status, str_keys=True) if self.status else {})
+        return known | (msgspec.structs.asdict(self.status) if self.status else {})
 
     async def wait_ready(self, timeout_s: float = READY_S) -> Connection:
         """The connection, as soon as there is one."""
@@ -172,7 +172,8 @@ class EngineLink:
         connection = self.connection
         with suppress(EngineLost, TimeoutError):
             await connection.send(Drain())
-            await asyncio.wait_for(connection.drained.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await connection.drained.wait()
         return connection.drained.is_set()
 
     async def _stay_connected(self) -> None:
@@ -258,7 +259,8 @@ class _Stream:
     async def next(self, base_hash: str) -> SamplerEvent:
         """The next event."""
         try:
-            event = await asyncio.wait_for(self._queue.get(), EVENT_S)
+            async with asyncio.timeout(EVENT_S):
+                event = await self._queue.get()
         except TimeoutError:
             raise Unavailable(f"the engine of base model {base_hash} sent nothing for request `{self._request_id}` within {EVENT_S:g} s") from None
         if isinstance(event, Unavailable):

@@ -130,12 +130,12 @@ class History:
         """Give up the operations that did not come in time, so that those behind them can run."""
         if self.gap_at is None or asyncio.get_running_loop().time() < self.gap_at:
             return
-        missing = self.ready + 1
-        log.warning("run %s: operation %d did not arrive within %g s and is given up", self.facts.key.run_id, missing, self._gap_s)
+        missing = [self.ready + 1]
+        while not self.journal.has_operation(missing[-1] + 1):
+            missing.append(missing[-1] + 1)
+        log.warning("run %s: operations %s did not arrive within %g s and are given up", self.facts.key.run_id, missing, self._gap_s)
         refusal = Rejected(message=f"this operation did not arrive within {self._gap_s:g} s of a later one: submit operations without gaps")
-        while not self.journal.has_operation(missing):
-            await self._accept_once(missing, _always(refusal))
-            missing += 1
+        await asyncio.gather(*(self._accept_once(seq, _always(refusal)) for seq in missing))
 
     async def drop_old_results(self, before_us: int) -> None:
         """Forget results that are older, unless they still have to be settled."""

@@ -17,7 +17,7 @@ from bloomery.services.principal import Principal
 from bloomery.services.run_rows import NewRun, RunPage, RunRow, add_run, one_run, page_of_runs
 from bloomery.services.validate import check_adam, check_forward_backward, check_labels, check_lora
 from bloomery.store.database import Database
-from bloomery.types.errors import Conflict, InvalidInput, NotFound
+from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound
 from bloomery.types.ids import new_id
 from bloomery.types.operations import ForwardBackward, LoadCheckpoint, LoraSpec, Operation, OptimStep, Rejected, Result, SaveCheckpoint, SaveSnapshot
 
@@ -52,7 +52,7 @@ class Runs:
         first_seq = 0 if begins_with_load else 1
         new = NewRun(new_id("run"), base_model, base.base_hash, lora, DEFAULT_MICRO_BATCH_TOKENS, metadata, name, session_id, tinker_id, first_seq)
         run_id = await self._database.write(lambda connection: add_run(connection, p.project, new))
-        await self._activity.take_up(run_id)
+        (await self._activity.take_up(run_id)).want()
         return await self.get(p, run_id)
 
     async def get(self, p: Principal, run_id: str) -> RunRow:
@@ -92,7 +92,7 @@ class Runs:
                 await asyncio.to_thread(check_forward_backward, operation, self._models.size(run.facts.spec.base_hash))
             return operation
 
-        await self._submit(p, run_id, seq, make)
+        await self._submit(p, run_id, seq, _harmless(make) if isinstance(operation, OptimStep) else make)
 
     async def checkpoint(
         self,
@@ -116,7 +116,7 @@ class Runs:
             wanted = Announcement(p.project, spec.run_id, seq, NAMED, name, key, ttl_s, overwrite, metadata or {})
             return SaveCheckpoint(key=await self._checkpoints.announce(wanted))
 
-        await self._submit(p, run_id, seq, make)
+        await self._submit(p, run_id, seq, _harmless(make))
 
     async def snapshot(
         self, p: Principal, run_id: str, seq: int, name: str | None = None, *, ttl_s: int | None = None, metadata: Mapping[str, str] | None = None
@@ -133,7 +133,7 @@ class Runs:
             await self._checkpoints.announce(Announcement(p.project, spec.run_id, seq, SNAPSHOT, name, "", ttl_s, False, metadata or {}))
             return SaveSnapshot(template_hash=tokenizer.template_hash or "")
 
-        await self._submit(p, run_id, seq, make)
+        await self._submit(p, run_id, seq, _harmless(make))
 
     async def load(self, p: Principal, run_id: str, seq: int, source: CheckpointRow, *, optimizer: bool) -> None:
         """Operation `seq`, the first of the run, takes over what a named checkpoint holds."""
@@ -176,7 +176,10 @@ class Runs:
 
     async def _trainable(self, p: Principal, run_id: str) -> ActiveRun:
         p.require("train")
-        return await self._find(p, run_id)
+        run = await self._find(p, run_id)
+        # Raises where the base is not served any more: that is no fault of the operation, which may come again later.
+        self._models.size(run.facts.spec.base_hash)
+        return run
 
     async def _find(self, p: Principal, run_id: str) -> ActiveRun:
         owner = self._owners.get(run_id)
@@ -190,3 +193,17 @@ class Runs:
     def _live(self, row: RunRow) -> RunRow:
         active = self._activity.get(row.id)
         return row if active is None else row._replace(next_seq=active.history.last_known + 1)
+
+
+def _harmless(make: Make) -> Make:
+    """A refusal of what would have touched no gradients leaves them good: the caller mends it and asks again."""
+
+    async def made() -> Operation:
+        try:
+            return await make()
+        except BloomeryError as error:
+            if error.category != "user":
+                raise
+            return Rejected(message=error.message, harmless=True)
+
+    return made

@@ -67,7 +67,8 @@ class Traffic:
     async def flush(self) -> None:
         """Wait until everything recorded so far can be read."""
         try:
-            await asyncio.wait_for(self._queue.join(), _FLUSH_S)
+            async with asyncio.timeout(_FLUSH_S):
+                await self._queue.join()
         except TimeoutError:
             raise Unavailable(f"the traffic recorder is {self._queue.qsize()} spans behind; try again later") from None
 

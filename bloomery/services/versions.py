@@ -14,6 +14,8 @@ from bloomery.types.generation import Weights
 from bloomery.types.ids import now_us
 
 _TINKER: Final = "tinker://"
+_NAMED: Final = 20
+"""Deployments that an error names."""
 _PATH: Final = re.compile(r"tinker://(?P<run>[^/]+)/(?P<kind>[^/]+)/(?P<name>[^/]+)")
 
 
@@ -45,11 +47,14 @@ class Versions:
         query = _snapshots(p.project).where(condition).order_by(rows.checkpoint.c.created_us.desc()).limit(1)
         found = await self._database.read(lambda connection: _first(connection, query))
         if found is None:
-            bases = ", ".join(f"`{base.alias}`" for base in self._models.list())
-            raise NotFound(
-                f"no model `{name}`: it is neither a deployment, nor a snapshot's version or path, nor one of the base models {bases}", field="model"
-            )
+            raise NotFound(await self._unknown(p, name), field="model")
         return found
+
+    async def _unknown(self, p: Principal, name: str) -> str:
+        query = select(rows.deployment.c.name).where(rows.deployment.c.project == p.project).order_by(rows.deployment.c.name).limit(_NAMED)
+        deployed = await self._database.read(lambda connection: list(connection.scalars(query)))
+        known = ", ".join(f"`{known}`" for known in [*(base.alias for base in self._models.list()), *deployed])
+        return f"no model `{name}`: there are {known}, and snapshots by their version or `tinker://` path"
 
 
 def _snapshots(project: str) -> Select[str, str, str, str]:

@@ -16,12 +16,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from bloomery.store.files import make_directory
-from bloomery.store.segments import Lane, Record, last_seq
+from bloomery.store.segments import Lane, Record, last_seq, segments
 from bloomery.types.errors import Corrupt, Gone
 from bloomery.types.operations import Operation, Result
 from bloomery.types.wire import Wire, encode
 
 SEGMENT_BYTES: Final = 64 << 20
+RESULT_SEGMENT_BYTES: Final = 16 << 20
 _OPERATIONS, _RESULTS = "ops", "results"
 
 _operation: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
@@ -55,7 +56,7 @@ class Journal:
         make_directory(directory)
         self._pool = pool
         self._operations = Lane(directory, name=_OPERATIONS, kind=1, label="operation", segment_bytes=segment_bytes)
-        self._results = Lane(directory, name=_RESULTS, kind=2, label="result", segment_bytes=segment_bytes)
+        self._results = _results_lane(directory, min(segment_bytes, RESULT_SEGMENT_BYTES))
         torn = self._operations.torn
         if torn is not None and torn.seq is not None and torn.seq <= self.last_result:
             raise Corrupt(f"{torn.segment}: operation {torn.seq} at offset {torn.offset} is damaged, yet its result is known")
@@ -110,7 +111,7 @@ class Journal:
 
     async def drop_results(self, before_us: int) -> None:
         """Delete segments, but never the last, whose newest result is older."""
-        await self._result_queue.alone(partial(self._drop_results, before_us))
+        await self._result_queue.alone(partial(_drop_older, self._results, before_us))
 
     async def close(self) -> None:
         """Finish what is being written and give the files back."""
@@ -123,16 +124,30 @@ class Journal:
         self._operations.drop(through)
         self._operations.rotate()
 
-    def _drop_results(self, before_us: int) -> None:
-        for newest in self._results.droppable(self.last_result - 1):
-            if _result.decode(self._results.read(newest)).done_us >= before_us:
-                return
-            self._results.drop(newest)
+
+def trim(directory: Path, before_us: int) -> None:
+    """Delete old results of a run whose journal is not open; cheap where there is only the segment that stays anyway. Blocking."""
+    if len(segments(directory, _RESULTS)) > 1:
+        results = _results_lane(directory, RESULT_SEGMENT_BYTES)
+        _drop_older(results, before_us)
+        results.close()
 
 
 def extent(directory: Path) -> Extent:
     """How far a run came, without opening its journal."""
     return Extent(last_seq(directory, _OPERATIONS), last_seq(directory, _RESULTS))
+
+
+def _results_lane(directory: Path, segment_bytes: int) -> Lane:
+    return Lane(directory, name=_RESULTS, kind=2, label="result", segment_bytes=segment_bytes)
+
+
+def _drop_older(results: Lane, before_us: int) -> None:
+    # Never the last segment: it says how far the run came.
+    for newest in results.droppable(results.last - 1):
+        if _result.decode(results.read(newest)).done_us >= before_us:
+            return
+        results.drop(newest)
 
 
 class _Job(NamedTuple):

@@ -212,7 +212,7 @@ class TrainableRun:
 
     def _clear_after_failure(self, operation: Operation, culprit: str) -> None:
         """After a failure gradients may be incomplete: the next step must not use them. Saving touches no state, and a failed step fails alone."""
-        if isinstance(operation, SaveCheckpoint | SaveSnapshot):
+        if isinstance(operation, SaveCheckpoint | SaveSnapshot) or (isinstance(operation, Rejected) and operation.harmless):
             return
         self._clear_gradients()
         if isinstance(operation, OptimStep):

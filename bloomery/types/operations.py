@@ -90,6 +90,8 @@ class Rejected(Wire, frozen=True, tag="rejected"):
     """An operation refused at the door: it keeps its place in the order, fails, and spoils the gradients like any failed one."""
 
     message: str
+    harmless: bool = False
+    """It asked for no gradients (a step, a save): those accumulated so far stay good, and the caller may ask again."""
 
 
 Operation = ForwardBackward | OptimStep | SaveCheckpoint | SaveSnapshot | LoadCheckpoint | Rejected

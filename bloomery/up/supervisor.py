@@ -96,7 +96,9 @@ class Supervisor:
             if (status := child.reap()) is not None:
                 self._mourn(child, describe_exit(status))
                 changed = True
-            changed |= child.start_when_due()
+            if child.start_when_due():
+                log.info("%s runs again as process %s", child.name, child.pid)
+                changed = True
         return changed
 
     def _mourn(self, child: Child, how: str) -> None:

@@ -34,7 +34,8 @@ def test_operations_are_submitted_without_waiting_for_results(server: Server) ->
         assert scored.result().outputs[0]["logprobs"].shape == (3,)
         assert [step.seq for step in pending] == [1, 2, 3, 4, 5, 6]
         assert pending[0].result() is pending[0].result()
-        assert (run.state().step, run.state().next_seq, run.state().name) == (3, 8, "mine")
+        run.save_snapshot().result()  # shown when all before it is in the rows
+        assert (run.state().step, run.state().next_seq, run.state().name) == (3, 9, "mine")
         assert [point.seq for point in run.metrics(after=5)] == [6, 7]
 
 

@@ -57,7 +57,7 @@ class FakeEngine:
 
     def check(self, plan: Plan) -> None:
         spent = sum(chunk.stop - chunk.start for chunk in plan.prefill) + len(plan.decode)
-        assert 0 < spent or plan.preempt or plan.admit, "nothing happens although someone waits or runs"
+        assert spent > 0 or plan.preempt or plan.admit, "nothing happens although someone waits or runs"
         assert spent <= self.limits.token_budget
         assert list(plan.admit) == self.waiting[: len(plan.admit)], "first come, first served"
         assert list(plan.preempt) == self.running[len(self.running) - len(plan.preempt) :], "the youngest leave"

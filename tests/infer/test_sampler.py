@@ -17,14 +17,6 @@ LENGTHS = (1, 2, 3, 4, 5, 30, 77, 200, 333, 511, 512, 513, 530, 800)
 SCORE = {"prompt_logprobs": True}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def model():
     return decoder()

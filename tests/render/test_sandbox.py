@@ -1,3 +1,6 @@
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -7,6 +10,7 @@ import pytest
 from bloomery.render import ChatTokenizer
 from bloomery.render.sandbox import Sandbox
 from bloomery.types.errors import InvalidInput
+from tests.live import alive, wait_until
 from tests.render import builders
 
 LOOP = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
@@ -21,12 +25,10 @@ def refusal(template: str) -> str:
 
 
 def test_a_template_that_never_ends_is_stopped_even_inside_one_instruction() -> None:
-    assert "2 s of processor time" in refusal("{{ 7 ** 123456789 % 10 }}")
+    assert "1 s of processor time" in refusal("{{ 7 ** 123456789 % 10 }}")
 
 
-@pytest.mark.parametrize(
-    "template", ["{{ 'a' * 10**10 }}", "{% set ns = namespace(x='a' * 10**6) %}{% for i in range(20) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"]
-)
+@pytest.mark.parametrize("template", ["{{ 'a' * 10**10 }}", "{{ [0] * 10**9 }}"])
 def test_a_template_that_eats_memory_is_stopped(template: str) -> None:
     assert "512 MiB of memory" in refusal(template)
 
@@ -66,6 +68,20 @@ def test_rendering_goes_on_after_a_template_was_stopped() -> None:
         assert sandbox.render({}) == "fine"
         sandbox.close()
         assert sandbox.render({}) == "fine"
+
+
+def test_the_process_ends_with_the_one_that_started_it() -> None:
+    program = (
+        "import os, signal\n"
+        "from bloomery.render.sandbox import Sandbox\n"
+        "sandbox = Sandbox('fine')\n"
+        "sandbox.render({})\n"
+        "print(sandbox._process._child.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert said.returncode == -signal.SIGKILL
+    wait_until(lambda: not alive(int(said.stdout)))
 
 
 def test_renderings_do_not_see_each_other() -> None:

@@ -77,10 +77,13 @@ class FakeEngine:
         self.gate.set()
         self.runs: dict[str, HeldRun] = {}
         self.refuse_to_open: str | None = None
+        self.stuck_at: int | None = None
+        """The operation that never ends."""
         self.salt = ""
         """Changes every result: another machine, another library."""
         self.opened: list[OpenRun] = []
         self.executed: list[Execute] = []
+        self.sampled: list[Generate] = []
         self.aborted: list[Abort] = []
         self.silent_prompts = False
         self._queue: deque[Execute] = deque()
@@ -157,6 +160,7 @@ class FakeEngine:
                     self._save(run_id)
                 self._post(Drained())
             case Generate():
+                self.sampled.append(message)
                 self._sample(message)
             case Abort():
                 self.aborted.append(message)
@@ -179,6 +183,8 @@ class FakeEngine:
             await self._work.wait()
             while self._queue:
                 await self.gate.wait()
+                if self._queue and self._queue[0].seq == self.stuck_at:
+                    break
                 if self._queue:
                     self._execute(self._queue.popleft())
                 await asyncio.sleep(0)
@@ -226,7 +232,8 @@ class FakeEngine:
                 self._restore(run, operation.key)
                 return LoadResult(digest=run.state, step=run.step)
             case Rejected():
-                run.spoiled, run.gradients = True, ""
+                if not operation.harmless:
+                    run.spoiled, run.gradients = True, ""
                 return Failed(message=operation.message, category="user")
 
     def _save(self, run_id: str) -> None:

@@ -65,6 +65,12 @@ class Api:
         """Kinds of recorded events."""
         return await self.database.read(lambda connection: list(connection.scalars(select(rows.event.c.kind).order_by(rows.event.c.seq))))
 
+    async def until_events(self, kinds: list[str]) -> None:
+        """Let others work until exactly these were recorded."""
+        async with asyncio.timeout(20):
+            while await self.events() != kinds:
+                await asyncio.sleep(0.002)
+
 
 @asynccontextmanager
 async def open_api(directory: Path, patience: Patience | None = None) -> AsyncIterator[Api]:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bloomery.store.journal import Journal, JournaledResult, extent
+from bloomery.store.journal import Journal, JournaledResult, extent, trim
 from bloomery.store.segments import HEADER_BYTES
 from bloomery.types.errors import Corrupt, Gone, NotFound
 from bloomery.types.operations import Failed, Operation, Rejected
@@ -143,6 +143,14 @@ def test_results_outlive_their_operations_until_their_time_is_over(tmp_path: Pat
         await journal.close()
 
     asyncio.run(story())
+
+
+def test_old_results_of_a_closed_journal_are_trimmed_down_to_the_last_segment(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    _fill(tmp_path, pool, results=[1, 2, 3], segment_bytes=1)
+    trim(tmp_path, before_us=_done(2).done_us)
+    assert set(_read(tmp_path, pool)[1]) == {2, 3}
+    trim(tmp_path, before_us=_done(99).done_us)
+    assert set(_read(tmp_path, pool)[1]) == {3}
 
 
 def test_a_full_disk_takes_nothing_back_and_promises_nothing(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from tests.train import builders
 from tests.train.builders import datum, finish, gradients, learn, logprobs, relative_difference, step, supervised, train
 
 LENGTHS = [5, 37, 12, 64, 1, 130]
+# Lengths at which attention with and without the exact mode's pads was seen to differ.
+TELLING_LENGTHS = [200, 700]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def rollouts(trained, lengths, *, off_policy: float = 0.0):
 
 
 def test_a_fresh_adapter_changes_no_bit_of_the_base(model):
-    data = supervised(LENGTHS)
+    data = supervised(LENGTHS + TELLING_LENGTHS)
     ours = logprobs(finish(builders.run(model), learn(data, backward=False)))
     for example, own in zip(data, ours, strict=True):
         lengths = [len(own)]
@@ -133,13 +135,24 @@ def test_soft_targets_weigh_several_tokens_per_position(model):
 def test_on_policy_sampling_weights_give_exactly_the_policy_gradient(model):
     # Importance sampling at ratio 1 and cross-entropy weighted by the advantage are the same gradient.
     reinforce, weighted = builders.run(model), builders.run(model)
-    data = rollouts(reinforce, LENGTHS)
+    data = rollouts(reinforce, LENGTHS + TELLING_LENGTHS)
     result = finish(reinforce, learn(data, loss="importance_sampling"))
     assert result.metrics["k3:sum"] == 0, "log-probs of training equal those of scoring, to the bit"
     assert result.metrics["logprob_diff:max"] == 0
     finish(weighted, learn(tuple(datum(d.tokens.numpy(), d.inputs["target_tokens"].numpy(), weights=d.inputs["advantages"].numpy()) for d in data)))
     # The attention kernels of the two losses differ (exact and plain).
     assert relative_difference(gradients(reinforce), gradients(weighted)) < 2e-5
+
+
+@pytest.mark.parametrize("learning", [1, 2, 3, 5])
+def test_few_learning_rows_keep_the_bits_they_have_in_company(model, learning):
+    trained = builders.run(model)
+    advantages = np.zeros(40)
+    advantages[-learning:] = 1
+    tokens, targets = np.arange(40), np.arange(40) % 7
+    own = logprobs(finish(trained, learn((datum(tokens, targets, weights=advantages),), backward=False)))[0]
+    result = finish(trained, learn((datum(tokens, targets, logprobs=own, advantages=advantages),), loss="importance_sampling"))
+    assert result.metrics["logprob_diff:max"] == 0
 
 
 def test_importance_sampling_equals_a_finite_difference(model):

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, NamedTuple, cast, get_args
 
-import anyio.to_thread
 import numpy as np
 
 from bloomery.api.routes.openai.requests import MAX_PROMPTS, Asked, ChatRequest, CompletionRequest
@@ -80,10 +79,8 @@ async def chat_job(services: Services, caller: Principal, body: dict[str, Any], 
     """Render the conversation with the template of the target's base."""
     created_us = now_us()
     target = await services.sampling.resolve(caller, asked.model)
-    tokenizer = await anyio.to_thread.run_sync(services.models.tokenizer, target.base_hash)
-    messages = [message.plain() for message in asked.messages]
-    # Rendering may wait for the template's own process, and long texts take long to encode: neither holds up other requests.
-    prompt = await anyio.to_thread.run_sync(tokenizer.render_prompt, messages)
+    prompt = await services.rendering.prompt(target.base_hash, [message.plain() for message in asked.messages])
+    tokenizer = services.models.tokenizer(target.base_hash)
     size = services.models.size(target.base_hash)
     limit = asked.max_completion_tokens or asked.max_tokens
     return Job(
@@ -110,10 +107,10 @@ async def completion_job(services: Services, caller: Principal, body: dict[str, 
     """Encode the prompts, where they are not tokens already."""
     created_us = now_us()
     target = await services.sampling.resolve(caller, asked.model)
-    tokenizer = await anyio.to_thread.run_sync(services.models.tokenizer, target.base_hash)
     size = services.models.size(target.base_hash)
-    given = prompts_of(asked.prompt)
-    prompts = [await anyio.to_thread.run_sync(tokenizer.encode, prompt) if isinstance(prompt, str) else _known(prompt, size) for prompt in given]
+    texts, tokens = prompts_of(asked.prompt)
+    prompts = tokens + await services.rendering.encode(target.base_hash, texts)
+    _check_tokens(prompts, size)
     samples = asked.n or 1
     if samples * len(prompts) > MAX_SAMPLES:
         raise InvalidInput(f"`n` times the number of prompts is at most {MAX_SAMPLES}, not {samples * len(prompts)}", field="n")
@@ -132,31 +129,41 @@ async def completion_job(services: Services, caller: Principal, body: dict[str, 
         top_logprobs=asked.logprobs,
         echo=bool(asked.echo),
         template_hash=None,
-        end_tokens=tokenizer.end_tokens,
+        end_tokens=services.models.tokenizer(target.base_hash).end_tokens,
         consent=_consent(asked, headers),
         episode=_episode(asked, headers),
     )
 
 
-def prompts_of(prompt: str | list[Any]) -> Sequence[str | list[int]]:
-    """One or several prompts, each a text or token ids."""
-    if isinstance(prompt, str) or _is_tokens(prompt):
-        return [prompt]
-    if not (prompt and all(isinstance(item, str) for item in prompt)) and not (prompt and all(map(_is_tokens, prompt))):
-        raise InvalidInput("`prompt` is a text, a list of token ids, or a list of several of either, and not empty", field="prompt")
-    if len(prompt) > MAX_PROMPTS:
-        raise InvalidInput(f"`prompt` holds at most {MAX_PROMPTS} prompts, not {len(prompt)}", field="prompt")
-    return prompt
+class Prompts(NamedTuple):
+    """What is to be continued: texts, or else token ids."""
+
+    texts: list[str]
+    tokens: list[list[int]]
+
+
+def prompts_of(prompt: str | list[Any]) -> Prompts:
+    """One or several prompts of one kind."""
+    several: list[Any] = [prompt] if isinstance(prompt, str) or _is_tokens(prompt) else prompt
+    if len(several) > MAX_PROMPTS:
+        raise InvalidInput(f"`prompt` holds at most {MAX_PROMPTS} prompts, not {len(several)}", field="prompt")
+    if several and all(isinstance(item, str) for item in several):
+        return Prompts(several, [])
+    if several and all(map(_is_tokens, several)):
+        return Prompts([], several)
+    raise InvalidInput("`prompt` is a text, a list of token ids, or a list of several of either, and not empty", field="prompt")
 
 
 def _is_tokens(value: Any) -> bool:
     return isinstance(value, list) and len(value) > 0 and all(type(item) is int for item in value)
 
 
-def _known(tokens: list[int], size: Size) -> list[int]:
-    if min(tokens) < 0 or max(tokens) >= size.vocab_size:
-        raise InvalidInput(f"`prompt` holds token ids outside the vocabulary of {size.vocab_size}", field="prompt")
-    return tokens
+def _check_tokens(prompts: Sequence[list[int]], size: Size) -> None:
+    for tokens in prompts:
+        if not tokens:
+            raise InvalidInput("`prompt` is empty: it needs at least one token", field="prompt")
+        if min(tokens) < 0 or max(tokens) >= size.vocab_size:
+            raise InvalidInput(f"`prompt` holds token ids outside the vocabulary of {size.vocab_size}", field="prompt")
 
 
 def _budget(prompts: Sequence[list[int]], size: Size, limit: int | None, *, field: str) -> int:

@@ -30,7 +30,7 @@ class StreamOptions(_Closed, frozen=True, kw_only=True):
     """`include_usage` asks for a last chunk with the token counts."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None
 
 
 class Asked(_Closed, frozen=True, kw_only=True):
@@ -187,15 +187,18 @@ def _convert(fields: dict[str, Any], kind: type[Request]) -> Request:
         request = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
-    if request.stream_options is not None and not request.stream:
+    options = request.stream_options
+    if options is not None and not request.stream:
         raise InvalidInput("`stream_options` needs `stream` to be true", field="stream_options")
+    if options is not None and options.include_obfuscation:
+        raise NotSupported("`stream_options.include_obfuscation` is not offered: leave it out", field="stream_options.include_obfuscation")
     return request
 
 
 def _invalid(message: str) -> InvalidInput:
     """The error with the path of the field, which is part of the message."""
     place = _PLACE.search(message)
-    path = re.sub(r"\[(\d+)\]", r".\1", place["path"]).lstrip(".") if place else ""
+    path = re.sub(r"\[(\d+)\]", r".\1", place["path"].replace("[...]", "")).lstrip(".") if place else ""
     text = message[: place.start()] if place else message
     named = _UNKNOWN.search(text)
     field = ".".join(part for part in (path, named["name"] if named else "") if part)

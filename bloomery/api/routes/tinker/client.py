@@ -13,6 +13,7 @@ from bloomery.types.errors import Unavailable
 MIB: Final = 1 << 20
 
 # The server is near: one request per training step however large, no compression, and buffers that never hold a step back.
+# What the SDK may do differently one day by default is said too.
 CONFIG: Final = {
     "fwdbwd_max_chunk_len": MIB,
     "fwdbwd_max_chunk_bytes_count": 64 * MIB,

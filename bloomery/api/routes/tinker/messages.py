@@ -1,6 +1,6 @@
 """Protobuf bodies to operations, results to protobuf bodies."""
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -9,6 +9,8 @@ from bloomery.api.routes.tinker.tensors import decode_tensor, decode_tokens, enc
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput, NotSupported
 from bloomery.types.operations import Datum, ForwardBackward, ForwardBackwardResult
+
+CONTENT_TYPE: Final = "application/x-protobuf"
 
 
 class SampleOut(NamedTuple):

@@ -10,7 +10,7 @@ from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker import bodies
 from bloomery.api.routes.tinker.errors import TinkerRoute, failure
 from bloomery.api.routes.tinker.futures import Futures, SampleAnswer, SampleFutures
-from bloomery.api.routes.tinker.messages import encode_forward_backward
+from bloomery.api.routes.tinker.messages import CONTENT_TYPE, encode_forward_backward
 from bloomery.api.routes.tinker.names import Creation, OperationFuture, SampleFuture, parse_future, session_of
 from bloomery.services.core import Services
 from bloomery.services.principal import Principal
@@ -29,7 +29,6 @@ from bloomery.types.operations import (
 
 HOLD_S: Final = 20.0
 """The SDK gives up a poll after 45 s and then pauses; an answer well before keeps it asking."""
-PROTOBUF: Final = "application/x-protobuf"
 VERSION_HEADER: Final = "x-bloomery-version"
 
 router = APIRouter(route_class=TinkerRoute)
@@ -65,7 +64,7 @@ async def _retrieve_sample(future: SampleFuture, caller: Principal, futures: Sam
         case Failed() as failed:
             return JSONResponse(failure(failed))
         case SampleAnswer(body, version):
-            return Response(body, media_type=PROTOBUF, headers={VERSION_HEADER: version})
+            return Response(body, media_type=CONTENT_TYPE, headers={VERSION_HEADER: version})
 
 
 async def _retrieve_operation(future: OperationFuture, services: Services, caller: Principal) -> Response:
@@ -80,7 +79,7 @@ async def _retrieve_operation(future: OperationFuture, services: Services, calle
 async def _answer(result: Result, future: OperationFuture, services: Services, caller: Principal) -> Response:
     match result:
         case ForwardBackwardResult():
-            return Response(await asyncio.to_thread(encode_forward_backward, result), media_type=PROTOBUF)
+            return Response(await asyncio.to_thread(encode_forward_backward, result), media_type=CONTENT_TYPE)
         case OptimStepResult(metrics=metrics):
             return JSONResponse({"metrics": metrics})
         case CheckpointResult():

@@ -53,15 +53,15 @@ async def get_sampler(sampler_id: str, services: Svc, caller: Caller) -> dict[st
 async def asample(body: bodies.Sample, services: Svc, caller: Caller, futures: Futures) -> dict[str, Any]:
     """Begin to sample; the same `seq_id` of the same sampler is the same sample."""
     session = await services.sessions.get_sampling(caller, body.sampling_session_id)
-    generate = generate_of(body, services, session)
-    asked = Asked(stop_watch(body, services, session), body.prompt_logprobs, body.prompt_logprobs_last_n, session.weights.version)
+    generate = _generate(body, services, session)
+    asked = _Asked(_stop_watch(body, services, session), body.prompt_logprobs, body.prompt_logprobs_last_n, session.weights.version)
     stream = services.sampling.stream(caller, session.target, generate)
     future = SampleFuture(session.id, body.seq_id)
-    futures.start(future.request_id, caller.project, partial(sample, stream, generate.num_samples, asked))
+    futures.start(future.request_id, caller.project, partial(_sample, stream, generate.num_samples, asked))
     return future.accepted(generate.num_samples)
 
 
-class Asked(NamedTuple):
+class _Asked(NamedTuple):
     """What a sample is gathered for, beside the tokens."""
 
     watch: Callable[[], StopStrings] | None
@@ -70,7 +70,7 @@ class Asked(NamedTuple):
     version: str
 
 
-async def sample(stream: SampleStream, num_samples: int, asked: Asked) -> SampleAnswer:
+async def _sample(stream: SampleStream, num_samples: int, asked: _Asked) -> SampleAnswer:
     """Gather a stream to its end. A sample whose stop string came is aborted; its siblings go on."""
     gathering = Gathering(num_samples, asked.watch)
     async with aclosing(stream):
@@ -84,7 +84,7 @@ async def sample(stream: SampleStream, num_samples: int, asked: Asked) -> Sample
     return SampleAnswer(encode_sample(gathering.samples(), prompt), asked.version)
 
 
-def generate_of(body: bodies.Sample, services: Services, session: SamplingSession) -> Generate:
+def _generate(body: bodies.Sample, services: Services, session: SamplingSession) -> Generate:
     """The request to the engine. What it holds is judged by the sampling service."""
     _refuse_what_is_not_offered(body)
     tokens = _prompt(body.prompt)
@@ -113,7 +113,7 @@ def generate_of(body: bodies.Sample, services: Services, session: SamplingSessio
     )
 
 
-def stop_watch(body: bodies.Sample, services: Services, session: SamplingSession) -> Callable[[], StopStrings] | None:
+def _stop_watch(body: bodies.Sample, services: Services, session: SamplingSession) -> Callable[[], StopStrings] | None:
     """What watches each sample for stop strings, if any were given."""
     stop = body.sampling_params.stop
     strings = [stop] if isinstance(stop, str) else [item for item in stop or [] if isinstance(item, str)]

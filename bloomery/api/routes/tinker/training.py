@@ -24,7 +24,6 @@ from bloomery.services.principal import Principal
 from bloomery.types.errors import BloomeryError, InvalidInput, NotSupported
 from bloomery.types.operations import AdamParams, LoraSpec, OptimStep, Rejected
 
-PROTOBUF: Final = "application/x-protobuf"
 ADAMW: Final = "adamw"
 _DRAWN_SEED_BITS: Final = 53
 
@@ -68,11 +67,11 @@ async def get_info(body: bodies.ModelRef, services: Svc, caller: Caller) -> dict
 @router.post("/forward_backward")
 async def forward_backward(request: Request, services: Svc, caller: Caller) -> dict[str, Any]:
     """Compute a loss and, unless `forward_only`, its gradients."""
-    if PROTOBUF not in request.headers.get("content-type", "") or request.headers.get("content-encoding"):
-        raise InvalidInput(f"send an uncompressed body of content type {PROTOBUF}", field="content-type")
+    if messages.CONTENT_TYPE not in request.headers.get("content-type", "") or request.headers.get("content-encoding"):
+        raise InvalidInput(f"send an uncompressed body of content type {messages.CONTENT_TYPE}", field="content-type")
     message = await asyncio.to_thread(messages.parse_forward_backward, await request.body())
     future = OperationFuture(message.model_id, message.seq_id)
-    async with keeping_place(services, caller, future):
+    async with keeping_place(services, caller, future, harmless=message.forward_only):
         operation = await asyncio.to_thread(messages.forward_backward, message)
         await services.runs.submit(caller, future.model_id, future.seq, operation)
     return future.accepted()
@@ -113,9 +112,8 @@ async def save_weights_for_sampler(body: bodies.Numbered, services: Svc, caller:
     future = OperationFuture(body.model_id, body.seq_id)
     async with keeping_place(services, caller, future):
         asked = bodies.whole(body, bodies.SaveForSampler)
-        _check_sampler(asked)
+        future = _publication(asked, future)
         await services.runs.snapshot(caller, future.model_id, future.seq, asked.path, ttl_s=asked.ttl_seconds, metadata=asked.user_metadata)
-        future = future.named(asked.path) if asked.path is not None else future.for_sampler(asked.sampling_session_seq_id or 0)
     return future.accepted()
 
 
@@ -139,7 +137,7 @@ async def load_weights(body: bodies.LoadWeights, services: Svc, caller: Caller) 
 
 
 async def _load_into(body: bodies.LoadWeights, future: OperationFuture, services: Services, caller: Principal) -> dict[str, Any]:
-    async with keeping_place(services, caller, future):
+    async with keeping_place(services, caller, future, harmless=False):
         _check_load(body)
         source = await services.checkpoints.find(caller, body.path)
         await services.runs.load(caller, future.model_id, future.seq, source, optimizer=body.optimizer)
@@ -168,15 +166,18 @@ async def _create_from(body: bodies.LoadWeights, name: str, services: Services, 
 
 
 @asynccontextmanager
-async def keeping_place(services: Services, caller: Principal, future: OperationFuture) -> AsyncIterator[None]:
-    """An operation that makes no sense is refused as the run's operation of that number: its future fails, later operations go on."""
+async def keeping_place(services: Services, caller: Principal, future: OperationFuture, *, harmless: bool = True) -> AsyncIterator[None]:
+    """An operation that makes no sense is refused as the run's operation of that number: its future fails, later operations go on.
+
+    `harmless`: without it the gradients that they build on are still good.
+    """
     try:
         yield
     except (BloomeryError, ValidationError) as error:
         ours = as_ours(error)
         if ours.category != "user":
             raise
-        await services.runs.submit(caller, future.model_id, future.seq, Rejected(message=ours.message))
+        await services.runs.submit(caller, future.model_id, future.seq, Rejected(message=ours.message, harmless=harmless))
 
 
 def _lora(asked: bodies.Lora) -> LoraSpec:
@@ -197,13 +198,17 @@ def _check_optimizer(asked: bodies.Optimizer | None) -> None:
         raise NotSupported(f"optimizer `{asked.type}` is not offered yet: use {ADAMW}", field="optimizer_config")
 
 
-def _check_sampler(asked: bodies.SaveForSampler) -> None:
+def _publication(asked: bodies.SaveForSampler, future: OperationFuture) -> OperationFuture:
+    """The future of weights for sampling, which are for a name or for a sampler."""
     if asked.kind != "snapshot":
         raise NotSupported(f"weights of kind `{asked.kind}` are not offered yet: use kind `snapshot`", field="kind")
-    if (asked.path is None) == (asked.sampling_session_seq_id is None):
-        raise InvalidInput("give the weights a name in `path`, or a sampler in `sampling_session_seq_id`", field="path")
-    if asked.path is None:
-        session_of(asked.model_id)
+    match asked.path, asked.sampling_session_seq_id:
+        case str(name), None:
+            return future.named(name)
+        case None, int(number):
+            session_of(asked.model_id)
+            return future.for_sampler(number)
+    raise InvalidInput("give the weights a name in `path`, or a sampler in `sampling_session_seq_id`", field="path")
 
 
 def _check_load(body: bodies.LoadWeights) -> None:

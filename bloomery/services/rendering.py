@@ -1,0 +1,54 @@
+"""Messages and texts to tokens, off the event loop: a template may take seconds, and long texts take long to encode.
+
+Few threads at a time work for each base, and what waits for them waits without a thread: a slow template holds up its own requests only.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from bloomery.render import ChatTokenizer
+from bloomery.services.models import Models
+from bloomery.types.errors import Unavailable
+
+THREADS: Final = 2
+WAIT_S: Final = 30.0
+
+T = TypeVar("T")
+
+
+class Rendering:
+    """The tokenizers of all base models, for callers on the event loop."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(THREADS))
+
+    async def prompt(self, base_hash: str, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The tokens of a conversation, up to where the answer begins."""
+        return await self._on_thread(base_hash, lambda tokenizer: tokenizer.render_prompt(messages))
+
+    async def encode(self, base_hash: str, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each text."""
+        return await self._on_thread(base_hash, lambda tokenizer: [tokenizer.encode(text) for text in texts])
+
+    async def _on_thread(self, base_hash: str, work: Callable[[ChatTokenizer], T]) -> T:
+        turn, tokenizer = self._turns[base_hash], self._models.tokenizer(base_hash)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await turn.acquire()
+        except TimeoutError:
+            raise Unavailable(f"the chat template of base model {base_hash} is slow and has too much to do: send the request again") from None
+        running = asyncio.get_running_loop().run_in_executor(None, work, tokenizer)
+        # A caller who leaves does not stop the thread, so the turn ends when the thread does.
+        running.add_done_callback(partial(_end_turn, turn))
+        return await asyncio.shield(running)
+
+
+def _end_turn(turn: asyncio.Semaphore, done: asyncio.Future[Any]) -> None:
+    turn.release()
+    if not done.cancelled():
+        # Looked at here, because a caller who left does not.
+        done.exception()

@@ -1,0 +1,27 @@
+from collections.abc import Iterator
+
+import pytest
+from openai import OpenAI
+
+from tests.openai.server import LiveServer, Script
+
+
+@pytest.fixture(scope="session")
+def openai_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with LiveServer(tmp_path_factory.mktemp("openai")).listening() as server:
+        yield server
+
+
+@pytest.fixture
+def server(openai_server: LiveServer) -> LiveServer:
+    """Shared by all tests, with a fresh script."""
+    openai_server.scripted.script = Script()
+    openai_server.scripted.requests.clear()
+    openai_server.scripted.aborted.clear()
+    return openai_server
+
+
+@pytest.fixture
+def sdk(server: LiveServer) -> Iterator[OpenAI]:
+    with server.sdk() as client:
+        yield client

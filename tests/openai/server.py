@@ -1,0 +1,137 @@
+"""The real app on a real port, with an engine that says what a test wants to hear."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import uvicorn
+from openai import OpenAI
+
+from bloomery.types import protocol
+from bloomery.types.arrays import Array
+from bloomery.types.generation import Generate, GenerateFailed, PromptScored, SampledToken, SampleFinished, SamplerEvent
+from bloomery.types.protocol import FromEngine, SamplerEvents, Welcome
+from tests.api.server import KEY, Server
+from tests.render.builders import byte_level
+from tests.services.fake_engine import FakeEngine
+
+END = byte_level().token_to_id("<|im_end|>")
+CONTEXT = 512
+OTHER_TOKEN = 50
+
+
+def logprob_at(position: int) -> float:
+    """Of every token at this position of an answer or a prompt."""
+    return -(position + 1) / 8
+
+
+@dataclass
+class Script:
+    """What the engine does with the next requests."""
+
+    says: Sequence[str] = ("It is 36.",)
+    """One answer for each sample, from the first again when there are more samples."""
+    stall_after: int | None = None
+    """Go silent after so many tokens."""
+    fail_after: int | None = None
+    """Give the request up after so many tokens."""
+
+
+class ScriptedEngine(FakeEngine):
+    """Each token of an answer arrives in a frame of its own."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.script = Script()
+        self.requests: list[Generate] = []
+
+    def _post(self, message: FromEngine) -> None:
+        if isinstance(message, Welcome):
+            base = msgspec.structs.replace(message.base, vocab_size=byte_level().get_vocab_size(), context=CONTEXT)
+            message = msgspec.structs.replace(message, base=base)
+        super()._post(message)
+
+    def _take(self, message: protocol.ToEngine) -> None:
+        if isinstance(message, Generate):
+            self.requests.append(message)
+        super()._take(message)
+
+    def _sample(self, request: Generate) -> None:
+        if request.prompt_logprobs:
+            self._tell(_scored(request))
+        if request.params.max_tokens == 0:
+            self._tell(SampleFinished(request_id=request.request_id, sample=0, reason="length"))
+            return
+        for sample in range(request.num_samples):
+            for event in self._answer(request, sample):
+                self._tell(event)
+
+    def _answer(self, request: Generate, sample: int) -> Iterator[SamplerEvent]:
+        text = self.script.says[sample % len(self.script.says)]
+        tokens = [*byte_level().encode(text, add_special_tokens=False).ids, END][: request.params.max_tokens]
+        for position, token in enumerate(tokens):
+            if position == self.script.stall_after:
+                return
+            if position == self.script.fail_after:
+                yield GenerateFailed(request_id=request.request_id, message="the weights melted", category="server")
+                return
+            top = ((token, logprob_at(position)), (OTHER_TOKEN, float("-inf")))[: request.top_logprobs]
+            yield SampledToken(request_id=request.request_id, sample=sample, position=position, token=token, logprob=logprob_at(position), top=top)
+        reason = "stop" if tokens[-1] == END else "length"
+        yield SampleFinished(request_id=request.request_id, sample=sample, reason=reason)
+
+    def _tell(self, event: SamplerEvent) -> None:
+        super()._post(SamplerEvents(events=(event,)))
+
+
+def _scored(request: Generate) -> PromptScored:
+    prompt = request.prompt.numpy()
+    logprobs = np.array([np.nan, *map(logprob_at, range(1, len(prompt)))], np.float32)
+    ids = np.stack([prompt, np.full_like(prompt, OTHER_TOKEN)], axis=1)[:, : request.prompt_top_k].astype(np.int32)
+    values = np.stack([logprobs, logprobs - 1], axis=1)[:, : request.prompt_top_k]
+    top = {"top_ids": Array.of(ids), "top_logprobs": Array.of(values)} if request.prompt_top_k else {}
+    return PromptScored(request_id=request.request_id, logprobs=Array.of(logprobs), **top)
+
+
+class LiveServer(Server):
+    """`url` is where it listens."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, "full")
+        self.scripted = self.engine = ScriptedEngine(self.engine.socket, self.engine.blobs)
+
+    def span(self, span_id: str) -> dict[str, Any]:
+        """What was recorded: the span, its body and its feedback."""
+        answer = self.http.get(f"/api/v1/spans/{span_id}")
+        assert answer.status_code == 200, answer.text
+        detail: dict[str, Any] = answer.json()
+        return detail
+
+    def sdk(self, **options: Any) -> OpenAI:
+        """The unmodified client."""
+        return OpenAI(base_url=f"{self.url}/v1", **{"api_key": KEY, "max_retries": 0} | options)
+
+    @contextmanager
+    def listening(self) -> Iterator["LiveServer"]:
+        with self.running():
+            assert self.app is not None
+            server = uvicorn.Server(uvicorn.Config(self.app, port=0, log_level="warning", timeout_graceful_shutdown=1))
+            serving = asyncio.run_coroutine_threadsafe(server.serve(), self._loop)
+            self.call(_until_started(server))
+            self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+            try:
+                yield self
+            finally:
+                server.should_exit = True
+                serving.result(30)
+
+
+async def _until_started(server: uvicorn.Server) -> None:
+    async with asyncio.timeout(30):
+        while not server.started:
+            await asyncio.sleep(0.01)

@@ -1,0 +1,57 @@
+from pathlib import Path
+
+from bloomery.config import ApiConfig, ModelConfig
+from bloomery.services.core import Services
+from bloomery.services.principal import SCOPES
+from tests.render.builders import CHATML, byte_level, write
+from tests.services.fake_engine import BASE, CONTEXT, VOCABULARY, FakeEngine
+from tests.services.runs_stage import LORA, operation, play, until
+
+
+def test_a_clean_stop_leaves_nothing_to_replay(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        engine.checkpoint_every = 1000
+        async with Services.open(config(tmp_path)) as services:
+            caller = await services.auth.check((tmp_path / "api_key").read_text().strip())
+            assert caller.scopes == SCOPES
+            run = await services.runs.create(caller, base_model="tiny", lora=LORA, metadata={"a": "b"})
+            for seq in range(1, 5):
+                await services.runs.submit(caller, run.id, seq, operation(seq))
+            assert await services.runs.result(caller, run.id, 4, 20) is not None
+        await engine.crash()
+        await engine.start()
+        async with Services.open(config(tmp_path)) as services:
+            await services.runs.submit(caller, run.id, 5, operation(5))
+            assert await services.runs.result(caller, run.id, 5, 20) is not None
+            assert [message.seq for message in engine.executed if message.replay] == []
+            assert engine.opened[-1].last_seq == 4
+            assert (await services.runs.get(caller, run.id)).metadata == {"a": "b"}
+
+    play(tmp_path, story)
+
+
+def test_models_are_listed_under_all_their_names_and_ready_when_their_engine_is(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        await engine.crash()
+        async with Services.open(config(tmp_path)) as services:
+            found = services.models.list()
+            assert [(base.alias, base.base_hash, base.context, base.ready) for base in found] == [
+                ("tiny", BASE, CONTEXT, False),
+                ("Qwen/Qwen3-8B", BASE, CONTEXT, False),
+            ]
+            assert services.models.resolve("Qwen/Qwen3-8B").base_hash == BASE
+            await engine.start()
+            await until(lambda: all(base.ready for base in services.models.list()))
+            assert services.models.tokenizer(BASE).template_hash is not None
+
+    play(tmp_path, story)
+
+
+def config(directory: Path) -> ApiConfig:
+    chat = {"chat_template": CHATML, "eos_token": "<|im_end|>"}
+    model = write(directory / "model", byte_level(), config={"max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY}, tokenizer_config=chat)
+    models = tuple(
+        ModelConfig(alias=alias, path=str(model), base_hash=BASE, dtype="float32", threads=1, socket=str(directory / "s"))
+        for alias in ("tiny", "Qwen/Qwen3-8B")
+    )
+    return ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record="off", models=models)

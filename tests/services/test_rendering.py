@@ -1,0 +1,55 @@
+"""A slow template holds up its own requests and nobody else's."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from bloomery.config import ModelConfig
+from bloomery.services.engines import EngineLink
+from bloomery.services.models import Models
+from bloomery.services.rendering import THREADS, Rendering
+from bloomery.types.errors import InvalidInput
+from tests.render.builders import CHATML, byte_level, write
+
+USER = [{"role": "user", "content": "hello"}]
+SLOW = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def play(directory: Path, story: Callable[[Rendering], Awaitable[None]]) -> None:
+    async def run() -> None:
+        configs = []
+        for alias, template in (("quick", CHATML), ("slow", SLOW)):
+            path = write(directory / alias, byte_level(), config={"vocab_size": 400}, chat_template=template)
+            configs.append(ModelConfig(alias=alias, path=str(path), base_hash=alias, dtype="float32", threads=1, socket=str(directory / alias)))
+        links = {config.base_hash: EngineLink(config.base_hash, Path(config.socket), asyncio.Queue()) for config in configs}
+        with Models(configs, links) as models:
+            async with asyncio.timeout(60):
+                await story(Rendering(models))
+
+    asyncio.run(run())
+
+
+def test_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
+    async def story(rendering: Rendering) -> None:
+        tokens = await rendering.prompt("quick", USER)
+        assert byte_level().decode(tokens, skip_special_tokens=False) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+        assert await rendering.encode("quick", ["The", "fox"]) == [byte_level().encode(text).ids for text in ("The", "fox")]
+
+    play(tmp_path, story)
+
+
+def test_a_slow_template_holds_up_its_own_requests_only(tmp_path: Path) -> None:
+    async def story(rendering: Rendering) -> None:
+        slow = [asyncio.create_task(rendering.prompt("slow", USER)) for _ in range(8 * THREADS)]
+        await asyncio.sleep(0)
+        await rendering.prompt("quick", USER)
+        assert not any(task.done() for task in slow)
+        for task in slow[1:]:
+            task.cancel()
+        with pytest.raises(InvalidInput, match="processor time"):
+            await slow[0]
+        await asyncio.wait(slow)
+
+    play(tmp_path, story)
