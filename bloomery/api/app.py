@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from fastapi import APIRouter, FastAPI
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -13,6 +13,7 @@ from bloomery.api import errors
 from bloomery.api.deps import Svc
 from bloomery.api.routes import bloomery, openai, tinker
 from bloomery.services.core import Services
+from bloomery.types.errors import InvalidInput
 from bloomery.types.ids import new_id
 from bloomery.ui import Asset, assets
 
@@ -27,10 +28,14 @@ SECURITY_HEADERS: Final = {
 }
 
 
+MAX_BODY_BYTES: Final = 256 << 20
+
+
 def create_app(services: Services) -> FastAPI:
     """The whole HTTP surface over `services`; opening and closing them is the caller's business."""
     app = FastAPI(title="Bloomery", version=__version__, openapi_url="/api/v1/openapi.json", docs_url=None, redoc_url=None)
     app.state.services = services
+    app.add_middleware(BodyLimit)
     app.add_middleware(RequestId)
     errors.install(app)
     for router in (bloomery.router, tinker.router, openai.router, _process_router(), _page_router()):
@@ -51,6 +56,20 @@ class RequestId:
             await send(message)
 
         await self._app(scope, receive, send_named if scope["type"] == "http" else send)
+
+
+class BodyLimit:
+    """A body that says it is too large is refused unread, in the caller's envelope; routers cut off those that do not say it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        length = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
+        if not length.isascii() or not length.isdigit() or int(length) <= MAX_BODY_BYTES:
+            return await self._app(scope, receive, send)
+        refusal = InvalidInput(f"the body has {int(length) >> 20} MiB, at most {MAX_BODY_BYTES >> 20} are taken: send it in parts", field="body")
+        await errors.respond(scope["path"], refusal)(scope, receive, send)
 
 
 def _process_router() -> APIRouter:

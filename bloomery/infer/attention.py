@@ -5,6 +5,7 @@ Shapes: R packed rows, B slots in use, H query heads, K key/value heads, G query
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -42,7 +43,7 @@ class ChunkAttention:
 
     def __init__(self, cache: KeyValueCache, spans: Sequence[Span]) -> None:
         self._cache = cache
-        self._spans = [(span, _Masks(lambda window, span=span: self._mask(span, window))) for span in spans]  # type: ignore[misc]
+        self._spans = [(span, _Masks(partial(self._mask, span))) for span in spans]
 
     def __call__(self, layer: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
         """Attend span by span; rows between spans come out as zeros."""

@@ -66,9 +66,7 @@ class Request:
 
     def add_scores(self, start: int, scores: PromptScores) -> None:
         """Take the scores of a chunk; a chunk that is prefilled for the second time may overlap what is known."""
-        skip = self._scored - start
-        parts = (None if part is None else part[skip:] for part in scores)
-        self._scores.append(PromptScores(*parts))  # type: ignore[arg-type]
+        self._scores.append(scores.without(self._scored - start))
         self._scored = start + len(scores.logprobs_T)
 
     def take_score(self) -> PromptScored | None:

@@ -70,6 +70,12 @@ class PromptScores(NamedTuple):
     top_ids_Tk: Tensor | None = None
     top_logprobs_Tk: Tensor | None = None
 
+    def without(self, count: int) -> "PromptScores":
+        """All but the first `count` tokens."""
+        if self.top_ids_Tk is None or self.top_logprobs_Tk is None:
+            return PromptScores(self.logprobs_T[count:])
+        return PromptScores(self.logprobs_T[count:], self.top_ids_Tk[count:], self.top_logprobs_Tk[count:])
+
 
 class Runner:
     """Feeds tokens through the decoder and keeps the cache in step."""
@@ -87,7 +93,7 @@ class Runner:
 
     @torch.no_grad()
     def decode(self, feeds: Sequence[Feed]) -> NextTokens:
-        """Feed one token per sequence."""
+        """Feed one token per sample."""
         layout = _layout(feeds, lambda feed: 1)
         attention = StepAttention(self._cache, self._spans(feeds, layout), layout.rows)
         hidden_RD = self._hidden(feeds, layout, attention)
@@ -131,7 +137,7 @@ class Runner:
 
 
 def _top(logits_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    top = logits_RV.topk(min(count, logits_RV.shape[1]), dim=-1)
+    top = logits_RV.topk(count, dim=-1)
     return top.indices, top.values - torch.logsumexp(logits_RV, -1, keepdim=True)
 
 

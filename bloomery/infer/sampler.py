@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import numpy as np
 import torch
 
 from bloomery.infer.cache import KeyValueCache
@@ -82,7 +83,7 @@ class Sampler:
         self._prefill(plan.prefill)
         self._fork(plan.forks)
         self._commit_prompts([*plan.admit, *(chunk.sample for chunk in plan.prefill)])
-        self._decode(plan.decode)
+        self._decode([sample for sample in plan.decode if sample.request_id in self._requests])
         events, self._events = self._events, []
         return events
 
@@ -137,7 +138,14 @@ class Sampler:
 
     def _commit_prompts(self, samples: Sequence[Sample]) -> None:
         for sample in dict.fromkeys(samples):
-            score = self._requests[sample.request_id].take_score()
+            request = self._requests.get(sample.request_id)
+            if request is None:
+                # A sibling's score was not finite, which ended the request.
+                continue
+            score = request.take_score()
+            if score is not None and not np.isfinite(score.logprobs.numpy()[1:]).all():
+                self._fail_broken(request)
+                continue
             if score is not None:
                 self._events.append(score)
             if not sample.decodes and not sample.missing:
@@ -168,7 +176,7 @@ class Sampler:
             # A sibling in the same step had no finite log-probability, which ended the request.
             return
         if not math.isfinite(token.logprob):
-            self._fail(sample.request_id, f"weights {request.generate.weights.version} give a log-probability of {token.logprob}: they are broken")
+            self._fail_broken(request)
             return
         self._events.append(token)
         self.tokens_sampled += 1
@@ -194,6 +202,9 @@ class Sampler:
             self._leave(sample)
         del self._requests[request_id]
         self._events.append(GenerateFailed(request_id=request_id, message=message, category="server"))
+
+    def _fail_broken(self, request: Request) -> None:
+        self._fail(request.generate.request_id, f"weights {request.model.version} are broken: they give log-probabilities that are not finite")
 
     def _leave(self, sample: Sample) -> None:
         if sample in self._running:

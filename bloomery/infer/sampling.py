@@ -23,6 +23,8 @@ _HALF = np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _ROUNDS = 10
+_COLDEST = 1e-30
+"""Below this a temperature could round to 0 in float32; at this it is greedy already."""
 _SEED_MASK = (1 << 64) - 1
 _NOISE_ROWS = 1 << 15
 """Token ids whose noise is made at a time: intermediate words stay in the processor's cache."""
@@ -52,7 +54,7 @@ def choose(logits_BV: Floats, draws: Sequence[Draw]) -> npt.NDArray[np.int64]:
 
 def scale_and_truncate(logits_BV: Floats, params: Sequence[SamplingParams]) -> Floats:
     """`(logits - max) / temperature`, with -inf for what `top_k` and then `top_p` exclude."""
-    temperature_B1 = np.array([[each.temperature] for each in params], np.float32)
+    temperature_B1 = np.array([[max(each.temperature, _COLDEST)] for each in params], np.float32)
     # Relative to the largest, so that a tiny temperature gives -inf for the others and not inf for several.
     with np.errstate(over="ignore", invalid="ignore"):
         scaled_BV: Floats = (logits_BV - logits_BV.max(-1, keepdims=True)) / temperature_B1

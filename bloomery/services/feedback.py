@@ -107,10 +107,8 @@ def _check(kind: FeedbackType, given: GiveFeedback) -> None:
         raise InvalidInput(f"the value of feedback of type `{kind}` is {rule.otherwise}", field="value")
     if isinstance(given.value, str) and len(given.value) > MAX_VALUE_CHARS:
         raise InvalidInput(f"a value has at most {MAX_VALUE_CHARS} characters, this one has {len(given.value)}", field="value")
-    for field in ("target", "metric", "value", "comment", "author"):
-        text = getattr(given, field)
-        if isinstance(text, str) and _LONE_SURROGATE.search(text):
-            raise InvalidInput("half a surrogate pair is not text", field=field)
+    if isinstance(given.value, str) and _LONE_SURROGATE.search(given.value):
+        raise InvalidInput("half a surrogate pair is not text", field="value")
 
 
 def _append(connection: Connection, row: dict[str, Any], given: GiveFeedback) -> Feedback:

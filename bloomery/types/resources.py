@@ -12,13 +12,14 @@ FeedbackType = Literal["bool", "float", "label", "comment", "demonstration", "pr
 FeedbackSource = Literal["user", "human_review", "judge", "code", "api"]
 Split = Literal["train", "validation", "eval"]
 LabelSource = Literal["import", "correction", "confirmed"]
+TimeUs = Annotated[int, Field(ge=0, lt=1 << 63)]
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
 class Resource(BaseModel):
-    """Base of everything below."""
+    """Base of everything below. The bound is far off; having one makes every text be checked to be Unicode."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", str_max_length=1 << 30)
 
 
 Item = TypeVar("Item", bound=BaseModel)
@@ -160,7 +161,7 @@ class Promote(Resource):
 class Rollback(Resource):
     """Make an earlier revision live again."""
 
-    revision: int = Field(ge=1)
+    revision: int = Field(ge=1, lt=1 << 63)
 
 
 class Revision(Resource):
@@ -285,8 +286,8 @@ class Curate(Resource):
     deployment: str | None = None
     metric: str | None = None
     """Only this metric's true and false count as confirmation; without it any does."""
-    since_us: int | None = None
-    until_us: int | None = None
+    since_us: TimeUs | None = None
+    until_us: TimeUs | None = None
 
 
 class DatasetRow(Resource):

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bloomery.types.operations import AdamParams, Failed, ForwardBackwardResult, OptimStep, Result, SaveCheckpoint, SnapshotResult
+from bloomery.types.operations import AdamParams, Failed, ForwardBackward, ForwardBackwardResult, OptimStep, Result, SaveCheckpoint, SnapshotResult
 from bloomery.types.wire import encode
 from tests.api.server import Server, serving
 from tests.services.fake_engine import BASE
@@ -77,17 +77,20 @@ def test_a_result_that_is_not_there_yet_is_a_202(server: Server) -> None:
 def test_a_failed_operation_is_a_result_and_the_run_goes_on(server: Server) -> None:
     run = new_run(server)
     steps = [
-        OptimStep(adam=AdamParams(learning_rate=float("nan"))),
-        forward_backward(),
+        ForwardBackward(loss="nonsense", loss_config={}, data=forward_backward().data),
         OptimStep(adam=AdamParams(learning_rate=1e-3)),
+        OptimStep(adam=AdamParams(learning_rate=float("nan"))),
         forward_backward(),
     ]
     for seq, operation in enumerate(steps, start=1):
         server.http.post(f"/api/v1/runs/{run}/operations/{seq}", content=encode(operation), headers=MSGPACK)
     failed = result(server, run, 1)
     assert isinstance(failed, Failed)
-    assert "learning_rate" in failed.message
-    assert isinstance(result(server, run, 3), Failed)
+    assert "nonsense" in failed.message
+    assert isinstance(result(server, run, 2), Failed)
+    unstepped = result(server, run, 3)
+    assert isinstance(unstepped, Failed)
+    assert "learning_rate" in unstepped.message
     assert isinstance(result(server, run, 4), ForwardBackwardResult)
 
 

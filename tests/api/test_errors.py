@@ -48,6 +48,11 @@ def test_a_busy_server_says_when_to_come_back() -> None:
         ("GET", "/api/v1/runs?limit=0", b"", 400, "limit"),
         ("GET", "/api/v1/runs/run-x", b"", 404, "run_id"),
         ("POST", "/api/v1/deployments", b'{"name": "a b", "version": "v"}', 400, "name"),
+        ("POST", "/api/v1/deployments", b'{"name": "x", "version": "\\ud800"}', 400, "version"),
+        ("POST", "/api/v1/deployments/x/rollback", b'{"revision": 99999999999999999999}', 400, "revision"),
+        ("GET", "/api/v1/runs?offset=99999999999999999999", b"", 400, "offset"),
+        ("GET", "/api/v1/spans?since_us=99999999999999999999", b"", 400, "since_us"),
+        ("GET", "/api/v1/runs/x/metrics?after=99999999999999999999", b"", 400, "after"),
         ("GET", "/api/v1/nowhere", b"", 404, None),
         ("DELETE", "/api/v1/runs", b"", 405, None),
     ],
@@ -86,6 +91,13 @@ def test_without_a_valid_key_there_is_nothing(server: Server, headers: dict[str,
     for path in ("/api/v1/runs", "/api/v1/status", "/api/v1/spans", "/api/v1/deployments", "/api/v1/datasets", "/api/v1/models", "/api/v1/feedback"):
         answer = server.http.get(path, headers=headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized")
+
+
+@pytest.mark.parametrize("path", ["/api/v1/datasets", "/v1/chat/completions"])
+def test_a_body_that_is_too_large_is_refused_unread(server: Server, path: str) -> None:
+    answer = server.http.post(path, content=b"{}", headers={"content-length": str(300 << 20)})
+    assert answer.status_code == 400
+    assert "300 MiB, at most 256" in answer.json()["error"]["message"]
 
 
 def test_both_forms_of_the_key_are_taken(server: Server) -> None:

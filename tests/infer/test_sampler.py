@@ -239,8 +239,11 @@ def test_broken_weights_fail_their_requests_and_leave_nothing_behind(model, adap
     engine.submit(request("bad", prompt(50), version="broken", num_samples=2))
     engine.submit(request("good", prompt(10), version="v0", max_tokens=30))
     engine.submit(request("late", prompt(10), version="v0", max_tokens=30))
+    engine.submit(request("scored", prompt(50), version="broken", asked=SCORE))
     found = answers(drain(engine))
-    assert "weights broken give a log-probability of nan" in found["bad"].failure.message
+    for name in ("bad", "scored"):
+        assert found[name].failure.message == "weights broken are broken: they give log-probabilities that are not finite"
+        assert not found[name].tokens
     engine.submit(request("after", prompt(10), version="v0", max_tokens=30))
     after = answers(drain(engine))["after"]
     assert found["good"] == found["late"] == after

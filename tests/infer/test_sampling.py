@@ -110,9 +110,10 @@ def test_temperature_zero_is_greedy_and_ties_go_to_the_lowest_id():
     assert chosen.tolist() == [*rows[:2].argmax(-1).tolist(), 7]
 
 
-def test_a_tiny_temperature_is_greedy_too():
+@pytest.mark.parametrize("temperature", [1e-9, 1e-38, 1e-300])
+def test_a_tiny_temperature_is_greedy_too(temperature):
     rows = logits(4, 50) * 1000
-    assert choose(rows, [Draw(0, position, params(temperature=1e-38)) for position in range(4)]).tolist() == rows.argmax(-1).tolist()
+    assert choose(rows, [Draw(0, position, params(temperature=temperature, top_p=0.9)) for position in range(4)]).tolist() == rows.argmax(-1).tolist()
 
 
 def test_truncated_tokens_have_no_mass():

@@ -1,6 +1,6 @@
 """Train, save, sample and save again through the public API; print one JSON line of everything that came out.
 
-`python -m tests.kill.workload URL KEY SEED`. Lines before the last are a diary: `submitted N` and `done N` with a time, so that a test can
+`python -m tests.kill.workload URL KEY SEED`. Lines before the last are a diary: `accepted N` and `done N` with a time, so that a test can
 prove that operations were in flight when something died.
 """
 
@@ -31,17 +31,17 @@ def main(url: str, key: str, seed: int) -> None:
             if step == STEPS // 2:
                 pending.append(run.save_checkpoint("middle"))
                 pending.append(run.save_snapshot("middle"))
-            diary("submitted", pending[-1].seq)
+            diary("accepted", pending[-1].seq)
         results = []
         for each in pending:
             results.append(each.result())
             diary("done", each.seq)
         losses = [result.metrics["loss:sum"] for result in results if "loss:sum" in getattr(result, "metrics", {})]
-        version = next(result.version for result in results if hasattr(result, "version"))
-        answer = client.chat(version, [{"role": "user", "content": "def get(self, name)"}], max_tokens=8, temperature=1.0, seed=5)
+        snapshot = next(result for result in results if hasattr(result, "version"))
+        answer = client.chat(snapshot.version, [{"role": "user", "content": "def get(self, name)"}], max_tokens=8, temperature=1.0, seed=5)
         end = run.save_checkpoint("end").result()
         said = answer["choices"][0]["message"]["content"]
-    print(json.dumps({"digest": end.digest, "step": end.step, "losses": losses, "version": version, "said": said}))
+    print(json.dumps({"digest": end.digest, "step": end.step, "losses": losses, "weights": snapshot.key, "said": said}))
 
 
 def diary(what: str, seq: int) -> None:

@@ -5,4 +5,4 @@ from typing import Annotated
 from fastapi import Query
 
 Limit = Annotated[int, Query(ge=1, le=500)]
-Offset = Annotated[int, Query(ge=0)]
+Offset = Annotated[int, Query(ge=0, lt=1 << 63)]

@@ -16,16 +16,15 @@ from bloomery.services.checkpoints import NAMED, SNAPSHOT
 from bloomery.services.sampling import draw_seed
 from bloomery.types.errors import InvalidInput
 from bloomery.types.operations import ForwardBackward, LoraSpec, OptimStep
-from bloomery.types.protocol import MAX_FRAME_BYTES
 from bloomery.types.resources import Checkpoint, CreateRun, LoadFrom, Page, Run, RunMetrics, SaveCheckpointAs, SaveSnapshotAs, Submitted
 from bloomery.types.wire import encode
 
 MSGPACK: Final = "application/msgpack"
 MAX_WAIT_S: Final = 30.0
-MAX_BODY_BYTES: Final = MAX_FRAME_BYTES // 4
 _operations: Final[msgspec.msgpack.Decoder[ForwardBackward | OptimStep]] = msgspec.msgpack.Decoder(ForwardBackward | OptimStep)
 
 Seq = Annotated[int, Path(ge=0, lt=1 << 63)]
+After = Annotated[int, Query(ge=-1, lt=1 << 63)]
 OPERATION: Final = "/runs/{run_id}/operations/{seq}"
 router = APIRouter(tags=["runs"])
 
@@ -54,7 +53,7 @@ async def get(run_id: str, services: Svc, caller: Caller) -> Run:
 
 
 @router.get("/runs/{run_id}/metrics")
-async def metrics(run_id: str, services: Svc, caller: Caller, after: int = -1) -> RunMetrics:
+async def metrics(run_id: str, services: Svc, caller: Caller, after: After = -1) -> RunMetrics:
     """Metrics of the operations behind number `after`."""
     run = await services.runs.get(caller, run_id)
     return await services.metrics.series(caller, run.id, after=after)
@@ -124,12 +123,7 @@ async def _saved(services: Svc, caller: Caller, *, offset: int, **choice: Any) -
 async def _body(request: Request) -> bytes:
     if request.headers.get("content-type", "").partition(";")[0].strip() != MSGPACK:
         raise InvalidInput(f"send the operation as {MSGPACK}", field="content-type")
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise InvalidInput(f"an operation has at most {MAX_BODY_BYTES >> 20} MiB: send the batch as several operations", field="body")
-    return bytes(body)
+    return await request.body()
 
 
 def _decode(body: bytes) -> ForwardBackward | OptimStep:

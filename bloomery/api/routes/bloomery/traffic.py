@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.bloomery.paging import Limit, Offset
-from bloomery.types.resources import Feedback, GiveFeedback, Page, Span, SpanDetail
+from bloomery.types.resources import Feedback, GiveFeedback, Page, Span, SpanDetail, TimeUs
 
 _ALL = 500
 router = APIRouter(tags=["traffic"])
@@ -16,8 +16,8 @@ async def list_spans(
     caller: Caller,
     deployment: str | None = None,
     episode: str | None = None,
-    since_us: int | None = None,
-    until_us: int | None = None,
+    since_us: TimeUs | None = None,
+    until_us: TimeUs | None = None,
     limit: Limit = 50,
     offset: Offset = 0,
 ) -> Page[Span]:

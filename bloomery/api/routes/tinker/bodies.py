@@ -7,7 +7,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Metadata = dict[str, str]
+Text = Annotated[str, Field(max_length=1 << 16)]
+"""Bounded, and so also checked to be text that can be stored: JSON can spell halves of characters."""
+Metadata = dict[Text, Text]
 Int = Annotated[int, Field(gt=-(1 << 31), lt=1 << 31)]
 """Fits every place that a number of ours goes to."""
 Order = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -22,23 +24,23 @@ class Body(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    type: str | None = None
+    type: Text | None = None
 
 
 class CreateSession(Body):
     """A client begins."""
 
-    tags: list[str] = []
+    tags: list[Text] = Field([], max_length=64)
     user_metadata: Metadata | None = None
-    sdk_version: str
-    project_id: str | None = None
-    display_name: str | None = None
+    sdk_version: Text
+    project_id: Text | None = None
+    display_name: Text | None = None
 
 
 class SessionRef(Body):
     """A session by its id."""
 
-    session_id: str
+    session_id: Text
 
 
 class FinishReason(Body):
@@ -49,7 +51,7 @@ class FinishSession(Body):
     """A client ends."""
 
     reason: FinishReason
-    detail: str | None = None
+    detail: Text | None = None
 
 
 class Telemetry(Body):
@@ -57,7 +59,7 @@ class Telemetry(Body):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    session_id: str
+    session_id: Text
     events: list[dict[str, Any]]
 
 
@@ -66,7 +68,7 @@ class Optimizer(Body):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    type: str = "adamw"
+    type: Text = "adamw"
 
 
 class Lora(Body):
@@ -82,9 +84,9 @@ class Lora(Body):
 class CreateModel(Body):
     """A new run."""
 
-    session_id: str
+    session_id: Text
     model_seq_id: Order
-    base_model: str
+    base_model: Text
     user_metadata: Metadata | None = None
     lora_config: Lora | None = None
     optimizer_config: Optimizer = Optimizer()
@@ -93,7 +95,7 @@ class CreateModel(Body):
 class ModelRef(Body):
     """A run by its name in this contract."""
 
-    model_id: str
+    model_id: Text
 
 
 class Numbered(Body):
@@ -101,14 +103,14 @@ class Numbered(Body):
 
     model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
 
-    model_id: str
+    model_id: Text
     seq_id: Order
 
 
 class Operation(Body):
     """Base of whole training operations."""
 
-    model_id: str
+    model_id: Text
     seq_id: Order
 
 
@@ -133,7 +135,7 @@ class OptimStep(Operation):
 class SaveWeights(Operation):
     """Keep the resumable state under the name `path`."""
 
-    path: str
+    path: Text
     ttl_seconds: Int | None = None
     overwrite: bool = False
     user_metadata: Metadata | None = None
@@ -142,9 +144,9 @@ class SaveWeights(Operation):
 class SaveForSampler(Operation):
     """Publish weights for sampling: under the name `path`, or for one sampler of the client's own numbering."""
 
-    path: str | None = None
+    path: Text | None = None
     sampling_session_seq_id: Order | None = None
-    kind: str = "snapshot"
+    kind: Text = "snapshot"
     ttl_seconds: Int | None = None
     user_metadata: Metadata | None = None
 
@@ -152,35 +154,35 @@ class SaveForSampler(Operation):
 class LoadWeights(Body):
     """Continue from a checkpoint: an existing run (`model_id`, `seq_id`) or a new one (`session_id`, `model_seq_id`)."""
 
-    path: str
+    path: Text
     optimizer: bool
-    model_id: str | None = None
+    model_id: Text | None = None
     seq_id: Order | None = None
-    session_id: str | None = None
+    session_id: Text | None = None
     model_seq_id: Order | None = None
-    base_model: str | None = None
+    base_model: Text | None = None
     user_metadata: Metadata | None = None
     optimizer_config: Optimizer | None = None
-    weights_access_token: str | None = None
+    weights_access_token: Text | None = None
 
 
 class RetrieveFuture(Body):
     """Ask for a result. Answers come whole, so the permission to send their size first is not needed."""
 
-    request_id: str
+    request_id: Text
     allow_metadata_only: bool = False
 
 
 class FutureRef(Body):
     """A future by its id."""
 
-    request_id: str
+    request_id: Text
 
 
 class PathRef(Body):
     """Weights by their path."""
 
-    tinker_path: str
+    tinker_path: Text
 
 
 class TimeToLive(Body):
@@ -192,10 +194,10 @@ class TimeToLive(Body):
 class CreateSamplingSession(Body):
     """Sample from a base model or from published weights."""
 
-    session_id: str
+    session_id: Text
     sampling_session_seq_id: Order
-    base_model: str | None = None
-    model_path: str | None = None
+    base_model: Text | None = None
+    model_path: Text | None = None
 
 
 class Chunk(Body):
@@ -217,7 +219,7 @@ class SamplingParams(Body):
 
     max_tokens: Int | None = None
     seed: int | None = None
-    stop: str | list[str] | list[Token] | None = None
+    stop: Text | list[Text] | list[Token] | None = None
     temperature: float = 1.0
     top_k: Int = -1
     top_p: float = 1.0
@@ -226,7 +228,7 @@ class SamplingParams(Body):
 class Sample(Body):
     """One prompt, several continuations."""
 
-    sampling_session_id: str
+    sampling_session_id: Text
     seq_id: Order
     num_samples: Int = 1
     prompt: ModelInput

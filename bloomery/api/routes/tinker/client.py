@@ -71,10 +71,11 @@ async def telemetry(body: Telemetry, caller: Caller) -> dict[str, str]:
     """Errors that a client met go into the log, so that they can be seen beside the server's own."""
     for event in body.events:
         if event.get("severity") in _LOUD:
-            log.warning("client of session %s reports %s: %s", body.session_id, event.get("event_name") or event.get("event"), _gist(event))
+            log.warning("a client reports %.300r: %.500r", event.get("event_name") or event.get("event"), _gist(event))
     return {"status": "accepted"}
 
 
-def _gist(event: dict[str, Any]) -> str:
-    data = event.get("event_data") or event
-    return str(data.get("exception") or data.get("error") or data.get("error_message") or "")[:500]
+def _gist(event: dict[str, Any]) -> Any:
+    # The rest of an event may hold the headers of a request, and so a key.
+    data = event.get("event_data")
+    return data.get("exception") if isinstance(data, dict) else event.get("error_message")

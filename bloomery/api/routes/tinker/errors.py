@@ -81,5 +81,6 @@ def _first_problem(error: RequestValidationError | ValidationError) -> InvalidIn
     first = error.errors()[0]
     # FastAPI puts the part of the request before the field's own path.
     path = [str(part) for part in first["loc"] if part != "body"]
-    field = ".".join(path) or "body"
+    # A field of the caller's own making may hold halves of characters, which no answer can carry.
+    field = ".".join(path).encode(errors="backslashreplace").decode() or "body"
     return InvalidInput(f"`{field}`: {first['msg']}", field=field)

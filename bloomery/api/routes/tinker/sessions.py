@@ -9,6 +9,7 @@ from bloomery.api.routes.tinker import bodies
 from bloomery.api.routes.tinker.errors import TinkerRoute
 from bloomery.services.core import Services
 from bloomery.services.principal import Principal
+from bloomery.services.validate import check_labels
 from bloomery.types.errors import Gone, NotSupported
 
 MAX_PAGE: Final = 1000
@@ -25,6 +26,7 @@ async def create_session(body: bodies.CreateSession, services: Svc, caller: Call
     metadata = dict(body.user_metadata or {})
     if body.display_name is not None:
         metadata[_DISPLAY_NAME] = body.display_name
+    check_labels(None, metadata)
     session = await services.sessions.create(caller, tags=body.tags, user_metadata=metadata, sdk_version=body.sdk_version)
     return {"type": "create_session", "session_id": session.id}
 
