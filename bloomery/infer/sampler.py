@@ -61,8 +61,9 @@ class Sampler:
     def submit(self, generate: Generate) -> None:
         """Queue a request; when it cannot be served, the next step says so."""
         try:
-            check(generate, self._config, taken=generate.request_id in self._requests)
-            request = Request(generate, self._model(generate.weights))
+            with blame(WorkerError, f"request `{generate.request_id}`"):
+                check(generate, self._config, taken=generate.request_id in self._requests)
+                request = Request(generate, self._model(generate.weights))
         except BloomeryError as error:
             self._events.append(GenerateFailed(request_id=generate.request_id, message=error.message, category=error.category))
             return

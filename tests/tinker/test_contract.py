@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 from collections.abc import Iterator
 
 import httpx
@@ -57,7 +58,8 @@ def prompt(*tokens: int) -> types.ModelInput:
 
 
 def post(server: Served, path: str, body: object = None, key: str = KEY, **options: object) -> httpx.Response:
-    return httpx.post(f"{server.url}/api/v1{path}", json=body, headers={"x-api-key": key}, **options)
+    headers = {"x-api-key": key, "content-type": "application/json"}
+    return httpx.post(f"{server.url}/api/v1{path}", content=json.dumps(body), headers=headers, **options)
 
 
 # Runs
@@ -317,7 +319,9 @@ def test_a_wrong_key_is_an_authentication_error(server: Served) -> None:
 # What the SDK does not show
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model_id": "x"}', b'{"model_id": "x", "seq_id": -1}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'{"model_id": "x"}', b'{"model_id": "x", "seq_id": -1}', b'{"model_id": "\\ud800", "seq_id": 1}']
+)
 def test_an_undecodable_body_has_an_answer_with_a_body(server: Served, body: bytes) -> None:
     headers = {"x-api-key": KEY, "content-type": "application/json"}
     answer = httpx.post(f"{server.url}/api/v1/optim_step", content=body, headers=headers)
@@ -325,9 +329,10 @@ def test_an_undecodable_body_has_an_answer_with_a_body(server: Served, body: byt
 
 
 def test_an_operation_that_makes_no_sense_keeps_its_place(server: Served, run: tinker.TrainingClient) -> None:
-    answer = post(server, "/optim_step", {"model_id": run.model_id, "seq_id": 1, "adam_params": {"momentum": 0.9}})
-    result = post(server, "/retrieve_future", {"request_id": answer.json()["request_id"]})
-    assert (result.status_code, result.json()["category"], "momentum" in result.json()["error"]) == (200, "user", True)
+    for seq, name in enumerate(("momentum", "\ud800"), start=1):
+        answer = post(server, "/optim_step", {"model_id": run.model_id, "seq_id": seq, "adam_params": {name: 0.9}})
+        result = post(server, "/retrieve_future", {"request_id": answer.json()["request_id"]})
+        assert (result.status_code, result.json()["category"], "adam_params" in result.json()["error"]) == (200, "user", True)
 
 
 def test_repeated_requests_are_the_same_operation_and_the_same_sample(server: Served, run: tinker.TrainingClient) -> None:
