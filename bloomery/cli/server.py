@@ -39,11 +39,14 @@ def logs(
     from bloomery.up import control
 
     files = control.log_files(_data(data_dir), process)
+    ends = {}
     for file in files:
-        for line in control.tail(file, lines):
+        shown = control.tail(file, lines)
+        ends[file] = shown.end
+        for line in shown.lines:
             _show(file, line, files)
     if follow:
-        for file, line in control.follow(files):
+        for file, line in control.follow(ends):
             _show(file, line, files)
 
 

@@ -20,7 +20,7 @@ def load_decoder(directory: Path, *, dtype: torch.dtype, device: torch.device | 
     """The base model in `dtype` on `device`, gradients off; a missing, surplus or misshapen tensor is an error that names it."""
     config = read_config(directory)
     decoder = Decoder(config, dtype=dtype, device=device).requires_grad_(False)
-    waiting = _destinations(decoder)
+    waiting = stored_tensors(decoder)
     for name, tensor in _tensors(directory):
         if name.endswith("rotary_emb.inv_freq") or (config.tied_head and name == "lm_head.weight"):
             continue
@@ -42,7 +42,7 @@ def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, file.get_tensor(name)
 
 
-def _destinations(decoder: Decoder) -> dict[str, Tensor]:
+def stored_tensors(decoder: Decoder) -> dict[str, Tensor]:
     """Hugging Face name of every tensor, with the view of ours that it fills."""
     config = decoder.config
     views: dict[str, Tensor] = {"model.embed_tokens.weight": decoder.embedding.data, "model.norm.weight": decoder.norm.data}

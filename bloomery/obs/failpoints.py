@@ -1,6 +1,7 @@
 """Named places where a test may kill the process: `BLOOMERY_FAILPOINTS=journal.payload.synced@3:/tmp/marker`.
 
-A failpoint kills with SIGKILL when it is reached for the n-th time in a process, once ever: the marker file it leaves disarms it for the restarted process.
+A failpoint kills with SIGKILL when it is reached for the n-th time in a process, once ever: the marker file it leaves disarms it for the
+restarted process.
 Several are separated by commas. Without the variable a failpoint costs one dictionary look-up.
 """
 

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -79,20 +79,30 @@ def log_files(data: DataDir, process: str | None) -> list[Path]:
     return chosen
 
 
-def tail(file: Path, lines: int) -> list[str]:
-    """The last lines of a log."""
+class Tail(NamedTuple):
+    """The last lines of a log, and where in the file they end."""
+
+    lines: list[str]
+    end: int
+
+
+def tail(file: Path, lines: int) -> Tail:
+    """The last whole lines of a log."""
     with file.open("rb") as log:
-        log.seek(max(0, file.stat().st_size - _TAIL_BYTES))
-        text = log.read().decode(errors="replace")
-    return text.splitlines()[-lines:] if lines else []
+        start = max(0, file.stat().st_size - _TAIL_BYTES)
+        log.seek(start)
+        data = log.read()
+    end = start + data.rfind(b"\n") + 1
+    text = data[: end - start].decode(errors="replace")
+    return Tail(text.splitlines()[-lines:] if lines else [], end)
 
 
-def follow(files: list[Path]) -> Iterator[tuple[Path, str]]:
-    """New lines as they are written, for ever; a log that shrank was rotated and is read from its start."""
-    offsets = {file: file.stat().st_size for file in files}
-    rests = dict.fromkeys(files, "")
+def follow(ends: Mapping[Path, int]) -> Iterator[tuple[Path, str]]:
+    """Lines behind those ends as they are written, for ever; a log that shrank was rotated and is read from its start."""
+    offsets = dict(ends)
+    rests = dict.fromkeys(ends, "")
     while True:
-        for file in files:
+        for file in ends:
             if file.stat().st_size < offsets[file]:
                 offsets[file] = 0
             with file.open("rb") as log:

@@ -23,7 +23,7 @@ from bloomery.models.attention import PackedAttention, packed_positions, packed_
 from bloomery.models.config import parse_config
 from bloomery.models.decoder import Decoder
 from bloomery.models.head import token_logprobs
-from bloomery.models.load import _destinations
+from bloomery.models.load import stored_tensors
 from bloomery.models.tiny.corpus import Document, read_documents
 from bloomery.models.tiny.mixture import Mixture, Shelf, Weighted, held_back, routable_packages
 from bloomery.models.tiny.tasks import generated
@@ -238,7 +238,7 @@ def export(decoder: Decoder, tokenizer: Tokenizer, directory: Path) -> None:
     """Write the Hugging Face directory: weights in bf16, configs, tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
     end, end_of_text = tokenizer.token_to_id(END), tokenizer.token_to_id(END_OF_TEXT)
-    save_file({name: view.contiguous() for name, view in _destinations(decoder).items()}, directory / "model.safetensors", metadata={"format": "pt"})
+    save_file({name: view.contiguous() for name, view in stored_tensors(decoder).items()}, directory / "model.safetensors", metadata={"format": "pt"})
     write_json(directory / "config.json", {**CONFIG, "bos_token_id": None, "eos_token_id": end, "pad_token_id": end_of_text})
     write_json(directory / "generation_config.json", {"eos_token_id": [end, end_of_text], "pad_token_id": end_of_text})
     save_tokenizer(tokenizer, directory)
