@@ -18,6 +18,11 @@ from bloomery.types.ids import new_id, now_us
 from bloomery.types.resources import Deployment, Page, Revision
 
 
+MAX_EVIDENCE_CHARS: Final = 65_536
+MAX_EVIDENCE_LEVELS: Final = 32
+"""Whoever lists deployments gets every evidence; what is nested deeper than encoders go would make all of them unreadable."""
+
+
 class RevisionState(StrEnum):
     """A revision is ready, serves, and is replaced; a rollback makes a retired one live again."""
 
@@ -44,6 +49,7 @@ class Deployments:
     async def create(self, p: Principal, name: str, version: str, evidence: dict[str, Any]) -> Deployment:
         """Serve a version under a new name."""
         p.require("deploy")
+        _check_evidence(evidence)
         if name in {base.alias for base in self._models.list()}:
             raise Conflict(f"`{name}` is the name of a base model; choose another", field="name")
         found = await self._versions.find(p, version)
@@ -52,6 +58,7 @@ class Deployments:
     async def promote(self, p: Principal, name: str, version: str, evidence: dict[str, Any]) -> Deployment:
         """Make a version live as a new revision; the one before it retires in the same moment."""
         p.require("deploy")
+        _check_evidence(evidence)
         found = await self._versions.find(p, version)
         return await self._database.write(lambda connection: _promote(connection, p.project, name, found, evidence))
 
@@ -80,6 +87,16 @@ class Deployments:
             return None
         weights = Weights(version=row.version, key=row.key)
         return Target(weights, row.base_hash, name, row.number, name, deployment_id=row.deployment_id, revision_id=row.id)
+
+
+def _check_evidence(evidence: dict[str, Any]) -> None:
+    level: list[Any] = [evidence]
+    for _ in range(MAX_EVIDENCE_LEVELS):
+        level = [item for outer in level if isinstance(outer, dict | list) for item in (outer.values() if isinstance(outer, dict) else outer)]
+    if level:
+        raise InvalidInput(f"`evidence` is nested in more than {MAX_EVIDENCE_LEVELS} levels: make it flatter", field="evidence")
+    if (size := len(json.dumps(evidence))) > MAX_EVIDENCE_CHARS:
+        raise InvalidInput(f"`evidence` has {size} characters, at most {MAX_EVIDENCE_CHARS} are kept: give a summary", field="evidence")
 
 
 def _create(connection: Connection, project: str, name: str, found: Version, evidence: dict[str, Any]) -> Deployment:

@@ -75,7 +75,7 @@ class Child:
                 pass_fds=program.inherit,
                 # Ctrl-C in a terminal reaches its whole process group, and these stop in an order.
                 process_group=0,
-                preexec_fn=_die_with(os.getpid()),
+                preexec_fn=end_with(os.getpid(), signal.SIGKILL),
             )
 
     def reap(self) -> int | None:
@@ -123,14 +123,14 @@ def describe_exit(status: int) -> str:
     return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
 
 
-def _die_with(parent: int) -> Callable[[], None] | None:
-    """Runs in the child before the program: the kernel kills it when the supervisor dies, however that happens."""
+def end_with(parent: int, number: int) -> Callable[[], None] | None:
+    """Runs in the child before the program: the kernel sends it `number` when the parent dies, however that happens."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def arrange() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:
             os._exit(1)
 

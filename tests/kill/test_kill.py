@@ -4,7 +4,6 @@ The reference comes from a server that nobody disturbed, in processes of its own
 """
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -15,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.kill.harness import Server, finish, server, start_workload
+from tests.kill.harness import finish, start_workload
+from tests.live import LiveServer, running_server
 
 API_POINTS = [
     "journal.operation.written@7",
@@ -40,8 +40,8 @@ QUICK = ["journal.operation.synced@9", "journal.result.written@5", "engine.opera
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    with server(tmp_path_factory.mktemp("reference") / "data") as undisturbed:
-        return finish(start_workload(undisturbed))
+    with running_server(tmp_path_factory.mktemp("reference") / "data") as undisturbed:
+        return finish(start_workload(undisturbed))[-1]
 
 
 def test_a_run_ends_with_the_same_bits_after_several_deaths(tmp_path: Path, reference: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ def test_a_run_ends_with_the_same_bits_after_a_death_at(point: str, tmp_path: Pa
 @pytest.mark.parametrize("seed", range(4))
 def test_a_run_ends_with_the_same_bits_after_kills_at_random_times(seed: int, tmp_path: Path, reference: dict[str, Any]) -> None:
     clock = random.Random(seed)
-    with server(tmp_path / "data", {"BLOOMERY_CHECKPOINT_SECONDS": "0.5"}) as victim:
+    with running_server(tmp_path / "data", env={"BLOOMERY_CHECKPOINT_SECONDS": "0.1"}) as victim:
         workload = start_workload(victim)
         read_until(workload, '"accepted"')
         killed = 0
@@ -66,7 +66,7 @@ def test_a_run_ends_with_the_same_bits_after_kills_at_random_times(seed: int, tm
             time.sleep(clock.uniform(0.1, 1.5))
             if workload.poll() is None:
                 killed += kill(victim, clock.choice(["api", "engine"]))
-        report = finish(workload)
+        report = finish(workload)[-1]
     assert killed, "the workload was over before anything could be killed"
     assert report == reference
 
@@ -76,17 +76,13 @@ def killed_at(points: list[str], tmp_path: Path) -> dict[str, Any]:
     markers = [tmp_path / f"marker-{number}" for number in range(len(points))]
     armed = ",".join(f"{point}:{marker}" for point, marker in zip(points, markers, strict=True))
     # Checkpoints come often, so that replay starts from one and segments are dropped while the workload runs.
-    environment = {"BLOOMERY_FAILPOINTS": armed, "BLOOMERY_CHECKPOINT_SECONDS": "0.5"}
-    with server(tmp_path / "data", environment) as victim:
-        workload = start_workload(victim)
-        output, _ = workload.communicate(timeout=240)
-        assert workload.returncode == 0, output
-    lines = [json.loads(line) for line in output.splitlines()]
+    environment = {"BLOOMERY_FAILPOINTS": armed, "BLOOMERY_CHECKPOINT_SECONDS": "0.1"}
+    with running_server(tmp_path / "data", env=environment) as victim:
+        diary = finish(start_workload(victim))
     for point, marker in zip(points, markers, strict=True):
         assert marker.exists(), f"nobody died at {point}"
-        assert in_flight(lines, marker.stat().st_mtime), f"nothing was in flight at {point}"
-    report: dict[str, Any] = lines[-1]
-    return report
+        assert in_flight(diary, marker.stat().st_mtime), f"nothing was in flight at {point}"
+    return diary[-1]
 
 
 def in_flight(diary: list[dict[str, Any]], moment: float) -> bool:
@@ -97,9 +93,9 @@ def in_flight(diary: list[dict[str, Any]], moment: float) -> bool:
     return done < accepted or accepted < last
 
 
-def kill(victim: Server, name: str) -> int:
+def kill(victim: LiveServer, name: str) -> int:
     """SIGKILL the processes of that name; how many there were (none between two lives)."""
-    pids = [pid for process, pid in victim.processes().items() if process.startswith(name)]
+    pids = [pid for process, pid in victim.pids().items() if process.startswith(name)]
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

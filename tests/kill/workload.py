@@ -32,6 +32,10 @@ def main(url: str, key: str, seed: int) -> None:
                 pending.append(run.save_checkpoint("middle"))
                 pending.append(run.save_snapshot("middle"))
             diary("accepted", pending[-1].seq)
+            if step > STEPS // 2:
+                # Half of it one after the other, so that the journal moves on while checkpoints are written.
+                pending[-1].result()
+                diary("done", pending[-1].seq)
         results = []
         for each in pending:
             results.append(each.result())

@@ -34,7 +34,7 @@ async def read_body(request: Request) -> dict[str, Any]:
             raise InvalidInput(f"the body is over the limit of {MAX_BODY_BYTES >> 20} MiB", field="body")
     try:
         content = msgspec.json.decode(bytes(body))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"the body is not JSON: {error}", field="body") from None
     if not isinstance(content, dict):
         raise InvalidInput("the body is a JSON object", field="body")
