@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.live import LiveServer, running_server
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 _server = pytest.StashKey[LiveServer]()
 

@@ -1,4 +1,4 @@
-"""The HTTP application: four contracts over one set of services, the page at `/`, and `/healthz`."""
+"""The HTTP application: three contracts over one set of services, the page at `/`, and `/healthz`."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bloomery import __version__
 from bloomery.api import errors
 from bloomery.api.deps import Svc
-from bloomery.api.routes import bloomery, openai, tinker
+from bloomery.api.routes import MAX_BODY_BYTES, bloomery, openai, tinker
 from bloomery.services.core import Services
 from bloomery.types.errors import InvalidInput
 from bloomery.types.ids import new_id
@@ -26,9 +26,6 @@ SECURITY_HEADERS: Final = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-
-
-MAX_BODY_BYTES: Final = 256 << 20
 
 
 def create_app(services: Services) -> FastAPI:

@@ -1,4 +1,4 @@
-"""The one place where errors become answers: codes to HTTP statuses, in the envelope of the caller's contract.
+"""Where errors become answers: codes to HTTP statuses, in the envelope of the caller's contract.
 
 `/v1` answers as OpenAI does; everything else in Bloomery's own form. The routes of the tinker contract answer their errors themselves, before they
 get here.

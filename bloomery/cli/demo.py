@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -25,13 +27,13 @@ from bloomery.recipes.loop import LoopConfig, LoopReport, run_loop
 from bloomery.recipes.sft import SftConfig
 from bloomery.recipes.statistics import wilson
 from bloomery.render import ChatTokenizer
-from bloomery.types.errors import Unavailable
+from bloomery.types.errors import InvalidInput, Unavailable
 
 READY_S = 120
 UP_LOG = "up.log"
 ANSWER_MARGIN_TOKENS = 4
-FIRST = SftConfig(epochs=2, learning_rate=3e-3, batch_size=32)
-SECOND = SftConfig(epochs=1.5, learning_rate=2e-3, batch_size=32)
+FIRST = SftConfig(epochs=3, learning_rate=4e-3, batch_size=16)
+SECOND = SftConfig(epochs=2, learning_rate=3e-3, batch_size=16)
 
 console = Console()
 
@@ -51,6 +53,8 @@ def demo(
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
 ) -> None:
     """Train, serve, collect, retrain and compare on this machine."""
+    if json_file is not None and not json_file.parent.is_dir():
+        raise InvalidInput(f"there is no directory {json_file.parent} for {json_file.name}: make it first", field="json")
     started = time.monotonic()
     with serving(model, keep=keep) as server:
         report = run(server, data, Bars())
@@ -68,23 +72,34 @@ def run(server: Server, data: Path | None, bars: "Bars") -> LoopReport:
         base = client.models()[0]
         chosen = demo_rows.from_stdlib() if data is None else demo_rows.from_file(client, data)
         tokenizer = ChatTokenizer.load(Path(base.path))
+        if tokenizer.template_hash is None:
+            raise InvalidInput(f"{base.path} has no chat template, and the demo chats: set tokenizer.chat_template and save it there", field="model")
+        longest_answer = _longest_answer(chosen, tokenizer)
+        if data is not None:
+            demo_rows.check_fit(chosen.rows, tokenizer, base.context - longest_answer)
         config = LoopConfig(
             deployment="demo",
             base_model=base.alias,
             first=FIRST,
             second=SECOND,
-            max_answer_tokens=_longest_answer(chosen, tokenizer),
+            max_answer_tokens=longest_answer,
         )
         return run_loop(client, chosen.task, chosen.rows, tokenizer.render_training, config, bars.advance)
 
 
 @contextlib.contextmanager
 def serving(model: str, *, keep: bool) -> Iterator[Server]:
-    """A server on a free port with a data directory of its own, stopped and removed at the end unless `keep`."""
+    """A server on a free port with a data directory of its own, stopped and removed at the end unless `keep`; a demo that is killed ends it too."""
+    from bloomery.up.children import end_with
+
+    ends = None if keep else end_with(os.getpid(), signal.SIGTERM)
     place = Path(tempfile.mkdtemp(prefix="bloomery-demo-"))
     data_dir, port = place / "data", _free_port()
     argv = [sys.executable, "-m", "bloomery.cli.main", "up", "--data-dir", str(data_dir), "--port", str(port), "--model", model]
-    with (place / UP_LOG).open("w") as output, subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True) as process:
+    with (
+        (place / UP_LOG).open("w") as output,
+        subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=ends) as process,
+    ):
         server = Server(f"http://127.0.0.1:{port}", "", data_dir)
         left_up = False
         try:
@@ -139,7 +154,7 @@ def show(report: LoopReport, seconds: float) -> None:
     table.add_row("seconds per step", "", *(f"{report.training[version].seconds_per_step:.2f}" for version in ("v1", "v2")))
     console.print(table)
     for line in _sentences(report, seconds):
-        console.print(line)
+        console.print(line, markup=False)  # what the model says may look like markup
 
 
 def figures(report: LoopReport, seconds: float) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""`bloomery`: the commands, and the place where errors become one line and exit code 2."""
+"""`bloomery`: the commands, and the place where errors, and files that cannot be used, become one line and exit code 2."""
 
 from typing import Annotated, Any
 
@@ -18,6 +18,11 @@ class OneLineErrors(TyperGroup):
             return super().invoke(ctx)
         except BloomeryError as error:
             typer.echo(f"error: {error.message}", err=True)
+            raise typer.Exit(2) from error
+        except OSError as error:
+            if error.filename is None:
+                raise
+            typer.echo(f"error: {error.filename}: {error.strerror}", err=True)
             raise typer.Exit(2) from error
 
 

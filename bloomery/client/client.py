@@ -9,7 +9,6 @@ import httpx
 
 from bloomery.client.http import Http
 from bloomery.client.training import TrainingRun
-from bloomery.types import resources
 from bloomery.types.errors import WorkerError
 from bloomery.types.resources import (
     Collected,
@@ -20,6 +19,7 @@ from bloomery.types.resources import (
     DatasetVersion,
     Deployment,
     Feedback,
+    GiveFeedback,
     ImportRows,
     Model,
     Run,
@@ -28,8 +28,6 @@ from bloomery.types.resources import (
     Split,
     Status,
 )
-
-_PAGE = 200
 
 
 class Client:
@@ -71,7 +69,7 @@ class Client:
 
     def runs(self) -> list[Run]:
         """All runs, newest first."""
-        return [Run.model_validate(item) for item in _pages(self._http, "/api/v1/runs")]
+        return [Run.model_validate(item) for item in self._http.pages("/api/v1/runs")]
 
     def models(self) -> list[Model]:
         """The base models that the server holds."""
@@ -87,7 +85,7 @@ class Client:
 
     def feedback(self, target: str, metric: str, value: Any, **options: Any) -> Feedback:
         """Judge a completion, or an episode, by its id; `options` are the other fields of `GiveFeedback`."""
-        body = resources.GiveFeedback(target=target, metric=metric, value=value, **options)
+        body = GiveFeedback(target=target, metric=metric, value=value, **options)
         return Feedback.model_validate(self._http.post("/api/v1/feedback", body.model_dump(exclude_none=True) | {"value": value}))
 
     def chat(self, model: str, messages: list[dict[str, Any]], *, headers: Mapping[str, str] | None = None, **options: Any) -> dict[str, Any]:
@@ -134,7 +132,7 @@ class Deployments:
 
     def list(self) -> list[Deployment]:
         """All deployments."""
-        return [Deployment.model_validate(item) for item in _pages(self._http, "/api/v1/deployments")]
+        return [Deployment.model_validate(item) for item in self._http.pages("/api/v1/deployments")]
 
     def _post(self, path: str, body: dict[str, Any]) -> Deployment:
         return Deployment.model_validate(self._http.post(f"/api/v1/deployments{path}", body))
@@ -165,11 +163,11 @@ class Datasets:
 
     def list(self) -> list[Dataset]:
         """All data sets."""
-        return [Dataset.model_validate(item) for item in _pages(self._http, "/api/v1/datasets")]
+        return [Dataset.model_validate(item) for item in self._http.pages("/api/v1/datasets")]
 
     def rows(self, name: str, version: str, split: Split = "train") -> Iterator[DatasetRow]:
         """The rows of a split, page by page."""
-        for item in _pages(self._http, f"/api/v1/datasets/{name}/versions/{version}/rows", split=split):
+        for item in self._http.pages(f"/api/v1/datasets/{name}/versions/{version}/rows", split=split):
             yield DatasetRow.model_validate(item)
 
     def _post(self, path: str, body: dict[str, Any], *, repeatable: bool = False) -> DatasetVersion:
@@ -184,19 +182,9 @@ class Spans:
 
     def list(self, **filters: Any) -> Iterator[Span]:
         """Spans without bodies, newest first; filters: deployment, episode, since_us, until_us."""
-        for item in _pages(self._http, "/api/v1/spans", **filters):
+        for item in self._http.pages("/api/v1/spans", **filters):
             yield Span.model_validate(item)
 
     def get(self, span_id: str) -> SpanDetail:
         """One span with its body and feedback."""
         return SpanDetail.model_validate(self._http.get(f"/api/v1/spans/{span_id}"))
-
-
-def _pages(http: Http, path: str, **query: Any) -> Iterator[Any]:
-    offset = 0
-    while True:
-        page = http.get(path, limit=_PAGE, offset=offset, **query)
-        yield from page["data"]
-        offset += len(page["data"])
-        if not page["has_more"]:
-            return

@@ -16,6 +16,7 @@ from bloomery.types.errors import BloomeryError, Unavailable
 
 _PAUSE_S: Final = 0.2
 _MAX_PAUSE_S: Final = 2.0
+_PAGE: Final = 200
 _BY_CODE: Final = {
     kind.code: kind
     for kind in (
@@ -55,6 +56,16 @@ class Http:
     def get(self, path: str, **query: Any) -> Any:
         """The JSON at a path; parameters that are None are left out."""
         return self.request("GET", path, params={name: value for name, value in query.items() if value is not None}).json()
+
+    def pages(self, path: str, **query: Any) -> Iterator[Any]:
+        """Every item of a list, page by page."""
+        offset = 0
+        while True:
+            page = self.get(path, limit=_PAGE, offset=offset, **query)
+            yield from page["data"]
+            offset += len(page["data"])
+            if not page["has_more"]:
+                return
 
     def post(self, path: str, body: Any, *, repeatable: bool = False, headers: Mapping[str, str] | None = None) -> Any:
         """The JSON answer to a JSON body."""

@@ -115,7 +115,7 @@ class TrainingRun:
 
     def checkpoints(self) -> list[Checkpoint]:
         """Named checkpoints and snapshots, newest first."""
-        return [Checkpoint.model_validate(item) for item in self._http.get(f"/api/v1/runs/{self.id}/checkpoints")["data"]]
+        return [Checkpoint.model_validate(item) for item in self._http.pages(f"/api/v1/runs/{self.id}/checkpoints")]
 
     def _compute(
         self, data: Sequence[Datum], loss: str, loss_config: dict[str, float | str] | None, *, backward: bool

@@ -5,7 +5,6 @@ Shapes: P prompt tokens, T tokens of a chunk, k likeliest tokens.
 
 import math
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 import torch
@@ -17,10 +16,7 @@ from bloomery.infer.sampling import Draw
 from bloomery.models.config import DecoderConfig
 from bloomery.types.arrays import Array
 from bloomery.types.errors import Conflict, InvalidInput
-from bloomery.types.generation import FinishReason, Generate, PromptScored
-
-NO_LOGPROB: Final = -99999.0
-"""Stands for the likeliest tokens where there are none: before the first token of a prompt."""
+from bloomery.types.generation import NO_LOGPROB, FinishReason, Generate, PromptScored
 
 
 class Request:

@@ -14,8 +14,6 @@ from bloomery.models.config import DecoderConfig
 RANK_PAD = 16
 """Factors are stored with the rank padded to this multiple: narrower ones change the bits of a row with the width."""
 
-ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
 UNEMBED = "unembed_tokens"
 
 

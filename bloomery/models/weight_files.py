@@ -4,18 +4,11 @@ import json
 import math
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bloomery.types.errors import InvalidInput
 
 _MAX_HEADER_BYTES = 100 << 20
-
-
-class WeightsSummary(NamedTuple):
-    """Sizes read from safetensors headers."""
-
-    parameters: int
-    bytes_on_disk: int
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -36,12 +29,10 @@ def weight_files(directory: Path) -> list[Path]:
     return files
 
 
-def summarise(directory: Path) -> WeightsSummary:
-    """Count parameters and bytes without reading a tensor."""
-    files = weight_files(directory)
-    headers = [read_header(file) for file in files]
-    parameters = sum(math.prod(entry["shape"]) for header in headers for name, entry in header.items() if name != "__metadata__")
-    return WeightsSummary(parameters, sum(file.stat().st_size for file in files))
+def count_parameters(directory: Path) -> int:
+    """Parameters as the headers have them, without reading a tensor."""
+    headers = [read_header(file) for file in weight_files(directory)]
+    return sum(math.prod(entry["shape"]) for header in headers for name, entry in header.items() if name != "__metadata__")
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -57,6 +48,9 @@ def read_header(path: Path) -> dict[str, Any]:
             raise InvalidInput(f"{path} has a damaged safetensors header", field="model") from None
     if not isinstance(header, dict):
         raise InvalidInput(f"{path} has a damaged safetensors header", field="model")
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    if (size := path.stat().st_size) < (expected := len(start) + length + max(ends, default=0)):
+        raise InvalidInput(f"{path} is cut off: it has {size} bytes of {expected}; copy it again", field="model")
     return header
 
 

@@ -1,1 +1,1 @@
-"""Observation: logs, metrics and failpoints; standard library only."""
+"""Observation: logs and failpoints; standard library only."""

@@ -11,11 +11,13 @@ from bloomery.client import Client
 from bloomery.recipes import stdlib_docs
 from bloomery.recipes.loop import Rows
 from bloomery.recipes.task import Question, Task, routing_task, share_of, task_of_rows
+from bloomery.render import ChatTokenizer
 from bloomery.types.errors import InvalidInput
 from bloomery.types.resources import DatasetRow
 
 MIN_ROWS = 50
 FIRST_SHARE, TRAFFIC_SHARE = 0.4, 0.4
+_SHOWN_CHARS = 60
 
 
 class DemoRows(NamedTuple):
@@ -36,12 +38,26 @@ def from_stdlib() -> DemoRows:
 def from_file(client: Client, path: Path) -> DemoRows:
     """The user's CSV or JSONL; one broken row refuses the file by its number."""
     stored = _imported(client, path)
-    chat = path.suffix == ".jsonl" and '"messages"' in path.read_text(encoding="utf-8")[:4096]
+    chat = _format(path) == "jsonl" and '"messages"' in path.read_text(encoding="utf-8")[:4096]
     task = task_of_rows(stored, chat=chat)
     questions = [task.question_of(row.messages) if chat else _asked(task, row) for row in stored]
     if len(questions) < MIN_ROWS:
         raise InvalidInput(f"{path} has {len(questions)} different rows; the demo splits them in three and needs at least {MIN_ROWS}", field="data")
-    return DemoRows(task, split(questions))
+    rows = split(questions)
+    if not all(rows):
+        raise InvalidInput(f"{path}: rows with one text stay together, and these have too few different texts to be split in three", field="data")
+    return DemoRows(task, rows)
+
+
+def check_fit(rows: Rows, tokenizer: ChatTokenizer, room: int) -> None:
+    """Every prompt must leave the model room to answer, and its row be one to learn from: better said now than after minutes."""
+    for question in (question for part in rows for question in part):
+        tokenizer.render_training(question.messages)
+        if (length := len(tokenizer.render_prompt(question.prompt))) > room:
+            start = question.text[:_SHOWN_CHARS]
+            raise InvalidInput(
+                f"the row that begins {start!r} has {length} tokens, and the model takes {room} beside the answer: shorten it", field="data"
+            )
 
 
 def split(questions: Sequence[Question]) -> Rows:
@@ -62,17 +78,18 @@ def _imported(client: Client, path: Path) -> list[DatasetRow]:
 
 
 def _format(path: Path) -> Literal["csv", "jsonl"]:
-    if path.suffix not in (".csv", ".jsonl"):
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".jsonl"):
         raise InvalidInput(f"{path} must end in .csv or .jsonl, so that it is clear how to read it", field="data")
-    return "csv" if path.suffix == ".csv" else "jsonl"
+    return "csv" if suffix == ".csv" else "jsonl"
 
 
 def _read(path: Path) -> str:
     _format(path)
     try:
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InvalidInput(f"there is no file {path}", field="data") from None
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}", field="data") from None
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path} is not UTF-8 text: byte {error.start} cannot be read", field="data") from None
 

@@ -22,6 +22,7 @@ from bloomery.recipes.sft import Renderer, SftConfig, SftReport, datum, fine_tun
 from bloomery.recipes.statistics import Mismatch, Paired, mcnemar, mismatch
 from bloomery.recipes.task import Question, Task, share_of
 from bloomery.types.arrays import Array
+from bloomery.types.errors import InvalidInput
 from bloomery.types.operations import Datum, SnapshotResult
 from bloomery.types.resources import DatasetVersion, Span, Split
 
@@ -138,7 +139,10 @@ class Loop:
             self.client.datasets.create(self.config.deployment)
             splits: dict[Split, str] = {"train": _jsonl(rows.first), "eval": _jsonl(rows.held_out)}
             version = self.client.datasets.add_version(self.config.deployment, splits)
-            return version, self._training_rows(version)
+            rows1 = self._training_rows(version)
+            if not rows1:
+                raise InvalidInput("every row to train on resembles one that is held out, so none is left: give rows that differ more", field="data")
+            return version, rows1
 
     def measure(self, phase: str, model: str, questions: Sequence[Question]) -> list[Outcome]:
         """Ask every question once, greedily, through the OpenAI-compatible endpoint; not consented to training."""
@@ -192,6 +196,8 @@ class Loop:
             spans = islice(self.client.spans.list(deployment=self.config.deployment), 4 * PARITY_ANSWERS)
             ours = [span for span in spans if span.version == version and span.has_body and span.out_tokens][:PARITY_ANSWERS]
             answers = [answer for span in ours for answer in self._recorded(span)]
+            if not answers:
+                return mismatch([], [])  # token ids are not kept of texts in which something was redacted
             scored = run.forward([answer.datum for answer in answers]).result()
             sampled = [logprob for answer in answers for logprob in answer.logprobs]
             trained = [

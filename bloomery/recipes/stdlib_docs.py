@@ -6,7 +6,6 @@ of the qualified name and drops near-duplicates. The same Python gives the same 
 """
 
 import ast
-import hashlib
 import re
 import sysconfig
 from collections import Counter, defaultdict
@@ -16,6 +15,8 @@ from inspect import cleandoc
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+from bloomery.recipes.task import share_of
 
 LABELS = (
     "asyncio",
@@ -79,36 +80,31 @@ def build(stdlib: Path | None = None) -> DocSplits:
     for row in (row for label in LABELS for row in package_rows(root, label)):
         splits[split_of(row.name)].append(row)
     # Held-out rows are kept before the others, so what they repeat disappears from training and not the other way round.
-    kept = NearDuplicates()
+    kept = SeenTexts()
     distinct = {name: [row for row in in_hash_order(rows) if kept.add(row.text)] for name, rows in splits.items()}
     return DocSplits(distinct["first"], distinct["traffic"], distinct["held_out"], LABELS)
 
 
-def protected() -> "NearDuplicates":
+def protected() -> "SeenTexts":
     """The rows that pretraining must not see; ask `holds_part_of` about each text."""
     splits = build()
-    return NearDuplicates(row.text for row in [*splits.held_out, *splits.traffic])
+    return SeenTexts(row.text for row in [*splits.held_out, *splits.traffic])
 
 
 def split_validation(first: list[Example]) -> Validation:
     """Cut the validation part off the first data set, by hash."""
-    chosen = {row.name for row in first if hash_share(f"validation {row.name}") < VALIDATION_SHARE}
+    chosen = {row.name for row in first if share_of(f"validation {row.name}") < VALIDATION_SHARE}
     return Validation([row for row in first if row.name not in chosen], [row for row in first if row.name in chosen])
 
 
 def split_of(name: str) -> str:
-    share = hash_share(name)
+    share = share_of(name)
     return "first" if share < 0.4 else "traffic" if share < 0.8 else "held_out"
 
 
 def in_hash_order(rows: list[Example]) -> list[Example]:
     """A fixed shuffle: neighbours in the source are not neighbours in the data."""
-    return sorted(rows, key=lambda row: hash_share(f"order {row.name}"))
-
-
-def hash_share(text: str) -> float:
-    """A number in [0, 1) that depends on the text alone."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
+    return sorted(rows, key=lambda row: share_of(f"order {row.name}"))
 
 
 def package_rows(root: Path, label: str) -> Iterator[Example]:
@@ -173,7 +169,7 @@ def signature(path: tuple[str, ...], node: Definition) -> str:
     return f"{keyword} {name}({ast.unparse(node.args)})"
 
 
-class NearDuplicates:
+class SeenTexts:
     """Texts seen so far, indexed by word pairs."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:

@@ -45,7 +45,7 @@ class Task(NamedTuple):
             return content.strip() or None
         try:
             answer = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         label = answer.get(self.key) if isinstance(answer, dict) and len(answer) == 1 else None
         return label if isinstance(label, str) and label in self.labels else None
@@ -60,14 +60,14 @@ class Task(NamedTuple):
 
 def routing_task(labels: Sequence[str]) -> Task:
     """Route a piece of documentation to its package."""
-    return Task("package", "Which Python package? Answer in JSON.", frozenset(labels))
+    return Task("package", 'Which package does this documentation belong to? Answer with JSON: {"package": "<name>"}.', frozenset(labels))
 
 
 def task_of_rows(rows: Sequence[DatasetRow], *, chat: bool) -> Task:
     """The task that a user's own file describes."""
     if chat:
         return Task(None, "", frozenset())
-    return Task("label", "Label the text. Answer in JSON.", frozenset(row.messages[-1]["content"] for row in rows))
+    return Task("label", 'Classify the text. Reply with {"label": ...} and nothing else.', frozenset(row.messages[-1]["content"] for row in rows))
 
 
 def share_of(text: str) -> float:

@@ -26,7 +26,7 @@ FOLDERS: Final[Mapping[str, str]] = {NAMED: "weights", SNAPSHOT: "sampler_weight
 MAX_TTL_S: Final = 10 * 365 * 86_400
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_PATH: Final = re.compile(r"tinker://(?P<run>[^/]+)/(?P<folder>[^/]+)/(?P<name>[^/]+)")
+PATH: Final = re.compile(r"tinker://(?P<run>[^/]+)/(?P<folder>[^/]+)/(?P<name>[^/]+)")
 
 
 class CheckpointRow(NamedTuple):
@@ -91,7 +91,7 @@ class Checkpoints:
 
     async def find(self, p: Principal, path: str) -> CheckpointRow:
         """What a `tinker://` path names."""
-        parts = _PATH.fullmatch(path)
+        parts = PATH.fullmatch(path)
         kinds = {folder: kind for kind, folder in FOLDERS.items()}
         if parts is None or parts["folder"] not in kinds:
             raise InvalidInput(f"`{path}` is no path of weights: use `tinker://<run>/weights/<name>` or `.../sampler_weights/<name>`", field="path")
@@ -99,12 +99,12 @@ class Checkpoints:
 
     async def named(self, p: Principal, run_id: str, kind: str, name: str) -> CheckpointRow:
         """By run (its id or its tinker id), kind and name."""
-        condition = (rows.checkpoint.c.kind == kind) & (rows.checkpoint.c.name == name) & _of_run(run_id)
+        condition = (rows.checkpoint.c.kind == kind) & (rows.checkpoint.c.name == name) & of_run(run_id)
         return await self._one(p, condition, f"run `{run_id}` has no {FOLDERS[kind]} `{name}`")
 
     async def of_operation(self, p: Principal, run_id: str, seq: int) -> CheckpointRow:
         """What operation `seq` saved."""
-        condition = (rows.checkpoint.c.kind.in_(FOLDERS)) & (rows.checkpoint.c.seq == seq) & _of_run(run_id)
+        condition = (rows.checkpoint.c.kind.in_(FOLDERS)) & (rows.checkpoint.c.seq == seq) & of_run(run_id)
         return await self._one(p, condition, f"operation {seq} of run `{run_id}` saved nothing that is still there")
 
     async def list(self, p: Principal, *, run_id: str | None = None, kind: str | None = None, limit: int = 100, offset: int = 0) -> CheckpointPage:
@@ -114,7 +114,7 @@ class Checkpoints:
         if kind is not None:
             conditions.append(rows.checkpoint.c.kind == kind)
         if run_id is not None:
-            conditions.append(_of_run(run_id))
+            conditions.append(of_run(run_id))
         return await self._database.read(lambda connection: _page(connection, conditions, limit, offset))
 
     async def set_ttl(self, p: Principal, path: str, ttl_s: int | None) -> None:
@@ -191,7 +191,7 @@ def _visible(p: Principal) -> ColumnElement[bool]:
     return (table.project == p.project) & (table.state == "ready") & (table.kind != "auto") & alive
 
 
-def _of_run(run_id: str) -> ColumnElement[bool]:
+def of_run(run_id: str) -> ColumnElement[bool]:
     alias = rows.alias.c
     named = select(alias.target_id).where(
         alias.contract == TINKER, alias.kind == "run", alias.name == run_id, alias.project == rows.checkpoint.c.project

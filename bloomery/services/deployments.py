@@ -17,7 +17,6 @@ from bloomery.types.generation import Weights
 from bloomery.types.ids import new_id, now_us
 from bloomery.types.resources import Deployment, Page, Revision
 
-
 MAX_EVIDENCE_CHARS: Final = 65_536
 MAX_EVIDENCE_LEVELS: Final = 32
 """Whoever lists deployments gets every evidence; what is nested deeper than encoders go would make all of them unreadable."""

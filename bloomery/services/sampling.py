@@ -18,13 +18,13 @@ from bloomery.services.engines import EngineLink, EngineLost
 from bloomery.services.models import Models, Size
 from bloomery.services.principal import Principal
 from bloomery.services.target import Target
+from bloomery.services.validate import check_seed
 from bloomery.services.versions import Versions
 from bloomery.types.errors import InvalidInput, NotFound, Unavailable, WorkerError
 from bloomery.types.generation import Abort, FinishReason, Generate, GenerateFailed, PromptScored, SampledToken, SampleFinished, SamplerEvent
 from bloomery.types.ids import new_id
 
 MAX_SAMPLES: Final = 1024
-MAX_SEED: Final = (1 << 63) - 1
 MAX_SUBMISSIONS: Final = 4
 """A request whose engine dies so often may be what kills it."""
 _DRAWN_BITS: Final = 53
@@ -184,15 +184,14 @@ def draw_seed(seed: int | None) -> int:
     """The seed given, or a drawn one; either way it is recorded, and gives the same answer again."""
     if seed is None:
         return secrets.randbits(_DRAWN_BITS)
-    if not 0 <= seed <= MAX_SEED:
-        raise InvalidInput(f"`seed` is between 0 and {MAX_SEED}", field="seed")
+    check_seed(seed)
     return seed
 
 
 def check(request: Generate, size: Size) -> None:
     """Refuse what no engine could do, naming the field."""
     params, prompt = request.params, request.prompt.numpy()
-    draw_seed(params.seed)
+    check_seed(params.seed)
     if prompt.ndim != 1 or prompt.size == 0:
         raise InvalidInput("the prompt is empty: it needs at least one token", field="prompt")
     if prompt.min() < 0 or prompt.max() >= size.vocab_size:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, insert, select, update
 
 from bloomery.services.principal import Principal
+from bloomery.services.run_rows import TINKER
 from bloomery.services.target import Target
 from bloomery.services.versions import Version
 from bloomery.store import rows
@@ -17,8 +18,6 @@ from bloomery.store.database import Database
 from bloomery.types.errors import Conflict, Gone, NotFound
 from bloomery.types.generation import Weights
 from bloomery.types.ids import new_id, now_us
-
-TINKER = "tinker"
 
 
 class Session(NamedTuple):
@@ -89,7 +88,7 @@ class Sessions:
         """The session; Gone once it was finished."""
         session = await self.get(p, session_id)
         if session.finished_us is not None:
-            raise Gone(f"session `{session_id}` was finished")
+            raise Gone(f"session `{session_id}` was finished: begin a new one", field="session_id")
         return session
 
     async def finish(self, p: Principal, session_id: str, reason: str) -> None:

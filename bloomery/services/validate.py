@@ -41,12 +41,17 @@ def check_lora(lora: LoraSpec) -> None:
         raise NotSupported("rank 0 means full parameters, which are not supported yet: choose a rank from 1 to 128", field="rank")
     if not 1 <= lora.rank <= MAX_RANK:
         raise InvalidInput(f"rank is {lora.rank}: it must be from 1 to {MAX_RANK}", field="rank")
-    if not 0 <= lora.seed <= MAX_SEED:
-        raise InvalidInput(f"seed is {lora.seed}: it must be from 0 to {MAX_SEED}", field="seed")
+    check_seed(lora.seed)
     if not (math.isfinite(lora.alpha) and lora.alpha > 0):
         raise InvalidInput(f"alpha is {lora.alpha}: it must be a finite number above 0", field="alpha")
     if not (lora.train_attn or lora.train_mlp or lora.train_unembed):
         raise InvalidInput("nothing would be trained: set one of train_attn, train_mlp, train_unembed", field="train_attn")
+
+
+def check_seed(seed: int) -> None:
+    """A seed that every place it goes to can hold."""
+    if not 0 <= seed <= MAX_SEED:
+        raise InvalidInput(f"`seed` is {seed}: it must be between 0 and {MAX_SEED}", field="seed")
 
 
 def check_labels(name: str | None, metadata: Mapping[str, str]) -> None:

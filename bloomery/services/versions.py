@@ -1,10 +1,10 @@
 """Immutable weights by any of their names: a base model's alias or hash, a snapshot's version, a `tinker://` sampler path."""
 
-import re
 from typing import Final, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Select, or_, select
 
+from bloomery.services.checkpoints import FOLDERS, PATH, SNAPSHOT, of_run
 from bloomery.services.models import Models
 from bloomery.services.principal import Principal
 from bloomery.store import rows
@@ -16,7 +16,6 @@ from bloomery.types.ids import now_us
 _TINKER: Final = "tinker://"
 _NAMED: Final = 20
 """Deployments that an error names."""
-_PATH: Final = re.compile(r"tinker://(?P<run>[^/]+)/(?P<kind>[^/]+)/(?P<name>[^/]+)")
 
 
 class Version(NamedTuple):
@@ -62,7 +61,7 @@ def _snapshots(project: str) -> Select[str, str, str, str]:
     columns = (table.version, table.key, rows.run.c.base_hash, rows.run.c.base_model)
     alive = or_(table.expires_us.is_(None), table.expires_us > now_us())
     joined = rows.checkpoint.join(rows.run, table.run_id == rows.run.c.id)
-    return select(*columns).select_from(joined).where(table.project == project, table.kind == "snapshot", table.state == "ready", alive)
+    return select(*columns).select_from(joined).where(table.project == project, table.kind == SNAPSHOT, table.state == "ready", alive)
 
 
 def _first(connection: Connection, query: Select[str, str, str, str]) -> Version | None:
@@ -71,13 +70,9 @@ def _first(connection: Connection, query: Select[str, str, str, str]) -> Version
 
 
 def _at_path(path: str) -> ColumnElement[bool]:
-    parts = _PATH.fullmatch(path)
+    parts = PATH.fullmatch(path)
     if parts is None:
         raise InvalidInput(f"`{path}` is no path of weights: `tinker://<run>/sampler_weights/<name>`", field="model")
-    if parts["kind"] != "sampler_weights":
+    if parts["folder"] != FOLDERS[SNAPSHOT]:
         raise InvalidInput(f"`{path}` is not for sampling: save weights for the sampler and use their `sampler_weights` path", field="model")
-    alias = rows.alias.c
-    run = select(alias.target_id).where(
-        alias.contract == "tinker", alias.kind == "run", alias.name == parts["run"], alias.project == rows.checkpoint.c.project
-    )
-    return rows.checkpoint.c.name.__eq__(parts["name"]) & or_(rows.checkpoint.c.run_id == parts["run"], rows.checkpoint.c.run_id.in_(run))
+    return (rows.checkpoint.c.name == parts["name"]) & of_run(parts["run"])

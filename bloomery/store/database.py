@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import OperationalError
 
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.migrations import migrate
@@ -62,7 +63,11 @@ class Database:
                 raise Unavailable("the database is closed: the server is stopping")
             future: Future[T] = Future()
             self._queue.put(_Write(change, future))
-            return await asyncio.wrap_future(future)
+            try:
+                return await asyncio.wrap_future(future)
+            except OperationalError as error:
+                # SQLite undoes the whole group when the disk is full, and what is reported then may be about a savepoint that is gone.
+                raise Unavailable(f"the database cannot be written ({error.orig}): is the disk full?") from error
 
     async def read(self, look: Callable[[Connection], T]) -> T:
         """Run a query against a consistent snapshot."""

@@ -1,4 +1,4 @@
-"""The one error tree: raise where you know, answer at the door (`api/errors.py` alone maps codes to HTTP)."""
+"""The one error tree: raise where you know, answer at the door (only the `errors` of a contract map codes to HTTP)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,11 +1,13 @@
 """What a sampler is asked and what it answers, one event at a time."""
 
-from typing import Literal
+from typing import Final, Literal
 
 from bloomery.types.arrays import Array
 from bloomery.types.wire import Wire
 
 FinishReason = Literal["stop", "length", "abort"]
+NO_LOGPROB: Final = -99999.0
+"""Stands for the likeliest tokens where there are none: before the first token of a prompt, and where nothing was asked."""
 
 
 class Weights(Wire, frozen=True):

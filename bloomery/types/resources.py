@@ -233,9 +233,9 @@ class GiveFeedback(Resource):
     value: Any
     type: FeedbackType | None = None
     """Without it: bool for a truth value, float for a number, label for a text."""
-    comment: str | None = None
+    comment: str | None = Field(None, max_length=65_536)
     source: FeedbackSource = "user"
-    author: str | None = None
+    author: str | None = Field(None, max_length=256)
 
 
 class Feedback(Resource):

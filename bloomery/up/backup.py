@@ -57,6 +57,8 @@ def restore(archive: Path, data: DataDir) -> Archived:
     if data.root.exists() and any(data.root.iterdir()):
         raise Conflict(f"{data.root} is not empty: restore into a new --data-dir, or move this one away first")
     staged = data.root.with_name(data.root.name + ".restoring")
+    if staged.exists():
+        raise Conflict(f"another restore is being made; if it was killed, remove {staged} and try again")
     staged.mkdir(mode=0o700, parents=True)
     try:
         files = _unpack(archive, staged)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from bloomery.models import tiny
 from bloomery.models.config import read_config
-from bloomery.models.weight_files import summarise, weight_files
+from bloomery.models.weight_files import count_parameters, weight_files
 from bloomery.types.errors import InvalidInput, NotFound, blame
 
 SHIPPED: Final[Mapping[str, Path]] = {"bloomery-tiny": tiny.PATH}
@@ -66,10 +66,17 @@ def check(model: Wanted, dtype: str) -> BaseModel:
     """Make sure that an engine could load it and an api could tokenize for it."""
     with blame(InvalidInput, f"{model.directory / 'config.json'} cannot be used"):
         config = read_config(model.directory)
-    weights = summarise(model.directory)
+    with blame(InvalidInput, f"the weights in {model.directory} cannot be used"):
+        parameters = count_parameters(model.directory)
+    if parameters < config.matrix_parameters:
+        raise InvalidInput(
+            f"{model.directory} holds {count(parameters)} parameters, config.json describes {count(config.matrix_parameters)}: "
+            f"weight files are missing, or belong to another model",
+            field="model",
+        )
     _check_tokenizer(model.directory, config.vocab_size)
-    needs = int(weights.parameters * BYTES_PER_PARAMETER[dtype] * _HEADROOM) + _PROCESS_BYTES
-    return BaseModel(model.alias, model.directory, weights.parameters, needs)
+    needs = int(parameters * BYTES_PER_PARAMETER[dtype] * _HEADROOM) + _PROCESS_BYTES
+    return BaseModel(model.alias, model.directory, parameters, needs)
 
 
 def announce(model: BaseModel, dtype: str, free_bytes: int) -> str:

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -60,7 +61,8 @@ def processes(data: DataDir) -> tuple[Process, ...]:
 def stop(data: DataDir) -> Holder:
     """Ask the server to stop and wait until it and its children are gone."""
     found = running(data)
-    os.kill(found.pid, signal.SIGTERM)
+    with suppress(ProcessLookupError):  # it was killed just now, and its children are about to follow
+        os.kill(found.pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_DEADLINE_S
     while holder(data) is not None:
         if time.monotonic() > deadline:

@@ -39,7 +39,7 @@ class Holder:
         """The holder written in a lock file; None while it is being written."""
         try:
             return cls(**json.loads(text))
-        except ValueError:
+        except (ValueError, TypeError):
             return None
 
 

@@ -16,11 +16,10 @@ from fastapi import FastAPI
 
 from bloomery.api.app import create_app
 from bloomery.client import Client
-from bloomery.config import ApiConfig, ModelConfig, RecordMode
+from bloomery.config import ApiConfig, RecordMode
 from bloomery.services.core import Services
 from bloomery.store.blobs import Blobs
-from tests.render.builders import CHATML, byte_level, write
-from tests.services.fake_engine import BASE, CONTEXT, VOCABULARY, FakeEngine
+from tests.services.fake_engine import BASE, FakeEngine, fake_base
 
 T = TypeVar("T")
 KEY = "tml-test-key"
@@ -31,11 +30,8 @@ class Server:
     """An api and its engine; `http` is a client of it."""
 
     def __init__(self, directory: Path, record: RecordMode) -> None:
-        chat = {"chat_template": CHATML, "eos_token": "<|im_end|>"}
-        model = write(directory / "model", byte_level(), config={"max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY}, tokenizer_config=chat)
         (directory / "api_key").write_text(f"{KEY}\n")
-        config = ModelConfig(alias="tiny", path=str(model), base_hash=BASE, dtype="float32", threads=1, socket=str(directory / "s"))
-        self.config = ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record=record, models=(config,))
+        self.config = ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record=record, models=(fake_base(directory),))
         self.engine = FakeEngine(directory / "s", Blobs(directory / "blobs"))
         self.transport = _Transport(self)
         self.http = httpx.Client(base_url=URL, headers={"x-api-key": KEY}, transport=self.transport)

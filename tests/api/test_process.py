@@ -4,13 +4,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
-import pytest
 
 from bloomery.config import ApiConfig, ModelConfig, to_json
+from tests.live import wait_until
 from tests.render.builders import chatml_directory
 
 
@@ -41,10 +40,13 @@ def free_port() -> int:
 
 
 def first_answer(url: str) -> httpx.Response:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            return httpx.get(url)
-        except httpx.TransportError:
-            time.sleep(0.05)
-    pytest.fail(f"{url} does not answer")
+    wait_until(lambda: answers(url), 60)
+    return httpx.get(url)
+
+
+def answers(url: str) -> bool:
+    try:
+        httpx.get(url)
+    except httpx.TransportError:
+        return False
+    return True

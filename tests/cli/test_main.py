@@ -103,6 +103,12 @@ def test_what_was_backed_up_is_restored(tmp_path: Path) -> None:
     assert "is not empty" in refusal(run("restore", str(archive), "--data-dir", str(copy)))
 
 
+def test_a_file_that_cannot_be_used_is_named_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert refusal(run("restore", str(file), "--data-dir", str(file))).startswith(f"error: {file}: ")
+
+
 def test_doctor_names_versions_and_says_whether_bits_agree(tmp_path: Path) -> None:
     argv = [BLOOMERY, "doctor", "--data-dir", str(tmp_path / "data"), "--model", str(model(tmp_path / "mine")), "--threads", "1"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)

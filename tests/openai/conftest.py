@@ -3,17 +3,17 @@ from collections.abc import Iterator
 import pytest
 from openai import OpenAI
 
-from tests.openai.server import LiveServer, Script
+from tests.openai.server import Script, ScriptedServer
 
 
 @pytest.fixture(scope="session")
-def openai_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with LiveServer(tmp_path_factory.mktemp("openai")).listening() as server:
+def openai_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
+    with ScriptedServer(tmp_path_factory.mktemp("openai")).listening() as server:
         yield server
 
 
 @pytest.fixture
-def server(openai_server: LiveServer) -> LiveServer:
+def server(openai_server: ScriptedServer) -> ScriptedServer:
     """Shared by all tests, with a fresh script."""
     openai_server.scripted.script = Script()
     openai_server.scripted.requests.clear()
@@ -22,6 +22,6 @@ def server(openai_server: LiveServer) -> LiveServer:
 
 
 @pytest.fixture
-def sdk(server: LiveServer) -> Iterator[OpenAI]:
+def sdk(server: ScriptedServer) -> Iterator[OpenAI]:
     with server.sdk() as client:
         yield client

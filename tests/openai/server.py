@@ -98,7 +98,7 @@ def _scored(request: Generate) -> PromptScored:
     return PromptScored(request_id=request.request_id, logprobs=Array.of(logprobs), **top)
 
 
-class LiveServer(Server):
+class ScriptedServer(Server):
     """`url` is where it listens."""
 
     def __init__(self, directory: Path) -> None:
@@ -117,7 +117,7 @@ class LiveServer(Server):
         return OpenAI(base_url=f"{self.url}/v1", **{"api_key": KEY, "max_retries": 0} | options)
 
     @contextmanager
-    def listening(self) -> Iterator["LiveServer"]:
+    def listening(self) -> Iterator["ScriptedServer"]:
         with self.running():
             assert self.app is not None
             server = uvicorn.Server(uvicorn.Config(self.app, port=0, log_level="warning", timeout_graceful_shutdown=1))

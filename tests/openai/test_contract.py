@@ -8,7 +8,7 @@ import pytest
 from openai import OpenAI
 
 from tests.live import wait_until
-from tests.openai.server import CONTEXT, END, OTHER_TOKEN, LiveServer, logprob_at
+from tests.openai.server import CONTEXT, END, OTHER_TOKEN, ScriptedServer, logprob_at
 from tests.render.builders import byte_level
 from tests.services.fake_engine import BASE
 
@@ -28,7 +28,7 @@ def complete(sdk: OpenAI, **options: Any) -> Any:
     return sdk.completions.create(**{"model": "tiny", "prompt": "The quick", "max_tokens": 100} | options)
 
 
-def test_a_chat_completion_names_the_weights_that_gave_it(sdk: OpenAI, server: LiveServer) -> None:
+def test_a_chat_completion_names_the_weights_that_gave_it(sdk: OpenAI, server: ScriptedServer) -> None:
     raw = sdk.chat.completions.with_raw_response.create(model="tiny", messages=USER)
     answer = raw.parse()
     assert answer.id.startswith("chatcmpl-")
@@ -47,7 +47,7 @@ def test_a_chat_completion_names_the_weights_that_gave_it(sdk: OpenAI, server: L
 
 
 @pytest.mark.parametrize("text", ["It is 36.", UNICODE, ""])
-def test_a_stream_says_what_the_whole_answer_says(sdk: OpenAI, server: LiveServer, text: str) -> None:
+def test_a_stream_says_what_the_whole_answer_says(sdk: OpenAI, server: ScriptedServer, text: str) -> None:
     server.scripted.script.says = (text,)
     chunks = list(chat(sdk, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == chat(sdk).choices[0].message.content == text
@@ -59,7 +59,7 @@ def test_a_stream_says_what_the_whole_answer_says(sdk: OpenAI, server: LiveServe
     assert all(chunk.usage is None for chunk in chunks)
 
 
-def test_a_stream_counts_tokens_when_asked_and_ends_with_done(sdk: OpenAI, server: LiveServer) -> None:
+def test_a_stream_counts_tokens_when_asked_and_ends_with_done(sdk: OpenAI, server: ScriptedServer) -> None:
     *chunks, last = chat(sdk, stream=True, stream_options={"include_usage": True})
     assert last.choices == []
     assert last.usage.completion_tokens == len(tokens_of("It is 36.")) + 1
@@ -74,7 +74,7 @@ def test_a_stream_counts_tokens_when_asked_and_ends_with_done(sdk: OpenAI, serve
     assert '"usage":null' in lines[0]
 
 
-def test_several_choices_are_kept_apart(sdk: OpenAI, server: LiveServer) -> None:
+def test_several_choices_are_kept_apart(sdk: OpenAI, server: ScriptedServer) -> None:
     server.scripted.script.says = ("one", "two 🔥", "three")
     assert [choice.message.content for choice in chat(sdk, n=3).choices] == ["one", "two 🔥", "three"]
     texts = dict.fromkeys(range(3), "")
@@ -83,7 +83,7 @@ def test_several_choices_are_kept_apart(sdk: OpenAI, server: LiveServer) -> None
     assert list(texts.values()) == ["one", "two 🔥", "three"]
 
 
-def test_parameters_reach_the_engine(sdk: OpenAI, server: LiveServer) -> None:
+def test_parameters_reach_the_engine(sdk: OpenAI, server: ScriptedServer) -> None:
     chat(sdk, temperature=0.25, top_p=0.5, seed=7, max_completion_tokens=3, n=2, extra_body={"top_k": 9})
     request = server.scripted.requests[0]
     assert (request.params.temperature, request.params.top_p, request.params.top_k) == (0.25, 0.5, 9)
@@ -91,7 +91,7 @@ def test_parameters_reach_the_engine(sdk: OpenAI, server: LiveServer) -> None:
     assert request.params.stop_tokens == (END,)
 
 
-def test_defaults_are_those_of_the_contract(sdk: OpenAI, server: LiveServer) -> None:
+def test_defaults_are_those_of_the_contract(sdk: OpenAI, server: ScriptedServer) -> None:
     chat(sdk)
     sdk.completions.create(model="tiny", prompt="The")
     talking, completing = (request.params for request in server.scripted.requests)
@@ -107,7 +107,7 @@ def test_length_is_said_to_be_the_reason(sdk: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_ends_its_choice_and_is_not_part_of_it(sdk: OpenAI, server: LiveServer, stream: bool) -> None:
+def test_a_stop_string_ends_its_choice_and_is_not_part_of_it(sdk: OpenAI, server: ScriptedServer, stream: bool) -> None:
     server.scripted.script.says = ("one, END and more", "two")
     answer = chat(sdk, n=2, stop=["END", "!"], stream=stream, logprobs=True)
     texts, reasons, shown = ["", ""], ["", ""], ["", ""]
@@ -122,7 +122,7 @@ def test_a_stop_string_ends_its_choice_and_is_not_part_of_it(sdk: OpenAI, server
     assert server.scripted.aborted[0].sample == 0
 
 
-def test_logprobs_spell_the_answer(sdk: OpenAI, server: LiveServer) -> None:
+def test_logprobs_spell_the_answer(sdk: OpenAI, server: ScriptedServer) -> None:
     server.scripted.script.says = (UNICODE,)
     shown = chat(sdk, logprobs=True, top_logprobs=2).choices[0].logprobs.content
     assert b"".join(bytes(token.bytes) for token in shown) == UNICODE.encode()
@@ -139,7 +139,7 @@ class Empty:
     content: tuple[()] = ()
 
 
-def test_logprobs_of_a_completion_say_where_each_token_begins(sdk: OpenAI, server: LiveServer) -> None:
+def test_logprobs_of_a_completion_say_where_each_token_begins(sdk: OpenAI, server: ScriptedServer) -> None:
     server.scripted.script.says = ("It is 36.",)
     choice = complete(sdk, logprobs=2).choices[0]
     assert choice.text == "".join(choice.logprobs.tokens) == "It is 36."
@@ -161,7 +161,7 @@ def test_logprobs_of_a_completion_say_where_each_token_begins(sdk: OpenAI, serve
     ],
     ids=["text", "tokens", "texts", "lists of tokens"],
 )
-def test_prompts_come_in_four_forms(sdk: OpenAI, server: LiveServer, prompt: Any, expected: list[Any]) -> None:
+def test_prompts_come_in_four_forms(sdk: OpenAI, server: ScriptedServer, prompt: Any, expected: list[Any]) -> None:
     server.scripted.script.says = ("one", "two")
     answer = complete(sdk, prompt=prompt, n=2, seed=5)
     sent = [request.prompt.numpy().tolist() for request in server.scripted.requests]
@@ -179,7 +179,7 @@ def test_prompts_are_streamed_side_by_side(sdk: OpenAI) -> None:
     assert texts == ["It is 36."] * 2
 
 
-def test_an_echo_is_scored(sdk: OpenAI, server: LiveServer) -> None:
+def test_an_echo_is_scored(sdk: OpenAI, server: ScriptedServer) -> None:
     prompt = "The quick 🔥"
     scored = complete(sdk, prompt=prompt, echo=True, logprobs=1, max_tokens=0)
     choice = scored.choices[0]
@@ -195,7 +195,7 @@ def test_an_echo_is_scored(sdk: OpenAI, server: LiveServer) -> None:
     assert complete(sdk, prompt=prompt, echo=True).choices[0].text == prompt + "It is 36."
 
 
-def test_a_conversation_goes_on_with_the_answer_it_got(sdk: OpenAI, server: LiveServer) -> None:
+def test_a_conversation_goes_on_with_the_answer_it_got(sdk: OpenAI, server: ScriptedServer) -> None:
     first = chat(sdk)
     parts = [{"type": "text", "text": "And "}, {"type": "text", "text": "4?"}]
     chat(sdk, messages=[{"role": "developer", "content": "Be brief."}, *USER, first.choices[0].message, {"role": "user", "content": parts}])
@@ -287,7 +287,7 @@ BAD_COMPLETION = [
     ("path", "change", "field", "problem"),
     [*(("chat/completions", *case) for case in BAD_CHAT), *(("completions", *case) for case in BAD_COMPLETION)],
 )
-def test_what_cannot_be_done_is_refused_by_name(server: LiveServer, path: str, change: dict[str, Any], field: str, problem: str) -> None:
+def test_what_cannot_be_done_is_refused_by_name(server: ScriptedServer, path: str, change: dict[str, Any], field: str, problem: str) -> None:
     body = {"model": "tiny", **({"messages": USER} if path.startswith("chat") else {"prompt": "The"})} | change
     answer = server.http.post(f"/v1/{path}", json=body)
     error = answer.json()["error"]
@@ -298,15 +298,15 @@ def test_what_cannot_be_done_is_refused_by_name(server: LiveServer, path: str, c
     assert server.scripted.requests == []
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": "\xff"}', b'{"model": NaN}', b'"' + b"x" * (16 << 20) + b'"'])
-def test_a_body_that_is_no_json_object_is_refused(server: LiveServer, body: bytes) -> None:
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": "\xff"}', b'{"model": NaN}', b"[" * 2_000, b'"' + b"x" * (16 << 20) + b'"'])
+def test_a_body_that_is_no_json_object_is_refused(server: ScriptedServer, body: bytes) -> None:
     answer = server.http.post("/v1/chat/completions", content=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "body"
     assert answer.headers["x-request-id"]
 
 
-def test_errors_are_those_that_the_sdk_knows(server: LiveServer, sdk: OpenAI) -> None:
+def test_errors_are_those_that_the_sdk_knows(server: ScriptedServer, sdk: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="tiny") as unknown:
         chat(sdk, model="gpt-7")
     assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
@@ -320,7 +320,7 @@ def test_errors_are_those_that_the_sdk_knows(server: LiveServer, sdk: OpenAI) ->
     assert unauthorized.value.code == "invalid_api_key"
 
 
-def test_models_are_listed_with_what_serves_them(sdk: OpenAI, server: LiveServer) -> None:
+def test_models_are_listed_with_what_serves_them(sdk: OpenAI, server: ScriptedServer) -> None:
     created = server.http.post("/api/v1/deployments", json={"name": "router", "version": "tiny", "evidence": {}})
     assert created.status_code in (200, 201), created.text
     names = {model.id: model for model in sdk.models.list()}

@@ -10,7 +10,7 @@ from openai import OpenAI
 
 from tests.api.server import KEY
 from tests.live import wait_until
-from tests.openai.server import END, LiveServer, logprob_at
+from tests.openai.server import END, ScriptedServer, logprob_at
 from tests.openai.test_contract import USER, chat, complete, tokens_of
 from tests.render.builders import CHATML
 from tests.services.fake_engine import BASE
@@ -18,7 +18,7 @@ from tests.services.fake_engine import BASE
 STALLED = {"model": "tiny", "messages": USER, "stream": True}
 
 
-def test_a_span_holds_all_that_was_sampled(sdk: OpenAI, server: LiveServer) -> None:
+def test_a_span_holds_all_that_was_sampled(sdk: OpenAI, server: ScriptedServer) -> None:
     answer = chat(sdk, seed=11, metadata={"team": "blue"}, user="u-1", logprobs=True)
     detail = server.span(answer.id)
     span, body = detail["span"], detail["body"]
@@ -37,7 +37,7 @@ def test_a_span_holds_all_that_was_sampled(sdk: OpenAI, server: LiveServer) -> N
     assert "logprobs" not in body["choices"][0]
 
 
-def test_a_drawn_seed_is_recorded_and_gives_the_same_request_again(sdk: OpenAI, server: LiveServer) -> None:
+def test_a_drawn_seed_is_recorded_and_gives_the_same_request_again(sdk: OpenAI, server: ScriptedServer) -> None:
     seed = server.span(chat(sdk).id)["span"]["seed"]
     chat(sdk, seed=seed)
     assert [request.params.seed for request in server.scripted.requests] == [seed, seed]
@@ -54,7 +54,9 @@ def test_a_drawn_seed_is_recorded_and_gives_the_same_request_again(sdk: OpenAI, 
         ({}, {"metadata": {"episode": "e-2"}, "store": False}, ("none", "e-2")),
     ],
 )
-def test_consent_and_episode_are_the_callers(sdk: OpenAI, server: LiveServer, headers: dict[str, str], body: dict[str, Any], expected: Any) -> None:
+def test_consent_and_episode_are_the_callers(
+    sdk: OpenAI, server: ScriptedServer, headers: dict[str, str], body: dict[str, Any], expected: Any
+) -> None:
     span = server.span(chat(sdk, extra_headers=headers, **body).id)["span"]
     assert (span["consent"], span["episode_id"]) == expected
 
@@ -66,14 +68,14 @@ def test_bad_headers_are_refused_by_name(sdk: OpenAI, headers: dict[str, str]) -
     assert refused.value.param in headers
 
 
-def test_feedback_takes_the_id_of_an_answer(sdk: OpenAI, server: LiveServer) -> None:
+def test_feedback_takes_the_id_of_an_answer(sdk: OpenAI, server: ScriptedServer) -> None:
     answer = chat(sdk)
     given = server.http.post("/api/v1/feedback", json={"target": answer.id, "metric": "thumbs", "value": False})
     assert given.status_code in (200, 201), given.text
     assert [item["value"] for item in server.span(answer.id)["feedback"]] == [False]
 
 
-def test_each_of_several_prompts_has_a_span_of_its_own(sdk: OpenAI, server: LiveServer) -> None:
+def test_each_of_several_prompts_has_a_span_of_its_own(sdk: OpenAI, server: ScriptedServer) -> None:
     answer = complete(sdk, prompt=["The", "quick"], n=2, seed=3)
     first, second = server.span(answer.id), server.span(f"{answer.id}-1")
     assert (first["span"]["parent_id"], second["span"]["parent_id"]) == (None, answer.id)
@@ -84,7 +86,7 @@ def test_each_of_several_prompts_has_a_span_of_its_own(sdk: OpenAI, server: Live
     assert second["span"]["template_hash"] is None
 
 
-def cut_off(server: LiveServer, *, stream: bool) -> httpx.Response | None:
+def cut_off(server: ScriptedServer, *, stream: bool) -> httpx.Response | None:
     """Ask, and hang up while the answer is on its way."""
     with httpx.Client(base_url=server.url, headers={"x-api-key": KEY}) as client:
         if not stream:
@@ -99,7 +101,7 @@ def cut_off(server: LiveServer, *, stream: bool) -> httpx.Response | None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_work_stops_when_the_client_hangs_up_and_what_was_sampled_is_kept(server: LiveServer, stream: bool) -> None:
+def test_work_stops_when_the_client_hangs_up_and_what_was_sampled_is_kept(server: ScriptedServer, stream: bool) -> None:
     server.scripted.script.stall_after = len(tokens_of("It is 36"))
     cut_off(server, stream=stream)
     wait_until(lambda: bool(server.scripted.aborted))
@@ -112,7 +114,7 @@ def test_work_stops_when_the_client_hangs_up_and_what_was_sampled_is_kept(server
     assert body["tokens"]["samples"][0]["tokens"] == tokens_of("It is 36")
 
 
-def test_an_error_in_the_middle_of_a_stream_is_its_last_event(sdk: OpenAI, server: LiveServer) -> None:
+def test_an_error_in_the_middle_of_a_stream_is_its_last_event(sdk: OpenAI, server: ScriptedServer) -> None:
     server.scripted.script.fail_after = 3
     with pytest.raises(openai.APIError, match="the weights melted"):
         list(chat(sdk, stream=True))
@@ -124,7 +126,7 @@ def test_an_error_in_the_middle_of_a_stream_is_its_last_event(sdk: OpenAI, serve
     assert (newest["status"], newest["error_code"], newest["out_tokens"]) == ("error", "worker", 3)
 
 
-def test_an_error_before_the_first_token_has_a_status(sdk: OpenAI, server: LiveServer) -> None:
+def test_an_error_before_the_first_token_has_a_status(sdk: OpenAI, server: ScriptedServer) -> None:
     server.scripted.script.fail_after = 0
     for stream in (False, True):
         with pytest.raises(openai.InternalServerError, match="the weights melted"):
@@ -132,7 +134,7 @@ def test_an_error_before_the_first_token_has_a_status(sdk: OpenAI, server: LiveS
 
 
 def test_a_hostile_template_costs_its_own_requests_only(tmp_path: Path) -> None:
-    server = LiveServer(tmp_path)
+    server = ScriptedServer(tmp_path)
     template = (
         "{% if 'loop' in messages[0].content %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endif %}" + CHATML
     )

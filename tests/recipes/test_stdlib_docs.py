@@ -13,7 +13,7 @@ from bloomery.recipes.stdlib_docs import (
     LABELS,
     TEXT_CHARS,
     DocSplits,
-    NearDuplicates,
+    SeenTexts,
     build,
     module_rows,
     package_rows,
@@ -50,7 +50,7 @@ def test_a_name_belongs_to_the_split_its_hash_says(splits: DocSplits) -> None:
 
 
 def test_no_row_nearly_repeats_a_row_of_another_split(splits: DocSplits) -> None:
-    seen = NearDuplicates(row.text for row in splits.held_out)
+    seen = SeenTexts(row.text for row in splits.held_out)
     assert all(seen.add(row.text) for row in [*splits.traffic, *splits.first])
 
 
@@ -113,7 +113,7 @@ def test_the_first_definition_of_a_name_counts(tmp_path: Path) -> None:
 
 
 def test_near_duplicates_are_found_by_words_not_by_layout() -> None:
-    seen = NearDuplicates(["def Loop.close(self)\nClose the loop, and wait for its tasks."])
+    seen = SeenTexts(["def Loop.close(self)\nClose the loop, and wait for its tasks."])
     assert not seen.add("def Loop.close(self)\n    Close the loop and wait for its  TASKS")
     assert seen.add("def Loop.start(self)\nStart the loop, and return at once.")
 

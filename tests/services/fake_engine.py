@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
+from bloomery.config import ModelConfig
 from bloomery.store.blobs import Blobs
 from bloomery.types import protocol
 from bloomery.types.arrays import Array
@@ -50,9 +51,18 @@ from bloomery.types.protocol import (
     Welcome,
 )
 from bloomery.types.wire import encode
+from tests.render.builders import CHATML, byte_level, write
 
 BASE = "base-1"
 VOCABULARY, CONTEXT = 300, 64
+
+
+def fake_base(directory: Path, alias: str = "tiny") -> ModelConfig:
+    """The fake's base model as an api is told of it: files without weights, and the socket `s`, both in `directory`."""
+    sizes = {"max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY}
+    chat = {"chat_template": CHATML, "eos_token": "<|im_end|>"}
+    model = write(directory / "model", byte_level(), config=sizes, tokenizer_config=chat)
+    return ModelConfig(alias=alias, path=str(model), base_hash=BASE, dtype="float32", threads=1, socket=str(directory / "s"))
 
 
 @dataclass

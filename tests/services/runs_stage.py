@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from sqlalchemy import select
 
-from bloomery.config import ModelConfig
 from bloomery.services.active import Patience
 from bloomery.services.activity import Activity
 from bloomery.services.checkpoints import Checkpoints
@@ -25,8 +24,7 @@ from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
 from bloomery.types.arrays import Array
 from bloomery.types.operations import AdamParams, Datum, ForwardBackward, LoraSpec, OptimStep, Result
-from tests.render.builders import CHATML, byte_level, write
-from tests.services.fake_engine import BASE, CONTEXT, VOCABULARY, FakeEngine, fake_engine
+from tests.services.fake_engine import BASE, VOCABULARY, FakeEngine, fake_base, fake_engine
 
 ME = Principal("default", "key-1", SCOPES)
 STRANGER = Principal("other", "key-2", SCOPES)
@@ -75,14 +73,12 @@ class Api:
 @asynccontextmanager
 async def open_api(directory: Path, patience: Patience | None = None) -> AsyncIterator[Api]:
     """Start an api in this directory; leaving ends it without a farewell, as a death would."""
-    model = write(directory / "model", byte_level(), config={"max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY}, tokenizer_config=_CHAT)
-    config = ModelConfig(alias="tiny", path=str(model), base_hash=BASE, dtype="float32", threads=1, socket=str(directory / "s"))
     inbox: Inbox = asyncio.Queue()
     link = EngineLink(BASE, directory / "s", inbox)
     async with AsyncExitStack() as stack:
         database = stack.enter_context(Database(directory / "bloomery.db"))
         blobs = AsyncBlobs(Blobs(directory / "blobs"))
-        models, checkpoints = Models([config], {BASE: link}), Checkpoints(database)
+        models, checkpoints = Models([fake_base(directory)], {BASE: link}), Checkpoints(database)
         activity = Activity(database=database, blobs=blobs, directory=directory / "runs", links={BASE: link}, inbox=inbox, patience=patience)
         await stack.enter_async_context(activity)
         await stack.enter_async_context(link)
@@ -126,6 +122,3 @@ def datum(tokens: list[int], **changes: Array) -> Datum:
     """A datum of cross_entropy."""
     inputs = {"target_tokens": Array.of(np.asarray(tokens, np.int64)), "weights": Array.of(np.ones(len(tokens), np.float32))}
     return Datum(tokens=Array.of(np.asarray(tokens, np.int32)), inputs=inputs | changes)
-
-
-_CHAT = {"chat_template": CHATML, "eos_token": "<|im_end|>"}

@@ -1,10 +1,9 @@
 from pathlib import Path
 
-from bloomery.config import ApiConfig, ModelConfig
+from bloomery.config import ApiConfig
 from bloomery.services.core import Services
 from bloomery.services.principal import SCOPES
-from tests.render.builders import CHATML, byte_level, write
-from tests.services.fake_engine import BASE, CONTEXT, VOCABULARY, FakeEngine
+from tests.services.fake_engine import BASE, CONTEXT, FakeEngine, fake_base
 from tests.services.runs_stage import LORA, operation, play, until
 
 
@@ -48,10 +47,5 @@ def test_models_are_listed_under_all_their_names_and_ready_when_their_engine_is(
 
 
 def config(directory: Path) -> ApiConfig:
-    chat = {"chat_template": CHATML, "eos_token": "<|im_end|>"}
-    model = write(directory / "model", byte_level(), config={"max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY}, tokenizer_config=chat)
-    models = tuple(
-        ModelConfig(alias=alias, path=str(model), base_hash=BASE, dtype="float32", threads=1, socket=str(directory / "s"))
-        for alias in ("tiny", "Qwen/Qwen3-8B")
-    )
+    models = tuple(fake_base(directory, alias) for alias in ("tiny", "Qwen/Qwen3-8B"))
     return ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record="off", models=models)

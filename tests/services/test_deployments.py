@@ -88,6 +88,20 @@ def test_refusals_say_what_to_change(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_evidence_that_could_not_be_shown_again_is_refused(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        deep: list[object] = []
+        for _ in range(400):
+            deep = [deep]
+        await stage.deployments.create(ME, "router", "tiny", {"why": [["flat enough"]]})
+        with pytest.raises(InvalidInput, match="nested"):
+            await stage.deployments.promote(ME, "router", "tiny", {"why": deep})
+        with pytest.raises(InvalidInput, match="characters"):
+            await stage.deployments.create(ME, "other", "tiny", {"why": "x" * 65_536})
+
+    play(tmp_path, story)
+
+
 @settings(max_examples=15, deadline=None)
 @given(moves=st.lists(st.integers(0, 4), min_size=1, max_size=8))
 def test_after_any_moves_at_once_exactly_one_revision_is_live(moves: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -7,6 +7,7 @@ from sqlalchemy import Connection, create_engine, func, insert, select, update
 
 from bloomery.store import rows
 from bloomery.store.database import Database
+from bloomery.types.errors import Unavailable
 
 
 def test_migrations_produce_exactly_the_tables_of_rows(tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def test_a_failing_write_is_undone_and_leaves_its_group_alone(tmp_path: Path) ->
     assert names == {"a", "b"}
 
 
-def test_many_writes_keep_their_order_and_share_commits(tmp_path: Path) -> None:
+def test_many_writes_keep_their_order(tmp_path: Path) -> None:
     seen: list[int] = []
 
     async def story(db: Database) -> None:
@@ -49,6 +50,19 @@ def test_many_writes_keep_their_order_and_share_commits(tmp_path: Path) -> None:
     with Database(tmp_path / "db") as db:
         asyncio.run(story(db))
     assert seen == list(range(3000))
+
+
+def test_a_full_disk_says_so_and_passes(tmp_path: Path) -> None:
+    def limit(connection: Connection, pages: int) -> None:
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+
+    with Database(tmp_path / "db") as db:
+        asyncio.run(db.write(lambda c: limit(c, 1)))
+        with pytest.raises(Unavailable, match="is the disk full"):
+            asyncio.run(db.write(_add("x" * 100_000)))
+        asyncio.run(db.write(lambda c: limit(c, 1 << 20)))
+        asyncio.run(db.write(_add("x" * 100_000)))
+        assert asyncio.run(db.read(_count)) == 1
 
 
 def test_readers_cannot_write(tmp_path: Path) -> None:

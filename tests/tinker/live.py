@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 import uvicorn
 
 from bloomery.api.app import create_app
-from bloomery.config import ApiConfig, ModelConfig
+from bloomery.config import ApiConfig
 from bloomery.services.core import Services
 from bloomery.store.blobs import Blobs
-from tests.render.builders import CHATML, byte_level, write
-from tests.services.fake_engine import BASE, CONTEXT, VOCABULARY, FakeEngine, fake_engine
+from tests.services.fake_engine import FakeEngine, fake_base, fake_engine
 
 KEY = "tml-contract-test"
 MODEL = "tiny"
@@ -48,10 +47,8 @@ def served(directory: Path) -> Iterator[Served]:
     found: list[Served] = []
 
     async def serve() -> None:
-        model = write(directory / "model", byte_level(), config=_SIZES, tokenizer_config=_CHAT)
         (directory / "api_key").write_text(KEY)
-        base = ModelConfig(alias=MODEL, path=str(model), base_hash=BASE, dtype="float32", threads=1, socket=str(directory / "s"))
-        config = ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record="off", models=(base,))
+        config = ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record="off", models=(fake_base(directory, MODEL),))
         async with fake_engine(directory / "s", Blobs(directory / "blobs")) as engine, Services.open(config) as services:
             server = uvicorn.Server(uvicorn.Config(create_app(services), port=0, log_level="error", lifespan="on", timeout_graceful_shutdown=1))
             running = asyncio.create_task(server.serve())
@@ -72,7 +69,3 @@ def served(directory: Path) -> Iterator[Served]:
         for end in stop:
             end()
         thread.join(30)
-
-
-_SIZES = {"max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY}
-_CHAT = {"chat_template": CHATML, "eos_token": "<|im_end|>"}

@@ -178,12 +178,22 @@ FLOAT = np.float32(1).tobytes()
         body_with(sparse=(FLOAT, ints(0, 1), ints(5)), dtype=1, shape=[1, 2]),
         body_with(sparse=(FLOAT, ints(0, 2), ints(0)), dtype=1, shape=[1, 2]),
         body_with(sparse=(FLOAT * 2, ints(0, 3, 2), ints(0, 1)), dtype=1, shape=[2, 2]),
-        body_with(sparse=(FLOAT, ints(0, 1), ints(0)), dtype=1, shape=[2**31, 2**31]),
     ],
 )
 def test_malformed_tensors_name_their_field(body: bytes) -> None:
     with pytest.raises(InvalidInput, match=r"data\[0\]\.loss_fn_inputs\.weights"):
         parsed(body)
+
+
+@pytest.mark.parametrize("shapes", [[[2**31, 2**31]], [[1, 2**25]] * 3])
+def test_sparse_tensors_that_would_fill_the_memory_are_refused_together(shapes: list[list[int]]) -> None:
+    request = sdk.ForwardBackwardRequest(loss_fn="cross_entropy")
+    for shape in shapes:
+        tensor = request.data.add().loss_fn_inputs["weights"]
+        tensor.sparse_csr.values, tensor.sparse_csr.crow_indices, tensor.sparse_csr.col_indices = FLOAT, ints(0, 1), ints(0)
+        tensor.dtype, tensor.shape[:] = 1, shape
+    with pytest.raises(InvalidInput, match="send fewer data"):
+        parsed(request.SerializeToString())
 
 
 @settings(max_examples=150, deadline=None)

@@ -71,6 +71,14 @@ def test_restore_refuses_a_directory_in_use(tmp_path: Path) -> None:
     assert contents(data.root) == before
 
 
+def test_what_a_killed_restore_left_is_named(tmp_path: Path) -> None:
+    archive = tmp_path / "saved.tar.gz"
+    backup(data_dir(tmp_path / "data"), archive)
+    (tmp_path / "copy.restoring").mkdir()
+    with pytest.raises(Conflict, match=r"remove .*copy\.restoring"):
+        restore(archive, DataDir(tmp_path / "copy"))
+
+
 def test_restore_refuses_an_archive_of_a_newer_version_and_leaves_nothing(tmp_path: Path) -> None:
     data, archive = data_dir(tmp_path / "data"), tmp_path / "saved.tar.zst"
     data.version.write_text("2\n")

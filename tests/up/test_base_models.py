@@ -50,6 +50,29 @@ def cut_weights(directory: Path) -> None:
     (directory / "model.safetensors").write_bytes(b"short")
 
 
+def trim_weights(directory: Path) -> None:
+    weights = directory / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+
+
+def break_index(directory: Path) -> None:
+    (directory / "model.safetensors.index.json").write_text('{"weights": []}')
+
+
+def add_layers(directory: Path) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1 << 24}))
+
+
+def describe_no_model(directory: Path) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**9}))
+
+
+def climb_out(directory: Path) -> None:
+    (directory / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../model.safetensors"}}')
+
+
 def change_family(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(CONFIG | {"model_type": "gpt2"}))
 
@@ -69,6 +92,11 @@ def remove_config(directory: Path) -> None:
         (break_tokenizer, "is not a tokenizer"),
         (keep_only_pickles, "only pickled weights, which are never loaded"),
         (cut_weights, "not a safetensors file"),
+        (trim_weights, r"cut off: it has \d+ bytes of \d+; copy it again"),
+        (break_index, "cannot be used"),
+        (add_layers, "holds .* parameters, config.json describes .*: weight files are missing"),
+        (describe_no_model, "num_hidden_layers is 1000000000"),
+        (climb_out, "only files of the same directory"),
         (change_family, "model_type `gpt2` is not one of"),
         (forget_layers, "num_hidden_layers"),
         (remove_config, "has no config.json"),

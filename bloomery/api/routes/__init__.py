@@ -1,1 +1,6 @@
 """One folder per contract; each exposes `router`."""
+
+from typing import Final
+
+MAX_BODY_BYTES: Final = 256 << 20
+"""Of any request; a contract may take less."""

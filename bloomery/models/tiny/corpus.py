@@ -40,11 +40,6 @@ def read_documents(*, is_protected: Callable[[str], bool]) -> list[Document]:
     return [document for document in distinct.values() if not is_protected(document.text)]
 
 
-def standard_library() -> frozenset[str]:
-    """Top-level names of the standard library, as they stand on disk."""
-    return frozenset(path.stem for path in Path(sysconfig.get_path("stdlib")).iterdir())
-
-
 def documents_under(root: Path) -> Iterator[Document]:
     """Documents of every file below a folder, in a fixed order."""
     for file in sorted(root.rglob("*.py")):

@@ -75,8 +75,7 @@ def main() -> None:
     documents = read_documents(is_protected=guard.holds_part_of)
     print(f"{len(documents)} documents, {sum(len(document.text) for document in documents) / 1e6:.1f} MB", flush=True)
     tokenizer = find_tokenizer(arguments.tokenizer or arguments.out / "weights", documents)
-    trainer = Trainer(tokenizer, documents, arguments.out)
-    trainer.train(minutes=arguments.minutes)
+    Trainer(tokenizer, documents, arguments.out).train(minutes=arguments.minutes)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -123,11 +122,10 @@ class Trainer:
             self.progress = Progress(self.progress.step + 1, self.progress.tokens + STEP_TOKENS, elapsed_s)
             if self.progress.step % REPORT_EVERY == 0:
                 self.report(loss)
-            if time.monotonic() - saved > SAVE_EVERY_S:
+            if time.monotonic() - saved > SAVE_EVERY_S or elapsed_s >= 60 * minutes:
                 self.save()
                 saved = time.monotonic()
-        self.report(loss)
-        self.save()
+        print(f"done: {self.held_back()}", flush=True)
 
     def step(self, share: float) -> float:
         """One batch, one update."""
@@ -154,11 +152,13 @@ class Trainer:
     def report(self, loss: float) -> None:
         """One line: where the run stands."""
         step, tokens, elapsed_s = self.progress
-        held = ""
-        if step % (REPORT_EVERY * 4) == 0:
-            with torch.no_grad():
-                held = " held back " + " ".join(f"{name} {batch_loss(self.decoder, batch, plain=True):.3f}" for name, batch in self.checks.items())
-        print(f"step {step} tokens {tokens} loss {loss:.3f} {tokens / elapsed_s:.0f} tok/s {elapsed_s / 60:.1f} min{held}", flush=True)
+        held_back = f" {self.held_back()}" if step % (REPORT_EVERY * 4) == 0 else ""
+        print(f"step {step} tokens {tokens} loss {loss:.3f} {tokens / elapsed_s:.0f} tok/s {elapsed_s / 60:.1f} min{held_back}", flush=True)
+
+    def held_back(self) -> str:
+        """The loss on each kind of text that is never trained on."""
+        with torch.no_grad():
+            return "held back " + " ".join(f"{name} {batch_loss(self.decoder, batch, answers_only=True):.3f}" for name, batch in self.checks.items())
 
     def save(self) -> None:
         """State to continue from, and the model so far."""
@@ -217,8 +217,8 @@ def held_back_batches(mixture: Mixture) -> dict[str, list[Weighted]]:
     return {name: [draw(random) for _ in range(HELD_BACK_ROWS)] for name, draw in kinds.items()}
 
 
-def batch_loss(decoder: Decoder, batch: list[Weighted], *, plain: bool = False) -> Tensor:
-    """Mean negative log-probability of the next token, weighted; `plain` counts answers (or all of a document) and nothing else."""
+def batch_loss(decoder: Decoder, batch: list[Weighted], *, answers_only: bool = False) -> Tensor:
+    """Mean negative log-probability of the next token, weighted; `answers_only` counts answers (or all of a document) alike and nothing else."""
     lengths = [len(sequence.tokens) - 1 for sequence in batch]
     rows = packed_starts(lengths)
     tokens_R, targets_R = torch.zeros(rows[-1], dtype=torch.long), torch.zeros(rows[-1], dtype=torch.long)
@@ -227,7 +227,7 @@ def batch_loss(decoder: Decoder, batch: list[Weighted], *, plain: bool = False) 
         tokens_R[start : start + length] = torch.tensor(sequence.tokens[:-1])
         targets_R[start : start + length] = torch.tensor(sequence.tokens[1:])
         weights_R[start : start + length] = torch.tensor(sequence.weights[1:])
-    if plain:
+    if answers_only:
         weights_R = (weights_R >= 1).float()
     hidden_RD = decoder.hidden(tokens_R, packed_positions(lengths), PackedAttention(lengths, exact=False), AdapterRows(((None, 0, rows[-1]),)))
     logprobs_R = token_logprobs(hidden_RD, decoder.head_weight, None, targets_R[:, None])[:, 0]

@@ -1,12 +1,9 @@
 """Bloomery's own contract under `/api/v1`: what the client, the page, the command line and the recipes speak."""
 
-from typing import Final
-
 from fastapi import APIRouter
 
+from bloomery.api.routes import MAX_BODY_BYTES
 from bloomery.api.routes.bloomery import datasets, deployments, runs, server, traffic
-
-MAX_BODY_BYTES: Final = 256 << 20
 
 router = APIRouter(prefix="/api/v1", max_body_size=MAX_BODY_BYTES)
 for part in (runs, deployments, traffic, datasets, server):

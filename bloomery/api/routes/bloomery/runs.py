@@ -13,6 +13,8 @@ from starlette.responses import Response
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.bloomery.paging import Limit, Offset
 from bloomery.services.checkpoints import NAMED, SNAPSHOT
+from bloomery.services.core import Services
+from bloomery.services.principal import Principal
 from bloomery.services.sampling import draw_seed
 from bloomery.types.errors import InvalidInput
 from bloomery.types.operations import ForwardBackward, LoraSpec, OptimStep
@@ -114,7 +116,7 @@ async def result(
     return Response(await asyncio.to_thread(encode, found), media_type=MSGPACK)
 
 
-async def _saved(services: Svc, caller: Caller, *, offset: int, **choice: Any) -> Page[Checkpoint]:
+async def _saved(services: Services, caller: Principal, *, offset: int, **choice: Any) -> Page[Checkpoint]:
     page = await services.checkpoints.list(caller, offset=offset, **choice)
     shown = [saved.shown() for saved in page.checkpoints]
     return Page(data=shown, offset=offset, has_more=offset + len(shown) < page.total)

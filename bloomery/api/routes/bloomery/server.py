@@ -4,6 +4,7 @@ from fastapi import APIRouter
 
 from bloomery import __version__
 from bloomery.api.deps import Caller, Svc
+from bloomery.services.core import Services
 from bloomery.types.resources import Collected, EngineState, Model, Page, Status
 
 router = APIRouter(tags=["server"])
@@ -29,7 +30,7 @@ async def collect_garbage(services: Svc, caller: Caller) -> Collected:
     return await services.garbage.collect(caller)
 
 
-def _engines(services: Svc) -> list[EngineState]:
+def _engines(services: Services) -> list[EngineState]:
     aliases: dict[str, list[str]] = {}
     for base in services.models.list():
         aliases.setdefault(base.base_hash, []).append(base.alias)

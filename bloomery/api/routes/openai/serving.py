@@ -134,7 +134,7 @@ class Serving:
             target=job.target,
             template_hash=job.template_hash,
             request=given,
-            choices=[_without_logprobs(self.answers.choice(choice.index, self._text_only(choice), choice.reason)) for choice in mine],
+            choices=[self.answers.choice(choice.index, self._text_only(choice), choice.reason) for choice in mine],
             prompt_tokens=tokens,
             samples=[RecordedSample(choice.tokens, choice.logprobs, choice.reason) for choice in mine],
             seed=job.seed_of(prompt),
@@ -151,10 +151,6 @@ class Serving:
 
     def _text_only(self, choice: Choice) -> Piece:
         return Piece("".join(piece.text for piece in self._texts[choice.index]), [])
-
-
-def _without_logprobs(choice: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in choice.items() if key != "logprobs"}
 
 
 async def _merged(streams: Sequence[SampleStream]) -> AsyncGenerator[tuple[int, Progress], None]:

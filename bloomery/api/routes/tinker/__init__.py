@@ -6,14 +6,11 @@ there, `refused` says what is not offered yet. `bodies` are the JSON requests; `
 this contract's own form (`errors`).
 """
 
-from typing import Final
-
 from fastapi import APIRouter
 
+from bloomery.api.routes import MAX_BODY_BYTES
 from bloomery.api.routes.tinker import client, listing, refused, retrieve, sampling, sessions, training
 from bloomery.api.routes.tinker.futures import closing_futures
-
-MAX_BODY_BYTES: Final = 256 << 20
 
 router = APIRouter(prefix="/api/v1", tags=["tinker"], lifespan=closing_futures, max_body_size=MAX_BODY_BYTES)
 for part in (client, sessions, training, sampling, retrieve, listing, refused):

@@ -5,17 +5,13 @@ Shapes: P tokens of the prompt, k best tokens.
 """
 
 from collections.abc import Callable
-from typing import Final
 
 import numpy as np
 
 from bloomery.api.routes.tinker.messages import PromptOut, SampleOut
 from bloomery.services.stopping import StopStrings
 from bloomery.types.arrays import Array
-from bloomery.types.generation import PromptScored, SampledToken, SampleFinished, SamplerEvent
-
-NOT_SCORED: Final = -99999.0
-"""Log-probability of a masked entry of a top-k row; its token id is 0."""
+from bloomery.types.generation import NO_LOGPROB, PromptScored, SampledToken, SampleFinished, SamplerEvent
 
 
 class Gathering:
@@ -55,7 +51,7 @@ class Gathering:
         return PromptOut(
             logprobs=_masked(scored.logprobs, unscored, np.nan) if logprobs else None,
             top_ids=_masked(scored.top_ids, unscored, 0),
-            top_logprobs=_masked(scored.top_logprobs, unscored, NOT_SCORED),
+            top_logprobs=_masked(scored.top_logprobs, unscored, NO_LOGPROB),
         )
 
 

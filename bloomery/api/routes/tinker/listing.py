@@ -17,7 +17,7 @@ from bloomery.services.run_rows import RunRow
 
 MAX_PAGE: Final = 1000
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
-Offset = Annotated[int, Query(ge=0)]
+Offset = Annotated[int, Query(ge=0, lt=1 << 63)]
 
 router = APIRouter(route_class=TinkerRoute)
 

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from bloomery.api.routes.tinker import proto
-from bloomery.api.routes.tinker.tensors import decode_tensor, decode_tokens, encode_records
+from bloomery.api.routes.tinker.tensors import check_fill, decode_tensor, decode_tokens, encode_records
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput, NotSupported
 from bloomery.types.operations import Datum, ForwardBackward, ForwardBackwardResult
@@ -42,6 +42,7 @@ def parse_forward_backward(body: bytes) -> Any:
 
 def forward_backward(request: Any) -> ForwardBackward:
     """The operation a parsed request asks for."""
+    check_fill(tensor for datum in request.data for tensor in datum.loss_fn_inputs.values())
     return ForwardBackward(
         loss=request.loss_fn,
         loss_config=_loss_config(request),

@@ -15,7 +15,6 @@ from bloomery.api.routes.tinker.futures import Futures, SampleAnswer
 from bloomery.api.routes.tinker.gather import Gathering
 from bloomery.api.routes.tinker.messages import encode_sample
 from bloomery.api.routes.tinker.names import SampleFuture
-from bloomery.api.routes.tinker.sessions import require_open
 from bloomery.services.core import Services
 from bloomery.services.sampling import SampleStream, draw_seed
 from bloomery.services.sessions import SamplingSession
@@ -35,7 +34,7 @@ async def create_sampling_session(body: bodies.CreateSamplingSession, services: 
     caller.require("infer")
     if (body.model_path is None) == (body.base_model is None):
         raise InvalidInput("give `model_path` or `base_model`, and not both", field="model_path")
-    await require_open(services, caller, body.session_id)
+    await services.sessions.require_open(caller, body.session_id)
     name = body.model_path if body.base_model is None else services.models.resolve(body.base_model).alias
     version = await services.versions.find(caller, str(name))
     made = await services.sessions.create_sampling(caller, body.session_id, body.sampling_session_seq_id, version, body.model_path)

@@ -7,10 +7,9 @@ from fastapi import APIRouter, Query
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker import bodies
 from bloomery.api.routes.tinker.errors import TinkerRoute
-from bloomery.services.core import Services
 from bloomery.services.principal import Principal
 from bloomery.services.validate import check_labels
-from bloomery.types.errors import Gone, NotSupported
+from bloomery.types.errors import NotSupported
 
 MAX_PAGE: Final = 1000
 _DISPLAY_NAME: Final = "bloomery.display_name"
@@ -48,7 +47,7 @@ async def finish_session(session_id: str, body: bodies.FinishSession, services: 
 
 @router.get("/sessions")
 async def list_sessions(
-    services: Svc, caller: Caller, limit: int = Query(20, ge=1, le=MAX_PAGE), offset: int = Query(0, ge=0)
+    services: Svc, caller: Caller, limit: int = Query(20, ge=1, le=MAX_PAGE), offset: int = Query(0, ge=0, lt=1 << 63)
 ) -> dict[str, list[str]]:
     """Ids, newest first. A key sees its project, so what it owns and what it can reach are the same."""
     caller.require("read")
@@ -67,12 +66,6 @@ async def get_session(session_id: str, services: Svc, caller: Caller) -> dict[st
         "training_run_ids": list(await services.sessions.run_names(caller, session_id)),
         "sampler_ids": list(await services.sessions.samplers(caller, session_id)),
     }
-
-
-async def require_open(services: Services, caller: Principal, session_id: str) -> None:
-    """Refuse to begin anything in a session that was finished."""
-    if (await services.sessions.get(caller, session_id)).finished_us is not None:
-        raise Gone(f"session `{session_id}` was finished: begin a new one", field="session_id")
 
 
 def check_project(caller: Principal, project_id: str | None) -> None:

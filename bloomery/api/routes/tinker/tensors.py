@@ -4,7 +4,8 @@ Requests may hold bf16 and int32 values and sparse rows; inside there are only d
 Shapes: rows x columns of a sparse tensor, N tokens of a datum.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
 
@@ -14,8 +15,8 @@ from bloomery.api.routes.tinker import proto
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput
 
-MAX_ELEMENTS: Final = 1 << 28
-"""A sparse tensor names its dense size in a few bytes; this bounds what it may ask to be filled in."""
+MAX_ELEMENTS: Final = 1 << 26
+"""A sparse tensor names its dense size in a few bytes; this bounds what those of a request may ask to be filled in."""
 
 _FLOAT32, _INT64, _INT32, _BFLOAT16 = (proto.DTYPES[f"DTYPE_{name}"] for name in ("FLOAT32", "INT64", "INT32", "BFLOAT16"))
 _STORED: Final[dict[int, np.dtype[Any]]] = {_FLOAT32: np.dtype("<f4"), _INT64: np.dtype("<i8"), _INT32: np.dtype("<i4"), _BFLOAT16: np.dtype("<u2")}
@@ -31,6 +32,13 @@ def decode_tensor(tensor: Any, field: str) -> Array:
         return Array.of(_fill_rows(tensor, field))
     values = _widen(_values(tensor.dense, tensor.dtype, field), tensor.dtype)
     return Array.of(_shaped(values, tuple(tensor.shape), field))
+
+
+def check_fill(tensors: Iterable[Any]) -> None:
+    """Refuse sparse tensors that would be too large together."""
+    filled = sum(math.prod(tensor.shape) for tensor in tensors if tensor.WhichOneof("encoding") == "sparse_csr" and min(tensor.shape, default=0) >= 0)
+    if filled > MAX_ELEMENTS:
+        raise InvalidInput(f"sparse tensors of {filled} values in all, at most {MAX_ELEMENTS} are filled in at a time: send fewer data", field="data")
 
 
 def decode_tokens(payload: bytes, field: str) -> np.ndarray:

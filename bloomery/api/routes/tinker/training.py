@@ -6,7 +6,6 @@ their way already and must not wait for one that was turned away at the door.
 
 import asyncio
 import math
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -18,14 +17,13 @@ from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker import bodies, messages
 from bloomery.api.routes.tinker.errors import TinkerRoute, as_ours
 from bloomery.api.routes.tinker.names import Creation, OperationFuture, model_name, session_of
-from bloomery.api.routes.tinker.sessions import require_open
 from bloomery.services.core import Services
 from bloomery.services.principal import Principal
+from bloomery.services.sampling import draw_seed
 from bloomery.types.errors import BloomeryError, InvalidInput, NotSupported
 from bloomery.types.operations import AdamParams, LoraSpec, OptimStep, Rejected
 
 ADAMW: Final = "adamw"
-_DRAWN_SEED_BITS: Final = 53
 
 router = APIRouter(route_class=TinkerRoute)
 
@@ -36,7 +34,7 @@ async def create_model(body: bodies.CreateModel, services: Svc, caller: Caller) 
     _check_optimizer(body.optimizer_config)
     if body.lora_config is None:
         raise NotSupported("a run without `lora_config` trains all parameters, which is not offered yet: send one", field="lora_config")
-    await require_open(services, caller, body.session_id)
+    await services.sessions.require_open(caller, body.session_id)
     name = model_name(body.session_id, body.model_seq_id)
     await services.runs.create(
         caller,
@@ -146,7 +144,7 @@ async def _load_into(body: bodies.LoadWeights, future: OperationFuture, services
 
 async def _create_from(body: bodies.LoadWeights, name: str, services: Services, caller: Principal) -> dict[str, Any]:
     _check_load(body)
-    await require_open(services, caller, str(body.session_id))
+    await services.sessions.require_open(caller, str(body.session_id))
     source = await services.checkpoints.find(caller, body.path)
     trained = await services.runs.get(caller, source.run_id)
     base_model = body.base_model or trained.base_model
@@ -181,8 +179,9 @@ async def keeping_place(services: Services, caller: Principal, future: Operation
 
 
 def _lora(asked: bodies.Lora) -> LoraSpec:
-    seed = secrets.randbits(_DRAWN_SEED_BITS) if asked.seed is None else asked.seed
-    return LoraSpec(rank=asked.rank, seed=seed, train_attn=asked.train_attn, train_mlp=asked.train_mlp, train_unembed=asked.train_unembed)
+    return LoraSpec(
+        rank=asked.rank, seed=draw_seed(asked.seed), train_attn=asked.train_attn, train_mlp=asked.train_mlp, train_unembed=asked.train_unembed
+    )
 
 
 def _optim_step(asked: bodies.OptimStep) -> OptimStep:

@@ -1,0 +1,60 @@
+"""The documentation is run: every block of the quickstart, in order, as a newcomer would, in an empty home."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import typer
+from typer.core import TyperGroup
+
+from bloomery.cli.main import app
+from bloomery.models.tiny import PATH
+from bloomery.render import ChatTokenizer
+from tests.live import LiveServer
+
+ROOT = Path(__file__).parent.parent
+QUICKSTART = ROOT / "docs" / "quickstart.md"
+BLOCKS_S = 200
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and content of every fenced block."""
+    return re.findall(r"^```(sh|python)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_blocks_of_the_quickstart_run_in_order(tmp_path: Path) -> None:
+    parts = [content if language == "sh" else f"python <<'PYTHON'\n{content}PYTHON\n" for language, content in blocks(QUICKSTART)]
+    # The block that stops the server is the last but one to talk to it; a failed block must not leave it behind.
+    script = "set -e\ntrap 'bloomery stop >/dev/null 2>&1 || true' EXIT\n" + "\n".join(parts)
+    environment = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=BLOCKS_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "A small furnace. True" in done.stdout
+    assert "stopped process" in done.stdout
+
+
+def test_the_python_of_the_readme_runs_with_the_real_sdk(live_server: LiveServer, tmp_path: Path) -> None:
+    ((_, code),) = blocks(ROOT / "README.md")
+    environment = {**os.environ, "BLOOMERY_API_KEY": live_server.key, "HOME": str(tmp_path), "TINKER_TELEMETRY": "0"}
+    code = code.replace("http://127.0.0.1:8700", live_server.url)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=BLOCKS_S, check=False)
+    assert done.returncode == 0, done.stderr
+    sampled = ast.literal_eval(done.stdout.splitlines()[-1])
+    said = ChatTokenizer.load(PATH).decode(sampled)
+    assert "small furnace." in said
+
+
+def test_every_command_is_documented() -> None:
+    text = "\n".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    assert [name for name in group.commands if f"bloomery {name}" not in text] == []
+
+
+def test_every_link_between_documents_leads_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "AGENTS.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
