@@ -4,25 +4,23 @@ Named peers in the same run: the majority class and a bag-of-words classifier, o
 """
 
 import json
-import platform
 import sys
 import time
-from datetime import UTC, datetime
 
-from bloomery.cli.demo import Bars, figures, run, serving
+from rich.console import Console
+
+from bench.machine import machine
+from bloomery.cli.demo import Bars, figures, run, serving, show
 
 
 def main() -> None:
     """Run the demo once and print its figures."""
-    started = time.monotonic()
+    where, started = machine(), time.monotonic()
     with serving("bloomery-tiny", keep=False) as server:
         report = run(server, None, Bars(sys.stderr))
-    machine = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": platform.processor() or platform.machine(),
-        "python": platform.python_version(),
-    }
-    print(json.dumps({"bench": "loop", **machine, **figures(report, time.monotonic() - started)}))
+    seconds = time.monotonic() - started
+    show(report, seconds, Console(file=sys.stderr))
+    print(json.dumps({"bench": "loop", **where, **figures(report, seconds)}))
 
 
 if __name__ == "__main__":

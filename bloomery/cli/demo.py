@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple, TextIO
 
-import httpx
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -29,7 +27,9 @@ from bloomery.recipes.statistics import wilson
 from bloomery.render import ChatTokenizer
 from bloomery.types.errors import InvalidInput, Unavailable
 
-READY_S = 120
+READY_S = 900.0
+"""A large model takes long to load; `up` gives up by itself much earlier when something is wrong."""
+STOP_S = 120.0
 UP_LOG = "up.log"
 ANSWER_MARGIN_TOKENS = 4
 FIRST = SftConfig(epochs=3, learning_rate=4e-3, batch_size=16)
@@ -89,29 +89,23 @@ def run(server: Server, data: Path | None, bars: "Bars") -> LoopReport:
 
 @contextlib.contextmanager
 def serving(model: str, *, keep: bool) -> Iterator[Server]:
-    """A server on a free port with a data directory of its own, stopped and removed at the end unless `keep`; a demo that is killed ends it too."""
+    """A server with a data directory of its own, stopped and removed at the end unless `keep`; a demo that is killed ends it too."""
     from bloomery.up.children import end_with
 
-    ends = None if keep else end_with(os.getpid(), signal.SIGTERM)
     place = Path(tempfile.mkdtemp(prefix="bloomery-demo-"))
-    data_dir, port = place / "data", _free_port()
-    argv = [sys.executable, "-m", "bloomery.cli.main", "up", "--data-dir", str(data_dir), "--port", str(port), "--model", model]
-    with (
-        (place / UP_LOG).open("w") as output,
-        subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=ends) as process,
-    ):
-        server = Server(f"http://127.0.0.1:{port}", "", data_dir)
-        left_up = False
-        try:
-            yield server._replace(key=_wait_ready(process, server))
-            left_up = keep
-        finally:
-            if left_up:
-                process.returncode = 0  # leaving: Popen must not wait for a server that stays
-            else:
-                process.terminate()
-                process.wait(READY_S)
-                shutil.rmtree(place, ignore_errors=True)
+    argv = [sys.executable, "-m", "bloomery.cli.main", "up", "--data-dir", str(place / "data"), "--port", "0", "--model", model]
+    with (place / UP_LOG).open("w") as output:
+        ends = None if keep else end_with(os.getpid(), signal.SIGTERM)
+        process = subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=ends)
+    left_up = False
+    try:
+        yield _when_ready(process, place)
+        left_up = keep
+    finally:
+        if not left_up:
+            process.terminate()
+            process.wait(STOP_S)
+            shutil.rmtree(place, ignore_errors=True)
 
 
 class Bars:
@@ -129,17 +123,18 @@ class Bars:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def advance(self, phase: str, done: int, total: int, note: str) -> None:
-        """Show how far a phase is."""
+    def advance(self, phase: str, done: int, total: int | None, note: str) -> None:
+        """Show how far a phase is; one that does not count its parts is one part."""
         if phase not in self._tasks:
             self._tasks[phase] = self._progress.add_task(phase, total=None, note="")
-        task = self._progress.tasks[self._tasks[phase]]
-        if total == 1 and task.total is not None:
-            return  # the closing call of a phase that counted for itself
-        self._progress.update(self._tasks[phase], completed=done, total=total if done or total > 1 else None, note=note)
+        task = self._tasks[phase]
+        if total is not None:
+            self._progress.update(task, completed=done, total=total, note=note)
+        elif done and self._progress.tasks[task].total is None:
+            self._progress.update(task, completed=1, total=1)
 
 
-def show(report: LoopReport, seconds: float) -> None:
+def show(report: LoopReport, seconds: float, output: Console = console) -> None:
     """The table, and what belongs beside it."""
     table = Table(title=f"{len(report.base)} held-out rows, the same for every column")
     for heading in ("", "base", "version 1", "version 2"):
@@ -152,9 +147,9 @@ def show(report: LoopReport, seconds: float) -> None:
     table.add_row("training rows", "", *(str(report.trained_rows[version]) for version in ("v1", "v2")))
     table.add_row("training tokens/s", "", *(f"{report.training[version].tokens_per_s:,.0f}" for version in ("v1", "v2")))
     table.add_row("seconds per step", "", *(f"{report.training[version].seconds_per_step:.2f}" for version in ("v1", "v2")))
-    console.print(table)
+    output.print(table)
     for line in _sentences(report, seconds):
-        console.print(line, markup=False)  # what the model says may look like markup
+        output.print(line, markup=False)  # what the model says may look like markup
 
 
 def figures(report: LoopReport, seconds: float) -> dict[str, object]:
@@ -196,7 +191,7 @@ def _sentences(report: LoopReport, seconds: float) -> Iterator[str]:
 
 def _share(right: Sequence[bool]) -> str:
     interval = wilson(sum(right), len(right))
-    return f"{sum(right) / len(right):.1%} [{interval.low:.1%}, {interval.high:.1%}]"
+    return f"{sum(right) / len(right):.1%} [{interval.low * 100:.1f}, {interval.high * 100:.1f}]"
 
 
 def _longest_answer(chosen: DemoRows, tokenizer: ChatTokenizer) -> int:
@@ -204,19 +199,13 @@ def _longest_answer(chosen: DemoRows, tokenizer: ChatTokenizer) -> int:
     return max(len(tokenizer.encode(answer)) for answer in answers) + ANSWER_MARGIN_TOKENS
 
 
-def _wait_ready(process: "subprocess.Popen[bytes]", server: Server) -> str:
+def _when_ready(process: "subprocess.Popen[bytes]", place: Path) -> Server:
+    """`up` says its address when it is ready, and ends with the reason when it cannot be."""
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{server.url}/healthz", timeout=5).status_code == 200:
-                return (server.data_dir / "api_key").read_text().strip()
-        time.sleep(0.2)
-    tail = (server.data_dir.parent / UP_LOG).read_text()[-2000:]
-    raise Unavailable(f"the server did not come up; its output ends with:\n{tail}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        said = (place / UP_LOG).read_text()
+        if " is ready: " in said:
+            url = said.partition(" is ready: ")[2].split()[0]
+            return Server(url, (place / "data" / "api_key").read_text().strip(), place / "data")
+        time.sleep(0.1)
+    raise Unavailable(f"the server did not come up; it said:\n{(place / UP_LOG).read_text()[-2000:]}")

@@ -14,20 +14,17 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from bloomery.client import Client, TrainingRun
 from bloomery.recipes.neighbours import bag_of_words, majority
 from bloomery.recipes.sft import Renderer, SftConfig, SftReport, datum, fine_tune
 from bloomery.recipes.statistics import Mismatch, Paired, mcnemar, mismatch
 from bloomery.recipes.task import Question, Task, share_of
-from bloomery.types.arrays import Array
-from bloomery.types.errors import InvalidInput
+from bloomery.types.errors import InvalidInput, WorkerError
 from bloomery.types.operations import Datum, SnapshotResult
 from bloomery.types.resources import DatasetVersion, Span, Split
 
-Progress = Callable[[str, int, int, str], None]
-"""Called with (phase, done, total, note)."""
+Progress = Callable[[str, int, int | None, str], None]
+"""Called with (phase, done, total, note); total None marks the beginning (done 0) and the end (done 1) of a phase."""
 
 PARITY_ANSWERS = 64
 SWAPS = 5
@@ -43,7 +40,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopConfig:
-    """Fixed on a validation part of the first data set (`docs/design/003-demo.md`)."""
+    """What is trained and under which name it is served; the demo's values are explained in `docs/design/003-demo.md`."""
 
     deployment: str
     base_model: str
@@ -106,7 +103,7 @@ def run_loop(client: Client, task: Task, rows: Rows, render: Renderer, config: L
     v2 = loop.measure("measure v2", snapshot2.version, rows.held_out)
 
     comparison = mcnemar([row.correct for row in v1], [row.correct for row in v2])
-    live = loop.promote_if_better(comparison, snapshot2, ask=rows.held_out[0])
+    live = loop.promote_if_better(comparison, snapshot2.version, ask=rows.held_out[0])
     swap_s = loop.swap_seconds(run2, rows2[: config.second.batch_size], rows.held_out[0])
     return LoopReport(
         base=base,
@@ -183,11 +180,11 @@ class Loop:
             version = self.client.datasets.curate(self.config.deployment, first.id, deployment=self.config.deployment)
             return version, self._training_rows(version)
 
-    def promote_if_better(self, comparison: Paired, snapshot: SnapshotResult, *, ask: Question) -> Outcome:
+    def promote_if_better(self, comparison: Paired, version: str, *, ask: Question) -> Outcome:
         """Make the second version live if it is better, then show what the deployment answers with."""
         with self._phase("promote"):
             if comparison.better:
-                self.client.deployments.promote(self.config.deployment, snapshot.version, {"mcnemar": comparison._asdict()})
+                self.client.deployments.promote(self.config.deployment, version, {"mcnemar": comparison._asdict()})
             return self._ask(self.config.deployment, ask, consent="none")
 
     def parity(self, run: TrainingRun, version: str) -> Mismatch:
@@ -233,7 +230,7 @@ class Loop:
         for chunk in self.client.chat_stream(deployment, list(ask.prompt), max_tokens=1, temperature=0.0):
             if chunk["choices"] and chunk["system_fingerprint"] == version:
                 return time.monotonic() - started
-        raise RuntimeError(f"deployment `{deployment}` did not answer with version {version}")
+        raise WorkerError(f"deployment `{deployment}` did not answer with version {version}")
 
     def _ask_all(self, phase: str, model: str, questions: Sequence[Question], *, consent: str) -> list[Outcome]:
         outcomes = []
@@ -277,11 +274,11 @@ class Loop:
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        self.progress(name, 0, 1, "")
+        self.progress(name, 0, None, "")
         started = time.monotonic()
         yield
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 3)
-        self.progress(name, 1, 1, "")
+        self.progress(name, 1, None, "")
 
 
 class _RecordedAnswer(NamedTuple):
@@ -292,14 +289,7 @@ class _RecordedAnswer(NamedTuple):
 
 def _recorded_answer(prompt: Sequence[int], sample: dict[str, Any]) -> _RecordedAnswer:
     tokens = [*prompt, *sample["tokens"]]
-    scored = Datum(
-        tokens=Array.of(np.asarray(tokens[:-1], dtype=np.int32)),
-        inputs={
-            "target_tokens": Array.of(np.asarray(tokens[1:], dtype=np.int64)),
-            "weights": Array.of(np.ones(len(tokens) - 1, dtype=np.float32)),
-        },
-    )
-    return _RecordedAnswer(scored, len(prompt), sample["logprobs"])
+    return _RecordedAnswer(datum(tokens, [1.0] * len(tokens)), len(prompt), sample["logprobs"])
 
 
 def _jsonl(questions: Sequence[Question]) -> str:

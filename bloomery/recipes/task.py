@@ -60,7 +60,7 @@ class Task(NamedTuple):
 
 def routing_task(labels: Sequence[str]) -> Task:
     """Route a piece of documentation to its package."""
-    return Task("package", 'Which package does this documentation belong to? Answer with JSON: {"package": "<name>"}.', frozenset(labels))
+    return Task("package", "Name the package, as JSON.", frozenset(labels))
 
 
 def task_of_rows(rows: Sequence[DatasetRow], *, chat: bool) -> Task:

@@ -89,7 +89,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def find_tokenizer(directory: Path, documents: list[Document]) -> Tokenizer:
-    """The tokenizer that is there, or a new one from a tenth of the documents and generated conversations."""
+    """The tokenizer that is there, or a new one from documents, balanced by package, and generated conversations."""
     if (directory / "tokenizer.json").exists():
         return Tokenizer.from_file(str(directory / "tokenizer.json"))
     random = Random(SEED)
