@@ -90,4 +90,3 @@ def test_a_version_that_is_not_better_is_not_promoted(report: LoopReport, client
     other = next(version for version in report.versions.values() if version != before)
     answer = loop.promote_if_better(Paired(3, 3, 1.0), other, ask=few_rows().held_out[0])
     assert client.deployments.get("little-loop").live.version == before == answer.version
-

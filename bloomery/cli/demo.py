@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple, TextIO
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -136,7 +137,7 @@ class Bars:
 
 def show(report: LoopReport, seconds: float, output: Console = console) -> None:
     """The table, and what belongs beside it."""
-    table = Table(title=f"{len(report.base)} held-out rows, the same for every column")
+    table = Table(title=f"{len(report.base)} held-out rows, the same for every column", box=box.SIMPLE_HEAD)
     for heading in ("", "base", "version 1", "version 2"):
         table.add_column(heading, justify="left" if not heading else "right")
     outcomes = (report.base, report.v1, report.v2)
