@@ -11,7 +11,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -q --progres
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 CODE := bloomery tests bench
 
-.PHONY: setup demo test test-slow test-all test-web check fix clean
+.PHONY: setup demo test test-slow test-all test-web lint check fix clean
 
 setup: $(READY)
 
@@ -30,11 +30,12 @@ test-slow: $(READY)
 test-web:
 	@echo "Nothing to build or to test with a browser yet: the page at / is plain files, covered by make test."
 
-check: $(READY)
+lint: $(READY)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
-	$(PYTEST) -m "not slow and not gpu"
+
+check: lint test
 
 fix: $(READY)
 	$(BIN)/ruff format $(CODE)

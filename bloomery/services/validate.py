@@ -64,8 +64,8 @@ def check_labels(name: str | None, metadata: Mapping[str, str]) -> None:
 
 def check_adam(adam: AdamParams) -> None:
     """Numbers that cannot spoil a run."""
-    if not (math.isfinite(adam.learning_rate) and adam.learning_rate > 0):
-        raise InvalidInput(f"learning_rate is {adam.learning_rate}: it must be a finite number above 0", field="learning_rate")
+    if not (math.isfinite(adam.learning_rate) and adam.learning_rate >= 0):
+        raise InvalidInput(f"learning_rate is {adam.learning_rate}: it must be a finite number, at least 0", field="learning_rate")
     for name in ("beta1", "beta2"):
         if not 0 <= (value := getattr(adam, name)) < 1:
             raise InvalidInput(f"{name} is {value}: it must be at least 0 and below 1", field=name)

@@ -69,7 +69,7 @@ def test_bad_data_name_the_field(make: Callable[[], ForwardBackward], field: str
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("learning_rate", value) for value in (math.nan, math.inf, 0.0, -1e-3)),
+        *(("learning_rate", value) for value in (math.nan, math.inf, -math.inf, -1e-3)),
         *((name, value) for name in ("beta1", "beta2") for value in (math.nan, -0.1, 1.0)),
         *(("eps", value) for value in (math.nan, 0.0, -1.0, math.inf)),
         *((name, value) for name in ("weight_decay", "grad_clip_norm") for value in (math.nan, -1.0, math.inf)),
