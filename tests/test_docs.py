@@ -1,6 +1,5 @@
 """The documentation is run: every block of the quickstart, in order, as a newcomer would, in an empty home."""
 
-import ast
 import os
 import re
 import subprocess
@@ -11,8 +10,6 @@ import typer
 from typer.core import TyperGroup
 
 from bloomery.cli.main import app
-from bloomery.models.tiny import PATH
-from bloomery.render import ChatTokenizer
 from tests.live import LiveServer
 
 ROOT = Path(__file__).parent.parent
@@ -33,6 +30,7 @@ def test_the_blocks_of_the_quickstart_run_in_order(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=BLOCKS_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "A small furnace. True" in done.stdout
+    assert "2 rows\n1\n" in done.stdout
     assert "stopped process" in done.stdout
 
 
@@ -42,9 +40,7 @@ def test_the_python_of_the_readme_runs_with_the_real_sdk(live_server: LiveServer
     code = code.replace("http://127.0.0.1:8700", live_server.url)
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=BLOCKS_S, check=False)
     assert done.returncode == 0, done.stderr
-    sampled = ast.literal_eval(done.stdout.splitlines()[-1])
-    said = ChatTokenizer.load(PATH).decode(sampled)
-    assert "is a small furnace" in said
+    assert done.stdout.splitlines()[-1].startswith("A bloomery is a small furnace")
 
 
 def test_every_command_is_documented() -> None:
