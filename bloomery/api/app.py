@@ -72,7 +72,7 @@ class BodyLimit:
 def _process_router() -> APIRouter:
     router = APIRouter()
 
-    @router.get("/healthz", include_in_schema=False)
+    @router.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
     async def healthz(services: Svc) -> JSONResponse:
         """200 once every engine answers, 503 with the names of those that do not yet."""
         waiting = [model.alias for model in services.models.list() if not model.ready]
@@ -86,7 +86,7 @@ def _process_router() -> APIRouter:
 def _page_router() -> APIRouter:
     router = APIRouter(include_in_schema=False)
     for path, asset in assets().items():
-        router.add_api_route(path, _serve(asset), methods=["GET"])
+        router.add_api_route(path, _serve(asset), methods=["GET", "HEAD"])
     return router
 
 

@@ -16,7 +16,7 @@ from bloomery.services.redaction import pseudonym, redact, redact_text
 from bloomery.services.traffic import Traffic
 from bloomery.store import rows
 from bloomery.store.database import Database
-from bloomery.types.errors import InvalidInput, NotFound
+from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.types.ids import new_id, now_us
 from bloomery.types.resources import Feedback, FeedbackType, GiveFeedback, Page
 
@@ -34,6 +34,8 @@ class Judgements:
     async def give(self, p: Principal, given: GiveFeedback) -> Feedback:
         """Store a judgement; NotFound when nothing of that id was recorded."""
         p.require("infer")
+        if self._traffic.mode == "off":
+            raise Conflict("this server records no traffic, so there is nothing to judge: start it with `--record full`", field="target")
         kind = given.type or _natural_type(given.value)
         _check(kind, given)
         await self._traffic.flush()

@@ -170,6 +170,7 @@ def test_the_server_says_how_it_is(server: Server) -> None:
     assert status["traffic"] == {"mode": "full", "queued": 0, "recorded": 0, "dropped": 0, "failed": 0}
     assert ok(server, "POST", "/gc") == {"spans": 0, "blobs": 0, "bytes": 0}
     assert server.http.get("/healthz").json()["status"] == "ok"
+    assert [server.http.head(path).status_code for path in ("/healthz", "/")] == [200, 200]
 
 
 def test_health_names_the_engine_that_is_missing(server: Server) -> None:

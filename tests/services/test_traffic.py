@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bloomery.services.span_rows import RecordedSample
-from bloomery.types.errors import InvalidInput, NotFound
+from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.types.resources import GiveFeedback
 from tests.services.stage import BASE, ME, STRANGER, Stage, chat, play
 
@@ -63,6 +63,8 @@ def test_metadata_mode_keeps_no_text_and_off_keeps_nothing(tmp_path: Path) -> No
     async def off(stage: Stage) -> None:
         stage.traffic.record(chat("chatcmpl-1"))
         assert (await stage.traffic.list(ME)).data == []
+        with pytest.raises(Conflict, match="records no traffic"):
+            await stage.feedback.give(ME, GiveFeedback(target="chatcmpl-1", metric="helpful", value=True))
 
     for name, story in {"metadata": metadata, "off": off}.items():
         directory = tmp_path / name
