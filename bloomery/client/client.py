@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import httpx
@@ -31,7 +31,10 @@ from bloomery.types.resources import (
 
 
 class Client:
-    """A Bloomery server. `transport` replaces the network, in tests for example."""
+    """A Bloomery server. `transport` replaces the network, in tests for example.
+
+    Whatever lists something gives a list, read to its end before it is returned; `limit`, where there may be many, reads no further than that.
+    """
 
     def __init__(
         self,
@@ -161,14 +164,14 @@ class Datasets:
         """One data set with its versions."""
         return Dataset.model_validate(self._http.get(f"/api/v1/datasets/{name}"))
 
+    def rows(self, name: str, version: str, split: Split = "train", *, limit: int | None = None) -> list[DatasetRow]:
+        """The rows of a split in order, or the first `limit` of them."""
+        found = self._http.pages(f"/api/v1/datasets/{name}/versions/{version}/rows", split=split, limit=limit)
+        return [DatasetRow.model_validate(item) for item in found]
+
     def list(self) -> list[Dataset]:
         """All data sets."""
         return [Dataset.model_validate(item) for item in self._http.pages("/api/v1/datasets")]
-
-    def rows(self, name: str, version: str, split: Split = "train") -> Iterator[DatasetRow]:
-        """The rows of a split, page by page."""
-        for item in self._http.pages(f"/api/v1/datasets/{name}/versions/{version}/rows", split=split):
-            yield DatasetRow.model_validate(item)
 
     def _post(self, path: str, body: dict[str, Any], *, repeatable: bool = False) -> DatasetVersion:
         return DatasetVersion.model_validate(self._http.post(f"/api/v1/datasets{path}", body, repeatable=repeatable))
@@ -180,10 +183,19 @@ class Spans:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def list(self, **filters: Any) -> Iterator[Span]:
-        """Spans without bodies, newest first; filters: deployment, episode, since_us, until_us."""
-        for item in self._http.pages("/api/v1/spans", **filters):
-            yield Span.model_validate(item)
+    def list(
+        self,
+        *,
+        deployment: str | None = None,
+        episode: str | None = None,
+        kinds: Sequence[str] = (),
+        since_us: int | None = None,
+        until_us: int | None = None,
+        limit: int | None = None,
+    ) -> list[Span]:
+        """Spans without bodies, newest first: all that match, or the newest `limit` of them. `kinds` are chat, completion and sample."""
+        filters = {"deployment": deployment, "episode": episode, "kind": [*kinds] or None, "since_us": since_us, "until_us": until_us}
+        return [Span.model_validate(item) for item in self._http.pages("/api/v1/spans", limit=limit, **filters)]
 
     def get(self, span_id: str) -> SpanDetail:
         """One span with its body and feedback."""

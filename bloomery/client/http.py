@@ -7,6 +7,7 @@ taken up.
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, Final
 
 import httpx
@@ -57,12 +58,20 @@ class Http:
         """The JSON at a path; parameters that are None are left out."""
         return self.request("GET", path, params={name: value for name, value in query.items() if value is not None}).json()
 
-    def pages(self, path: str, **query: Any) -> Iterator[Any]:
-        """Every item of a list, page by page."""
-        offset = 0
+    def pages(self, path: str, *, limit: int | None = None, **query: Any) -> Iterator[Any]:
+        """The items of a list, or its first `limit`, page by page."""
+        return islice(self._items(path, min(_PAGE, limit or _PAGE), query), limit)
+
+    def _items(self, path: str, page_size: int, query: Mapping[str, Any]) -> Iterator[Any]:
+        offset, seen = 0, set[str]()
         while True:
-            page = self.get(path, limit=_PAGE, offset=offset, **query)
-            yield from page["data"]
+            page = self.get(path, limit=page_size, offset=offset, **query)
+            for item in page["data"]:
+                # What is added at the top of a list meanwhile moves items of this page to the next one.
+                if (name := item.get("id")) is None or name not in seen:
+                    yield item
+                if name is not None:
+                    seen.add(name)
             offset += len(page["data"])
             if not page["has_more"]:
                 return

@@ -9,6 +9,7 @@ from bloomery.types.errors import InvalidInput, NotSupported
 
 FAMILIES = ("qwen3", "llama", "ministral", "ministral3", "qwen3_moe")
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+_SIZES_WITH_DEFAULT = ("num_key_value_heads", "head_dim")
 _LARGEST_SIZE = 1 << 24
 _ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
@@ -57,15 +58,6 @@ class DecoderConfig:
     """Per layer, how many latest keys a query sees; None means all."""
     experts: ExpertsConfig | None = None
 
-    @property
-    def matrix_parameters(self) -> int:
-        """Parameters of all matrices: weight files that hold fewer are not all there."""
-        sparse = self.experts.sparse_layers if self.experts else ()
-        expert = self.experts.num_experts * self.experts.intermediate_size if self.experts else 0
-        attention = self.num_layers * 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
-        mlp = 3 * ((self.num_layers - len(sparse)) * self.intermediate_size + len(sparse) * expert)
-        return self.hidden_size * (self.vocab_size * (1 if self.tied_head else 2) + attention + mlp)
-
 
 def read_config(directory: Path) -> DecoderConfig:
     """Read and check `config.json`; a family or feature that the core lacks is refused by name."""
@@ -85,7 +77,7 @@ def parse_config(raw: dict[str, Any]) -> DecoderConfig:
     if family not in FAMILIES:
         raise NotSupported(f"model_type `{family}` is not one of the decoder core's families: {', '.join(FAMILIES)}", field="model_type")
     _refuse_unknown_features(raw)
-    for name in _SIZES:
+    for name in (*_SIZES, *(name for name in _SIZES_WITH_DEFAULT if raw.get(name) is not None)):
         if not isinstance(raw[name], int) or not 1 <= raw[name] <= _LARGEST_SIZE:
             raise InvalidInput(f"{name} is {raw[name]!r}: a whole number from 1 to {_LARGEST_SIZE} is expected", field=name)
     heads, layers = raw["num_attention_heads"], raw["num_hidden_layers"]

@@ -1,19 +1,27 @@
-"""Which files hold a model's weights, and how large they are: headers only, no torch, so that the supervisor can tell before anything loads."""
+"""Which files hold a model's weights, and whether they hold all: headers only, no torch, so that the supervisor can tell before anything loads."""
 
 import json
 import math
 import struct
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
+from bloomery.models.config import DecoderConfig
+from bloomery.models.names import stored_places
 from bloomery.types.errors import InvalidInput
 
-_MAX_HEADER_BYTES = 100 << 20
+_INDEX: Final = "model.safetensors.index.json"
+_FLOATS: Final = frozenset({"BF16", "F16", "F32", "F64"})
+_MAX_HEADER_BYTES: Final = 100 << 20
+_NAMED: Final = 3
+"""Tensors that a complaint names."""
 
 
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files in order: those of the index when there is one, else `model.safetensors`, else every one."""
-    index = directory / "model.safetensors.index.json"
+    index = directory / _INDEX
     if index.exists():
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         files = [directory / _plain(name) for name in names]
@@ -29,10 +37,15 @@ def weight_files(directory: Path) -> list[Path]:
     return files
 
 
-def count_parameters(directory: Path) -> int:
-    """Parameters as the headers have them, without reading a tensor."""
-    headers = [read_header(file) for file in weight_files(directory)]
-    return sum(math.prod(entry["shape"]) for header in headers for name, entry in header.items() if name != "__metadata__")
+def check_weights(directory: Path, config: DecoderConfig) -> int:
+    """Parameters of the model, when the headers hold every tensor that the config asks for, each in its shape, and no other."""
+    found = _stored(directory)
+    # Lazily: a config may describe millions of layers, and the first few that are missing say enough.
+    problems = list(islice(_unfit(directory, config, found), _NAMED)) or list(islice(_surplus(config, found), _NAMED))
+    if problems:
+        advice = "Copy the directory again, or correct its config.json"
+        raise InvalidInput(f"{directory} does not hold the model of its config.json: {'; '.join(problems)}. {advice}", field="model")
+    return sum(math.prod(place.shape) for _, place in stored_places(config))
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -52,6 +65,55 @@ def read_header(path: Path) -> dict[str, Any]:
     if (size := path.stat().st_size) < (expected := len(start) + length + max(ends, default=0)):
         raise InvalidInput(f"{path} is cut off: it has {size} bytes of {expected}; copy it again", field="model")
     return header
+
+
+class _Tensor(NamedTuple):
+    """What a header says of one tensor."""
+
+    file: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def _stored(directory: Path) -> dict[str, _Tensor]:
+    found: dict[str, _Tensor] = {}
+    for path in weight_files(directory):
+        for name, entry in read_header(path).items():
+            if name == "__metadata__":
+                continue
+            if name in found:
+                raise InvalidInput(f"{directory}: tensor `{name}` is in {found[name].file} and in {path.name}: remove one", field="model")
+            found[name] = _Tensor(path.name, tuple(entry["shape"]), entry["dtype"])
+    return found
+
+
+def _unfit(directory: Path, config: DecoderConfig, found: Mapping[str, _Tensor]) -> Iterator[str]:
+    """What is wrong with the tensors that the config asks for."""
+    for name, place in stored_places(config):
+        tensor = found.get(name)
+        if tensor is None:
+            yield f"{_file_of(directory, name)} lacks `{name}`"
+        elif tensor.shape != place.shape:
+            yield f"`{name}` in {tensor.file} has shape {list(tensor.shape)}, not {list(place.shape)}"
+        elif tensor.dtype not in _FLOATS:
+            yield f"`{name}` in {tensor.file} holds {tensor.dtype} numbers: save the model in bf16, fp16 or fp32"
+
+
+def _surplus(config: DecoderConfig, found: Mapping[str, _Tensor]) -> Iterator[str]:
+    expected = {name for name, _ in stored_places(config)}
+    for name, tensor in found.items():
+        # Old files hold the rotary tables, and the head though it is the embedding.
+        if name not in expected and not name.endswith("rotary_emb.inv_freq") and not (config.tied_head and name == "lm_head.weight"):
+            yield f"`{name}` in {tensor.file} is no tensor of a {config.model_type} model"
+
+
+def _file_of(directory: Path, name: str) -> str:
+    """Where a tensor should be, as far as one can tell."""
+    index = directory / _INDEX
+    if index.exists() and isinstance(file := json.loads(index.read_text())["weight_map"].get(name), str):
+        return file
+    files = weight_files(directory)
+    return files[0].name if len(files) == 1 else f"each of the {len(files)} weight files"
 
 
 def _plain(name: str) -> str:

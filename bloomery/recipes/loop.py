@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, NamedTuple
 
 from bloomery.client import Client, TrainingRun
@@ -190,7 +189,7 @@ class Loop:
     def parity(self, run: TrainingRun, version: str) -> Mismatch:
         """Recorded answers scored again by the trainer that holds the same weights."""
         with self._phase("parity"):
-            spans = islice(self.client.spans.list(deployment=self.config.deployment), 4 * PARITY_ANSWERS)
+            spans = self.client.spans.list(deployment=self.config.deployment, limit=4 * PARITY_ANSWERS)
             ours = [span for span in spans if span.version == version and span.has_body and span.out_tokens][:PARITY_ANSWERS]
             answers = [answer for span in ours for answer in self._recorded(span)]
             if not answers:

@@ -132,11 +132,6 @@ class Checkpoints:
         found = await self.find(p, path)
         await self._database.write(lambda connection: connection.execute(delete(rows.checkpoint).where(rows.checkpoint.c.id == found.id)))
 
-    async def expire(self) -> None:
-        """Forget what expired."""
-        expired = delete(rows.checkpoint).where(rows.checkpoint.c.expires_us <= now_us())
-        await self._database.write(lambda connection: connection.execute(expired))
-
     async def _one(self, p: Principal, condition: ColumnElement[bool], otherwise: str) -> CheckpointRow:
         query = _checkpoints().where(_visible(p), condition).order_by(rows.checkpoint.c.seq.desc()).limit(1)
         row = await self._database.read(lambda connection: connection.execute(query).first())

@@ -134,7 +134,7 @@ async def _tidy_now_and_then(services: Services, activity: Activity) -> None:
         await asyncio.sleep(TIDY_EVERY_S)
         try:
             await activity.tidy()
-            await services.checkpoints.expire()
+            await services.garbage.expire()
             await services.auth.note_use()
         except Exception:
             log.exception("housekeeping failed; it is tried again in %g s", TIDY_EVERY_S)

@@ -22,7 +22,7 @@ from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
 from bloomery.types.errors import NotFound
-from bloomery.types.resources import Curate, Split
+from bloomery.types.resources import Curate
 
 
 class Curated(NamedTuple):
@@ -101,11 +101,11 @@ def row_of(span_id: str, body: Mapping[str, Any], verdict: Verdict) -> Row | str
     return Row(tuple(spoken), "correction" if verdict.kind == "correction" else "confirmed", span_id)
 
 
-def curated_rows(judged: Curated, parent: Mapping[Split, Sequence[Row]]) -> Curated:
-    """One row per prompt, the latest judged, unless the parent trains on its like with the same answer already."""
+def curated_rows(judged: Curated, parent: Sequence[Row]) -> Curated:
+    """One row per prompt, the latest judged, unless the parent's training rows have its like with the same answer already."""
     latest = {row.prompt: row for row in judged.rows}
     known: dict[str, NearDuplicates] = {}
-    for row in parent.get("train", ()):
+    for row in parent:
         known.setdefault(row.answer, NearDuplicates()).add(row.prompt)
     fresh = [row for row in latest.values() if row.answer not in known or not known[row.answer].has(row.prompt)]
     stages = {"superseded": len(judged.rows) - len(latest), "known": len(latest) - len(fresh), "accepted": len(fresh)}
@@ -133,7 +133,9 @@ def _read(connection: Connection, project: str, choice: Curate) -> list[tuple[Da
 
 def _chosen(project: str, choice: Curate) -> Select[Any]:
     span = rows.span.c
-    query = select(span.id, span.episode_id, span.consent, span.status, span.body_ref).where(span.project == project)
+    query = select(span.id, span.episode_id, span.consent, span.status, span.body_ref)
+    # Samples of training were no answers to anybody.
+    query = query.where(span.project == project, span.kind.in_(("chat", "completion")))
     if choice.deployment is not None:
         served = select(rows.deployment.c.id).where(rows.deployment.c.project == project, rows.deployment.c.name == choice.deployment)
         query = query.where(span.deployment_id.in_(served))

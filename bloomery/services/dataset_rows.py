@@ -1,12 +1,15 @@
 """Rows of data sets: read from files with the number of the first broken row, written as canonical lines, and kept apart by split.
 
-`parse` reads, `assemble` decides which rows a new version holds, `Row.line` and `read_lines` are the stored form.
+`parse` reads, `assemble` decides which rows a new version holds. `stored_lines` is the stored form, `StoredRows` reads it, `Opened` remembers
+what was read last.
 """
 
 import csv
 import io
 import json
 import re
+import sys
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, cast
@@ -67,12 +70,64 @@ def parse(kind: Literal["jsonl", "csv"], content: str, split: Split) -> list[Row
     return rows
 
 
-def read_lines(lines: Iterable[str]) -> Iterator[tuple[Split, Row]]:
-    """Stored lines back to rows."""
-    for line in lines:
-        stored = json.loads(line)
-        split = cast(Split, stored.pop("split"))
-        yield split, Row(tuple(stored["messages"]), stored["label_source"], stored["source_span"])
+def stored_lines(splits: Mapping[Split, Sequence[Row]]) -> bytes:
+    """The rows of a version, one line each, split by split in alphabetical order."""
+    return "\n".join(row.line(split) for split in sorted(splits) for row in splits[split]).encode()
+
+
+class StoredRows:
+    """What `stored_lines` wrote. Lines stay lines until their rows are asked for: reading a page costs a page."""
+
+    def __init__(self, content: bytes) -> None:
+        self._lines = content.split(b"\n") if content else []
+        self.size_bytes = sum(map(sys.getsizeof, self._lines))
+
+    def rows(self, split: Split) -> list[Row]:
+        """All rows of a split."""
+        return self.page(split, limit=len(self._lines), offset=0)
+
+    def page(self, split: Split, *, limit: int, offset: int) -> list[Row]:
+        """At most `limit` rows of a split behind the first `offset`."""
+        place = self._place(split)
+        return [_stored_row(line) for line in self._lines[place.start : place.stop][offset : offset + limit]]
+
+    def count(self, split: Split) -> int:
+        """Rows of a split."""
+        return len(self._place(split))
+
+    def _place(self, split: Split) -> range:
+        return range(bisect_left(self._lines, split, key=_split_of), bisect_right(self._lines, split, key=_split_of))
+
+
+class Opened:
+    """The stored rows that were asked for last, as many as stay within `limit_bytes` together. What is larger alone is not kept."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._kept: dict[str, StoredRows] = {}
+
+    def get(self, key: str) -> StoredRows | None:
+        """The rows under a key, if they are still kept."""
+        if (found := self._kept.pop(key, None)) is not None:
+            self._kept[key] = found
+        return found
+
+    def keep(self, key: str, stored: StoredRows) -> None:
+        """Remember rows, and forget those that nobody asked for the longest until all of them fit."""
+        if stored.size_bytes > self._limit_bytes:
+            return
+        self._kept[key] = stored
+        while sum(kept.size_bytes for kept in self._kept.values()) > self._limit_bytes:
+            del self._kept[next(iter(self._kept))]
+
+
+def _split_of(line: bytes) -> Split:
+    return cast(Split, json.loads(line)["split"])
+
+
+def _stored_row(line: bytes) -> Row:
+    stored = json.loads(line)
+    return Row(tuple(stored["messages"]), stored["label_source"], stored["source_span"])
 
 
 def assemble(pinned: Mapping[Split, Sequence[Row]], inherited: Sequence[Row], given: Mapping[Split, Sequence[Row]]) -> Assembled:

@@ -7,7 +7,7 @@ later version takes their like into `train` (`dataset_rows.assemble`). `curation
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import zstandard
 from blake3 import blake3
@@ -15,30 +15,34 @@ from sqlalchemy import Connection, Select, insert, select
 from sqlalchemy import Row as DatabaseRow
 
 from bloomery.services.curation import Curation, curated_rows
-from bloomery.services.dataset_rows import Assembled, Row, assemble, parse, read_lines
+from bloomery.services.dataset_rows import HELD_OUT, Assembled, Opened, Row, StoredRows, assemble, parse, stored_lines
 from bloomery.services.principal import Principal
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
-from bloomery.types.errors import Conflict, InvalidInput, NotFound
+from bloomery.types.errors import Conflict, InvalidInput, NotFound, Unavailable
 from bloomery.types.ids import new_id, now_us
 from bloomery.types.resources import Curate, Dataset, DatasetRow, DatasetVersion, ImportRows, Page, Split
+
+OPENED_BYTES: Final = 128 << 20
+"""Lines of versions that stay in memory for whoever reads them page by page; a version with more is unpacked again for each page."""
 
 Splits = Mapping[Split, Sequence[Row]]
 
 
-class _Stored(NamedTuple):
-    version_id: str
-    splits: dict[Split, list[Row]]
+class _Version(NamedTuple):
+    id: str
+    stored: StoredRows
 
 
 class Datasets:
     """Imports, curates and reads versions."""
 
-    def __init__(self, database: Database, blobs: AsyncBlobs, curation: Curation) -> None:
+    def __init__(self, database: Database, blobs: AsyncBlobs, curation: Curation, *, opened_bytes: int = OPENED_BYTES) -> None:
         self._database = database
         self._blobs = blobs
         self._curation = curation
+        self._opened = Opened(opened_bytes)
 
     async def create(self, p: Principal, name: str) -> Dataset:
         """An empty data set."""
@@ -71,40 +75,49 @@ class Datasets:
         """The parent's rows and what judged traffic adds to them."""
         p.require("train")
         dataset = await self.get(p, name)
-        inherited = (await self._splits(p, dataset, choice.parent)).splits
+        parent = (await self._open(p, dataset, choice.parent)).stored
         judged = await self._curation.judged(p, choice)
-        accepted = await asyncio.to_thread(curated_rows, judged, inherited)
+        accepted = await asyncio.to_thread(lambda: curated_rows(judged, parent.rows("train")))
         recipe = {"kind": "curate", **choice.model_dump(exclude={"parent"})}
         return await self._add_version(p, dataset, parent=choice.parent, given={"train": accepted.rows}, recipe=recipe, counts=accepted.counts)
 
     async def rows(self, p: Principal, name: str, version: str, split: Split, *, limit: int = 50, offset: int = 0) -> Page[DatasetRow]:
         """Rows of one split, in order."""
         p.require("read")
-        wanted = (await self._splits(p, await self.get(p, name), version)).splits.get(split, [])
-        data = [
-            DatasetRow(messages=list(row.messages), label_source=row.label_source, source_span=row.source_span)
-            for row in wanted[offset : offset + limit]
-        ]
-        return Page(data=data, offset=offset, has_more=offset + limit < len(wanted))
+        stored = (await self._open(p, await self.get(p, name), version)).stored
+        return await asyncio.to_thread(lambda: _page(stored, split, limit, offset))
 
     async def _add_version(
         self, p: Principal, dataset: Dataset, *, parent: str | None, given: Splits, recipe: dict[str, Any], counts: dict[str, int]
     ) -> DatasetVersion:
-        above = None if parent is None else await self._splits(p, dataset, parent)
+        above = None if parent is None else await self._open(p, dataset, parent)
         latest = dataset.versions[-1].id if dataset.versions else None
-        pinned = {} if latest is None else (await self._splits(p, dataset, latest)).splits
+        pinned = None if latest is None else (await self._open(p, dataset, latest)).stored
         built = await asyncio.to_thread(_build, pinned, above, given, recipe)
-        await self._blobs.put(built.key, built.stored)
+        await self._store(built.key, built.stored)
         row = built.row | {"counts": json.dumps(counts | built.assembled.counts)}
         return await self._database.write(lambda connection: _append(connection, p.project, dataset, latest, row, built.assembled))
 
-    async def _splits(self, p: Principal, dataset: Dataset, version: str) -> _Stored:
+    async def _store(self, key: str, packed: bytes) -> None:
+        try:
+            await self._blobs.put(key, packed)
+        except OSError as error:
+            raise Unavailable(
+                f"the {len(packed)} bytes of this version cannot be written ({error.strerror}) and nothing was added: "
+                "is the server's disk full? Free space there and ask again"
+            ) from error
+
+    async def _open(self, p: Principal, dataset: Dataset, version: str) -> _Version:
         query = _version(p.project, dataset.id, version)
         row = await self._database.read(lambda connection: connection.execute(query).first())
         if row is None:
             raise NotFound(f"data set `{dataset.name}` has no version `{version}`", field="version")
-        stored = await self._blobs.get(row.key)
-        return _Stored(row.id, await asyncio.to_thread(_read, stored))
+        # The key is the hash of the content, so what is remembered under it cannot be out of date.
+        if (stored := self._opened.get(row.key)) is None:
+            packed = await self._blobs.get(row.key)
+            stored = await asyncio.to_thread(lambda: StoredRows(zstandard.decompress(packed)))
+            self._opened.keep(row.key, stored)
+        return _Version(row.id, stored)
 
 
 class _Built(NamedTuple):
@@ -114,11 +127,12 @@ class _Built(NamedTuple):
     stored: bytes
 
 
-def _build(pinned: Splits, above: _Stored | None, given: Splits, recipe: dict[str, Any]) -> _Built:
-    inherited = above.splits.get("train", []) if above else []
-    parent = above.version_id if above else None
+def _build(latest: StoredRows | None, above: _Version | None, given: Splits, recipe: dict[str, Any]) -> _Built:
+    pinned: Splits = {split: latest.rows(split) for split in HELD_OUT} if latest else {}
+    inherited = above.stored.rows("train") if above else []
+    parent = above.id if above else None
     assembled = assemble(pinned, inherited, given)
-    content = "\n".join(row.line(split) for split in sorted(assembled.splits) for row in assembled.splits[split]).encode()
+    content = stored_lines(assembled.splits)
     manifest = blake3(content).hexdigest()
     key = f"datasets/{manifest}.jsonl.zst"
     text = json.dumps(recipe | {"parent": parent}, sort_keys=True)
@@ -134,11 +148,12 @@ def _build(pinned: Splits, above: _Stored | None, given: Splits, recipe: dict[st
     return _Built(assembled, row, key, zstandard.compress(content))
 
 
-def _read(stored: bytes) -> dict[Split, list[Row]]:
-    splits: dict[Split, list[Row]] = {}
-    for split, row in read_lines(zstandard.decompress(stored).decode().splitlines()):
-        splits.setdefault(split, []).append(row)
-    return splits
+def _page(stored: StoredRows, split: Split, limit: int, offset: int) -> Page[DatasetRow]:
+    data = [
+        DatasetRow(messages=list(row.messages), label_source=row.label_source, source_span=row.source_span)
+        for row in stored.page(split, limit=limit, offset=offset)
+    ]
+    return Page(data=data, offset=offset, has_more=offset + limit < stored.count(split))
 
 
 def _create(connection: Connection, project: str, name: str) -> Dataset:

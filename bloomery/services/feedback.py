@@ -1,5 +1,8 @@
 """Judgements of completions and episodes: append-only, the latest of a metric wins.
 
+What is measured under one metric of a project (`MEASURED`) is of one type, or the latest could not be compared with those before it. Comments,
+demonstrations and preferences may stand beside it under the same name: they explain a judgement and are never counted as one.
+
 A target may have been answered a moment ago, so whatever is queued for recording is written before a target is looked up.
 """
 
@@ -21,6 +24,7 @@ from bloomery.types.ids import new_id, now_us
 from bloomery.types.resources import Feedback, FeedbackType, GiveFeedback, Page
 
 MAX_VALUE_CHARS: Final = 65_536
+MEASURED: Final[tuple[FeedbackType, ...]] = ("bool", "float", "label")
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -117,9 +121,23 @@ def _append(connection: Connection, row: dict[str, Any], given: GiveFeedback) ->
     kind, target = _find(connection, row["project"], given.target, field="target")
     if row["type"] == "preference":
         _find(connection, row["project"], given.value, field="value")
+    if row["type"] in MEASURED:
+        _check_metric(connection, row)
     stored = row | {"target_kind": kind, "target_id": target}
     connection.execute(insert(rows.feedback), stored)
     return feedback_of(connection.execute(select(rows.feedback).where(rows.feedback.c.id == row["id"])).one())
+
+
+def _check_metric(connection: Connection, row: dict[str, Any]) -> None:
+    table = rows.feedback.c
+    same = select(table.type).where(table.project == row["project"], table.metric == row["metric"], table.type.in_(MEASURED))
+    known = connection.execute(same.order_by(table.created_us.desc()).limit(1)).scalar_one_or_none()
+    if known not in (None, row["type"]):
+        raise InvalidInput(
+            f"the values of metric `{row['metric']}` are of type `{known}` so far ({_RULES[known].otherwise}) and this one is a `{row['type']}`: "
+            "give one of that type, or judge under another metric's name",
+            field="value",
+        )
 
 
 def _find(connection: Connection, project: str, target: str, *, field: str) -> tuple[str, str]:

@@ -34,11 +34,16 @@ class Garbage:
         self._database = database
         self._blobs = blobs
 
+    async def expire(self) -> int:
+        """Forget the traffic and the checkpoints that are past their time; says how many spans. Housekeeping does it now and then."""
+        now = now_us()
+        return await self._database.write(lambda connection: _expire(connection, now))
+
     async def collect(self, p: Principal, *, grace_us: int = GRACE_US) -> Collected:
         """Delete what is superfluous now, and say how much it was."""
         p.require("admin")
         now = now_us()
-        spans = await self._database.write(lambda connection: _expire(connection, now))
+        spans = await self.expire()
         referenced = await self._database.read(_referenced)
         swept = await asyncio.to_thread(_sweep, self._blobs.blobs, referenced, now - grace_us)
         return Collected(spans=spans, blobs=swept.blobs, bytes=swept.bytes)

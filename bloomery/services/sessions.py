@@ -5,7 +5,7 @@ A contract's name of a run is an alias row; a sampling session pins the weights 
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, insert, select, update
 
@@ -18,6 +18,9 @@ from bloomery.store.database import Database
 from bloomery.types.errors import Conflict, Gone, NotFound
 from bloomery.types.generation import Weights
 from bloomery.types.ids import new_id, now_us
+
+REMEMBERED: Final = 4096
+"""Sampling sessions kept in memory: every sample asks for its own."""
 
 
 class Session(NamedTuple):
@@ -51,8 +54,11 @@ class SamplingSession(NamedTuple):
 class Sessions:
     """Creates and finds them; every look-up is confined to the caller's project."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, remembered: int = REMEMBERED) -> None:
         self._database = database
+        self._remembered = remembered
+        self._samplers: dict[tuple[str, str], SamplingSession] = {}
+        """By project and id, the least recently used first. Their rows are written once, and neither changed nor deleted."""
 
     async def create(self, p: Principal, *, tags: list[str], user_metadata: dict[str, Any], sdk_version: str) -> Session:
         """A fresh session."""
@@ -122,7 +128,14 @@ class Sessions:
 
     async def get_sampling(self, p: Principal, sampling_session_id: str) -> SamplingSession:
         """One sampling session."""
-        return await self._database.read(lambda connection: _sampling(connection, p.project, sampling_session_id))
+        key = (p.project, sampling_session_id)
+        found = self._samplers.pop(key, None)
+        if found is None:
+            found = await self._database.read(lambda connection: _sampling(connection, *key))
+        self._samplers[key] = found
+        if len(self._samplers) > self._remembered:
+            del self._samplers[next(iter(self._samplers))]
+        return found
 
     async def samplers(self, p: Principal, session_id: str) -> Sequence[str]:
         """Ids of a session's samplers, oldest first."""

@@ -1,4 +1,4 @@
-"""One served inference becomes a row and, where bodies are kept, a compressed body. Pure: no queue, no disk.
+"""One served inference becomes a row and, where its body is kept, a compressed body. Pure: no queue, no disk.
 
 Redaction happens here, before anything is written. When it replaced something, the body goes without token ids and log-probabilities,
 because decoding them would spell what was replaced.
@@ -6,7 +6,7 @@ because decoding them would spell what was replaced.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -63,6 +63,10 @@ class Inference:
     parent_id: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
     retention_days: int = DEFAULT_RETENTION_DAYS
+    keeps_body: bool = True
+    """Whether its content is kept where bodies are."""
+    spell: Callable[[Sequence[int]], str] | None = None
+    """Where prompt and answers are tokens alone: makes texts of them when the body is written, off the request path."""
 
 
 class Prepared(NamedTuple):
@@ -74,7 +78,8 @@ class Prepared(NamedTuple):
 
 def prepare(inference: Inference, *, keep_body: bool) -> Prepared:
     """The row and the body of an inference, without secrets."""
-    clean = redact({"request": inference.request, "choices": [_without_logprobs(choice) for choice in inference.choices]})
+    keep_body = keep_body and inference.keeps_body
+    clean = redact(_spelled(inference, inference.spell) if keep_body and inference.spell else _as_served(inference))
     tags = redact(inference.tags)
     row = _row(inference) | {"tags": _canonical(tags.value), "redacted": int(clean.changed or tags.changed)}
     if not keep_body:
@@ -95,6 +100,15 @@ def read_body(stored: bytes) -> dict[str, Any]:
     """The body as `prepare` made it."""
     body: dict[str, Any] = json.loads(zstandard.decompress(stored))
     return body
+
+
+def _as_served(inference: Inference) -> dict[str, Any]:
+    return {"request": inference.request, "choices": [_without_logprobs(choice) for choice in inference.choices]}
+
+
+def _spelled(inference: Inference, spell: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+    choices = [{"index": index, "text": spell(sample.tokens), "finish_reason": sample.reason} for index, sample in enumerate(inference.samples)]
+    return {"request": inference.request | {"prompt": spell(inference.prompt_tokens)}, "choices": choices}
 
 
 def _row(inference: Inference) -> dict[str, Any]:

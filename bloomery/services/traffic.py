@@ -8,15 +8,16 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
-from sqlalchemy import Connection, Row, Select, insert, select
+from sqlalchemy import Connection, Row, Select, delete, insert, select
 
 from bloomery.config import RecordMode
 from bloomery.services.principal import Principal
 from bloomery.services.redaction import pseudonym
-from bloomery.services.span_rows import Inference, Prepared, prepare, read_body
+from bloomery.services.span_rows import Inference, Prepared, SpanKind, prepare, read_body
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
@@ -27,6 +28,8 @@ CAPACITY: Final = 4096
 """Spans waiting to be written; at more than that, spans are dropped and counted."""
 _BATCH: Final = 128
 _FLUSH_S: Final = 30.0
+LINGER_S: Final = 0.25
+"""How long a sample of training waits for others: a hundred rows in one transaction cost little more than one."""
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +37,16 @@ log = logging.getLogger(__name__)
 class Traffic:
     """The recorder and the reader of spans; records while it is entered."""
 
-    def __init__(self, database: Database, blobs: AsyncBlobs, mode: RecordMode, *, capacity: int = CAPACITY) -> None:
+    def __init__(self, database: Database, blobs: AsyncBlobs, mode: RecordMode, *, capacity: int = CAPACITY, linger_s: float = LINGER_S) -> None:
         self.mode = mode
+        self._linger_s = linger_s
         self._database = database
         self._blobs = blobs
         self._queue: asyncio.Queue[Inference] = asyncio.Queue(capacity)
         self._task: asyncio.Task[None] | None = None
-        self._recorded = self._dropped = self._failed = 0
+        self._progress = asyncio.Condition()
+        self._hurry = asyncio.Event()
+        self._taken = self._recorded = self._dropped = self._failed = 0
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._write_batches(), name="traffic")
@@ -56,19 +62,25 @@ class Traffic:
         await asyncio.wait([self._task])
 
     def record(self, inference: Inference) -> None:
-        """Take an inference for writing; never waits and never raises."""
+        """Take an inference for writing; never waits and never raises. Samples of training leave half of the queue to what is served."""
         if self.mode == "off":
             return
-        try:
-            self._queue.put_nowait(inference)
-        except asyncio.QueueFull:
+        places = self._queue.maxsize // 2 if inference.kind == "sample" else self._queue.maxsize
+        if self._queue.qsize() >= places:
             self._dropped += 1
+            return
+        self._queue.put_nowait(inference)
+        self._taken += 1
+        if inference.kind != "sample" or self._queue.qsize() >= _BATCH:
+            self._hurry.set()
 
     async def flush(self) -> None:
-        """Wait until everything recorded so far can be read."""
+        """Wait until everything recorded so far can be read, whatever is recorded meanwhile."""
+        taken = self._taken
+        self._hurry.set()
         try:
-            async with asyncio.timeout(_FLUSH_S):
-                await self._queue.join()
+            async with asyncio.timeout(_FLUSH_S), self._progress:
+                await self._progress.wait_for(lambda: self._recorded + self._failed >= taken)
         except TimeoutError:
             raise Unavailable(f"the traffic recorder is {self._queue.qsize()} spans behind; try again later") from None
 
@@ -82,18 +94,21 @@ class Traffic:
         *,
         deployment: str | None = None,
         episode: str | None = None,
+        kinds: Sequence[SpanKind] = (),
         since_us: int | None = None,
         until_us: int | None = None,
         limit: int = 50,
         offset: int = 0,
     ) -> Page[Span]:
-        """Spans without bodies, newest first."""
+        """Spans without bodies, newest first; of the given kinds, or of all when none is given."""
         p.require("read")
         query = _spans(p.project).order_by(rows.span.c.started_us.desc(), rows.span.c.id.desc()).limit(limit + 1).offset(offset)
         if deployment is not None:
             query = query.where(rows.deployment.c.name == deployment)
         if episode is not None:
             query = query.where(rows.span.c.episode_id == pseudonym(episode))
+        if kinds:
+            query = query.where(rows.span.c.kind.in_(kinds))
         if since_us is not None:
             query = query.where(rows.span.c.started_us >= since_us)
         if until_us is not None:
@@ -124,11 +139,16 @@ class Traffic:
     async def _write_batches(self) -> None:
         while True:
             batch = [await self._queue.get()]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._linger_s):
+                    await self._hurry.wait()
             while len(batch) < _BATCH and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
+            if self._queue.empty():
+                self._hurry.clear()
             await self._settle(batch)
-            for _ in batch:
-                self._queue.task_done()
+            async with self._progress:
+                self._progress.notify_all()
 
     async def _settle(self, batch: Sequence[Inference]) -> None:
         # The boundary between serving and recording: a span that cannot be written costs itself and nothing else.
@@ -151,6 +171,10 @@ class Traffic:
 
 
 def _insert(connection: Connection, prepared: list[Prepared]) -> None:
+    # A sample that a client submits again, after a restart of the api say, has the id of the first: the last answer is the one it has.
+    again = [item.row["id"] for item in prepared if item.row["kind"] == "sample"]
+    if again:
+        connection.execute(delete(rows.span).where(rows.span.c.id.in_(again)))
     connection.execute(insert(rows.span), [item.row for item in prepared])
 
 

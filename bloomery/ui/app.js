@@ -11,6 +11,7 @@ const byId = (id) => document.getElementById(id);
 takeKeyFromAddress();
 byId("login").addEventListener("submit", login);
 byId("leave").addEventListener("click", () => logout("the key is forgotten"));
+byId("kinds").addEventListener("change", refresh);
 poll();
 
 function takeKeyFromAddress() {
@@ -111,7 +112,8 @@ async function showDeployments() {
 }
 
 async function showTraffic() {
-  const [spans, feedback] = await Promise.all([get(`/spans?limit=${MAX_ROWS}`), get("/feedback?limit=500")]);
+  const kinds = byId("kinds").value;
+  const [spans, feedback] = await Promise.all([get(`/spans?limit=${MAX_ROWS}&${kinds}`), get("/feedback?limit=500")]);
   fill("traffic", spans.data, "nothing is recorded yet", (span) => {
     const shown = row([
       cell(time(span.started_us)),

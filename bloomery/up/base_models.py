@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from bloomery.models import tiny
 from bloomery.models.config import read_config
-from bloomery.models.weight_files import count_parameters, weight_files
+from bloomery.models.weight_files import check_weights, weight_files
 from bloomery.types.errors import InvalidInput, NotFound, blame
 
 SHIPPED: Final[Mapping[str, Path]] = {"bloomery-tiny": tiny.PATH}
@@ -67,13 +67,7 @@ def check(model: Wanted, dtype: str) -> BaseModel:
     with blame(InvalidInput, f"{model.directory / 'config.json'} cannot be used"):
         config = read_config(model.directory)
     with blame(InvalidInput, f"the weights in {model.directory} cannot be used"):
-        parameters = count_parameters(model.directory)
-    if parameters < config.matrix_parameters:
-        raise InvalidInput(
-            f"{model.directory} holds {count(parameters)} parameters, config.json describes {count(config.matrix_parameters)}: "
-            f"weight files are missing, or belong to another model",
-            field="model",
-        )
+        parameters = check_weights(model.directory, config)
     _check_tokenizer(model.directory, config.vocab_size)
     needs = int(parameters * BYTES_PER_PARAMETER[dtype] * _HEADROOM) + _PROCESS_BYTES
     return BaseModel(model.alias, model.directory, parameters, needs)

@@ -70,12 +70,9 @@ def test_own_routes_answer_in_their_envelope(server: Server, method: str, path: 
 def test_openai_routes_answer_in_theirs(server: Server) -> None:
     answer = server.http.get("/v1/nowhere")
     assert answer.status_code == 404
-    assert answer.json()["error"] == {
-        "message": "no route GET /v1/nowhere",
-        "type": "invalid_request_error",
-        "param": None,
-        "code": "not_found",
-    }
+    error = answer.json()["error"]
+    assert error.pop("message").startswith("no route GET /v1/nowhere: ")
+    assert error == {"type": "invalid_request_error", "param": None, "code": "not_found"}
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import pytest
 from sqlalchemy import delete, func, select, update
 
 from bloomery.services.checkpoints import NAMED, SNAPSHOT, CheckpointRow, check_name, check_ttl
+from bloomery.services.garbage import Garbage
 from bloomery.store import rows
-from bloomery.store.blobs import Blobs
+from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.types.errors import InvalidInput, NotFound
 from bloomery.types.operations import CheckpointResult, Failed, LoadResult, LoraSpec, OptimStepResult, SnapshotResult
 from tests.services.fake_engine import FakeEngine
@@ -139,7 +140,11 @@ def test_what_expired_or_was_deleted_is_gone(tmp_path: Path) -> None:
             await api.database.write(lambda connection: connection.execute(past))
             with pytest.raises(NotFound, match="expired"):
                 await api.checkpoints.find(ME, short.path)
-            await api.checkpoints.expire()
+            await Garbage(api.database, AsyncBlobs(engine.blobs)).expire()
+            assert (
+                await api.database.read(lambda connection: connection.scalar(select(rows.checkpoint.c.id).where(rows.checkpoint.c.id == short.id)))
+                is None
+            )
             again = await save(api, run.id, 5, "short")
             assert again.path == short.path
             await api.checkpoints.set_ttl(ME, short.path, 50)

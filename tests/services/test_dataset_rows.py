@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bloomery.services.dataset_rows import Row, assemble, parse, read_lines
+from bloomery.services.dataset_rows import Opened, Row, StoredRows, assemble, parse, stored_lines
 from bloomery.types.errors import InvalidInput
+from bloomery.types.resources import Split
 
 CHAT = '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}'
 BROKEN_JSONL = {
@@ -108,4 +109,27 @@ def test_a_prompt_is_in_one_split_only_and_pins_stay(
 
 def test_lines_are_read_back_as_they_were() -> None:
     rows = [row("q\u2028\n\x85"), row("b")._replace(label_source="correction", source_span="chatcmpl-1")]
-    assert list(read_lines(row.line("train") for row in rows)) == [("train", row) for row in rows]
+    assert StoredRows(stored_lines({"train": rows})).rows("train") == rows
+
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "eval")
+
+
+@given(kept=st.fixed_dictionaries({split: prompts for split in SPLITS}), limit=st.integers(1, 4), offset=st.integers(0, 9))
+def test_every_page_of_every_split_is_found_among_the_lines(kept: dict[Split, list[Row]], limit: int, offset: int) -> None:
+    stored = StoredRows(stored_lines(kept))
+    for split, rows in kept.items():
+        assert (stored.count(split), stored.rows(split)) == (len(rows), rows)
+        assert stored.page(split, limit=limit, offset=offset) == rows[offset : offset + limit]
+
+
+def test_what_was_asked_for_last_is_remembered_within_the_limit() -> None:
+    first, second, third = (StoredRows(stored_lines({"train": [row(name * 10)]})) for name in "abc")
+    opened = Opened(2 * first.size_bytes)
+    for key, stored in (("a", first), ("b", second)):
+        opened.keep(key, stored)
+    assert opened.get("a") is first
+    opened.keep("c", third)
+    assert [opened.get(key) for key in "abc"] == [first, None, third]
+    opened.keep("large", StoredRows(stored_lines({"train": [row("x" * 1000)]})))
+    assert [opened.get(key) for key in ("a", "large", "c")] == [first, None, third]

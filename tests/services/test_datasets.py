@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from bloomery.services.curation import Curation
+from bloomery.services.datasets import Datasets
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.types.resources import Curate, DatasetRow, GiveFeedback, ImportRows, Split
 from tests.services.stage import ME, STRANGER, Stage, chat, play
@@ -49,6 +51,24 @@ def test_an_import_is_read_back_by_split(tmp_path: Path) -> None:
         assert page.data == [
             DatasetRow(messages=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "1"}], label_source="import", source_span=None)
         ]
+
+    play(tmp_path, story)
+
+
+def test_a_version_is_unpacked_once_for_all_its_pages(tmp_path: Path) -> None:
+    """Told by taking the blob away once the first page was read."""
+
+    async def story(stage: Stage) -> None:
+        await stage.datasets.create(ME, "data")
+        version = await stage.datasets.import_rows(ME, "data", importing(train=jsonl(*((f"q{number}", "a") for number in range(5)))))
+        forgetful = Datasets(stage.database, stage.blobs, Curation(stage.database, stage.blobs, stage.traffic), opened_bytes=0)
+        assert (await forgetful.rows(ME, "data", version.id, "train", limit=2)).has_more
+        assert len(await pairs(stage, version.id)) == 5
+        await stage.blobs.delete(f"datasets/{version.manifest}.jsonl.zst")
+        page = await stage.datasets.rows(ME, "data", version.id, "train", limit=2, offset=3)
+        assert ([row.messages[0]["content"] for row in page.data], page.has_more) == (["q3", "q4"], False)
+        with pytest.raises(NotFound):
+            await forgetful.rows(ME, "data", version.id, "train", limit=2, offset=2)
 
     play(tmp_path, story)
 
@@ -213,6 +233,20 @@ def test_answers_that_are_no_rows_are_counted_by_reason(tmp_path: Path) -> None:
             "accepted": 1,
         }
         assert await pairs(stage, version.id) == [("a", "1"), ("in parts", "a")]
+
+    play(tmp_path, story)
+
+
+def test_samples_of_training_are_no_traffic_to_curate(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.datasets.create(ME, "data")
+        parent = await stage.datasets.import_rows(ME, "data", importing(train=jsonl(("a", "1"))))
+        for kind in ("chat", "sample"):
+            stage.traffic.record(chat(f"{kind}-1", f"asked in a {kind}", kind=kind))
+            await judge(stage, f"{kind}-1", True)
+        version = await stage.datasets.curate(ME, "data", Curate(parent=parent.id))
+        assert [prompt for prompt, _ in await pairs(stage, version.id)] == ["a", "asked in a chat"]
+        assert version.counts["traffic.spans"] == 1
 
     play(tmp_path, story)
 

@@ -1,10 +1,12 @@
 """What is recorded, what never is, and what judgements attach to."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bloomery.services.principal import Principal
 from bloomery.services.span_rows import RecordedSample
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.types.resources import GiveFeedback
@@ -163,6 +165,39 @@ def test_feedback_of_the_wrong_form_is_refused(given: dict[str, Any], field: str
         with pytest.raises(InvalidInput) as refused:
             await stage.feedback.give(ME, GiveFeedback(target="chatcmpl-1", metric="m", value=None).model_copy(update=given))
         assert refused.value.field == field
+
+    play(tmp_path, story)
+
+
+def test_the_values_of_a_metric_are_of_one_type(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        stage.traffic.record(chat("chatcmpl-1", episode_id="e"))
+        stage.traffic.record(chat("chatcmpl-2", project="other"))
+
+        async def give(value: Any, kind: Any = None, *, target: str = "chatcmpl-1", metric: str = "helpful", me: Principal = ME) -> Any:
+            return await stage.feedback.give(me, GiveFeedback(target=target, metric=metric, value=value, type=kind))
+
+        await give(0.5)
+        await give(1)
+        for value, target in ((True, "chatcmpl-1"), ("very", "chatcmpl-1"), ("very", "e")):
+            with pytest.raises(InvalidInput, match=r"metric `helpful` are of type `float` so far \(a finite number\)") as refused:
+                await give(value, target=target)
+            assert refused.value.field == "value"
+        await give("so-so", metric="tone")
+        await give("a better answer", "demonstration")
+        await give("because", "comment")
+        await give(True, target="chatcmpl-2", me=STRANGER)
+        assert {given.value for given in (await stage.feedback.list(ME)).data if given.metric == "helpful"} == {0.5, 1, "a better answer", "because"}
+
+    play(tmp_path, story)
+
+
+def test_the_first_of_two_judgements_at_once_decides_what_a_metric_holds(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        stage.traffic.record(chat("chatcmpl-1"))
+        given = (GiveFeedback(target="chatcmpl-1", metric="m", value=value) for value in (True, 0.5))
+        outcomes = await asyncio.gather(*(stage.feedback.give(ME, each) for each in given), return_exceptions=True)
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Feedback", "InvalidInput"]
 
     play(tmp_path, story)
 

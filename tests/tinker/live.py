@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import uvicorn
 
 from bloomery.api.app import create_app
-from bloomery.config import ApiConfig
+from bloomery.config import ApiConfig, RecordMode
 from bloomery.services.core import Services
 from bloomery.store.blobs import Blobs
 from tests.services.fake_engine import FakeEngine, fake_base, fake_engine
@@ -40,7 +40,7 @@ class Served:
 
 
 @contextmanager
-def served(directory: Path) -> Iterator[Served]:
+def served(directory: Path, *, record: RecordMode = "off") -> Iterator[Served]:
     """Serve until left; opened again on the same directory, it is the next life of the api."""
     ready: threading.Event = threading.Event()
     stop: list[Callable[[], Any]] = []
@@ -48,7 +48,7 @@ def served(directory: Path) -> Iterator[Served]:
 
     async def serve() -> None:
         (directory / "api_key").write_text(KEY)
-        config = ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record="off", models=(fake_base(directory, MODEL),))
+        config = ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record=record, models=(fake_base(directory, MODEL),))
         async with fake_engine(directory / "s", Blobs(directory / "blobs")) as engine, Services.open(config) as services:
             server = uvicorn.Server(uvicorn.Config(create_app(services), port=0, log_level="error", lifespan="on", timeout_graceful_shutdown=1))
             running = asyncio.create_task(server.serve())

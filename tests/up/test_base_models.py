@@ -1,11 +1,16 @@
 import json
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from bloomery.types.errors import BloomeryError, InvalidInput, NotFound
 from bloomery.up import base_models
 from bloomery.up.base_models import BaseModel, Wanted
+from tests.live import BLOOMERY
 from tests.up.builders import CONFIG, model
 
 
@@ -69,6 +74,25 @@ def describe_no_model(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**9}))
 
 
+def lose_a_norm(directory: Path) -> None:
+    edit_weights(directory, lambda tensors: tensors.pop("model.layers.0.post_attention_layernorm.weight"))
+
+
+def swap_widths(directory: Path) -> None:
+    name = "model.layers.0.mlp.gate_proj.weight"
+    edit_weights(directory, lambda tensors: tensors.update({name: np.ascontiguousarray(tensors[name].T)}))
+
+
+def edit_weights(directory: Path, edit: Callable[[dict[str, np.ndarray]], object]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def split_heads(directory: Path) -> None:
+    (directory / "config.json").write_text(json.dumps(CONFIG | {"head_dim": 16.5}))
+
+
 def climb_out(directory: Path) -> None:
     (directory / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../model.safetensors"}}')
 
@@ -94,7 +118,10 @@ def remove_config(directory: Path) -> None:
         (cut_weights, "not a safetensors file"),
         (trim_weights, r"cut off: it has \d+ bytes of \d+; copy it again"),
         (break_index, "cannot be used"),
-        (add_layers, "holds .* parameters, config.json describes .*: weight files are missing"),
+        (add_layers, r"model\.safetensors lacks `model\.layers\.1\.input_layernorm\.weight`; .*Copy the directory again"),
+        (lose_a_norm, r"model\.safetensors lacks `model\.layers\.0\.post_attention_layernorm\.weight`\."),
+        (swap_widths, r"`model\.layers\.0\.mlp\.gate_proj\.weight` in model\.safetensors has shape \[32, 48\], not \[48, 32\]"),
+        (split_heads, "head_dim is 16.5: a whole number"),
         (describe_no_model, "num_hidden_layers is 1000000000"),
         (climb_out, "only files of the same directory"),
         (change_family, "model_type `gpt2` is not one of"),
@@ -108,6 +135,16 @@ def test_a_directory_that_cannot_be_served_says_why_before_anything_loads(tmp_pa
     with pytest.raises(BloomeryError, match=complaint) as refused:
         base_models.check(Wanted("mine", directory), "float32")
     assert refused.value.category == "user"
+
+
+def test_up_names_a_tensor_that_is_missing_and_starts_nothing(tmp_path: Path) -> None:
+    directory = model(tmp_path / "mine")
+    lose_a_norm(directory)
+    argv = [BLOOMERY, "up", "--model", str(directory), "--data-dir", str(tmp_path / "data"), "--port", "0"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "model.safetensors lacks `model.layers.0.post_attention_layernorm.weight`" in " ".join(done.stderr.split())
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:

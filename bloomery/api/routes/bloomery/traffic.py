@@ -1,12 +1,18 @@
 """Recorded traffic and the feedback on it."""
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.bloomery.paging import Limit, Offset
+from bloomery.services.span_rows import SpanKind
 from bloomery.types.resources import Feedback, GiveFeedback, Page, Span, SpanDetail, TimeUs
 
 _ALL = 500
+Kinds = Annotated[tuple[SpanKind, ...], Query()]
+"""Repeated: `kind=chat&kind=completion`."""
+
 router = APIRouter(tags=["traffic"])
 
 
@@ -16,6 +22,7 @@ async def list_spans(
     caller: Caller,
     deployment: str | None = None,
     episode: str | None = None,
+    kind: Kinds = (),
     since_us: TimeUs | None = None,
     until_us: TimeUs | None = None,
     limit: Limit = 50,
@@ -23,7 +30,7 @@ async def list_spans(
 ) -> Page[Span]:
     """Recorded inferences without their bodies, newest first."""
     return await services.traffic.list(
-        caller, deployment=deployment, episode=episode, since_us=since_us, until_us=until_us, limit=limit, offset=offset
+        caller, deployment=deployment, episode=episode, kinds=kind, since_us=since_us, until_us=until_us, limit=limit, offset=offset
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
-from bloomery.api.routes.openai.requests import MAX_PROMPTS, Asked, ChatRequest, CompletionRequest
+from bloomery.api.routes.openai.requests import MAX_PROMPTS, Asked, ChatRequest, CompletionRequest, Limit
 from bloomery.services.core import Services
 from bloomery.services.models import Size
 from bloomery.services.principal import Principal
@@ -83,7 +83,6 @@ async def chat_job(services: Services, caller: Principal, body: dict[str, Any], 
     prompt = await services.rendering.prompt(target.base_hash, [message.plain() for message in asked.messages])
     tokenizer = services.models.tokenizer(target.base_hash)
     size = services.models.size(target.base_hash)
-    limit = asked.max_completion_tokens or asked.max_tokens
     return Job(
         id=new_id("chatcmpl"),
         kind="chat",
@@ -93,7 +92,7 @@ async def chat_job(services: Services, caller: Principal, body: dict[str, Any], 
         asked=asked,
         prompts=[prompt],
         samples=asked.n or 1,
-        max_tokens=_budget([prompt], size, limit, field="messages"),
+        max_tokens=_budget([prompt], size, asked.limit, field="messages", otherwise=size.context),
         seed=draw_seed(asked.seed),
         top_logprobs=asked.top_logprobs or 0 if asked.logprobs else None,
         echo=False,
@@ -115,7 +114,6 @@ async def completion_job(services: Services, caller: Principal, body: dict[str, 
     samples = asked.n or 1
     if samples * len(prompts) > MAX_SAMPLES:
         raise InvalidInput(f"`n` times the number of prompts is at most {MAX_SAMPLES}, not {samples * len(prompts)}", field="n")
-    limit = DEFAULT_COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
     return Job(
         id=new_id("cmpl"),
         kind="completion",
@@ -125,7 +123,7 @@ async def completion_job(services: Services, caller: Principal, body: dict[str, 
         asked=asked,
         prompts=prompts,
         samples=samples,
-        max_tokens=_budget(prompts, size, limit, field="prompt"),
+        max_tokens=_budget(prompts, size, asked.limit, field="prompt", otherwise=DEFAULT_COMPLETION_TOKENS),
         seed=draw_seed(asked.seed),
         top_logprobs=asked.logprobs,
         echo=bool(asked.echo),
@@ -167,16 +165,17 @@ def _check_tokens(prompts: Sequence[list[int]], size: Size) -> None:
             raise InvalidInput(f"`prompt` holds token ids outside the vocabulary of {size.vocab_size}", field="prompt")
 
 
-def _budget(prompts: Sequence[list[int]], size: Size, limit: int | None, *, field: str) -> int:
-    """How many tokens may be sampled: what was asked for, or all there is room for."""
+def _budget(prompts: Sequence[list[int]], size: Size, limit: Limit, *, field: str, otherwise: int) -> int:
+    """How many tokens may be sampled: what was asked for, or else what the contract gives, as far as there is room for it."""
     longest = max(map(len, prompts))
-    room = size.context - longest
-    if room < (limit != 0):
-        raise InvalidInput(f"`{field}` has {longest} tokens and leaves no room in the model's context of {size.context}: shorten it", field=field)
-    if limit is not None and limit > room:
-        problem = f"the prompt has {longest} tokens and the model's context {size.context}: ask for at most {room} `max_tokens`, not {limit}"
-        raise InvalidInput(problem, field="max_tokens")
-    return room if limit is None else limit
+    room, least = size.context - longest, int(limit.tokens != 0)
+    if room < least:
+        problem = f"`{field}` has {longest} tokens and leaves no room in the model's context of {size.context}"
+        raise InvalidInput(f"{problem}: shorten it to at most {size.context - least}", field=field)
+    if limit.tokens is not None and limit.tokens > room:
+        problem = f"the prompt has {longest} tokens and the model's context {size.context}"
+        raise InvalidInput(f"{problem}: ask for at most {room} `{limit.field}`, not {limit.tokens}", field=limit.field)
+    return min(room, otherwise) if limit.tokens is None else limit.tokens
 
 
 def _consent(asked: Asked, headers: Mapping[str, str]) -> Consent:

@@ -5,7 +5,7 @@ Fields that are not offered may be sent with the value that asks for nothing, be
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -33,14 +33,21 @@ class StreamOptions(_Closed, frozen=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
+class Limit(NamedTuple):
+    """How many tokens may be sampled, and the field that says so."""
+
+    tokens: int | None
+    field: str
+
+
 class Asked(_Closed, frozen=True, kw_only=True):
     """The fields of both contracts. `top_k` is our addition; None is the default everywhere."""
 
     model: Annotated[str, Meta(min_length=1)]
     max_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Count | None = None
+    top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     seed: Count | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
@@ -54,6 +61,11 @@ class Asked(_Closed, frozen=True, kw_only=True):
     def stops(self) -> tuple[str, ...]:
         """All stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def limit(self) -> Limit:
+        """As the caller gave it."""
+        return Limit(self.max_tokens, "max_tokens")
 
 
 class TextPart(_Closed, frozen=True, kw_only=True):
@@ -79,9 +91,14 @@ class ChatRequest(Asked, frozen=True, kw_only=True):
     """Body of `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+    @property
+    def limit(self) -> Limit:
+        """As the caller gave it, by the newer name or by the older one."""
+        return super().limit if self.max_completion_tokens is None else Limit(self.max_completion_tokens, "max_completion_tokens")
 
 
 class CompletionRequest(Asked, frozen=True, kw_only=True):
@@ -99,8 +116,8 @@ _REFUSED: Final[Refused] = {
     "presence_penalty": (0,),
     "logit_bias": ({},),
 }
-_REFUSED_IN_COMPLETIONS: Final[Refused] = {**_REFUSED, "suffix": ("",)}
-_REFUSED_IN_CHAT: Final[Refused] = {
+REFUSED_IN_COMPLETIONS: Final[Refused] = {**_REFUSED, "suffix": ("",)}
+REFUSED_IN_CHAT: Final[Refused] = {
     **_REFUSED,
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -121,7 +138,7 @@ _REFUSED_IN_CHAT: Final[Refused] = {
     "verbosity": (),
     "web_search_options": (),
 }
-_REFUSED_IN_MESSAGES: Final[Refused] = {
+REFUSED_IN_MESSAGES: Final[Refused] = {
     "name": (),
     "refusal": (),
     "audio": (),
@@ -136,7 +153,7 @@ Request = TypeVar("Request", bound=Asked)
 
 def parse_chat(body: Mapping[str, Any]) -> ChatRequest:
     """The request for a chat completion."""
-    fields = _without_no_ops(body, ChatRequest.__struct_fields__, _REFUSED_IN_CHAT)
+    fields = _without_no_ops(body, ChatRequest.__struct_fields__, REFUSED_IN_CHAT)
     if isinstance(messages := fields.get("messages"), list):
         fields["messages"] = [_message(index, message) for index, message in enumerate(messages)]
     request = _convert(fields, ChatRequest)
@@ -144,14 +161,14 @@ def parse_chat(body: Mapping[str, Any]) -> ChatRequest:
         raise InvalidInput("`top_logprobs` needs `logprobs` to be true", field="top_logprobs")
     if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
         raise InvalidInput("`max_tokens` is the older name of `max_completion_tokens`: give one of them", field="max_tokens")
-    if request.max_tokens == 0:
-        raise InvalidInput("`max_tokens` is at least 1", field="max_tokens")
+    if request.limit.tokens == 0:
+        raise InvalidInput(f"`{request.limit.field}` is at least 1", field=request.limit.field)
     return request
 
 
 def parse_completion(body: Mapping[str, Any]) -> CompletionRequest:
     """The request for a completion."""
-    request = _convert(_without_no_ops(body, CompletionRequest.__struct_fields__, _REFUSED_IN_COMPLETIONS), CompletionRequest)
+    request = _convert(_without_no_ops(body, CompletionRequest.__struct_fields__, REFUSED_IN_COMPLETIONS), CompletionRequest)
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise NotSupported("`best_of` is not offered: ask for `n` completions and choose", field="best_of")
     if request.echo and request.stream:
@@ -162,7 +179,7 @@ def parse_completion(body: Mapping[str, Any]) -> CompletionRequest:
 
 
 def _message(index: int, message: Any) -> Any:
-    return _without_no_ops(message, Message.__struct_fields__, _REFUSED_IN_MESSAGES, f"messages.{index}.") if isinstance(message, dict) else message
+    return _without_no_ops(message, Message.__struct_fields__, REFUSED_IN_MESSAGES, f"messages.{index}.") if isinstance(message, dict) else message
 
 
 def _without_no_ops(body: Mapping[str, Any], offered: Iterable[str], refused: Refused, path: str = "") -> dict[str, Any]:

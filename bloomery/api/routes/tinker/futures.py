@@ -72,6 +72,12 @@ class SampleFutures:
         """Stop a sample and forget it."""
         self._find(request_id, owner).task.cancel()
 
+    def cancel_all(self, beginning: str, owner: str) -> None:
+        """Stop the owner's samples whose names begin like this."""
+        for request_id, entry in self._entries.items():
+            if entry.owner == owner and request_id.startswith(beginning):
+                entry.task.cancel()
+
     async def close(self) -> None:
         """Stop everything."""
         tasks = [entry.task for entry in self._entries.values()]

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, Self
 from bloomery.types.errors import InvalidInput, NotFound
 
 _TRAIN: Final = ":train:"
+_SAMPLE: Final = "sample|"
 _SAMPLER: Final = "sampler:"
 
 
@@ -34,6 +35,11 @@ class Creation(NamedTuple):
         return {"request_id": f"create|{self.model_id}", "model_id": self.model_id}
 
 
+def samples_of(session_id: str) -> str:
+    """How the names of a session's samples begin."""
+    return f"{_SAMPLE}{session_id}:"
+
+
 class SampleFuture(NamedTuple):
     """One sampling request of a sampler."""
 
@@ -43,7 +49,7 @@ class SampleFuture(NamedTuple):
     @property
     def request_id(self) -> str:
         """Its name."""
-        return f"sample|{self.sampling_session_id}|{self.seq}"
+        return f"{_SAMPLE}{self.sampling_session_id}|{self.seq}"
 
     def accepted(self, num_samples: int) -> dict[str, Any]:
         """What the SDK gets for its request; every sample has an id of its own."""

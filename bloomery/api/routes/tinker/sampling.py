@@ -1,29 +1,36 @@
 """Sampling sessions and samples."""
 
 from collections.abc import Callable
-from contextlib import aclosing
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import numpy as np
-from fastapi import APIRouter
+from fastapi import APIRouter, Header
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker import bodies
 from bloomery.api.routes.tinker.errors import TinkerRoute
-from bloomery.api.routes.tinker.futures import Futures, SampleAnswer
+from bloomery.api.routes.tinker.futures import Futures
 from bloomery.api.routes.tinker.gather import Gathering
-from bloomery.api.routes.tinker.messages import encode_sample
 from bloomery.api.routes.tinker.names import SampleFuture
+from bloomery.api.routes.tinker.rollout import Rollout
 from bloomery.services.core import Services
-from bloomery.services.sampling import SampleStream, draw_seed
+from bloomery.services.sampling import draw_seed
 from bloomery.services.sessions import SamplingSession
+from bloomery.services.span_rows import DEFAULT_RETENTION_DAYS, Inference
 from bloomery.services.stopping import StopStrings
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput, NotSupported
 from bloomery.types.generation import Generate, SamplingParams
+from bloomery.types.ids import now_us
+from bloomery.types.resources import Consent
 
 MAX_STOP_STRINGS: Final = 64
+ROLLOUT_RETENTION_DAYS: Final = 7
+_RECORDED_APART: Final[dict[str, Any]] = {"type": True, "sampling_session_id": True, "seq_id": True, "prompt": True, "sampling_params": {"seed"}}
+
+ConsentHeader = Annotated[Consent, Header(alias="x-bloomery-consent")]
+EpisodeHeader = Annotated[str | None, Header(alias="x-bloomery-episode", max_length=256)]
 
 router = APIRouter(route_class=TinkerRoute)
 
@@ -49,38 +56,48 @@ async def get_sampler(sampler_id: str, services: Svc, caller: Caller) -> dict[st
 
 
 @router.post("/asample")
-async def asample(body: bodies.Sample, services: Svc, caller: Caller, futures: Futures) -> dict[str, Any]:
+async def asample(
+    body: bodies.Sample, services: Svc, caller: Caller, futures: Futures, consent: ConsentHeader = "none", episode: EpisodeHeader = None
+) -> dict[str, Any]:
     """Begin to sample; the same `seq_id` of the same sampler is the same sample."""
     session = await services.sessions.get_sampling(caller, body.sampling_session_id)
     generate = _generate(body, services, session)
-    asked = _Asked(_stop_watch(body, services, session), body.prompt_logprobs, body.prompt_logprobs_last_n, session.weights.version)
+    watch = _stop_watch(body, services, session)
     stream = services.sampling.stream(caller, session.target, generate)
+    # Only now is it judged how many samples there may be.
+    gathering = Gathering(generate.num_samples, watch)
+    known = _known(body, services, session, generate, project=caller.project, consent=consent, episode=episode)
+    rollout = Rollout(services.traffic, stream, gathering, known, prompt_logprobs=body.prompt_logprobs, last_n=body.prompt_logprobs_last_n)
     future = SampleFuture(session.id, body.seq_id)
-    futures.start(future.request_id, caller.project, partial(_sample, stream, generate.num_samples, asked))
+    futures.start(future.request_id, caller.project, rollout.answer)
     return future.accepted(generate.num_samples)
 
 
-class _Asked(NamedTuple):
-    """What a sample is gathered for, beside the tokens."""
-
-    watch: Callable[[], StopStrings] | None
-    prompt_logprobs: bool
-    last_n: int | None
-    version: str
-
-
-async def _sample(stream: SampleStream, num_samples: int, asked: _Asked) -> SampleAnswer:
-    """Gather a stream to its end. A sample whose stop string came is aborted; its siblings go on."""
-    gathering = Gathering(num_samples, asked.watch)
-    async with aclosing(stream):
-        async for event in stream:
-            stopped = gathering.take(event)
-            if gathering.complete:
-                break
-            if stopped is not None:
-                stream.abort(stopped)
-    prompt = gathering.prompt(asked.last_n, logprobs=asked.prompt_logprobs)
-    return SampleAnswer(encode_sample(gathering.samples(), prompt), asked.version)
+def _known(
+    body: bodies.Sample, services: Services, session: SamplingSession, generate: Generate, *, project: str, consent: Consent, episode: str | None
+) -> Inference:
+    """What is recorded of a sample before it is made. Its id is that of its sequences without their own number."""
+    return Inference(
+        id=f"{session.id}:{body.seq_id}",
+        project=project,
+        kind="sample",
+        target=session.target,
+        template_hash=None,
+        request=body.model_dump(exclude=_RECORDED_APART),
+        choices=[],
+        prompt_tokens=generate.prompt.numpy().tolist(),
+        samples=[],
+        seed=generate.params.seed,
+        started_us=now_us(),
+        duration_us=0,
+        consent=consent,
+        episode_id=episode,
+        session_id=session.session_id,
+        retention_days=ROLLOUT_RETENTION_DAYS if consent == "none" else DEFAULT_RETENTION_DAYS,
+        # Training samples thousands of times what is served: nobody keeps the content of it who does not ask for it.
+        keeps_body=consent != "none",
+        spell=services.models.tokenizer(session.base_hash).decode,
+    )
 
 
 def _generate(body: bodies.Sample, services: Services, session: SamplingSession) -> Generate:

@@ -7,6 +7,8 @@ from fastapi import APIRouter, Query
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker import bodies
 from bloomery.api.routes.tinker.errors import TinkerRoute
+from bloomery.api.routes.tinker.futures import Futures
+from bloomery.api.routes.tinker.names import samples_of
 from bloomery.services.principal import Principal
 from bloomery.services.validate import check_labels
 from bloomery.types.errors import NotSupported
@@ -38,10 +40,11 @@ async def session_heartbeat(body: bodies.SessionRef, services: Svc, caller: Call
 
 
 @router.post("/sessions/{session_id}/finish")
-async def finish_session(session_id: str, body: bodies.FinishSession, services: Svc, caller: Caller) -> dict[str, Any]:
-    """A client ends; the first reason stays."""
+async def finish_session(session_id: str, body: bodies.FinishSession, services: Svc, caller: Caller, futures: Futures) -> dict[str, Any]:
+    """A client ends, and the samples that it would have waited for; the first reason stays."""
     reason = body.reason.type or "unknown"
     await services.sessions.finish(caller, session_id, reason if body.detail is None else f"{reason}: {body.detail}")
+    futures.cancel_all(samples_of(session_id), caller.project)
     return {}
 
 

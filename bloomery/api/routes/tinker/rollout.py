@@ -1,0 +1,72 @@
+"""One sampling request while it is worked on: its events are gathered for its future, and it leaves a record however it ends."""
+
+from contextlib import aclosing
+from dataclasses import replace
+
+from bloomery.api.routes.tinker.futures import SampleAnswer
+from bloomery.api.routes.tinker.gather import Gathering
+from bloomery.api.routes.tinker.messages import encode_sample
+from bloomery.services.sampling import Progress, SampleStream
+from bloomery.services.span_rows import Inference, RecordedSample, SpanStatus
+from bloomery.services.traffic import Traffic
+from bloomery.types.errors import BloomeryError
+from bloomery.types.generation import FinishReason, SampledToken, SampleFinished
+from bloomery.types.ids import now_us
+
+
+class Rollout:
+    """`known` is what can be recorded before anything is sampled; `prompt_logprobs` and `last_n` say what to tell of the prompt's score."""
+
+    def __init__(
+        self, traffic: Traffic, stream: SampleStream, gathering: Gathering, known: Inference, *, prompt_logprobs: bool, last_n: int | None
+    ) -> None:
+        self._traffic, self._stream, self._gathering, self._known = traffic, stream, gathering, known
+        self._prompt_logprobs, self._last_n = prompt_logprobs, last_n
+        self._reasons: dict[int, FinishReason] = {}
+        self._first_token_us: int | None = None
+        self._status: SpanStatus = "cancelled"
+        self._error_code: str | None = None
+
+    async def answer(self) -> SampleAnswer:
+        """Sample to the end."""
+        try:
+            await self._gather()
+            self._status = "ok"
+        except Exception as error:
+            self._status, self._error_code = "error", error.code if isinstance(error, BloomeryError) else BloomeryError.code
+            raise
+        finally:
+            self._traffic.record(self._inference())
+        prompt = self._gathering.prompt(self._last_n, logprobs=self._prompt_logprobs)
+        return SampleAnswer(encode_sample(self._gathering.samples(), prompt), self._known.target.weights.version)
+
+    async def _gather(self) -> None:
+        """A sample whose stop string came is aborted; its siblings go on."""
+        async with aclosing(self._stream):
+            async for event in self._stream:
+                stopped = self._gathering.take(event)
+                self._note(event, stopped)
+                if self._gathering.complete:
+                    break
+                if stopped is not None:
+                    self._stream.abort(stopped)
+
+    def _note(self, event: Progress, stopped: int | None) -> None:
+        if stopped is not None:
+            self._reasons[stopped] = "stop"
+        if isinstance(event, SampledToken):
+            self._first_token_us = self._first_token_us or now_us()
+        elif isinstance(event, SampleFinished):
+            self._reasons.setdefault(event.sample, event.reason)
+
+    def _inference(self) -> Inference:
+        started_us = self._known.started_us
+        samples = [RecordedSample(out.tokens, out.logprobs, self._reasons.get(index)) for index, out in enumerate(self._gathering.samples())]
+        return replace(
+            self._known,
+            samples=samples,
+            duration_us=now_us() - started_us,
+            ttft_us=None if self._first_token_us is None else self._first_token_us - started_us,
+            status=self._status,
+            error_code=self._error_code,
+        )

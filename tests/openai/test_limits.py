@@ -1,0 +1,108 @@
+"""Numbers at the edges of the contract, and the one message about how many tokens fit."""
+
+import json
+import re
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.openai.server import CONTEXT, ScriptedServer
+from tests.openai.test_contract import USER, chat, complete
+
+# The ranges that the OpenAI reference gives, from both sides.
+WITHIN = [
+    ({"temperature": 0}, {"temperature": 0}),
+    ({"temperature": 2}, {"temperature": 2.0}),
+    ({"top_p": 1}, {"top_p": 1}),
+    ({"frequency_penalty": 0, "presence_penalty": 0}, {}),
+    ({"n": 1}, {"n": 128}),
+    ({"seed": 0}, {"seed": 2**63 - 1}),
+]
+OUTSIDE = [
+    ({"temperature": 2.01}, "temperature", "<= 2"),
+    ({"temperature": 1e44}, "temperature", "<= 2"),
+    ({"temperature": -0.01}, "temperature", ">= 0"),
+    ({"temperature": True}, "temperature", "expected `float"),
+    ({"top_p": 1.01}, "top_p", "<= 1"),
+    ({"top_p": -1}, "top_p", "> 0"),
+    ({"top_k": 2**64}, "top_k", "<= 2147483647"),
+    ({"n": 10**30}, "n", "<= 128"),
+    ({"seed": 10**30}, "seed", "between 0 and"),
+    ({"frequency_penalty": 2.5}, "frequency_penalty", "leave it out"),
+    ({"presence_penalty": -2.5}, "presence_penalty", "leave it out"),
+    ({"presence_penalty": "high"}, "presence_penalty", "leave it out"),
+    ({"max_tokens": -1}, "max_tokens", ">= 0"),
+    ({"max_tokens": 1.5}, "max_tokens", "expected `int"),
+]
+OUTSIDE_CHAT = [
+    ({"logprobs": 5}, "logprobs", "expected `bool"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "<= 20"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", ">= 0"),
+    ({"logprobs": False, "top_logprobs": 5}, "top_logprobs", "needs `logprobs`"),
+    ({"max_tokens": 0}, "max_tokens", "at least 1"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
+    ({"max_completion_tokens": -1}, "max_completion_tokens", ">= 0"),
+]
+OUTSIDE_COMPLETION = [
+    ({"logprobs": 21}, "logprobs", "<= 20"),
+    ({"logprobs": -1}, "logprobs", ">= 0"),
+    ({"best_of": -1}, "best_of", ">= 0"),
+    ({"max_completion_tokens": 5}, "max_completion_tokens", "unknown field"),
+]
+
+
+@pytest.mark.parametrize("edges", WITHIN)
+def test_both_ends_of_a_range_belong_to_it(sdk: OpenAI, edges: tuple[dict[str, Any], ...]) -> None:
+    for edge in edges:
+        chat(sdk, max_tokens=1, extra_body=edge)
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "field", "problem"),
+    [
+        *(("chat/completions", *case) for case in [*OUTSIDE, *OUTSIDE_CHAT]),
+        *(("completions", *case) for case in [*OUTSIDE, *OUTSIDE_COMPLETION]),
+    ],
+)
+def test_what_is_out_of_range_is_refused_by_name(server: ScriptedServer, path: str, change: dict[str, Any], field: str, problem: str) -> None:
+    body = {"model": "tiny", **({"messages": USER} if path.startswith("chat") else {"prompt": "The"})} | change
+    answer = server.http.post(f"/v1/{path}", content=json.dumps(body))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", field)
+    assert f"`{field}`" in error["message"]
+    assert problem in error["message"]
+    assert server.scripted.requests == []
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("asked", [CONTEXT, 10**30])
+def test_too_many_tokens_are_told_how_many_fit_by_the_name_they_were_asked_by(sdk: OpenAI, server: ScriptedServer, field: str, asked: int) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        chat(sdk, **{field: asked})
+    assert refused.value.param == field
+    told = re.search(r"the prompt has (\d+) tokens and the model's context (\d+): ask for at most (\d+) `(\w+)`, not (\d+)", refused.value.message)
+    assert told is not None
+    prompt, context, fits, named, given = told.groups()
+    assert (int(context), named, int(given)) == (CONTEXT, field, asked)
+    answer = chat(sdk, **{field: int(fits)})
+    assert (answer.usage.prompt_tokens, server.scripted.requests[-1].params.max_tokens) == (int(prompt), int(fits))
+    with pytest.raises(openai.BadRequestError, match=rf"at most {fits} `{field}`, not {int(fits) + 1}"):
+        chat(sdk, **{field: int(fits) + 1})
+
+
+def test_both_names_with_one_value_are_one_wish(sdk: OpenAI, server: ScriptedServer) -> None:
+    chat(sdk, max_tokens=3, max_completion_tokens=3)
+    assert server.scripted.requests[0].params.max_tokens == 3
+
+
+def test_a_completion_that_asks_for_nothing_gets_what_fits(sdk: OpenAI, server: ScriptedServer) -> None:
+    tokens = [65] * (CONTEXT - 5)
+    sdk.completions.create(model="tiny", prompt=tokens)
+    assert server.scripted.requests[0].params.max_tokens == 5
+    with pytest.raises(openai.BadRequestError, match=f"leaves no room in the model's context of {CONTEXT}: shorten it to at most {CONTEXT - 1}"):
+        sdk.completions.create(model="tiny", prompt=[65] * CONTEXT)
+    complete(sdk, prompt=[65] * CONTEXT, echo=True, logprobs=0, max_tokens=0)
+    with pytest.raises(openai.BadRequestError, match=f"shorten it to at most {CONTEXT}"):
+        complete(sdk, prompt=[65] * (CONTEXT + 1), max_tokens=0)
