@@ -11,7 +11,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -q --progres
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 CODE := bloomery tests bench
 
-.PHONY: setup demo test test-slow test-all test-web lint check fix clean
+.PHONY: setup demo test test-slow test-all test-web lint check fix golden clean
 
 setup: $(READY)
 
@@ -42,6 +42,10 @@ check: lint test
 fix: $(READY)
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
+
+# Rewrites the golden files; review the diff.
+golden: $(READY)
+	$(BIN)/python -m tests.cli.golden
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

@@ -7,10 +7,8 @@ import json
 import sys
 import time
 
-from rich.console import Console
-
 from bench.machine import machine
-from bloomery.cli.demo import Bars, figures, run, serving, show
+from bloomery.cli.demo import Bars, console_for, figures, run, serving, show
 
 
 def main() -> None:
@@ -19,7 +17,7 @@ def main() -> None:
     with serving("bloomery-tiny", keep=False) as server:
         report = run(server, None, Bars(sys.stderr))
     seconds = time.monotonic() - started
-    show(report, seconds, Console(file=sys.stderr))
+    show(report, seconds, console_for(sys.stderr))
     print(json.dumps({"bench": "loop", **where, **figures(report, seconds)}))
 
 

@@ -12,9 +12,8 @@ from typing import Final, NamedTuple
 from bloomery import __version__
 from bloomery.config.data_dir import DataDir
 from bloomery.types.errors import BloomeryError
-from bloomery.up import base_models, lock
+from bloomery.up import base_models, layout, lock
 from bloomery.up.base_models import Wanted
-from bloomery.up.layout import check_version
 from bloomery.up.machine import free_memory_bytes, usable_cpus
 
 _PACKAGES: Final = {
@@ -46,7 +45,7 @@ def examine(data_dir: Path, models: Sequence[str], dtype: str, threads: int | No
     yield from _packages()
     yield Finding("processors", f"{usable_cpus()} usable of {os.cpu_count()}")
     yield Finding("memory", f"{base_models.gigabytes(free_memory_bytes())} free")
-    yield from _data_dir(DataDir(data_dir.expanduser()))
+    yield from _data_dir(DataDir(data_dir.expanduser().resolve()))
     if importlib.util.find_spec("torch"):
         yield from _devices()
         for value in models or [base_models.DEFAULT_MODEL]:
@@ -66,15 +65,13 @@ def _data_dir(data: DataDir) -> Iterator[Finding]:
     free = shutil.disk_usage(nearest).free
     low = f"less than {base_models.gigabytes(_LOW_DISK_BYTES)} left for {data.root}: free some, or use another --data-dir"
     yield Finding("disk", f"{base_models.gigabytes(free)} free for {data.root}", low if free < _LOW_DISK_BYTES else None)
-    if not data.version.exists():
-        yield Finding("data directory", "new: `bloomery up` creates it")
-        return
     try:
-        version, running = check_version(data.version.read_text(), str(data.root)), lock.holder(data)
+        version = layout.check(data)
+        lock.check_free(data)
     except BloomeryError as error:
         yield Finding("data directory", str(data.root), error.message)
         return
-    yield Finding("data directory", f"layout {version}, " + (f"served by process {running.pid} at {running.url}" if running else "no server running"))
+    yield Finding("data directory", "new: `bloomery up` creates it" if version is None else f"layout {version}, no server running")
 
 
 def _devices() -> Iterator[Finding]:

@@ -26,7 +26,7 @@ class LiveServer(NamedTuple):
     """The supervisor."""
 
     def children(self) -> dict[str, dict[str, object]]:
-        """What the supervisor knows of its children, by name: pid, restarts, ready."""
+        """What the supervisor knows of its children, by name: pid, restarts, state, and since when."""
         rows = json.loads((self.data_dir / "processes.json").read_text())["children"]
         return {row["name"]: row for row in rows}
 

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -85,14 +87,50 @@ def test_status_shows_processes_and_where_they_answer(server: LiveServer) -> Non
     assert all(str(pid) in done.stdout for pid in server.pids().values())
 
 
+def states(said: str) -> dict[str, str]:
+    """What `bloomery status` says of each process, without its id and its restarts."""
+    return {line.split()[0]: " ".join(line.split()[3:-2]) for line in said.splitlines()[1:]}
+
+
+def test_status_says_which_process_restarts_and_since_when(server: LiveServer) -> None:
+    wait_until(lambda: bloomery("status", "--data-dir", str(server.data_dir)).returncode == 0)
+    died, before = datetime.now(UTC), server.pids()["engine-small"]
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: server.pids().get("engine-small", before) != before)
+    # Stopped, it does not become ready while it is looked at.
+    os.kill(server.pids()["engine-small"], signal.SIGSTOP)
+    try:
+        done = bloomery("status", "--data-dir", str(server.data_dir))
+    finally:
+        os.kill(server.pids()["engine-small"], signal.SIGCONT)
+    assert done.returncode == 1
+    assert states(done.stdout)["api"] == "ready"
+    state, _, since = states(done.stdout)["engine-small"].partition(" since ")
+    assert state == "restarting"
+    assert died - timedelta(seconds=1) <= datetime.fromisoformat(since) <= datetime.now(UTC)
+    wait_until(lambda: bloomery("status", "--data-dir", str(server.data_dir)).returncode == 0)
+
+
+def test_status_of_a_server_whose_api_is_away_says_so(server: LiveServer) -> None:
+    os.kill(server.pids()["api"], signal.SIGSTOP)
+    try:
+        done = bloomery("status", "--data-dir", str(server.data_dir))
+    finally:
+        os.kill(server.pids()["api"], signal.SIGCONT)
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"{server.url} does not answer ")
+    wait_until(lambda: bloomery("status", "--data-dir", str(server.data_dir)).returncode == 0)
+
+
 @pytest.mark.parametrize("name", ["api", "engine-small"])
 def test_a_killed_process_is_back_and_the_server_serves_on(server: LiveServer, name: str) -> None:
     wait_until(lambda: name in server.pids() and healthy(server))
-    before = server.pids()[name]
+    before, restarts = server.pids()[name], server.children()[name]["restarts"]
+    assert isinstance(restarts, int)
     os.kill(before, signal.SIGKILL)
     wait_until(lambda: server.pids().get(name, before) != before and healthy(server), 60)
     assert models(server) == ["small", "again"]
-    assert server.children()[name]["restarts"] == 1
+    assert server.children()[name]["restarts"] == restarts + 1
 
 
 def test_garbage_is_collected_by_the_running_server(server: LiveServer) -> None:
@@ -126,6 +164,27 @@ def train(run: TrainingRun) -> str:
     step = run.optim_step(1e-2)
     step.result()
     return run.save_checkpoint(f"after-{step.seq}").result().digest
+
+
+ALARMING = ("WARNING", "ERROR", "CRITICAL", "Traceback", "Error:", "0 bytes read")
+
+
+def test_a_clean_stop_cuts_open_requests_and_logs_nothing_alarming(tmp_path: Path, small_model: Path) -> None:
+    with running_server(tmp_path / "data", "--model", str(small_model)) as server:
+        with Client(server.url, server.key) as client:
+            run = client.create_run("small", rank=4)
+            train(run)
+        url = httpx.URL(server.url)
+        with socket.create_connection((url.host, url.port)) as waiting:
+            # An operation behind a gap has no result before the server stops.
+            later = f"/api/v1/runs/{run.id}/operations/100"
+            httpx.post(f"{url}{later}/checkpoint", json={"name": "later"}, headers={"x-api-key": server.key}).raise_for_status()
+            waiting.sendall(f"GET {later}?wait=20 HTTP/1.1\r\nhost: {url.host}\r\nx-api-key: {server.key}\r\n\r\n".encode())
+            assert bloomery("stop", "--data-dir", str(server.data_dir)).returncode == 0
+        assert server.process.wait(10) == 0
+        lines = server.logs().splitlines()
+    assert [line for line in lines if any(word in line for word in ALARMING)] == []
+    assert any("Cancel 1 running task" in line for line in lines)
 
 
 def test_a_run_goes_on_from_the_backup_of_a_running_server_bit_for_bit(server: LiveServer, tmp_path: Path, small_model: Path) -> None:

@@ -1,6 +1,7 @@
 """The api process: `python -m bloomery.api CONFIG.json`, started by the supervisor."""
 
 import asyncio
+import logging
 import signal
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,15 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _CutAtStop(logging.Filter):
+    """A clean stop cuts the requests that are still open. uvicorn calls each an error of the application; they are what was announced."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.msg, str) and record.msg.startswith("Cancel %s running task"):
+            record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
+        return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
 async def serve(config: ApiConfig) -> None:
     """Serve until a signal asks to stop."""
     async with Services.open(config) as services:
@@ -50,6 +60,7 @@ def main() -> None:
     """Read the configuration and serve."""
     config = ApiConfig.from_json(Path(sys.argv[1]).read_text())
     logs.configure("api", config.log_level)
+    logging.getLogger("uvicorn.error").addFilter(_CutAtStop())
     asyncio.run(serve(config))
 
 

@@ -1,17 +1,12 @@
 """`bloomery demo`: the whole loop on this machine, told with progress bars and closed with one table."""
 
-import contextlib
 import json
-import os
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple, TextIO
+from typing import Annotated, TextIO
 
 import typer
 from rich import box
@@ -19,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bloomery.cli.demo_server import Server, remove_leftovers, serving
 from bloomery.client import Client
 from bloomery.recipes import demo_rows
 from bloomery.recipes.demo_rows import DemoRows
@@ -26,25 +22,13 @@ from bloomery.recipes.loop import LoopConfig, LoopReport, run_loop
 from bloomery.recipes.sft import SftConfig
 from bloomery.recipes.statistics import wilson
 from bloomery.render import ChatTokenizer
-from bloomery.types.errors import InvalidInput, Unavailable
+from bloomery.types.errors import InvalidInput
 
-READY_S = 900.0
-"""A large model takes long to load; `up` gives up by itself much earlier when something is wrong."""
-STOP_S = 120.0
-UP_LOG = "up.log"
 ANSWER_MARGIN_TOKENS = 4
 FIRST = SftConfig(epochs=3, learning_rate=4e-3, batch_size=16)
 SECOND = SftConfig(epochs=2, learning_rate=3e-3, batch_size=16)
-
-console = Console()
-
-
-class Server(NamedTuple):
-    """A server that the demo started."""
-
-    url: str
-    key: str
-    data_dir: Path
+PIPED_COLUMNS = 160
+"""More than the table needs: a pipe has no width, and cells that wrap can be neither read nor searched."""
 
 
 def demo(
@@ -56,15 +40,24 @@ def demo(
     """Train, serve, collect, retrain and compare on this machine."""
     if json_file is not None and not json_file.parent.is_dir():
         raise InvalidInput(f"there is no directory {json_file.parent} for {json_file.name}: make it first", field="json")
+    console = console_for(sys.stdout)
+    for place in remove_leftovers(Path(tempfile.gettempdir())):
+        console.print(f"removed {place}, which a killed demo had left", soft_wrap=True)
     started = time.monotonic()
     with serving(model, keep=keep) as server:
         report = run(server, data, Bars())
         seconds = time.monotonic() - started
-        show(report, seconds)
+        show(report, seconds, console)
         if json_file is not None:
             json_file.write_text(json.dumps(figures(report, seconds)) + "\n")
         if keep:
-            console.print(f"\nStill up: {server.url}/#key={server.key}   stop it with: bloomery stop --data-dir {server.data_dir}")
+            still_up = f"\nStill up: {server.url}/#key={server.key}   stop it with: bloomery stop --data-dir {server.data_dir}"
+            console.print(still_up, soft_wrap=True)
+
+
+def console_for(output: TextIO) -> Console:
+    """As wide as the terminal; elsewhere as wide as it takes."""
+    return Console(file=output, width=None if output.isatty() else PIPED_COLUMNS)
 
 
 def run(server: Server, data: Path | None, bars: "Bars") -> LoopReport:
@@ -88,33 +81,12 @@ def run(server: Server, data: Path | None, bars: "Bars") -> LoopReport:
         return run_loop(client, chosen.task, chosen.rows, tokenizer.render_training, config, bars.advance)
 
 
-@contextlib.contextmanager
-def serving(model: str, *, keep: bool) -> Iterator[Server]:
-    """A server with a data directory of its own, stopped and removed at the end unless `keep`; a demo that is killed ends it too."""
-    from bloomery.up.children import end_with
-
-    place = Path(tempfile.mkdtemp(prefix="bloomery-demo-"))
-    argv = [sys.executable, "-m", "bloomery.cli.main", "up", "--data-dir", str(place / "data"), "--port", "0", "--model", model]
-    with (place / UP_LOG).open("w") as output:
-        ends = None if keep else end_with(os.getpid(), signal.SIGTERM)
-        process = subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=ends)
-    left_up = False
-    try:
-        yield _when_ready(process, place)
-        left_up = keep
-    finally:
-        if not left_up:
-            process.terminate()
-            process.wait(STOP_S)
-            shutil.rmtree(place, ignore_errors=True)
-
-
 class Bars:
     """One progress bar per phase."""
 
     def __init__(self, output: TextIO | None = None) -> None:
         columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
-        self._progress = Progress(*columns, console=Console(file=output) if output else console)
+        self._progress = Progress(*columns, console=console_for(output or sys.stdout))
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> "Bars":
@@ -135,9 +107,9 @@ class Bars:
             self._progress.update(task, completed=1, total=1)
 
 
-def show(report: LoopReport, seconds: float, output: Console = console) -> None:
+def show(report: LoopReport, seconds: float, output: Console) -> None:
     """The table, and what belongs beside it."""
-    table = Table(title=f"{len(report.base)} held-out rows, the same for every column", box=box.SIMPLE_HEAD)
+    table = Table(title=f"{len(report.base)} held-out rows, the same for every column", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("", "base", "version 1", "version 2"):
         table.add_column(heading, justify="left" if not heading else "right")
     outcomes = (report.base, report.v1, report.v2)
@@ -150,7 +122,7 @@ def show(report: LoopReport, seconds: float, output: Console = console) -> None:
     table.add_row("seconds per step", "", *(f"{report.training[version].seconds_per_step:.2f}" for version in ("v1", "v2")))
     output.print(table)
     for line in _sentences(report, seconds):
-        output.print(line, markup=False)  # what the model says may look like markup
+        output.print(line, markup=False, soft_wrap=True)  # what the model says may look like markup
 
 
 def figures(report: LoopReport, seconds: float) -> dict[str, object]:
@@ -198,15 +170,3 @@ def _share(right: Sequence[bool]) -> str:
 def _longest_answer(chosen: DemoRows, tokenizer: ChatTokenizer) -> int:
     answers = {question.answer for rows in chosen.rows for question in rows}
     return max(len(tokenizer.encode(answer)) for answer in answers) + ANSWER_MARGIN_TOKENS
-
-
-def _when_ready(process: "subprocess.Popen[bytes]", place: Path) -> Server:
-    """`up` says its address when it is ready, and ends with the reason when it cannot be."""
-    deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline and process.poll() is None:
-        said = (place / UP_LOG).read_text()
-        if " is ready: " in said:
-            url = said.partition(" is ready: ")[2].split()[0]
-            return Server(url, (place / "data" / "api_key").read_text().strip(), place / "data")
-        time.sleep(0.1)
-    raise Unavailable(f"the server did not come up; it said:\n{(place / UP_LOG).read_text()[-2000:]}")

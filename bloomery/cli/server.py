@@ -1,5 +1,6 @@
 """`bloomery stop`, `status` and `logs`: the running server, seen from another terminal."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -18,15 +19,20 @@ def stop(data_dir: DataDirOption = DATA_DIR) -> None:
 
 
 def status(data_dir: DataDirOption = DATA_DIR) -> None:
-    """Show the server's address and its processes."""
+    """Show the server's address and its processes.
+
+    Exits with 0 when all of them are ready, with 1 when one is not, with 2 when no server is running.
+    """
     from bloomery.up import control
 
     server = control.status(_data(data_dir))
     typer.echo(f"{server.holder.url} {'answers' if server.answers else 'does not answer'} (supervisor: process {server.holder.pid})")
     width = max((len(process.name) for process in server.processes), default=0)
     for process in server.processes:
-        state = "ready" if process.ready else "starting"
+        state = process.state if process.ready else f"{process.state} since {_utc(process.since_us)}"
         typer.echo(f"{process.name:{width}}  pid {process.pid or '-'}  {state}  restarts {process.restarts}")
+    if not server.ready:
+        raise typer.Exit(1)
 
 
 def logs(
@@ -52,6 +58,10 @@ def logs(
 
 def _show(file: Path, line: str, files: list[Path]) -> None:
     typer.echo(f"{file.stem} | {line}" if len(files) > 1 else line)
+
+
+def _utc(time_us: int) -> str:
+    return f"{datetime.fromtimestamp(time_us / 1e6, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _data(data_dir: Path) -> DataDir:

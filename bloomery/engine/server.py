@@ -64,7 +64,9 @@ class Server:
         self._inbox.put(Connected(conversation))
         try:
             await self._receive(reader, conversation)
-        except (EOFError, OSError) as error:
+        except asyncio.IncompleteReadError as error:
+            log.info("the api closed the connection%s", " in the middle of a message" if error.partial else "")
+        except OSError as error:
             log.info("the connection ended: %s", error)
         except (ValueError, msgspec.MsgspecError) as error:
             log.error("the connection sent something that is no message of this protocol: %s", error)

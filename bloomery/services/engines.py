@@ -181,7 +181,9 @@ class EngineLink:
         while True:
             try:
                 await self._converse()
-            except (OSError, EOFError, ValueError, msgspec.MsgspecError, Unavailable) as error:
+            except asyncio.IncompleteReadError as error:
+                self._problem = "it closed the connection" + (" in the middle of a message" if error.partial else "")
+            except (OSError, ValueError, msgspec.MsgspecError, Unavailable) as error:
                 self._problem = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             if self.connection is not None:
                 delay_s = FIRST_DELAY_S

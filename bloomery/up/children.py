@@ -8,10 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
 from bloomery.obs.logs import LOG_FILE_BYTES
+from bloomery.types.ids import now_us
 
 FIRST_DELAY_S: Final = 0.1
 LONGEST_DELAY_S: Final = 10.0
@@ -34,14 +36,28 @@ class Program:
     """File descriptors that stay open in the child."""
 
 
+class State(StrEnum):
+    """How a child is, as `bloomery status` says it."""
+
+    STARTING = "starting"
+    """Its first life, and not ready yet."""
+    READY = "ready"
+    RESTARTING = "restarting"
+    """It died, and is not ready again."""
+    NOT_READY = "not ready"
+    """It lives and was ready; whoever asks it gets no answer, or the api that would know does not answer."""
+
+
 class Child:
     """A program with its process and its history."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.restarts = 0
-        self.ready = False
         self.unready_deaths = 0
+        self.state = State.STARTING
+        self.since_us = now_us()
+        """When `state` began."""
         self._process: subprocess.Popen[bytes] | None = None
         self._start_at = 0.0
 
@@ -54,6 +70,18 @@ class Child:
     def pid(self) -> int | None:
         """Of the running process; None between two lives."""
         return self._process.pid if self._process else None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it does its work."""
+        return self.state is State.READY
+
+    def note_ready(self, ready: bool) -> None:
+        """What a look at a living child showed."""
+        if ready:
+            self._to(State.READY)
+        elif self.ready:
+            self._to(State.NOT_READY)
 
     @property
     def hopeless(self) -> bool:
@@ -84,7 +112,8 @@ class Child:
             return None
         self.unready_deaths = 0 if self.ready else self.unready_deaths + 1
         self._start_at = time.monotonic() + restart_delay_s(self.unready_deaths)
-        self._process, self.ready = None, False
+        self._process = None
+        self._to(State.RESTARTING)
         return status
 
     def start_when_due(self) -> bool:
@@ -94,6 +123,10 @@ class Child:
         self.restarts += 1
         self.start()
         return True
+
+    def _to(self, state: State) -> None:
+        if state is not self.state:
+            self.state, self.since_us = state, now_us()
 
     def signal(self, number: int) -> None:
         """Tell the process, if there is one."""

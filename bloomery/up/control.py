@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from bloomery.config.data_dir import DataDir
 from bloomery.types.errors import NotFound, Unavailable
 from bloomery.up import health
+from bloomery.up.children import State
 from bloomery.up.lock import Holder, holder
 from bloomery.up.supervisor import API_STOP_S, ENGINE_STOP_S
 
@@ -21,12 +22,18 @@ _TAIL_BYTES: Final = 256 << 10
 
 
 class Process(NamedTuple):
-    """One child of the supervisor; `pid` is None between two lives."""
+    """One child of the supervisor; `pid` is None between two lives, `since_us` is when its state began."""
 
     name: str
     pid: int | None
     restarts: int
-    ready: bool
+    state: str
+    since_us: int
+
+    @property
+    def ready(self) -> bool:
+        """Whether it does its work."""
+        return self.state == State.READY
 
 
 class Server(NamedTuple):
@@ -35,6 +42,11 @@ class Server(NamedTuple):
     holder: Holder
     processes: tuple[Process, ...]
     answers: bool
+
+    @property
+    def ready(self) -> bool:
+        """Whether all of it works."""
+        return self.answers and all(process.ready for process in self.processes)
 
 
 def running(data: DataDir) -> Holder:
@@ -48,7 +60,11 @@ def running(data: DataDir) -> Holder:
 def status(data: DataDir) -> Server:
     """How the server is, or NotFound."""
     found = running(data)
-    return Server(found, processes(data), health.ask(found.host, found.port).answers)
+    seen, known = health.ask(found.host, found.port), processes(data)
+    if seen.answers and not seen.waiting_for:
+        # The supervisor looks less often than the state changes.
+        known = tuple(process._replace(state=State.READY) if process.pid else process for process in known)
+    return Server(found, known, seen.answers)
 
 
 def processes(data: DataDir) -> tuple[Process, ...]:

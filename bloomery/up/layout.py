@@ -17,12 +17,23 @@ MIGRATIONS: Final[Mapping[int, Migration]] = {}
 """By the version they start from; each must be safe to run again after a crash half way."""
 
 
+def check(data: DataDir) -> int | None:
+    """The version of a directory that can be used, None of one that would be new; says why another cannot. Changes nothing."""
+    if not data.root.exists():
+        return None
+    if not data.root.is_dir():
+        raise Conflict(f"{data.root} is not a directory: give an empty or new directory as --data-dir")
+    if data.version.exists():
+        return check_version(data.version.read_text(), str(data.root))
+    if not data.lock.exists() and any(data.root.iterdir()):
+        raise Conflict(f"{data.root} holds files that are not Bloomery's: give an empty or new directory as --data-dir")
+    return None
+
+
 def create(data: DataDir) -> None:
     """Make the directory unless it is there; somebody else's files are left alone."""
+    check(data)
     data.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    foreign = not data.version.exists() and not data.lock.exists() and any(data.root.iterdir())
-    if foreign:
-        raise Conflict(f"{data.root} holds files that are not Bloomery's: give an empty or new directory as --data-dir")
 
 
 def bring_up_to_date(data: DataDir, migrations: Mapping[int, Migration] = MIGRATIONS, current: int = CURRENT) -> None:

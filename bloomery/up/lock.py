@@ -66,8 +66,20 @@ def locked(data: DataDir) -> Iterator[Lock]:
     """Hold the data directory; Conflict names who holds it already."""
     fd = os.open(data.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        _take(fd, data)
+        _take(fd, data, fcntl.LOCK_EX)
         yield Lock(fd, Holder.parse(data.lock.read_text()))
+    finally:
+        os.close(fd)
+
+
+def check_free(data: DataDir) -> None:
+    """Say who holds the data directory, as `locked` does, without taking or making anything."""
+    if not data.lock.exists():
+        return
+    fd = os.open(data.lock, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # A shared lock conflicts with the supervisor's and not with another reader's.
+        _take(fd, data, fcntl.LOCK_SH)
     finally:
         os.close(fd)
 
@@ -79,7 +91,6 @@ def holder(data: DataDir) -> Holder | None:
     fd = os.open(data.lock, os.O_RDONLY | os.O_CLOEXEC)
     deadline = time.monotonic() + _PATIENCE_S
     try:
-        # A shared lock conflicts with the supervisor's and not with another reader's.
         while not _try_lock(fd, fcntl.LOCK_SH):
             if found := Holder.parse(data.lock.read_text()):
                 return found
@@ -89,9 +100,9 @@ def holder(data: DataDir) -> Holder | None:
         os.close(fd)
 
 
-def _take(fd: int, data: DataDir) -> None:
+def _take(fd: int, data: DataDir, mode: int) -> None:
     deadline = time.monotonic() + _PATIENCE_S
-    while not _try_lock(fd, fcntl.LOCK_EX):
+    while not _try_lock(fd, mode):
         found = Holder.parse(data.lock.read_text())
         if found and _alive(found.pid):
             hint = "stop it with `bloomery stop`, or use another --data-dir"

@@ -22,7 +22,7 @@ from bloomery.types.ids import now_us
 from bloomery.up import base_models, health, keys, layout
 from bloomery.up.base_models import BaseModel
 from bloomery.up.children import Child, Program
-from bloomery.up.lock import Holder, Lock, locked
+from bloomery.up.lock import Holder, Lock, check_free, locked
 from bloomery.up.machine import free_memory_bytes, usable_cpus
 from bloomery.up.supervisor import Supervisor
 
@@ -49,16 +49,18 @@ class UpOptions:
 
 
 def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
-    """Serve in the foreground until a stop signal."""
+    """Serve in the foreground until a stop signal; what is refused is refused before anything is written."""
     _check_host(options.host, environment)
     models = [base_models.check(model, options.dtype) for model in base_models.wanted(options.models)]
     _check_memory(models, options.dtype)
     data = DataDir(options.data_dir.expanduser().resolve())
+    layout.check(data)
+    check_free(data)
+    port = _free_port(options.host, options.port)
     layout.create(data)
     with locked(data) as lock:
         layout.bring_up_to_date(data)
         logs.configure("supervisor", file=data.log("supervisor"))
-        port = _free_port(options.host, options.port)
         key = keys.development_key(data.api_key, environment)
         runtime = _runtime_dir(lock)
         holder = Holder(pid=os.getpid(), host=options.host, port=port, started_us=now_us(), runtime_dir=str(runtime))
@@ -72,6 +74,12 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
             data.processes.unlink(missing_ok=True)
             lock.clear()
     say("stopped")
+
+
+def remove_runtime_dir(lock: Lock) -> None:
+    """What the holder before kept outside of the data directory, when it was killed."""
+    if lock.previous and Path(lock.previous.runtime_dir).name.startswith(_RUNTIME_PREFIX):
+        shutil.rmtree(lock.previous.runtime_dir, ignore_errors=True)
 
 
 def say(line: str) -> None:
@@ -134,8 +142,9 @@ def _environment(environment: Mapping[str, str], *, threads: int) -> dict[str, s
 
 
 def _check_host(host: str, environment: Mapping[str, str]) -> None:
+    preset = keys.preset_key(environment)
     local = host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
-    if not local and keys.preset_key(environment) is None:
+    if not local and preset is None:
         raise InvalidInput(
             f"--host {host} lets other machines in: set {keys.VARIABLE} to a key of your own first (it starts with {keys.PREFIX})", field="host"
         )
@@ -176,8 +185,7 @@ def _free_port(host: str, port: int) -> int:
 
 def _runtime_dir(lock: Lock) -> Path:
     """A private directory for sockets; that of a supervisor which was killed is removed first."""
-    if lock.previous and Path(lock.previous.runtime_dir).name.startswith(_RUNTIME_PREFIX):
-        shutil.rmtree(lock.previous.runtime_dir, ignore_errors=True)
+    remove_runtime_dir(lock)
     parent = tempfile.gettempdir()
     return Path(tempfile.mkdtemp(prefix=_RUNTIME_PREFIX, dir=parent if len(parent) < _LONGEST_RUNTIME_DIR else "/tmp"))
 

@@ -109,11 +109,11 @@ class Supervisor:
 
     def _note_health(self) -> bool:
         health = self._ask()
-        before = [child.ready for child in self._children]
-        self._api.ready = health.answers and self._api.pid is not None
+        before = [child.state for child in self._children]
+        self._api.note_ready(health.answers and self._api.pid is not None)
         for engine, aliases in self._engines.items():
-            engine.ready = health.answers and engine.pid is not None and not aliases & health.waiting_for
-        return before != [child.ready for child in self._children]
+            engine.note_ready(health.answers and engine.pid is not None and not aliases & health.waiting_for)
+        return before != [child.state for child in self._children]
 
     def _stop(self) -> None:
         self._stopping = True
@@ -148,7 +148,7 @@ class Supervisor:
 
     def _write_state(self) -> None:
         fresh = self._state_file.with_name(self._state_file.name + ".new")
-        rows = [{"name": c.name, "pid": c.pid, "restarts": c.restarts, "ready": c.ready} for c in self._children]
+        rows = [{"name": c.name, "pid": c.pid, "restarts": c.restarts, "state": c.state, "since_us": c.since_us} for c in self._children]
         fresh.write_text(json.dumps({"children": rows}))
         fresh.replace(self._state_file)
 

@@ -1,5 +1,8 @@
+import contextlib
+import os
 import socket
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,8 +11,10 @@ from typer.testing import CliRunner, Result
 from bloomery import __version__
 from bloomery.cli.main import app
 from bloomery.config.data_dir import DataDir
+from bloomery.doctor import examine
+from bloomery.up.lock import Holder, locked
 from tests.live import BLOOMERY
-from tests.up.builders import data_dir, model
+from tests.up.builders import data_dir, giant, model
 
 COMMANDS = ["up", "demo", "stop", "status", "logs", "doctor", "backup", "restore", "gc"]
 
@@ -52,6 +57,15 @@ def test_other_machines_are_let_in_only_with_a_chosen_key(tmp_path: Path, monkey
     monkeypatch.delenv("BLOOMERY_API_KEY", raising=False)
     said = refusal(run("up", "--data-dir", str(tmp_path / "data"), "--host", "0.0.0.0"))
     assert "set BLOOMERY_API_KEY to a key of your own first" in said
+    assert not (tmp_path / "data").exists()
+
+
+def refused_up(data: Path, *options: str, **environment: str) -> str:
+    """What `bloomery up` says instead of starting."""
+    argv = [BLOOMERY, "up", "--data-dir", str(data), *options]
+    done = subprocess.run(argv, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    return done.stderr
 
 
 def test_a_port_in_use_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
@@ -59,10 +73,25 @@ def test_a_port_in_use_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        argv = [BLOOMERY, "up", "--data-dir", str(tmp_path / "data"), "--port", port, "--model", str(model(tmp_path / "mine"))]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr == f"error: cannot listen on 127.0.0.1:{port} (Address already in use): stop what listens there, or choose another --port\n"
+        said = refused_up(tmp_path / "deep" / "data", "--port", port, "--model", str(model(tmp_path / "mine")))
+    assert said == f"error: cannot listen on 127.0.0.1:{port} (Address already in use): stop what listens there, or choose another --port\n"
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_host_that_is_not_here_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    said = refused_up(tmp_path / "deep" / "data", "--port", "0", "--host", "198.51.100.7", BLOOMERY_API_KEY="tml-chosen-by-the-operator")
+    assert "cannot listen on 198.51.100.7:0" in said
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_model_that_needs_more_memory_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    assert "giant needs 1374.7 GB, " in refused_up(tmp_path / "deep" / "data", "--port", "0", "--model", str(giant(tmp_path / "giant")))
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_key_that_clients_would_refuse_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    assert "BLOOMERY_API_KEY must start with tml-" in refused_up(tmp_path / "deep" / "data", "--port", "0", BLOOMERY_API_KEY="sk-of-somebody-else")
+    assert not (tmp_path / "deep").exists()
 
 
 @pytest.mark.parametrize("command", ["stop", "status"])
@@ -118,6 +147,47 @@ def test_doctor_names_versions_and_says_whether_bits_agree(tmp_path: Path) -> No
     assert findings["torch"].strip().startswith("2.13.0")
     assert findings["bit-exact mode"].strip().startswith(("holds for mine", "does not hold for mine"))
     assert done.stdout.endswith("nothing is missing\n")
+
+
+def foreign(root: Path) -> None:
+    root.mkdir()
+    (root / "thesis.txt").write_text("years of work")
+
+
+def newer(root: Path) -> None:
+    data_dir(root).version.write_text("99\n")
+
+
+def damaged(root: Path) -> None:
+    data_dir(root).version.write_text("one\n")
+
+
+def not_a_directory(root: Path) -> None:
+    root.write_text("a file")
+
+
+def in_use(root: Path) -> Iterator[None]:
+    with locked(data_dir(root)) as lock:
+        lock.announce(Holder(pid=os.getpid(), host="127.0.0.1", port=8701, started_us=1, runtime_dir=""))
+        yield
+
+
+@pytest.mark.parametrize("spoil", [foreign, newer, damaged, not_a_directory, in_use])
+def test_doctor_finds_what_up_would_refuse_and_says_it_in_the_same_words(tmp_path: Path, spoil: Callable[[Path], Iterator[None] | None]) -> None:
+    data = tmp_path / "data"
+    with contextlib.contextmanager(spoil)(data) if spoil is in_use else contextlib.nullcontext(spoil(data)):
+        before = sorted(data.rglob("*"))
+        refused = refused_up(data, "--port", "0", "--model", str(model(tmp_path / "mine")))
+        problems = [finding.problem for finding in examine(data, ["none"], "float32", 1) if finding.topic == "data directory"]
+        assert [f"error: {problem}\n" for problem in problems] == [refused]
+        assert sorted(data.rglob("*")) == before
+
+
+def test_doctor_calls_a_data_directory_that_up_would_refuse_missing(tmp_path: Path) -> None:
+    foreign(tmp_path / "data")
+    result = run("doctor", "--data-dir", str(tmp_path / "data"), "--model", "gpt-5")
+    assert result.exit_code == 1
+    assert f"missing: {tmp_path / 'data'} holds files that are not Bloomery's: give an empty" in result.stderr
 
 
 def test_doctor_says_what_is_wrong_with_a_model(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 from openai import OpenAI
@@ -212,9 +213,12 @@ def test_a_conversation_goes_on_with_the_answer_it_got(sdk: OpenAI, server: Scri
 NO_OPS = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "stop": None, "n": None, "temperature": None, "logprobs": None}
 
 
-def test_values_that_ask_for_nothing_are_no_reason_to_refuse(sdk: OpenAI) -> None:
-    chat(sdk, extra_body=NO_OPS | {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "modalities": ["text"], "audio": None})
-    complete(sdk, extra_body=NO_OPS | {"suffix": None, "best_of": 1})
+def test_values_that_ask_for_nothing_are_no_reason_to_refuse(sdk: OpenAI, server: ScriptedServer) -> None:
+    no_ops = NO_OPS | {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "modalities": ["text"], "audio": None}
+    assert chat(sdk, seed=7, extra_body=no_ops).choices == chat(sdk, seed=7).choices
+    assert complete(sdk, seed=7, extra_body=NO_OPS | {"suffix": None, "best_of": 1}).choices == complete(sdk, seed=7).choices
+    talking, plain_talking, completing, plain_completing = (msgspec.structs.replace(asked, request_id="") for asked in server.scripted.requests)
+    assert (talking, completing) == (plain_talking, plain_completing)
 
 
 BAD_CHAT = [

@@ -507,17 +507,20 @@ def test_a_run_can_leave_the_engine_and_come_back(tmp_path: Path, reference: Ref
     play(tmp_path, story)
 
 
-def test_runs_that_nobody_asked_for_since_the_start_leave_the_engine_too(tmp_path: Path) -> None:
+def test_runs_that_nobody_asked_for_since_the_start_leave_the_engine_too(tmp_path: Path, reference: Reference) -> None:
     async def story(engine: FakeEngine) -> None:
         async with open_api(tmp_path) as api:
             run = await api.new_run()
-            await api.train(run.id, 1, 2)
+            results = await api.train(run.id, 1, 2)
             await api.activity.stored(10)
         async with open_api(tmp_path) as api:
             await api.link.wait_ready()
+            assert list(engine.runs) == [run.id]
             await api.activity.tidy()
             await until(lambda: engine.runs == {})
-            await api.train(run.id, 3, 4)
+            results += await api.train(run.id, 3, LAST)
+            assert [(order.checkpoint is not None, order.last_seq) for order in engine.opened] == [(False, 0), (True, 2)]
+            assert Reference(results, await _final_state(api, run.id)) == reference
 
     play(tmp_path, story)
 

@@ -20,7 +20,7 @@ from bloomery.store.blobs import Blobs
 from bloomery.store.database import Database
 from bloomery.types.arrays import Array
 from bloomery.types.errors import Forbidden, InvalidInput, NotFound, Unavailable
-from bloomery.types.generation import Generate, PromptScored, SampledToken, SampleFinished, SamplingParams, Weights
+from bloomery.types.generation import Abort, Generate, PromptScored, SampledToken, SampleFinished, SamplingParams, Weights
 from bloomery.types.protocol import SamplerEvents
 from tests.services.fake_engine import BASE, FakeEngine
 from tests.services.runs_stage import until
@@ -134,7 +134,10 @@ def test_closing_a_stream_aborts_it_in_the_engine(tmp_path: Path) -> None:
     async def story(sampling: Sampling) -> None:
         async with aclosing(sampling.stream(ME, TARGET, request(ENDLESS))) as stream:
             await anext(stream)
-        await until(lambda: [abort.sample for abort in engine.aborted] == [None])
+            assert engine.aborted == []
+        await until(lambda: engine.aborted != [])
+        (asked,) = engine.sampled
+        assert engine.aborted == [Abort(request_id=asked.request_id)]
 
     engine = FakeEngine(tmp_path / "s", Blobs(tmp_path / "blobs"))
     play(tmp_path, story, engine)

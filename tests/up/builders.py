@@ -1,7 +1,9 @@
 """A model directory and a filled data directory, made without torch."""
 
 import json
+import math
 import sqlite3
+import struct
 from contextlib import closing
 from pathlib import Path
 
@@ -35,21 +37,41 @@ def model(directory: Path, *, seed: int = 0, words: int = 64) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(directory / "tokenizer.json"))
     random = np.random.default_rng(seed)
-    shapes = {
-        "model.embed_tokens.weight": (64, 32),
-        "model.norm.weight": (32,),
-        "model.layers.0.input_layernorm.weight": (32,),
-        "model.layers.0.post_attention_layernorm.weight": (32,),
-        "model.layers.0.self_attn.q_proj.weight": (32, 32),
-        "model.layers.0.self_attn.k_proj.weight": (16, 32),
-        "model.layers.0.self_attn.v_proj.weight": (16, 32),
-        "model.layers.0.self_attn.o_proj.weight": (32, 32),
-        "model.layers.0.mlp.gate_proj.weight": (48, 32),
-        "model.layers.0.mlp.up_proj.weight": (48, 32),
-        "model.layers.0.mlp.down_proj.weight": (32, 48),
-    }
-    save_file({name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}, directory / "model.safetensors")
+    tensors = {name: random.normal(size=shape).astype(np.float32) for name, shape in _shapes(vocabulary=64, hidden=32).items()}
+    save_file(tensors, directory / "model.safetensors")
     return directory
+
+
+def giant(directory: Path) -> Path:
+    """A model of a terabyte; behind its header the weights file is a hole."""
+    vocabulary, hidden = 1 << 24, 1 << 14
+    model(directory)
+    (directory / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": vocabulary, "hidden_size": hidden, "head_dim": 16}))
+    header, end = {}, 0
+    for name, shape in _shapes(vocabulary, hidden).items():
+        start, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(file.tell() + end)
+    return directory
+
+
+def _shapes(vocabulary: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    return {
+        "model.embed_tokens.weight": (vocabulary, hidden),
+        "model.norm.weight": (hidden,),
+        "model.layers.0.input_layernorm.weight": (hidden,),
+        "model.layers.0.post_attention_layernorm.weight": (hidden,),
+        "model.layers.0.self_attn.q_proj.weight": (32, hidden),
+        "model.layers.0.self_attn.k_proj.weight": (16, hidden),
+        "model.layers.0.self_attn.v_proj.weight": (16, hidden),
+        "model.layers.0.self_attn.o_proj.weight": (hidden, 32),
+        "model.layers.0.mlp.gate_proj.weight": (48, hidden),
+        "model.layers.0.mlp.up_proj.weight": (48, hidden),
+        "model.layers.0.mlp.down_proj.weight": (hidden, 48),
+    }
 
 
 def data_dir(root: Path) -> DataDir:

@@ -28,7 +28,7 @@ def test_a_child_that_was_ready_is_never_hopeless(tmp_path: Path) -> None:
     mortal = child(tmp_path, "raise SystemExit(3)")
     for _ in range(MAX_UNREADY_DEATHS):
         mortal.start()
-        mortal.ready = True
+        mortal.note_ready(True)
         assert wait_for_death(mortal) == 3
     assert not mortal.hopeless
 
@@ -41,6 +41,25 @@ def test_a_child_that_never_gets_ready_is_hopeless_in_the_end(tmp_path: Path) ->
         wait_for_death(mortal)
     assert mortal.hopeless
     assert mortal.log_tail(2) == "no such file\nno such file"
+
+
+def test_states_follow_what_is_seen_of_it_and_keep_the_time_they_began(tmp_path: Path) -> None:
+    mortal = child(tmp_path, "input()")
+    mortal.start()
+    mortal.note_ready(False)
+    seen = [(mortal.state, mortal.since_us)]
+    for look in (True, True, False, True):
+        mortal.note_ready(look)
+        seen.append((mortal.state, mortal.since_us))
+    wait_for_death(mortal)
+    seen.append((mortal.state, mortal.since_us))
+    mortal.start()
+    mortal.note_ready(False)
+    wait_for_death(mortal)
+    seen.append((mortal.state, mortal.since_us))
+    assert [state for state, _ in seen] == ["starting", "ready", "ready", "not ready", "ready", "restarting", "restarting"]
+    assert [since for _, since in seen] == sorted(since for _, since in seen)
+    assert (seen[1], seen[5]) == (seen[2], seen[6])
 
 
 TALKER = f"""
