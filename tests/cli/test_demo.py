@@ -30,12 +30,19 @@ def server_of_demo(place: Path) -> Holder | None:
 def demo(temporary: Path, *options: str) -> Iterator["subprocess.Popen[bytes]"]:
     """A demo that has started its server; `temporary` is its directory for temporary files."""
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    with subprocess.Popen([BLOOMERY, "demo", *options], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([BLOOMERY, "demo", *options], env=environment, preexec_fn=heed_signals, **piped) as process:
         try:
             wait_until(lambda: server_of_demo(temporary) is not None or process.poll() is not None)
             yield process
         finally:
             process.kill()
+
+
+def heed_signals() -> None:
+    """A job in the background of a shell ignores Ctrl-C, and so would its children."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
