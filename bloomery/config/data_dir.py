@@ -48,6 +48,10 @@ class DataDir:
         """One journal directory per training run."""
         return self.root / "runs"
 
+    def in_hand(self, base_hash: str) -> Path:
+        """What the engine of a base model is executing; written by that engine alone."""
+        return self.root / "engines" / f"{base_hash}.in-hand"
+
     @property
     def logs(self) -> Path:
         """One log per process."""

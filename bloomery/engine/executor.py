@@ -1,13 +1,12 @@
 """The executor: one thread that owns all tensors and divides its time between sampling and training.
 
-It takes commands from an inbox, does a micro-batch of one run after the other, and in between as many sampling steps as take about as long. With
-nothing to do it sleeps until a command arrives or a status is due. It never waits for the socket: `deliver` hands messages to the event loop.
+It takes commands from an inbox, gives training a turn (`training.py`), and then does as many sampling steps as take about as long. With nothing to do
+it sleeps until a command arrives or a status is due. It never waits for the socket: `deliver` hands messages to the event loop.
 """
 
 import logging
 import os
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -18,7 +17,9 @@ import torch
 from bloomery.config import EngineConfig
 from bloomery.config.data_dir import DataDir
 from bloomery.engine.hosted import HostedRun
+from bloomery.engine.ledger import InHand, Ledger
 from bloomery.engine.shelf import BlobShelf
+from bloomery.engine.training import Training
 from bloomery.infer.sampler import Sampler
 from bloomery.models.load import load_decoder
 from bloomery.models.numerics import numerics_id, probe
@@ -53,7 +54,7 @@ STATUS_S: Final = 1.0
 HEARTBEAT_S: Final = 15.0
 """An idle engine is silent for no longer."""
 LONGEST_SLICE_S: Final = 0.1
-"""Sampling gets as much time as the last micro-batch took, but not more at a time."""
+"""Sampling gets as much time as the last pass took, but not more at a time."""
 
 
 class Connected(NamedTuple):
@@ -87,17 +88,14 @@ class Executor:
         self._decoder = load_decoder(Path(config.model.path), dtype=dtype, device=config.model.device)
         self._numerics, self._probe = numerics_id(dtype, config.model.device), probe(self._decoder)
         blobs = Blobs(DataDir(Path(config.data_dir)).blobs)
+        self._ledger = Ledger(DataDir(Path(config.data_dir)).in_hand(config.model.base_hash))
         self._shelf = BlobShelf(blobs, self._decoder, base_hash=config.model.base_hash, numerics=self._numerics)
+        self._training = Training(self._ledger, self._send)
         self._sampler = Sampler(self._decoder, self._shelf.adapter)
-        self._runs: dict[str, HostedRun] = {}
-        self._turns: deque[str] = deque()
-        """Runs in the order in which they get their next micro-batch."""
         self._boot_id = new_id("boot")
         self._conversation: int | None = None
         self._paused = self._draining = self._stopping = False
         self._slice_s = 0.0
-        self._tokens_trained_before = 0
-        """By runs that were closed."""
         self._told, self._told_at = self._status(), 0.0
         log.info("holds %s: %d parameters, numerics %s", config.model.base_hash, self._base_info().parameters, self._numerics)
         for failure in self._probe.failures:
@@ -112,6 +110,7 @@ class Executor:
             self._finish_draining()
             self._tell_status()
         self._checkpoint_all()
+        self._ledger.close()
 
     def _take_commands(self) -> None:
         """Everything that has arrived; waits while there is nothing to do."""
@@ -126,7 +125,7 @@ class Executor:
     def _has_work(self) -> bool:
         if self._draining or self._stopping:
             return True
-        return not self._paused and (self._sampler.busy or any(run.waiting for run in self._runs.values()))
+        return not self._paused and (self._sampler.busy or self._training.waiting > 0)
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -137,10 +136,10 @@ class Executor:
                 self._sampler.forget_all()
             case OpenRun():
                 self._open(command)
-            case Execute(run_id=run_id) if run_id in self._runs:
-                self._runs[run_id].receive(command)
-            case Acknowledge(run_id=run_id, seq=seq) if run_id in self._runs:
-                self._runs[run_id].acknowledge(seq)
+            case Execute(run_id=run_id) if run_id in self._training.runs:
+                self._training.runs[run_id].receive(command)
+            case Acknowledge(run_id=run_id, seq=seq) if run_id in self._training.runs:
+                self._training.runs[run_id].acknowledge(seq)
             case CloseRun(run_id=run_id):
                 self._close(run_id)
             case Generate():
@@ -167,10 +166,10 @@ class Executor:
                 base=self._base_info(),
                 numerics=self._numerics,
                 bit_exact=self._probe.bit_exact,
-                runs={run_id: run.executed for run_id, run in self._runs.items()},
+                runs={run_id: run.executed for run_id, run in self._training.runs.items()},
             )
         )
-        for run in self._runs.values():
+        for run in self._training.runs.values():
             for done in run.unacknowledged.values():
                 self._send(done)
             if run.newest_checkpoint is not None:
@@ -179,32 +178,30 @@ class Executor:
     def _open(self, order: OpenRun) -> None:
         """Hold a run; one that is held already is replaced, for the api knows better which history counts."""
         spec = order.spec
-        self._forget(spec.run_id)
+        self._training.forget(spec.run_id)
+        opening = InHand(spec.run_id, order.checkpoint or "")
+        self._ledger.enter([opening])
         try:
             with blame(WorkerError, f"cannot open run {spec.run_id}"):
                 if spec.base_hash != self._config.model.base_hash:
                     raise Conflict(f"the run is on base model {spec.base_hash}, this engine holds {self._config.model.base_hash}")
+                if self._ledger.condemns(opening, replay=False):
+                    raise WorkerError(f"the engine died twice while it opened the run from {order.checkpoint or 'its beginning'}")
                 run = TrainableRun(self._decoder, spec, self._shelf)
                 if order.checkpoint is not None:
                     run.restore(self._shelf.read(order.checkpoint))
         except BloomeryError as error:
             self._send(RunOpened(run_id=spec.run_id, error=error.message))
             return
-        self._runs[spec.run_id] = HostedRun(run, self._shelf.write, last_seq=order.last_seq, checkpoint_after_s=self._checkpoint_after_s)
-        self._turns.append(spec.run_id)
+        self._ledger.survived(opening)
+        self._training.hold(HostedRun(run, self._shelf.write, last_seq=order.last_seq, checkpoint_after_s=self._checkpoint_after_s))
         self._send(RunOpened(run_id=spec.run_id))
 
     def _close(self, run_id: str) -> None:
-        if run_id in self._runs:
-            self._checkpoint(self._runs[run_id])
-            self._forget(run_id)
+        if run_id in self._training.runs:
+            self._training.checkpoint(self._training.runs[run_id])
+            self._training.forget(run_id)
         self._send(RunClosed(run_id=run_id))
-
-    def _forget(self, run_id: str) -> None:
-        run = self._runs.pop(run_id, None)
-        if run is not None:
-            self._tokens_trained_before += run.tokens_trained
-            self._turns.remove(run_id)
 
     def _sample(self) -> None:
         """At least one step, and then as long as the last micro-batch took."""
@@ -223,48 +220,20 @@ class Executor:
                 return
 
     def _train(self) -> None:
-        """One micro-batch of the run whose turn it is."""
-        self._slice_s = 0.0
-        run = self._whose_turn()
-        if run is None:
-            return
         began = time.monotonic()
-        done = run.advance()
-        self._slice_s = min(time.monotonic() - began, LONGEST_SLICE_S)
-        if done is not None:
-            self._send(done)
-        if run.checkpoint_due:
-            self._checkpoint(run)
-
-    def _whose_turn(self) -> HostedRun | None:
-        for _ in range(0 if self._paused else len(self._turns)):
-            run = self._runs[self._turns[0]]
-            self._turns.rotate(-1)
-            # A drain finishes what was begun and begins nothing.
-            if run.begun or (run.waiting and not self._draining):
-                return run
-        return None
+        worked = not self._paused and self._training.take_turn(begin=not self._draining)
+        self._slice_s = min(time.monotonic() - began, LONGEST_SLICE_S) if worked else 0.0
 
     def _finish_draining(self) -> None:
         """Once nothing is half done: checkpoint, say so, and rest until somebody connects."""
-        if self._draining and not any(run.begun for run in self._runs.values()):
+        if self._draining and not self._training.begun:
             self._checkpoint_all()
             self._draining, self._paused = False, True
             self._send(Drained())
 
     def _checkpoint_all(self) -> None:
-        for run in self._runs.values():
-            self._checkpoint(run)
-
-    def _checkpoint(self, run: HostedRun) -> None:
-        try:
-            written = run.checkpoint()
-        except Exception:
-            # Nothing is lost but time: the operations since the checkpoint before are in the journal.
-            log.exception("run %s: no checkpoint could be written; training goes on", run.run_id)
-            return
-        if written is not None:
-            self._send(written)
+        for run in self._training.runs.values():
+            self._training.checkpoint(run)
 
     def _send(self, message: FromEngine) -> None:
         if self._conversation is not None:
@@ -285,9 +254,9 @@ class Executor:
         return EngineStatus(
             running_sequences=self._sampler.running_sequences,
             waiting_sequences=self._sampler.waiting_sequences,
-            queued_operations=sum(run.waiting for run in self._runs.values()),
+            queued_operations=self._training.waiting,
             tokens_sampled=self._sampler.tokens_sampled,
-            tokens_trained=self._tokens_trained_before + sum(run.tokens_trained for run in self._runs.values()),
+            tokens_trained=self._training.tokens_trained,
         )
 
     def _next_status_s(self) -> float:

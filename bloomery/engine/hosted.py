@@ -4,12 +4,15 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import NamedTuple
 
+from torch import Tensor
+
 from bloomery.obs.failpoints import failpoint
-from bloomery.train.run import TrainableRun
-from bloomery.types.operations import Failed, ForwardBackward, LoadResult, OptimStepResult, Result
+from bloomery.train.passes import Share
+from bloomery.train.run import TrainableRun, Work
+from bloomery.types.operations import Failed, ForwardBackward, LoadResult, Operation, OptimStepResult, Rejected, Result, effect_of_failure
 from bloomery.types.protocol import CheckpointWritten, Execute, OperationDone
 
 log = logging.getLogger(__name__)
@@ -19,7 +22,7 @@ class _Execution(NamedTuple):
     """An operation that was begun."""
 
     order: Execute
-    steps: Generator[None, None, Result]
+    work: Work[Result]
 
 
 class HostedRun:
@@ -33,6 +36,8 @@ class HostedRun:
         self._run, self._write, self._checkpoint_after_s = run, write, checkpoint_after_s
         self._queue: deque[Execute] = deque()
         self._current: _Execution | None = None
+        self.share: Share | None = None
+        """What the operation that was begun waits for."""
         self._seconds = self._unsaved_s = 0.0
         self._received = self._rest_seq = self._saved_seq = last_seq
         self.executed = last_seq
@@ -58,6 +63,18 @@ class HostedRun:
         """Whether an operation is half done."""
         return self._current is not None
 
+    @property
+    def next(self) -> Execute | None:
+        """The operation that is half done, or else the one to begin."""
+        if self._current is not None:
+            return self._current.order
+        return self._queue[0] if self._queue else None
+
+    @property
+    def computes(self) -> bool:
+        """Whether what comes next needs a pass."""
+        return self.next is not None and isinstance(self.next.operation, ForwardBackward)
+
     def receive(self, order: Execute) -> None:
         """Queue an operation; those whose result a new connection does not know arrive a second time."""
         if order.seq > self._received:
@@ -68,17 +85,26 @@ class HostedRun:
         """Forget a result that is durable elsewhere."""
         self.unacknowledged.pop(seq, None)
 
-    def advance(self) -> OperationDone | None:
-        """Do one micro-batch of the next operation; returns its result with the last one."""
-        if self._current is None:
-            order = self._queue.popleft()
-            self._current = _Execution(order, self._run.execute(order.operation, seq=order.seq))
-            self._seconds = 0.0
-            failpoint("engine.operation.started")
-        began = time.perf_counter()
-        result = self._next_result(self._current)
-        self._seconds += time.perf_counter() - began
-        return None if result is None else self._finish(self._current.order, result)
+    def begin(self) -> OperationDone | None:
+        """Begin the next operation: its result, or `share` is what it asks for."""
+        order = self._queue.popleft()
+        failpoint("engine.operation.started")
+        failpoint(f"engine.operation.{order.seq}")
+        return self._begin(order, order.operation)
+
+    def refuse(self, message: str) -> OperationDone | None:
+        """Fail the next operation without trying it."""
+        order = self._queue.popleft()
+        return self._begin(order, Rejected(message=message, category="server", effect=effect_of_failure(order.operation)))
+
+    def resume(self, logprobs: Tensor, seconds: float) -> OperationDone | None:
+        """Go on with what the share gave: the operation's result, or the next `share`. `seconds` is what its pass took of this run's time."""
+        self._seconds += seconds
+        return self._drive(lambda work: work.send(logprobs))
+
+    def fail(self, error: Exception) -> OperationDone | None:
+        """The share cannot be computed: so goes its operation."""
+        return self._drive(lambda work: work.throw(error))
 
     def checkpoint(self) -> CheckpointWritten | None:
         """Make the state durable, unless it is."""
@@ -92,16 +118,25 @@ class HostedRun:
         self.newest_checkpoint = CheckpointWritten(run_id=self.run_id, seq=self._rest_seq, key=key, digest=self._run.weights_digest())
         return self.newest_checkpoint
 
-    def _next_result(self, execution: _Execution) -> Result | None:
+    def _begin(self, order: Execute, operation: Operation) -> OperationDone | None:
+        self._current = _Execution(order, self._run.execute(operation, seq=order.seq))
+        self._seconds = 0.0
+        return self._drive(lambda work: next(work))
+
+    def _drive(self, step: Callable[[Work[Result]], Share]) -> OperationDone | None:
+        assert self._current is not None
+        order, work = self._current
+        began = time.perf_counter()
+        self.share, result = None, None
         try:
-            next(execution.steps)
+            self.share = step(work)
         except StopIteration as done:
-            result: Result = done.value
-            return result
+            result = done.value
         except Exception as error:
-            log.exception("run %s: operation %d", self.run_id, execution.order.seq)
-            return Failed(message=f"operation {execution.order.seq} broke: {type(error).__name__}: {error}", category="server")
-        return None
+            log.exception("run %s: operation %d", self.run_id, order.seq)
+            result = Failed(message=f"operation {order.seq} broke: {type(error).__name__}: {error}", category="server")
+        self._seconds += time.perf_counter() - began
+        return None if result is None else self._finish(order, result)
 
     def _finish(self, order: Execute, result: Result) -> OperationDone:
         done = OperationDone(run_id=self.run_id, seq=order.seq, result=result, seconds=self._seconds, replay=order.replay)

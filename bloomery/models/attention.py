@@ -55,18 +55,18 @@ class _Group(NamedTuple):
     """Where the group stands among all places, sequence after sequence."""
     length: int
     keys: int
+    exact: bool
 
 
 class PackedAttention:
     """Each sequence of the packed rows attends to itself, causally.
 
-    `exact=True` pads keys to `KEY_PAD` under an explicit mask, the form in which a cached decode step gives the same bits; `exact=False` is
-    faster and still independent of the other sequences.
+    `exact` (of all sequences, or of each) pads keys to `KEY_PAD` under an explicit mask, the form in which a cached decode step gives the same
+    bits; without it a sequence is faster and still independent of the others.
     """
 
-    def __init__(self, lengths: Sequence[int], *, exact: bool, device: torch.device | str = "cpu") -> None:
-        self._exact = exact
-        self._groups, self._order = _lay_out(lengths, exact, device)
+    def __init__(self, lengths: Sequence[int], *, exact: bool | Sequence[bool], device: torch.device | str = "cpu") -> None:
+        self._groups, self._order = _lay_out(lengths, [exact] * len(lengths) if isinstance(exact, bool) else exact, device)
         self._masks: dict[tuple[int, int, int | None], Tensor] = {}
 
     def __call__(self, layer: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
@@ -79,7 +79,7 @@ class PackedAttention:
 
     def _attend(self, group: _Group, q_PHE: Tensor, k_PKE: Tensor, v_PKE: Tensor, window: int | None) -> Tensor:
         q_BHLE, k_BKLE, v_BKLE = (tensor.unflatten(0, (-1, group.length)).transpose(1, 2) for tensor in (q_PHE, k_PKE, v_PKE))
-        if not self._exact and (window is None or window >= group.length):
+        if not group.exact and (window is None or window >= group.length):
             out_BHLE = F.scaled_dot_product_attention(q_BHLE, k_BKLE, v_BKLE, is_causal=True, enable_gqa=True)
             return out_BHLE.transpose(1, 2).flatten(0, 1)
         extra = group.keys - group.length
@@ -103,21 +103,21 @@ class _Order(NamedTuple):
     pads: Tensor
 
 
-def _lay_out(lengths: Sequence[int], exact: bool, device: torch.device | str) -> tuple[list[_Group], _Order]:
+def _lay_out(lengths: Sequence[int], exact: Sequence[bool], device: torch.device | str) -> tuple[list[_Group], _Order]:
     starts = packed_starts(lengths)
-    by_length: dict[int, list[int]] = defaultdict(list)
+    by_form: dict[tuple[int, bool], list[int]] = defaultdict(list)
     for index, length in enumerate(lengths):
-        by_length[_ladder(length)].append(index)
+        by_form[_ladder(length), exact[index]].append(index)
     groups, rows, real = [], [], []
     offset = 0
-    for padded, members in sorted(by_length.items()):
+    for (padded, is_exact), members in sorted(by_form.items()):
         firsts_B1 = torch.tensor([starts[i] for i in members])[:, None]
         sizes_B1 = torch.tensor([starts[i + 1] - starts[i] for i in members])[:, None]
         places_1L = torch.arange(padded)[None]
         rows.append((firsts_B1 + torch.minimum(places_1L, sizes_B1 - 1)).flatten())
         real.append((places_1L < sizes_B1).flatten())
         end = offset + padded * len(members)
-        groups.append(_Group(slice(offset, end), padded, pad_to(padded, KEY_PAD) if exact else padded))
+        groups.append(_Group(slice(offset, end), padded, pad_to(padded, KEY_PAD) if is_exact else padded, is_exact))
         offset = end
     row_of_place, is_real = torch.cat(rows), torch.cat(real)
     place_of_row = torch.empty(starts[-1], dtype=torch.long)

@@ -20,7 +20,7 @@ from bloomery.store.database import Database
 from bloomery.store.journal import Journal, JournaledResult
 from bloomery.types.errors import Corrupt
 from bloomery.types.ids import now_us
-from bloomery.types.operations import Failed, ForwardBackward, LoadCheckpoint, Operation, Rejected, Result
+from bloomery.types.operations import Failed, Operation, Rejected, Result, effect_of_failure
 from bloomery.types.protocol import Acknowledge, CheckpointWritten, OperationDone, RunClosed, RunOpened
 from bloomery.types.wire import encode
 
@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 
 MAX_REFUSALS: Final = 5
 """After so many the operations that wait are failed, and later ones try again."""
-MAX_DEATHS: Final = 5
-"""An operation during which the engine died so often, and got nothing of this run done in between, is failed."""
 
 
 class Patience(NamedTuple):
@@ -57,7 +55,6 @@ class ActiveRun:
         self._opened: RunOpened | None = None
         self._arrived: dict[int, _Arrived] = {}
         self._written: list[CheckpointWritten] = []
-        self._deaths, self._suspect = 0, -1
         self._kick, self._turned = asyncio.Event(), asyncio.Event()
         self._driver: asyncio.Task[None] | None = None
 
@@ -200,7 +197,6 @@ class ActiveRun:
         await self._take_results()
         await self._take_checkpoints()
         if self._next_connection is not None and self._next_connection is not self._place.connection:
-            await self._suspect_culprit(self._next_connection)
             self._place.begin(self._next_connection, ready=self.history.ready)
             self._opened = self._reopen_at = None
         await self._take_opened()
@@ -210,19 +206,6 @@ class ActiveRun:
             await self._send_next()
         self._turned.set()
         self._turned = asyncio.Event()
-
-    async def _suspect_culprit(self, connection: Connection) -> None:
-        """The engine died: count it against the operation that it was at, for one that kills every engine must not be sent for ever."""
-        before, at = self._place.connection, self.history.done + 1
-        if before is None or before.welcome.boot_id == connection.welcome.boot_id:
-            return
-        replayed = self._place.state == PlaceState.HELD and self._place.answered >= self.history.done
-        if not replayed or self._place.sent < at:
-            return
-        self._deaths, self._suspect = (self._deaths + 1 if at == self._suspect else 1), at
-        if self._deaths == MAX_DEATHS:
-            message = f"the engine died {MAX_DEATHS} times at this operation and got no further: send less at a time"
-            await self.history.keep({at: _failed(message)})
 
     async def _take_results(self) -> None:
         repeated = [seq for seq in sorted(self._arrived) if seq <= self.history.done]
@@ -294,10 +277,10 @@ class ActiveRun:
     async def _as_it_happened(self, seq: int) -> Operation:
         """The operation; one whose failure is journaled fails again, though its reason (memory, say) may be gone."""
         operation = await self.history.operation(seq)
-        if seq <= self.history.done and isinstance(operation, ForwardBackward | LoadCheckpoint):
+        if seq <= self.history.done:
             result = (await self._journal.result(seq)).result
             if isinstance(result, Failed):
-                return Rejected(message=result.message)
+                return Rejected(message=result.message, category=result.category, effect=effect_of_failure(operation))
         return operation
 
     async def _store_state(self, error: str | None) -> None:

@@ -56,12 +56,12 @@ class Place:
         await self.connection.send(OpenRun(spec=self._spec, checkpoint=checkpoint, last_seq=last_seq))
 
     def opened(self, error: str | None) -> None:
-        """The engine's answer."""
-        if self.state != PlaceState.OPENING:
-            return
-        if error is None:
+        """The engine's answer; a run that it held already it may still give up."""
+        if error is None and self.state == PlaceState.OPENING:
             self._hold(self._first_seq - 1 if self._opening is None else self._opening.seq)
-        else:
+        elif error is not None and self.state in (PlaceState.OPENING, PlaceState.HELD):
+            assert self.connection is not None
+            self.connection.held.pop(self._spec.run_id, None)
             self.state, self.refused = PlaceState.ABSENT, self._opening
             self.refusals += 1
 

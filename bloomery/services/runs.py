@@ -204,6 +204,6 @@ def _harmless(make: Make) -> Make:
         except BloomeryError as error:
             if error.category != "user":
                 raise
-            return Rejected(message=error.message, harmless=True)
+            return Rejected(message=error.message, effect="none")
 
     return made

@@ -29,6 +29,8 @@ class MicroBatch(NamedTuple):
     targets_RK: Tensor
     inputs: dict[str, Tensor]
     real_R: Tensor
+    sequence_R: Tensor
+    """Which datum each row belongs to."""
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same on another device."""
@@ -39,6 +41,7 @@ class MicroBatch(NamedTuple):
             self.targets_RK.to(device),
             {name: values.to(device) for name, values in self.inputs.items()},
             self.real_R.to(device),
+            self.sequence_R.to(device),
         )
 
 
@@ -62,10 +65,10 @@ def pack(data: Sequence[Datum], loss: Loss) -> MicroBatch:
     tokens = np.zeros(starts[-1], np.int64)
     targets = np.zeros((starts[-1], width), np.int64)
     inputs = {name: np.zeros((starts[-1], width), np.float32) for name in loss.inputs}
-    real = np.zeros(starts[-1], np.bool_)
-    for datum, start, length in zip(data, starts, lengths, strict=False):
+    real, sequence = np.zeros(starts[-1], np.bool_), np.zeros(starts[-1], np.int64)
+    for index, (datum, start, length) in enumerate(zip(data, starts, lengths, strict=False)):
         rows, columns = slice(start, start + length), slice(_width(datum.inputs[TARGETS]))
-        tokens[rows], real[rows] = datum.tokens.numpy(), True
+        tokens[rows], real[rows], sequence[rows] = datum.tokens.numpy(), True, index
         targets[rows, columns] = datum.inputs[TARGETS].numpy().reshape(length, -1)
         for name, values in inputs.items():
             values[rows, columns] = datum.inputs[name].numpy().reshape(length, -1)
@@ -76,6 +79,7 @@ def pack(data: Sequence[Datum], loss: Loss) -> MicroBatch:
         torch.from_numpy(targets),
         {name: torch.from_numpy(values) for name, values in inputs.items()},
         torch.from_numpy(real),
+        torch.from_numpy(sequence),
     )
 
 

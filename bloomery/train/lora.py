@@ -13,7 +13,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from bloomery.models.adapters import Factors, FusedAdapter, padded_rank, target_shapes
-from bloomery.models.config import DecoderConfig
+from bloomery.models.decoder import Decoder
 from bloomery.types.errors import InvalidInput, NotSupported
 from bloomery.types.operations import LoraSpec
 
@@ -31,20 +31,20 @@ class Slot(NamedTuple):
 
 
 class Lora:
-    """Trainable state of one adapter, without its optimizer."""
+    """Trainable state of one adapter on `decoder`, without its optimizer."""
 
-    def __init__(self, config: DecoderConfig, spec: LoraSpec, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, decoder: Decoder, spec: LoraSpec) -> None:
         if spec.rank == 0:
             raise NotSupported("rank 0 (full parameters) is not offered yet: choose a LoRA rank of at least 1", field="lora_config.rank")
-        shapes = target_shapes(config, attention=spec.train_attn, mlp=spec.train_mlp, unembed=spec.train_unembed)
+        shapes = target_shapes(decoder.config, attention=spec.train_attn, mlp=spec.train_mlp, unembed=spec.train_unembed)
         if not shapes:
             raise InvalidInput("nothing to train: set at least one of train_attn, train_mlp and train_unembed", field="lora_config")
-        self.spec = spec
+        self.decoder, self.spec = decoder, spec
         self.slots = _slots(shapes, spec.rank)
-        self.masters = torch.cat([_initial(slot, spec.seed).flatten() for slot in self.slots]).to(device)
+        self.masters = torch.cat([_initial(slot, spec.seed).flatten() for slot in self.slots]).to(decoder.device)
         self.gradients = torch.zeros_like(self.masters)
         self._targets = tuple(shapes)
-        self.copies = {slot.name: _padded(slot, dtype, device) for slot in self.slots}
+        self.copies = {slot.name: _padded(slot, decoder.dtype, decoder.device) for slot in self.slots}
         self.refresh()
 
     def fused(self) -> FusedAdapter:
@@ -66,11 +66,15 @@ class Lora:
                 gradient.add_(copy.grad.narrow(slot.rank_dim, 0, self.spec.rank))
                 copy.grad = None
 
+    def discard_ungathered(self) -> None:
+        """Forget what a backward left at the copies."""
+        for copy in self.copies.values():
+            copy.grad = None
+
     def clear_gradients(self) -> None:
         """Forget all gradients, gathered or not."""
         self.gradients.zero_()
-        for copy in self.copies.values():
-            copy.grad = None
+        self.discard_ungathered()
 
     def published(self) -> dict[str, Tensor]:
         """The factors in the compute dtype, unpadded: what a snapshot holds."""

@@ -1,27 +1,25 @@
 """`TrainableRun`: one run's state, and its operations executed one after the other.
 
-The engine calls `execute` for each operation in order and resumes it after every micro-batch. All state is in the masters, the optimizer and the
-lineage, all randomness in the seed of the spec: a run restored from a checkpoint and given the same operations ends with the same bits.
-Shapes: R packed rows, D hidden, K soft targets per row.
+The engine calls `execute` for each operation in order. An operation asks for its micro-batches as shares of passes (`passes.py`) and is resumed
+with what they gave. All state is in the masters, the optimizer and the lineage, all randomness in the seed of the spec: a run restored from a
+checkpoint and given the same operations ends with the same bits.
+Shapes: R packed rows, K soft targets per row.
 """
 
 from collections.abc import Generator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bloomery.models.adapters import UNEMBED, AdapterRows, FusedAdapter
-from bloomery.models.attention import ROW_PAD, PackedAttention, pad_to
 from bloomery.models.decoder import Decoder
-from bloomery.models.head import token_logprobs
 from bloomery.train import batch, checkpoint, snapshot
-from bloomery.train.batch import MicroBatch
 from bloomery.train.checkpoint import Lineage
 from bloomery.train.lora import Lora, digest
 from bloomery.train.losses import Loss, find_loss
 from bloomery.train.optim import AdamW
+from bloomery.train.passes import Share
 from bloomery.train.snapshot import Snapshot
 from bloomery.types.arrays import Array
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, WorkerError, blame
@@ -43,7 +41,12 @@ from bloomery.types.operations import (
     SaveCheckpoint,
     SaveSnapshot,
     SnapshotResult,
+    effect_of_failure,
 )
+
+Done = TypeVar("Done", covariant=True)
+Work = Generator[Share, Tensor, Done]
+"""Asks for a share's log-probabilities [R, K], with its gradients at the run's copies; ends with what it was for."""
 
 
 class Shelf(Protocol):
@@ -68,7 +71,7 @@ class TrainableRun:
     def __init__(self, decoder: Decoder, spec: RunSpec, shelf: Shelf) -> None:
         self.spec = spec
         self._decoder, self._shelf = decoder, shelf
-        self.lora = Lora(decoder.config, spec.lora, dtype=decoder.dtype, device=decoder.device)
+        self.lora = Lora(decoder, spec.lora)
         self._adam = AdamW(self.lora.masters)
         self._lineage = Lineage(version=spec.base_hash)
         self._has_gradients = False
@@ -84,8 +87,8 @@ class TrainableRun:
         """Whether a checkpoint holds everything: no gradients wait for a step, and no failure has to be reported at the next one."""
         return not self._has_gradients and self._spoiled_by is None
 
-    def execute(self, operation: Operation, *, seq: int | None = None) -> Generator[None, None, Result]:
-        """Perform an operation, pausing after each micro-batch; what goes wrong is a `Failed` result, never an exception."""
+    def execute(self, operation: Operation, *, seq: int | None = None) -> Work[Result]:
+        """Perform an operation, pausing for each micro-batch; what goes wrong (thrown in, too) is a `Failed` result, never an exception."""
         name = _name(operation) if seq is None else f"{_name(operation)} (seq {seq})"
         try:
             with blame(WorkerError, f"run {self.spec.run_id}"):
@@ -123,7 +126,7 @@ class TrainableRun:
             data=data,
         )
 
-    def _perform(self, operation: Operation) -> Generator[None, None, Result]:
+    def _perform(self, operation: Operation) -> Work[Result]:
         match operation:
             case ForwardBackward():
                 return (yield from self._forward_backward(operation))
@@ -137,47 +140,20 @@ class TrainableRun:
                 self._load(self._shelf.read(operation.key), operation.key, optimizer=operation.optimizer)
                 return LoadResult(digest=self.weights_digest(), step=self.step)
             case Rejected():
-                raise InvalidInput(operation.message)
+                raise (InvalidInput if operation.category == "user" else WorkerError)(operation.message)
 
-    def _forward_backward(self, operation: ForwardBackward) -> Generator[None, None, ForwardBackwardResult]:
+    def _forward_backward(self, operation: ForwardBackward) -> Work[ForwardBackwardResult]:
         loss = find_loss(operation.loss, operation.loss_config)
         batch.check(operation.data, loss, self._decoder.config)
         logprobs: list[np.ndarray] = []
         for part in batch.split([datum.tokens.shape[0] for datum in operation.data], self.spec.micro_batch_tokens):
             data = operation.data[part]
-            logprobs += batch.unpack(self._micro_batch(batch.pack(data, loss), loss, operation.backward).cpu(), data)
-            yield
+            share = Share(self.lora, batch.pack(data, loss), loss, operation.backward)
+            logprobs += batch.unpack((yield share), data)
+            if operation.backward:
+                self.lora.gather_gradients()
+                self._has_gradients |= bool(loss.learns(share.packed.inputs).any())
         return _result(loss, operation.data, logprobs)
-
-    def _micro_batch(self, packed: MicroBatch, loss: Loss, backward: bool) -> Tensor:
-        """Log-probabilities of all rows [R, K]; with `backward` the loss's gradients are added to the run's."""
-        adapter = self.lora.fused()
-        packed = packed.to(self._decoder.device)
-        attention = PackedAttention(packed.lengths, exact=loss.exact or not backward, device=self._decoder.device)
-        with torch.set_grad_enabled(backward):
-            rows = AdapterRows(((adapter, 0, len(packed.tokens_R)),))
-            hidden_RD = self._decoder.hidden(packed.tokens_R, packed.positions_R, attention, rows)
-        learns_R = (packed.inputs[loss.factor] != 0).any(1) & backward
-        logprobs_RK = torch.zeros(packed.targets_RK.shape, device=hidden_RD.device)
-        with torch.no_grad():
-            others = torch.where(packed.real_R & ~learns_R)[0]
-            logprobs_RK[others] = self._logprobs(hidden_RD, packed, others, adapter)
-        learning = torch.where(learns_R)[0]
-        if len(learning):
-            self._has_gradients = True
-            learned = self._logprobs(hidden_RD, packed, learning, adapter)
-            terms = loss.terms(learned, {name: values[learning] for name, values in packed.inputs.items()})
-            terms.backward(torch.ones_like(terms))
-            self.lora.gather_gradients()
-            logprobs_RK[learning] = learned.detach()
-        return logprobs_RK
-
-    def _logprobs(self, hidden_RD: Tensor, packed: MicroBatch, rows: Tensor, adapter: FusedAdapter) -> Tensor:
-        if not len(rows):
-            return packed.targets_RK.new_zeros((0, packed.targets_RK.shape[1]), dtype=torch.float32)
-        padded = torch.cat([rows, rows[:1].expand(pad_to(len(rows), ROW_PAD) - len(rows))])
-        chosen_RD = hidden_RD.index_select(0, padded)
-        return token_logprobs(chosen_RD, self._decoder.head_weight, adapter.get(UNEMBED), packed.targets_RK[padded])[: len(rows)]
 
     def _optim_step(self, params: AdamParams) -> OptimStepResult:
         if self._spoiled_by is not None:
@@ -211,11 +187,11 @@ class TrainableRun:
         self._has_gradients = False
 
     def _clear_after_failure(self, operation: Operation, culprit: str) -> None:
-        """After a failure gradients may be incomplete: the next step must not use them. Saving touches no state, and a failed step fails alone."""
-        if isinstance(operation, SaveCheckpoint | SaveSnapshot) or (isinstance(operation, Rejected) and operation.harmless):
+        effect = effect_of_failure(operation)
+        if effect == "none":
             return
         self._clear_gradients()
-        if isinstance(operation, OptimStep):
+        if effect == "clear":
             self._spoiled_by = None
         elif self._spoiled_by is None:
             self._spoiled_by = culprit
@@ -226,7 +202,9 @@ def _result(loss: Loss, data: tuple[Datum, ...], logprobs: list[np.ndarray]) -> 
     flat = torch.from_numpy(np.concatenate([values.ravel() for values in logprobs]))
     inputs = {name: torch.from_numpy(np.concatenate([datum.inputs[name].numpy().ravel() for datum in data])) for name in loss.inputs}
     ends = np.cumsum([values.size for values in logprobs])[:-1]
-    terms = [part.reshape(values.shape) for part, values in zip(np.split(loss.terms(flat, inputs).numpy(), ends), logprobs, strict=True)]
+    sequence = torch.from_numpy(np.repeat(np.arange(len(logprobs)), [values.size for values in logprobs]))
+    parts = np.split(loss.terms(flat, inputs, sequence).numpy(), ends)
+    terms = [part.reshape(values.shape) for part, values in zip(parts, logprobs, strict=True)]
     sums = [float(np.sum(values, dtype=np.float64)) for values in terms]
     for index, value in enumerate(sums):
         if not np.isfinite(value):
@@ -234,7 +212,7 @@ def _result(loss: Loss, data: tuple[Datum, ...], logprobs: list[np.ndarray]) -> 
     outputs = [{"logprobs": Array.of(values)} for values in logprobs]
     if loss.term_output is not None:
         outputs = [output | {loss.term_output: Array.of(values)} for output, values in zip(outputs, terms, strict=True)]
-    return ForwardBackwardResult(outputs=tuple(outputs), metrics={"loss:sum": float(np.sum(sums))} | loss.metrics(flat, inputs))
+    return ForwardBackwardResult(outputs=tuple(outputs), metrics={"loss:sum": float(np.sum(sums))} | loss.metrics(flat, inputs, sequence))
 
 
 def _name(operation: Operation) -> str:

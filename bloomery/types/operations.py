@@ -86,15 +86,32 @@ class LoadCheckpoint(Wire, frozen=True, tag="load_checkpoint"):
     optimizer: bool
 
 
+Effect = Literal["none", "clear", "spoil"]
+"""What a failure does to the gradients so far: nothing; they are cleared; they are cleared, and the next step fails."""
+
+
 class Rejected(Wire, frozen=True, tag="rejected"):
-    """An operation refused at the door: it keeps its place in the order, fails, and spoils the gradients like any failed one."""
+    """An operation that is not executed but keeps its place in the order and fails: refused at the door, or known to have failed before."""
 
     message: str
-    harmless: bool = False
-    """It asked for no gradients (a step, a save): those accumulated so far stay good, and the caller may ask again."""
+    category: Literal["user", "server"] = "user"
+    effect: Effect = "spoil"
 
 
 Operation = ForwardBackward | OptimStep | SaveCheckpoint | SaveSnapshot | LoadCheckpoint | Rejected
+
+
+def effect_of_failure(operation: Operation) -> Effect:
+    """Of an operation that was begun: gradients may be incomplete then. Saving touches none, and a failed step fails alone."""
+    match operation:
+        case Rejected(effect=effect):
+            return effect
+        case OptimStep():
+            return "clear"
+        case SaveCheckpoint() | SaveSnapshot() | ForwardBackward(backward=False):
+            return "none"
+        case _:
+            return "spoil"
 
 
 class ForwardBackwardResult(Wire, frozen=True, tag="forward_backward"):

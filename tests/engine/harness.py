@@ -23,10 +23,12 @@ from bloomery.types.generation import SamplerEvent
 from bloomery.types.operations import AdamParams, Datum, ForwardBackward, LoraSpec, Operation, OptimStep, RunSpec
 from bloomery.types.protocol import (
     Acknowledge,
+    CloseRun,
     Execute,
     FromEngine,
     OpenRun,
     OperationDone,
+    RunClosed,
     RunOpened,
     SamplerEvents,
     ToEngine,
@@ -174,6 +176,12 @@ class Api:
         found = self.wait(OperationDone, lambda message: (message.run_id, message.seq) == (run_id, seq))
         self.send(Acknowledge(run_id=run_id, seq=seq))
         return found
+
+    def close_runs(self, *run_ids: str) -> None:
+        """Have the engine let go of runs; frames of a conversation that ended meanwhile would be dropped."""
+        for run_id in run_ids:
+            self.send(CloseRun(run_id=run_id))
+            self.wait(RunClosed, lambda closed, run_id=run_id: closed.run_id == run_id)
 
     def events(self, *request_ids: str, until: Callable[[SamplerEvent], bool]) -> list[SamplerEvent]:
         """Sampler events of these requests, up to one that ends it."""

@@ -26,13 +26,11 @@ from bloomery.types.operations import (
 from bloomery.types.protocol import (
     Acknowledge,
     CheckpointWritten,
-    CloseRun,
     Drain,
     Drained,
     EngineStatus,
     OpenRun,
     OperationDone,
-    RunClosed,
     RunOpened,
     SamplerEvents,
 )
@@ -71,8 +69,7 @@ def reference(shared: Engine) -> CheckpointResult:
         for seq, operation in enumerate([*history(4), SaveCheckpoint(key="checkpoints/run-reference/end.safetensors")]):
             api.execute(seq, operation, run_id="run-reference")
         done = api.done(8, "run-reference").result
-        api.send(CloseRun(run_id="run-reference"))
-        api.wait(RunClosed)
+        api.close_runs("run-reference")
     assert isinstance(done, CheckpointResult)
     return done
 
@@ -119,9 +116,10 @@ def test_a_run_trains_and_its_snapshot_is_sampled_with_the_trainers_bits(shared)
         assert np.array_equal(trained.outputs[0]["logprobs"].numpy(), np.concatenate([scored[1:], sampled]))
         assert (trained.metrics["k3:sum"], trained.metrics["logprob_diff:max"], trained.metrics["ratio:sum"]) == (0.0, 0.0, 8.0)
         # The base answers otherwise, under its own version.
-        api.send(generate("base", length=40), CloseRun(run_id="run-s"))
+        api.send(generate("base", length=40))
         base = [event.logprob for event in api.events("base", until=ended) if isinstance(event, SampledToken)]
         assert base != [token.logprob for token in tokens]
+        api.close_runs("run-s")
 
 
 def test_the_same_history_gives_the_same_digest_in_any_company(shared, reference):
@@ -134,7 +132,8 @@ def test_the_same_history_gives_the_same_digest_in_any_company(shared, reference
         api.send(generate("r", params={"max_tokens": 60}))
         api.execute(8, SaveCheckpoint(key="checkpoints/run-a/end.safetensors"), run_id="run-a")
         assert api.done(8, "run-a").result.digest == reference.digest
-        api.send(CloseRun(run_id="run-a"), CloseRun(run_id="run-b"), Abort(request_id="r"))
+        api.send(Abort(request_id="r"))
+        api.close_runs("run-a", "run-b")
         seqs = [message.seq for message in api.seen if isinstance(message, OperationDone) and message.run_id == "run-a"]
         assert seqs == list(range(9))
 
@@ -152,7 +151,7 @@ def test_user_errors_fail_their_operation_and_spoil_the_step(shared):
         assert [type(result) for result in found] == [Failed, Failed, ForwardBackwardResult, OptimStepResult, Failed]
         assert {result.category for result in found if isinstance(result, Failed)} == {"user"}
         assert str(VOCAB - 1) in found[0].message
-        api.send(CloseRun(run_id="run-u"))
+        api.close_runs("run-u")
 
 
 def test_a_run_that_cannot_be_opened_says_why(shared):
@@ -197,7 +196,7 @@ def test_opening_a_held_run_again_replaces_it(shared):
         api.open("run-o")
         api.execute(0, *history(1), run_id="run-o")
         assert api.done(1, "run-o").result.metrics["step"] == 1
-        api.send(CloseRun(run_id="run-o"))
+        api.close_runs("run-o")
 
 
 def test_closing_a_run_checkpoints_it_and_drops_it(shared):
@@ -205,20 +204,18 @@ def test_closing_a_run_checkpoints_it_and_drops_it(shared):
         api.open("run-c")
         api.execute(0, *history(1), learn(backward=False), learn(), run_id="run-c")
         api.done(3, "run-c")
-        api.send(CloseRun(run_id="run-c"))
-        api.wait(RunClosed)
+        api.close_runs("run-c")
         # The gradients of operation 3 are in no checkpoint: it is executed again.
         written = [message for message in api.seen if isinstance(message, CheckpointWritten)]
         assert [(message.run_id, message.seq) for message in written] == [("run-c", 1), ("run-c", 2)]
         assert written[0].digest == written[1].digest
-        api.send(CloseRun(run_id="run-c"))
-        assert api.wait(RunClosed).run_id == "run-c"
+        api.close_runs("run-c")
     with shared.connect() as api:
         assert "run-c" not in api.welcome.runs
         api.open("run-c", checkpoint=written[1].key, last_seq=2)
         api.execute(3, learn(), step(), run_id="run-c")
         assert api.done(4, "run-c").result.metrics["step"] == 2
-        api.send(CloseRun(run_id="run-c"))
+        api.close_runs("run-c")
 
 
 def test_a_load_is_checkpointed_at_once(shared, reference):
@@ -229,7 +226,7 @@ def test_a_load_is_checkpointed_at_once(shared, reference):
         assert loaded == LoadResult(digest=reference.digest, step=4)
         written = api.wait(CheckpointWritten)
         assert (written.run_id, written.seq, written.digest) == ("run-l", 0, reference.digest)
-        api.send(CloseRun(run_id="run-l"))
+        api.close_runs("run-l")
 
 
 def test_an_engine_without_a_model_says_why_and_exits(tmp_path):
@@ -256,8 +253,7 @@ def test_results_are_sent_again_until_acknowledged(shared, reference):
         api.execute(1, learn(), step(), run_id="run-r")
         assert api.done(2, "run-r").result.metrics["step"] == 5
     with shared.connect() as api:
-        api.send(CloseRun(run_id="run-r"))
-        api.wait(RunClosed)
+        api.close_runs("run-r")
         assert not [message for message in api.seen if isinstance(message, OperationDone)]
 
 
@@ -286,7 +282,7 @@ def test_a_drain_finishes_what_was_begun_and_rests_until_somebody_connects(share
         assert api.welcome.runs == {"run-d": finished}
         api.execute(3, long, step(), run_id="run-d")
         assert api.done(4, "run-d").result.metrics["step"] == 2
-        api.send(CloseRun(run_id="run-d"))
+        api.close_runs("run-d")
 
 
 def test_a_checkpoint_that_cannot_be_written_does_not_stop_training(shared, reference):
@@ -298,8 +294,8 @@ def test_a_checkpoint_that_cannot_be_written_does_not_stop_training(shared, refe
         assert api.done(2, "run-f").result.metrics["step"] == 5
         assert "run run-f: no checkpoint could be written" in shared.log()
         obstacle.unlink()
-        api.send(CloseRun(run_id="run-f"))
-        assert api.wait(CheckpointWritten).seq == 2
+        api.close_runs("run-f")
+        assert [message.seq for message in api.seen if isinstance(message, CheckpointWritten) and message.run_id == "run-f"] == [2]
 
 
 def test_status_counts_tokens(shared):
@@ -311,7 +307,7 @@ def test_status_counts_tokens(shared):
         after = api.wait(EngineStatus, lambda status: status.tokens_sampled == before.tokens_sampled + 8 and status.queued_operations == 0)
         assert after.tokens_trained == before.tokens_trained + 70
         assert (after.running_sequences, after.waiting_sequences) == (0, 0)
-        api.send(CloseRun(run_id="run-t"))
+        api.close_runs("run-t")
 
 
 def test_killed_and_restored_from_a_checkpoint_it_replays_to_the_same_digest(model, tmp_path, reference):
@@ -402,4 +398,4 @@ def test_runs_take_turns_and_samples_come_in_between(shared):
         before = api.seen
         assert [message.seq for message in before if isinstance(message, OperationDone) and message.run_id == "run-short"] == [0, 1, 2, 3]
         assert any(ended(event) for message in before if isinstance(message, SamplerEvents) for event in message.events)
-        api.send(CloseRun(run_id="run-long"), CloseRun(run_id="run-short"))
+        api.close_runs("run-long", "run-short")

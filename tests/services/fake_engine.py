@@ -242,9 +242,9 @@ class FakeEngine:
                 self._restore(run, operation.key)
                 return LoadResult(digest=run.state, step=run.step)
             case Rejected():
-                if not operation.harmless:
-                    run.spoiled, run.gradients = True, ""
-                return Failed(message=operation.message, category="user")
+                if operation.effect != "none":
+                    run.spoiled, run.gradients = operation.effect == "spoil", ""
+                return Failed(message=operation.message, category=operation.category)
 
     def _save(self, run_id: str) -> None:
         run = self.runs[run_id]

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import update
 
-from bloomery.services.active import MAX_DEATHS, Patience
+from bloomery.services.active import Patience
 from bloomery.services.history import MAX_WAITING
 from bloomery.services.settle import RestorePoint, restore_point
 from bloomery.store import rows
@@ -378,54 +378,6 @@ def test_an_operation_that_failed_fails_again_in_a_replay(tmp_path: Path) -> Non
             assert await api.events() == ["run.broken", "run.active"]
 
     play(tmp_path, story)
-
-
-def test_an_operation_that_kills_every_engine_is_failed_in_the_end(tmp_path: Path) -> None:
-    async def story(engine: FakeEngine) -> None:
-        async with open_api(tmp_path) as api:
-            run = await api.new_run()
-            await api.train(run.id, 1, 2)
-            engine.stuck_at = 3
-            await api.runs.submit(ME, run.id, 3, operation(3))
-            for _ in range(MAX_DEATHS):
-                await until(lambda: any(order.seq == 3 for order in engine._queue) and "operation 3" in waiting_for(api, run.id))
-                assert await api.runs.result(ME, run.id, 3, 0.0) is None
-                await engine.crash()
-                await engine.start()
-            (failed,) = await api.results(run.id, 3)
-            assert isinstance(failed, Failed)
-            assert failed.category == "server"
-            assert f"died {MAX_DEATHS} times" in failed.message
-            engine.stuck_at = None
-            four, _, six = await api.train(run.id, 4, 6)
-            assert isinstance(four, Failed)
-            assert isinstance(six, OptimStepResult)
-            assert await api.events() == []
-
-    play(tmp_path, story)
-
-
-def test_deaths_are_not_held_against_an_operation_while_others_get_done(tmp_path: Path) -> None:
-    async def story(engine: FakeEngine) -> None:
-        async with open_api(tmp_path) as api:
-            run = await api.new_run()
-            for seq in range(1, 2 * MAX_DEATHS):
-                engine.stuck_at = seq
-                await api.runs.submit(ME, run.id, seq, operation(seq))
-                await until(lambda seq=seq: any(order.seq == seq for order in engine._queue) and f"operation {seq}" in waiting_for(api, run.id))
-                await engine.crash()
-                engine.stuck_at = None
-                await engine.start()
-                (result,) = await api.results(run.id, seq)
-                assert not isinstance(result, Failed)
-
-    play(tmp_path, story)
-
-
-def waiting_for(api: Api, run_id: str) -> str:
-    run = api.activity.get(run_id)
-    assert run is not None
-    return run.waiting_for()
 
 
 def test_an_unreadable_checkpoint_is_replaced_by_the_one_before(tmp_path: Path, reference: Reference) -> None:

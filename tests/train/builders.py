@@ -8,6 +8,7 @@ import torch
 from bloomery.models.config import DecoderConfig, ExpertsConfig, RopeConfig
 from bloomery.models.decoder import Decoder
 from bloomery.sync.publish import publish
+from bloomery.train.passes import compute
 from bloomery.train.run import TrainableRun
 from bloomery.train.snapshot import Snapshot
 from bloomery.types.arrays import Array
@@ -82,13 +83,14 @@ def run(model: Decoder | None = None, shelf: MemoryShelf | None = None, *, budge
 
 
 def finish(trained: TrainableRun, operation: Operation) -> Result:
-    """Run an operation to its end."""
-    steps = trained.execute(operation)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            return done.value
+    """Run an operation to its end, without company."""
+    work = trained.execute(operation)
+    try:
+        share = next(work)
+        while True:
+            share = work.send(compute([share])[0])
+    except StopIteration as done:
+        return done.value
 
 
 def train(trained: TrainableRun, operations: Iterable[Operation]) -> list[Result]:

@@ -10,6 +10,9 @@ from torch import Tensor
 from bloomery.train.losses import LOSSES, find_loss
 from bloomery.types.errors import InvalidInput
 
+SEQUENCE = torch.zeros(0, dtype=torch.long)
+"""Losses of single predictions do not look at it."""
+
 
 def float64(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
@@ -17,7 +20,7 @@ def float64(*values: float) -> Tensor:
 
 def terms_and_gradient(name: str, learner: Tensor, /, **inputs: Tensor) -> tuple[Tensor, Tensor]:
     leaf = learner.clone().requires_grad_()
-    terms = LOSSES[name].terms(leaf, inputs)
+    terms = LOSSES[name].terms(leaf, inputs, SEQUENCE)
     terms.sum().backward()
     assert leaf.grad is not None
     return terms.detach(), leaf.grad
@@ -74,7 +77,7 @@ def test_an_overflowing_ratio_is_an_infinite_loss_and_not_a_silent_number():
 
 def test_importance_metrics_are_those_of_the_ratio():
     p, q, advantages = torch.tensor([-1.0, -2.0, -9.0]), torch.tensor([-1.5, -1.75, 0.0]), torch.tensor([1.0, -1.0, 0.0])
-    metrics = LOSSES["importance_sampling"].metrics(p, {"logprobs": q, "advantages": advantages})
+    metrics = LOSSES["importance_sampling"].metrics(p, {"logprobs": q, "advantages": advantages}, SEQUENCE)
     ratios = [math.exp(0.5), math.exp(-0.25)]
     assert metrics["tokens:sum"] == 2
     assert metrics["ratio:sum"] == pytest.approx(sum(ratios), rel=1e-12)
@@ -84,19 +87,19 @@ def test_importance_metrics_are_those_of_the_ratio():
 
 def test_on_policy_k3_is_exactly_zero():
     logprobs = torch.randn(9)
-    metrics = LOSSES["importance_sampling"].metrics(logprobs, {"logprobs": logprobs.clone(), "advantages": torch.ones(9)})
+    metrics = LOSSES["importance_sampling"].metrics(logprobs, {"logprobs": logprobs.clone(), "advantages": torch.ones(9)}, SEQUENCE)
     assert (metrics["k3:sum"], metrics["logprob_diff:max"], metrics["ratio:sum"]) == (0.0, 0.0, 9.0)
 
 
 def test_cross_entropy_metrics_count_what_has_weight():
-    metrics = LOSSES["cross_entropy"].metrics(torch.zeros(3), {"weights": torch.tensor([0.0, -2.0, 0.5])})
+    metrics = LOSSES["cross_entropy"].metrics(torch.zeros(3), {"weights": torch.tensor([0.0, -2.0, 0.5])}, SEQUENCE)
     assert metrics == {"weights:sum": -1.5, "tokens:sum": 2.0}
 
 
 def test_metric_names_carry_one_reduction():
     empty = {name: torch.zeros(2) for loss in LOSSES.values() for name in loss.inputs}
     for loss in LOSSES.values():
-        names = loss.metrics(torch.zeros(2), empty)
+        names = loss.metrics(torch.zeros(2), empty, SEQUENCE)
         assert all(name.split(":")[1] in ("sum", "max", "min", "mean") and name.count(":") == 1 for name in names)
 
 
@@ -116,6 +119,6 @@ def test_sums_do_not_depend_on_the_number_of_threads():
     sums = set()
     for count in (1, 2):
         torch.set_num_threads(count)
-        sums.add(LOSSES["cross_entropy"].metrics(values, {"weights": values})["weights:sum"])
+        sums.add(LOSSES["cross_entropy"].metrics(values, {"weights": values}, SEQUENCE)["weights:sum"])
     torch.set_num_threads(threads)
     assert len(sums) == 1

@@ -21,7 +21,7 @@ from bloomery.services.core import Services
 from bloomery.services.principal import Principal
 from bloomery.services.sampling import draw_seed
 from bloomery.types.errors import BloomeryError, InvalidInput, NotSupported
-from bloomery.types.operations import AdamParams, LoraSpec, OptimStep, Rejected
+from bloomery.types.operations import AdamParams, Effect, LoraSpec, OptimStep, Rejected
 
 ADAMW: Final = "adamw"
 
@@ -69,7 +69,7 @@ async def forward_backward(request: Request, services: Svc, caller: Caller) -> d
         raise InvalidInput(f"send an uncompressed body of content type {messages.CONTENT_TYPE}", field="content-type")
     message = await asyncio.to_thread(messages.parse_forward_backward, await request.body())
     future = OperationFuture(message.model_id, message.seq_id)
-    async with keeping_place(services, caller, future, harmless=message.forward_only):
+    async with keeping_place(services, caller, future, effect="none" if message.forward_only else "spoil"):
         operation = await asyncio.to_thread(messages.forward_backward, message)
         await services.runs.submit(caller, future.model_id, future.seq, operation)
     return future.accepted()
@@ -135,7 +135,7 @@ async def load_weights(body: bodies.LoadWeights, services: Svc, caller: Caller) 
 
 
 async def _load_into(body: bodies.LoadWeights, future: OperationFuture, services: Services, caller: Principal) -> dict[str, Any]:
-    async with keeping_place(services, caller, future, harmless=False):
+    async with keeping_place(services, caller, future, effect="spoil"):
         _check_load(body)
         source = await services.checkpoints.find(caller, body.path)
         await services.runs.load(caller, future.model_id, future.seq, source, optimizer=body.optimizer)
@@ -164,10 +164,10 @@ async def _create_from(body: bodies.LoadWeights, name: str, services: Services, 
 
 
 @asynccontextmanager
-async def keeping_place(services: Services, caller: Principal, future: OperationFuture, *, harmless: bool = True) -> AsyncIterator[None]:
+async def keeping_place(services: Services, caller: Principal, future: OperationFuture, *, effect: Effect = "none") -> AsyncIterator[None]:
     """An operation that makes no sense is refused as the run's operation of that number: its future fails, later operations go on.
 
-    `harmless`: without it the gradients that they build on are still good.
+    `effect`: what becomes of the gradients that they build on.
     """
     try:
         yield
@@ -175,7 +175,7 @@ async def keeping_place(services: Services, caller: Principal, future: Operation
         ours = as_ours(error)
         if ours.category != "user":
             raise
-        await services.runs.submit(caller, future.model_id, future.seq, Rejected(message=ours.message, harmless=harmless))
+        await services.runs.submit(caller, future.model_id, future.seq, Rejected(message=ours.message, effect=effect))
 
 
 def _lora(asked: bodies.Lora) -> LoraSpec:

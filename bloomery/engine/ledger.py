@@ -1,0 +1,80 @@
+"""What an engine is executing, written where the next engine finds it: an operation that kills its process must not do so for ever.
+
+Whatever was in hand when a process died is suspected by the next one and executed without company; what kills again is not tried a third time.
+The file holds a checksum line and JSON. It outlives a process, not a power cut, which is no operation's fault.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+MAX_DEATHS: Final = 2
+MAX_REPLAY_DEATHS: Final = 5
+"""An operation whose result is known was harmless once, and giving it up costs the run: only a death that comes every time counts."""
+
+
+class InHand(NamedTuple):
+    """What is done with a run: `at` is the number of an operation, or the checkpoint that the run is opened from."""
+
+    run_id: str
+    at: int | str
+
+
+class Ledger:
+    """Deaths by operation. One process writes it at a time."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        deaths, in_hand = _parse(os.pread(self._file, os.fstat(self._file).st_size, 0))
+        self._deaths = deaths | {operation: deaths.get(operation, 0) + 1 for operation in in_hand}
+        self._in_hand: tuple[InHand, ...] = ()
+        self._write()
+
+    def enter(self, operations: Iterable[InHand]) -> None:
+        """These are executed from now on, and no others."""
+        entered = tuple(operations)
+        if entered != self._in_hand:
+            self._in_hand = entered
+            self._write()
+
+    def survived(self, operation: InHand) -> None:
+        """It has a result: what died with it before is not its fault."""
+        self._in_hand = tuple(other for other in self._in_hand if other != operation)
+        if self._deaths.pop(operation, None) is not None:
+            self._write()
+
+    def suspects(self, operation: InHand) -> bool:
+        """Whether a process died in it."""
+        return operation in self._deaths
+
+    def condemns(self, operation: InHand, *, replay: bool) -> bool:
+        """Whether so many died in it that it must not be tried again."""
+        return self._deaths.get(operation, 0) >= (MAX_REPLAY_DEATHS if replay else MAX_DEATHS)
+
+    def close(self) -> None:
+        """A clean end: nothing is in hand, and who starts the engine again has mended what killed it."""
+        self._deaths = {}
+        self._in_hand = ()
+        self._write()
+        os.close(self._file)
+
+    def _write(self) -> None:
+        deaths = [[*operation, count] for operation, count in self._deaths.items()]
+        body = json.dumps({"in_hand": self._in_hand, "deaths": deaths}).encode()
+        data = b"%08x\n%s" % (zlib.crc32(body), body)
+        # The length first: whoever reads after a death between the two calls sees a checksum that does not match, and suspects nobody.
+        os.ftruncate(self._file, len(data))
+        os.pwrite(self._file, data, 0)
+
+
+def _parse(data: bytes) -> tuple[dict[InHand, int], tuple[InHand, ...]]:
+    checksum, _, body = data.partition(b"\n")
+    if checksum != b"%08x" % zlib.crc32(body) or not body:
+        return {}, ()
+    content = json.loads(body)
+    deaths = {InHand(run_id, at): count for run_id, at, count in content["deaths"]}
+    return deaths, tuple(InHand(*operation) for operation in content["in_hand"])

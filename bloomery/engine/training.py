@@ -1,0 +1,174 @@
+"""Who trains next: runs take turns, and those whose micro-batches fit together share a pass.
+
+A turn is one pass, or one operation that needs none. Because the run at the head always gets its turn and then goes to the end, nobody with a small
+batch waits for more than one micro-batch of each other run. Every operation is in the ledger while it is executed; a suspect has no company.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from bloomery.engine.hosted import HostedRun
+from bloomery.engine.ledger import InHand, Ledger
+from bloomery.obs.failpoints import failpoint
+from bloomery.train.passes import compute, goes_with
+from bloomery.types.operations import ForwardBackward, Operation
+from bloomery.types.protocol import Execute, FromEngine, OperationDone, RunOpened
+
+log = logging.getLogger(__name__)
+
+PASS_ROWS: Final = 512
+"""Rows of a pass of several runs: more would make samples wait longer and, on a CPU, train no faster."""
+
+
+class Training:
+    """The runs in memory and their turns."""
+
+    def __init__(self, ledger: Ledger, send: Callable[[FromEngine], None]) -> None:
+        self.runs: dict[str, HostedRun] = {}
+        self._ledger, self._send = ledger, send
+        self._turns: deque[str] = deque()
+        self._tokens_before = 0
+        """Trained by runs that were let go."""
+
+    @property
+    def waiting(self) -> int:
+        """Operations without a result."""
+        return sum(run.waiting for run in self.runs.values())
+
+    @property
+    def begun(self) -> bool:
+        """Whether an operation is half done."""
+        return any(run.begun for run in self.runs.values())
+
+    @property
+    def tokens_trained(self) -> int:
+        """Since the engine started."""
+        return self._tokens_before + sum(run.tokens_trained for run in self.runs.values())
+
+    def hold(self, run: HostedRun) -> None:
+        """Give a run its turns."""
+        self.runs[run.run_id] = run
+        self._turns.append(run.run_id)
+
+    def forget(self, run_id: str) -> None:
+        """Let go of a run as it is, if it is held."""
+        run = self.runs.pop(run_id, None)
+        if run is not None:
+            self._tokens_before += run.tokens_trained
+            self._turns.remove(run_id)
+
+    def take_turn(self, *, begin: bool) -> bool:
+        """One turn, if anybody has work; without `begin` only what is half done goes on."""
+        run = self._whose_turn(begin)
+        if run is None:
+            return False
+        if self._ready(run):
+            self._compute(self._with_company(run, begin))
+        # A death between two turns is nobody's fault.
+        self._ledger.enter(())
+        return True
+
+    def checkpoint(self, run: HostedRun) -> None:
+        """Make a run's state durable, and say so."""
+        try:
+            written = run.checkpoint()
+        except Exception:
+            # Nothing is lost but time: the operations since the checkpoint before are in the journal.
+            log.exception("run %s: no checkpoint could be written; training goes on", run.run_id)
+            return
+        if written is not None:
+            self._send(written)
+
+    def _whose_turn(self, begin: bool) -> HostedRun | None:
+        for _ in range(len(self._turns)):
+            run = self.runs[self._turns[0]]
+            self._turns.rotate(-1)
+            if run.begun or (run.waiting and begin):
+                return run
+        return None
+
+    def _ready(self, run: HostedRun) -> bool:
+        """Whether the run has a share to compute; begins its next operation unless one is half done."""
+        if run.share is None and run.next is not None:
+            self._enter([run])
+            if self._ledger.condemns(_in_hand(run), replay=run.next.replay):
+                self._refuse(run, run.next)
+            else:
+                self._settle(run, run.begin())
+        return run.share is not None
+
+    def _with_company(self, first: HostedRun, begin: bool) -> list[HostedRun]:
+        """The first, and others whose shares fit into one pass with its; they have had their turns then."""
+        assert first.share is not None
+        team, rows = [first], first.share.rows
+        others = [] if self._ledger.suspects(_in_hand(first)) else [self.runs[run_id] for run_id in self._turns if run_id != first.run_id]
+        for run in others:
+            if rows >= PASS_ROWS:
+                break
+            if not run.computes or not (begin or run.begun) or self._ledger.suspects(_in_hand(run)) or not self._ready(run):
+                continue
+            if run.share is not None and goes_with(first.share, run.share) and rows + run.share.rows <= PASS_ROWS:
+                team.append(run)
+                rows += run.share.rows
+        for run in team[1:]:
+            self._turns.remove(run.run_id)
+            self._turns.append(run.run_id)
+        return team
+
+    def _compute(self, team: list[HostedRun]) -> None:
+        """One pass; if it breaks, each share is computed alone, so that only the culprit's operation fails."""
+        shares = [run.share for run in team if run.share is not None]
+        self._enter(team)
+        began = time.perf_counter()
+        for operation in map(_in_hand, team):
+            failpoint(f"engine.pass.{operation.at}")
+        try:
+            computed = compute(shares)
+        except Exception as error:
+            if len(team) == 1:
+                self._settle(team[0], team[0].fail(error))
+                return
+            log.warning("a pass of %d runs broke (%s: %s); each is computed alone", len(team), type(error).__name__, error)
+            for run in team:
+                self._compute([run])
+            return
+        seconds_per_row = (time.perf_counter() - began) / sum(share.rows for share in shares)
+        for run, share, logprobs_RK in zip(team, shares, computed, strict=True):
+            self._settle(run, run.resume(logprobs_RK, seconds_per_row * share.rows))
+
+    def _settle(self, run: HostedRun, done: OperationDone | None) -> None:
+        if done is not None:
+            self._ledger.survived(InHand(done.run_id, done.seq))
+            self._send(done)
+        if run.checkpoint_due:
+            self.checkpoint(run)
+
+    def _enter(self, team: Iterable[HostedRun]) -> None:
+        self._ledger.enter(_in_hand(run) for run in team)
+
+    def _refuse(self, run: HostedRun, order: Execute) -> None:
+        """Too many engines died in this operation: fail it, or, where its result is known, let go of the run that cannot be brought back."""
+        what = f"operation {order.seq} ({_gist(order.operation)})"
+        log.error("run %s: %s killed its engine again and again; it is not tried any more", run.run_id, what)
+        if order.replay:
+            self.forget(run.run_id)
+            message = f"the engine died again and again while it replayed {what}: give it more memory, then stop and start the server"
+            self._send(RunOpened(run_id=run.run_id, error=message))
+        else:
+            self._settle(run, run.refuse(f"the engine died twice in {what}, so it is not tried again: send less at a time"))
+
+
+def _in_hand(run: HostedRun) -> InHand:
+    assert run.next is not None
+    return InHand(run.run_id, run.next.seq)
+
+
+def _gist(operation: Operation) -> str:
+    name = str(type(operation).__struct_config__.tag)
+    if not isinstance(operation, ForwardBackward):
+        return name
+    lengths = [datum.tokens.shape[0] for datum in operation.data]
+    return f"{name} of {sum(lengths)} tokens, the longest sequence {max(lengths)}"

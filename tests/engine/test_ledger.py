@@ -1,0 +1,63 @@
+"""What an engine leaves for the next one to know."""
+
+from pathlib import Path
+
+from bloomery.engine.ledger import MAX_DEATHS, MAX_REPLAY_DEATHS, InHand, Ledger
+
+ONE, TWO = InHand("run-1", 7), InHand("run-2", 3)
+
+
+def death(path: Path, *in_hand: InHand) -> None:
+    """An engine that dies with these in hand."""
+    Ledger(path).enter(in_hand)
+
+
+def test_what_was_in_hand_at_a_death_is_suspected_and_nothing_else(tmp_path):
+    path = tmp_path / "engines" / "a.in-hand"
+    ledger = Ledger(path)
+    ledger.enter([ONE, TWO])
+    ledger.enter([TWO])
+    ledger = Ledger(path)
+    assert ledger.suspects(TWO)
+    assert not ledger.suspects(ONE)
+    assert not ledger.condemns(TWO, replay=False)
+
+
+def test_what_killed_often_enough_is_condemned_a_replay_later(tmp_path):
+    path = tmp_path / "a.in-hand"
+    for _ in range(MAX_DEATHS):
+        assert not Ledger(path).condemns(ONE, replay=False)
+        death(path, ONE)
+    assert Ledger(path).condemns(ONE, replay=False)
+    for _ in range(MAX_REPLAY_DEATHS - MAX_DEATHS):
+        assert not Ledger(path).condemns(ONE, replay=True)
+        death(path, ONE)
+    assert Ledger(path).condemns(ONE, replay=True)
+
+
+def test_a_result_clears_a_suspect(tmp_path):
+    path = tmp_path / "a.in-hand"
+    death(path, ONE)
+    ledger = Ledger(path)
+    ledger.enter([ONE])
+    ledger.survived(ONE)
+    assert not ledger.suspects(ONE)
+    assert not Ledger(path).suspects(ONE)
+
+
+def test_a_clean_end_pardons(tmp_path):
+    path = tmp_path / "a.in-hand"
+    death(path, ONE)
+    Ledger(path).close()
+    assert not Ledger(path).suspects(ONE)
+
+
+def test_a_torn_file_accuses_nobody(tmp_path):
+    path = tmp_path / "a.in-hand"
+    death(path, ONE, TWO)
+    whole = path.read_bytes()
+    for length in (0, 4, 9, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        assert not Ledger(path).suspects(ONE)
+    path.write_bytes(whole)
+    assert Ledger(path).suspects(ONE)
