@@ -1,0 +1,87 @@
+"""The server's own cost of an operation: `python -m bench.operation` prints one JSON line.
+
+A model of one narrow block makes the computation almost nothing; what is left between submission and result is HTTP, journal (with its fdatasync),
+socket and event loops. Measured one operation at a time, through our client and through the `tinker` SDK, beside the limits of this machine in the
+same run: an HTTP request that does nothing, and an fdatasync of one small record.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tinker
+
+from bench.machine import machine
+from bench.shapes import EMPTY, supervised, write_directory
+from bloomery.cli.demo_server import Server, serving
+from bloomery.client import Client
+
+
+def main() -> None:
+    """Measure one operation after the other."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=200)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory() as place:
+        model = write_directory(EMPTY, Path(place) / "empty")
+        with serving(str(model), keep=False) as server:
+            figures = {**_client(server, rounds), **_sdk(server, rounds)}
+        figures["fdatasync"] = _median(_synced(Path(place)), rounds)
+    print(
+        json.dumps({"bench": "operation", **machine(), "rounds": rounds, "milliseconds": {name: round(value, 3) for name, value in figures.items()}})
+    )
+
+
+def _client(server: Server, rounds: int) -> dict[str, float]:
+    with Client(server.url, server.key) as client:
+        run = client.create_run(client.models()[0].alias, rank=1, seed=0)
+        data = list(supervised(EMPTY.vocab_size, [4], 0))
+        return {
+            "forward": _median(lambda: run.forward(data).result(), rounds),
+            "optim_step": _median(lambda: (run.forward_backward(data), run.optim_step(1e-4).result()), rounds) / 2,
+            "http_request": _median(client.models, rounds),
+        }
+
+
+def _sdk(server: Server, rounds: int) -> dict[str, float]:
+    with _sdk_run(server) as run:
+        tokens = [1, 2, 3, 4]
+        inputs: dict[str, Any] = {"target_tokens": tokens, "weights": [1.0] * 4}
+        data = [tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens), loss_fn_inputs=inputs)]
+        return {"sdk_forward": _median(lambda: run.forward(data, "cross_entropy").result(), rounds)}
+
+
+@contextmanager
+def _sdk_run(server: Server) -> Iterator[tinker.TrainingClient]:
+    with tinker.ServiceClient(base_url=server.url, api_key=server.key) as service:
+        yield service.create_lora_training_client(base_model="empty", rank=1).result()
+
+
+def _synced(place: Path) -> Callable[[], object]:
+    file = os.open(place / "record", os.O_RDWR | os.O_CREAT)
+
+    def write() -> None:
+        os.write(file, b"x" * 200)
+        os.fdatasync(file)
+
+    return write
+
+
+def _median(work: Callable[[], object], rounds: int) -> float:
+    seconds = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds) * 1e3
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Peers: programs that others wrote, each in a virtual environment of its own, and the scripts that run inside them.
+
+The scripts import nothing of Bloomery. Environments lie in `bench/.venvs` and are made once, from the package index.
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+VENVS: Final = Path(__file__).parents[1] / ".venvs"
+PACKAGES: Final = {
+    # Not its extra `jax`, which would bring a CUDA build.
+    "skyrl": ("skyrl-tx[tinker]==0.3.0", "jax>=0.8,<1.0", "flax>=0.12.2", "optax>=0.2.5"),
+    "tinker-0.16": ("tinker==0.16.1", "numpy"),
+    # torch first and pinned: an open range would bring a CUDA build.
+    "trl": ("torch==2.13.0", "trl==1.16.0", "peft==0.21.2", "transformers==5.23.0", "datasets"),
+}
+
+
+def python_of(peer: str) -> Path:
+    """The interpreter of a peer's environment, which is made when it is missing."""
+    place = VENVS / peer
+    interpreter, ready = place / "bin" / "python", place / "ready"
+    if not ready.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
+        for package in (PACKAGES[peer][:1], PACKAGES[peer][1:]):
+            _install(interpreter, package)
+        ready.touch()
+    return interpreter
+
+
+def _install(interpreter: Path, packages: Sequence[str]) -> None:
+    subprocess.run([interpreter, "-m", "pip", "install", "-q", "--progress-bar", "off", *packages], check=True, stdout=sys.stderr)

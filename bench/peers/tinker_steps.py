@@ -1,0 +1,36 @@
+"""Train through whatever `tinker` SDK is installed: `python tinker_steps.py URL KEY MODEL SEQUENCES TOKENS STEPS` prints seconds per step as JSON."""
+
+import json
+import sys
+import time
+
+import numpy as np
+import tinker
+from tinker import types
+
+
+def main(url: str, key: str, model: str, sequences: int, tokens: int, steps: int) -> None:
+    service = tinker.ServiceClient(base_url=url, api_key=key)
+    run = service.create_lora_training_client(base_model=model, rank=8)
+    if not hasattr(run, "get_info"):
+        run = run.result()
+    noise = np.random.default_rng(0)
+    data = [datum(noise.integers(5, 4000, tokens + 1).tolist()) for _ in range(sequences)]
+    seconds = []
+    for _ in range(steps):
+        began = time.perf_counter()
+        computed, stepped = run.forward_backward(data, "cross_entropy"), run.optim_step(types.AdamParams(learning_rate=1e-3))
+        outputs = computed.result().loss_fn_outputs
+        stepped.result()
+        seconds.append(time.perf_counter() - began)
+    last = -float(np.mean([np.mean(output["logprobs"].to_numpy()) for output in outputs]))
+    print(json.dumps({"seconds": seconds, "loss": last}))
+
+
+def datum(tokens: list[int]) -> types.Datum:
+    inputs = {"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)}
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], *map(int, sys.argv[4:7]))

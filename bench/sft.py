@@ -1,0 +1,148 @@
+"""Supervised training of a 30M model, against TRL's SFTTrainer: `python -m bench.sft` prints one JSON line.
+
+The same weights, batches, learning rate and threads, one after the other in processes of their own: sixteen sequences of 30 to 200 tokens, a loss on
+the second half of each. TRL runs as documented and with packing; ours runs as the engine runs it, in micro-batches. Tokens are real ones, padding not
+counted; the loss of the last step is there to show that both learned the same.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from bench.machine import machine
+from bench.peers import python_of
+from bench.shapes import SHAPES, write_directory
+from bloomery.config import DEFAULT_MICRO_BATCH_TOKENS
+from bloomery.models.load import load_decoder
+from bloomery.train.passes import compute
+from bloomery.train.run import TrainableRun
+from bloomery.types.arrays import Array
+from bloomery.types.operations import AdamParams, Datum, Failed, ForwardBackward, LoraSpec, Operation, OptimStep, Result, RunSpec
+
+PEER: Final = Path(__file__).parent / "peers" / "trl_steps.py"
+BATCH, LEARNING_RATE, WARM_UP = 16, 1e-3, 2
+ENVIRONMENT: Final = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000", "HF_HUB_OFFLINE": "1"}
+VARIANTS: Final = (("full", "float32"), ("lora", "float32"), ("full", "bfloat16"), ("lora", "bfloat16"))
+
+Row = dict[str, list[int]]
+
+
+def main() -> None:
+    """Measure every variant on both."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", choices=SHAPES, default="30M")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--job", type=Path, help="only our side of this job, in this process")
+    asked = parser.parse_args()
+    if asked.job is not None:
+        print(json.dumps(_ours(json.loads(asked.job.read_text()))))
+        return
+    with tempfile.TemporaryDirectory() as place:
+        model = write_directory(SHAPES[asked.size], Path(place) / "model")
+        batches = _batches(SHAPES[asked.size].vocab_size, asked.steps)
+        found = {f"{kind}_{dtype}": _compare(Path(place), model, batches, kind, dtype, asked.threads) for kind, dtype in VARIANTS}
+    setting = {"size": asked.size, "batch": BATCH, "steps": asked.steps, "threads": asked.threads, "rank": 8, "device": "cpu"}
+    print(json.dumps({"bench": "sft", **machine(), **setting, "peer": "trl 1.16.0 SFTTrainer, adamw_torch_fused", **found}))
+
+
+def _batches(vocab_size: int, steps: int) -> list[list[Row]]:
+    noise = np.random.default_rng(0)
+    rows = []
+    for length in noise.integers(30, 200, steps * BATCH).tolist():
+        tokens = noise.integers(5, vocab_size, length + 1).tolist()
+        rows.append({"input_ids": tokens, "labels": [-100] * (len(tokens) // 2) + tokens[len(tokens) // 2 :]})
+    return [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
+
+
+def _compare(place: Path, model: Path, batches: list[list[Row]], kind: str, dtype: str, threads: int) -> dict[str, Any]:
+    job = {"model": str(model), "out": str(place / "trl"), "batches": batches, "steps": len(batches), "batch_size": BATCH, "lora": kind == "lora"}
+    job |= {"dtype": dtype, "threads": threads, "learning_rate": LEARNING_RATE, "packing": False}
+    file = place / "job.json"
+    file.write_text(json.dumps(job))
+    ours = _run([sys.executable, "-m", "bench.sft", "--job", file])
+    theirs = _run([python_of("trl"), PEER, file])
+    file.write_text(json.dumps(job | {"packing": True, "batch_size": 4}))
+    packed = _run([python_of("trl"), PEER, file])
+    tokens = [sum(len(row["input_ids"]) - 1 for row in batch) for batch in batches]
+    speeds = {"ours": _speed(ours, tokens), "trl": _speed(theirs, tokens), "trl_packed": _speed(packed, packed["tokens"])}
+    losses = {"loss": round(ours["losses"][-1], 3), "trl_loss": round(theirs["losses"][-1], 3)}
+    return {**speeds, "ratio": round(speeds["ours"] / max(speeds["trl"], speeds["trl_packed"]), 2), **losses}
+
+
+def _run(argv: list[Any]) -> dict[str, Any]:
+    printed = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **ENVIRONMENT}).stdout
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return found
+
+
+def _speed(found: dict[str, Any], tokens: list[int]) -> int:
+    """Tokens per second, the median of the steps after the first ones."""
+    return round(statistics.median(count / seconds for count, seconds in list(zip(tokens, found["seconds"], strict=False))[WARM_UP:]))
+
+
+def _ours(job: dict[str, Any]) -> dict[str, Any]:
+    torch.set_num_threads(job["threads"])
+    decoder = load_decoder(Path(job["model"]), dtype=getattr(torch, job["dtype"]), device="cpu")
+    lora = LoraSpec(rank=8 if job["lora"] else 0, seed=0, train_unembed=not job["lora"])
+    run = TrainableRun(decoder, RunSpec(run_id="run", base_hash="", lora=lora, micro_batch_tokens=DEFAULT_MICRO_BATCH_TOKENS), _NoShelf())
+    seconds, losses = [], []
+    for batch in job["batches"]:
+        operation = ForwardBackward(loss="cross_entropy", loss_config={}, data=_data(batch))
+        began = time.perf_counter()
+        computed = _finish(run, operation)
+        _finish(run, OptimStep(adam=AdamParams(learning_rate=job["learning_rate"], beta2=0.999, eps=1e-8)))
+        seconds.append(time.perf_counter() - began)
+        losses.append(computed.metrics["loss:sum"])  # type: ignore[union-attr]
+    return {"seconds": seconds, "losses": losses}
+
+
+def _data(batch: list[Row]) -> tuple[Datum, ...]:
+    """Weights that make the sum the mean that TRL trains."""
+    learned = sum(label != -100 for row in batch for label in row["labels"][1:])
+    data = []
+    for row in batch:
+        weights = np.array([0.0 if label == -100 else 1 / learned for label in row["labels"][1:]], np.float32)
+        inputs = {"target_tokens": Array.of(np.array(row["input_ids"][1:], np.int64)), "weights": Array.of(weights)}
+        data.append(Datum(tokens=Array.of(np.array(row["input_ids"][:-1], np.int32)), inputs=inputs))
+    return tuple(data)
+
+
+def _finish(run: TrainableRun, operation: Operation) -> Result:
+    work = run.execute(operation)
+    try:
+        share = next(work)
+        while True:
+            share = work.send(compute([share])[0])
+    except StopIteration as done:
+        result: Result = done.value
+    if isinstance(result, Failed):
+        raise SystemExit(result.message)
+    return result
+
+
+class _NoShelf:
+    """Nothing is saved here."""
+
+    def read(self, key: str) -> bytes:
+        raise NotImplementedError
+
+    def write(self, key: str, data: bytes) -> None:
+        raise NotImplementedError
+
+    def publish(self, snapshot: object) -> Any:
+        raise NotImplementedError
+
+
+if __name__ == "__main__":
+    main()
