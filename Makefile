@@ -11,7 +11,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -q --progres
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 CODE := bloomery tests bench
 
-.PHONY: setup demo test test-slow test-all test-web lint check fix golden clean
+.PHONY: setup demo test test-slow test-all test-web test-cookbook lint check fix golden clean
 
 setup: $(READY)
 
@@ -31,6 +31,10 @@ test-slow: $(READY)
 test-web: $(READY)
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
 	$(PYTEST) -m web $(ARGS)
+
+# The recipes of the published tinker-cookbook, which installs itself into build/cookbook the first time; part of test-all.
+test-cookbook: $(READY)
+	$(PYTEST) -m slow tests/cookbook $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff format --check $(CODE)

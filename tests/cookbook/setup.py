@@ -1,0 +1,72 @@
+"""What the recipes run in: an environment with `tinker-cookbook` as it was published, and a folder that gives them models and data.
+
+The recipes look up tokenizers and data sets by the names of a hub. Where a folder of such a name lies in the working directory, they take that
+instead: nothing is patched, and once the environment is there, nothing is downloaded. `python -m tests.cookbook.setup FOLDER` makes both, for
+trying recipes by hand.
+"""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from hashlib import sha256
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bloomery.models import tiny
+from tests.cookbook.rows import write_data_sets
+
+ROOT: Final = Path(__file__).parents[2]
+REQUIREMENTS: Final = ROOT / "requirements-cookbook.txt"
+ENVIRONMENT: Final = ROOT / "build" / "cookbook"
+
+BASE_MODEL: Final = "Qwen/Qwen3.5-9B-Base"
+"""What the recipes train by default; its renderer is plain text."""
+CHAT_MODEL: Final = "Qwen/Qwen3-8B"
+"""Its renderer writes `<|im_start|>` and `<|im_end|>`, which bloomery-tiny has."""
+SERVED: Final = tuple(f"--model={name}={tiny.PATH}" for name in (BASE_MODEL, CHAT_MODEL))
+
+_PROJECT_PACKAGES: Final = Path(sysconfig.get_path("purelib")).resolve()
+_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "config.json")
+_INSTALL_S: Final = 600.0
+
+
+class Place(NamedTuple):
+    """The interpreter that has the cookbook, and the folder to run recipes in."""
+
+    python: Path
+    folder: Path
+
+
+def prepare(folder: Path) -> Place:
+    """Make what is missing. Without a package index this fails with what pip said, unless the environment was made before."""
+    for name in (BASE_MODEL, CHAT_MODEL):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for file in _TOKENIZER_FILES:
+            shutil.copyfile(tiny.PATH / file, folder / name / file)
+    write_data_sets(folder)
+    return Place(_environment(), folder)
+
+
+def _environment() -> Path:
+    """Sees the project's packages through a path file, so that torch is not installed a second time; its own come first."""
+    ready, python = ENVIRONMENT / "ready", ENVIRONMENT / "bin" / "python"
+    made_from = sha256(f"{REQUIREMENTS.read_text()}{sys.version}{_PROJECT_PACKAGES}".encode()).hexdigest()
+    if ready.exists() and ready.read_text() == made_from:
+        return python
+    _run(sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT))
+    own_packages = ENVIRONMENT / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    (own_packages / "project.pth").write_text(f"{_PROJECT_PACKAGES}\n")
+    _run(str(python), "-m", "pip", "install", "--no-deps", "--progress-bar=off", "--disable-pip-version-check", "-r", str(REQUIREMENTS))
+    ready.write_text(made_from)
+    return python
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"`{' '.join(command)}` failed with status {done.returncode}:\n{done.stdout}{done.stderr}")
+
+
+if __name__ == "__main__":
+    print(prepare(Path(sys.argv[1]).absolute()).python)
