@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 
 from bloomery import __version__
 from bloomery.config.data_dir import DataDir
+from bloomery.obs.machine import free_memory_bytes, usable_cpus
 from bloomery.types.errors import BloomeryError
 from bloomery.up import base_models, layout, lock
 from bloomery.up.base_models import Wanted
-from bloomery.up.machine import free_memory_bytes, usable_cpus
 
 _PACKAGES: Final = {
     "torch": "torch",

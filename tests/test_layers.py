@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "obs": {"types"},
     "render": {"types"},
     "models": SLAB,
-    "sync": SLAB,
+    "sync": SLAB | {"models"},
     "store": SLAB,
     "train": SLAB | {"models"},
     "infer": SLAB | {"models"},

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bloomery import __version__
 from bloomery.api import errors
+from bloomery.api.auth import Callers
 from bloomery.api.deps import Svc
 from bloomery.api.routes import MAX_BODY_BYTES, bloomery, openai, tinker
 from bloomery.services.core import Services
@@ -32,10 +33,11 @@ def create_app(services: Services) -> FastAPI:
     """The whole HTTP surface over `services`; opening and closing them is the caller's business."""
     app = FastAPI(title="Bloomery", version=__version__, openapi_url="/api/v1/openapi.json", docs_url=None, redoc_url=None)
     app.state.services = services
+    app.add_middleware(Callers)
     app.add_middleware(BodyLimit)
     app.add_middleware(RequestId)
     errors.install(app)
-    for router in (bloomery.router, tinker.router, openai.router, _process_router(), _page_router()):
+    for router in (bloomery.router, tinker.router, tinker.oai.router, openai.router, _process_router(), _page_router()):
         app.include_router(router)
     return app
 
@@ -75,7 +77,7 @@ def _process_router() -> APIRouter:
     @router.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
     async def healthz(services: Svc) -> JSONResponse:
         """200 once every engine answers, 503 with the names of those that do not yet."""
-        waiting = [model.alias for model in services.models.list() if not model.ready]
+        waiting = [model.alias for model in services.models.all() if not model.ready]
         if waiting:
             return JSONResponse({"status": "starting", "waiting_for": waiting}, 503, headers={"retry-after": "1"})
         return JSONResponse({"status": "ok", "version": __version__})

@@ -1,7 +1,7 @@
 """Where errors become answers: codes to HTTP statuses, in the envelope of the caller's contract.
 
-`/v1` answers as OpenAI does; everything else in Bloomery's own form. The routes of the tinker contract answer their errors themselves, before they
-get here.
+`/v1` and `/oai/api/v1` answer as OpenAI does; everything else in Bloomery's own form. The routes of the tinker contract answer their errors
+themselves, before they get here.
 """
 
 import logging
@@ -30,6 +30,7 @@ STATUS: Final[Mapping[str, int]] = {
     "internal": 500,
 }
 _RETRY_AFTER_S: Final = "1"
+_OPENAI: Final = ("/v1", "/oai/api/v1")
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def _openai_code(error: BloomeryError) -> str:
 
 
 def _speaks_openai(path: str) -> bool:
-    return path == "/v1" or path.startswith("/v1/")
+    return any(path == prefix or path.startswith(f"{prefix}/") for prefix in _OPENAI)
 
 
 async def _answer_ours(request: Request, error: Exception) -> JSONResponse:

@@ -6,7 +6,7 @@ import typer
 from typer.core import TyperGroup
 
 from bloomery import __version__
-from bloomery.cli import backup, demo, doctor, gc, server, up
+from bloomery.cli import backup, demo, doctor, export, gc, keys, server, up
 from bloomery.types.errors import BloomeryError
 
 
@@ -34,8 +34,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (up.up, demo.demo, server.stop, server.status, server.logs, doctor.doctor, backup.backup, backup.restore, gc.gc):
+for command in (up.up, demo.demo, server.stop, server.status, server.logs, doctor.doctor, export.export, backup.backup, backup.restore, gc.gc):
     app.command()(command)
+app.add_typer(keys.app)
 
 
 def _version(wanted: bool) -> None:

@@ -16,9 +16,15 @@ def up(
     record: Annotated[RecordMode, typer.Option(help="What to keep of traffic: nothing, all but texts and tokens, or all.")] = "full",
     dtype: DTypeOption = "float32",
     threads: ThreadsOption = None,
+    custom_losses: Annotated[
+        bool, typer.Option("--custom-losses", help="Compute losses that clients define here, and not in the client (docs/losses.md).")
+    ] = False,
 ) -> None:
     """Start the server and keep it running until Ctrl-C."""
     from bloomery.up.start import UpOptions
     from bloomery.up.start import up as run
 
-    run(UpOptions(data_dir=data_dir, host=host, port=port, models=model or [], record=record, dtype=dtype, threads=threads))
+    options = UpOptions(
+        data_dir=data_dir, host=host, port=port, models=model or [], record=record, dtype=dtype, threads=threads, custom_losses=custom_losses
+    )
+    run(options)

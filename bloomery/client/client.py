@@ -1,9 +1,11 @@
-"""The front door: runs, deployments, data sets, traffic, and a chat call."""
+"""The front door: runs, deployments, data sets, traffic, keys, and a chat call."""
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 
@@ -21,12 +23,15 @@ from bloomery.types.resources import (
     Feedback,
     GiveFeedback,
     ImportRows,
+    Key,
     Model,
+    NewKey,
     Run,
     Span,
     SpanDetail,
     Split,
     Status,
+    VersionFiles,
 )
 
 
@@ -50,6 +55,8 @@ class Client:
         self.deployments = Deployments(self._http)
         self.datasets = Datasets(self._http)
         self.spans = Spans(self._http)
+        self.keys = Keys(self._http)
+        self.versions = Versions(self._http)
 
     def close(self) -> None:
         """Give the connections back."""
@@ -62,7 +69,7 @@ class Client:
         self.close()
 
     def create_run(self, base_model: str, rank: int, **options: Any) -> TrainingRun:
-        """Create a LoRA run; `options` are the other fields of `CreateRun`."""
+        """Create a LoRA run, or with rank 0 one of all parameters; `options` are the other fields of `CreateRun`."""
         body = CreateRun(base_model=base_model, rank=rank, **options)
         return TrainingRun(self._http, Run.model_validate(self._http.post("/api/v1/runs", body.model_dump())))
 
@@ -109,6 +116,25 @@ class Client:
                 if "error" in chunk:
                     raise WorkerError(chunk["error"]["message"])
                 yield chunk
+
+
+class Versions:
+    """Published weights as files."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def files(self, version: str, **choice: Any) -> VersionFiles:
+        """What a version (or `tinker://` path) consists of; `choice`: `form` (adapter or merged), `max_shard_bytes`."""
+        return VersionFiles.model_validate(self._http.get(_version_files(version), **choice))
+
+    def download(self, version: str, name: str, target: Path, **choice: Any) -> None:
+        """Write one of these files to a new file, with the same choice."""
+        self._http.download(f"{_version_files(version)}/{quote(name, safe='')}", target, **choice)
+
+
+def _version_files(version: str) -> str:
+    return f"/api/v1/versions/{quote(version, safe='')}/files"
 
 
 class Deployments:
@@ -200,3 +226,24 @@ class Spans:
     def get(self, span_id: str) -> SpanDetail:
         """One span with its body and feedback."""
         return SpanDetail.model_validate(self._http.get(f"/api/v1/spans/{span_id}"))
+
+
+class Keys:
+    """API keys of the project; with an admin key of the default project, those of any."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def create(self, name: str, scopes: Iterable[str], *, project: str | None = None, ttl_s: int | None = None) -> NewKey:
+        """A fresh key: `key` is shown this once. A project that is not there yet is made."""
+        body = {"name": name, "scopes": sorted(scopes), "project": project, "ttl_s": ttl_s}
+        return NewKey.model_validate(self._http.post("/api/v1/keys", body))
+
+    def revoke(self, name: str, *, project: str | None = None) -> Key:
+        """Have a key refused from now on."""
+        query = {} if project is None else {"project": project}
+        return Key.model_validate(self._http.request("DELETE", f"/api/v1/keys/{quote(name, safe='')}", params=query).json())
+
+    def list(self, *, project: str | None = None) -> list[Key]:
+        """Keys without their secrets, oldest first."""
+        return [Key.model_validate(item) for item in self._http.pages("/api/v1/keys", project=project)]

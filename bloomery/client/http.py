@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -98,6 +99,23 @@ class Http:
                 raise problem
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+    def download(self, path: str, target: Path, **query: Any) -> None:
+        """Write the bytes at a path to a new file; one that ends early is an error, and what arrived of it is removed."""
+        params = {name: value for name, value in query.items() if value is not None}
+        try:
+            with target.open("xb") as file, self._client.stream("GET", path, params=params) as response:
+                if not response.is_success:
+                    response.read()
+                    raise error_of(response)
+                for piece in response.iter_raw():
+                    file.write(piece)
+        except httpx.TransportError as error:
+            target.unlink()
+            raise Unavailable(f"{path} broke off: {type(error).__name__}: {error}; the server's log says more") from error
+        except BloomeryError:
+            target.unlink()
+            raise
 
     @contextmanager
     def stream(self, path: str, body: Any, *, headers: Mapping[str, str] | None = None) -> Iterator[Iterator[str]]:

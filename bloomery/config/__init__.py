@@ -60,6 +60,8 @@ class ApiConfig(_FromJson):
     port: int
     record: RecordMode
     models: tuple[ModelConfig, ...]
+    custom_losses: bool = False
+    """Whether losses that callers define are computed here."""
     log_level: str = "info"
 
 

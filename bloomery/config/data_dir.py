@@ -34,6 +34,11 @@ class DataDir:
         return self.root / "api_key"
 
     @property
+    def signing_key(self) -> Path:
+        """Signs tokens and download addresses, mode 0600; without it those that are out become invalid."""
+        return self.root / "signing_key"
+
+    @property
     def database(self) -> Path:
         """SQLite, opened by the api alone."""
         return self.root / "bloomery.db"

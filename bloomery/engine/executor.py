@@ -25,6 +25,7 @@ from bloomery.models.load import load_decoder
 from bloomery.models.numerics import numerics_id, probe
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
+from bloomery.train.full import count_parts
 from bloomery.train.run import TrainableRun
 from bloomery.types.errors import BloomeryError, Conflict, WorkerError, blame
 from bloomery.types.generation import Abort, Generate
@@ -91,7 +92,7 @@ class Executor:
         self._ledger = Ledger(DataDir(Path(config.data_dir)).in_hand(config.model.base_hash))
         self._shelf = BlobShelf(blobs, self._decoder, base_hash=config.model.base_hash, numerics=self._numerics)
         self._training = Training(self._ledger, self._send)
-        self._sampler = Sampler(self._decoder, self._shelf.adapter)
+        self._sampler = Sampler(self._decoder, self._shelf)
         self._boot_id = new_id("boot")
         self._conversation: int | None = None
         self._paused = self._draining = self._stopping = False
@@ -248,6 +249,7 @@ class Executor:
             context=config.context,
             parameters=sum(parameter.numel() for parameter in self._decoder.parameters()),
             dtype=self._config.model.dtype,
+            parts=count_parts(self._decoder),
         )
 
     def _status(self) -> EngineStatus:

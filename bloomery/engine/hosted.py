@@ -5,12 +5,11 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from torch import Tensor
-
+from bloomery.engine.admission import FreeBytes, refusal
 from bloomery.obs.failpoints import failpoint
-from bloomery.train.passes import Share
+from bloomery.train.passes import Computed, Share
 from bloomery.train.run import TrainableRun, Work
 from bloomery.types.operations import Failed, ForwardBackward, LoadResult, Operation, OptimStepResult, Rejected, Result, effect_of_failure
 from bloomery.types.protocol import CheckpointWritten, Execute, OperationDone
@@ -38,7 +37,7 @@ class HostedRun:
         self._current: _Execution | None = None
         self.share: Share | None = None
         """What the operation that was begun waits for."""
-        self._seconds = self._unsaved_s = 0.0
+        self._seconds = self._unsaved_s = self._checkpoint_took_s = 0.0
         self._received = self._rest_seq = self._saved_seq = last_seq
         self.executed = last_seq
         """Last operation with a result."""
@@ -92,15 +91,23 @@ class HostedRun:
         failpoint(f"engine.operation.{order.seq}")
         return self._begin(order, order.operation)
 
-    def refuse(self, message: str) -> OperationDone | None:
+    def refuse(self, message: str, category: Literal["user", "server"]) -> OperationDone | None:
         """Fail the next operation without trying it."""
         order = self._queue.popleft()
-        return self._begin(order, Rejected(message=message, category="server", effect=effect_of_failure(order.operation)))
+        return self._begin(order, Rejected(message=message, category=category, effect=effect_of_failure(order.operation)))
 
-    def resume(self, logprobs: Tensor, seconds: float) -> OperationDone | None:
+    def too_large(self, free: FreeBytes) -> str | None:
+        """Why the next operation cannot run in the memory there is. What is replayed did, and is not judged again."""
+        if self.next is None or self.next.replay or not isinstance(self.next.operation, ForwardBackward):
+            return None
+        decoder = self._run.weights.decoder
+        left = free(decoder.device) - self._run.weights.backward_bytes
+        return refusal(self.next.operation, decoder, self._run.spec.micro_batch_tokens, left)
+
+    def resume(self, computed: Computed, seconds: float) -> OperationDone | None:
         """Go on with what the share gave: the operation's result, or the next `share`. `seconds` is what its pass took of this run's time."""
         self._seconds += seconds
-        return self._drive(lambda work: work.send(logprobs))
+        return self._drive(lambda work: work.send(computed))
 
     def fail(self, error: Exception) -> OperationDone | None:
         """The share cannot be computed: so goes its operation."""
@@ -111,8 +118,10 @@ class HostedRun:
         self.checkpoint_due = False
         if self._rest_seq == self._saved_seq:
             return None
+        began = time.perf_counter()
         key = f"checkpoints/{self.run_id}/{self._rest_seq}-{secrets.token_hex(4)}.safetensors"
         self._write(key, self._run.checkpoint_bytes())
+        self._checkpoint_took_s = time.perf_counter() - began
         failpoint("engine.checkpoint.written")
         self._saved_seq, self._unsaved_s = self._rest_seq, 0.0
         self.newest_checkpoint = CheckpointWritten(run_id=self.run_id, seq=self._rest_seq, key=key, digest=self._run.weights_digest())
@@ -146,7 +155,8 @@ class HostedRun:
         self._unsaved_s += self._seconds
         if self._run.at_rest:
             self._rest_seq = order.seq
-        stepped = isinstance(result, OptimStepResult) and self._unsaved_s >= self._checkpoint_after_s
+        # Of a whole model a checkpoint takes seconds to write: then it comes the more rarely, and a replay takes the longer.
+        stepped = isinstance(result, OptimStepResult) and self._unsaved_s >= self._checkpoint_after_s * max(1.0, self._checkpoint_took_s)
         self.checkpoint_due |= stepped or isinstance(result, LoadResult)
         if isinstance(order.operation, ForwardBackward) and not isinstance(result, Failed):
             self.tokens_trained += sum(datum.tokens.shape[0] for datum in order.operation.data)

@@ -1,6 +1,6 @@
 """Where an engine keeps what must survive it, and finds the weights it samples with."""
 
-from bloomery.models.adapters import FusedAdapter
+from bloomery.infer.versions import Model
 from bloomery.models.decoder import Decoder
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
@@ -14,11 +14,11 @@ from bloomery.types.operations import SnapshotResult
 
 
 class BlobShelf:
-    """Checkpoints, snapshots and adapters as blobs."""
+    """Checkpoints and snapshots as blobs, and the versions among them as weights to sample with."""
 
     def __init__(self, blobs: Blobs, decoder: Decoder, *, base_hash: str, numerics: str) -> None:
-        self._blobs, self._base_hash, self._numerics = blobs, base_hash, numerics
-        self._dtype, self._device = str(decoder.dtype).removeprefix("torch."), decoder.device
+        self._blobs, self._decoder, self._base_hash, self._numerics = blobs, decoder, base_hash, numerics
+        self._dtype = str(decoder.dtype).removeprefix("torch.")
 
     def read(self, key: str) -> bytes:
         """The blob `key`."""
@@ -35,17 +35,27 @@ class BlobShelf:
         failpoint("engine.snapshot.written")
         return SnapshotResult(version=manifest.version, key=manifest.key, size_bytes=manifest.size_bytes, step=manifest.step)
 
-    def adapter(self, weights: Weights) -> FusedAdapter | None:
-        """The adapter of a version, proved against its manifest; None for the bare base."""
+    def weigh(self, weights: Weights) -> int:
+        """Bytes of a version's tensors; the bare base takes none."""
+        return 0 if weights.key is None else self._manifest(weights).size_bytes
+
+    def load(self, weights: Weights) -> Model:
+        """A version, proved against its manifest: an adapter on the base model here, or a model of its own."""
         if weights.key is None:
             if weights.version != self._base_hash:
                 raise NotFound(f"version {weights.version} names no weights, and the base model here is {self._base_hash}")
-            return None
-        manifest = Manifest.from_json(self._blobs.get(manifest_key(weights.version)))
+            return Model(weights.version, self._decoder, None)
+        manifest = self._manifest(weights)
         self._check(manifest, weights)
         blob = self._blobs.get(weights.key)
         verify(manifest, blob)
-        return snapshot.read(blob, rank=manifest.rank, alpha=manifest.alpha, device=self._device)
+        if manifest.kind == "full":
+            return Model(weights.version, snapshot.read_model(blob, self._decoder), None)
+        adapter = snapshot.read(blob, rank=manifest.rank, alpha=manifest.alpha, device=self._decoder.device)
+        return Model(weights.version, self._decoder, adapter)
+
+    def _manifest(self, weights: Weights) -> Manifest:
+        return Manifest.from_json(self._blobs.get(manifest_key(weights.version)))
 
     def _check(self, manifest: Manifest, weights: Weights) -> None:
         if manifest.version != weights.version:

@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from bloomery.engine.admission import FreeBytes
 from bloomery.engine.hosted import HostedRun
 from bloomery.engine.ledger import InHand, Ledger
+from bloomery.models.memory import free_bytes
 from bloomery.obs.failpoints import failpoint
 from bloomery.train.passes import compute, goes_with
 from bloomery.types.operations import ForwardBackward, Operation
@@ -26,9 +28,9 @@ PASS_ROWS: Final = 512
 class Training:
     """The runs in memory and their turns."""
 
-    def __init__(self, ledger: Ledger, send: Callable[[FromEngine], None]) -> None:
+    def __init__(self, ledger: Ledger, send: Callable[[FromEngine], None], free: FreeBytes = free_bytes) -> None:
         self.runs: dict[str, HostedRun] = {}
-        self._ledger, self._send = ledger, send
+        self._ledger, self._send, self._free = ledger, send, free
         self._turns: deque[str] = deque()
         self._tokens_before = 0
         """Trained by runs that were let go."""
@@ -95,7 +97,9 @@ class Training:
         if run.share is None and run.next is not None:
             self._enter([run])
             if self._ledger.condemns(_in_hand(run), replay=run.next.replay):
-                self._refuse(run, run.next)
+                self._give_up(run, run.next)
+            elif (problem := run.too_large(self._free)) is not None:
+                self._settle(run, run.refuse(problem, "user"))
             else:
                 self._settle(run, run.begin())
         return run.share is not None
@@ -136,8 +140,8 @@ class Training:
                 self._compute([run])
             return
         seconds_per_row = (time.perf_counter() - began) / sum(share.rows for share in shares)
-        for run, share, logprobs_RK in zip(team, shares, computed, strict=True):
-            self._settle(run, run.resume(logprobs_RK, seconds_per_row * share.rows))
+        for run, share, found in zip(team, shares, computed, strict=True):
+            self._settle(run, run.resume(found, seconds_per_row * share.rows))
 
     def _settle(self, run: HostedRun, done: OperationDone | None) -> None:
         if done is not None:
@@ -149,7 +153,7 @@ class Training:
     def _enter(self, team: Iterable[HostedRun]) -> None:
         self._ledger.enter(_in_hand(run) for run in team)
 
-    def _refuse(self, run: HostedRun, order: Execute) -> None:
+    def _give_up(self, run: HostedRun, order: Execute) -> None:
         """Too many engines died in this operation: fail it, or, where its result is known, let go of the run that cannot be brought back."""
         what = f"operation {order.seq} ({_gist(order.operation)})"
         log.error("run %s: %s killed its engine again and again; it is not tried any more", run.run_id, what)
@@ -158,7 +162,7 @@ class Training:
             message = f"the engine died again and again while it replayed {what}: give it more memory, then stop and start the server"
             self._send(RunOpened(run_id=run.run_id, error=message))
         else:
-            self._settle(run, run.refuse(f"the engine died twice in {what}, so it is not tried again: send less at a time"))
+            self._settle(run, run.refuse(f"the engine died twice in {what}, so it is not tried again: send less at a time", "server"))
 
 
 def _in_hand(run: HostedRun) -> InHand:

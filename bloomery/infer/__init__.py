@@ -1,6 +1,7 @@
-"""Sampling with continuous batching: `plan` decides, `runner` computes, `sampler` commits.
+"""Sampling with continuous batching: `plan` decides, `runner` computes, and `sampler` commits.
 
-`plan.plan_step` is pure: given who waits and who runs, it says what happens in the next step. `cache` keeps the keys and values of all running
-sequences in compact slots. `runner` drives the same decoder as the trainer, with attention that reads that cache. `sampling` turns logits into
-tokens with noise that depends on a sample's seed and position alone. `Sampler` owns them all and knows requests, adapters and events.
+`plan.plan_step` is pure: given who waits, who runs and what was kept, it says what happens in the next step. `cache` keeps the keys and values of all
+running sequences in compact slots, and those of some that have left. `runner` drives the same decoder as the trainer, with attention that reads that
+cache. `sampling` turns logits into tokens with noise that depends on a sample's seed and position alone; `inquiry` and `scoring` turn them into
+everything that is asked about a prompt. `Sampler` owns them all and knows requests, weights (`versions`) and events.
 """

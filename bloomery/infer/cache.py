@@ -1,36 +1,56 @@
-"""Keys and values of all running samples, in slots 0 to n - 1 without gaps.
+"""Keys and values of all running samples, in slots 0 to n - 1 without gaps, and of some that have left.
 
-Shapes: N layers, S slots, K key/value heads, L places for tokens, E head dimension.
+Shapes: N layers, S slots, K key/value heads, L places for tokens, T tokens of one sequence, E head dimension.
 """
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bloomery.infer.plan import Sample
+from bloomery.infer.plan import LEAST_SHARED, Kept, Sample, Stem, in_common
 from bloomery.models.attention import KEY_PAD, pad_to
 from bloomery.models.config import DecoderConfig
 
+MAX_KEPT: Final = 256
+"""Sequences: every newcomer is compared with those whose head is its own."""
 _SLOT_STEP = 8
 _KEEP_BYTES = 64 << 20
-"""An idle cache larger than this is given back."""
+"""Idle slots larger than this are given back."""
+
+
+class _Pair(NamedTuple):
+    """Keys and values of one sequence."""
+
+    keys_NKTE: Tensor
+    values_NKTE: Tensor
 
 
 class KeyValueCache:
     """Compact slots: a decode step reads slots 0 to n - 1 in one piece; a released slot is filled by the last one.
 
     Places that nobody wrote hold zeros: attention masks them, but a NaN left behind by another sample would pass through the mask.
+    What is kept of sequences that have left lies apart, `kept_tokens` places in all, and the longest unused goes first.
     """
 
-    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
-        self._config, self._dtype, self._device = config, dtype, device
+    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu", kept_tokens: int = 0) -> None:
+        self._config, self._dtype, self._device, self._kept_tokens = config, dtype, device, kept_tokens
         self.samples: list[Sample] = []
         """Who holds slot 0, 1, ..."""
         self.keys_NSKLE = self.values_NSKLE = self._empty(0, 0)
+        self._kept: dict[Kept, _Pair] = {}
+        """The longest unused first."""
 
     @staticmethod
     def bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
         """Memory of one place."""
         return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+    @property
+    def kept(self) -> Sequence[Kept]:
+        """What can be taken over from sequences that have left."""
+        return list(self._kept)
 
     def slot(self, sample: Sample) -> int:
         """Where a placed sample lies at the moment."""
@@ -51,16 +71,39 @@ class KeyValueCache:
             self.samples[slot] = moved
         self.samples.pop()
         if not self.samples and self.keys_NSKLE.nbytes + self.values_NSKLE.nbytes > _KEEP_BYTES:
-            self.clear()
+            self.keys_NSKLE = self.values_NSKLE = self._empty(0, 0)
 
-    def fork(self, source: Sample, target: Sample) -> None:
-        """Copy the keys and values that both samples share."""
-        self._copy(self.slot(source), self.slot(target), target.shared)
-        target.cached = target.shared
+    def keep(self, sample: Sample, stem: Stem) -> None:
+        """Keep the keys and values of a sample's cached tokens, which are those of `stem`, beyond its release."""
+        tokens = len(stem.tokens)
+        if not LEAST_SHARED <= tokens <= self._kept_tokens:
+            return
+        for other in self.kept:
+            shared = in_common(stem, other.stem)
+            if shared == tokens:
+                self._touch(other)
+                return
+            if shared == len(other.stem.tokens):
+                del self._kept[other]
+        slot = self.slot(sample)
+        self._kept[Kept(stem)] = _Pair(*(storage[:, slot, :, :tokens].clone() for storage in (self.keys_NSKLE, self.values_NSKLE)))
+        while len(self._kept) > MAX_KEPT or sum(len(each.stem.tokens) for each in self._kept) > self._kept_tokens:
+            del self._kept[next(iter(self._kept))]
+
+    def fork(self, source: Sample | Kept, target: Sample, tokens: int) -> None:
+        """Copy the keys and values of the first tokens, which both have in common."""
+        if isinstance(source, Sample):
+            self._copy(self.slot(source), self.slot(target), tokens)
+        else:
+            slot = self.slot(target)
+            for storage, kept_NKTE in zip((self.keys_NSKLE, self.values_NSKLE), self._touch(source), strict=True):
+                storage[:, slot, :, :tokens] = kept_NKTE[:, :, :tokens]
+        target.cached = tokens
 
     def clear(self) -> None:
         """Forget everything, and give the memory back."""
         self.samples.clear()
+        self._kept.clear()
         self.keys_NSKLE = self.values_NSKLE = self._empty(0, 0)
 
     def reserve(self, length: int) -> None:
@@ -69,6 +112,10 @@ class KeyValueCache:
             # One after the other: the old and the new form of both never exist together.
             self.keys_NSKLE = self._resized(self.keys_NSKLE, length)
             self.values_NSKLE = self._resized(self.values_NSKLE, length)
+
+    def _touch(self, kept: Kept) -> _Pair:
+        pair = self._kept[kept] = self._kept.pop(kept)
+        return pair
 
     def _resized(self, old_NSKLE: Tensor, length: int) -> Tensor:
         new_NSKLE = self._empty(pad_to(len(self.samples), _SLOT_STEP), pad_to(length, KEY_PAD))

@@ -15,20 +15,12 @@ from torch import Tensor
 from bloomery.infer.attention import ChunkAttention, Span, StepAttention
 from bloomery.infer.cache import KeyValueCache
 from bloomery.infer.plan import Sample
-from bloomery.models.adapters import UNEMBED, AdapterRows, FusedAdapter
+from bloomery.infer.scoring import PromptScores, Question, answer, chunk_rows, joined
+from bloomery.infer.versions import Model
+from bloomery.models.adapters import UNEMBED, AdapterRows, Factors, FusedAdapter
 from bloomery.models.attention import ROW_PAD, pad_to
 from bloomery.models.decoder import Decoder
-from bloomery.models.head import logits, token_logprobs
-
-_TOP_ROWS = 64
-"""Rows whose logits exist at once when the likeliest tokens of a prompt are asked for."""
-
-
-class Model(NamedTuple):
-    """The weights of some rows; equal versions are equal adapters."""
-
-    version: str
-    adapter: FusedAdapter | None
+from bloomery.models.head import logits
 
 
 class Feed(NamedTuple):
@@ -63,67 +55,71 @@ class NextTokens(NamedTuple):
         return tuple(zip(top.indices.tolist(), (top.values - self.logsumexp_B[row]).tolist(), strict=True))
 
 
-class PromptScores(NamedTuple):
-    """Log-probability of each given next token [T], and where asked the k likeliest next tokens with theirs [T, k]."""
-
-    logprobs_T: Tensor
-    top_ids_Tk: Tensor | None = None
-    top_logprobs_Tk: Tensor | None = None
-
-    def without(self, count: int) -> "PromptScores":
-        """All but the first `count` tokens."""
-        if self.top_ids_Tk is None or self.top_logprobs_Tk is None:
-            return PromptScores(self.logprobs_T[count:])
-        return PromptScores(self.logprobs_T[count:], self.top_ids_Tk[count:], self.top_logprobs_Tk[count:])
-
-
 class Runner:
-    """Feeds tokens through the decoder and keeps the cache in step."""
+    """Feeds tokens through decoders and keeps the cache in step. What goes through different decoders goes one after the other."""
 
-    def __init__(self, decoder: Decoder, cache: KeyValueCache) -> None:
-        self._decoder, self._cache = decoder, cache
+    def __init__(self, cache: KeyValueCache) -> None:
+        self._cache = cache
 
     @torch.no_grad()
     def prefill(self, feeds: Sequence[Feed]) -> list[Tensor]:
         """Cache the keys and values of all fed tokens; returns each feed's hidden states, its pad rows included."""
+        hidden: dict[int, Tensor] = {}
+        for members in _by_decoder(feeds):
+            hidden |= zip(members, self._prefill([feeds[index] for index in members]), strict=True)
+        return [hidden[index] for index in range(len(feeds))]
+
+    @torch.no_grad()
+    def decode(self, feeds: Sequence[Feed]) -> NextTokens:
+        """Feed one token per sample."""
+        teams = _by_decoder(feeds)
+        parts = [self._decode([feeds[index] for index in members]) for members in teams]
+        if len(parts) == 1:
+            return parts[0]
+        order = torch.tensor([index for members in teams for index in members]).argsort()
+        return NextTokens(*(torch.cat(tensors).index_select(0, order) for tensors in zip(*parts, strict=True)))
+
+    @torch.no_grad()
+    def after(self, feeds: Sequence[Feed], hidden: Sequence[Tensor]) -> NextTokens:
+        """What comes after the last token of each prefilled feed, without a decode step."""
+        last = [len(feed.tokens) - 1 for feed in feeds]
+        blocks = zip(feeds, hidden, last, strict=True)
+        logits_RV = torch.cat([_logits(rows_RD[_block(row)], feed.model.decoder, feed.model.adapter) for feed, rows_RD, row in blocks])
+        return _next_tokens(logits_RV, [index * ROW_PAD + row % ROW_PAD for index, row in enumerate(last)])
+
+    @torch.no_grad()
+    def score(self, hidden_RD: Tensor, feed: Feed, question: Question) -> PromptScores:
+        """Answer a question about rows of a prefilled feed, from the logits that the trainer computes."""
+        skip, step = question.start - feed.start, chunk_rows(feed.model.decoder.config.vocab_size)
+        parts = []
+        for start in range(_block(skip).start, len(hidden_RD), step):
+            first, last = max(0, start - skip), min(len(question.next_T), start + step - skip)
+            if first < last:
+                logits_RV = _logits(hidden_RD[start : start + step], feed.model.decoder, feed.model.adapter)
+                parts.append(answer(logits_RV, max(0, skip - start), question.part(first, last)))
+        return joined(parts)
+
+    def _prefill(self, feeds: Sequence[Feed]) -> list[Tensor]:
         layout = _layout(feeds, lambda feed: pad_to(len(feed.tokens), ROW_PAD))
         attention = ChunkAttention(self._cache, self._spans(feeds, layout))
         hidden_RD = self._hidden(feeds, layout, attention)
         return [hidden_RD[row : row + pad_to(len(feed.tokens), ROW_PAD)] for row, feed in zip(layout.first_rows, feeds, strict=True)]
 
-    @torch.no_grad()
-    def decode(self, feeds: Sequence[Feed]) -> NextTokens:
-        """Feed one token per sample."""
+    def _decode(self, feeds: Sequence[Feed]) -> NextTokens:
         layout = _layout(feeds, lambda feed: 1)
         attention = StepAttention(self._cache, self._spans(feeds, layout), layout.rows)
-        hidden_RD = self._hidden(feeds, layout, attention)
-        logits_RV = torch.cat([self._logits(hidden_RD[start:stop], adapter) for adapter, start, stop in layout.adapters.segments])
-        # Reduced before the pad rows go, so that the reduction too sees a multiple of `ROW_PAD` rows, as in the trainer.
-        logsumexp_R = torch.logsumexp(logits_RV, -1)
-        order = torch.tensor(layout.first_rows, device=logits_RV.device)
-        return NextTokens(logits_RV.index_select(0, order).cpu(), logsumexp_R.index_select(0, order).cpu())
-
-    @torch.no_grad()
-    def score(self, hidden_RD: Tensor, adapter: FusedAdapter | None, next_tokens: Sequence[int], top_k: int) -> PromptScores:
-        """Log-probabilities of what follows each token of a prefilled feed, by the trainer's own function."""
-        count = len(next_tokens)
-        targets_R1 = torch.zeros(len(hidden_RD), 1, dtype=torch.long, device=hidden_RD.device)
-        targets_R1[:count, 0] = torch.tensor(next_tokens, device=hidden_RD.device)
-        factors = adapter.get(UNEMBED) if adapter is not None else None
-        logprobs_T = token_logprobs(hidden_RD, self._decoder.head_weight, factors, targets_R1)[:count, 0].cpu()
-        if not top_k:
-            return PromptScores(logprobs_T)
-        parts = [_top(self._logits(rows_RD, adapter), top_k) for rows_RD in hidden_RD.split(_TOP_ROWS)]
-        ids_Rk, values_Rk = (torch.cat(part) for part in zip(*parts, strict=True))
-        return PromptScores(logprobs_T, ids_Rk[:count].cpu(), values_Rk[:count].cpu())
+        hidden_RD, decoder = self._hidden(feeds, layout, attention), feeds[0].model.decoder
+        logits_RV = torch.cat([_logits(hidden_RD[start:stop], decoder, adapter) for adapter, start, stop in layout.adapters.segments])
+        return _next_tokens(logits_RV, layout.first_rows)
 
     def _hidden(self, feeds: Sequence[Feed], layout: "_Layout", attention: ChunkAttention | StepAttention) -> Tensor:
         tokens, positions = [0] * layout.rows, [0] * layout.rows
         for row, feed in zip(layout.first_rows, feeds, strict=True):
             tokens[row : row + len(feed.tokens)] = feed.tokens
             positions[row : row + len(feed.tokens)] = range(feed.start, feed.stop)
-        tokens_R, positions_R = torch.tensor([tokens, positions], device=self._decoder.device)
-        hidden_RD = self._decoder.hidden(tokens_R, positions_R, attention, layout.adapters)
+        decoder = feeds[0].model.decoder
+        tokens_R, positions_R = torch.tensor([tokens, positions], device=decoder.device)
+        hidden_RD = decoder.hidden(tokens_R, positions_R, attention, layout.adapters)
         for feed in feeds:
             feed.sample.cached = feed.stop
         return hidden_RD
@@ -132,13 +128,34 @@ class Runner:
         slots = {sample: slot for slot, sample in enumerate(self._cache.samples)}
         return [Span(row, slots[feed.sample], feed.start, feed.stop) for row, feed in zip(layout.first_rows, feeds, strict=True)]
 
-    def _logits(self, hidden_RD: Tensor, adapter: FusedAdapter | None) -> Tensor:
-        return logits(hidden_RD, self._decoder.head_weight, adapter.get(UNEMBED) if adapter is not None else None)
+
+def _by_decoder(feeds: Sequence[Feed]) -> list[list[int]]:
+    """Feeds that go through one decoder together, by index."""
+    teams: dict[int, list[int]] = {}
+    for index, feed in enumerate(feeds):
+        teams.setdefault(id(feed.model.decoder), []).append(index)
+    return list(teams.values())
 
 
-def _top(logits_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    top = logits_RV.topk(count, dim=-1)
-    return top.indices, top.values - torch.logsumexp(logits_RV, -1, keepdim=True)
+def _logits(hidden_RD: Tensor, decoder: Decoder, adapter: FusedAdapter | None) -> Tensor:
+    return logits(hidden_RD, decoder.head_weight, _head_factors(adapter))
+
+
+def _head_factors(adapter: FusedAdapter | None) -> Factors | None:
+    return None if adapter is None else adapter.get(UNEMBED)
+
+
+def _next_tokens(logits_RV: Tensor, rows_B: Sequence[int]) -> NextTokens:
+    # Reduced before the pad rows go, so that the reduction too sees a multiple of `ROW_PAD` rows, as in the trainer.
+    logsumexp_R = torch.logsumexp(logits_RV, -1)
+    order_B = torch.tensor(rows_B, device=logits_RV.device)
+    return NextTokens(logits_RV.index_select(0, order_B).cpu(), logsumexp_R.index_select(0, order_B).cpu())
+
+
+def _block(row: int) -> slice:
+    """The rows, a whole pad of them, that a row is computed with."""
+    start = row // ROW_PAD * ROW_PAD
+    return slice(start, start + ROW_PAD)
 
 
 class _Layout(NamedTuple):

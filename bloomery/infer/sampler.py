@@ -1,47 +1,48 @@
 """`Sampler`: requests in, events out, one step at a time.
 
 A step reads plan, run, commit: `plan_step` decides, `Runner` computes, and `Sampler` writes down what came of it. A request keeps the weights it
-started with; adapters are loaded when a request first names them, and the latest few stay in memory.
+started with (`versions.py`).
 """
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from bloomery.infer.cache import KeyValueCache
-from bloomery.infer.plan import Chunk, Fork, Limits, Sample, key_length, plan_step
-from bloomery.infer.request import Request, check
-from bloomery.infer.runner import Feed, Model, Runner
+from bloomery.infer.plan import Chunk, Fork, Limits, Plan, Sample, key_length, plan_step
+from bloomery.infer.request import Request
+from bloomery.infer.runner import Feed, NextTokens, Runner
 from bloomery.infer.sampling import choose
-from bloomery.models.adapters import FusedAdapter
+from bloomery.infer.versions import Model, Source, Versions
 from bloomery.models.decoder import Decoder
-from bloomery.types.errors import BloomeryError, WorkerError, blame
-from bloomery.types.generation import Abort, FinishReason, Generate, GenerateFailed, SampledToken, SampleFinished, SamplerEvent, Weights
+from bloomery.models.memory import free_bytes
+from bloomery.types.checks import check_generate
+from bloomery.types.errors import BloomeryError, Conflict, WorkerError, blame
+from bloomery.types.generation import Abort, FinishReason, Generate, GenerateFailed, PromptFound, SampledToken, SampleFinished, SamplerEvent, Weights
 
-ADAPTERS_IN_MEMORY: Final = 16
 CACHE_BYTES: Final = 1 << 30
 """Bound of the key and value cache; a sequence that runs alone may exceed it."""
+KEPT_BYTES: Final = 1 << 27
+"""Bound of the keys and values of sequences that have left."""
 
 
 class Sampler:
-    """Continuous batching over one base model and many adapters."""
+    """Continuous batching over many versions of one model: adapters on it, and models of its form."""
 
-    def __init__(self, decoder: Decoder, load_adapter: Callable[[Weights], FusedAdapter | None], limits: Limits | None = None) -> None:
+    def __init__(self, decoder: Decoder, source: Source, limits: Limits | None = None) -> None:
         self._config = decoder.config
-        self._load_adapter = load_adapter
-        self._limits = limits or Limits(cache_tokens=CACHE_BYTES // KeyValueCache.bytes_per_token(decoder.config, decoder.dtype))
-        self._cache = KeyValueCache(decoder.config, dtype=decoder.dtype, device=decoder.device)
-        self._runner = Runner(decoder, self._cache)
-        self._adapters: OrderedDict[str, FusedAdapter | None] = OrderedDict()
+        self._versions = Versions(source, lambda: free_bytes(decoder.device))
+        self._limits = limits or _limits(decoder)
+        self._cache = KeyValueCache(decoder.config, dtype=decoder.dtype, device=decoder.device, kept_tokens=self._limits.kept_tokens)
+        self._runner = Runner(self._cache)
         self._requests: dict[str, Request] = {}
         self._waiting: list[Sample] = []
         self._running: list[Sample] = []
         self._events: list[SamplerEvent] = []
-        self.tokens_sampled = 0
+        self.tokens_sampled = self.tokens_prefilled = 0
 
     @property
     def busy(self) -> bool:
@@ -62,13 +63,15 @@ class Sampler:
         """Queue a request; when it cannot be served, the next step says so."""
         try:
             with blame(WorkerError, f"request `{generate.request_id}`"):
-                check(generate, self._config, taken=generate.request_id in self._requests)
+                if generate.request_id in self._requests:
+                    raise Conflict(f"request `{generate.request_id}` is being served already: choose a fresh id", field="request_id")
+                check_generate(generate, self._config)
                 request = Request(generate, self._model(generate.weights))
         except BloomeryError as error:
             self._events.append(GenerateFailed(request_id=generate.request_id, message=error.message, category=error.category))
             return
         self._requests[generate.request_id] = request
-        self._waiting += request.samples()
+        self._waiting += request.samples
 
     def abort(self, abort: Abort) -> None:
         """End a request's samples, or one of them; those that ended already are left alone."""
@@ -78,13 +81,16 @@ class Sampler:
 
     def step(self) -> list[SamplerEvent]:
         """One step of everything that runs: at most one token per sample."""
-        plan = plan_step(self._waiting, self._running, self._limits)
+        plan = plan_step(self._waiting, self._running, self._limits, self._cache.kept)
         self._preempt(plan.preempt)
         self._admit(plan.admit)
-        self._prefill(plan.prefill)
+        self._fork(plan.found)
+        ends = self._prefill(plan.prefill)
         self._fork(plan.forks)
+        self._begin(plan)
         self._commit_prompts([*plan.admit, *(chunk.sample for chunk in plan.prefill)])
         self._decode([sample for sample in plan.decode if sample.request_id in self._requests])
+        self._sample_in_prefill([end for end in ends if end.feed.sample.request_id in self._requests])
         events, self._events = self._events, []
         return events
 
@@ -103,13 +109,9 @@ class Sampler:
         self._cache.clear()
 
     def _model(self, weights: Weights) -> Model:
-        if weights.version not in self._adapters:
-            with blame(WorkerError, f"cannot load weights {weights.version}"):
-                self._adapters[weights.version] = self._load_adapter(weights)
-        self._adapters.move_to_end(weights.version)
-        if len(self._adapters) > ADAPTERS_IN_MEMORY:
-            self._adapters.popitem(last=False)
-        return Model(weights.version, self._adapters[weights.version])
+        in_use = {request.model.version for request in self._requests.values()}
+        with blame(WorkerError, f"cannot load weights {weights.version}"):
+            return self._versions.get(weights, in_use=in_use)
 
     def _preempt(self, samples: Sequence[Sample]) -> None:
         for sample in samples:
@@ -124,18 +126,33 @@ class Sampler:
         if self._running:
             self._cache.reserve(key_length(self._running))
 
-    def _prefill(self, chunks: Sequence[Chunk]) -> None:
+    def _prefill(self, chunks: Sequence[Chunk]) -> list["_End"]:
+        """Compute and score; returns what ended where a token is to be sampled."""
         if not chunks:
-            return
+            return []
         feeds = [self._feed(chunk.sample, chunk.start, chunk.stop) for chunk in chunks]
+        ends = []
         for feed, hidden_RD in zip(feeds, self._runner.prefill(feeds), strict=True):
+            self.tokens_prefilled += len(feed.tokens)
             request = self._requests[feed.sample.request_id]
-            if following := request.unscored(feed.start, feed.stop):
-                request.add_scores(feed.start, self._runner.score(hidden_RD, feed.model.adapter, following, request.generate.prompt_top_k))
+            if request.inquiry is not None and (question := request.inquiry.question(feed.stop)) is not None:
+                request.inquiry.take(question, self._runner.score(hidden_RD, feed, question))
+            if not feed.sample.left and not feed.sample.missing:
+                ends.append(_End(feed, hidden_RD))
+        return ends
 
     def _fork(self, forks: Sequence[Fork]) -> None:
         for fork in forks:
-            self._cache.fork(fork.source, fork.sample)
+            self._cache.fork(fork.source, fork.sample, fork.tokens)
+
+    def _begin(self, plan: Plan) -> None:
+        """Say of every request that has just got its first place how much of its prompt need not be computed."""
+        found = {fork.sample: fork.tokens for fork in (*plan.found, *plan.forks)}
+        for sample in plan.admit:
+            request = self._requests[sample.request_id]
+            if not request.begun and sample in found:
+                self._events.append(PromptFound(request_id=sample.request_id, tokens=found[sample]))
+            request.begun = True
 
     def _commit_prompts(self, samples: Sequence[Sample]) -> None:
         for sample in dict.fromkeys(samples):
@@ -143,20 +160,26 @@ class Sampler:
             if request is None:
                 # A sibling's score was not finite, which ended the request.
                 continue
-            score = request.take_score()
-            if score is not None and not np.isfinite(score.logprobs.numpy()[1:]).all():
+            if request.inquiry is not None and request.inquiry.broken:
                 self._fail_broken(request)
                 continue
+            score = request.take_score()
             if score is not None:
                 self._events.append(score)
-            if not sample.decodes and not sample.missing:
+            if not sample.decodes and sample.left and not sample.missing:
                 self._finish(sample, "length")
 
     def _decode(self, samples: Sequence[Sample]) -> None:
-        if not samples:
-            return
+        if samples:
+            self._choose(samples, self._runner.decode([self._feed(sample, sample.length - 1, sample.length) for sample in samples]))
+
+    def _sample_in_prefill(self, ends: Sequence["_End"]) -> None:
+        if ends:
+            feeds = [end.feed for end in ends]
+            self._choose([feed.sample for feed in feeds], self._runner.after(feeds, [end.hidden_RD for end in ends]))
+
+    def _choose(self, samples: Sequence[Sample], next_tokens: NextTokens) -> None:
         requests = [self._requests[sample.request_id] for sample in samples]
-        next_tokens = self._runner.decode([self._feed(sample, sample.length - 1, sample.length) for sample in samples])
         draws = [request.draw(sample.index) for request, sample in zip(requests, samples, strict=True)]
         tokens_B = choose(next_tokens.logits_BV.numpy(), draws)
         logprobs = next_tokens.logprobs(torch.from_numpy(tokens_B)).tolist()
@@ -192,8 +215,11 @@ class Sampler:
 
     def _finish(self, sample: Sample, reason: FinishReason) -> None:
         self._events.append(SampleFinished(request_id=sample.request_id, sample=sample.index, reason=reason))
-        self._leave(sample)
         request = self._requests[sample.request_id]
+        # The next turn of a conversation, or the same prompt again, begins like this sample; siblings that still run hold most of it.
+        if sample in self._running and sum(other.request_id == sample.request_id for other in self._running) == 1:
+            self._cache.keep(sample, request.cached_stem(sample))
+        self._leave(sample)
         del request.continuations[sample.index]
         if not request.continuations:
             del self._requests[sample.request_id]
@@ -214,3 +240,15 @@ class Sampler:
             sample.cached = 0
         else:
             self._waiting.remove(sample)
+
+
+class _End(NamedTuple):
+    """The end of a prompt that was prefilled to its last token, with the hidden states of its chunk."""
+
+    feed: Feed
+    hidden_RD: Tensor
+
+
+def _limits(decoder: Decoder) -> Limits:
+    place = KeyValueCache.bytes_per_token(decoder.config, decoder.dtype)
+    return Limits(cache_tokens=CACHE_BYTES // place, kept_tokens=KEPT_BYTES // place)

@@ -3,7 +3,8 @@
 Noise: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), key = seed, counter = (token id / 4, position, sample, 0);
 the four output words belong to four consecutive token ids. A token is the argmax of `(logits - max) / temperature + Gumbel noise`, which draws
 from the softmax (the Gumbel-max trick). All in float32, uniforms with 23 bits.
-Everything works row by row, so a row's token does not depend on its batch. Shapes: B rows, V vocabulary.
+Alternatives to the tokens of a prompt are drawn by inversion, many from one row: counter = (draw / 4, position in the prompt, 0, 1).
+Everything works row by row, so a row's token does not depend on its batch. Shapes: B rows, V vocabulary, k draws of a row.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from bloomery.types.generation import SamplingParams
 
 Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 """32-bit words, held in 64 bits so that products keep their high half."""
 
@@ -38,9 +40,9 @@ class Draw(NamedTuple):
     params: SamplingParams
 
 
-def choose(logits_BV: Floats, draws: Sequence[Draw]) -> npt.NDArray[np.int64]:
+def choose(logits_BV: Floats, draws: Sequence[Draw]) -> Integers:
     """The chosen token of every row; the lowest id wins a tie."""
-    tokens_B: npt.NDArray[np.int64] = logits_BV.argmax(-1)
+    tokens_B: Integers = logits_BV.argmax(-1)
     noisy = [row for row, draw in enumerate(draws) if draw.params.temperature > 0]
     vocab_size = logits_BV.shape[1]
     step = max(1, _NOISE_ROWS // vocab_size)
@@ -52,15 +54,36 @@ def choose(logits_BV: Floats, draws: Sequence[Draw]) -> npt.NDArray[np.int64]:
     return tokens_B
 
 
+def draw_alternatives(logits_BV: Floats, positions_B: Integers, count: int, params: SamplingParams) -> Integers:
+    """`count` independent tokens of each row at the temperature of `params`, from all tokens; one more changes none of those before."""
+    if params.temperature == 0:
+        return np.repeat(logits_BV.argmax(-1)[:, None], count, 1)
+    drawn_Bk = np.empty((len(logits_BV), count), np.int64)
+    step = max(1, _NOISE_ROWS // logits_BV.shape[1])
+    temperature_11, uniform_Bk = np.array([[params.temperature]], np.float32), _uniforms(positions_B, count, params.seed)
+    for start in range(0, len(logits_BV), step):
+        rows = slice(start, start + step)
+        mass_BV = np.cumsum(np.exp(_scaled(logits_BV[rows], temperature_11), dtype=np.float64), -1)
+        for row, (mass_V, uniform_k) in enumerate(zip(mass_BV, uniform_Bk[rows], strict=True), start):
+            drawn_Bk[row] = np.searchsorted(mass_V, uniform_k * mass_V[-1], side="right")
+    # Weights that give no numbers give no mass either.
+    within_Bk: Integers = np.minimum(drawn_Bk, logits_BV.shape[1] - 1)
+    return within_Bk
+
+
 def scale_and_truncate(logits_BV: Floats, params: Sequence[SamplingParams]) -> Floats:
     """`(logits - max) / temperature`, with -inf for what `top_k` and then `top_p` exclude."""
-    temperature_B1 = np.array([[max(each.temperature, _COLDEST)] for each in params], np.float32)
-    # Relative to the largest, so that a tiny temperature gives -inf for the others and not inf for several.
-    with np.errstate(over="ignore", invalid="ignore"):
-        scaled_BV: Floats = (logits_BV - logits_BV.max(-1, keepdims=True)) / temperature_B1
+    scaled_BV = _scaled(logits_BV, np.array([[each.temperature] for each in params], np.float32))
     for row, each in enumerate(params):
         if each.top_p < 1 or 0 < each.top_k < scaled_BV.shape[1]:
             scaled_BV[row, ~kept(scaled_BV[row], each.top_k, each.top_p)] = -np.inf
+    return scaled_BV
+
+
+def _scaled(logits_BV: Floats, temperature_B1: Floats) -> Floats:
+    # Relative to the largest, so that a tiny temperature gives -inf for the others and not inf for several.
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled_BV: Floats = (logits_BV - logits_BV.max(-1, keepdims=True)) / np.maximum(temperature_B1, np.float32(_COLDEST))
     return scaled_BV
 
 
@@ -91,6 +114,16 @@ def gumbel(draws: Sequence[Draw], vocab_size: int) -> Floats:
     uniform = (uniform + np.float32(0.5)) * np.float32(2**-23)
     noise: Floats = -np.log(-np.log(uniform))
     return noise.reshape(len(draws), -1)[:, :vocab_size]
+
+
+def _uniforms(positions_B: Integers, count: int, seed: int) -> npt.NDArray[np.float64]:
+    """Of 32 bits each, never 0 or 1: [B, k]."""
+    seed_11 = np.array([[seed & _SEED_MASK]], np.uint64)
+    blocks_1b = np.arange(-(-count // 4), dtype=np.uint64)[None]
+    zeros = np.zeros_like(blocks_1b)
+    words = philox((blocks_1b, positions_B.astype(np.uint64)[:, None], zeros, zeros + np.uint64(1)), (seed_11 & _LOW, seed_11 >> _HALF))
+    words_Bk = np.stack(np.broadcast_arrays(*words), -1).reshape(len(positions_B), -1)[:, :count]
+    return (words_Bk.astype(np.float64) + 0.5) * 2.0**-32
 
 
 def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, Words, Words, Words]:

@@ -4,7 +4,7 @@ Shapes: R rows, I inputs, O outputs, r rank padded to a multiple of `RANK_PAD`.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,11 +43,6 @@ class AdapterRows(NamedTuple):
 
     segments: tuple[tuple[FusedAdapter | None, int, int], ...]
 
-    @property
-    def adapted(self) -> bool:
-        """Whether any row has an adapter."""
-        return any(adapter is not None for adapter, _, _ in self.segments)
-
 
 def target_shapes(config: DecoderConfig, *, attention: bool, mlp: bool, unembed: bool) -> dict[str, tuple[int, int, int]]:
     """Targets by stored name (`layers.0.self_attn.q_proj`) with (experts or 0, inputs, outputs), in a fixed order."""
@@ -71,20 +66,50 @@ def padded_rank(rank: int) -> int:
     return -(-rank // RANK_PAD) * RANK_PAD
 
 
-def add_adapters(base_RO: Tensor, input_RI: Tensor, projection: str, rows: AdapterRows) -> Tensor:
-    """Add every segment's low-rank update to a base projection's output."""
-    if not rows.adapted:
-        return base_RO
-    if len(rows.segments) == 1:
-        return _add(base_RO, input_RI, rows.segments[0][0], projection)
-    sizes = [stop - start for _, start, stop in rows.segments]
-    parts = zip(base_RO.split(sizes), input_RI.split(sizes), rows.segments, strict=True)
-    return torch.cat([_add(base, given, adapter, projection) for base, given, (adapter, _, _) in parts])
+def adapted_linear(input_RI: Tensor, weight_OI: Tensor, projection: str, rows: AdapterRows) -> Tensor:
+    """A projection of the base [R, O] with every segment's low-rank update; with an adapter anywhere the weight gets no gradient."""
+    chosen = [(adapter.get(projection) if adapter is not None else None, start, stop) for adapter, start, stop in rows.segments]
+    parts = tuple(_Part(start, stop) for factors, start, stop in chosen if factors is not None)
+    if not parts:
+        return torch.nn.functional.linear(input_RI, weight_OI)
+    flat = (tensor for factors, _, _ in chosen if factors is not None for tensor in factors)
+    out_RO: Tensor = _AdaptedLinear.apply(input_RI, weight_OI, parts, *flat)  # type: ignore[no-untyped-call]
+    return out_RO
 
 
-def _add(base_RO: Tensor, input_RI: Tensor, adapter: FusedAdapter | None, projection: str) -> Tensor:
-    factors = adapter.get(projection) if adapter is not None else None
-    return base_RO if factors is None else low_rank_add(base_RO, input_RI, factors)
+class _Part(NamedTuple):
+    start: int
+    stop: int
+
+
+class _AdaptedLinear(torch.autograd.Function):
+    """One product for all rows, and small ones added in place: autograd's own nodes would copy every activation once per segment."""
+
+    @staticmethod
+    def forward(ctx: Any, input_RI: Tensor, weight_OI: Tensor, parts: tuple[_Part, ...], *flat: Tensor) -> Tensor:
+        out_RO = torch.nn.functional.linear(input_RI, weight_OI)
+        lows = []
+        for (start, stop), a, b in zip(parts, flat[::2], flat[1::2], strict=True):
+            low = torch.nn.functional.linear(input_RI[start:stop], a)
+            out_RO[start:stop].addmm_(low, b.t())
+            lows.append(low)
+        ctx.parts = parts
+        ctx.save_for_backward(input_RI, weight_OI, *lows, *flat)
+        return out_RO
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_RO,), parts = grads, ctx.parts
+        input_RI, weight_OI, *rest = ctx.saved_tensors
+        lows, flat = rest[: len(parts)], rest[len(parts) :]
+        grad_RI = grad_RO @ weight_OI
+        grad_flat: list[Tensor] = []
+        for (start, stop), low, a, b in zip(parts, lows, flat[::2], flat[1::2], strict=True):
+            part_RO = grad_RO[start:stop]
+            grad_low = part_RO @ b
+            grad_RI[start:stop].addmm_(grad_low, a)
+            grad_flat += [grad_low.t() @ input_RI[start:stop], part_RO.t() @ low]
+        return grad_RI, None, None, *grad_flat
 
 
 def low_rank_add(base_RO: Tensor, input_RI: Tensor, factors: Factors) -> Tensor:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bloomery.types.errors import InvalidInput, NotSupported
+from bloomery.types.routing import RoutingShape
 
 FAMILIES = ("qwen3", "llama", "ministral", "ministral3", "qwen3_moe")
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -96,7 +97,7 @@ def parse_config(raw: dict[str, Any]) -> DecoderConfig:
         qk_norm=family in ("qwen3", "qwen3_moe"),
         context=raw.get("max_position_embeddings", 2048),
         windows=_windows(raw, layers),
-        experts=_experts(raw, layers) if family == "qwen3_moe" else None,
+        experts=_experts(raw) if family == "qwen3_moe" else None,
     )
 
 
@@ -136,13 +137,16 @@ def _default_layer_types(raw: dict[str, Any], layers: int) -> list[str]:
     return ["sliding_attention" if layer >= first_sliding else "full_attention" for layer in range(layers)]
 
 
-def _experts(raw: dict[str, Any], layers: int) -> ExpertsConfig:
-    step, dense = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
-    count = raw.get("num_experts") or raw["num_local_experts"]
-    return ExpertsConfig(
-        num_experts=count,
-        top_k=raw["num_experts_per_tok"],
-        intermediate_size=raw["moe_intermediate_size"],
-        normalise_top_k=raw.get("norm_topk_prob", False),
-        sparse_layers=tuple(layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0),
+def _experts(raw: dict[str, Any]) -> ExpertsConfig | None:
+    routing = RoutingShape.of_config(raw)
+    return (
+        None
+        if routing is None
+        else ExpertsConfig(
+            num_experts=routing.experts,
+            top_k=routing.top_k,
+            intermediate_size=raw["moe_intermediate_size"],
+            normalise_top_k=raw.get("norm_topk_prob", False),
+            sparse_layers=routing.sparse_layers,
+        )
     )

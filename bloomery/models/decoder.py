@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bloomery.models.adapters import AdapterRows, add_adapters
+from bloomery.models.adapters import AdapterRows, adapted_linear
 from bloomery.models.attention import Attention
 from bloomery.models.config import DecoderConfig
-from bloomery.models.experts import Experts
+from bloomery.models.experts import Experts, Routing
 from bloomery.models.pointwise import rms_norm, rotate, swiglu
 from bloomery.models.rope import Rope
 
@@ -44,12 +44,13 @@ class Decoder(nn.Module):
         """Where the weights live."""
         return self.embedding.device
 
-    def hidden(self, tokens_R: Tensor, positions_R: Tensor, attention: Attention, adapters: AdapterRows) -> Tensor:
-        """Hidden states [R, D] after the final norm."""
+    def hidden(self, tokens_R: Tensor, positions_R: Tensor, attention: Attention, adapters: AdapterRows, routing: Routing | None = None) -> Tensor:
+        """Hidden states [R, D] after the final norm; `routing` keeps, or says, which experts the rows go to."""
+        routing = Routing() if routing is None else routing
         x_RD = F.embedding(tokens_R, self.embedding)
         rotation = self.rope(positions_R, x_RD.dtype)
         for block in self.layers:
-            x_RD = block(x_RD, rotation, attention, adapters)
+            x_RD = block(x_RD, rotation, attention, adapters, routing)
         return rms_norm(x_RD, self.norm, self.config.norm_eps)
 
 
@@ -68,15 +69,22 @@ class Block(nn.Module):
         self.mlp_norm = _weight(width, dtype=dtype)
         self.mlp = _mlp(config, layer, dtype)
 
-    def forward(self, x_RD: Tensor, rotation: tuple[Tensor, Tensor, Tensor | None], attention: Attention, adapters: AdapterRows) -> Tensor:
+    def forward(
+        self,
+        x_RD: Tensor,
+        rotation: tuple[Tensor, Tensor, Tensor | None],
+        attention: Attention,
+        adapters: AdapterRows,
+        routing: Routing,
+    ) -> Tensor:
         """One block."""
         eps, name = self.config.norm_eps, f"layers.{self.layer}"
         normed_RD = rms_norm(x_RD, self.attention_norm, eps)
-        q_RHE, k_RKE, v_RKE = self._heads(add_adapters(F.linear(normed_RD, self.qkv), normed_RD, f"{name}.qkv", adapters), rotation)
+        q_RHE, k_RKE, v_RKE = self._heads(adapted_linear(normed_RD, self.qkv, f"{name}.qkv", adapters), rotation)
         mixed_RD = attention(self.layer, q_RHE, k_RKE, v_RKE, self.window).flatten(1)
-        x_RD = x_RD + add_adapters(F.linear(mixed_RD, self.o), mixed_RD, f"{name}.o", adapters)
+        x_RD = x_RD + adapted_linear(mixed_RD, self.o, f"{name}.o", adapters)
         normed_RD = rms_norm(x_RD, self.mlp_norm, eps)
-        mlp_RD: Tensor = self.mlp(normed_RD, name, adapters)
+        mlp_RD: Tensor = self.mlp(normed_RD, name, adapters, routing)
         return x_RD + mlp_RD
 
     def _heads(self, qkv_RO: Tensor, rotation: tuple[Tensor, Tensor, Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
@@ -97,10 +105,10 @@ class Mlp(nn.Module):
         self.gate_up = _weight(2 * config.intermediate_size, config.hidden_size, dtype=dtype)
         self.down = _weight(config.hidden_size, config.intermediate_size, dtype=dtype)
 
-    def forward(self, x_RD: Tensor, name: str, adapters: AdapterRows) -> Tensor:
-        """Gate, multiply, project back."""
-        inner_RI = swiglu(add_adapters(F.linear(x_RD, self.gate_up), x_RD, f"{name}.gate_up", adapters))
-        return add_adapters(F.linear(inner_RI, self.down), inner_RI, f"{name}.down", adapters)
+    def forward(self, x_RD: Tensor, name: str, adapters: AdapterRows, routing: Routing) -> Tensor:
+        """Gate, multiply, project back; there is nothing to route."""
+        inner_RI = swiglu(adapted_linear(x_RD, self.gate_up, f"{name}.gate_up", adapters))
+        return adapted_linear(inner_RI, self.down, f"{name}.down", adapters)
 
 
 def _weight(*shape: int, dtype: torch.dtype) -> nn.Parameter:

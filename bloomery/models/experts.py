@@ -3,6 +3,8 @@
 Shapes: R rows, D hidden, I intermediate of one expert, X experts, T experts per token.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,6 +13,31 @@ from bloomery.models.adapters import AdapterRows, Factors, FusedAdapter, low_ran
 from bloomery.models.attention import ROW_PAD, pad_to
 from bloomery.models.config import ExpertsConfig
 from bloomery.models.pointwise import swiglu
+
+
+class Routing:
+    """Which experts the rows of one forward go to, in each sparse layer in turn: recorded, and replayed where it is given.
+
+    `given_RLT` [R, L, T] holds numbers of experts, or -1 in rows that the routers are free to send. Shapes: L sparse layers.
+    """
+
+    def __init__(self, given_RLT: Tensor | None = None) -> None:
+        self._given_RLT = given_RLT
+        self._chosen: list[Tensor] = []
+
+    @property
+    def chosen_RLT(self) -> Tensor:
+        """What was chosen, [R, L, T]."""
+        return torch.stack(self._chosen, 1)
+
+    def choose(self, probabilities_RX: Tensor, top_k: int) -> Tensor:
+        """The experts [R, T] of the next layer."""
+        chosen_RT = probabilities_RX.topk(top_k, dim=-1).indices
+        if self._given_RLT is not None:
+            given_RT = self._given_RLT[:, len(self._chosen)]
+            chosen_RT = torch.where(given_RT >= 0, given_RT, chosen_RT)
+        self._chosen.append(chosen_RT)
+        return chosen_RT
 
 
 class Experts(nn.Module):
@@ -23,36 +50,51 @@ class Experts(nn.Module):
         self.gate_up = nn.Parameter(torch.empty(config.num_experts, 2 * config.intermediate_size, width, dtype=dtype))
         self.down = nn.Parameter(torch.empty(config.num_experts, width, config.intermediate_size, dtype=dtype))
 
-    def forward(self, x_RD: Tensor, name: str, adapters: AdapterRows) -> Tensor:
+    def forward(self, x_RD: Tensor, name: str, adapters: AdapterRows, routing: Routing) -> Tensor:
         """Route every row and add its experts' answers in ascending order of expert."""
-        parts = [self._segment(x_RD[start:stop], name, adapter) for adapter, start, stop in adapters.segments]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _segment(self, x_RD: Tensor, name: str, adapter: FusedAdapter | None) -> Tensor:
         probabilities_RX = F.linear(x_RD, self.router).softmax(-1, dtype=torch.float32)
-        weights_RT, chosen_RT = probabilities_RX.topk(self.config.top_k, dim=-1)
+        chosen_RT = routing.choose(probabilities_RX, self.config.top_k)
+        weights_RT = probabilities_RX.gather(1, chosen_RT)
         if self.config.normalise_top_k:
             weights_RT = weights_RT / weights_RT.sum(-1, keepdim=True)
         weights_RT = weights_RT.to(x_RD.dtype)
-        gate_up = adapter.get(f"{name}.gate_up") if adapter is not None else None
-        down = adapter.get(f"{name}.down") if adapter is not None else None
+        parts = [
+            self._segment(x_RD[start:stop], weights_RT[start:stop], chosen_RT[start:stop], name, adapter)
+            for adapter, start, stop in adapters.segments
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _segment(self, x_RD: Tensor, weights_RT: Tensor, chosen_RT: Tensor, name: str, adapter: FusedAdapter | None) -> Tensor:
+        # Taken apart once: a backward through `self.down[expert]` would write a gradient of all experts for each of them.
+        gate_ups = _by_expert(self.gate_up, adapter.get(f"{name}.gate_up") if adapter is not None else None)
+        downs = _by_expert(self.down, adapter.get(f"{name}.down") if adapter is not None else None)
         out_RD = torch.zeros_like(x_RD)
         for expert in chosen_RT.unique().tolist():
             rows, slot = torch.where(chosen_RT == expert)
-            answer = self._expert(x_RD[rows], expert, _of_expert(gate_up, expert), _of_expert(down, expert))
+            answer = _answer(x_RD[rows], gate_ups[expert], downs[expert])
             out_RD = out_RD.index_add(0, rows, answer * weights_RT[rows, slot, None])
         return out_RD
 
-    def _expert(self, x_RD: Tensor, expert: int, gate_up: Factors | None, down: Factors | None) -> Tensor:
-        count = x_RD.shape[0]
-        x_RD = F.pad(x_RD, (0, 0, 0, pad_to(count, ROW_PAD) - count))
-        inner_RI = swiglu(_adapted(F.linear(x_RD, self.gate_up[expert]), x_RD, gate_up))
-        return _adapted(F.linear(inner_RI, self.down[expert]), inner_RI, down)[:count]
+
+class _Projection(NamedTuple):
+    """One expert's weight, and its adapter's factors."""
+
+    weight: Tensor
+    factors: Factors | None
+
+    def __call__(self, x_RI: Tensor) -> Tensor:
+        base_RO = F.linear(x_RI, self.weight)
+        return base_RO if self.factors is None else low_rank_add(base_RO, x_RI, self.factors)
 
 
-def _of_expert(factors: Factors | None, expert: int) -> Factors | None:
-    return None if factors is None else Factors(factors.a[expert], factors.b[expert])
+def _by_expert(weight_XOI: Tensor, factors: Factors | None) -> list[_Projection]:
+    if factors is None:
+        return [_Projection(weight, None) for weight in weight_XOI.unbind()]
+    parts = zip(weight_XOI.unbind(), factors.a.unbind(), factors.b.unbind(), strict=True)
+    return [_Projection(weight, Factors(a, b)) for weight, a, b in parts]
 
 
-def _adapted(base: Tensor, x: Tensor, factors: Factors | None) -> Tensor:
-    return base if factors is None else low_rank_add(base, x, factors)
+def _answer(x_RD: Tensor, gate_up: _Projection, down: _Projection) -> Tensor:
+    count = x_RD.shape[0]
+    x_RD = F.pad(x_RD, (0, 0, 0, pad_to(count, ROW_PAD) - count))
+    return down(swiglu(gate_up(x_RD)))[:count]

@@ -1,9 +1,10 @@
-"""From hidden states to log-probabilities of tokens, in chunks of rows: the [R, V] logits of a batch never exist at once.
+"""From hidden states to log-probabilities of tokens, in chunks of rows: the [R, V] logits of a large batch never exist at once.
 
 Shapes: R rows, D hidden, V vocabulary, K targets per row. Trainer and sampler use the same `logits` and the same reduction, so their numbers agree.
 """
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,17 @@ from torch import Tensor
 
 from bloomery.models.adapters import Factors, low_rank_add
 
-_CHUNK_BYTES = 64 << 20
+_CHUNK_BYTES: Final = 64 << 20
+_KEPT_BYTES: Final = 64 << 20
+"""Logits of so few rows are kept for the backward; more are computed a second time, to the same bits."""
+
+
+class HeadRows(NamedTuple):
+    """Rows `start` to `stop`, whose unembedding has these factors; both are multiples of `ROW_PAD`."""
+
+    factors: Factors | None
+    start: int
+    stop: int
 
 
 def logits(hidden_RD: Tensor, head_VD: Tensor, factors: Factors | None) -> Tensor:
@@ -21,51 +32,106 @@ def logits(hidden_RD: Tensor, head_VD: Tensor, factors: Factors | None) -> Tenso
 
 
 def token_logprobs(hidden_RD: Tensor, head_VD: Tensor, factors: Factors | None, targets_RK: Tensor) -> Tensor:
-    """Log-probability [R, K] float32 of each target; gradients reach hidden, head and factors by recomputing each chunk."""
-    a, b = factors if factors is not None else (None, None)
-    result: Tensor = _TokenLogprobs.apply(hidden_RD, head_VD, a, b, targets_RK)  # type: ignore[no-untyped-call]
+    """Log-probability [R, K] float32 of each target; gradients reach hidden, head and factors."""
+    return pooled_logprobs(hidden_RD, head_VD, [HeadRows(factors, 0, hidden_RD.shape[0])], targets_RK)
+
+
+def pooled_logprobs(hidden_RD: Tensor, head_VD: Tensor, segments: Sequence[HeadRows], targets_RK: Tensor) -> Tensor:
+    """The same for segments that cover all rows, each with its own factors: one product for all, and every segment's own bits."""
+    flat = [tensor for segment in segments if segment.factors is not None for tensor in segment.factors]
+    layout = _Layout(tuple((segment.start, segment.stop, segment.factors is not None) for segment in segments), torch.is_grad_enabled())
+    result: Tensor = _TokenLogprobs.apply(hidden_RD, head_VD, targets_RK, layout, *flat)  # type: ignore[no-untyped-call]
     return result
+
+
+class _Layout(NamedTuple):
+    segments: tuple[tuple[int, int, bool], ...]
+    differentiable: bool
+
+
+class _Piece(NamedTuple):
+    """Rows of one segment; `number` counts the segments with factors."""
+
+    start: int
+    stop: int
+    number: int | None
+
+
+def _chunks(layout: _Layout, chunk_rows: int) -> Iterator[list[_Piece]]:
+    """Pieces that are computed together. A segment is cut by its own rows, so that sums over its pieces do not depend on its company."""
+    chunk: list[_Piece] = []
+    number = -1
+    for start, stop, adapted in layout.segments:
+        number += adapted
+        for first in range(start, stop, chunk_rows):
+            piece = _Piece(first, min(first + chunk_rows, stop), number if adapted else None)
+            if chunk and piece.stop - chunk[0].start > chunk_rows:
+                yield chunk
+                chunk = []
+            chunk.append(piece)
+    if chunk:
+        yield chunk
 
 
 def _chunk_rows(vocab_size: int) -> int:
     return max(64, _CHUNK_BYTES // (4 * vocab_size) // 4 * 4)
 
 
+def _chunk_logits(hidden_RD: Tensor, head_VD: Tensor, chunk: Sequence[_Piece], flat: Sequence[Tensor]) -> Tensor:
+    first = chunk[0].start
+    logits_RV = F.linear(hidden_RD[first : chunk[-1].stop], head_VD)
+    for start, stop, number in chunk:
+        if number is not None:
+            low = F.linear(hidden_RD[start:stop], flat[2 * number])
+            logits_RV[start - first : stop - first].addmm_(low, flat[2 * number + 1].t())
+    return logits_RV.float()
+
+
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden_RD: Tensor, head_VD: Tensor, a: Tensor | None, b: Tensor | None, targets_RK: Tensor) -> Tensor:
-        factors = Factors(a, b) if a is not None and b is not None else None
+    def forward(ctx: Any, hidden_RD: Tensor, head_VD: Tensor, targets_RK: Tensor, layout: _Layout, *flat: Tensor) -> Tensor:
         out_RK = torch.empty(targets_RK.shape, dtype=torch.float32, device=hidden_RD.device)
         lse_R = torch.empty(hidden_RD.shape[0], dtype=torch.float32, device=hidden_RD.device)
-        for start in range(0, hidden_RD.shape[0], _chunk_rows(head_VD.shape[0])):
-            rows = slice(start, start + _chunk_rows(head_VD.shape[0]))
-            logits_RV = logits(hidden_RD[rows], head_VD, factors)
+        keep = layout.differentiable and hidden_RD.shape[0] * head_VD.shape[0] * 4 <= _KEPT_BYTES
+        ctx.layout, ctx.kept = layout, []
+        for chunk in _chunks(layout, _chunk_rows(head_VD.shape[0])):
+            rows = slice(chunk[0].start, chunk[-1].stop)
+            logits_RV = _chunk_logits(hidden_RD, head_VD, chunk, flat)
             lse_R[rows] = torch.logsumexp(logits_RV, -1)
             out_RK[rows] = logits_RV.gather(1, targets_RK[rows]) - lse_R[rows, None]
-        ctx.save_for_backward(hidden_RD, head_VD, a, b, targets_RK, lse_R)
+            ctx.kept.append(logits_RV if keep else None)
+        ctx.save_for_backward(hidden_RD, head_VD, targets_RK, lse_R, *flat)
         return out_RK
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_RD, head_VD, a, b, targets_RK, lse_R = ctx.saved_tensors
-        factors = Factors(a, b) if a is not None else None
+        hidden_RD, head_VD, targets_RK, lse_R, *flat = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden_RD)
         grad_head = torch.zeros(head_VD.shape, dtype=torch.float32, device=head_VD.device) if ctx.needs_input_grad[1] else None
-        grad_a = torch.zeros_like(a, dtype=torch.float32) if factors is not None else None
-        grad_b = torch.zeros_like(b, dtype=torch.float32) if factors is not None else None
-        for start in range(0, hidden_RD.shape[0], _chunk_rows(head_VD.shape[0])):
-            rows = slice(start, start + _chunk_rows(head_VD.shape[0]))
-            hidden, grad_RK = hidden_RD[rows], grads[0][rows]
+        grad_flat = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in flat]
+        for chunk, kept in zip(_chunks(ctx.layout, _chunk_rows(head_VD.shape[0])), ctx.kept, strict=True):
+            rows = slice(chunk[0].start, chunk[-1].stop)
+            grad_RK = grads[0][rows]
+            logits_RV = _chunk_logits(hidden_RD, head_VD, chunk, flat) if kept is None else kept
             # d logp[t] / d logits = onehot(t) - softmax
-            grad_RV = (logits(hidden, head_VD, factors) - lse_R[rows, None]).exp_().mul_(-grad_RK.sum(1, keepdim=True))
-            grad_RV = grad_RV.scatter_add_(1, targets_RK[rows], grad_RK).to(hidden.dtype)
+            grad_RV = (logits_RV - lse_R[rows, None]).exp_().mul_(-grad_RK.sum(1, keepdim=True))
+            grad_RV = grad_RV.scatter_add_(1, targets_RK[rows], grad_RK).to(hidden_RD.dtype)
             grad_hidden[rows] = grad_RV @ head_VD
-            if factors is not None:
-                grad_low = grad_RV @ factors.b
-                grad_hidden[rows] += grad_low @ factors.a
-                grad_b += (grad_RV.t() @ F.linear(hidden, factors.a)).float()
-                grad_a += (grad_low.t() @ hidden).float()
+            for piece in chunk:
+                if piece.number is not None:
+                    _add_factor_gradients(piece, grad_RV[piece.start - rows.start : piece.stop - rows.start], hidden_RD, flat, grad_hidden, grad_flat)
             if grad_head is not None:
-                grad_head += (grad_RV.t() @ hidden).float()
-        casts = (None if grad is None else grad.to(like.dtype) for grad, like in ((grad_head, head_VD), (grad_a, a), (grad_b, b)))
-        return grad_hidden, *casts, None
+                grad_head += (grad_RV.t() @ hidden_RD[rows]).float()
+        casts = (grad.to(like.dtype) for grad, like in zip(grad_flat, flat, strict=True))
+        return grad_hidden, None if grad_head is None else grad_head.to(head_VD.dtype), None, None, *casts
+
+
+def _add_factor_gradients(
+    piece: _Piece, grad_RV: Tensor, hidden_RD: Tensor, flat: Sequence[Tensor], grad_hidden_RD: Tensor, grad_flat: Sequence[Tensor]
+) -> None:
+    assert piece.number is not None
+    rows, a, b = slice(piece.start, piece.stop), 2 * piece.number, 2 * piece.number + 1
+    grad_low = grad_RV @ flat[b]
+    grad_hidden_RD[rows].addmm_(grad_low, flat[a])
+    grad_flat[b].add_((grad_RV.t() @ F.linear(hidden_RD[rows], flat[a])).float())
+    grad_flat[a].add_((grad_low.t() @ hidden_RD[rows]).float())

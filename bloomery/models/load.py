@@ -3,6 +3,7 @@
 Nothing of the directory is executed and nothing is unpickled.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from bloomery.models.config import read_config
 from bloomery.models.decoder import Decoder
 from bloomery.models.names import Place, stored_places
 from bloomery.models.weight_files import check_weights, weight_files
+from bloomery.types.errors import InvalidInput
 
 
 def load_decoder(directory: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Decoder:
@@ -26,6 +28,17 @@ def load_decoder(directory: Path, *, dtype: torch.dtype, device: torch.device | 
             for name in targets.keys() & set(file.keys()):
                 targets[name].copy_(file.get_tensor(name))
     return decoder
+
+
+def fill(decoder: Decoder, tensors: Mapping[str, Tensor]) -> None:
+    """Give a decoder all its values, by their names in a Hugging Face directory."""
+    targets = stored_tensors(decoder)
+    if odd := targets.keys() ^ tensors.keys():
+        raise InvalidInput(f"{len(odd)} tensors are missing or of another model, first `{min(odd)}`", field="model")
+    for name, target in targets.items():
+        if (tensor := tensors[name]).shape != target.shape:
+            raise InvalidInput(f"tensor `{name}` has shape {list(tensor.shape)}, the model asks for {list(target.shape)}", field="model")
+        target.copy_(tensor)
 
 
 def stored_tensors(decoder: Decoder) -> dict[str, Tensor]:

@@ -1,1 +1,1 @@
-"""Observation: logs and failpoints; standard library only."""
+"""Observation: logs, failpoints, and what the machine has; standard library only."""

@@ -1,4 +1,4 @@
-"""What runs saved: named training checkpoints, and snapshots for sampling.
+"""What runs saved: named training checkpoints, snapshots for sampling, and exports for other programs.
 
 `announce` writes down, before the operation is journaled, under which key and name it saves; `settle` makes that row ready. Nobody outside sees
 automatic checkpoints, announcements, or what expired. Deleting removes the row: garbage collection removes blobs that no row names.
@@ -7,10 +7,11 @@ automatic checkpoints, announcements, or what expired. Deleting removes the row:
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, delete, func, insert, or_, select, update
+import msgspec
+from sqlalchemy import ColumnElement, Connection, Row, Select, delete, func, insert, or_, select, tuple_, update
 
 from bloomery.services.principal import Principal
 from bloomery.services.run_rows import TINKER
@@ -18,11 +19,13 @@ from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.types.ids import new_id, now_us
+from bloomery.types.operations import LoraSpec
 from bloomery.types.resources import Checkpoint
 
 NAMED: Final = "named"
 SNAPSHOT: Final = "snapshot"
-FOLDERS: Final[Mapping[str, str]] = {NAMED: "weights", SNAPSHOT: "sampler_weights"}
+EXTERNAL: Final = "external"
+FOLDERS: Final[Mapping[str, str]] = {NAMED: "weights", SNAPSHOT: "sampler_weights", EXTERNAL: "external_weights"}
 MAX_TTL_S: Final = 10 * 365 * 86_400
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -30,7 +33,7 @@ PATH: Final = re.compile(r"tinker://(?P<run>[^/]+)/(?P<folder>[^/]+)/(?P<name>[^
 
 
 class CheckpointRow(NamedTuple):
-    """One saved state (`kind` named) or one published version (`kind` snapshot)."""
+    """One saved state (`kind` named), one published version (`kind` snapshot) or an export of it (`kind` external), and what it was trained on."""
 
     id: str
     run_id: str
@@ -46,6 +49,11 @@ class CheckpointRow(NamedTuple):
     metadata: Mapping[str, Any]
     created_us: int
     expires_us: int | None
+    published_us: int | None
+    """Since when every project may read it."""
+    base_model: str
+    base_hash: str
+    lora: LoraSpec
 
     @property
     def path(self) -> str | None:
@@ -80,7 +88,7 @@ class Announcement(NamedTuple):
 
 
 class Checkpoints:
-    """Finds, lists, keeps and deletes; every look-up is confined to the caller's project."""
+    """Finds, lists, keeps and deletes. `find` and `named` are for reading (`readable`), `own` is for changing (`owned`)."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -90,38 +98,53 @@ class Checkpoints:
         return await self._database.write(lambda connection: _announce(connection, announcement))
 
     async def find(self, p: Principal, path: str) -> CheckpointRow:
-        """What a `tinker://` path names."""
-        parts = PATH.fullmatch(path)
-        kinds = {folder: kind for kind, folder in FOLDERS.items()}
-        if parts is None or parts["folder"] not in kinds:
-            raise InvalidInput(f"`{path}` is no path of weights: use `tinker://<run>/weights/<name>` or `.../sampler_weights/<name>`", field="path")
-        return await self.named(p, parts["run"], kinds[parts["folder"]], parts["name"])
+        """What a `tinker://` path names, to be read."""
+        p.require("read", "train")
+        return await self._one(readable(p), _parse(path))
+
+    async def own(self, p: Principal, path: str) -> CheckpointRow:
+        """What a `tinker://` path names, to be changed: whoever may read it need not own it."""
+        p.require("train")
+        return await self._one(owned(p), _parse(path))
 
     async def named(self, p: Principal, run_id: str, kind: str, name: str) -> CheckpointRow:
         """By run (its id or its tinker id), kind and name."""
-        condition = (rows.checkpoint.c.kind == kind) & (rows.checkpoint.c.name == name) & of_run(run_id)
-        return await self._one(p, condition, f"run `{run_id}` has no {FOLDERS[kind]} `{name}`")
+        p.require("read", "train")
+        return await self._one(readable(p), _Named(run_id, kind, name))
 
-    async def of_operation(self, p: Principal, run_id: str, seq: int) -> CheckpointRow:
-        """What operation `seq` saved."""
-        condition = (rows.checkpoint.c.kind.in_(FOLDERS)) & (rows.checkpoint.c.seq == seq) & of_run(run_id)
-        return await self._one(p, condition, f"operation {seq} of run `{run_id}` saved nothing that is still there")
+    async def signed(self, checkpoint_id: str) -> CheckpointRow:
+        """Whosever it is: for those who bring its id under this server's signature."""
+        query = _checkpoints().where(_there(), rows.checkpoint.c.id == checkpoint_id)
+        row = await self._database.read(lambda connection: connection.execute(query).one_or_none())
+        if row is None:
+            raise NotFound("these weights were deleted, or expired", field="path")
+        return _checkpoint(row)
 
     async def list(self, p: Principal, *, run_id: str | None = None, kind: str | None = None, limit: int = 100, offset: int = 0) -> CheckpointPage:
         """Named checkpoints and snapshots, or those of one kind, newest first."""
-        p.require("read")
-        conditions = [_visible(p), rows.checkpoint.c.name.is_not(None)]
+        p.require("read", "train")
+        conditions = [owned(p), rows.checkpoint.c.name.is_not(None)]
         if kind is not None:
             conditions.append(rows.checkpoint.c.kind == kind)
         if run_id is not None:
             conditions.append(of_run(run_id))
         return await self._database.read(lambda connection: _page(connection, conditions, limit, offset))
 
+    async def latest(self, p: Principal, run_ids: Sequence[str]) -> Mapping[tuple[str, str], CheckpointRow]:
+        """The newest named one of each kind of these runs, by run id and kind."""
+        p.require("read", "train")
+        table = rows.checkpoint.c
+        named = (owned(p), table.name.is_not(None), table.run_id.in_(run_ids))
+        newest = select(table.run_id, table.kind, func.max(table.seq)).where(*named).group_by(table.run_id, table.kind)
+        query = _checkpoints().where(tuple_(table.run_id, table.kind, table.seq).in_(newest))
+        found = await self._database.read(lambda connection: [_checkpoint(row) for row in connection.execute(query)])
+        return {(row.run_id, row.kind): row for row in found}
+
     async def set_ttl(self, p: Principal, path: str, ttl_s: int | None) -> None:
         """Let it expire in `ttl_s`; None keeps it."""
         p.require("train")
         check_ttl(ttl_s)
-        found = await self.find(p, path)
+        found = await self.own(p, path)
         expires_us = None if ttl_s is None else now_us() + ttl_s * 1_000_000
         statement = update(rows.checkpoint).where(rows.checkpoint.c.id == found.id).values(expires_us=expires_us)
         await self._database.write(lambda connection: connection.execute(statement))
@@ -129,15 +152,25 @@ class Checkpoints:
     async def delete(self, p: Principal, path: str) -> None:
         """Forget it; a version that a deployment serves stays served."""
         p.require("train")
-        found = await self.find(p, path)
+        found = await self.own(p, path)
         await self._database.write(lambda connection: connection.execute(delete(rows.checkpoint).where(rows.checkpoint.c.id == found.id)))
 
-    async def _one(self, p: Principal, condition: ColumnElement[bool], otherwise: str) -> CheckpointRow:
-        query = _checkpoints().where(_visible(p), condition).order_by(rows.checkpoint.c.seq.desc()).limit(1)
-        row = await self._database.read(lambda connection: connection.execute(query).first())
+    async def _one(self, allowed: ColumnElement[bool], wanted: "_Named") -> CheckpointRow:
+        table = rows.checkpoint.c
+        query = _checkpoints().where(allowed, table.kind == wanted.kind, table.name == wanted.name, of_run(wanted.run_id))
+        row = await self._database.read(lambda connection: connection.execute(query.order_by(table.seq.desc()).limit(1)).first())
         if row is None:
-            raise NotFound(f"{otherwise}: it was never saved, was deleted, or expired", field="path")
+            what = f"{FOLDERS[wanted.kind]} `{wanted.name}`"
+            raise NotFound(f"run `{wanted.run_id}` has no {what}: it was never saved, was deleted, or expired", field="path")
         return _checkpoint(row)
+
+
+class _Named(NamedTuple):
+    """What a path spells."""
+
+    run_id: str
+    kind: str
+    name: str
 
 
 def check_name(name: str) -> None:
@@ -155,6 +188,33 @@ def check_ttl(ttl_s: int | None) -> None:
 def new_key(run_id: str, seq: int) -> str:
     """Where a checkpoint's blob lies: never the same place twice, so that a row's blob is never replaced."""
     return f"checkpoints/{run_id}/{seq}-{secrets.token_hex(8)}.safetensors"
+
+
+def owned(p: Principal) -> ColumnElement[bool]:
+    """What belongs to the caller's project and can be had: finished, not expired, not automatic."""
+    return _there() & (rows.checkpoint.c.project == p.project)
+
+
+def readable(p: Principal) -> ColumnElement[bool]:
+    """What the caller may read and sample from: what it owns, and what others published."""
+    return _there() & ((rows.checkpoint.c.project == p.project) | rows.checkpoint.c.published_us.is_not(None))
+
+
+def of_run(run_id: str) -> ColumnElement[bool]:
+    """The checkpoints of a run by its id or its tinker id."""
+    alias = rows.alias.c
+    named = select(alias.target_id).where(
+        alias.contract == TINKER, alias.kind == "run", alias.name == run_id, alias.project == rows.checkpoint.c.project
+    )
+    return or_(rows.checkpoint.c.run_id == run_id, rows.checkpoint.c.run_id.in_(named))
+
+
+def _parse(path: str) -> _Named:
+    parts = PATH.fullmatch(path)
+    kinds = {folder: kind for kind, folder in FOLDERS.items()}
+    if parts is None or parts["folder"] not in kinds:
+        raise InvalidInput(f"`{path}` is no path of weights: use `tinker://<run>/weights/<name>` or `.../sampler_weights/<name>`", field="path")
+    return _Named(parts["run"], kinds[parts["folder"]], parts["name"])
 
 
 def _announce(connection: Connection, announced: Announcement) -> str:
@@ -180,26 +240,18 @@ def _page(connection: Connection, conditions: list[ColumnElement[bool]], limit: 
     return CheckpointPage([_checkpoint(row) for row in connection.execute(query)], total or 0)
 
 
-def _visible(p: Principal) -> ColumnElement[bool]:
+def _there() -> ColumnElement[bool]:
     table = rows.checkpoint.c
-    alive = or_(table.expires_us.is_(None), table.expires_us > now_us())
-    return (table.project == p.project) & (table.state == "ready") & (table.kind != "auto") & alive
-
-
-def of_run(run_id: str) -> ColumnElement[bool]:
-    alias = rows.alias.c
-    named = select(alias.target_id).where(
-        alias.contract == TINKER, alias.kind == "run", alias.name == run_id, alias.project == rows.checkpoint.c.project
-    )
-    return or_(rows.checkpoint.c.run_id == run_id, rows.checkpoint.c.run_id.in_(named))
+    return (table.state == "ready") & (table.kind != "auto") & or_(table.expires_us.is_(None), table.expires_us > now_us())
 
 
 def _checkpoints() -> Select[Any]:
-    alias, run_id = rows.alias.c, rows.checkpoint.c.run_id
-    name = select(alias.name).where(alias.contract == TINKER, alias.kind == "run", alias.target_id == run_id).limit(1).scalar_subquery()
-    return select(rows.checkpoint, name.label("tinker_id"))
+    alias, run = rows.alias.c, rows.run.c
+    name = select(alias.name).where(alias.contract == TINKER, alias.kind == "run", alias.target_id == run.id).limit(1).scalar_subquery()
+    joined = rows.checkpoint.join(rows.run, rows.checkpoint.c.run_id == run.id)
+    return select(rows.checkpoint, name.label("tinker_id"), run.base_model, run.base_hash, run.lora).select_from(joined)
 
 
 def _checkpoint(row: Row[Any]) -> CheckpointRow:
-    names = [name for name in CheckpointRow._fields if name != "metadata"]
-    return CheckpointRow(**{name: getattr(row, name) for name in names}, metadata=json.loads(row.metadata))
+    parsed = {"metadata": json.loads(row.metadata), "lora": msgspec.json.decode(row.lora, type=LoraSpec)}
+    return CheckpointRow(**parsed, **{name: getattr(row, name) for name in CheckpointRow._fields if name not in parsed})

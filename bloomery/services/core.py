@@ -6,8 +6,6 @@ them. Leaving it is a clean stop: engines checkpoint their runs, and what they s
 
 import asyncio
 import logging
-import os
-import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -17,20 +15,28 @@ from typing import Final, Self
 from bloomery.config import ApiConfig
 from bloomery.config.data_dir import DataDir
 from bloomery.services.activity import Activity
-from bloomery.services.auth import PREFIX, Auth
+from bloomery.services.audit import Audit
+from bloomery.services.auth import Auth
 from bloomery.services.checkpoints import Checkpoints
 from bloomery.services.curation import Curation
+from bloomery.services.custom_losses import CustomLosses
 from bloomery.services.datasets import Datasets
 from bloomery.services.deployments import Deployments
 from bloomery.services.engines import EngineLink, Inbox
+from bloomery.services.exports import Exports
+from bloomery.services.external import External
 from bloomery.services.feedback import Judgements
 from bloomery.services.garbage import Garbage
+from bloomery.services.identity import Identity
 from bloomery.services.metrics import Metrics
 from bloomery.services.models import Models
+from bloomery.services.publishing import Publishing
 from bloomery.services.rendering import Rendering
 from bloomery.services.runs import Runs
 from bloomery.services.sampling import Sampling
+from bloomery.services.session_search import SessionSearch
 from bloomery.services.sessions import Sessions
+from bloomery.services.tokens import Tokens, signing_key
 from bloomery.services.traffic import Traffic
 from bloomery.services.versions import Versions
 from bloomery.store.blobs import AsyncBlobs, Blobs
@@ -50,13 +56,20 @@ class Services:
 
     started_us: int
     auth: Auth
+    identity: Identity
+    audit: Audit
     models: Models
     links: Mapping[str, EngineLink]
     """By base hash."""
     runs: Runs
     checkpoints: Checkpoints
+    publishing: Publishing
+    external: External
+    exports: Exports
     metrics: Metrics
+    custom_losses: CustomLosses
     sessions: Sessions
+    session_search: SessionSearch
     versions: Versions
     deployments: Deployments
     rendering: Rendering
@@ -79,20 +92,29 @@ class Services:
             models = stack.enter_context(Models(config.models, links))
             await models.load(database)
             auth = Auth(database)
-            await auth.load(_development_key(data.api_key))
+            await auth.load(data.api_key.read_text().strip())
+            tokens = Tokens(signing_key(data.signing_key))
             activity = await stack.enter_async_context(Activity(database=database, blobs=blobs, directory=data.runs, links=links, inbox=inbox))
             traffic = await stack.enter_async_context(Traffic(database, blobs, config.record))
             checkpoints, versions = Checkpoints(database), Versions(database, models)
             deployments = Deployments(database, models, versions)
+            exports = Exports(blobs=blobs.blobs, versions=versions, deployments=deployments, models=models)
             services = cls(
                 started_us=now_us(),
                 auth=auth,
+                identity=Identity(auth, tokens),
+                audit=Audit(database),
                 models=models,
                 links=links,
                 runs=Runs(database=database, models=models, checkpoints=checkpoints, activity=activity),
                 checkpoints=checkpoints,
+                publishing=Publishing(database, checkpoints),
+                external=External(checkpoints, exports, tokens),
+                exports=exports,
                 metrics=Metrics(database),
+                custom_losses=CustomLosses(database, offered=config.custom_losses),
                 sessions=Sessions(database),
+                session_search=SessionSearch(database),
                 versions=versions,
                 deployments=deployments,
                 rendering=Rendering(models),
@@ -138,11 +160,3 @@ async def _tidy_now_and_then(services: Services, activity: Activity) -> None:
             await services.auth.note_use()
         except Exception:
             log.exception("housekeeping failed; it is tried again in %g s", TIDY_EVERY_S)
-
-
-def _development_key(path: Path) -> str:
-    """The supervisor's; an api that runs without one makes it."""
-    if not path.exists():
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(f"{PREFIX}{secrets.token_urlsafe(32)}\n")
-    return path.read_text().strip()

@@ -49,6 +49,7 @@ class Curation:
 
     async def judged(self, p: Principal, choice: Curate) -> Curated:
         """The rows that judged traffic gives, before they are compared with the data set."""
+        p.require("train")
         await self._traffic.flush()
         found = await self._database.read(lambda connection: _read(connection, p.project, choice))
         accepted, counts = [], Counter({"traffic.spans": len(found)})

@@ -51,12 +51,12 @@ class Datasets:
 
     async def get(self, p: Principal, name: str) -> Dataset:
         """A data set with its versions."""
-        p.require("read")
+        p.require("read", "train")
         return await self._database.read(lambda connection: _load(connection, _named(connection, p.project, name)))
 
     async def list(self, p: Principal, *, limit: int = 50, offset: int = 0) -> Page[Dataset]:
         """All data sets, oldest first."""
-        p.require("read")
+        p.require("read", "train")
         query = select(rows.dataset).where(rows.dataset.c.project == p.project).order_by(rows.dataset.c.id).limit(limit + 1).offset(offset)
         found = await self._database.read(lambda connection: [_load(connection, row) for row in connection.execute(query)])
         return Page(data=found[:limit], offset=offset, has_more=len(found) > limit)
@@ -83,7 +83,7 @@ class Datasets:
 
     async def rows(self, p: Principal, name: str, version: str, split: Split, *, limit: int = 50, offset: int = 0) -> Page[DatasetRow]:
         """Rows of one split, in order."""
-        p.require("read")
+        p.require("read", "train")
         stored = (await self._open(p, await self.get(p, name), version)).stored
         return await asyncio.to_thread(lambda: _page(stored, split, limit, offset))
 

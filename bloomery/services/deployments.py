@@ -1,6 +1,7 @@
 """Served names. A deployment has numbered revisions, of which exactly one is live; states change in `_switch` alone, by compare-and-swap."""
 
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Final
 
@@ -49,7 +50,7 @@ class Deployments:
         """Serve a version under a new name."""
         p.require("deploy")
         _check_evidence(evidence)
-        if name in {base.alias for base in self._models.list()}:
+        if name in {base.alias for base in self._models.all()}:
             raise Conflict(f"`{name}` is the name of a base model; choose another", field="name")
         found = await self._versions.find(p, version)
         return await self._database.write(lambda connection: _create(connection, p.project, name, found, evidence))
@@ -68,24 +69,40 @@ class Deployments:
 
     async def get(self, p: Principal, name: str) -> Deployment:
         """One deployment with its revisions."""
-        p.require("read")
+        p.require("read", "deploy")
         return await self._database.read(lambda connection: _load(connection, _row(connection, p.project, name)))
 
     async def list(self, p: Principal, *, limit: int = 50, offset: int = 0) -> Page[Deployment]:
         """All deployments, oldest first."""
-        p.require("read")
+        p.require("read", "deploy")
         query = select(rows.deployment).where(rows.deployment.c.project == p.project).order_by(rows.deployment.c.id).limit(limit + 1).offset(offset)
         found = await self._database.read(lambda connection: [_load(connection, row) for row in connection.execute(query)])
         return Page(data=found[:limit], offset=offset, has_more=len(found) > limit)
 
+    async def names(self, p: Principal) -> Sequence[str]:
+        """All that may be asked for an answer, oldest first."""
+        p.require("infer", "read", "deploy")
+        query = select(rows.deployment.c.name).where(rows.deployment.c.project == p.project).order_by(rows.deployment.c.id)
+        return await self._database.read(lambda connection: connection.scalars(query).all())
+
     async def target(self, p: Principal, name: str) -> Target | None:
         """What the name serves now, or None where there is no such deployment."""
-        query = _live(p.project, name)
-        row = await self._database.read(lambda connection: connection.execute(query).one_or_none())
+        p.require("infer")
+        row = await self._live(p, name)
         if row is None:
             return None
         weights = Weights(version=row.version, key=row.key)
         return Target(weights, row.base_hash, name, row.number, name, deployment_id=row.deployment_id, revision_id=row.id)
+
+    async def live_version(self, p: Principal, name: str) -> Version | None:
+        """The version that the name serves now, for who does something else with it than ask it."""
+        p.require("read", "train", "deploy")
+        row = await self._live(p, name)
+        return None if row is None else Version(Weights(version=row.version, key=row.key), row.base_hash, row.base_model)
+
+    async def _live(self, p: Principal, name: str) -> Row[Any] | None:
+        query = _live(p.project, name)
+        return await self._database.read(lambda connection: connection.execute(query).one_or_none())
 
 
 def _check_evidence(evidence: dict[str, Any]) -> None:
@@ -169,7 +186,7 @@ def _named(project: str, name: str) -> Select[Any]:
 
 def _live(project: str, name: str) -> Select[Any]:
     joined = rows.revision.join(rows.deployment, rows.revision.c.deployment_id == rows.deployment.c.id)
-    query = select(rows.revision, rows.deployment.c.base_hash).select_from(joined)
+    query = select(rows.revision, rows.deployment.c.base_hash, rows.deployment.c.base_model).select_from(joined)
     return query.where(rows.deployment.c.project == project, rows.deployment.c.name == name, rows.revision.c.state == RevisionState.LIVE)
 
 

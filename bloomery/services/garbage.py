@@ -41,7 +41,7 @@ class Garbage:
 
     async def collect(self, p: Principal, *, grace_us: int = GRACE_US) -> Collected:
         """Delete what is superfluous now, and say how much it was."""
-        p.require("admin")
+        p.require_server()
         now = now_us()
         spans = await self.expire()
         referenced = await self._database.read(_referenced)

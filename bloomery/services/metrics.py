@@ -21,7 +21,7 @@ class Metrics:
 
     async def series(self, p: Principal, run_id: str, *, after: int = -1) -> RunMetrics:
         """Metrics of the operations behind number `after`, in order; of a run that has none yet, nothing."""
-        p.require("read")
+        p.require("read", "train")
         table = rows.run_metric.c
         query = select(rows.run_metric).where(table.project == p.project, table.run_id == run_id, table.seq > after)
         query = query.order_by(table.seq, table.name).limit(MAX_POINTS + 1)

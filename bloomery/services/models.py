@@ -10,12 +10,17 @@ from typing import NamedTuple, Self
 from sqlalchemy import Connection, delete, insert
 
 from bloomery.config import ModelConfig
+from bloomery.obs.machine import free_memory_bytes
 from bloomery.render import ChatTokenizer
 from bloomery.services.engines import EngineLink
+from bloomery.services.principal import Principal
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import InvalidInput, NotFound, blame
+from bloomery.types.footprint import check_room, trained_parts
 from bloomery.types.ids import now_us
+from bloomery.types.operations import LoraSpec
+from bloomery.types.routing import RoutingShape
 
 
 class BaseModel(NamedTuple):
@@ -34,6 +39,8 @@ class Size(NamedTuple):
 
     context: int
     vocab_size: int
+    routing: RoutingShape | None = None
+    """Of a mixture of experts."""
 
 
 class Models:
@@ -57,9 +64,14 @@ class Models:
         await asyncio.gather(*(asyncio.to_thread(self.tokenizer, base_hash) for base_hash in self._sizes))
         await database.write(lambda connection: _store(connection, list(self._configs.values())))
 
-    def list(self) -> list[BaseModel]:
-        """All names, in the order of the configuration."""
+    def all(self) -> list[BaseModel]:
+        """All names, in the order of the configuration: for the server itself."""
         return [self._base(config) for config in self._configs.values()]
+
+    def list(self, p: Principal) -> list[BaseModel]:
+        """The same, for a key that can do something with them."""
+        p.require("infer", "read", "train", "deploy")
+        return self.all()
 
     def resolve(self, name: str) -> BaseModel:
         """The base of this name or hash."""
@@ -73,10 +85,17 @@ class Models:
         """Context and vocabulary: the engine's word where there is one, else that of the model's directory."""
         link = self._links.get(base_hash)
         if link is not None and link.welcome is not None:
-            return Size(link.welcome.base.context, link.welcome.base.vocab_size)
+            return Size(link.welcome.base.context, link.welcome.base.vocab_size, self._sizes[base_hash].routing)
         if base_hash not in self._sizes:
             raise NotFound(f"no model of this server has the base {base_hash}: start the server with the model it belongs to", field="base_model")
         return self._sizes[base_hash]
+
+    def check_room(self, base_hash: str, lora: LoraSpec) -> None:
+        """Refuse a run of all parameters that this machine has no memory for; an engine that is away or on a GPU judges when it opens the run."""
+        config = next(config for config in self._configs.values() if config.base_hash == base_hash)
+        welcome = self._links[base_hash].welcome
+        if lora.rank == 0 and welcome is not None and config.device == "cpu":
+            check_room(sum(welcome.base.parts.get(part, 0) for part in trained_parts(lora)), free_memory_bytes())
 
     def tokenizer(self, base_hash: str) -> ChatTokenizer:
         """The base's tokenizer and chat template, loaded once."""
@@ -92,7 +111,7 @@ class Models:
 def _read_size(directory: Path) -> Size:
     with blame(InvalidInput, f"the model directory {directory} cannot be read"):
         raw = json.loads((directory / "config.json").read_text())
-        return Size(raw.get("max_position_embeddings", 2048), raw["vocab_size"])
+        return Size(raw.get("max_position_embeddings", 2048), raw["vocab_size"], RoutingShape.of_config(raw))
 
 
 def _store(connection: Connection, configs: Sequence[ModelConfig]) -> None:

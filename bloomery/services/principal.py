@@ -1,10 +1,12 @@
 """Who calls, and what the key allows."""
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from bloomery.store.rows import DEFAULT_PROJECT
 from bloomery.types.errors import Forbidden
+from bloomery.types.keys import SCOPES, Scope
 
-SCOPES: Final = frozenset({"infer", "read", "train", "deploy", "admin"})
+__all__ = ["SCOPES", "Principal"]
 
 
 class Principal(NamedTuple):
@@ -14,7 +16,13 @@ class Principal(NamedTuple):
     key_id: str
     scopes: frozenset[str]
 
-    def require(self, scope: str) -> None:
-        """Refuse unless the key has the scope."""
-        if scope not in self.scopes:
-            raise Forbidden(f"this key lacks the scope `{scope}`: use a key that has it")
+    def require(self, *scopes: Scope) -> None:
+        """Refuse unless the key has one of the scopes."""
+        if self.scopes.isdisjoint(scopes):
+            raise Forbidden(f"this key lacks the scope {' or '.join(f'`{scope}`' for scope in scopes)}: use a key that has it")
+
+    def require_server(self) -> None:
+        """Refuse unless the key administers the server, which is more than its own project."""
+        self.require("admin")
+        if self.project != DEFAULT_PROJECT:
+            raise Forbidden(f"this key administers project `{self.project}` alone: use an admin key of project `{DEFAULT_PROJECT}`")

@@ -10,12 +10,14 @@ from sqlalchemy import Connection, Row, Select, func, insert, select
 from bloomery.services.history import RunFacts
 from bloomery.services.principal import Principal
 from bloomery.store import rows
-from bloomery.types.errors import NotFound
+from bloomery.types.errors import Conflict, NotFound
 from bloomery.types.ids import now_us
 from bloomery.types.operations import LoraSpec, RunSpec
 from bloomery.types.resources import Run
 
 TINKER = "tinker"
+COPY = "copy"
+"""State of a run that holds weights of another one and has no operations."""
 
 
 class RunRow(NamedTuple):
@@ -77,19 +79,22 @@ class NewRun(NamedTuple):
     first_seq: int
 
 
-def add_run(connection: Connection, project: str, new: NewRun) -> str:
+def add_run(connection: Connection, project: str, new: NewRun, state: str = "active") -> str:
     """Insert a run; asked again under the same tinker id, the run that is there. Returns the id."""
     now = now_us()
     if new.tinker_id is not None:
         table = rows.alias.c
-        known = select(table.target_id).where(table.project == project, table.contract == TINKER, table.name == new.tinker_id)
-        if (run_id := connection.execute(known).scalar_one_or_none()) is not None:
-            return str(run_id)
+        joined = rows.alias.join(rows.run, table.target_id == rows.run.c.id)
+        named = (table.project == project, table.contract == TINKER, table.name == new.tinker_id)
+        if (known := connection.execute(select(rows.run.c.id, rows.run.c.state).select_from(joined).where(*named)).one_or_none()) is not None:
+            if (known.state == COPY) != (state == COPY):
+                raise Conflict(f"`{new.tinker_id}` is taken: number your runs and copies one after the other", field="model_seq_id")
+            return str(known.id)
         alias = {"project": project, "contract": TINKER, "name": new.tinker_id, "kind": "run", "target_id": new.id, "created_us": now}
         connection.execute(insert(rows.alias).values(alias))
     values = {name: value for name, value in new._asdict().items() if name not in ("lora", "metadata", "tinker_id")}
     values |= {"lora": msgspec.json.encode(new.lora).decode(), "metadata": json.dumps(dict(new.metadata))}
-    values |= {"project": project, "state": "active", "settled_seq": new.first_seq - 1, "step": 0, "created_us": now, "updated_us": now}
+    values |= {"project": project, "state": state, "settled_seq": new.first_seq - 1, "step": 0, "created_us": now, "updated_us": now}
     connection.execute(insert(rows.run).values(values))
     return new.id
 

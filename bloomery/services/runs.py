@@ -6,6 +6,7 @@ as a `Rejected` that fails with the reason; only what has no place at all raises
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 
 from bloomery.config import DEFAULT_MICRO_BATCH_TOKENS
 from bloomery.services.active import ActiveRun
@@ -14,9 +15,10 @@ from bloomery.services.checkpoints import NAMED, SNAPSHOT, Announcement, Checkpo
 from bloomery.services.history import Make
 from bloomery.services.models import Models
 from bloomery.services.principal import Principal
-from bloomery.services.run_rows import NewRun, RunPage, RunRow, add_run, one_run, page_of_runs
-from bloomery.services.validate import check_adam, check_forward_backward, check_labels, check_lora
+from bloomery.services.run_rows import COPY, NewRun, RunPage, RunRow, add_run, one_run, page_of_runs
+from bloomery.services.validate import check_labels, check_lora
 from bloomery.store.database import Database
+from bloomery.types.checks import check_adam, check_forward_backward
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound
 from bloomery.types.ids import new_id
 from bloomery.types.operations import ForwardBackward, LoadCheckpoint, LoraSpec, Operation, OptimStep, Rejected, Result, SaveCheckpoint, SaveSnapshot
@@ -27,8 +29,8 @@ class Runs:
 
     def __init__(self, *, database: Database, models: Models, checkpoints: Checkpoints, activity: Activity) -> None:
         self._database, self._models, self._checkpoints, self._activity = database, models, checkpoints, activity
-        self._owners: dict[str, tuple[str, str]] = {}
-        """Project and id of runs by the names they were asked for."""
+        self._ids: dict[tuple[str, str], str] = {}
+        """Of runs by project and the name they were asked for."""
 
     # Runs
 
@@ -49,6 +51,8 @@ class Runs:
         base = self._models.resolve(base_model)
         check_lora(lora)
         check_labels(name, metadata)
+        if lora.rank == 0 and not await self._known(p, tinker_id):
+            self._models.check_room(base.base_hash, lora)
         first_seq = 0 if begins_with_load else 1
         new = NewRun(new_id("run"), base_model, base.base_hash, lora, DEFAULT_MICRO_BATCH_TOKENS, metadata, name, session_id, tinker_id, first_seq)
         run_id = await self._database.write(lambda connection: add_run(connection, p.project, new))
@@ -57,11 +61,12 @@ class Runs:
 
     async def get(self, p: Principal, run_id: str) -> RunRow:
         """One run, by its id or its tinker id."""
+        p.require("read", "train")
         return self._live(await self._database.read(lambda connection: one_run(connection, p, run_id)))
 
     async def list(self, p: Principal, *, limit: int = 50, offset: int = 0, session_id: str | None = None) -> RunPage:
         """Runs, newest first."""
-        p.require("read")
+        p.require("read", "train")
         page = await self._database.read(lambda connection: page_of_runs(connection, p, session_id=session_id, limit=limit, offset=offset))
         return RunPage([self._live(row) for row in page.runs], page.total)
 
@@ -80,6 +85,7 @@ class Runs:
 
         A contract that cannot make sense of a numbered request submits `Rejected`, so that the run's later operations need not wait for it.
         """
+        p.require("train")
         if not isinstance(operation, ForwardBackward | OptimStep | Rejected):
             kind = type(operation).__struct_config__.tag
             raise InvalidInput(f"`{kind}` is not submitted as such: save and load by name", field="operation")
@@ -106,12 +112,14 @@ class Runs:
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         """Operation `seq` keeps the resumable state under a name."""
+        p.require("train")
         run = await self._trainable(p, run_id)
         spec = run.facts.spec
 
         async def make() -> Operation:
             check_name(name)
             check_ttl(ttl_s)
+            check_labels(None, metadata or {})
             key = new_key(spec.run_id, seq)
             wanted = Announcement(p.project, spec.run_id, seq, NAMED, name, key, ttl_s, overwrite, metadata or {})
             return SaveCheckpoint(key=await self._checkpoints.announce(wanted))
@@ -119,9 +127,18 @@ class Runs:
         await self._submit(p, run_id, seq, _harmless(make))
 
     async def snapshot(
-        self, p: Principal, run_id: str, seq: int, name: str | None = None, *, ttl_s: int | None = None, metadata: Mapping[str, str] | None = None
+        self,
+        p: Principal,
+        run_id: str,
+        seq: int,
+        name: str | None = None,
+        *,
+        kind: str = SNAPSHOT,
+        ttl_s: int | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Operation `seq` publishes the weights for sampling, under a name or as an ephemeral version."""
+        """Operation `seq` publishes the weights for sampling, under a name or as an ephemeral version; `kind` EXTERNAL for other programs."""
+        p.require("train")
         run = await self._trainable(p, run_id)
         spec = run.facts.spec
 
@@ -130,13 +147,15 @@ class Runs:
                 check_name(name)
             check_ttl(ttl_s)
             tokenizer = await asyncio.to_thread(self._models.tokenizer, spec.base_hash)
-            await self._checkpoints.announce(Announcement(p.project, spec.run_id, seq, SNAPSHOT, name, "", ttl_s, False, metadata or {}))
+            check_labels(None, metadata or {})
+            await self._checkpoints.announce(Announcement(p.project, spec.run_id, seq, kind, name, "", ttl_s, False, metadata or {}))
             return SaveSnapshot(template_hash=tokenizer.template_hash or "")
 
         await self._submit(p, run_id, seq, _harmless(make))
 
     async def load(self, p: Principal, run_id: str, seq: int, source: CheckpointRow, *, optimizer: bool) -> None:
         """Operation `seq`, the first of the run, takes over what a named checkpoint holds."""
+        p.require("train")
         run = await self._trainable(p, run_id)
 
         async def make() -> Operation:
@@ -144,55 +163,61 @@ class Runs:
                 raise InvalidInput(
                     f"operation {seq} loads a checkpoint: only the first operation of a run may; create a run from it instead", field="seq_id"
                 )
-            await self._check_fits(p, run, source)
+            _check_fits(run, source)
             return LoadCheckpoint(key=source.key, optimizer=optimizer)
 
         await self._submit(p, run_id, seq, make)
 
     async def result(self, p: Principal, run_id: str, seq: int, timeout_s: float) -> Result | None:
         """The result of an operation, as often as asked; None when there is none yet after `timeout_s`."""
+        p.require("read", "train")
         run = await self._find(p, run_id)
         return await run.result(seq, timeout_s)
 
     async def waiting_for(self, p: Principal, run_id: str) -> str:
         """Why a result is not there yet."""
+        p.require("read", "train")
         return (await self._find(p, run_id)).waiting_for()
 
-    async def _check_fits(self, p: Principal, run: ActiveRun, source: CheckpointRow) -> None:
-        if source.kind != NAMED:
-            raise InvalidInput(f"`{source.path}` is for sampling: load a `weights` path", field="path")
-        theirs, spec = await self.get(p, source.run_id), run.facts.spec
-        if theirs.base_hash != spec.base_hash:
-            raise InvalidInput(f"the checkpoint belongs to base model `{theirs.base_model}`: create the run on that", field="base_model")
-        for field in ("rank", "alpha", "train_attn", "train_mlp", "train_unembed"):
-            if getattr(theirs.lora, field) != getattr(spec.lora, field):
-                raise InvalidInput(
-                    f"the checkpoint was trained with {field}={getattr(theirs.lora, field)}: create the run with the same", field=field
-                )
+    async def _known(self, p: Principal, tinker_id: str | None) -> bool:
+        """Whether a run was created under this id before."""
+        with suppress(NotFound):
+            return tinker_id is not None and bool(await self._database.read(lambda connection: one_run(connection, p, tinker_id)))
+        return False
 
     async def _submit(self, p: Principal, run_id: str, seq: int, make: Make) -> None:
         # Looked up again: between two turns of the loop an idle run may have been retired.
         await (await self._find(p, run_id)).submit(seq, make)
 
     async def _trainable(self, p: Principal, run_id: str) -> ActiveRun:
-        p.require("train")
         run = await self._find(p, run_id)
         # Raises where the base is not served any more: that is no fault of the operation, which may come again later.
         self._models.size(run.facts.spec.base_hash)
         return run
 
     async def _find(self, p: Principal, run_id: str) -> ActiveRun:
-        owner = self._owners.get(run_id)
-        if owner is None:
+        key = (p.project, run_id)
+        if key not in self._ids:
             row = await self._database.read(lambda connection: one_run(connection, p, run_id))
-            owner = self._owners[run_id] = (row.project, row.id)
-        if owner[0] != p.project:
-            raise NotFound(f"no run `{run_id}`", field="run_id")
-        return await self._activity.take_up(owner[1])
+            if row.state == COPY:
+                raise Conflict(f"run `{run_id}` only holds a copy of weights: create a run from those to train", field="model_id")
+            self._ids[key] = row.id
+        return await self._activity.take_up(self._ids[key])
 
     def _live(self, row: RunRow) -> RunRow:
         active = self._activity.get(row.id)
         return row if active is None else row._replace(next_seq=active.history.last_known + 1)
+
+
+def _check_fits(run: ActiveRun, source: CheckpointRow) -> None:
+    spec = run.facts.spec
+    if source.kind != NAMED:
+        raise InvalidInput(f"`{source.path}` is for sampling: load a `weights` path", field="path")
+    if source.base_hash != spec.base_hash:
+        raise InvalidInput(f"the checkpoint belongs to base model `{source.base_model}`: create the run on that", field="base_model")
+    for field in ("rank", "alpha", "train_attn", "train_mlp", "train_unembed"):
+        if getattr(source.lora, field) != getattr(spec.lora, field):
+            raise InvalidInput(f"the checkpoint was trained with {field}={getattr(source.lora, field)}: create the run with the same", field=field)
 
 
 def _harmless(make: Make) -> Make:

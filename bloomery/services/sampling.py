@@ -5,7 +5,6 @@ of a token depends on seed, sample and position alone, so the answer begins with
 puts a deadline on every wait.
 """
 
-import math
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -15,16 +14,25 @@ import msgspec
 
 from bloomery.services.deployments import Deployments
 from bloomery.services.engines import EngineLink, EngineLost
-from bloomery.services.models import Models, Size
+from bloomery.services.models import Models
 from bloomery.services.principal import Principal
 from bloomery.services.target import Target
-from bloomery.services.validate import check_seed
 from bloomery.services.versions import Versions
+from bloomery.types.checks import check_generate, check_seed
 from bloomery.types.errors import InvalidInput, NotFound, Unavailable, WorkerError
-from bloomery.types.generation import Abort, FinishReason, Generate, GenerateFailed, PromptScored, SampledToken, SampleFinished, SamplerEvent
+from bloomery.types.generation import (
+    Abort,
+    FinishReason,
+    Generate,
+    GenerateFailed,
+    PromptFound,
+    PromptScored,
+    SampledToken,
+    SampleFinished,
+    SamplerEvent,
+)
 from bloomery.types.ids import new_id
 
-MAX_SAMPLES: Final = 1024
 MAX_SUBMISSIONS: Final = 4
 """A request whose engine dies so often may be what kills it."""
 _DRAWN_BITS: Final = 53
@@ -70,13 +78,14 @@ class Sampling:
     def stream(self, p: Principal, target: Target, request: Generate) -> "SampleStream":
         """Events as they come; a bad request is refused here, before the first. The target's weights are used, whatever the request says."""
         p.require("infer")
-        check(request, self._models.size(target.base_hash))
+        check_generate(request, self._models.size(target.base_hash))
         if target.base_hash not in self._links:
             raise NotFound(f"no model of this server has the base {target.base_hash} of `{target.display}`", field="model")
         return SampleStream(self._links[target.base_hash], msgspec.structs.replace(request, weights=target.weights))
 
     async def complete(self, p: Principal, target: Target, request: Generate) -> Completion:
         """The whole answer at once."""
+        p.require("infer")
         samples = [Sample([], [], [], "abort") for _ in range(request.num_samples)]
         prompt = None
         async with aclosing(self.stream(p, target, request)) as events:
@@ -101,6 +110,11 @@ class SampleStream:
         self._passed = _Passed(request)
         self._aborted: set[int] = set()
         self._events = self._submit_until_done()
+
+    @property
+    def found_tokens(self) -> int:
+        """Tokens of the prompt that the engine had the keys and values of; known when the first event is there."""
+        return self._passed.found_tokens
 
     def __aiter__(self) -> Self:
         return self
@@ -151,6 +165,7 @@ class _Passed:
     """What was passed on already: tokens by sample, samples that ended, the prompt's scores."""
 
     def __init__(self, request: Generate) -> None:
+        self.found_tokens = 0
         self._tokens: list[list[int]] = [[] for _ in range(request.num_samples)]
         self._finished: set[int] = set()
         self._scored = False
@@ -160,6 +175,9 @@ class _Passed:
         match event:
             case GenerateFailed(message=message, category=category):
                 raise InvalidInput(message) if category == "user" else WorkerError(message)
+            case PromptFound(tokens=tokens):
+                self.found_tokens = tokens
+                return None
             case PromptScored():
                 repeated, self._scored = self._scored, True
             case SampledToken():
@@ -186,31 +204,6 @@ def draw_seed(seed: int | None) -> int:
         return secrets.randbits(_DRAWN_BITS)
     check_seed(seed)
     return seed
-
-
-def check(request: Generate, size: Size) -> None:
-    """Refuse what no engine could do, naming the field."""
-    params, prompt = request.params, request.prompt.numpy()
-    check_seed(params.seed)
-    if prompt.ndim != 1 or prompt.size == 0:
-        raise InvalidInput("the prompt is empty: it needs at least one token", field="prompt")
-    if prompt.min() < 0 or prompt.max() >= size.vocab_size:
-        raise InvalidInput(f"the prompt holds token ids outside the vocabulary of {size.vocab_size}", field="prompt")
-    if params.max_tokens < 0:
-        raise InvalidInput("`max_tokens` is at least 0", field="max_tokens")
-    if prompt.size + (params.max_tokens > 0) > size.context:
-        raise InvalidInput(f"a prompt of {prompt.size} tokens leaves no room in the model's context of {size.context}", field="prompt")
-    if not (math.isfinite(params.temperature) and params.temperature >= 0):
-        raise InvalidInput("`temperature` is a finite number of at least 0", field="temperature")
-    if not 0 < params.top_p <= 1:
-        raise InvalidInput("`top_p` is above 0 and at most 1", field="top_p")
-    if params.top_k < 0:
-        raise InvalidInput("`top_k` is at least 0; 0 means all tokens", field="top_k")
-    if not 1 <= request.num_samples <= MAX_SAMPLES:
-        raise InvalidInput(f"the number of samples is between 1 and {MAX_SAMPLES}", field="num_samples")
-    for field, count in (("top_logprobs", request.top_logprobs), ("prompt_top_k", request.prompt_top_k)):
-        if not 0 <= count <= size.vocab_size:
-            raise InvalidInput(f"`{field}` is between 0 and the vocabulary of {size.vocab_size}", field=field)
 
 
 def _append(sample: Sample, event: SampledToken) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, func, insert, select, update
 
 from bloomery.services.principal import Principal
 from bloomery.services.run_rows import TINKER
@@ -33,10 +33,11 @@ class Session(NamedTuple):
     created_us: int
     heartbeat_us: int
     finished_us: int | None
+    display_name: str | None = None
 
 
 class SamplingSession(NamedTuple):
-    """A sampler of a client: weights that stay what they are."""
+    """A sampler of a client: weights that stay what they are, unless it follows its run."""
 
     id: str
     session_id: str | None
@@ -44,6 +45,8 @@ class SamplingSession(NamedTuple):
     base_hash: str
     model_path: str | None
     weights: Weights
+    follows: bool = False
+    """Whether it takes over what its run saves in flight."""
 
     @property
     def target(self) -> Target:
@@ -52,16 +55,19 @@ class SamplingSession(NamedTuple):
 
 
 class Sessions:
-    """Creates and finds them; every look-up is confined to the caller's project."""
+    """Creates and finds them; every look-up is confined to the caller's project. Whoever trains or samples has sessions."""
 
     def __init__(self, database: Database, *, remembered: int = REMEMBERED) -> None:
         self._database = database
         self._remembered = remembered
         self._samplers: dict[tuple[str, str], SamplingSession] = {}
-        """By project and id, the least recently used first. Their rows are written once, and neither changed nor deleted."""
+        """By project and id, the least recently used first. Rows of samplers that follow nobody are written once, and neither changed nor deleted."""
 
-    async def create(self, p: Principal, *, tags: list[str], user_metadata: dict[str, Any], sdk_version: str) -> Session:
+    async def create(
+        self, p: Principal, *, tags: list[str], user_metadata: dict[str, Any], sdk_version: str, display_name: str | None = None
+    ) -> Session:
         """A fresh session."""
+        p.require("train", "infer")
         now = now_us()
         session_id = new_id("session")
         row = {
@@ -70,41 +76,48 @@ class Sessions:
             "tags": json.dumps(tags),
             "user_metadata": json.dumps(user_metadata),
             "sdk_version": sdk_version,
+            "display_name": display_name,
             "created_us": now,
             "heartbeat_us": now,
         }
         await self._database.write(lambda connection: connection.execute(insert(rows.session), row))
-        return await self.get(p, session_id)
+        return await self._get(p, session_id)
 
     async def get(self, p: Principal, session_id: str) -> Session:
         """One session."""
-        return await self._database.read(lambda connection: _session(connection, p.project, session_id))
+        p.require("read", "train")
+        return await self._get(p, session_id)
 
     async def list(self, p: Principal, *, limit: int, offset: int) -> list[Session]:
         """Sessions, newest first."""
+        p.require("read", "train")
         query = select(rows.session).where(rows.session.c.project == p.project).order_by(rows.session.c.id.desc()).limit(limit).offset(offset)
         return await self._database.read(lambda connection: [_session_of(row) for row in connection.execute(query)])
 
     async def heartbeat(self, p: Principal, session_id: str) -> None:
         """Still there."""
+        p.require("train", "infer")
         await self.require_open(p, session_id)
         await self._set(session_id, heartbeat_us=now_us())
 
     async def require_open(self, p: Principal, session_id: str) -> Session:
         """The session; Gone once it was finished."""
-        session = await self.get(p, session_id)
+        p.require("train", "infer")
+        session = await self._get(p, session_id)
         if session.finished_us is not None:
             raise Gone(f"session `{session_id}` was finished: begin a new one", field="session_id")
         return session
 
     async def finish(self, p: Principal, session_id: str, reason: str) -> None:
         """The client is done; its runs and samplers stay."""
-        session = await self.get(p, session_id)
+        p.require("train", "infer")
+        session = await self._get(p, session_id)
         if session.finished_us is None:
             await self._set(session_id, finished_us=now_us(), finish_reason=reason)
 
     async def run_names(self, p: Principal, session_id: str) -> Sequence[str]:
         """Names of the runs of a session, oldest first. A run's name begins with its session's id."""
+        p.require("read", "train")
         table = rows.alias.c
         query = select(table.name).where(table.project == p.project, table.contract == TINKER, table.kind == "run")
         query = query.where(table.name.startswith(f"{session_id}:", autoescape=True)).order_by(table.created_us)
@@ -112,36 +125,48 @@ class Sessions:
 
     async def create_sampling(self, p: Principal, session_id: str, seq: int, version: Version, model_path: str | None) -> SamplingSession:
         """Pin weights under a session's own number; asked again for the same number, the same answer."""
-        row = {
-            "id": f"{session_id}:sample:{seq}",
-            "project": p.project,
-            "session_id": session_id,
-            "seq": seq,
-            "base_model": version.base_model,
-            "base_hash": version.base_hash,
-            "model_path": model_path,
-            "version": version.weights.version,
-            "key": version.weights.key,
-            "created_us": now_us(),
-        }
+        p.require("infer", "train")
+        row = _sampler_row(p, session_id, seq, version) | {"model_path": model_path}
         return await self._database.write(lambda connection: _pin(connection, row))
+
+    async def follow(self, p: Principal, session_id: str, seq: int, version: Version, *, run_id: str, saved: int) -> SamplingSession:
+        """A sampler that begins with what operation `saved` of a run published, and the run's other such samplers move on to that with it.
+
+        Asked again for the same number, the same sampler; nobody goes back to older weights.
+        """
+        p.require("infer", "train")
+        row = _sampler_row(p, session_id, seq, version) | {"follows_run": run_id, "follows_seq": saved}
+        return await self._database.write(lambda connection: _follow(connection, row))
 
     async def get_sampling(self, p: Principal, sampling_session_id: str) -> SamplingSession:
         """One sampling session."""
+        p.require("infer", "read")
         key = (p.project, sampling_session_id)
         found = self._samplers.pop(key, None)
         if found is None:
             found = await self._database.read(lambda connection: _sampling(connection, *key))
+        if found.follows:
+            return found
         self._samplers[key] = found
         if len(self._samplers) > self._remembered:
             del self._samplers[next(iter(self._samplers))]
         return found
 
+    async def join_sampling(self, p: Principal, sampling_session_id: str) -> int:
+        """A number for one more client of a sampler: 1, 2, ..., never given twice. The first client is 0."""
+        p.require("infer")
+        key = (p.project, sampling_session_id)
+        return await self._database.write(lambda connection: _join(connection, *key))
+
     async def samplers(self, p: Principal, session_id: str) -> Sequence[str]:
         """Ids of a session's samplers, oldest first."""
+        p.require("read", "train")
         table = rows.sampling_session.c
         query = select(table.id).where(table.project == p.project, table.session_id == session_id).order_by(table.created_us)
         return await self._database.read(lambda connection: connection.execute(query).scalars().all())
+
+    async def _get(self, p: Principal, session_id: str) -> Session:
+        return await self._database.read(lambda connection: _session(connection, p.project, session_id))
 
     async def _set(self, session_id: str, **values: Any) -> None:
         statement = update(rows.session).where(rows.session.c.id == session_id).values(**values)
@@ -156,7 +181,8 @@ def _session(connection: Connection, project: str, session_id: str) -> Session:
 
 
 def _session_of(row: Row[Any]) -> Session:
-    return Session(row.id, json.loads(row.tags), json.loads(row.user_metadata), row.sdk_version, row.created_us, row.heartbeat_us, row.finished_us)
+    tags, metadata = json.loads(row.tags), json.loads(row.user_metadata)
+    return Session(row.id, tags, metadata, row.sdk_version, row.created_us, row.heartbeat_us, row.finished_us, row.display_name)
 
 
 def _pin(connection: Connection, row: dict[str, Any]) -> SamplingSession:
@@ -170,9 +196,49 @@ def _pin(connection: Connection, row: dict[str, Any]) -> SamplingSession:
     return _sampling(connection, row["project"], row["id"])
 
 
+def _sampler_row(p: Principal, session_id: str, seq: int, version: Version) -> dict[str, Any]:
+    return {
+        "id": f"{session_id}:sample:{seq}",
+        "project": p.project,
+        "session_id": session_id,
+        "seq": seq,
+        "base_model": version.base_model,
+        "base_hash": version.base_hash,
+        "version": version.weights.version,
+        "key": version.weights.key,
+        "created_us": now_us(),
+    }
+
+
+def _follow(connection: Connection, row: dict[str, Any]) -> SamplingSession:
+    table = rows.sampling_session.c
+    _session(connection, row["project"], row["session_id"])
+    known = connection.execute(select(rows.sampling_session).where(table.id == row["id"])).one_or_none()
+    if known is None:
+        connection.execute(insert(rows.sampling_session), row)
+    elif known.follows_run != row["follows_run"]:
+        raise Conflict(f"sampler {row['seq']} of session `{row['session_id']}` holds other weights already", field="sampling_session_seq_id")
+    team = table.follows_run == row["follows_run"]
+    newest = connection.execute(select(rows.sampling_session).where(team).order_by(table.follows_seq.desc()).limit(1)).one()
+    weights = {name: getattr(newest, name) for name in ("version", "key", "follows_seq")}
+    connection.execute(update(rows.sampling_session).where(team, table.follows_seq < newest.follows_seq).values(weights))
+    return _sampling(connection, row["project"], row["id"])
+
+
+def _join(connection: Connection, project: str, sampling_session_id: str) -> int:
+    table = rows.sampling_session.c
+    _sampling(connection, project, sampling_session_id)
+    where = table.id == sampling_session_id
+    connection.execute(update(rows.sampling_session).where(where).values(clones=func.coalesce(table.clones, 0) + 1))
+    number: int = connection.execute(select(table.clones).where(where)).scalar_one()
+    return number
+
+
 def _sampling(connection: Connection, project: str, sampling_session_id: str) -> SamplingSession:
     table = rows.sampling_session.c
     row = connection.execute(select(rows.sampling_session).where(table.project == project, table.id == sampling_session_id)).one_or_none()
     if row is None:
         raise NotFound(f"no sampling session `{sampling_session_id}`", field="sampling_session_id")
-    return SamplingSession(row.id, row.session_id, row.base_model, row.base_hash, row.model_path, Weights(version=row.version, key=row.key))
+    return SamplingSession(
+        row.id, row.session_id, row.base_model, row.base_hash, row.model_path, Weights(version=row.version, key=row.key), row.follows_run is not None
+    )

@@ -133,7 +133,7 @@ def _apply(connection: Connection, run: RunKey, settlement: Settlement, step: in
             _note_digest(connection, run.run_id, seq, result.digest)
         case SnapshotResult():
             facts = {"key": result.key, "version": result.version, "size_bytes": result.size_bytes, "step": result.step}
-            _complete(connection, run, settlement, "snapshot", facts)
+            _complete(connection, run, settlement, _published_as(connection, run, seq), facts)
         case LoadResult():
             _note_digest(connection, run.run_id, seq, result.digest)
         case Failed():
@@ -167,6 +167,13 @@ def _mean_loss(metrics: dict[str, float]) -> dict[str, float]:
     if weight <= 0:
         weight = metrics.get("tokens:sum", 0.0)
     return {"loss": metrics["loss:sum"] / weight} if weight > 0 and "loss:sum" in metrics else {}
+
+
+def _published_as(connection: Connection, run: RunKey, seq: int) -> str:
+    """For which purpose these weights were announced."""
+    table = rows.checkpoint.c
+    announced = select(table.kind).where(table.run_id == run.run_id, table.seq == seq, table.kind == "external")
+    return connection.scalar(announced) or "snapshot"
 
 
 def _complete(connection: Connection, run: RunKey, settlement: Settlement, kind: str, facts: dict[str, Any]) -> None:

@@ -2,16 +2,15 @@
 
 from typing import Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, select
 
-from bloomery.services.checkpoints import FOLDERS, PATH, SNAPSHOT, of_run
+from bloomery.services.checkpoints import FOLDERS, PATH, SNAPSHOT, of_run, readable
 from bloomery.services.models import Models
 from bloomery.services.principal import Principal
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import InvalidInput, NotFound
 from bloomery.types.generation import Weights
-from bloomery.types.ids import now_us
 
 _TINKER: Final = "tinker://"
 _NAMED: Final = 20
@@ -34,34 +33,36 @@ class Versions:
         self._models = models
 
     async def find(self, p: Principal, name: str) -> Version:
-        """The weights behind a name; NotFound says which names there are."""
+        """The weights behind a name; NotFound says which names there are. Sampling with them takes a scope of its own."""
+        p.require("infer", "read", "train", "deploy")
         if name.startswith(_TINKER):
             return await self._snapshot(p, name, _at_path(name))
-        for base in self._models.list():
+        for base in self._models.all():
             if name in (base.alias, base.base_hash):
                 return Version(Weights(version=base.base_hash), base.base_hash, base.alias)
         return await self._snapshot(p, name, rows.checkpoint.c.version == name)
 
     async def _snapshot(self, p: Principal, name: str, condition: ColumnElement[bool]) -> Version:
-        query = _snapshots(p.project).where(condition).order_by(rows.checkpoint.c.created_us.desc()).limit(1)
+        query = _snapshots().where(readable(p), condition).order_by(rows.checkpoint.c.created_us.desc()).limit(1)
         found = await self._database.read(lambda connection: _first(connection, query))
         if found is None:
             raise NotFound(await self._unknown(p, name), field="model")
         return found
 
     async def _unknown(self, p: Principal, name: str) -> str:
+        if name.startswith(_TINKER):
+            return f"there are no weights `{name}`: they were never saved, were deleted, or expired"
         query = select(rows.deployment.c.name).where(rows.deployment.c.project == p.project).order_by(rows.deployment.c.name).limit(_NAMED)
         deployed = await self._database.read(lambda connection: list(connection.scalars(query)))
-        known = ", ".join(f"`{known}`" for known in [*(base.alias for base in self._models.list()), *deployed])
+        known = ", ".join(f"`{known}`" for known in [*(base.alias for base in self._models.all()), *deployed])
         return f"no model `{name}`: there are {known}, and snapshots by their version or `tinker://` path"
 
 
-def _snapshots(project: str) -> Select[str, str, str, str]:
+def _snapshots() -> Select[str, str, str, str]:
     table = rows.checkpoint.c
     columns = (table.version, table.key, rows.run.c.base_hash, rows.run.c.base_model)
-    alive = or_(table.expires_us.is_(None), table.expires_us > now_us())
     joined = rows.checkpoint.join(rows.run, table.run_id == rows.run.c.id)
-    return select(*columns).select_from(joined).where(table.project == project, table.kind == SNAPSHOT, table.state == "ready", alive)
+    return select(*columns).select_from(joined).where(table.kind == SNAPSHOT)
 
 
 def _first(connection: Connection, query: Select[str, str, str, str]) -> Version | None:

@@ -54,6 +54,14 @@ class Blobs:
         except FileNotFoundError as error:
             raise NotFound(f"there is no blob `{key}`") from error
 
+    def part(self, key: str, start: int, stop: int) -> bytes:
+        """Bytes `start` to `stop` of the blob, not empty."""
+        check_key(key)
+        try:
+            return bytes(obstore.get_range(self._store, key, start=start, end=stop))
+        except FileNotFoundError as error:
+            raise NotFound(f"there is no blob `{key}`") from error
+
     def exists(self, key: str) -> bool:
         """Whether the blob is there."""
         check_key(key)
@@ -97,6 +105,9 @@ class AsyncBlobs:
 
     async def get(self, key: str) -> bytes:
         return await asyncio.to_thread(self.blobs.get, key)
+
+    async def part(self, key: str, start: int, stop: int) -> bytes:
+        return await asyncio.to_thread(self.blobs.part, key, start, stop)
 
     async def exists(self, key: str) -> bool:
         return await asyncio.to_thread(self.blobs.exists, key)

@@ -31,7 +31,9 @@ api_key = Table(
     _text("scopes"),  # JSON list
     _int("created_us"),
     _int("last_used_us", null=True),
+    _int("expires_us", null=True),
     UniqueConstraint("hash", name="api_key_hash"),
+    Index("api_key_name", "project", "name", unique=True),
 )
 
 alias = Table(
@@ -62,6 +64,7 @@ session = Table(
     _int("heartbeat_us"),
     _int("finished_us", null=True),
     _text("finish_reason", null=True),
+    _text("display_name", null=True),
     Index("session_by_project", "project", "created_us"),
 )
 
@@ -77,7 +80,7 @@ run = Table(
     _text("lora"),  # JSON of LoraSpec
     _int("micro_batch_tokens"),
     _text("metadata"),  # JSON object
-    _text("state"),  # active | broken
+    _text("state"),  # active | broken | copy
     _text("error", null=True),
     _int("first_seq"),  # 0 when it began by loading a checkpoint, else 1
     _int("settled_seq"),  # results up to here are reflected in metrics and checkpoints
@@ -97,7 +100,7 @@ checkpoint = Table(
     _text("project"),
     _text("run_id"),
     _int("seq"),  # the state after this operation
-    _text("kind"),  # auto | named | snapshot
+    _text("kind"),  # auto | named | snapshot | external
     _text("name", null=True),  # None: automatic, or an ephemeral snapshot
     _text("state"),  # pending | ready
     _text("key"),  # blob; a pending snapshot's is ""
@@ -109,6 +112,7 @@ checkpoint = Table(
     _int("created_us"),
     _int("ttl_s", null=True),  # pending rows: expiry counts from completion
     _int("expires_us", null=True),
+    _int("published_us", null=True),  # since when every project may read it
     UniqueConstraint("run_id", "seq", "kind", name="checkpoint_once"),
     Index("checkpoint_by_run", "run_id", "kind", "name"),
     Index("checkpoint_by_project", "project", "created_us"),
@@ -140,7 +144,24 @@ sampling_session = Table(
     _text("version"),
     _text("key", null=True),  # blob of the weights; None: the base itself
     _int("created_us"),
+    _text("follows_run", null=True),  # in flight: the run whose newer weights it takes over
+    _int("follows_seq", null=True),  # and the operation that saved those it has
+    _int("clones", null=True),  # clients that were given a number beside the first
     UniqueConstraint("session_id", "seq", name="sampling_session_once"),
+    Index("sampling_session_follows", "follows_run"),
+)
+
+custom_loss = Table(
+    "custom_loss",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("session_id"),
+    _int("seq"),  # the session's own number for it
+    _text("name"),
+    _text("definition"),  # base64 of the msgpack of a CustomLoss; JSON has no infinity
+    _int("created_us"),
+    UniqueConstraint("session_id", "seq", name="custom_loss_once"),
 )
 
 deployment = Table(

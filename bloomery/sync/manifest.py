@@ -6,14 +6,16 @@ compares, before it samples with it.
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 from blake3 import blake3
 
+from bloomery.types import tensor_file
 from bloomery.types.errors import Corrupt
 from bloomery.types.wire import Wire
 
+Kind = Literal["lora", "full"]
 DIGEST_HEX_DIGITS = 32
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -28,10 +30,10 @@ class TensorEntry(Wire, frozen=True):
 
 
 class Manifest(Wire, frozen=True, kw_only=True):
-    """One immutable set of sampling weights: a LoRA adapter over the base model `base`."""
+    """One immutable set of sampling weights: a LoRA adapter over the base model `base`, or (`full`) all tensors of a model trained from it."""
 
     format: Literal[1] = 1
-    kind: Literal["lora"] = "lora"
+    kind: Kind = "lora"
     run_id: str
     step: int
     base: str
@@ -42,6 +44,7 @@ class Manifest(Wire, frozen=True, kw_only=True):
     numerics: str
     """Numerics id of the trainer: equal log-probabilities are promised under the same id."""
     rank: int
+    """0 for a full model."""
     alpha: float
     targets: tuple[str, ...]
     key: str
@@ -98,18 +101,5 @@ class _Tensor(NamedTuple):
 
 
 def _tensors(blob: bytes) -> Iterator[_Tensor]:
-    """Tensors of a safetensors file: 8 bytes of header length, a JSON header, the values."""
-    start = 8 + int.from_bytes(blob[:8], "little")
-    for name, entry in _header(blob[8:start]).items():
-        first, last = (start + offset for offset in entry["data_offsets"])
-        if not start <= first <= last <= len(blob):
-            raise Corrupt(f"the weights blob ends before tensor `{name}`")
-        yield _Tensor(name, _DTYPES.get(entry["dtype"], entry["dtype"]), tuple(entry["shape"]), memoryview(blob)[first:last])
-
-
-def _header(data: bytes) -> dict[str, Any]:
-    try:
-        header = json.loads(data)
-    except ValueError as error:
-        raise Corrupt(f"the weights blob has no safetensors header: {error}") from error
-    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+    for name, place in tensor_file.places(blob, size=len(blob)).items():
+        yield _Tensor(name, _DTYPES.get(place.form.dtype, place.form.dtype), place.form.shape, memoryview(blob)[place.start : place.stop])

@@ -3,14 +3,19 @@
 from collections.abc import Callable
 
 from bloomery.obs.failpoints import failpoint
-from bloomery.sync.manifest import Manifest, describe, digest
+from bloomery.sync.manifest import Kind, Manifest, describe, digest
 
 Write = Callable[[str, bytes], None]
 
 
 def weights_key(blob: bytes) -> str:
     """Where a weights blob lives: equal weights share one blob."""
-    return f"snapshots/{digest(blob)}.safetensors"
+    return key_of(digest(blob))
+
+
+def key_of(blob_digest: str) -> str:
+    """The same from the blob's digest."""
+    return f"snapshots/{blob_digest}.safetensors"
 
 
 def manifest_key(version: str) -> str:
@@ -22,6 +27,7 @@ def publish(
     write: Write,
     blob: bytes,
     *,
+    kind: Kind,
     run_id: str,
     step: int,
     base: str,
@@ -34,6 +40,7 @@ def publish(
 ) -> Manifest:
     """Write both blobs durably; repeating it writes the same bytes to the same keys."""
     manifest = Manifest(
+        kind=kind,
         run_id=run_id,
         step=step,
         base=base,

@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 from bloomery.models.attention import ROW_PAD, packed_positions, packed_starts, pad_to
-from bloomery.models.config import DecoderConfig
 from bloomery.train.losses import Loss
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput
+from bloomery.types.losses import TARGETS
 from bloomery.types.operations import Datum
-
-TARGETS = "target_tokens"
 
 
 class MicroBatch(NamedTuple):
@@ -31,6 +29,8 @@ class MicroBatch(NamedTuple):
     real_R: Tensor
     sequence_R: Tensor
     """Which datum each row belongs to."""
+    routing_RLT: Tensor | None
+    """Experts to send each row to, -1 where the router is free; None where it is free everywhere."""
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same on another device."""
@@ -42,6 +42,7 @@ class MicroBatch(NamedTuple):
             {name: values.to(device) for name, values in self.inputs.items()},
             self.real_R.to(device),
             self.sequence_R.to(device),
+            None if self.routing_RLT is None else self.routing_RLT.to(device),
         )
 
 
@@ -64,14 +65,14 @@ def pack(data: Sequence[Datum], loss: Loss) -> MicroBatch:
     width = max(_width(datum.inputs[TARGETS]) for datum in data)
     tokens = np.zeros(starts[-1], np.int64)
     targets = np.zeros((starts[-1], width), np.int64)
-    inputs = {name: np.zeros((starts[-1], width), np.float32) for name in loss.inputs}
+    inputs = {name: np.zeros((starts[-1], width), np.float32) for name in (*loss.form.inputs, *loss.form.optional)}
     real, sequence = np.zeros(starts[-1], np.bool_), np.zeros(starts[-1], np.int64)
     for index, (datum, start, length) in enumerate(zip(data, starts, lengths, strict=False)):
         rows, columns = slice(start, start + length), slice(_width(datum.inputs[TARGETS]))
         tokens[rows], real[rows], sequence[rows] = datum.tokens.numpy(), True, index
         targets[rows, columns] = datum.inputs[TARGETS].numpy().reshape(length, -1)
-        for name, values in inputs.items():
-            values[rows, columns] = datum.inputs[name].numpy().reshape(length, -1)
+        for name, values in loss_inputs(datum, loss).items():
+            inputs[name][rows, columns] = values.reshape(length, -1)
     return MicroBatch(
         lengths,
         torch.from_numpy(tokens),
@@ -80,7 +81,19 @@ def pack(data: Sequence[Datum], loss: Loss) -> MicroBatch:
         {name: torch.from_numpy(values) for name, values in inputs.items()},
         torch.from_numpy(real),
         torch.from_numpy(sequence),
+        _routing(data, starts),
     )
+
+
+def _routing(data: Sequence[Datum], starts: Sequence[int]) -> Tensor | None:
+    given = [datum.routing for datum in data if datum.routing is not None]
+    if not given:
+        return None
+    routing = np.full((starts[-1], *given[0].shape[1:]), -1, np.int64)
+    for datum, start in zip(data, starts, strict=False):
+        if datum.routing is not None:
+            routing[start : start + datum.tokens.shape[0]] = datum.routing.numpy()
+    return torch.from_numpy(routing)
 
 
 def unpack(values_RK: Tensor, data: Sequence[Datum]) -> list[np.ndarray]:
@@ -92,42 +105,26 @@ def unpack(values_RK: Tensor, data: Sequence[Datum]) -> list[np.ndarray]:
     return [row[:, : shape[1] if len(shape) == 2 else 1].reshape(shape) for row, shape in zip(rows, shapes, strict=True)]
 
 
-def check(data: Sequence[Datum], loss: Loss, config: DecoderConfig) -> None:
-    """Refuse what would fail in the middle of a batch; the message names the datum and what to change."""
-    if not data:
-        raise InvalidInput("the batch is empty: send at least one datum", field="data")
+def unpack_rows(values_RLT: Tensor, data: Sequence[Datum]) -> list[np.ndarray]:
+    """Each datum's rows."""
+    lengths = [datum.tokens.shape[0] for datum in data]
+    return [values_RLT[start : start + length].numpy() for start, length in zip(packed_starts(lengths), lengths, strict=False)]
+
+
+def guard(data: Sequence[Datum], vocab_size: int) -> None:
+    """Refuse token ids outside the vocabulary, whoever let them in: on a GPU such a look-up takes the whole process along."""
     for index, datum in enumerate(data):
-        where = f"data[{index}]"
-        length = _check_tokens(datum.tokens, where, config)
-        targets = _input(datum, TARGETS, where)
-        if targets.shape[:1] != (length,) or len(targets.shape) > (2 if loss.soft_targets else 1) or 0 in targets.shape:
-            raise InvalidInput(f"{where}: `{TARGETS}` has shape {list(targets.shape)}, expected [{length}]", field=f"{where}.{TARGETS}")
-        _check_range(targets, f"{where}.{TARGETS}", config.vocab_size)
-        for name in loss.inputs:
-            shape = _input(datum, name, where).shape
-            if shape != targets.shape:
-                raise InvalidInput(f"{where}: `{name}` has shape {list(shape)}, `{TARGETS}` has {list(targets.shape)}", field=f"{where}.{name}")
+        for ids in (datum.tokens, datum.inputs[TARGETS]):
+            if (values := ids.numpy()).min() < 0 or values.max() >= vocab_size:
+                raise InvalidInput(f"data[{index}] holds token ids outside the vocabulary: they are from 0 to {vocab_size - 1}", field="data")
 
 
-def _check_tokens(tokens: Array, where: str, config: DecoderConfig) -> int:
-    if len(tokens.shape) != 1 or tokens.shape[0] == 0:
-        raise InvalidInput(f"{where}: tokens have shape {list(tokens.shape)}, expected [N] with N at least 1", field=f"{where}.tokens")
-    if tokens.shape[0] > config.context:
-        raise InvalidInput(f"{where}: {tokens.shape[0]} tokens do not fit the model's context of {config.context}", field=f"{where}.tokens")
-    _check_range(tokens, f"{where}.tokens", config.vocab_size)
-    return tokens.shape[0]
-
-
-def _check_range(tokens: Array, where: str, vocab_size: int) -> None:
-    values = tokens.numpy()
-    if values.dtype.kind != "i" or values.min() < 0 or values.max() >= vocab_size:
-        raise InvalidInput(f"{where}: token ids must be integers from 0 to {vocab_size - 1}", field=where)
-
-
-def _input(datum: Datum, name: str, where: str) -> Array:
-    if name not in datum.inputs:
-        raise InvalidInput(f"{where} lacks the loss input `{name}`", field=f"{where}.{name}")
-    return datum.inputs[name]
+def loss_inputs(datum: Datum, loss: Loss) -> dict[str, np.ndarray]:
+    """All inputs of the loss in the shape of the targets: what the datum leaves out is filled in."""
+    form, shape = loss.form, datum.inputs[TARGETS].shape
+    filled = {name: np.full(shape, loss.options[name], np.float32) for name in form.optional if name in loss.options}
+    filled |= {name: (datum.inputs[form.factor].numpy() != 0).astype(np.float32) for name in form.masks}
+    return filled | {name: values.numpy() for name, values in datum.inputs.items() if name != TARGETS}
 
 
 def _width(targets: Array) -> int:

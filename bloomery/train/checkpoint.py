@@ -1,22 +1,21 @@
 """A run's resumable state as safetensors bytes: masters, both moments, and a header with all that is not a tensor."""
 
-import json
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
 from blake3 import blake3
-from safetensors.torch import load, save
 from torch import Tensor
 
-from bloomery.train.lora import Lora, digest
+from bloomery.models.tensor_bytes import Packed, pack
 from bloomery.train.optim import AdamW
-from bloomery.types.errors import Conflict, Corrupt, blame
+from bloomery.train.trainable import Trainable, digest
+from bloomery.types import tensor_file
+from bloomery.types.errors import Conflict, Corrupt
 from bloomery.types.operations import LoraSpec, RunSpec
 from bloomery.types.wire import Wire
 
 _FIRST, _SECOND = "first/", "second/"
-# One key only: safetensors writes several in no fixed order, and equal states shall have equal bytes.
 _HEADER = "bloomery"
 
 
@@ -51,28 +50,29 @@ class Checkpoint(NamedTuple):
     tensors: Mapping[str, Tensor]
 
 
-def write(base_hash: str, lineage: Lineage, lora: Lora, adam: AdamW) -> bytes:
+def write(base_hash: str, lineage: Lineage, weights: Trainable, adam: AdamW) -> bytes:
     """The bytes of a checkpoint: equal states give equal bytes."""
-    parts = (("", lora.masters), (_FIRST, adam.first), (_SECOND, adam.second))
-    tensors = {f"{prefix}{slot.name}": view.cpu() for prefix, flat in parts for slot, view in lora.named(flat)}
-    header = Header(base_hash=base_hash, lora=lora.spec, step=adam.steps, lineage=lineage)
+    parts = (("", weights.masters), (_FIRST, adam.first), (_SECOND, adam.second))
+    tensors = {f"{prefix}{name}": view for prefix, flat in parts for name, view in weights.named(flat)}
+    header = Header(base_hash=base_hash, lora=weights.spec, step=adam.steps, lineage=lineage)
     sealed = msgspec.structs.replace(header, digest=_seal(header, tensors))
-    return save(tensors, {_HEADER: msgspec.json.encode(sealed, order="sorted").decode()})
+    return pack(tensors, {_HEADER: msgspec.json.encode(sealed, order="sorted").decode()})
 
 
 def read(data: bytes, key: str) -> Checkpoint:
     """Parse what `write` wrote."""
-    with blame(Corrupt, f"checkpoint `{key}` cannot be read"):
-        length = int.from_bytes(data[:8], "little")
-        header = msgspec.json.decode(json.loads(data[8 : 8 + length])["__metadata__"][_HEADER], type=Header)
-        tensors = load(data)
+    try:
+        header = msgspec.json.decode(tensor_file.metadata(data)[_HEADER], type=Header)
+        tensors = Packed(data)
+    except (Corrupt, KeyError, ValueError, msgspec.MsgspecError) as error:
+        raise Corrupt(f"checkpoint `{key}` cannot be read: {error}") from error
     if header.digest != _seal(header, tensors):
         raise Corrupt(f"checkpoint `{key}` is damaged: it does not match its digest")
     return Checkpoint(header, tensors)
 
 
 def check_fits(header: Header, spec: RunSpec) -> None:
-    """Refuse the weights of another base or another shape of adapter, and say which."""
+    """Refuse the weights of another base, or of another shape, and say which."""
     if header.base_hash != spec.base_hash:
         raise Conflict(f"the checkpoint belongs to base model {header.base_hash}, this run to {spec.base_hash}: create a run on that base")
     for name in ("rank", "alpha", "train_attn", "train_mlp", "train_unembed"):
@@ -81,16 +81,16 @@ def check_fits(header: Header, spec: RunSpec) -> None:
             raise Conflict(f"the checkpoint was trained with {name}={theirs}, this run has {name}={ours}: create a run with {name}={theirs}")
 
 
-def restore(checkpoint: Checkpoint, lora: Lora, adam: AdamW, *, optimizer: bool) -> None:
+def restore(checkpoint: Checkpoint, weights: Trainable, adam: AdamW, *, optimizer: bool) -> None:
     """Take over the weights and, where asked, the optimizer; else it starts anew."""
-    for slot, master in lora.named(lora.masters):
-        master.copy_(checkpoint.tensors[slot.name])
+    for name, master in weights.named(weights.masters):
+        master.copy_(checkpoint.tensors[name])
     for prefix, flat in ((_FIRST, adam.first), (_SECOND, adam.second)):
-        for slot, moment in lora.named(flat):
-            moment.copy_(checkpoint.tensors[f"{prefix}{slot.name}"]) if optimizer else moment.zero_()
+        for name, moment in weights.named(flat):
+            moment.copy_(checkpoint.tensors[f"{prefix}{name}"]) if optimizer else moment.zero_()
     adam.steps = checkpoint.header.step if optimizer else 0
-    lora.clear_gradients()
-    lora.refresh()
+    weights.clear_gradients()
+    weights.refresh()
 
 
 def _seal(header: Header, tensors: Mapping[str, Tensor]) -> str:

@@ -5,7 +5,7 @@ with zeros; a snapshot holds the same numbers. Gradients of the padding are exac
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -14,10 +14,11 @@ from torch import Tensor
 
 from bloomery.models.adapters import Factors, FusedAdapter, padded_rank, target_shapes
 from bloomery.models.decoder import Decoder
-from bloomery.types.errors import InvalidInput, NotSupported
+from bloomery.types.errors import InvalidInput
 from bloomery.types.operations import LoraSpec
 
-_DIGEST_HEX_DIGITS = 32
+PUBLISHED_PREFIX = "base_model.model.model."
+PUBLISHED_EXPERTS = ".mlp.experts."
 
 
 class Slot(NamedTuple):
@@ -34,8 +35,6 @@ class Lora:
     """Trainable state of one adapter on `decoder`, without its optimizer."""
 
     def __init__(self, decoder: Decoder, spec: LoraSpec) -> None:
-        if spec.rank == 0:
-            raise NotSupported("rank 0 (full parameters) is not offered yet: choose a LoRA rank of at least 1", field="lora_config.rank")
         shapes = target_shapes(decoder.config, attention=spec.train_attn, mlp=spec.train_mlp, unembed=spec.train_unembed)
         if not shapes:
             raise InvalidInput("nothing to train: set at least one of train_attn, train_mlp and train_unembed", field="lora_config")
@@ -47,7 +46,12 @@ class Lora:
         self.copies = {slot.name: _padded(slot, decoder.dtype, decoder.device) for slot in self.slots}
         self.refresh()
 
-    def fused(self) -> FusedAdapter:
+    @property
+    def backward_bytes(self) -> int:
+        """Memory of the gradients that a backward leaves at the copies."""
+        return sum(copy.nbytes for copy in self.copies.values())
+
+    def fused(self) -> FusedAdapter | None:
         """The adapter of the next forward; gradients flow through it to the copies."""
         pairs = {target: Factors(self.copies[f"{target}.lora_A"], self.copies[f"{target}.lora_B"]) for target in self._targets}
         return FusedAdapter(pairs, self.spec.alpha / self.spec.rank)
@@ -55,15 +59,15 @@ class Lora:
     def refresh(self) -> None:
         """Cast the masters into the copies, after every change of the masters."""
         with torch.no_grad():
-            for slot, master in self.named(self.masters):
-                self.copies[slot.name].narrow(slot.rank_dim, 0, self.spec.rank).copy_(master)
+            for slot in self.slots:
+                self._real(slot, self.copies[slot.name]).copy_(_view(slot, self.masters))
 
     def gather_gradients(self) -> None:
         """Add what the last backward left at the copies to the fp32 gradients."""
-        for slot, gradient in self.named(self.gradients):
+        for slot in self.slots:
             copy = self.copies[slot.name]
             if copy.grad is not None:
-                gradient.add_(copy.grad.narrow(slot.rank_dim, 0, self.spec.rank))
+                _view(slot, self.gradients).add_(self._real(slot, copy.grad))
                 copy.grad = None
 
     def discard_ungathered(self) -> None:
@@ -77,22 +81,25 @@ class Lora:
         self.discard_ungathered()
 
     def published(self) -> dict[str, Tensor]:
-        """The factors in the compute dtype, unpadded: what a snapshot holds."""
-        return {slot.name: self.copies[slot.name].detach().narrow(slot.rank_dim, 0, self.spec.rank).contiguous() for slot in self.slots}
+        """The factors in the compute dtype, unpadded, under the names that PEFT uses; those of experts are stacked, under `mlp.experts.*`."""
+        return {_published_name(slot): self._real(slot, self.copies[slot.name].detach()).contiguous() for slot in self.slots}
 
-    def named(self, flat: Tensor) -> Iterator[tuple[Slot, Tensor]]:
+    def named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Each factor's view of a flat vector (masters, gradients, optimizer moments)."""
         for slot in self.slots:
-            yield slot, flat[slot.start : slot.stop].view(slot.shape)
+            yield slot.name, _view(slot, flat)
+
+    def _real(self, slot: Slot, padded: Tensor) -> Tensor:
+        return padded.narrow(slot.rank_dim, 0, self.spec.rank)
 
 
-def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """blake3 over names, shapes and values of float32 tensors, in the order given."""
-    state = blake3()
-    for name, tensor in tensors:
-        state.update(f"{name} {list(tensor.shape)}\n".encode())
-        state.update(tensor.cpu().numpy().tobytes())
-    return state.hexdigest()[:_DIGEST_HEX_DIGITS]
+def _view(slot: Slot, flat: Tensor) -> Tensor:
+    return flat[slot.start : slot.stop].view(slot.shape)
+
+
+def _published_name(slot: Slot) -> str:
+    stacked = slot.name.replace(".mlp.", PUBLISHED_EXPERTS) if len(slot.shape) == 3 else slot.name
+    return f"{PUBLISHED_PREFIX}{stacked}.weight"
 
 
 def _slots(shapes: dict[str, tuple[int, int, int]], rank: int) -> list[Slot]:

@@ -5,6 +5,7 @@ sequence, an adapter applies to its own range of rows, and terms and factors of 
 Shapes: R packed rows, D hidden, K soft targets per row.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,19 +15,22 @@ from torch import Tensor
 from bloomery.models.adapters import UNEMBED, AdapterRows, FusedAdapter
 from bloomery.models.attention import ROW_PAD, PackedAttention, pad_to
 from bloomery.models.decoder import Decoder
-from bloomery.models.head import token_logprobs
+from bloomery.models.experts import Routing
+from bloomery.models.head import HeadRows, pooled_logprobs
 from bloomery.train.batch import MicroBatch
-from bloomery.train.lora import Lora
 from bloomery.train.losses import Loss
+from bloomery.train.trainable import Trainable
 
 
 class Share(NamedTuple):
     """One run's part of a pass: a micro-batch, and what to do with it."""
 
-    weights: Lora
+    weights: Trainable
     packed: MicroBatch
     loss: Loss
     backward: bool
+    routing: bool = False
+    """Whether to tell which experts the rows went to."""
 
     @property
     def rows(self) -> int:
@@ -39,64 +43,111 @@ def goes_with(share: Share, other: Share) -> bool:
     return share.weights.decoder is other.weights.decoder and share.backward == other.backward
 
 
-def compute(shares: Sequence[Share]) -> list[Tensor]:
-    """Log-probabilities [R, K] of each share's rows; with `backward` the gradients of its loss are left at the run's copies, not yet gathered."""
+class Computed(NamedTuple):
+    """What a share gave, on the host."""
+
+    logprobs_RK: Tensor
+    routing_RLT: Tensor | None
+    """Experts of each of the L sparse layers, where that was asked."""
+
+
+def compute(shares: Sequence[Share]) -> list[Computed]:
+    """Log-probabilities of each share's rows; with `backward` the gradients of its loss are left at the run's copies, not yet gathered."""
     decoder, backward = shares[0].weights.decoder, shares[0].backward
     for share in shares:
         share.weights.discard_ungathered()
-    placed = [share.packed.to(decoder.device) for share in shares]
     with torch.set_grad_enabled(backward):
-        adapters = [share.weights.fused() for share in shares]
-        hidden = _hidden(decoder, shares, placed, adapters)
-        parts = [
-            _score(decoder, share, packed, adapter, hidden_RD)
-            for share, packed, adapter, hidden_RD in zip(shares, placed, adapters, hidden, strict=True)
-        ]
-        terms = [part.terms for part in parts if part.terms is not None]
+        places = _lay_out(shares, decoder.device)
+        routing = Routing(_given(places))
+        hidden_RD = _hidden(decoder, places, routing)
+        learning = [place.learning for place in places]
+        learned = _logprobs(decoder, hidden_RD, places, learning)
+        terms = [_terms(place, rows, logprobs) for place, rows, logprobs in zip(places, learning, learned, strict=True) if len(rows)]
+        with torch.no_grad():
+            others = [torch.where(place.packed.real_R & ~place.learns_R)[0] for place in places]
+            unlearned = _logprobs(decoder, hidden_RD, places, others)
         if terms:
             torch.autograd.backward(terms, [torch.ones_like(term) for term in terms])
-    return [part.logprobs_RK.cpu() for part in parts]
+    results = []
+    for number, place in enumerate(places):
+        logprobs_RK = torch.zeros(place.packed.targets_RK.shape, device=decoder.device)
+        logprobs_RK[learning[number]] = learned[number].detach()
+        logprobs_RK[others[number]] = unlearned[number]
+        chosen = routing.chosen_RLT[place.start : place.start + place.share.rows].cpu() if place.share.routing else None
+        results.append(Computed(logprobs_RK.cpu(), chosen))
+    return results
 
 
-class _Scored(NamedTuple):
-    logprobs_RK: Tensor
-    terms: Tensor | None
-    """Differentiable; None where nothing is learned."""
+class _Place(NamedTuple):
+    """A share on the device, and where its rows are among all."""
+
+    share: Share
+    packed: MicroBatch
+    adapter: FusedAdapter | None
+    start: int
+
+    @property
+    def learns_R(self) -> Tensor:
+        """Which rows get a gradient."""
+        return self.share.loss.learns(self.packed.inputs) & self.packed.real_R & self.share.backward
+
+    @property
+    def learning(self) -> Tensor:
+        """Their numbers in the share."""
+        return torch.where(self.learns_R)[0]
 
 
-def _hidden(decoder: Decoder, shares: Sequence[Share], placed: Sequence[MicroBatch], adapters: Sequence[FusedAdapter]) -> Sequence[Tensor]:
-    lengths = [length for packed in placed for length in packed.lengths]
-    exact = [share.loss.exact or not share.backward for share in shares for _ in share.packed.lengths]
-    segments, start = [], 0
-    for share, adapter in zip(shares, adapters, strict=True):
-        segments.append((adapter, start, start + share.rows))
+def _lay_out(shares: Sequence[Share], device: torch.device) -> list[_Place]:
+    places, start = [], 0
+    for share in shares:
+        places.append(_Place(share, share.packed.to(device), share.weights.fused(), start))
         start += share.rows
-    tokens_R, positions_R = (torch.cat(parts) for parts in zip(*((packed.tokens_R, packed.positions_R) for packed in placed), strict=True))
+    return places
+
+
+def _given(places: Sequence[_Place]) -> Tensor | None:
+    """Routing [R, L, T] of all rows, where any is given."""
+    shape = next((place.packed.routing_RLT.shape[1:] for place in places if place.packed.routing_RLT is not None), None)
+    if shape is None:
+        return None
+    free = [place.packed.tokens_R.new_full((place.share.rows, *shape), -1) for place in places]
+    return torch.cat([place.packed.routing_RLT if place.packed.routing_RLT is not None else rows for place, rows in zip(places, free, strict=True)])
+
+
+def _hidden(decoder: Decoder, places: Sequence[_Place], routing: Routing) -> Tensor:
+    """Hidden states [R, D] of all rows."""
+    lengths = [length for place in places for length in place.packed.lengths]
+    exact = [place.share.loss.exact or not place.share.backward for place in places for _ in place.packed.lengths]
+    segments = tuple((place.adapter, place.start, place.start + place.share.rows) for place in places)
     attention = PackedAttention(lengths, exact=exact, device=decoder.device)
-    hidden_RD = decoder.hidden(tokens_R, positions_R, attention, AdapterRows(tuple(segments)))
-    parts: Sequence[Tensor] = hidden_RD.split([share.rows for share in shares])
-    return parts
+    tokens_R = torch.cat([place.packed.tokens_R for place in places])
+    positions_R = torch.cat([place.packed.positions_R for place in places])
+    return decoder.hidden(tokens_R, positions_R, attention, AdapterRows(segments), routing)
 
 
-def _score(decoder: Decoder, share: Share, packed: MicroBatch, adapter: FusedAdapter, hidden_RD: Tensor) -> _Scored:
-    loss = share.loss
-    learns_R = loss.learns(packed.inputs) & packed.real_R & share.backward
-    logprobs_RK = torch.zeros(packed.targets_RK.shape, device=hidden_RD.device)
-    with torch.no_grad():
-        others = torch.where(packed.real_R & ~learns_R)[0]
-        logprobs_RK[others] = _logprobs(decoder, hidden_RD, packed, others, adapter)
-    learning = torch.where(learns_R)[0]
-    if not len(learning):
-        return _Scored(logprobs_RK, None)
-    learned = _logprobs(decoder, hidden_RD, packed, learning, adapter)
-    terms = loss.terms(learned, {name: values[learning] for name, values in packed.inputs.items()}, packed.sequence_R[learning])
-    logprobs_RK[learning] = learned.detach()
-    return _Scored(logprobs_RK, terms)
+def _terms(place: _Place, rows: Tensor, logprobs: Tensor) -> Tensor:
+    inputs = {name: values[rows] for name, values in place.packed.inputs.items()}
+    return place.share.loss.terms(logprobs, inputs, place.packed.sequence_R[rows])
 
 
-def _logprobs(decoder: Decoder, hidden_RD: Tensor, packed: MicroBatch, rows: Tensor, adapter: FusedAdapter) -> Tensor:
-    if not len(rows):
-        return packed.targets_RK.new_zeros((0, packed.targets_RK.shape[1]), dtype=torch.float32)
-    padded = torch.cat([rows, rows[:1].expand(pad_to(len(rows), ROW_PAD) - len(rows))])
-    chosen_RD = hidden_RD.index_select(0, padded)
-    return token_logprobs(chosen_RD, decoder.head_weight, adapter.get(UNEMBED), packed.targets_RK[padded])[: len(rows)]
+def _logprobs(decoder: Decoder, hidden_RD: Tensor, places: Sequence[_Place], chosen: Sequence[Tensor]) -> list[Tensor]:
+    """Log-probabilities [rows, K] of chosen rows of every place; places with the same K share their products."""
+    found = [place.packed.targets_RK.new_zeros((0, place.packed.targets_RK.shape[1]), dtype=torch.float32) for place in places]
+    by_width: dict[int, list[int]] = defaultdict(list)
+    for number, (place, rows) in enumerate(zip(places, chosen, strict=True)):
+        if len(rows):
+            by_width[place.packed.targets_RK.shape[1]].append(number)
+    for numbers in by_width.values():
+        segments, indices, targets, start = [], [], [], 0
+        for number in numbers:
+            place, rows = places[number], chosen[number]
+            padded = torch.cat([rows, rows[:1].expand(pad_to(len(rows), ROW_PAD) - len(rows))])
+            factors = None if place.adapter is None else place.adapter.get(UNEMBED)
+            segments.append(HeadRows(factors, start, start + len(padded)))
+            indices.append(padded + place.start)
+            targets.append(place.packed.targets_RK[padded])
+            start += len(padded)
+        logprobs = pooled_logprobs(hidden_RD.index_select(0, torch.cat(indices)), decoder.head_weight, segments, torch.cat(targets))
+        for number, segment in zip(numbers, segments, strict=True):
+            found[number] = logprobs[segment.start : segment.start + len(chosen[number])]
+    return found

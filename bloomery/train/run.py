@@ -11,18 +11,21 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bloomery.models.decoder import Decoder
-from bloomery.train import batch, checkpoint, snapshot
+from bloomery.train import batch, checkpoint, custom, snapshot
 from bloomery.train.checkpoint import Lineage
-from bloomery.train.lora import Lora, digest
+from bloomery.train.full import FullParameters
+from bloomery.train.lora import Lora
 from bloomery.train.losses import Loss, find_loss
 from bloomery.train.optim import AdamW
-from bloomery.train.passes import Share
+from bloomery.train.passes import Computed, Share
 from bloomery.train.snapshot import Snapshot
+from bloomery.train.trainable import Trainable, digest
 from bloomery.types.arrays import Array
+from bloomery.types.custom_loss import CustomLoss
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, WorkerError, blame
+from bloomery.types.footprint import trained_parts
 from bloomery.types.operations import (
     AdamParams,
     CheckpointResult,
@@ -45,8 +48,8 @@ from bloomery.types.operations import (
 )
 
 Done = TypeVar("Done", covariant=True)
-Work = Generator[Share, Tensor, Done]
-"""Asks for a share's log-probabilities [R, K], with its gradients at the run's copies; ends with what it was for."""
+Work = Generator[Share, Computed, Done]
+"""Asks for what a share gives, with its gradients at the run's copies; ends with what it was for."""
 
 
 class Shelf(Protocol):
@@ -66,13 +69,13 @@ class Shelf(Protocol):
 
 
 class TrainableRun:
-    """A LoRA run on a base model."""
+    """A run on a base model: an adapter, or (rank 0) all parameters."""
 
     def __init__(self, decoder: Decoder, spec: RunSpec, shelf: Shelf) -> None:
         self.spec = spec
-        self._decoder, self._shelf = decoder, shelf
-        self.lora = Lora(decoder, spec.lora)
-        self._adam = AdamW(self.lora.masters)
+        self._shelf = shelf
+        self.weights: Trainable = Lora(decoder, spec.lora) if spec.lora.rank else FullParameters(decoder, spec.lora)
+        self._adam = AdamW(self.weights.masters)
         self._lineage = Lineage(version=spec.base_hash)
         self._has_gradients = False
         self._spoiled_by: str | None = None
@@ -99,7 +102,7 @@ class TrainableRun:
 
     def checkpoint_bytes(self) -> bytes:
         """The resumable state as of the last operation after which the run was `at_rest`: gradients and failures since then are not part of it."""
-        return checkpoint.write(self.spec.base_hash, self._lineage, self.lora, self._adam)
+        return checkpoint.write(self.spec.base_hash, self._lineage, self.weights, self._adam)
 
     def restore(self, data: bytes) -> None:
         """Become the run that wrote these bytes."""
@@ -107,14 +110,14 @@ class TrainableRun:
 
     def weights_digest(self) -> str:
         """blake3 over names, shapes and values of the fp32 masters."""
-        return digest((slot.name, master) for slot, master in self.lora.named(self.lora.masters))
+        return digest(self.weights.named(self.weights.masters))
 
     def snapshot(self, template_hash: str) -> Snapshot:
         """The weights as the sampler gets them, with their provenance."""
-        data = snapshot.write(self.lora)
+        data = snapshot.write(self.weights)
         lora = self.spec.lora
-        chosen = {"attn": lora.train_attn, "mlp": lora.train_mlp, "unembed": lora.train_unembed}
         return Snapshot(
+            kind="lora" if lora.rank else "full",
             run_id=self.spec.run_id,
             base=self.spec.base_hash,
             parent=self._lineage.parent_of(snapshot.content(data)),
@@ -122,14 +125,14 @@ class TrainableRun:
             step=self.step,
             rank=lora.rank,
             alpha=lora.alpha,
-            targets=tuple(name for name, trained in chosen.items() if trained),
+            targets=trained_parts(lora),
             data=data,
         )
 
     def _perform(self, operation: Operation) -> Work[Result]:
         match operation:
-            case ForwardBackward():
-                return (yield from self._forward_backward(operation))
+            case ForwardBackward(custom=loss):
+                return (yield from (self._forward_backward(operation) if loss is None else self._custom_loss(operation, loss)))
             case OptimStep():
                 return self._optim_step(operation.adam)
             case SaveCheckpoint():
@@ -144,22 +147,56 @@ class TrainableRun:
 
     def _forward_backward(self, operation: ForwardBackward) -> Work[ForwardBackwardResult]:
         loss = find_loss(operation.loss, operation.loss_config)
-        batch.check(operation.data, loss, self._decoder.config)
+        batch.guard(operation.data, self.weights.decoder.config.vocab_size)
         logprobs: list[np.ndarray] = []
+        routing: list[np.ndarray] = []
         for part in batch.split([datum.tokens.shape[0] for datum in operation.data], self.spec.micro_batch_tokens):
             data = operation.data[part]
-            share = Share(self.lora, batch.pack(data, loss), loss, operation.backward)
-            logprobs += batch.unpack((yield share), data)
+            share = Share(self.weights, batch.pack(data, loss), loss, operation.backward, operation.return_routing)
+            computed = yield share
+            logprobs += batch.unpack(computed.logprobs_RK, data)
+            if computed.routing_RLT is not None:
+                routing += batch.unpack_rows(computed.routing_RLT.int(), data)
             if operation.backward:
-                self.lora.gather_gradients()
+                self.weights.gather_gradients()
                 self._has_gradients |= bool(loss.learns(share.packed.inputs).any())
-        return _result(loss, operation.data, logprobs)
+        return _with_routing(_result(loss, operation.data, logprobs), routing)
+
+    def _custom_loss(self, operation: ForwardBackward, loss: CustomLoss) -> Work[ForwardBackwardResult]:
+        """Per micro-batch a forward, the loss of each of its data on the host, and a backward of its derivatives as signed weights."""
+        batch.guard(operation.data, self.weights.decoder.config.vocab_size)
+        outcomes: list[custom.Outcome] = []
+        logprobs: list[np.ndarray] = []
+        routing: list[np.ndarray] = []
+        for part in batch.split([datum.tokens.shape[0] for datum in operation.data], self.spec.micro_batch_tokens):
+            data = operation.data[part]
+            plain = batch.pack([custom.linear(datum) for datum in data], custom.LINEAR)
+            computed = yield Share(self.weights, plain, custom.LINEAR, False, operation.return_routing)
+            found = batch.unpack(computed.logprobs_RK, data)
+            if computed.routing_RLT is not None:
+                routing += batch.unpack_rows(computed.routing_RLT.int(), data)
+            scored = [
+                custom.evaluate(loss, datum, values, f"data[{len(outcomes) + index}]", gradient=operation.backward)
+                for index, (datum, values) in enumerate(zip(data, found, strict=True))
+            ]
+            logprobs, outcomes = logprobs + found, outcomes + scored
+            if operation.backward:
+                yield from self._descend([custom.linear(datum, -outcome.slope) for datum, outcome in zip(data, scored, strict=True)])
+        outputs = tuple({"logprobs": Array.of(values)} for values in logprobs)
+        return _with_routing(ForwardBackwardResult(outputs=outputs, metrics=custom.totals(loss, outcomes)), routing)
+
+    def _descend(self, data: list[Datum]) -> Work[None]:
+        """Add the gradients of weighted log-probabilities."""
+        share = Share(self.weights, batch.pack(data, custom.LINEAR), custom.LINEAR, True)
+        yield share
+        self.weights.gather_gradients()
+        self._has_gradients |= bool(custom.LINEAR.learns(share.packed.inputs).any())
 
     def _optim_step(self, params: AdamParams) -> OptimStepResult:
         if self._spoiled_by is not None:
             raise Conflict(f"no step was taken and the gradients were cleared, because an earlier operation failed: {self._spoiled_by}")
-        norm = self._adam.step(self.lora.masters, self.lora.gradients, params)
-        self.lora.refresh()
+        norm = self._adam.step(self.weights.masters, self.weights.gradients, params)
+        self.weights.refresh()
         self._clear_gradients()
         return OptimStepResult(metrics={"grad_norm": norm, "step": float(self.step)})
 
@@ -177,13 +214,13 @@ class TrainableRun:
     def _load(self, data: bytes, key: str, *, optimizer: bool) -> None:
         found = checkpoint.read(data, key)
         checkpoint.check_fits(found.header, self.spec)
-        checkpoint.restore(found, self.lora, self._adam, optimizer=optimizer)
+        checkpoint.restore(found, self.weights, self._adam, optimizer=optimizer)
         self._lineage = found.header.lineage
         self._spoiled_by = None
         self._clear_gradients()
 
     def _clear_gradients(self) -> None:
-        self.lora.clear_gradients()
+        self.weights.clear_gradients()
         self._has_gradients = False
 
     def _clear_after_failure(self, operation: Operation, culprit: str) -> None:
@@ -200,7 +237,8 @@ class TrainableRun:
 def _result(loss: Loss, data: tuple[Datum, ...], logprobs: list[np.ndarray]) -> ForwardBackwardResult:
     """Outputs and metrics, computed over the whole operation at once so that the micro-batches leave no trace in them."""
     flat = torch.from_numpy(np.concatenate([values.ravel() for values in logprobs]))
-    inputs = {name: torch.from_numpy(np.concatenate([datum.inputs[name].numpy().ravel() for datum in data])) for name in loss.inputs}
+    rows = [batch.loss_inputs(datum, loss) for datum in data]
+    inputs = {name: torch.from_numpy(np.concatenate([row[name].ravel() for row in rows])) for name in rows[0]}
     ends = np.cumsum([values.size for values in logprobs])[:-1]
     sequence = torch.from_numpy(np.repeat(np.arange(len(logprobs)), [values.size for values in logprobs]))
     parts = np.split(loss.terms(flat, inputs, sequence).numpy(), ends)
@@ -210,9 +248,16 @@ def _result(loss: Loss, data: tuple[Datum, ...], logprobs: list[np.ndarray]) -> 
         if not np.isfinite(value):
             raise InvalidInput(f"data[{index}]: the loss is {value}; the gradients were cleared. Check this datum's inputs, then the learning rate")
     outputs = [{"logprobs": Array.of(values)} for values in logprobs]
-    if loss.term_output is not None:
-        outputs = [output | {loss.term_output: Array.of(values)} for output, values in zip(outputs, terms, strict=True)]
+    if loss.form.term_output is not None:
+        outputs = [output | {loss.form.term_output: Array.of(values)} for output, values in zip(outputs, terms, strict=True)]
     return ForwardBackwardResult(outputs=tuple(outputs), metrics={"loss:sum": float(np.sum(sums))} | loss.metrics(flat, inputs, sequence))
+
+
+def _with_routing(result: ForwardBackwardResult, routing: list[np.ndarray]) -> ForwardBackwardResult:
+    if not routing:
+        return result
+    outputs = tuple(output | {"routing": Array.of(chosen)} for output, chosen in zip(result.outputs, routing, strict=True))
+    return ForwardBackwardResult(outputs=outputs, metrics=result.metrics)
 
 
 def _name(operation: Operation) -> str:

@@ -1,22 +1,24 @@
-"""A run's weights for sampling: safetensors in the compute dtype under the names that PEFT uses."""
+"""A run's weights for sampling: safetensors in the compute dtype, of an adapter under the names that PEFT uses, of a whole model under
+those of its Hugging Face directory."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from blake3 import blake3
-from safetensors.torch import load, save
 from torch import Tensor
 
 from bloomery.models.adapters import Factors, FusedAdapter, padded_rank
-from bloomery.train.lora import Lora
-
-_PREFIX = "base_model.model.model."
-_EXPERTS = ".mlp.experts."
+from bloomery.models.decoder import Decoder
+from bloomery.models.load import fill
+from bloomery.models.tensor_bytes import Packed, pack
+from bloomery.train.lora import PUBLISHED_EXPERTS, PUBLISHED_PREFIX
+from bloomery.train.trainable import Trainable
 
 
 class Snapshot(NamedTuple):
     """What a run hands over to be published."""
 
+    kind: Literal["lora", "full"]
     run_id: str
     base: str
     parent: str
@@ -28,14 +30,14 @@ class Snapshot(NamedTuple):
     data: bytes
 
 
-def write(lora: Lora) -> bytes:
-    """The weights blob: equal weights give equal bytes. Experts are stacked, under `mlp.experts.*`."""
-    return save({_published_name(name, tensor): tensor.cpu() for name, tensor in lora.published().items()}, {"format": "pt"})
+def write(weights: Trainable) -> bytes:
+    """The weights blob: equal weights give equal bytes."""
+    return pack(weights.published(), {"format": "pt"})
 
 
 def read(data: bytes, *, rank: int, alpha: float, device: torch.device | str = "cpu") -> FusedAdapter:
     """The adapter of a weights blob, with the very bits that the trainer's forward used."""
-    tensors = {name.removeprefix(_PREFIX).replace(_EXPERTS, ".mlp."): tensor.to(device) for name, tensor in load(data).items()}
+    tensors = {name.removeprefix(PUBLISHED_PREFIX).replace(PUBLISHED_EXPERTS, ".mlp."): tensor.to(device) for name, tensor in Packed(data).items()}
     targets = dict.fromkeys(name.removesuffix(".weight").rpartition(".")[0] for name in tensors)
     factors = {
         target: Factors(_pad(tensors[f"{target}.lora_A.weight"], rank, -2), _pad(tensors[f"{target}.lora_B.weight"], rank, -1)) for target in targets
@@ -43,14 +45,16 @@ def read(data: bytes, *, rank: int, alpha: float, device: torch.device | str = "
     return FusedAdapter(factors, alpha / rank)
 
 
+def read_model(data: bytes, base: Decoder) -> Decoder:
+    """The model of a weights blob, of the same form and dtype as `base`, gradients off."""
+    decoder = Decoder(base.config, dtype=base.dtype, device=base.device).requires_grad_(False)
+    fill(decoder, Packed(data))
+    return decoder
+
+
 def content(data: bytes) -> str:
     """Identity of the weights alone."""
     return blake3(data).hexdigest()
-
-
-def _published_name(name: str, tensor: Tensor) -> str:
-    stacked = name.replace(".mlp.", _EXPERTS) if tensor.dim() == 3 else name
-    return f"{_PREFIX}{stacked}.weight"
 
 
 def _pad(factor: Tensor, rank: int, rank_dim: int) -> Tensor:

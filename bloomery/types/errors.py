@@ -43,6 +43,10 @@ class Unauthorized(BloomeryError):
     code, category = "unauthorized", "user"
 
 
+class InvalidToken(Unauthorized):
+    """A token that this server did not sign, or whose time is over: exchange the key for another."""
+
+
 class Forbidden(BloomeryError):
     """The key lacks the scope."""
 

@@ -18,7 +18,7 @@ class Weights(Wire, frozen=True):
 
 
 class SamplingParams(Wire, frozen=True):
-    """`temperature` 0 is greedy; `top_k` 0 and `top_p` 1 mean no truncation. Noise is Philox(seed; sample, position): batch order never matters."""
+    """`temperature` 0 is greedy; `top_k` 0 and `top_p` 1 mean no truncation. Noise is Philox(seed modulo 2**64; sample, position)."""
 
     max_tokens: int
     seed: int
@@ -26,6 +26,13 @@ class SamplingParams(Wire, frozen=True):
     top_k: int = 0
     top_p: float = 1.0
     stop_tokens: tuple[int, ...] = ()
+
+
+class PromptTargets(Wire, frozen=True):
+    """Tokens to score in a prompt: `ids` int32 [C], each at its place in `positions` int32 [C], which never fall and begin at 1 or later."""
+
+    positions: Array
+    ids: Array
 
 
 class Generate(Wire, frozen=True, tag="generate"):
@@ -38,7 +45,17 @@ class Generate(Wire, frozen=True, tag="generate"):
     num_samples: int = 1
     prompt_logprobs: bool = False
     prompt_top_k: int = 0
+    scored_from: int = 1
+    """Position of the first prompt token that the two above are wanted for."""
+    targets: PromptTargets | None = None
+    prompt_draws: int = 0
+    """Tokens to draw at each position of the prompt but the first, at the request's temperature and from all tokens."""
     top_logprobs: int = 0
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether anything is asked about the prompt."""
+        return self.prompt_logprobs or self.prompt_top_k > 0 or self.targets is not None or self.prompt_draws > 0
 
 
 class Abort(Wire, frozen=True, tag="abort"):
@@ -48,16 +65,28 @@ class Abort(Wire, frozen=True, tag="abort"):
     sample: int | None = None
 
 
-class PromptScored(Wire, frozen=True, tag="prompt_scored"):
-    """`logprobs` float32 [P], NaN at 0.
+class PromptFound(Wire, frozen=True, tag="prompt_found"):
+    """The keys and values of the prompt's first `tokens` tokens were there already; says so before anything else, where there were any."""
 
-    With `prompt_top_k` k also `top_ids` int32 [P, k] and `top_logprobs` float32 [P, k] (0 and -99999 at position 0).
+    request_id: str
+    tokens: int
+
+
+class PromptScored(Wire, frozen=True, tag="prompt_scored"):
+    """`logprobs` float32 [P], NaN before `scored_from`.
+
+    With `prompt_top_k` k also `top_ids` int32 [P, k] and `top_logprobs` float32 [P, k] (0 and -99999 before `scored_from`), with `targets` their
+    log-probabilities float32 [C], with `prompt_draws` k `drawn_ids` int32 [P - 1, k] and `drawn_logprobs` float32 [P - 1, k], whose row i is
+    drawn for position i + 1. All log-probabilities are the model's own.
     """
 
     request_id: str
     logprobs: Array
     top_ids: Array | None = None
     top_logprobs: Array | None = None
+    target_logprobs: Array | None = None
+    drawn_ids: Array | None = None
+    drawn_logprobs: Array | None = None
 
 
 class SampledToken(Wire, frozen=True, tag="token"):
@@ -88,4 +117,4 @@ class GenerateFailed(Wire, frozen=True, tag="generate_failed"):
     category: Literal["user", "server"]
 
 
-SamplerEvent = PromptScored | SampledToken | SampleFinished | GenerateFailed
+SamplerEvent = PromptFound | PromptScored | SampledToken | SampleFinished | GenerateFailed

@@ -7,11 +7,12 @@ Shapes: N tokens of a datum, K soft targets per token.
 from typing import Literal
 
 from bloomery.types.arrays import Array
+from bloomery.types.custom_loss import CustomLoss
 from bloomery.types.wire import Wire
 
 
 class LoraSpec(Wire, frozen=True):
-    """A low-rank adapter: scale is `alpha / rank`; B starts at zero, A from `seed`."""
+    """A low-rank adapter: scale is `alpha / rank`; B starts at zero, A from `seed`. Rank 0: all parameters, from the base model's values."""
 
     rank: int
     seed: int
@@ -50,6 +51,9 @@ class Datum(Wire, frozen=True):
 
     tokens: Array
     inputs: dict[str, Array]
+    routing: Array | None = None
+    """Mixtures of experts: the experts [N, L, T] that each of the L sparse layers sends a token to, as a forward or a sampler reported them; -1 in
+    all T places where the router is free."""
 
 
 class ForwardBackward(Wire, frozen=True, tag="forward_backward"):
@@ -59,6 +63,10 @@ class ForwardBackward(Wire, frozen=True, tag="forward_backward"):
     loss_config: dict[str, float | str]
     data: tuple[Datum, ...]
     backward: bool = True
+    return_routing: bool = False
+    """Whether the outputs have `routing` int32 [N, L, T]."""
+    custom: CustomLoss | None = None
+    """The loss itself where `loss` is `custom`: a replay needs nothing beside the journal."""
 
 
 class OptimStep(Wire, frozen=True, tag="optim_step"):

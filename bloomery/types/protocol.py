@@ -28,6 +28,8 @@ class BaseInfo(Wire, frozen=True):
     context: int
     parameters: int
     dtype: str
+    parts: dict[str, int]
+    """Parameters by part of the model (`types/footprint`), which are trained together or not at all."""
 
 
 class OpenRun(Wire, frozen=True, tag="open_run"):

@@ -37,7 +37,7 @@ class Page(Resource, Generic[Item]):
 
 
 class CreateRun(Resource):
-    """A LoRA run on a base model; without a seed the server draws one."""
+    """A run on a base model: a LoRA adapter, or (`rank` 0) all parameters. Without a seed the server draws one."""
 
     base_model: str
     rank: int
@@ -141,6 +141,24 @@ class Model(Resource):
     context: int
     vocab_size: int
     ready: bool
+
+
+class VersionFile(Resource):
+    """One file of an exported version."""
+
+    name: Name
+    size_bytes: int
+
+
+class VersionFiles(Resource):
+    """A version as files: `form` adapter (for `peft`) or merged (for `transformers`); `kind` says what was trained."""
+
+    version: str
+    kind: Literal["lora", "full"]
+    form: Literal["adapter", "merged"]
+    base_model: str
+    base_hash: str
+    files: list[VersionFile]
 
 
 class CreateDeployment(Resource):
@@ -318,6 +336,37 @@ class Dataset(Resource):
     name: str
     versions: list[DatasetVersion]
     created_us: int
+
+
+# Keys
+
+
+class CreateKey(Resource):
+    """A key for people or programs; without a project it is for the caller's, and one that is not there yet is made."""
+
+    name: Name
+    scopes: list[str] = Field(min_length=1)
+    project: Name | None = None
+    ttl_s: int | None = Field(None, ge=1, le=10 * 365 * 86_400)
+    """Seconds after which it is refused; without it the key lasts until it is revoked."""
+
+
+class Key(Resource):
+    """A key without its secret, which is stored nowhere."""
+
+    id: str
+    project: str
+    name: str
+    scopes: list[str]
+    created_us: int
+    last_used_us: int | None
+    expires_us: int | None
+
+
+class NewKey(Key):
+    """A key just made: `key` is shown this once."""
+
+    key: str
 
 
 # The server

@@ -1,15 +1,14 @@
 """The development key: made at the first start, or preset by the environment; the api reads the file and stores only a hash."""
 
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from bloomery.types.errors import InvalidInput
+from bloomery.types.keys import PREFIX, new_key
 
 VARIABLE: Final = "BLOOMERY_API_KEY"
-PREFIX: Final = "tml-"
 _MIN_CHARS: Final = 16
 
 
@@ -30,7 +29,7 @@ def development_key(path: Path, environment: Mapping[str, str]) -> DevelopmentKe
         return DevelopmentKey(preset, created=False, preset=True)
     if stored:
         return DevelopmentKey(stored, created=False, preset=False)
-    fresh = PREFIX + secrets.token_urlsafe(32)
+    fresh = new_key()
     _write(path, fresh)
     return DevelopmentKey(fresh, created=True, preset=False)
 

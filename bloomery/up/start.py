@@ -17,13 +17,14 @@ from bloomery import __version__
 from bloomery.config import ApiConfig, EngineConfig, ModelConfig, RecordMode, to_json
 from bloomery.config.data_dir import DataDir
 from bloomery.obs import logs
+from bloomery.obs.machine import free_memory_bytes, usable_cpus
 from bloomery.types.errors import Conflict, InvalidInput
 from bloomery.types.ids import now_us
+from bloomery.types.keys import PREFIX
 from bloomery.up import base_models, health, keys, layout
 from bloomery.up.base_models import BaseModel
 from bloomery.up.children import Child, Program
 from bloomery.up.lock import Holder, Lock, check_free, locked
-from bloomery.up.machine import free_memory_bytes, usable_cpus
 from bloomery.up.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class UpOptions:
     record: RecordMode
     dtype: str
     threads: int | None
+    custom_losses: bool
 
 
 def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
@@ -92,7 +94,14 @@ def _supervisor(
     options: UpOptions, models: Sequence[BaseModel], data: DataDir, holder: Holder, lock: Lock, environment: Mapping[str, str]
 ) -> Supervisor:
     configs = _model_configs(options, models, Path(holder.runtime_dir))
-    api = ApiConfig(data_dir=str(data.root), host=holder.host, port=holder.port, record=options.record, models=configs)
+    api = ApiConfig(
+        data_dir=str(data.root),
+        host=holder.host,
+        port=holder.port,
+        record=options.record,
+        models=configs,
+        custom_losses=options.custom_losses,
+    )
     api_child = Child(_program("api", "bloomery.api", to_json(api), data, holder, lock, _environment(environment, threads=1)))
     engines: dict[Child, frozenset[str]] = {}
     for served in {config.socket: config for config in reversed(configs)}.values():
@@ -146,7 +155,7 @@ def _check_host(host: str, environment: Mapping[str, str]) -> None:
     local = host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
     if not local and preset is None:
         raise InvalidInput(
-            f"--host {host} lets other machines in: set {keys.VARIABLE} to a key of your own first (it starts with {keys.PREFIX})", field="host"
+            f"--host {host} lets other machines in: set {keys.VARIABLE} to a key of your own first (it starts with {PREFIX})", field="host"
         )
 
 

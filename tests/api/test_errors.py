@@ -43,7 +43,7 @@ def test_a_busy_server_says_when_to_come_back() -> None:
         ("POST", "/api/v1/runs", b'{"base_model": "tiny", "rank": 4, "rnak": 4}', 400, "rnak"),
         ("POST", "/api/v1/runs", b'{"base_model": "tiny", "rank": -1}', 400, "rank"),
         ("POST", "/api/v1/runs", b'{"base_model": "tiny", "rank": 1000000000}', 400, "rank"),
-        ("POST", "/api/v1/runs", b'{"base_model": "tiny", "rank": 0}', 400, "rank"),
+        ("POST", "/api/v1/runs", b'{"base_model": "tiny", "rank": 0, "alpha": 16}', 400, "alpha"),
         ("POST", "/api/v1/runs", b'{"base_model": "other", "rank": 4}', 404, "base_model"),
         ("GET", "/api/v1/runs?limit=0", b"", 400, "limit"),
         ("GET", "/api/v1/runs/run-x", b"", 404, "run_id"),

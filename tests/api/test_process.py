@@ -19,6 +19,7 @@ def test_the_process_answers_and_stops_cleanly(tmp_path: Path) -> None:
     base = ModelConfig(alias="tiny", path=str(model), base_hash="b", dtype="float32", threads=1, socket=str(tmp_path / "nobody"))
     config = ApiConfig(data_dir=str(tmp_path), host="127.0.0.1", port=free_port(), record="full", models=(base,))
     (tmp_path / "api.json").write_text(to_json(config))
+    (tmp_path / "api_key").write_text("tml-development-key\n")
     process = subprocess.Popen([sys.executable, "-m", "bloomery.api", str(tmp_path / "api.json")], stderr=subprocess.PIPE, text=True)
     try:
         answer = first_answer(f"http://127.0.0.1:{config.port}/healthz")

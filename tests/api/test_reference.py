@@ -17,9 +17,11 @@ from tests.api.server import serving
 PAGE = Path(__file__).parent.parent.parent / "docs" / "api.md"
 SECTIONS = {
     "runs": "Training runs",
+    "versions": "Exports",
     "deployments": "Deployments",
     "traffic": "Traffic and feedback",
     "datasets": "Data sets",
+    "keys": "Keys",
     "server": "The server",
     "openai": "OpenAI's contract",
 }

@@ -16,7 +16,7 @@ from bloomery.up.lock import Holder, locked
 from tests.live import BLOOMERY
 from tests.up.builders import data_dir, giant, model
 
-COMMANDS = ["up", "demo", "stop", "status", "logs", "doctor", "backup", "restore", "gc"]
+COMMANDS = ["up", "demo", "stop", "status", "logs", "doctor", "export", "backup", "restore", "gc"]
 
 
 def run(*arguments: str) -> Result:

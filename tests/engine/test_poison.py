@@ -106,6 +106,7 @@ def test_a_pass_that_dies_with_several_in_it_condemns_the_culprit_alone(model, t
     assert failed == [("run-p", 102), ("run-p", 103)]
 
 
+@pytest.mark.slow
 def test_a_replay_that_kills_every_engine_gives_the_run_up_and_not_the_others(model, tmp_path, reference):
     with engine(model, tmp_path, BLOOMERY_FAILPOINTS="engine.operation.101") as one:
         survivor = Survivor(one, {"run-p": (100, history(2)), "run-a": (0, [*history(4), SAVE])})

@@ -1,6 +1,6 @@
 """Requests, adapters, and the slow oracle: a sampler that computes everything anew for every token."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,12 +9,23 @@ import torch
 from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.sampling import Draw, choose
+from bloomery.infer.versions import Model
 from bloomery.models.adapters import UNEMBED, AdapterRows, Factors, FusedAdapter, target_shapes
 from bloomery.models.attention import ROW_PAD, PackedAttention, packed_positions, pad_to
 from bloomery.models.decoder import Decoder
 from bloomery.models.head import logits, token_logprobs
 from bloomery.types.arrays import Array
-from bloomery.types.generation import Generate, GenerateFailed, PromptScored, SampledToken, SampleFinished, SamplerEvent, SamplingParams, Weights
+from bloomery.types.generation import (
+    Generate,
+    GenerateFailed,
+    PromptFound,
+    PromptScored,
+    SampledToken,
+    SampleFinished,
+    SamplerEvent,
+    SamplingParams,
+    Weights,
+)
 from tests.train.builders import VOCAB
 
 BASE = Weights(version="base")
@@ -49,19 +60,24 @@ def adapter(decoder: Decoder, seed: int, rank: int = 16) -> FusedAdapter:
 
 
 class Adapters:
-    """Loads adapters of these versions and counts how often."""
+    """Loads these versions, adapters over one decoder or models of their own, and counts how often."""
 
-    def __init__(self, by_version: dict[str, FusedAdapter] | None = None) -> None:
-        self.by_version = by_version or {}
+    def __init__(self, decoder: Decoder, by_version: Mapping[str, FusedAdapter | Decoder] | None = None) -> None:
+        self.decoder, self.by_version = decoder, by_version or {}
         self.loads: list[str] = []
 
-    def __call__(self, weights: Weights) -> FusedAdapter | None:
+    def weigh(self, weights: Weights) -> int:
+        found = self.by_version.get(weights.version)
+        return sum(tensor.nbytes for tensor in found.parameters()) if isinstance(found, Decoder) else 0
+
+    def load(self, weights: Weights) -> Model:
         self.loads.append(weights.version)
-        return None if weights.key is None else self.by_version[weights.version]
+        found = None if weights.key is None else self.by_version[weights.version]
+        return Model(weights.version, found, None) if isinstance(found, Decoder) else Model(weights.version, self.decoder, found)
 
 
-def sampler(decoder: Decoder, adapters: dict[str, FusedAdapter] | None = None, limits: Limits | None = None) -> Sampler:
-    return Sampler(decoder, Adapters(adapters), limits)
+def sampler(decoder: Decoder, adapters: Mapping[str, FusedAdapter | Decoder] | None = None, limits: Limits | None = None) -> Sampler:
+    return Sampler(decoder, Adapters(decoder, adapters), limits)
 
 
 class Answer(NamedTuple):
@@ -73,6 +89,13 @@ class Answer(NamedTuple):
     reasons: dict[int, str]
     score: PromptScored | None
     failure: GenerateFailed | None
+    found: int = 0
+    """Prompt tokens that nobody had to compute."""
+
+    @property
+    def told(self) -> "Answer":
+        """The answer without how it came about."""
+        return self._replace(found=0)
 
 
 def drain(engine: Sampler) -> list[SamplerEvent]:
@@ -99,6 +122,9 @@ def answers(events: Iterable[SamplerEvent]) -> dict[str, Answer]:
                 answer.reasons[event.sample] = event.reason
             case PromptScored():
                 found[event.request_id] = answer._replace(score=event)
+            case PromptFound(tokens=tokens):
+                assert answer == Answer({}, {}, {}, {}, None, None)
+                found[event.request_id] = answer._replace(found=tokens)
             case GenerateFailed():
                 found[event.request_id] = answer._replace(failure=event)
     return found

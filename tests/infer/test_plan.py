@@ -1,50 +1,65 @@
 """The laws of planning, over random arrivals: a fake engine obeys each plan and checks it."""
 
+import zlib
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bloomery.infer.plan import Limits, Plan, Sample, fits, plan_step
+from bloomery.infer.plan import LEAST_SHARED, Chunk, Fork, Kept, Limits, Plan, Sample, Stem, fits, in_common, plan_step
 
 
-def samples_of(request_id: str, *, prompt: int, count: int = 1, decodes: bool = True) -> list[Sample]:
-    return [Sample(request_id, index, shared=prompt - 1, length=prompt, decodes=decodes) for index in range(count)]
+def stem(length: int, mark: object = 0, *, version: str = "v", own: int = 0) -> Stem:
+    """A prompt that has all but its last `own` tokens in common with the others of its mark, as far as they reach."""
+    tokens = np.random.default_rng(zlib.crc32(str(mark).encode())).integers(0, 1000, 4096)[:length].astype(np.int32)
+    tokens[length - own :] += 1000 + length
+    return Stem(version, tokens)
+
+
+def samples_of(
+    request_id: str, *, prompt: int | Stem, count: int = 1, decodes: bool = True, first_scored: int | None = None, left: int = 1
+) -> list[Sample]:
+    shared = stem(prompt, request_id) if isinstance(prompt, int) else prompt
+    length = len(shared.tokens)
+    reusable = length - 1 if first_scored is None else first_scored - 1
+    return [Sample(request_id, index, shared, length, reusable, decodes=decodes, left=left) for index in range(count)]
 
 
 class FakeEngine:
-    """Obeys plans; every sample ends when it has sampled `quota` tokens."""
+    """Obeys plans; every sample ends when it has sampled `quota` tokens, and `keeping` of those that ended are kept."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, limits: Limits, *, keeping: int = 0) -> None:
+        self.limits, self.keeping = limits, keeping
         self.waiting: list[Sample] = []
         self.running: list[Sample] = []
         self.quota: dict[Sample, int] = {}
         self.prefilled = 0
         self.finished: list[Sample] = []
+        self.kept: list[Kept] = []
+        self.answered: dict[str, int] = {}
+        """Prompt tokens that a request's samples have computed or had from a sibling, behind those that it may have from others."""
 
     def submit(self, samples: Sequence[Sample], quota: int) -> None:
         self.waiting += samples
         self.quota |= dict.fromkeys(samples, quota)
 
     def step(self) -> Plan:
-        plan = plan_step(self.waiting, self.running, self.limits)
+        plan = plan_step(self.waiting, self.running, self.limits, self.kept)
         self.check(plan)
         for sample in plan.preempt:
             self.running.remove(sample)
             sample.cached = 0
         self.waiting = [*plan.preempt, *self.waiting[len(plan.admit) :]]
         self.running += plan.admit
-        for sample, start, stop in plan.prefill:
-            assert start == sample.cached < stop <= sample.length - 1
-            sample.cached = stop
-            self.prefilled += stop - start
-        for sample, source in plan.forks:
-            assert source.request_id == sample.request_id
-            assert source is not sample
-            assert source.cached >= sample.shared > sample.cached == 0
-            sample.cached = sample.shared
+        for fork in plan.found:
+            self.fork(fork)
+        for chunk in plan.prefill:
+            self.prefill(chunk)
+        for fork in plan.forks:
+            assert fork.source in {chunk.sample for chunk in plan.prefill}, "else it was there before"
+            self.fork(fork)
         assert len(set(self.running)) == len(self.running)
         assert not set(self.running) & set(self.waiting)
         assert len(self.running) <= self.limits.slots
@@ -54,6 +69,30 @@ class FakeEngine:
         for sample in [sample for sample in self.running if not sample.decodes and not sample.missing]:
             self.finish(sample)
         return plan
+
+    def fork(self, fork: Fork) -> None:
+        sample, source, tokens = fork
+        assert source is not sample
+        assert sample.cached == 0
+        assert tokens <= in_common(sample.stem, source.stem), "keys of other tokens or weights"
+        if isinstance(source, Sample):
+            assert source in self.running, "whose slot may be another's by now"
+            assert source.cached >= tokens
+        else:
+            assert source in self.kept
+        sibling = isinstance(source, Sample) and source.request_id == sample.request_id
+        limit = sample.shared if sibling else sample.reusable
+        assert min(limit, LEAST_SHARED) <= tokens <= limit
+        sample.cached = tokens
+
+    def prefill(self, chunk: Chunk) -> None:
+        sample, start, stop = chunk
+        assert start == sample.cached < stop <= sample.length - sample.left
+        sample.cached = stop
+        self.prefilled += stop - start
+        reached = self.answered.setdefault(sample.request_id, sample.reusable)
+        assert start <= reached, "what the tokens between would have told is never known"
+        self.answered[sample.request_id] = max(reached, stop)
 
     def check(self, plan: Plan) -> None:
         spent = sum(chunk.stop - chunk.start for chunk in plan.prefill) + len(plan.decode)
@@ -78,6 +117,11 @@ class FakeEngine:
     def finish(self, sample: Sample) -> None:
         self.running.remove(sample)
         self.finished.append(sample)
+        answered = self.answered.get(sample.request_id, sample.reusable)
+        assert answered >= sample.shared, "a prompt that is scored is computed to its end"
+        if self.keeping:
+            tokens = np.concatenate([sample.stem.tokens, np.full(max(0, sample.cached - len(sample.stem.tokens)), 7, np.int32)])
+            self.kept = [*self.kept, Kept(Stem(sample.stem.version, tokens[: sample.cached]))][-self.keeping :]
 
     def run(self) -> list[Plan]:
         plans: list[Plan] = []
@@ -88,7 +132,27 @@ class FakeEngine:
         return plans
 
 
-requests = st.lists(st.tuples(st.integers(1, 1100), st.integers(1, 4), st.integers(1, 60), st.booleans()), max_size=5)
+class Arrival:
+    """Samples of one request: few marks and versions, so that many have beginnings in common."""
+
+    def __init__(self, number: int, draw: st.DrawFn) -> None:
+        length = draw(st.integers(1, 1100))
+        own = draw(st.integers(0, length))
+        prompt = stem(length, draw(st.integers(0, 1)), version=draw(st.sampled_from("vvw")), own=own)
+        form = draw(st.sampled_from(["decodes", "decodes", "scores", "one token"]))
+        scored = draw(st.none() | st.integers(1, length))
+        count = draw(st.integers(1, 4)) if form == "decodes" else 1
+        self.quota = draw(st.integers(1, 60))
+        self.samples = samples_of(
+            f"r{number}", prompt=prompt, count=count, decodes=form == "decodes", first_scored=scored, left=int(form != "one token")
+        )
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[Arrival]:
+    return [Arrival(number, draw) for number in range(draw(st.integers(0, 6)))]
+
+
 small_limits = st.builds(
     lambda slots, spare, tokens: Limits(slots=slots, token_budget=slots + 8 + spare, cache_tokens=tokens),
     st.integers(1, 9),
@@ -97,20 +161,28 @@ small_limits = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(arrivals=requests, limits=small_limits, pause=st.integers(0, 5))
-def test_everyone_is_served_within_the_budget_and_in_order(arrivals, limits, pause):
-    engine, submitted = FakeEngine(limits), 0
-    for number, (prompt, count, quota, decodes) in enumerate(arrivals):
-        samples = samples_of(f"r{number}", prompt=prompt, count=count if decodes else 1, decodes=decodes)
-        if decodes or prompt > 1:
-            engine.submit(samples, quota)
-            submitted += len(samples)
+@settings(max_examples=150, deadline=None)
+@given(arriving=arrivals(), limits=small_limits, pause=st.integers(0, 5), keeping=st.integers(0, 4))
+def test_everyone_is_served_within_the_budget_and_in_order(arriving, limits, pause, keeping):
+    engine, submitted = FakeEngine(limits, keeping=keeping), 0
+    for arrival in arriving:
+        engine.submit(arrival.samples, arrival.quota)
+        submitted += len(arrival.samples)
         for _ in range(pause if engine.waiting or engine.running else 0):
             if engine.waiting or engine.running:
                 engine.step()
     engine.run()
     assert len(engine.finished) == submitted
+
+
+@given(first=st.lists(st.integers(0, 2), max_size=40), second=st.lists(st.integers(0, 2), max_size=40), same=st.booleans())
+def test_what_two_stems_have_in_common_is_in_both(first, second, same):
+    one, other = (Stem(version, np.array(tokens, np.int32)) for version, tokens in (("v", first), ("v" if same else "w", second)))
+    common = in_common(one, other)
+    assert first[:common] == second[:common]
+    assert common == 0 or same
+    if same and one.head == other.head:
+        assert common == min(len(first), len(second)) or first[common] != second[common]
 
 
 def test_a_prompt_longer_than_the_budget_is_prefilled_in_chunks_while_others_decode():
@@ -167,3 +239,83 @@ def test_a_sample_larger_than_the_cache_runs_alone():
 def test_a_budget_without_room_for_prefill_is_refused():
     with pytest.raises(ValueError, match="leaves no room"):
         Limits(slots=64, token_budget=64)
+
+
+def long_limits(slots: int = 8) -> Limits:
+    return Limits(slots=slots, token_budget=1024, cache_tokens=1 << 16)
+
+
+def test_equal_prompts_of_different_requests_are_prefilled_once():
+    engine = FakeEngine(long_limits())
+    for number in range(6):
+        engine.submit(samples_of(f"r{number}", prompt=stem(300)), quota=2 + number)
+    plans = engine.run()
+    assert engine.prefilled == 299
+    assert len(plans[0].decode) == 6
+
+
+def test_a_common_beginning_is_prefilled_once_and_the_rest_by_each():
+    engine = FakeEngine(long_limits())
+    for number in range(4):
+        engine.submit(samples_of(f"r{number}", prompt=stem(300 + number, own=20)), quota=3)
+    engine.run()
+    assert engine.prefilled == 299 + 20 + 21 + 22
+
+
+def test_nothing_is_taken_over_from_other_weights_or_for_a_few_tokens():
+    engine = FakeEngine(long_limits())
+    engine.submit(samples_of("a", prompt=stem(300, version="v")), quota=9)
+    engine.submit(samples_of("b", prompt=stem(300, version="w")), quota=9)
+    few = stem(300).tokens.copy()
+    few[LEAST_SHARED - 1 :] += 1
+    engine.submit(samples_of("c", prompt=Stem("v", few)), quota=9)
+    engine.run()
+    assert engine.prefilled == 3 * 299
+
+
+def test_what_has_left_and_was_kept_need_not_be_computed_again():
+    engine = FakeEngine(long_limits(), keeping=1)
+    engine.submit(samples_of("first", prompt=stem(300)), quota=5)
+    engine.run()
+    engine.submit(samples_of("again", prompt=stem(300), count=3), quota=5)
+    (plan, *_) = engine.run()
+    assert engine.prefilled == 299
+    assert [fork.tokens for fork in plan.found] == [299] * 3
+    assert len(plan.decode) == 3
+
+
+def test_the_next_turn_of_a_conversation_prefills_what_is_new():
+    engine = FakeEngine(long_limits(), keeping=1)
+    engine.submit(samples_of("turn", prompt=stem(300)), quota=40)
+    engine.run()
+    said = np.concatenate([engine.kept[0].stem.tokens, np.arange(2000, 2050, dtype=np.int32)])
+    engine.submit(samples_of("next", prompt=Stem("v", said)), quota=1)
+    engine.run()
+    assert engine.prefilled == 299 + 49
+
+
+def test_tokens_whose_scores_are_asked_for_are_computed_and_those_before_them_are_not():
+    engine = FakeEngine(long_limits(), keeping=1)
+    engine.submit(samples_of("first", prompt=stem(300)), quota=1)
+    engine.run()
+    engine.submit(samples_of("end", prompt=stem(300), decodes=False, first_scored=290), quota=1)
+    engine.run()
+    assert engine.prefilled == 299 + 299 - 289
+    engine.submit(samples_of("all", prompt=stem(300), decodes=False, first_scored=1), quota=1)
+    engine.run()
+    assert engine.prefilled == 299 + 10 + 299
+
+
+def test_a_prompt_that_wants_one_token_is_prefilled_to_its_end_and_not_decoded():
+    engine = FakeEngine(long_limits())
+    engine.submit(samples_of("r", prompt=stem(300), decodes=False, left=0), quota=1)
+    (plan,) = engine.run()
+    assert (engine.prefilled, plan.decode) == (300, ())
+
+
+def test_a_prompt_that_another_is_just_prefilling_is_waited_for():
+    engine = FakeEngine(Limits(slots=4, token_budget=64, cache_tokens=1 << 16))
+    engine.submit(samples_of("first", prompt=stem(500)), quota=3)
+    engine.submit(samples_of("second", prompt=stem(520)), quota=3)
+    engine.run()
+    assert engine.prefilled == 519

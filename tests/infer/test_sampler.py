@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from bloomery.infer.plan import Limits
-from bloomery.infer.request import NO_LOGPROB
-from bloomery.infer.sampler import ADAPTERS_IN_MEMORY, Sampler
-from bloomery.types.generation import Abort, Generate, SampledToken, SampleFinished, Weights
+from bloomery.infer.sampler import Sampler
+from bloomery.infer.versions import VERSIONS_IN_MEMORY, Model
+from bloomery.types.generation import NO_LOGPROB, Abort, Generate, SampledToken, SampleFinished, Weights
 from tests.infer.builders import Adapters, adapter, answers, drain, full_logprobs, generate, naive, prompt, request, sampler
 from tests.train.builders import VOCAB, decoder
 
@@ -44,6 +44,7 @@ def test_tokens_and_logprobs_equal_a_whole_forward_per_token_whatever_the_compan
         assert answer.tokens == {0: tokens}, each.request_id
         assert answer.logprobs == {0: logprobs}, each.request_id
         assert answer.reasons == {0: "length"}
+        assert answer.found == 0
         assert generate(sampler(model, adapters), each)[each.request_id] == answer
 
 
@@ -165,20 +166,20 @@ def test_abort_ends_one_sample_or_all_and_spares_the_rest(model):
     assert found["keep"].tokens[0] == generate(sampler(model), request("keep", prompt(12), max_tokens=10))["keep"].tokens[0]
 
 
-def test_a_request_keeps_its_weights_when_they_leave_memory(model, adapters):
-    adapters = adapters | {f"w{n}": adapters["v2"] for n in range(ADAPTERS_IN_MEMORY)}
-    loads = Adapters(adapters)
+def test_weights_that_someone_uses_stay_in_memory(model, adapters):
+    adapters = adapters | {f"w{n}": adapters["v2"] for n in range(VERSIONS_IN_MEMORY)}
+    loads = Adapters(model, adapters)
     engine = Sampler(model, loads)
     engine.submit(request("first", prompt(8), version="v0", max_tokens=30))
     events = engine.step()
-    for n in range(ADAPTERS_IN_MEMORY):
+    for n in range(VERSIONS_IN_MEMORY):
         engine.submit(request(f"r{n}", prompt(8), version=f"w{n}", max_tokens=1))
     engine.submit(request("again", prompt(8), version="v0", max_tokens=30))
-    engine.submit(request("known", prompt(8), version=f"w{ADAPTERS_IN_MEMORY - 1}", max_tokens=1))
+    engine.submit(request("known", prompt(8), version=f"w{VERSIONS_IN_MEMORY - 1}", max_tokens=1))
     found = answers(events + drain(engine))
-    assert found["first"] == found["again"]
-    assert loads.loads.count("v0") == 2
-    assert loads.loads.count(f"w{ADAPTERS_IN_MEMORY - 1}") == 1
+    assert found["first"].told == found["again"].told
+    assert loads.loads.count("v0") == 1
+    assert loads.loads.count(f"w{VERSIONS_IN_MEMORY - 1}") == 1
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_a_request_keeps_its_weights_when_they_leave_memory(model, adapters):
         ({"top_k": -1}, "top_k"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"num_samples": 0}, "num_samples"),
-        ({"num_samples": 2, "max_tokens": 0}, "set num_samples to 1"),
+        ({"num_samples": 2, "max_tokens": 0}, "set `num_samples` to 1"),
         ({"asked": {"top_logprobs": VOCAB + 1}}, "top_logprobs"),
     ],
     ids=str,
@@ -219,11 +220,13 @@ def test_a_request_id_in_use_is_refused(model):
 
 
 def test_weights_that_cannot_be_loaded_fail_their_request_alone(model):
-    def refuse(weights: Weights) -> None:
-        if weights.version != "base":
-            raise ValueError("damaged")
+    class Damaged(Adapters):
+        def load(self, weights: Weights) -> Model:
+            if weights.version != "base":
+                raise ValueError("damaged")
+            return super().load(weights)
 
-    engine = Sampler(model, refuse)
+    engine = Sampler(model, Damaged(model))
     engine.submit(request("bad", prompt(10), version="v9"))
     engine.submit(request("good", prompt(10)))
     found = answers(drain(engine))
@@ -246,7 +249,7 @@ def test_broken_weights_fail_their_requests_and_leave_nothing_behind(model, adap
         assert not found[name].tokens
     engine.submit(request("after", prompt(10), version="v0", max_tokens=30))
     after = answers(drain(engine))["after"]
-    assert found["good"] == found["late"] == after
+    assert found["good"].told == found["late"].told == after.told
 
 
 def test_a_step_that_breaks_ends_those_who_ran_and_the_others_go_on(model):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.kill.harness import finish, start_workload
+from tests.kill.workload import POISON
 from tests.live import LiveServer, running_server
 
 API_POINTS = [
@@ -38,55 +39,81 @@ ENGINE_POINTS = [
 QUICK = ["journal.operation.synced@9", "journal.result.written@5", "engine.operation.done@12", "engine.operation.started@9"]
 
 
+TENANTS = 4
+"""With 31 operations each."""
+
+
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     with running_server(tmp_path_factory.mktemp("reference") / "data") as undisturbed:
-        return finish(start_workload(undisturbed))[-1]
+        return finish(start_workload(undisturbed, TENANTS)).reports
 
 
-def test_a_run_ends_with_the_same_bits_after_several_deaths(tmp_path: Path, reference: dict[str, Any]) -> None:
-    assert killed_at(QUICK, tmp_path) == reference
+def test_two_tenants_end_with_the_same_bits_after_several_deaths(tmp_path: Path) -> None:
+    with running_server(tmp_path / "undisturbed") as undisturbed:
+        reports = finish(start_workload(undisturbed, 2)).reports
+    assert killed_at(QUICK, tmp_path, tenants=2) == reports
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", [*API_POINTS, *ENGINE_POINTS])
-def test_a_run_ends_with_the_same_bits_after_a_death_at(point: str, tmp_path: Path, reference: dict[str, Any]) -> None:
+def test_tenants_end_with_the_same_bits_after_a_death_at(point: str, tmp_path: Path, reference: list[dict[str, Any]]) -> None:
     assert killed_at([point], tmp_path) == reference
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_a_run_ends_with_the_same_bits_after_kills_at_random_times(seed: int, tmp_path: Path, reference: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("seed", "victims"), [(0, ["engine"]), (1, ["api"]), (2, ["api", "engine"]), (3, ["api", "engine"])])
+def test_tenants_end_with_the_same_bits_after_kills_at_random_times(
+    seed: int, victims: list[str], tmp_path: Path, reference: list[dict[str, Any]]
+) -> None:
     clock = random.Random(seed)
-    with running_server(tmp_path / "data", env={"BLOOMERY_CHECKPOINT_SECONDS": "0.1"}) as victim:
-        workload = start_workload(victim)
+    with running_server(tmp_path / "data", env={"BLOOMERY_CHECKPOINT_SECONDS": "0.1"}) as server:
+        workload = start_workload(server, TENANTS)
         read_until(workload, '"accepted"')
         killed = 0
         for _ in range(3):
             time.sleep(clock.uniform(0.1, 1.5))
             if workload.poll() is None:
-                killed += kill(victim, clock.choice(["api", "engine"]))
-        report = finish(workload)[-1]
+                killed += sum(kill(server, victim) for victim in victims)
+        reports = finish(workload).reports
     assert killed, "the workload was over before anything could be killed"
-    assert report == reference
+    assert reports == reference
 
 
-def killed_at(points: list[str], tmp_path: Path) -> dict[str, Any]:
+@pytest.mark.slow
+def test_an_operation_that_kills_every_engine_fails_and_the_other_tenants_end_with_the_same_bits(
+    tmp_path: Path, reference: list[dict[str, Any]]
+) -> None:
+    environment = {"BLOOMERY_FAILPOINTS": f"engine.operation.{POISON}:", "BLOOMERY_CHECKPOINT_SECONDS": "0.1"}
+    with running_server(tmp_path / "data", env=environment) as server:
+        reports = finish(start_workload(server, TENANTS, poisoned=1)).reports
+    failure = reports[1]["failure"]
+    assert failure is not None
+    assert failure.startswith("server: ")
+    assert f"the engine died twice in operation {POISON}" in failure
+    assert [report | {"failure": None} for report in reports] == reference
+
+
+def killed_at(points: list[str], tmp_path: Path, *, tenants: int = TENANTS) -> list[dict[str, Any]]:
     """The outcome of the workload on a server that dies once at each point, with operations in flight every time."""
     markers = [tmp_path / f"marker-{number}" for number in range(len(points))]
     armed = ",".join(f"{point}:{marker}" for point, marker in zip(points, markers, strict=True))
     # Checkpoints come often, so that replay starts from one and segments are dropped while the workload runs.
     environment = {"BLOOMERY_FAILPOINTS": armed, "BLOOMERY_CHECKPOINT_SECONDS": "0.1"}
     with running_server(tmp_path / "data", env=environment) as victim:
-        diary = finish(start_workload(victim))
+        outcome = finish(start_workload(victim, tenants))
     for point, marker in zip(points, markers, strict=True):
         assert marker.exists(), f"nobody died at {point}"
-        assert in_flight(diary, marker.stat().st_mtime), f"nothing was in flight at {point}"
-    return diary[-1]
+        assert in_flight(outcome.diary, marker.stat().st_mtime), f"nothing was in flight at {point}"
+    return outcome.reports
 
 
 def in_flight(diary: list[dict[str, Any]], moment: float) -> bool:
-    """Whether operations had been accepted whose results nobody had seen, or were still being submitted."""
+    """Whether a tenant had operations that were accepted and whose results it had not seen, or were still being submitted."""
+    return any(in_flight_of([line for line in diary if line["tenant"] == tenant], moment) for tenant in {line["tenant"] for line in diary})
+
+
+def in_flight_of(diary: list[dict[str, Any]], moment: float) -> bool:
     accepted = max((line["accepted"] for line in diary if "accepted" in line and line["at"] <= moment), default=0)
     done = max((line["done"] for line in diary if "done" in line and line["at"] <= moment), default=0)
     last = max(line["accepted"] for line in diary if "accepted" in line)

@@ -16,7 +16,7 @@ from bloomery.store.blobs import Blobs
 from bloomery.types import protocol
 from bloomery.types.arrays import Array
 from bloomery.types.errors import NotFound
-from bloomery.types.generation import Abort, Generate, PromptScored, SampledToken, SampleFinished, SamplerEvent
+from bloomery.types.generation import NO_LOGPROB, Abort, Generate, PromptFound, PromptScored, SampledToken, SampleFinished, SamplerEvent
 from bloomery.types.operations import (
     CheckpointResult,
     Failed,
@@ -54,6 +54,8 @@ from bloomery.types.wire import encode
 from tests.render.builders import CHATML, byte_level, write
 
 BASE = "base-1"
+PARTS = {"attn": 10**15, "mlp": 1000, "unembed": 1000}
+"""No machine has memory for all of them."""
 VOCABULARY, CONTEXT = 300, 64
 
 
@@ -95,7 +97,8 @@ class FakeEngine:
         self.executed: list[Execute] = []
         self.sampled: list[Generate] = []
         self.aborted: list[Abort] = []
-        self.silent_prompts = False
+        self.found_tokens = 0
+        """Of every prompt, that were there already."""
         self._queue: deque[Execute] = deque()
         self._writer: asyncio.StreamWriter | None = None
         self._server: asyncio.Server | None = None
@@ -130,7 +133,7 @@ class FakeEngine:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.hang_up()
         self._writer = writer
-        base = BaseInfo(base_hash=BASE, model_type="fake", vocab_size=VOCABULARY, context=CONTEXT, parameters=1, dtype="float32")
+        base = BaseInfo(base_hash=BASE, model_type="fake", vocab_size=VOCABULARY, context=CONTEXT, parameters=1, dtype="float32", parts=PARTS)
         held = {run_id: run.last_seq for run_id, run in self.runs.items()}
         self._post(Welcome(boot_id=f"boot-{self._boots}", pid=1, base=base, numerics=self.numerics, bit_exact=True, runs=held))
         for run in self.runs.values():
@@ -267,8 +270,10 @@ class FakeEngine:
     def _sample(self, request: Generate) -> None:
         """Token n of sample s is `100 + s * 10 + n`; the last one never comes for prompts that begin with 0."""
         events: list[SamplerEvent] = []
-        if request.prompt_logprobs:
-            events.append(PromptScored(request_id=request.request_id, logprobs=Array.of(np.zeros(request.prompt.shape, np.float32))))
+        if self.found_tokens:
+            events.append(PromptFound(request_id=request.request_id, tokens=self.found_tokens))
+        if request.scores_prompt:
+            events.append(_scored(request))
         endless = request.prompt.numpy()[0] == 0
         for sample in range(request.num_samples):
             for position in range(request.params.max_tokens - endless):
@@ -278,6 +283,26 @@ class FakeEngine:
                 events.append(SampleFinished(request_id=request.request_id, sample=sample, reason="length"))
         self._post(EngineStatus(running_sequences=1, waiting_sequences=0, queued_operations=0, tokens_sampled=1, tokens_trained=0))
         self._post(SamplerEvents(events=tuple(events)))
+
+
+def _scored(request: Generate) -> PromptScored:
+    """Tokens of the prompt have 0; the likeliest and the drawn of position p are p, p + 1, ... with their negatives; a target t there has -t / p."""
+    length, columns = request.prompt.shape[0], {}
+    logprobs = np.zeros(length, np.float32)
+    logprobs[: request.scored_from] = np.nan
+    positions = np.arange(length)[:, None]
+    if request.prompt_top_k:
+        ids = positions + np.arange(request.prompt_top_k)
+        unscored = positions < request.scored_from
+        columns["top_ids"] = np.where(unscored, 0, ids).astype(np.int32)
+        columns["top_logprobs"] = np.where(unscored, NO_LOGPROB, -ids).astype(np.float32)
+    if request.targets is not None:
+        columns["target_logprobs"] = (-request.targets.ids.numpy() / request.targets.positions.numpy()).astype(np.float32)
+    if request.prompt_draws:
+        ids = positions[1:] + np.arange(request.prompt_draws)
+        columns |= {"drawn_ids": ids.astype(np.int32), "drawn_logprobs": -ids.astype(np.float32)}
+    arrays = {name: Array.of(values) for name, values in columns.items()}
+    return PromptScored(request_id=request.request_id, logprobs=Array.of(logprobs), **arrays)
 
 
 @asynccontextmanager

@@ -47,7 +47,6 @@ def test_a_snapshot_has_a_version_and_with_a_name_a_path(tmp_path: Path) -> None
             assert isinstance(named, SnapshotResult)
             assert named == ephemeral
             assert (await api.checkpoints.named(ME, run.id, SNAPSHOT, "served")).version == named.version
-            assert (await api.checkpoints.of_operation(ME, run.id, 4)).path is None
             assert [row.name for row in (await api.checkpoints.list(ME, run_id=run.id)).checkpoints] == ["served"]
             with pytest.raises(NotFound):
                 await api.checkpoints.named(ME, run.id, NAMED, "served")
@@ -228,7 +227,7 @@ async def save(api: Api, run_id: str, seq: int, name: str, **options: object) ->
     await api.runs.checkpoint(ME, run_id, seq, name, **options)  # type: ignore[arg-type]
     (saved,) = await api.results(run_id, seq)
     assert isinstance(saved, CheckpointResult), saved
-    return await api.checkpoints.of_operation(ME, run_id, seq)
+    return await api.checkpoints.named(ME, run_id, NAMED, name)
 
 
 def _points(connection):  # type: ignore[no-untyped-def]

@@ -33,19 +33,20 @@ def test_models_are_listed_under_all_their_names_and_ready_when_their_engine_is(
     async def story(engine: FakeEngine) -> None:
         await engine.crash()
         async with Services.open(config(tmp_path)) as services:
-            found = services.models.list()
+            found = services.models.all()
             assert [(base.alias, base.base_hash, base.context, base.ready) for base in found] == [
                 ("tiny", BASE, CONTEXT, False),
                 ("Qwen/Qwen3-8B", BASE, CONTEXT, False),
             ]
             assert services.models.resolve("Qwen/Qwen3-8B").base_hash == BASE
             await engine.start()
-            await until(lambda: all(base.ready for base in services.models.list()))
+            await until(lambda: all(base.ready for base in services.models.all()))
             assert services.models.tokenizer(BASE).template_hash is not None
 
     play(tmp_path, story)
 
 
 def config(directory: Path) -> ApiConfig:
+    (directory / "api_key").write_text("tml-development-key\n")
     models = tuple(fake_base(directory, alias) for alias in ("tiny", "Qwen/Qwen3-8B"))
     return ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record="off", models=models)

@@ -261,7 +261,7 @@ def test_creating_under_the_same_tinker_id_gives_the_same_run(tmp_path: Path) ->
     [
         (LoraSpec(rank=-1, seed=0), "rank"),
         (LoraSpec(rank=10**9, seed=0), "rank"),
-        (LoraSpec(rank=0, seed=0), "rank"),
+        (LoraSpec(rank=0, seed=0, alpha=16.0), "alpha"),
         (LoraSpec(rank=4, seed=-1), "seed"),
         (LoraSpec(rank=4, seed=0, alpha=float("nan")), "alpha"),
         (LoraSpec(rank=4, seed=0, train_attn=False, train_mlp=False, train_unembed=False), "train_attn"),
@@ -280,10 +280,26 @@ def test_a_run_that_cannot_be_is_not_created(tmp_path: Path, lora: LoraSpec, fie
     play(tmp_path, story)
 
 
+def test_a_run_of_all_parameters_is_refused_where_there_is_no_memory_for_it(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path) as api:
+            await api.link.wait_ready()
+            await api.link.wait_ready()
+            with pytest.raises(
+                InvalidInput, match=r"trains 1000000000002000 parameters \(rank 0\) needs 32000000000064000 bytes of memory, \d+ are free"
+            ):
+                await api.runs.create(ME, base_model="tiny", lora=LoraSpec(rank=0, seed=0), metadata={})
+            fits = LoraSpec(rank=0, seed=0, train_attn=False)
+            run = await api.runs.create(ME, base_model="tiny", lora=fits, metadata={}, tinker_id="t")
+            assert run.lora == fits
+
+    play(tmp_path, story)
+
+
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
-        (step(math.nan), "learning_rate is nan"),
+        (step(math.nan), "`learning_rate` is nan"),
         (ForwardBackward(loss="cross_entropy", loss_config={}, data=()), "data is empty"),
         (ForwardBackward(loss="cross_entropy", loss_config={}, data=(datum([1, VOCABULARY]),)), f"token id {VOCABULARY}"),
         (ForwardBackward(loss="guess", loss_config={}, data=(datum([1]),)), "unknown loss `guess`"),

@@ -13,14 +13,15 @@ from bloomery.config import ModelConfig
 from bloomery.services.deployments import Deployments
 from bloomery.services.engines import EngineLink
 from bloomery.services.models import Models, Size
-from bloomery.services.sampling import MAX_SUBMISSIONS, SampleStream, Sampling, check, draw_seed
+from bloomery.services.sampling import MAX_SUBMISSIONS, SampleStream, Sampling, draw_seed
 from bloomery.services.target import Target
 from bloomery.services.versions import Versions
 from bloomery.store.blobs import Blobs
 from bloomery.store.database import Database
 from bloomery.types.arrays import Array
+from bloomery.types.checks import check_generate
 from bloomery.types.errors import Forbidden, InvalidInput, NotFound, Unavailable
-from bloomery.types.generation import Abort, Generate, PromptScored, SampledToken, SampleFinished, SamplingParams, Weights
+from bloomery.types.generation import Abort, Generate, PromptScored, PromptTargets, SampledToken, SampleFinished, SamplingParams, Weights
 from bloomery.types.protocol import SamplerEvents
 from tests.services.fake_engine import BASE, FakeEngine
 from tests.services.runs_stage import until
@@ -86,6 +87,10 @@ def request(prompt: tuple[int, ...] = (5, 6), max_tokens: int = 4, **changes: An
     return Generate(
         request_id="", weights=Weights(version=""), prompt=tokens, params=SamplingParams(max_tokens=max_tokens, **{"seed": 1} | params), **changes
     )
+
+
+def targets(positions: tuple[int, ...], ids: tuple[int, ...]) -> PromptTargets:
+    return PromptTargets(positions=Array.of(np.array(positions, np.int32)), ids=Array.of(np.array(ids, np.int32)))
 
 
 def test_a_completion_is_gathered_from_its_events(tmp_path: Path) -> None:
@@ -202,25 +207,50 @@ def test_a_bad_request_is_refused_before_the_stream_begins(tmp_path: Path) -> No
         ({"top_k": -1}, "top_k"),
         ({"num_samples": 0}, "num_samples"),
         ({"top_logprobs": 301}, "top_logprobs"),
-        ({"seed": -1}, "seed"),
+        ({"seed": -(1 << 63) - 1}, "seed"),
         ({"seed": 1 << 63}, "seed"),
+        ({"scored_from": 0}, "scored_from"),
+        ({"scored_from": 3}, "scored_from"),
+        ({"prompt_draws": -1}, "prompt_draws"),
+        ({"prompt_draws": (1 << 22) + 1}, "prompt_draws"),
+        ({"num_samples": 1024, "max_tokens": 1 << 20, "top_logprobs": 300}, "top_logprobs"),
+        ({"targets": targets((), ())}, "targets"),
+        ({"targets": targets((0,), (1,))}, "targets"),
+        ({"targets": targets((2,), (1,))}, "targets"),
+        ({"targets": targets((1, 1), (1, 300))}, "targets"),
+        ({"targets": targets((1,), (-1,))}, "targets"),
+        ({"targets": targets((1, 1), (1,))}, "targets"),
+        ({"prompt": (1, 2, 3), "targets": targets((2, 1), (1, 1))}, "targets"),
     ],
 )
 def test_the_field_at_fault_is_named(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        check(request(**changes), Size(context=64, vocab_size=300))
+        check_generate(request(**changes), Size(context=64, vocab_size=300))
     assert refused.value.field == field
 
 
 def test_a_prompt_may_fill_the_context_when_it_is_only_scored() -> None:
-    check(request((1,) * 64, max_tokens=0), Size(context=64, vocab_size=300))
-    check(request((1,) * 63, max_tokens=1000), Size(context=64, vocab_size=300))
+    check_generate(request((1,) * 64, max_tokens=0), Size(context=64, vocab_size=300))
+    check_generate(request((1,) * 63, max_tokens=1000), Size(context=64, vocab_size=300))
 
 
 def test_seeds_are_kept_or_drawn() -> None:
     assert draw_seed(7) == 7
     assert 0 <= draw_seed(None) < 1 << 53
     assert draw_seed(None) != draw_seed(None)
+
+
+def test_what_the_engine_had_of_a_prompt_is_known_before_the_first_token(tmp_path: Path) -> None:
+    async def story(sampling: Sampling) -> None:
+        engine.found_tokens = 1
+        stream = sampling.stream(ME, TARGET, request())
+        assert stream.found_tokens == 0
+        assert isinstance(await anext(stream), SampledToken)
+        assert stream.found_tokens == 1
+        await stream.aclose()
+
+    engine = FakeEngine(tmp_path / "s", Blobs(tmp_path / "blobs"))
+    play(tmp_path, story, engine)
 
 
 def test_repeated_prompt_scores_are_passed_on_once(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import re
 import sqlite3
 from pathlib import Path
 
@@ -89,8 +90,10 @@ def _count(connection: Connection) -> int | None:
     return connection.scalar(select(func.count()).select_from(rows.project))
 
 
-def _schema(path: Path) -> list[tuple[str, str]]:
+def _schema(path: Path) -> list[tuple[str, list[str]]]:
+    """Every table and index with its parts; the place of a column in its table is nobody's business, and one that was added later stands last."""
     connection = sqlite3.connect(path)
     found = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name").fetchall()
     connection.close()
-    return [(name, " ".join(sql.split())) for name, sql in found if not name.startswith(("sqlite_", "alembic_"))]
+    ours = [(name, " ".join(sql.split())) for name, sql in found if not name.startswith(("sqlite_", "alembic_"))]
+    return [(name, sorted(re.split(r", (?![^(]*\))", sql.replace("( ", "(", 1).replace(" )", ")").removesuffix(")")))) for name, sql in ours]

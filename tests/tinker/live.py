@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import uvicorn
 
 from bloomery.api.app import create_app
+from bloomery.api.routes.tinker.futures import MAX_RUNNING, SampleFutures
 from bloomery.config import ApiConfig, RecordMode
 from bloomery.services.core import Services
 from bloomery.store.blobs import Blobs
@@ -29,6 +30,7 @@ class Served:
     engine: FakeEngine
     services: Services
     loop: asyncio.AbstractEventLoop
+    futures: SampleFutures
 
     def do(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run something where the server runs."""
@@ -40,7 +42,7 @@ class Served:
 
 
 @contextmanager
-def served(directory: Path, *, record: RecordMode = "off") -> Iterator[Served]:
+def served(directory: Path, *, record: RecordMode = "off", most_samples: int = MAX_RUNNING) -> Iterator[Served]:
     """Serve until left; opened again on the same directory, it is the next life of the api."""
     ready: threading.Event = threading.Event()
     stop: list[Callable[[], Any]] = []
@@ -50,12 +52,15 @@ def served(directory: Path, *, record: RecordMode = "off") -> Iterator[Served]:
         (directory / "api_key").write_text(KEY)
         config = ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record=record, models=(fake_base(directory, MODEL),))
         async with fake_engine(directory / "s", Blobs(directory / "blobs")) as engine, Services.open(config) as services:
-            server = uvicorn.Server(uvicorn.Config(create_app(services), port=0, log_level="error", lifespan="on", timeout_graceful_shutdown=1))
+            app = create_app(services)
+            app.state.sample_futures = SampleFutures(max_running=most_samples)
+            server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="on", timeout_graceful_shutdown=1))
             running = asyncio.create_task(server.serve())
             while not server.started:
                 await asyncio.sleep(0.005)
             port = server.servers[0].sockets[0].getsockname()[1]
-            found.append(Served(f"http://127.0.0.1:{port}", engine, services, asyncio.get_running_loop()))
+            futures = app.state.sample_futures
+            found.append(Served(f"http://127.0.0.1:{port}", engine, services, asyncio.get_running_loop(), futures))
             stop.append(lambda: setattr(server, "should_exit", True))
             ready.set()
             await running

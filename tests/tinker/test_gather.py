@@ -38,30 +38,9 @@ def test_a_stop_string_ends_its_sample_and_no_other() -> None:
     assert [(out.tokens, out.hit_limit) for out in gathering.samples()] == [(first, False), ([second[0]], True)]
 
 
-def scored() -> PromptScored:
-    return PromptScored(
-        request_id="r",
-        logprobs=Array.of(np.array([np.nan, -1, -2], np.float32)),
-        top_ids=Array.of(np.array([[0], [4], [5]], np.int32)),
-        top_logprobs=Array.of(np.array([[-99999.0], [-0.5], [-0.75]], np.float32)),
-    )
-
-
-def test_only_the_end_of_the_prompt_is_scored_where_that_was_asked() -> None:
+def test_what_was_asked_about_the_prompt_is_kept() -> None:
     gathering = Gathering(1, None)
-    gathering.take(scored())
-    prompt = gathering.prompt(1, logprobs=True)
-    assert prompt is not None
-    assert np.isnan(prompt.logprobs).tolist() == [True, True, False]
-    assert prompt.top_ids.tolist() == [[0], [0], [5]]
-    assert prompt.top_logprobs.tolist() == [[-99999.0], [-99999.0], [-0.75]]
-
-
-def test_likeliest_tokens_come_without_log_probabilities_of_the_prompt() -> None:
-    gathering = Gathering(1, None)
-    assert gathering.prompt(None, logprobs=True) is None
-    gathering.take(scored())
-    prompt = gathering.prompt(None, logprobs=False)
-    assert prompt is not None
-    assert prompt.logprobs is None
-    assert prompt.top_ids.tolist() == [[0], [4], [5]]
+    assert gathering.scored is None
+    scored = PromptScored(request_id="r", logprobs=Array.of(np.array([np.nan, -1, -2], np.float32)))
+    assert gathering.take(scored) is None
+    assert gathering.scored is scored

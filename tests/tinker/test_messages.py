@@ -15,7 +15,8 @@ from tinker.proto.response_conv import deserialize_forward_backward_output, dese
 from bloomery.api.routes.tinker import messages, proto
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput, NotSupported
-from bloomery.types.operations import ForwardBackwardResult
+from bloomery.types.generation import PromptScored
+from bloomery.types.operations import ForwardBackward, ForwardBackwardResult
 
 FLOATS = st.floats(width=32, allow_nan=False)
 TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=8)
@@ -133,16 +134,31 @@ def test_the_sdk_reads_samples_with_prompt_and_top_logprobs() -> None:
         messages.SampleOut(tokens=[5, 6], logprobs=[-0.5, -2.0], top=[top, top], hit_limit=False),
         messages.SampleOut(tokens=[7], logprobs=[-0.25], top=[], hit_limit=True),
     ]
-    prompt = messages.PromptOut(
-        logprobs=np.array([np.nan, -1.0], np.float32),
-        top_ids=np.array([[0, 0], [2**31 - 1, 4]], np.int32),
-        top_logprobs=np.array([[-99999.0, -99999.0], [-0.5, -0.75]], np.float32),
+    scored = PromptScored(
+        request_id="r",
+        logprobs=Array.of(np.array([np.nan, -1.0], np.float32)),
+        top_ids=Array.of(np.array([[0, 0], [2**31 - 1, 4]], np.int32)),
+        top_logprobs=Array.of(np.array([[-99999.0, -99999.0], [-0.5, -0.75]], np.float32)),
+        drawn_ids=Array.of(np.array([[7, 8, 9]], np.int32)),
+        drawn_logprobs=Array.of(np.array([[-1.0, -2.0, -3.0]], np.float32)),
     )
-    read = deserialize_sample_response(messages.encode_sample(samples, prompt))
+    read = deserialize_sample_response(messages.encode_sample(samples, messages.PromptOut(scored, logprobs=True, found=11)))
     assert [(s.tokens, s.logprobs, s.stop_reason) for s in read.sequences] == [([5, 6], [-0.5, -2.0], "stop"), ([7], [-0.25], "length")]
     assert read.sequences[0].topk_logprobs == [[(5, -0.5), (6, -1.5)]] * 2
     assert read.prompt_logprobs == [None, -1.0]
     assert read.topk_prompt_logprobs == [None, [(2**31 - 1, -0.5), (4, -0.75)]]
+    assert read.prompt_alt_tokens is not None
+    drawn = (read.prompt_alt_tokens.tokens, read.prompt_alt_tokens.logprobs)
+    assert [(tensor.dtype, tensor.shape, tensor.tolist()) for tensor in drawn] == [
+        ("int64", [1, 3], [[7, 8, 9]]),
+        ("float32", [1, 3], [[-1.0, -2.0, -3.0]]),
+    ]
+    assert read.prompt_cache_hit_tokens == 11
+    assert read.target_prompt_logprobs is None
+    silent = deserialize_sample_response(messages.encode_sample(samples, messages.PromptOut()))
+    assert (silent.prompt_logprobs, silent.topk_prompt_logprobs, silent.prompt_alt_tokens, silent.prompt_cache_hit_tokens) == (None, None, None, 0)
+    unasked = deserialize_sample_response(messages.encode_sample(samples, messages.PromptOut(scored)))
+    assert unasked.prompt_logprobs is None
 
 
 def body_with(**tensor) -> bytes:
@@ -208,7 +224,60 @@ def test_what_is_not_offered_is_refused() -> None:
     image = types.Datum(model_input=types.ModelInput(chunks=[types.ImageChunk(data=b"x", format="png")]), loss_fn_inputs={})
     with pytest.raises(NotSupported, match="encoded_text"):
         parsed(sdk_body([image]))
-    span = types.PromptProvenanceSpan(sequence_id="a", offset=0, length=1)
-    datum = types.Datum(types.ModelInput.from_ints([1]), {"target_tokens": [1]}, [span], [span])
-    with pytest.raises(NotSupported, match="provenance"):
-        parsed(sdk_body([datum]))
+
+
+def with_spans(inputs: list, outputs: list, loss: str = "stable_reinforce", **made: list) -> ForwardBackward:
+    """A datum of four tokens and three sampled targets with these spans, as the server reads it."""
+    values = {"target_tokens": [2, 3, 4, 5], "logprobs": [0.0, -1.0, -1.0, -1.0], "advantages": [0.0, 1.0, 1.0, 1.0], **made}
+    return parsed(sdk_body([types.Datum(types.ModelInput.from_ints([1, 2, 3, 4]), values, inputs, outputs)], loss))
+
+
+def prompt(length: int, **fields) -> types.PromptProvenanceSpan:
+    return types.PromptProvenanceSpan(**{"sequence_id": "a", "length": length, **fields})
+
+
+def drawn(length: int, **fields) -> types.SampledProvenanceSpan:
+    return types.SampledProvenanceSpan(**{"sequence_id": "a", "length": length, **fields})
+
+
+def test_provenance_spans_that_tile_the_datum_change_nothing() -> None:
+    without = parsed(sdk_body([types.Datum(types.ModelInput.from_ints([1, 2, 3, 4]), {"target_tokens": [2, 3, 4, 5]})])).data[0]
+    annotated = with_spans([prompt(2), drawn(2), prompt(0)], [prompt(1, offset=1), drawn(2), drawn(1, sequence_id="b")])
+    assert annotated.data[0].tokens == without.tokens
+    assert annotated.data[0].inputs["target_tokens"] == without.inputs["target_tokens"]
+    # Other losses have advantages where they like.
+    with_spans([prompt(4)], [prompt(4)], "importance_sampling")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "field", "says"),
+    [
+        ([prompt(2)], [prompt(1), drawn(3)], "data[0].model_input_spans", "cover 2 positions, but `model_input` has 4"),
+        ([prompt(2), drawn(2)], [prompt(1), drawn(4)], "data[0].loss_fn_input_spans", "cover 5 positions, but `target_tokens` has 4"),
+        ([prompt(4)], [], "data[0].loss_fn_input_spans", "both or neither"),
+        ([], [drawn(4)], "data[0].model_input_spans", "both or neither"),
+        ([prompt(4)], [prompt(2), drawn(2)], "data[0].loss_fn_inputs.advantages", "1.0 at position 1"),
+    ],
+)
+def test_provenance_spans_that_cannot_be_are_refused(inputs: list, outputs: list, field: str, says: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        with_spans(inputs, outputs)
+    assert refused.value.field == field
+    assert says in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{}, {"length": 1}, {"sequence_id": "a", "length": -1}, {"sequence_id": "a", "length": 1, "offset": -1}],
+    ids=["none", "id", "length", "offset"],
+)
+def test_a_span_that_the_sdk_would_not_make_is_refused(broken: dict) -> None:
+    request = sdk.ForwardBackwardRequest(loss_fn="cross_entropy")
+    datum = request.data.add()
+    datum.model_input.add().encoded_text.tokens = np.array([1], "<i4").tobytes()
+    for spans in (datum.model_input_spans, datum.loss_fn_input_spans):
+        span = spans.add()
+        if broken:
+            span.sampled_tokens.CopyFrom(sdk.SampledProvenanceSpan(**broken))
+    with pytest.raises(InvalidInput, match=r"`data\[0\]\.model_input_spans\[0\]`"):
+        parsed(request.SerializeToString())

@@ -1,10 +1,9 @@
 """Samples of the Training API, with the unmodified SDK over a fake engine: what they wait for, what is recorded of them, and what ends them."""
 
 import asyncio
-import gc
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from html import unescape
 from pathlib import Path
@@ -13,10 +12,8 @@ from typing import Any
 import httpx
 import pytest
 import tinker
-from tinker import types
 
 from bloomery.config import RecordMode
-from bloomery.services.principal import SCOPES, Principal
 from bloomery.services.sessions import Sessions
 from bloomery.services.versions import Version
 from bloomery.store.database import READERS, Database
@@ -26,23 +23,11 @@ from bloomery.types.protocol import SamplerEvents
 from tests.live import wait_until
 from tests.render.builders import byte_level
 from tests.services.fake_engine import BASE
-from tests.tinker.live import KEY, MODEL, Served, served
+from tests.tinker.live import KEY, MODEL, Served
+from tests.tinker.samples import ENDLESS, FIRST_SAMPLED, ME, ask, connected, get, letters, sampler_of, serving, span_of
 
 # The SDK leaves the connection of its first request to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
-
-ME = Principal("default", "test", SCOPES)
-ENDLESS = (0, 1)
-"""The fake keeps the last token of an answer to such a prompt to itself."""
-FIRST_SAMPLED = 100
-
-
-@contextmanager
-def serving(directory: Path, *, record: RecordMode = "full") -> Iterator[Served]:
-    with pytest.MonkeyPatch.context() as patch, served(directory, record=record) as running:
-        patch.setenv("TINKER_TELEMETRY", "0")
-        yield running
-        gc.collect()
 
 
 @pytest.fixture(scope="module")
@@ -51,45 +36,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
-@contextmanager
-def connected(server: Served, **headers: str) -> Iterator[tinker.ServiceClient]:
-    """A client that sends these headers with whatever it sends."""
-    with tinker.ServiceClient(base_url=server.url, api_key=KEY, default_headers_overrides=headers) as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def client(server: Served) -> Iterator[tinker.ServiceClient]:
     with connected(server) as found:
         yield found
-
-
-def sampler_of(client: tinker.ServiceClient) -> tinker.SamplingClient:
-    return client.create_sampling_client(base_model=MODEL).result()
-
-
-def ask(sampler: tinker.SamplingClient, prompt: Sequence[int] = (1, 2), samples: int = 1, **params: Any) -> Any:
-    given = types.SamplingParams(**{"max_tokens": 2, "seed": 7} | params)
-    return sampler.sample(types.ModelInput.from_ints(list(prompt)), samples, given)
-
-
-def letters(text: str) -> list[int]:
-    """One token for each: those of whole words are beyond the vocabulary that the fake engine claims."""
-    return [token for letter in text for token in byte_level().encode(letter, add_special_tokens=False).ids]
-
-
-def get(server: Served, path: str) -> Any:
-    answer = httpx.get(f"{server.url}/api/v1{path}", headers={"x-api-key": KEY})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def span_of(server: Served, answer: types.SampleResponse) -> dict[str, Any]:
-    """What was recorded of an answer: the number of a sequence in it comes last in its id."""
-    sequence_id = answer.sequences[0].sequence_id
-    assert sequence_id is not None
-    found: dict[str, Any] = get(server, f"/spans/{sequence_id.rpartition(':')[0]}")
-    return found
 
 
 # What a sample waits for
@@ -126,7 +76,7 @@ def test_a_sample_waits_for_no_database(server: Served, client: tinker.ServiceCl
 def test_a_remembered_sampler_is_still_its_projects_alone(server: Served, client: tinker.ServiceClient) -> None:
     sampler = sampler_of(client)
     ask(sampler).result()
-    key = server.do(lambda: server.services.auth.create(ME, "stranger", frozenset({"infer"}), project="elsewhere"))
+    key = server.do(lambda: server.services.auth.create(ME, "stranger", frozenset({"infer"}), project="elsewhere")).key
     body = {"sampling_session_id": sampler._sampling_session_id, "seq_id": 99, "prompt": {"chunks": []}, "sampling_params": {}}
     answer = httpx.post(f"{server.url}/api/v1/asample", json=body, headers={"x-api-key": key})
     assert (answer.status_code, "no sampling session" in answer.text) == (404, True)

@@ -23,11 +23,13 @@ from bloomery.types.operations import (
     OptimStep,
     Result,
     RunSpec,
+    SaveSnapshot,
     SnapshotResult,
 )
 
 VOCAB = 300
 BASE_HASH = "b" * 32
+SAVE = SaveSnapshot(template_hash="t" * 32)
 
 
 def decoder(*, dtype: torch.dtype = torch.float32, experts: bool = False) -> Decoder:
@@ -108,6 +110,13 @@ def supervised(lengths: Iterable[int], *, seed: int = 0, weight: float = 1.0) ->
     return tuple(data)
 
 
+def following(lengths: Iterable[int], *, seed: int = 0) -> tuple[Datum, ...]:
+    """Data whose targets are the tokens that follow, as a sampler scores them."""
+    noise = np.random.default_rng(seed)
+    texts = [noise.integers(0, VOCAB, length + 1) for length in lengths]
+    return tuple(datum(text[:-1], text[1:], weights=np.ones(len(text) - 1)) for text in texts)
+
+
 def datum(tokens: np.ndarray, targets: np.ndarray, **inputs: np.ndarray) -> Datum:
     arrays = {name: Array.of(np.asarray(values, np.float32)) for name, values in inputs.items()}
     return Datum(tokens=Array.of(np.asarray(tokens, np.int32)), inputs={"target_tokens": Array.of(np.asarray(targets, np.int64)), **arrays})
@@ -132,7 +141,7 @@ def logprobs(result: Result) -> list[np.ndarray]:
 
 def gradients(trained: TrainableRun) -> dict[str, torch.Tensor]:
     """The gradients accumulated so far, by factor."""
-    return {slot.name: view.clone() for slot, view in trained.lora.named(trained.lora.gradients)}
+    return {name: view.clone() for name, view in trained.weights.named(trained.weights.gradients)}
 
 
 def relative_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:

@@ -6,16 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bloomery.train.batch import check, pack, split, unpack
-from bloomery.train.losses import LOSSES
+from bloomery.train.batch import guard, pack, split, unpack
+from bloomery.train.losses import find_loss
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput
 from bloomery.types.operations import Datum
-from tests.train.builders import VOCAB, datum, decoder, supervised
+from tests.train.builders import VOCAB, datum, supervised
 
-CROSS_ENTROPY = LOSSES["cross_entropy"]
+CROSS_ENTROPY = find_loss("cross_entropy", {})
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=20)
-CONFIG = decoder().config
 
 
 @given(lengths=LENGTHS, budget=st.integers(4, 200))
@@ -65,41 +64,22 @@ def test_the_padding_of_narrow_targets_has_no_weight():
     assert torch.count_nonzero(weights[4:]) == 12
 
 
-GOOD = supervised([5])[0]
+@pytest.mark.parametrize("outside", [VOCAB, -1, 1 << 40])
+@pytest.mark.parametrize("where", ["tokens", "target_tokens"])
+def test_ids_outside_the_vocabulary_reach_no_look_up(outside, where):
+    good = supervised([5])[0]
+    ids = np.array([0, 1, outside, 3, 4])
+    bad = Datum(tokens=Array.of(ids), inputs=good.inputs) if where == "tokens" else Datum(good.tokens, good.inputs | {where: Array.of(ids)})
+    guard([good], VOCAB)
+    with pytest.raises(InvalidInput, match=r"data\[1\] holds token ids outside the vocabulary: they are from 0 to 299"):
+        guard([good, bad], VOCAB)
 
 
-def changed(**inputs: np.ndarray) -> Datum:
-    return Datum(tokens=GOOD.tokens, inputs=GOOD.inputs | {name: Array.of(values) for name, values in inputs.items()})
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (Datum(tokens=Array.of(np.zeros(0, np.int32)), inputs=GOOD.inputs), r"data\[1\]: tokens have shape \[0\]"),
-        (Datum(tokens=Array.of(np.full(5, VOCAB, np.int32)), inputs=GOOD.inputs), r"data\[1\]\.tokens: token ids must be integers from 0 to 299"),
-        (Datum(tokens=Array.of(np.full(5, -1, np.int32)), inputs=GOOD.inputs), r"data\[1\]\.tokens: token ids"),
-        (Datum(tokens=Array.of(np.zeros(5, np.float32)), inputs=GOOD.inputs), r"data\[1\]\.tokens: token ids"),
-        (Datum(tokens=Array.of(np.zeros(2000, np.int32)), inputs=GOOD.inputs), r"2000 tokens do not fit the model's context of 1024"),
-        (Datum(tokens=GOOD.tokens, inputs={"weights": GOOD.inputs["weights"]}), r"data\[1\] lacks the loss input `target_tokens`"),
-        (Datum(tokens=GOOD.tokens, inputs={"target_tokens": GOOD.inputs["target_tokens"]}), r"data\[1\] lacks the loss input `weights`"),
-        (changed(target_tokens=np.zeros(4, np.int64)), r"`target_tokens` has shape \[4\], expected \[5\]"),
-        (changed(target_tokens=np.zeros((5, 0), np.int64)), r"`target_tokens` has shape \[5, 0\]"),
-        (changed(target_tokens=np.full(5, 300, np.int64)), r"data\[1\]\.target_tokens: token ids"),
-        (changed(weights=np.zeros((5, 2), np.float32)), r"`weights` has shape \[5, 2\], `target_tokens` has \[5\]"),
-    ],
-)
-def test_a_bad_datum_is_named_with_what_is_wrong(bad, message):
-    with pytest.raises(InvalidInput, match=message):
-        check([GOOD, bad], CROSS_ENTROPY, CONFIG)
-
-
-def test_an_empty_batch_is_refused():
-    with pytest.raises(InvalidInput, match="empty"):
-        check([], CROSS_ENTROPY, CONFIG)
-
-
-def test_soft_targets_are_for_cross_entropy_only():
-    soft = datum(np.arange(5), np.ones((5, 2)), weights=np.ones((5, 2)), logprobs=np.zeros((5, 2)), advantages=np.ones((5, 2)))
-    check([soft], CROSS_ENTROPY, CONFIG)
-    with pytest.raises(InvalidInput, match=r"shape \[5, 2\], expected \[5\]"):
-        check([soft], LOSSES["importance_sampling"], CONFIG)
+def test_what_a_datum_leaves_out_is_filled_in_for_its_own_rows():
+    own = {"logprobs": np.full(5, -1.0), "advantages": np.array([0, 1, 2, 0, 3.0])}
+    plain = datum(np.arange(5), np.arange(5), **own)
+    told = datum(np.arange(3), np.arange(3), logprobs=np.zeros(3), advantages=np.ones(3), clip_low_threshold=[0.1, 0.2, 0.3])
+    inputs = pack([plain, told], find_loss("gspo", {"clip_low_threshold": 0.5})).inputs
+    assert inputs["clip_low_threshold"][:, 0].tolist() == pytest.approx([0.5] * 5 + [0] * 3 + [0.1, 0.2, 0.3, 0])
+    assert inputs["clip_high_threshold"][:, 0].tolist() == pytest.approx([1.0004] * 5 + [0] * 3 + [1.0004] * 3 + [0])
+    assert inputs["sequence_ratio_mask"][:, 0].tolist() == [0, 1, 1, 0, 1, 0, 0, 0, 1, 1, 1, 0]

@@ -41,48 +41,55 @@ def history():
 HISTORY = history()
 
 
+RANKS = (8, 0)
+
+
 @cache
-def undisturbed():
+def undisturbed(rank: int = 8):
     """Results, digest and checkpoint of the run that nothing interrupted."""
-    trained = builders.run(MODEL)
+    trained = builders.run(MODEL, rank=rank)
     return train(trained, HISTORY), trained.weights_digest(), trained.checkpoint_bytes()
 
 
+@pytest.mark.parametrize("rank", RANKS)
 @settings(max_examples=12, deadline=None)
 @given(cut=st.integers(0, len(HISTORY)))
-def test_a_run_restored_anywhere_ends_with_the_same_bits(cut):
-    results, digest, state = undisturbed()
-    trained = builders.run(MODEL)
+def test_a_run_restored_anywhere_ends_with_the_same_bits(rank, cut):
+    results, digest, state = undisturbed(rank)
+    trained = builders.run(MODEL, rank=rank)
     # As an engine does: a checkpoint may be taken at any moment, and the operations since the last moment of rest run again.
     done = 0
     for index, operation in enumerate(HISTORY[:cut]):
         finish(trained, operation)
         done = index + 1 if trained.at_rest else done
-    restored = builders.run(MODEL)
+    restored = builders.run(MODEL, rank=rank)
     restored.restore(trained.checkpoint_bytes())
     assert train(restored, HISTORY[done:]) == results[done:], "results, versions included, are those of the undisturbed run"
     assert restored.weights_digest() == digest
     assert restored.checkpoint_bytes() == state
 
 
-def test_equal_states_have_equal_checkpoint_bytes(model):
-    left, right = builders.run(model), builders.run(model)
+@pytest.mark.parametrize("rank", RANKS)
+def test_equal_states_have_equal_checkpoint_bytes(model, rank):
+    left, right = builders.run(model, rank=rank), builders.run(model, rank=rank)
     train(left, HISTORY[:3])
     train(right, HISTORY[:3])
     assert left.checkpoint_bytes() == right.checkpoint_bytes()
 
 
-def test_saving_changes_nothing(model):
-    saving, quiet = builders.run(model), builders.run(model)
+@pytest.mark.parametrize("rank", RANKS)
+def test_saving_changes_nothing(model, rank):
+    saving, quiet = builders.run(model, rank=rank), builders.run(model, rank=rank)
     for operation in HISTORY[:6]:
         train(saving, [operation, SaveCheckpoint(key="x")])
         finish(quiet, operation)
     assert saving.checkpoint_bytes() == quiet.checkpoint_bytes()
 
 
-def test_a_checkpoint_loads_into_another_run(model):
+@pytest.mark.parametrize("rank", RANKS)
+def test_a_checkpoint_loads_into_another_run(model, rank):
     shelf = builders.MemoryShelf()
-    first, second = builders.run(model, shelf), builders.run(model, shelf, run_id="run-2", seed=99)
+    first, second = builders.run(model, shelf, rank=rank), builders.run(model, shelf, run_id="run-2", seed=99, rank=rank)
     train(first, HISTORY[:3])
     saved = finish(first, SaveCheckpoint(key="checkpoints/a"))
     assert saved == CheckpointResult(key="checkpoints/a", digest=first.weights_digest(), size_bytes=len(shelf.blobs["checkpoints/a"]), step=1)
@@ -116,6 +123,7 @@ def test_loading_forgets_gradients_and_failures(model):
     ("lora", "message"),
     [
         ({"rank": 4}, "trained with rank=8, this run has rank=4: create a run with rank=8"),
+        ({"rank": 0}, "trained with rank=8, this run has rank=0"),
         ({"train_mlp": False}, "train_mlp=True"),
         ({"alpha": 16.0}, "alpha=32"),
     ],
@@ -137,6 +145,12 @@ def test_a_checkpoint_of_another_base_is_refused(model):
     other.spec = msgspec.structs.replace(other.spec, base_hash="c" * 32)
     with pytest.raises(Conflict, match=f"base model {'b' * 32}, this run to {'c' * 32}"):
         other.restore(source.checkpoint_bytes())
+
+
+def test_a_damaged_checkpoint_of_a_whole_model_is_noticed(model):
+    damaged = flipped(undisturbed(0)[2], 0.5)
+    with pytest.raises(Corrupt, match="checkpoint `restored` is damaged"):
+        builders.run(model, rank=0).restore(damaged)
 
 
 def flipped(data: bytes, position: float) -> bytes:

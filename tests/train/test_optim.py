@@ -7,7 +7,9 @@ import torch
 
 from bloomery.train.optim import AdamW, gradient_norm
 from bloomery.types.errors import InvalidInput
-from bloomery.types.operations import AdamParams
+from bloomery.types.operations import AdamParams, OptimStep
+from tests.train import builders
+from tests.train.builders import finish, learn, supervised
 
 
 def noise(seed: int, size: int = 1003) -> torch.Tensor:
@@ -33,6 +35,32 @@ def test_steps_equal_those_of_torch(weight_decay, clip):
     # The same kernel; only the clipping factor comes from a norm in float64 instead of float32.
     torch.testing.assert_close(ours, theirs.data, rtol=0 if not clip else 1e-6, atol=0 if not clip else 1e-6)
     assert adam.steps == 5
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("rank", [0, 8])
+def test_a_run_moves_as_torchs_optimizer_moves_its_tensors(rank, weight_decay):
+    trained = builders.run(builders.decoder(), rank=rank)
+    theirs = {name: torch.nn.Parameter(master.clone()) for name, master in trained.weights.named(trained.weights.masters)}
+    assert all(tensor.numel() % 16 == 0 for tensor in theirs.values())
+    reference = torch.optim.AdamW(list(theirs.values()), fused=True)
+    for index in range(30):
+        finish(trained, learn(supervised([20, 33], seed=index)))
+        gradients = builders.gradients(trained)
+        params = AdamParams(learning_rate=1e-2 / (index + 1), beta2=0.95 + 0.001 * index, eps=1e-8, weight_decay=weight_decay)
+        for name, tensor in theirs.items():
+            tensor.grad = gradients[name]
+        reference.param_groups[0].update(lr=params.learning_rate, betas=(params.beta1, params.beta2), eps=params.eps, weight_decay=weight_decay)
+        reference.step()
+        finish(trained, OptimStep(adam=params))
+    # To the bit: whole cache lines of one flat vector take the path of the kernel that they take as tensors of their own.
+    for name, master in trained.weights.named(trained.weights.masters):
+        assert torch.equal(master, theirs[name].data), name
+
+
+def test_the_norm_of_many_gradients_is_added_up_piece_by_piece():
+    gradients = noise(5, (1 << 20) + 77)
+    assert gradient_norm(gradients) == pytest.approx(float(gradients.double().norm()), rel=1e-12)
 
 
 def test_the_plain_formula_in_float64_agrees():
@@ -80,18 +108,6 @@ def test_a_gradient_that_is_not_finite_changes_nothing(poison):
         adam.step(masters, gradient, AdamParams(learning_rate=0.1))
     assert torch.equal(masters, noise(0))
     assert adam.steps == 0
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [{"learning_rate": math.nan}, {"learning_rate": -1.0}, {"weight_decay": math.inf}, {"grad_clip_norm": -1.0}, {"beta1": 1.0}, {"eps": 0.0}],
-)
-def test_numbers_that_would_ruin_the_weights_are_refused_by_name(bad):
-    masters = noise(0)
-    with pytest.raises(InvalidInput, match=f"`{next(iter(bad))}`") as caught:
-        AdamW(masters).step(masters, noise(1), AdamParams(**{"learning_rate": 0.1, **bad}))
-    assert caught.value.field == f"adam_params.{next(iter(bad))}"
-    assert torch.equal(masters, noise(0))
 
 
 def test_a_learning_rate_of_zero_is_allowed_and_changes_only_the_moments():

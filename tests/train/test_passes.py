@@ -28,9 +28,9 @@ class Tenant:
         self.run = TrainableRun(
             model, RunSpec(run_id=f"run-{number}", base_hash=BASE_HASH, lora=LoraSpec(**lora), micro_batch_tokens=1024), builders.MemoryShelf()
         )
-        masters = self.run.lora.masters
+        masters = self.run.weights.masters
         masters.add_(torch.randn(masters.shape, generator=torch.Generator().manual_seed(number)) * 0.05)
-        self.run.lora.refresh()
+        self.run.weights.refresh()
         self.operation = batch_of(chance, number)
 
     def share(self) -> Share:
@@ -65,8 +65,8 @@ def batch_of(chance: random.Random, number: int) -> ForwardBackward:
 
 def together(tenants: Sequence[Tenant]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     shares = [tenant.share() for tenant in tenants]
-    for tenant, share, logprobs in zip(tenants, shares, compute(shares), strict=True):
-        yield tenant.numbers(share, logprobs)
+    for tenant, share, computed in zip(tenants, shares, compute(shares), strict=True):
+        yield tenant.numbers(share, computed.logprobs_RK)
 
 
 def differences(model, *, count: int, seed: int) -> list[str]:
@@ -125,5 +125,5 @@ def test_a_pass_that_is_computed_again_adds_no_gradient_twice(model):
     tenant = Tenant(model, random.Random(7), 7)
     share = tenant.share()
     compute([share])
-    twice = tenant.numbers(share, compute([share])[0])
+    twice = tenant.numbers(share, compute([share])[0].logprobs_RK)
     assert torch.equal(twice[1], next(together([tenant]))[1])

@@ -62,7 +62,7 @@ def test_gradients_equal_those_of_peft(model: Decoder) -> None:
         for name, parameter in peft.named_parameters()
         if "lora_" in name
     }
-    masters = {slot.name: master for slot, master in trained.lora.named(trained.lora.masters)}
+    masters = dict(trained.weights.named(trained.weights.masters))
     assert masters.keys() == theirs.keys()
     for name, parameter in theirs.items():
         parameter.data.copy_(masters[name])

@@ -114,7 +114,7 @@ def merge(model: Decoder, trained) -> None:
         for projection, weight in {"qkv": block.qkv, "o": block.o, "gate_up": block.mlp.gate_up, "down": block.mlp.down}.items():
             where = "self_attn" if projection in ("qkv", "o") else "mlp"
             parts = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}[projection]
-            masters = {slot.name: master for slot, master in trained.lora.named(trained.lora.masters)}
+            masters = dict(trained.weights.named(trained.weights.masters))
             names = [f"layers.{layer}.{where}.{part}_proj" for part in parts]
             weight.data += 32 / 8 * torch.cat([masters[f"{name}.lora_B"] @ masters[f"{name}.lora_A"] for name in names])
 

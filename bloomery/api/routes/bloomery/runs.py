@@ -33,7 +33,7 @@ router = APIRouter(tags=["runs"])
 
 @router.post("/runs", status_code=201)
 async def create(body: CreateRun, services: Svc, caller: Caller) -> Run:
-    """Create a LoRA run; training starts when its first operation arrives."""
+    """Create a run; training starts when its first operation arrives."""
     options = body.model_dump(exclude={"base_model", "name", "metadata", "seed"})
     lora = LoraSpec(**options, seed=draw_seed(body.seed))
     run = await services.runs.create(caller, base_model=body.base_model, lora=lora, metadata=body.metadata, name=body.name)
@@ -50,7 +50,6 @@ async def list_all(services: Svc, caller: Caller, limit: Limit = 50, offset: Off
 @router.get("/runs/{run_id}")
 async def get(run_id: str, services: Svc, caller: Caller) -> Run:
     """One run."""
-    caller.require("read")
     return (await services.runs.get(caller, run_id)).shown()
 
 
@@ -78,6 +77,8 @@ async def snapshots(services: Svc, caller: Caller, limit: Limit = 50, offset: Of
 async def submit(run_id: str, seq: Seq, request: Request, services: Svc, caller: Caller) -> Submitted:
     """Submit a `ForwardBackward` or `OptimStep` as msgpack. Numbers have no gaps; the same number again changes nothing."""
     operation = await asyncio.to_thread(_decode, await _body(request))
+    if isinstance(operation, ForwardBackward) and operation.custom is not None:
+        services.custom_losses.require_offered()
     await services.runs.submit(caller, run_id, seq, operation)
     return Submitted(run_id=run_id, seq=seq)
 
@@ -109,7 +110,6 @@ async def result(
     run_id: str, seq: Seq, services: Svc, caller: Caller, wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0
 ) -> Response:
     """200 with the result as msgpack (of a failed operation too), or 202 while there is none after `wait` seconds."""
-    caller.require("read")
     found = await services.runs.result(caller, run_id, seq, wait)
     if found is None:
         return Response(status_code=202)

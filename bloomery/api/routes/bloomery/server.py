@@ -13,8 +13,7 @@ router = APIRouter(tags=["server"])
 @router.get("/models")
 async def models(services: Svc, caller: Caller) -> Page[Model]:
     """The base models that this server holds."""
-    caller.require("read")
-    return Page(data=[Model(**base._asdict()) for base in services.models.list()], offset=0, has_more=False)
+    return Page(data=[Model(**base._asdict()) for base in services.models.list(caller)], offset=0, has_more=False)
 
 
 @router.get("/status")
@@ -32,7 +31,7 @@ async def collect_garbage(services: Svc, caller: Caller) -> Collected:
 
 def _engines(services: Services) -> list[EngineState]:
     aliases: dict[str, list[str]] = {}
-    for base in services.models.list():
+    for base in services.models.all():
         aliases.setdefault(base.base_hash, []).append(base.alias)
     links = services.links
     return [EngineState(base_hash=key, aliases=names, ready=links[key].ready, detail=links[key].detail()) for key, names in aliases.items()]

@@ -10,10 +10,10 @@ from bloomery.api.routes.openai.requests import MAX_PROMPTS, Asked, ChatRequest,
 from bloomery.services.core import Services
 from bloomery.services.models import Size
 from bloomery.services.principal import Principal
-from bloomery.services.sampling import MAX_SAMPLES, draw_seed
+from bloomery.services.sampling import draw_seed
 from bloomery.services.target import Target
-from bloomery.services.validate import MAX_SEED
 from bloomery.types.arrays import Array
+from bloomery.types.checks import MAX_SAMPLES, MAX_SEED
 from bloomery.types.errors import InvalidInput
 from bloomery.types.generation import Generate, SamplingParams
 from bloomery.types.ids import new_id, now_us

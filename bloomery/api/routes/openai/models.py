@@ -6,10 +6,7 @@ from fastapi import APIRouter
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.services.core import Services
-from bloomery.services.principal import Principal
 from bloomery.services.target import Target
-
-_PAGE = 500
 
 router = APIRouter()
 
@@ -17,8 +14,8 @@ router = APIRouter()
 @router.get("/models")
 async def list_models(services: Svc, caller: Caller) -> dict[str, Any]:
     """Everything with a name of its own."""
-    bases = [base.alias for base in services.models.list()]
-    targets = [await services.sampling.resolve(caller, name) for name in [*bases, *await _deployed(services, caller)]]
+    bases = [base.alias for base in services.models.list(caller)]
+    targets = [await services.sampling.resolve(caller, name) for name in [*bases, *await services.deployments.names(caller)]]
     return {"object": "list", "data": [_model(services, target) for target in targets]}
 
 
@@ -26,15 +23,6 @@ async def list_models(services: Svc, caller: Caller) -> dict[str, Any]:
 async def get_model(name: str, services: Svc, caller: Caller) -> dict[str, Any]:
     """One model."""
     return _model(services, await services.sampling.resolve(caller, name))
-
-
-async def _deployed(services: Services, caller: Principal) -> list[str]:
-    names: list[str] = []
-    while True:
-        page = await services.deployments.list(caller, limit=_PAGE, offset=len(names))
-        names += [deployment.name for deployment in page.data]
-        if not page.has_more:
-            return names
 
 
 def _model(services: Services, target: Target) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 Shapes and types alone are checked here; whether a rank, a name or a temperature makes sense is for the services to say.
 """
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from bloomery.types.custom_loss import MAX_CALLS, MAX_INPUTS
 
 Text = Annotated[str, Field(max_length=1 << 16)]
 """Bounded, and so also checked to be text that can be stored: JSON can spell halves of characters."""
@@ -43,8 +45,13 @@ class SessionRef(Body):
     session_id: Text
 
 
+FinishType = Literal["success", "errored", "interrupted"]
+
+
 class FinishReason(Body):
-    """How a client ended: its type is success, errored or interrupted."""
+    """How a client ended."""
+
+    type: FinishType
 
 
 class FinishSession(Body):
@@ -64,11 +71,16 @@ class Telemetry(Body):
 
 
 class Optimizer(Body):
-    """The optimizer that a run is made for, by its type."""
+    """The optimizer that a run is made for, by its type. That of any other type but ours is refused by it, so its own fields come along."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     type: Text = "adamw"
+
+    @property
+    def extras(self) -> list[str]:
+        """Fields beside the type."""
+        return sorted(self.model_extra or ())
 
 
 class Lora(Body):
@@ -90,6 +102,40 @@ class CreateModel(Body):
     user_metadata: Metadata | None = None
     lora_config: Lora | None = None
     optimizer_config: Optimizer = Optimizer()
+
+
+class LossInput(Body):
+    """An input of a custom loss, at the rank that every datum has it."""
+
+    name: Text
+    rank: Int
+
+
+class LossNode(Body):
+    """One step of a traced custom loss, as torch.fx records it."""
+
+    op: Text
+    name: Text
+    target: Text
+    args: list[Any] = Field([], max_length=64)
+    kwargs: dict[Text, Any] = Field({}, max_length=64)
+
+
+class LossGraph(Body):
+    """A traced custom loss."""
+
+    format: Literal[1] = 1
+    nodes: list[LossNode] = Field(min_length=1, max_length=MAX_INPUTS + MAX_CALLS + 1)
+
+
+class CreateCustomLoss(Body):
+    """A loss of the client's own."""
+
+    session_id: Text
+    custom_loss_seq_id: Order
+    name: Text
+    inputs: list[LossInput] = Field(min_length=1, max_length=MAX_INPUTS)
+    graph: LossGraph
 
 
 class ModelRef(Body):
@@ -145,10 +191,69 @@ class SaveForSampler(Operation):
     """Publish weights for sampling: under the name `path`, or for one sampler of the client's own numbering."""
 
     path: Text | None = None
-    sampling_session_seq_id: Order | None = None
+    sampling_session_seq_id: Annotated[int, Field(ge=0, lt=10**18)] | None = None
     kind: Text = "snapshot"
     ttl_seconds: Int | None = None
     user_metadata: Metadata | None = None
+
+
+class SaveExternal(Operation):
+    """Export the weights for other programs under the name `path`."""
+
+    path: Text
+    ttl_seconds: Int | None = None
+    age_encryption_recipients: list[Text] | None = None
+
+
+class CopyWeights(Body):
+    """Copy weights into a project, or into a session under its own number."""
+
+    source_path: Text
+    session_id: Text | None = None
+    model_seq_id: Order | None = None
+    destination_project_id: Text | None = None
+    ttl_seconds: Int | None = None
+    weights_access_token: Text | None = None
+
+
+class MoveSession(Body):
+    """Put a session into a project."""
+
+    project_id: Text
+
+
+class OwnerQuery(Body):
+    """Whose sessions: the caller's `own`, those `accessible` to it, or those of users."""
+
+    type: Literal["own", "accessible", "user"] = "own"
+    owner_urns: Annotated[list[Text], Field(max_length=10)] = []
+
+
+class StatusQuery(Body):
+    """Sessions that are active, cancelled, failed or client_finished, the last perhaps only for some reasons."""
+
+    type: Literal["active", "cancelled", "failed", "client_finished"]
+    reasons: list[FinishType] | None = Field(None, min_length=1)
+
+
+class SearchCursor(Body):
+    """Behind which session a page of a search begins."""
+
+    last_created_at: AwareDatetime
+    last_session_id: Text
+
+
+class SearchSessions(Body):
+    """What sessions are looked for by."""
+
+    session_id: Text | None = None
+    project_ids: list[Text] | None = None
+    user_metadata: Metadata = {}
+    display_name: Text | None = Field(None, min_length=1)
+    owner: OwnerQuery = OwnerQuery()
+    statuses: list[StatusQuery] | None = Field(None, min_length=1)
+    limit: int = Field(50, ge=1, le=200)
+    cursor: SearchCursor | None = None
 
 
 class LoadWeights(Body):
@@ -164,6 +269,29 @@ class LoadWeights(Body):
     user_metadata: Metadata | None = None
     optimizer_config: Optimizer | None = None
     weights_access_token: Text | None = None
+
+
+class SamplerClient(Body):
+    """One of a sampler's clients: the first is 0, copies of it number themselves."""
+
+    type: Literal["sampling_session"] = "sampling_session"
+    sampling_session_id: Text
+    cloned_sampler_id: Order = 0
+
+
+class RetrieveFutures(Body):
+    """Ask which samples ended since a cursor, for so long (None: as long as a poll lasts); those retrieved need not be kept."""
+
+    target: SamplerClient
+    prev_cursor: Order = 0
+    timeout: float | None = Field(None, ge=0)
+    retrieved_request_ids: list[Text] = []
+
+
+class JoinSampler(Body):
+    """A copy of a sampler asks for its number."""
+
+    sampling_session_id: Text
 
 
 class RetrieveFuture(Body):
@@ -214,6 +342,19 @@ class ModelInput(Body):
     chunks: list[Chunk]
 
 
+Index = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class Tensor(Body):
+    """Values with a shape; sparse where both indices are given."""
+
+    data: list[int] | list[float]
+    dtype: Literal["int64", "float32"]
+    shape: list[Index] | None = None
+    sparse_crow_indices: list[Index] | None = None
+    sparse_col_indices: list[Index] | None = None
+
+
 class SamplingParams(Body):
     """How to sample; `stop` None means the model's own end tokens, [] none."""
 
@@ -237,7 +378,7 @@ class Sample(Body):
     topk_prompt_logprobs: Int = 0
     topk_sample_logprobs: Int = 0
     prompt_logprobs_last_n: Int | None = None
-    target_prompt_logprobs: Any = None
+    target_prompt_logprobs: Tensor | None = None
     prompt_alt_tokens_k: Int = 0
     record_stability_info: bool = False
 

@@ -1,9 +1,10 @@
 """What a client asks before it works: configuration, readiness, models; and the telemetry it reports."""
 
 import logging
+from ipaddress import ip_address
 from typing import Any, Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker.bodies import Telemetry
@@ -12,22 +13,26 @@ from bloomery.types.errors import Unavailable
 
 MIB: Final = 1 << 20
 
-# The server is near: one request per training step however large, no compression, and buffers that never hold a step back.
-# What the SDK may do differently one day by default is said too.
+# One request per training step however large, and buffers that never hold a step back. What the SDK may do differently one day by default is said
+# too.
 CONFIG: Final = {
     "fwdbwd_max_chunk_len": MIB,
     "fwdbwd_max_chunk_bytes_count": 64 * MIB,
     "fwdbwd_dispatch_bytes_semaphore_size": 256 * MIB,
-    "proto_compress_fwdbwd": False,
     "parallel_fwdbwd_chunks": True,
     "sample_dispatch_bytes_semaphore_size": 64 * MIB,
     "inflight_response_bytes_semaphore_size": 256 * MIB,
     # A sample whose future an api restart has lost comes back through this retry.
     "sample_no_retries": False,
+    # Each of them holds a connection, and a process may often have a thousand files open. An engine samples 64 sequences at a time.
+    "sample_max_concurrent_requests": 256,
+    # One poll for all samples costs as much as a poll for each of so few, a single sample takes half as long again, and nobody wakes whoever still
+    # waits when the client is closed.
     "sample_use_retrieve_futures": False,
-    "sample_join_sampling_session": False,
-    "custom_loss_server_side": False,
-    "pjwt_auth_enabled": False,
+    # Copies of a sampler that number themselves may choose the same number.
+    "sample_join_sampling_session": True,
+    # The key is sent once an hour, for a token; and the identity is read from that.
+    "pjwt_auth_enabled": True,
 }
 DYNAMIC_CONFIG: Final = {"refresh_interval_sec": 300, "sample_cancel_enabled": True}
 _LOUD: Final = ("ERROR", "CRITICAL")
@@ -37,9 +42,9 @@ router = APIRouter(route_class=TinkerRoute)
 
 
 @router.post("/client/config")
-async def client_config(caller: Caller) -> dict[str, Any]:
-    """Flags that the SDK reads once."""
-    return dict(CONFIG)
+async def client_config(request: Request, services: Svc, caller: Caller) -> dict[str, Any]:
+    """Flags that the SDK reads once. Batches are compressed where they travel: on one machine that would only cost time."""
+    return {**CONFIG, "proto_compress_fwdbwd": not _is_near(request), "custom_loss_server_side": services.custom_losses.offered}
 
 
 @router.post("/client/dynamic_config")
@@ -51,7 +56,7 @@ async def client_dynamic_config(caller: Caller) -> dict[str, Any]:
 @router.get("/healthz")
 async def healthz(services: Svc) -> dict[str, str]:
     """Ready once every engine answers."""
-    waiting = [model.alias for model in services.models.list() if not model.ready]
+    waiting = [model.alias for model in services.models.all() if not model.ready]
     if waiting:
         raise Unavailable(f"still starting: {', '.join(waiting)}")
     return {"status": "ok"}
@@ -61,7 +66,8 @@ async def healthz(services: Svc) -> dict[str, str]:
 async def get_server_capabilities(services: Svc, caller: Caller) -> dict[str, Any]:
     """The base models, each trainable and sampleable."""
     models = [
-        {"model_name": model.alias, "max_context_length": model.context, "trainable": True, "sampleable": True} for model in services.models.list()
+        {"model_name": model.alias, "max_context_length": model.context, "trainable": True, "sampleable": True}
+        for model in services.models.list(caller)
     ]
     return {"supported_models": models}
 
@@ -79,3 +85,11 @@ def _gist(event: dict[str, Any]) -> Any:
     # The rest of an event may hold the headers of a request, and so a key.
     data = event.get("event_data")
     return data.get("exception") if isinstance(data, dict) else event.get("error_message")
+
+
+def _is_near(request: Request) -> bool:
+    """Whether the client is on this machine."""
+    try:
+        return request.client is None or ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False

@@ -15,7 +15,8 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from bloomery.types.errors import BloomeryError, InvalidInput
+from bloomery.api.routes.tinker.encoding import decoded
+from bloomery.types.errors import BloomeryError, InvalidInput, InvalidToken
 from bloomery.types.operations import Failed
 
 _STATUS: Final = {"unauthorized": 401, "forbidden": 403, "not_found": 404, "gone": 410, "unavailable": 503}
@@ -24,6 +25,10 @@ _POLL: Final = "/retrieve_future"
 _PACED: Final = (_POLL, "/asample")
 """Where the SDK repeats a 503 at once or gives up on it, but waits a little and goes on after a 429."""
 _SLOW_DOWN: Final = 429
+_THEIRS: Final = {"run_id": "model_id"}
+"""Fields that this contract calls otherwise."""
+_INVALID_TOKEN: Final = {"www-authenticate": 'Bearer error="invalid_token"'}
+"""Upon which the SDK exchanges its key for another token and asks again."""
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +41,11 @@ class TinkerRoute(APIRoute):
 
         async def answer(request: Request) -> Response:
             try:
-                return await handle(request)
-            except HTTPException:
-                raise
+                return await handle(await decoded(request))
+            except HTTPException as error:
+                if error.status_code != _REFUSED:
+                    raise
+                return refusal(request, InvalidInput(f"the body cannot be read: {error.detail}", field="body"))
             except Exception as error:
                 return refusal(request, error)
 
@@ -48,10 +55,11 @@ class TinkerRoute(APIRoute):
 def refusal(request: Request, error: Exception) -> JSONResponse:
     """The answer to a request that was not accepted."""
     ours = as_ours(error)
-    if ours.category == "server":
+    # Whoever is told to come again does so thousands of times.
+    if ours.category == "server" and ours.code != "unavailable":
         log.error("%s %s: %s", request.method, request.url.path, ours.message, exc_info=error)
-    body = {**failure(ours), "code": ours.code, "field": ours.field}
-    return JSONResponse(body, _status(ours, request.url.path))
+    body = {**failure(ours), "code": ours.code, "field": _THEIRS.get(ours.field or "", ours.field)}
+    return JSONResponse(body, _status(ours, request.url.path), headers=_INVALID_TOKEN if isinstance(ours, InvalidToken) else None)
 
 
 def _status(error: BloomeryError, path: str) -> int:

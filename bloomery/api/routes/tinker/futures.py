@@ -2,21 +2,27 @@
 
 Results of training operations lie in the journal and are found there whoever asks and however often the api was restarted. Samples are not
 journaled: their futures live in memory, can be fetched again for a while, and when they are gone the SDK is told to submit the sample again.
+A client may fetch each by itself, or be told which of a sampler's have ended and fetch those (`completions.py`).
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final, NamedTuple
 
 from fastapi import Depends, FastAPI, Request
 
+from bloomery.api.routes.tinker.completions import Completions, Ended
 from bloomery.api.routes.tinker.errors import as_ours
+from bloomery.api.routes.tinker.names import SampleFuture
 from bloomery.types.errors import Gone, NotFound, Unavailable
 from bloomery.types.operations import Failed
 
 MAX_RUNNING: Final = 4096
+"""Sequences in the making, of all clients."""
+MAX_RUNNING_TOKENS: Final = 1 << 23
+"""Tokens of their prompts, each of which takes about 40 bytes while its sample waits."""
 MAX_KEPT: Final = 8192
 MAX_KEPT_BYTES: Final = 256 << 20
 
@@ -30,47 +36,84 @@ class SampleAnswer(NamedTuple):
     version: str
 
 
+class Load(NamedTuple):
+    """How much a sample is: its sequences, and the tokens of its prompt."""
+
+    sequences: int
+    tokens: int
+
+
 Make = Callable[[], Coroutine[Any, Any, SampleAnswer]]
 
 
 class _Entry(NamedTuple):
     owner: str
+    load: Load
     task: asyncio.Task[SampleAnswer | Failed]
 
 
 class SampleFutures:
     """Samples in the making and the latest finished ones, by request id."""
 
-    def __init__(self, *, max_running: int = MAX_RUNNING, max_kept: int = MAX_KEPT, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
-        self._max_running, self._max_kept, self._max_kept_bytes = max_running, max_kept, max_kept_bytes
+    def __init__(
+        self,
+        *,
+        max_running: int = MAX_RUNNING,
+        max_running_tokens: int = MAX_RUNNING_TOKENS,
+        max_kept: int = MAX_KEPT,
+        max_kept_bytes: int = MAX_KEPT_BYTES,
+    ) -> None:
+        self._max_running, self._max_running_tokens = max_running, max_running_tokens
+        self._max_kept, self._max_kept_bytes = max_kept, max_kept_bytes
         self._entries: dict[str, _Entry] = {}
+        self._running = Load(0, 0)
         self._finished: dict[str, int] = {}
         """Sizes of finished answers, oldest first."""
         self._kept_bytes = 0
+        self._completions = Completions()
+        self.turned_away = 0
+        """Submissions that found no room."""
 
-    def start(self, request_id: str, owner: str, make: Make) -> None:
-        """Begin a sample; a repeated submission joins the one that is there."""
-        if request_id in self._entries:
+    def start(self, future: SampleFuture, owner: str, load: Load, make: Make) -> None:
+        """Begin a sample; a repeated submission joins the one that is there. One that is too large for any bound is made alone."""
+        if future.request_id in self._entries:
             return
-        if len(self._entries) - len(self._finished) >= self._max_running:
-            raise Unavailable(f"{self._max_running} samples are in the making; try again when some are done")
+        sequences, tokens = self._running.sequences + load.sequences, self._running.tokens + load.tokens
+        if self._running.sequences and (sequences > self._max_running or tokens > self._max_running_tokens):
+            self.turned_away += 1
+            running = f"{self._running.sequences} sequences with prompts of {self._running.tokens} tokens"
+            raise Unavailable(f"{running} are in the making; try again when some are done")
+        self._completions.begin(future)
         task = asyncio.create_task(_settled(make))
-        self._entries[request_id] = _Entry(owner, task)
-        task.add_done_callback(lambda done: self._note_finished(request_id, done))
+        self._entries[future.request_id] = _Entry(owner, load, task)
+        self._running = Load(sequences, tokens)
+        task.add_done_callback(lambda done: self._note_finished(future, load, done))
 
-    async def wait(self, request_id: str, owner: str, timeout_s: float) -> SampleAnswer | Failed | None:
+    async def wait(self, future: SampleFuture, owner: str, timeout_s: float) -> SampleAnswer | Failed | None:
         """The answer, or None while the sample is still in the making after `timeout_s`."""
-        task = self._find(request_id, owner).task
+        task = self._find(future, owner).task
         await asyncio.wait({task}, timeout=timeout_s)
         if not task.done():
             return None
         if task.cancelled():
-            raise Gone(f"sample `{request_id}` was cancelled")
+            raise Gone(f"sample `{future.request_id}` was cancelled")
+        self._completions.known(future)
         return task.result()
 
-    def cancel(self, request_id: str, owner: str) -> None:
+    async def ended(self, sampling_session_id: str, clone: int, after: int, timeout_s: float) -> Ended:
+        """Which samples of a sampler's client have ended since `after`; waits for one up to `timeout_s`."""
+        return await self._completions.ended(sampling_session_id, clone, after, timeout_s)
+
+    def forget(self, request_ids: Iterable[str], sampling_session_id: str) -> None:
+        """Let go of finished answers of a sampler that its client has."""
+        own = SampleFuture(sampling_session_id, 0).siblings
+        for request_id in request_ids:
+            if request_id.startswith(own) and request_id in self._finished:
+                self._drop(request_id)
+
+    def cancel(self, future: SampleFuture, owner: str) -> None:
         """Stop a sample and forget it."""
-        self._find(request_id, owner).task.cancel()
+        self._find(future, owner).task.cancel()
 
     def cancel_all(self, beginning: str, owner: str) -> None:
         """Stop the owner's samples whose names begin like this."""
@@ -85,22 +128,27 @@ class SampleFutures:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _find(self, request_id: str, owner: str) -> _Entry:
-        entry = self._entries.get(request_id)
+    def _find(self, future: SampleFuture, owner: str) -> _Entry:
+        entry = self._entries.get(future.request_id)
         if entry is None:
-            raise Gone(f"sample `{request_id}` is not in memory any more; submit it again")
+            raise Gone(f"sample `{future.request_id}` is not in memory any more; submit it again")
         if entry.owner != owner:
-            raise NotFound(f"no future `{request_id}`")
+            raise NotFound(f"no future `{future.request_id}`")
         return entry
 
-    def _note_finished(self, request_id: str, task: asyncio.Task[SampleAnswer | Failed]) -> None:
+    def _note_finished(self, future: SampleFuture, load: Load, task: asyncio.Task[SampleAnswer | Failed]) -> None:
         answer = None if task.cancelled() else task.result()
-        self._finished[request_id] = len(answer.body) if isinstance(answer, SampleAnswer) else 0
-        self._kept_bytes += self._finished[request_id]
+        size = len(answer.body) if isinstance(answer, SampleAnswer) else None
+        self._running = Load(self._running.sequences - load.sequences, self._running.tokens - load.tokens)
+        self._completions.end(future, size)
+        self._finished[future.request_id] = size or 0
+        self._kept_bytes += size or 0
         while len(self._finished) > self._max_kept or self._kept_bytes > self._max_kept_bytes:
-            oldest = next(iter(self._finished))
-            self._kept_bytes -= self._finished.pop(oldest)
-            del self._entries[oldest]
+            self._drop(next(iter(self._finished)))
+
+    def _drop(self, request_id: str) -> None:
+        self._kept_bytes -= self._finished.pop(request_id)
+        del self._entries[request_id]
 
 
 def sample_futures(request: Request) -> SampleFutures:

@@ -1,17 +1,13 @@
 """Events of one sampling request, gathered into the answer of its future.
 
 `Gathering` is fed event by event and says which sample a stop string has just ended; it knows nothing of sockets and engines.
-Shapes: P tokens of the prompt, k best tokens.
 """
 
 from collections.abc import Callable
 
-import numpy as np
-
-from bloomery.api.routes.tinker.messages import PromptOut, SampleOut
+from bloomery.api.routes.tinker.messages import SampleOut
 from bloomery.services.stopping import StopStrings
-from bloomery.types.arrays import Array
-from bloomery.types.generation import NO_LOGPROB, PromptScored, SampledToken, SampleFinished, SamplerEvent
+from bloomery.types.generation import PromptScored, SampledToken, SampleFinished, SamplerEvent
 
 
 class Gathering:
@@ -19,13 +15,14 @@ class Gathering:
 
     def __init__(self, num_samples: int, watch: Callable[[], StopStrings] | None) -> None:
         self._samples = [_Growing(watch() if watch else None) for _ in range(num_samples)]
-        self._prompt: PromptScored | None = None
+        self.scored: PromptScored | None = None
+        """What was asked about the prompt."""
 
     def take(self, event: SamplerEvent) -> int | None:
         """Add an event; the number of the sample if its stop string has just come."""
         match event:
             case PromptScored():
-                self._prompt = event
+                self.scored = event
             case SampledToken():
                 return event.sample if self._samples[event.sample].add(event) else None
             case SampleFinished():
@@ -40,27 +37,6 @@ class Gathering:
     def samples(self) -> list[SampleOut]:
         """Every sample, in order."""
         return [sample.out() for sample in self._samples]
-
-    def prompt(self, last_n: int | None, *, logprobs: bool) -> PromptOut | None:
-        """The prompt's score, of its last `last_n` tokens alone where that was asked; without `logprobs` only the likeliest tokens."""
-        scored = self._prompt
-        if scored is None:
-            return None
-        length = scored.logprobs.shape[0]
-        unscored = 0 if last_n is None else length - last_n
-        return PromptOut(
-            logprobs=_masked(scored.logprobs, unscored, np.nan) if logprobs else None,
-            top_ids=_masked(scored.top_ids, unscored, 0),
-            top_logprobs=_masked(scored.top_logprobs, unscored, NO_LOGPROB),
-        )
-
-
-def _masked(values: Array | None, rows: int, value: float) -> np.ndarray | None:
-    if values is None:
-        return None
-    masked = values.numpy().copy()
-    masked[:rows] = value
-    return masked
 
 
 class _Growing:

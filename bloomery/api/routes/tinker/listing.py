@@ -1,49 +1,57 @@
 """Looking at runs and at what they saved."""
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker import bodies
 from bloomery.api.routes.tinker.errors import TinkerRoute
-from bloomery.api.routes.tinker.sessions import check_project
+from bloomery.api.routes.tinker.sessions import MAX_PAGE, AccessScope, Limit, Offset, check_project
 from bloomery.api.routes.tinker.training import ADAMW
-from bloomery.services.checkpoints import NAMED, CheckpointRow
+from bloomery.services.checkpoints import EXTERNAL, NAMED, SNAPSHOT, CheckpointRow
 from bloomery.services.core import Services
+from bloomery.services.identity import user_urn
 from bloomery.services.principal import Principal
 from bloomery.services.run_rows import RunRow
 
-MAX_PAGE: Final = 1000
-Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
-Offset = Annotated[int, Query(ge=0, lt=1 << 63)]
+_TYPES: Final = {NAMED: "training", SNAPSHOT: "sampler", EXTERNAL: "external"}
 
 router = APIRouter(route_class=TinkerRoute)
 
 
 @router.get("/training_runs")
-async def list_training_runs(services: Svc, caller: Caller, limit: Limit = 20, offset: Offset = 0, project_id: str | None = None) -> dict[str, Any]:
+async def list_training_runs(
+    services: Svc, caller: Caller, limit: Limit = 20, offset: Offset = 0, access_scope: AccessScope = "owned", project_id: str | None = None
+) -> dict[str, Any]:
     """Runs, newest first."""
     check_project(caller, project_id)
     page = await services.runs.list(caller, limit=limit, offset=offset)
-    runs = [await _training_run(services, caller, run) for run in page.runs]
-    return {"training_runs": runs, "cursor": {"offset": offset, "limit": limit, "total_count": page.total}}
+    return {
+        "training_runs": await _training_runs(services, caller, page.runs),
+        "cursor": {"offset": offset, "limit": limit, "total_count": page.total},
+    }
 
 
 @router.get("/training_runs/{run_id}")
-async def get_training_run(run_id: str, services: Svc, caller: Caller) -> dict[str, Any]:
+async def get_training_run(run_id: str, services: Svc, caller: Caller, access_scope: AccessScope = "owned") -> dict[str, Any]:
     """One run."""
-    caller.require("read")
-    return await _training_run(services, caller, await services.runs.get(caller, run_id))
+    (shown,) = await _training_runs(services, caller, [await services.runs.get(caller, run_id)])
+    return shown
 
 
 @router.get("/training_runs/{run_id}/checkpoints")
 async def list_run_checkpoints(run_id: str, services: Svc, caller: Caller) -> dict[str, Any]:
     """Everything that a run saved under a name, newest first."""
     run = await services.runs.get(caller, run_id)
-    page = await services.checkpoints.list(caller, run_id=run.id, limit=MAX_PAGE)
-    return {"checkpoints": [_checkpoint(row) for row in page.checkpoints]}
+    saved: list[CheckpointRow] = []
+    while True:
+        page = await services.checkpoints.list(caller, run_id=run.id, limit=MAX_PAGE, offset=len(saved))
+        saved += page.checkpoints
+        if len(page.checkpoints) < MAX_PAGE:
+            return {"checkpoints": [_checkpoint(row) for row in saved]}
 
 
 @router.get("/checkpoints")
@@ -71,32 +79,35 @@ async def set_checkpoint_ttl(run_id: str, folder: str, name: str, body: bodies.T
 @router.post("/weights_info")
 async def weights_info(body: bodies.PathRef, services: Svc, caller: Caller) -> dict[str, Any]:
     """What saved weights belong to."""
-    caller.require("read")
     found = await services.checkpoints.find(caller, body.tinker_path)
-    run = await services.runs.get(caller, found.run_id)
     return {
-        "base_model": run.base_model,
+        "base_model": found.base_model,
         "optimizer_config": {"type": ADAMW},
-        "is_lora": True,
-        "lora_rank": run.lora.rank,
-        "train_unembed": run.lora.train_unembed,
-        "train_mlp": run.lora.train_mlp,
-        "train_attn": run.lora.train_attn,
+        "is_lora": found.lora.rank > 0,
+        "lora_rank": found.lora.rank or None,
+        "train_unembed": found.lora.train_unembed,
+        "train_mlp": found.lora.train_mlp,
+        "train_attn": found.lora.train_attn,
     }
 
 
-async def _training_run(services: Services, caller: Principal, run: RunRow) -> dict[str, Any]:
-    saved = (await services.checkpoints.list(caller, run_id=run.id, limit=MAX_PAGE)).checkpoints
+async def _training_runs(services: Services, caller: Principal, runs: Sequence[RunRow]) -> list[dict[str, Any]]:
+    latest = await services.checkpoints.latest(caller, [run.id for run in runs])
+    return [_training_run(run, latest) for run in runs]
+
+
+def _training_run(run: RunRow, latest: Mapping[tuple[str, str], CheckpointRow]) -> dict[str, Any]:
+    checkpoint, sampler = (latest.get((run.id, kind)) for kind in (NAMED, SNAPSHOT))
     return {
         "training_run_id": run.tinker_id or run.id,
         "base_model": run.base_model,
-        "model_owner": f"tml:organization_user:{run.project}",
-        "is_lora": True,
+        "model_owner": user_urn(run.project),
+        "is_lora": run.lora.rank > 0,
         "corrupted": run.state == "broken",
-        "lora_rank": run.lora.rank,
+        "lora_rank": run.lora.rank or None,
         "last_request_time": _time(run.updated_us),
-        "last_checkpoint": next((_checkpoint(row) for row in saved if row.kind == NAMED), None),
-        "last_sampler_checkpoint": next((_checkpoint(row) for row in saved if row.kind != NAMED), None),
+        "last_checkpoint": None if checkpoint is None else _checkpoint(checkpoint),
+        "last_sampler_checkpoint": None if sampler is None else _checkpoint(sampler),
         "user_metadata": dict(run.metadata),
     }
 
@@ -106,11 +117,11 @@ def _checkpoint(row: CheckpointRow) -> dict[str, Any]:
     path = row.path or ""
     return {
         "checkpoint_id": "/".join(path.split("/")[-2:]),
-        "checkpoint_type": "training" if row.kind == NAMED else "sampler",
+        "checkpoint_type": _TYPES[row.kind],
         "time": _time(row.created_us),
         "tinker_path": path,
         "size_bytes": row.size_bytes,
-        "public": False,
+        "public": row.published_us is not None,
         "user_metadata": dict(row.metadata),
         "expires_at": None if row.expires_us is None else _time(row.expires_us),
     }

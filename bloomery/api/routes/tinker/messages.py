@@ -5,12 +5,19 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from bloomery.api.routes.tinker import proto
-from bloomery.api.routes.tinker.tensors import check_fill, decode_tensor, decode_tokens, encode_records
+from bloomery.api.routes.tinker.spans import check_spans
+from bloomery.api.routes.tinker.targets import TargetCells
+from bloomery.api.routes.tinker.tensors import check_fill, decode_tensor, decode_tokens, encode_records, encode_tensor
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput, NotSupported
+from bloomery.types.generation import PromptScored
 from bloomery.types.operations import Datum, ForwardBackward, ForwardBackwardResult
 
 CONTENT_TYPE: Final = "application/x-protobuf"
+ROUTING: Final = "routing"
+"""Name of the experts of each token, among the inputs of a datum and among its outputs; this contract has no field of its own for them."""
+RETURN_ROUTING: Final = "return_routing"
+"""The option of every loss that asks for them."""
 
 
 class SampleOut(NamedTuple):
@@ -23,11 +30,13 @@ class SampleOut(NamedTuple):
 
 
 class PromptOut(NamedTuple):
-    """Log-probabilities of the prompt's tokens, float32 [P], and of the likeliest ones, int32 and float32 [P, k]; each where asked for."""
+    """What is told of a prompt: `found` tokens of it needed no computing; the rest where it was asked for."""
 
-    logprobs: np.ndarray | None
-    top_ids: np.ndarray | None
-    top_logprobs: np.ndarray | None
+    scored: PromptScored | None = None
+    logprobs: bool = False
+    """Whether those of the prompt's own tokens were asked for."""
+    cells: TargetCells | None = None
+    found: int = 0
 
 
 def parse_forward_backward(body: bytes) -> Any:
@@ -43,10 +52,12 @@ def parse_forward_backward(body: bytes) -> Any:
 def forward_backward(request: Any) -> ForwardBackward:
     """The operation a parsed request asks for."""
     check_fill(tensor for datum in request.data for tensor in datum.loss_fn_inputs.values())
+    config = _loss_config(request)
     return ForwardBackward(
         loss=request.loss_fn,
-        loss_config=_loss_config(request),
-        data=tuple(_datum(datum, f"data[{index}]") for index, datum in enumerate(request.data)),
+        return_routing=_flag(config.pop(RETURN_ROUTING, 0.0), RETURN_ROUTING),
+        loss_config=config,
+        data=tuple(_datum(datum, f"data[{index}]", request.loss_fn) for index, datum in enumerate(request.data)),
         backward=not request.forward_only,
     )
 
@@ -60,9 +71,9 @@ def encode_forward_backward(result: ForwardBackwardResult) -> bytes:
     return bytes(output.SerializeToString())
 
 
-def encode_sample(samples: list[SampleOut], prompt: PromptOut | None) -> bytes:
+def encode_sample(samples: list[SampleOut], prompt: PromptOut) -> bytes:
     """The body that answers a sample future."""
-    response = proto.SampleResponse()
+    response = proto.SampleResponse(prompt_cache_hit_tokens=prompt.found)
     for sample in samples:
         made = response.sequences.add()
         made.stop_reason = proto.STOP_REASONS["STOP_REASON_LENGTH" if sample.hit_limit else "STOP_REASON_STOP"]
@@ -70,12 +81,23 @@ def encode_sample(samples: list[SampleOut], prompt: PromptOut | None) -> bytes:
         made.logprobs = np.asarray(sample.logprobs, dtype="<f4").tobytes()
         if sample.top:
             _write_top(made.topk_sampled_logprobs, np.asarray(sample.top, dtype=np.float64))
-    if prompt is not None:
-        if prompt.logprobs is not None:
-            response.prompt_logprobs = prompt.logprobs.astype("<f4").tobytes()
-        if prompt.top_ids is not None and prompt.top_logprobs is not None:
-            _write_top(response.topk_prompt_logprobs, np.stack([prompt.top_ids, prompt.top_logprobs], axis=-1))
+    if prompt.scored is not None:
+        _write_prompt(response, prompt.scored, prompt)
     return bytes(response.SerializeToString())
+
+
+def _write_prompt(response: Any, scored: PromptScored, prompt: PromptOut) -> None:
+    if prompt.logprobs:
+        response.prompt_logprobs = scored.logprobs.data
+    if scored.top_ids is not None and scored.top_logprobs is not None:
+        top = response.topk_prompt_logprobs
+        top.length, top.k = scored.top_ids.shape
+        top.token_ids, top.logprobs = scored.top_ids.data, scored.top_logprobs.data
+    if scored.target_logprobs is not None and prompt.cells is not None:
+        response.target_prompt_logprobs.CopyFrom(prompt.cells.answered(scored.target_logprobs.numpy()))
+    if scored.drawn_ids is not None and scored.drawn_logprobs is not None:
+        response.prompt_alt_tokens.tokens.CopyFrom(encode_tensor(scored.drawn_ids))
+        response.prompt_alt_tokens.logprobs.CopyFrom(encode_tensor(scored.drawn_logprobs))
 
 
 def _write_top(message: Any, pairs: np.ndarray) -> None:
@@ -91,13 +113,19 @@ def _loss_config(request: Any) -> dict[str, float | str]:
     return {name: getattr(value, value.WhichOneof("value") or "number") for name, value in request.loss_fn_config_v2.items()}
 
 
-def _datum(datum: Any, field: str) -> Datum:
-    if datum.model_input_spans or datum.loss_fn_input_spans:
-        raise NotSupported(f"`{field}` has provenance spans, which no loss offered here reads yet; send the datum without them", field=field)
+def _flag(value: float | str, name: str) -> bool:
+    if value not in (0.0, 1.0):
+        raise InvalidInput(f"`loss_fn_config.{name}` is {value}: it must be 0 or 1", field=f"loss_fn_config.{name}")
+    return value == 1.0
+
+
+def _datum(datum: Any, field: str, loss: str) -> Datum:
     chunks = [_text_chunk(chunk, f"{field}.model_input") for chunk in datum.model_input]
     tokens = np.concatenate(chunks) if chunks else np.empty(0, dtype=np.int32)
     inputs = {name: decode_tensor(tensor, f"{field}.loss_fn_inputs.{name}") for name, tensor in datum.loss_fn_inputs.items()}
-    return Datum(tokens=Array.of(tokens), inputs=inputs)
+    made = Datum(tokens=Array.of(tokens), routing=inputs.pop(ROUTING, None), inputs=inputs)
+    check_spans(datum, made, field, loss)
+    return made
 
 
 def _text_chunk(chunk: Any, field: str) -> np.ndarray:

@@ -3,13 +3,17 @@
 The name of a future says all that its answer needs beside the result in the journal, so nothing is remembered about it.
 """
 
+import re
 from typing import Any, Final, NamedTuple, Self
 
 from bloomery.types.errors import InvalidInput, NotFound
 
 _TRAIN: Final = ":train:"
 _SAMPLE: Final = "sample|"
-_SAMPLER: Final = "sampler:"
+SEQS_OF_A_CLONE: Final = 10**9
+"""Clients of one sampler number their samples so far apart."""
+_FOR_SAMPLER: Final = re.compile(r"(?P<kind>sampler|inflight):(?P<number>[0-9]{1,18})")
+_EXTERNAL: Final = "external:"
 
 
 def model_name(session_id: str, model_seq_id: int) -> str:
@@ -35,6 +39,26 @@ class Creation(NamedTuple):
         return {"request_id": f"create|{self.model_id}", "model_id": self.model_id}
 
 
+class Unloading(NamedTuple):
+    """A run that left the engine's memory; there is nothing left to wait for."""
+
+    model_id: str
+
+    def accepted(self) -> dict[str, Any]:
+        """What the SDK gets for its request."""
+        return {"request_id": f"unload|{self.model_id}", "model_id": self.model_id}
+
+
+class LossCreation(NamedTuple):
+    """A custom loss that was created; there is nothing left to wait for."""
+
+    loss_id: str
+
+    def accepted(self) -> dict[str, Any]:
+        """What the SDK gets for its request."""
+        return {"request_id": f"loss|{self.loss_id}"}
+
+
 def samples_of(session_id: str) -> str:
     """How the names of a session's samples begin."""
     return f"{_SAMPLE}{session_id}:"
@@ -49,7 +73,17 @@ class SampleFuture(NamedTuple):
     @property
     def request_id(self) -> str:
         """Its name."""
-        return f"{_SAMPLE}{self.sampling_session_id}|{self.seq}"
+        return f"{self.siblings}{self.seq}"
+
+    @property
+    def siblings(self) -> str:
+        """How the names of all samples of the sampler begin."""
+        return f"{_SAMPLE}{self.sampling_session_id}|"
+
+    @property
+    def clone(self) -> int:
+        """Which of the sampler's clients asked for it."""
+        return self.seq // SEQS_OF_A_CLONE
 
     def accepted(self, num_samples: int) -> dict[str, Any]:
         """What the SDK gets for its request; every sample has an id of its own."""
@@ -58,7 +92,10 @@ class SampleFuture(NamedTuple):
 
 
 class OperationFuture(NamedTuple):
-    """An operation of a run. `about`: the name or path it was asked for, or the sampler it saves for."""
+    """An operation of a run. `about`: the name or path it was asked for, the sampler it saves for, or the export it makes.
+
+    Names of weights have no colon, so none looks like one of the others.
+    """
 
     model_id: str
     seq: int
@@ -68,25 +105,45 @@ class OperationFuture(NamedTuple):
         """It saves or loads under this name."""
         return self._replace(about=name)
 
-    def for_sampler(self, number: int) -> Self:
-        """It saves for the session's sampler of this number."""
-        return self._replace(about=f"{_SAMPLER}{number}")
+    def for_sampler(self, number: int, *, inflight: bool = False) -> Self:
+        """It saves for the session's sampler of this number; `inflight`: and for all others of the run that follow it."""
+        return self._replace(about=f"{'inflight' if inflight else 'sampler'}:{number}")
+
+    def exporting(self, name: str) -> Self:
+        """It exports under this name."""
+        return self._replace(about=f"{_EXTERNAL}{name}")
 
     @property
     def sampler(self) -> int | None:
-        """The sampler it saves for. Names of weights have no colon, so none looks like one."""
-        return int(self.about.removeprefix(_SAMPLER)) if self.about.startswith(_SAMPLER) else None
+        """The sampler it saves for."""
+        found = _FOR_SAMPLER.fullmatch(self.about)
+        return int(found["number"]) if found else None
+
+    @property
+    def inflight(self) -> bool:
+        """Whether the sampler follows its run."""
+        found = _FOR_SAMPLER.fullmatch(self.about)
+        return found is not None and found["kind"] == "inflight"
+
+    @property
+    def export(self) -> str | None:
+        """The name it exports under."""
+        return self.about.removeprefix(_EXTERNAL) if self.about.startswith(_EXTERNAL) else None
 
     def accepted(self) -> dict[str, Any]:
         """What the SDK gets for its request."""
         return {"request_id": f"operation|{self.model_id}|{self.seq}|{self.about}", "model_id": self.model_id}
 
 
-def parse_future(request_id: str) -> Creation | SampleFuture | OperationFuture:
+def parse_future(request_id: str) -> Creation | Unloading | LossCreation | SampleFuture | OperationFuture:
     """The future of this name."""
     match request_id.split("|", 3):
         case ["create", model_id]:
             return Creation(model_id)
+        case ["unload", model_id]:
+            return Unloading(model_id)
+        case ["loss", loss_id]:
+            return LossCreation(loss_id)
         case ["sample", sampling_session_id, seq] if seq.isdecimal():
             return SampleFuture(sampling_session_id, int(seq))
         case ["operation", model_id, seq, about] if seq.isdecimal():

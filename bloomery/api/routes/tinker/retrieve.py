@@ -8,10 +8,11 @@ from fastapi.responses import JSONResponse
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker import bodies
+from bloomery.api.routes.tinker.completions import Completion
 from bloomery.api.routes.tinker.errors import TinkerRoute, failure
 from bloomery.api.routes.tinker.futures import Futures, SampleAnswer, SampleFutures
 from bloomery.api.routes.tinker.messages import CONTENT_TYPE, encode_forward_backward
-from bloomery.api.routes.tinker.names import Creation, OperationFuture, SampleFuture, parse_future, session_of
+from bloomery.api.routes.tinker.names import Creation, LossCreation, OperationFuture, SampleFuture, Unloading, parse_future, session_of
 from bloomery.services.core import Services
 from bloomery.services.principal import Principal
 from bloomery.services.versions import Version
@@ -41,10 +42,26 @@ async def retrieve_future(body: bodies.RetrieveFuture, services: Svc, caller: Ca
         case Creation(model_id):
             run = await services.runs.get(caller, model_id)
             return JSONResponse({"type": "create_model", "model_id": run.tinker_id or run.id})
+        case Unloading(model_id):
+            await services.runs.get(caller, model_id)
+            return JSONResponse({"type": "unload_model", "model_id": model_id})
+        case LossCreation(loss_id):
+            await services.custom_losses.get(caller, loss_id)
+            return JSONResponse({"type": "create_custom_loss", "loss_id": loss_id})
         case SampleFuture() as future:
             return await _retrieve_sample(future, caller, futures)
         case OperationFuture() as future:
             return await _retrieve_operation(future, services, caller)
+
+
+@router.post("/retrieve_futures")
+async def retrieve_futures(body: bodies.RetrieveFutures, services: Svc, caller: Caller, futures: Futures) -> dict[str, Any]:
+    """Which samples of a sampler's client ended; their answers are fetched one by one."""
+    sampler = await services.sessions.get_sampling(caller, body.target.sampling_session_id)
+    futures.forget(body.retrieved_request_ids, sampler.id)
+    timeout_s = HOLD_S if body.timeout is None else min(body.timeout, HOLD_S)
+    ended = await futures.ended(sampler.id, body.target.cloned_sampler_id, body.prev_cursor, timeout_s)
+    return {"completions": [_completion(completion) for completion in ended.completions], "cursor": ended.cursor}
 
 
 @router.post("/cancel_future")
@@ -53,12 +70,18 @@ async def cancel_future(body: bodies.FutureRef, caller: Caller, futures: Futures
     future = parse_future(body.request_id)
     if not isinstance(future, SampleFuture):
         raise InvalidInput("only samples can be cancelled: an operation of a run keeps its place in the order", field="request_id")
-    futures.cancel(future.request_id, caller.project)
+    futures.cancel(future, caller.project)
     return {}
 
 
+def _completion(completion: Completion) -> dict[str, Any]:
+    if completion.size is None:
+        return {"state": "failed", "request_id": completion.request_id}
+    return {"state": "finished", "request_id": completion.request_id, "response_payload_uncompressed_size": completion.size}
+
+
 async def _retrieve_sample(future: SampleFuture, caller: Principal, futures: SampleFutures) -> Response:
-    match await futures.wait(future.request_id, caller.project, HOLD_S):
+    match await futures.wait(future, caller.project, HOLD_S):
         case None:
             return _try_again("active", "the sample is in the making")
         case Failed() as failed:
@@ -81,7 +104,8 @@ async def _answer(result: Result, future: OperationFuture, services: Services, c
         case ForwardBackwardResult():
             return Response(await asyncio.to_thread(encode_forward_backward, result), media_type=CONTENT_TYPE)
         case OptimStepResult(metrics=metrics):
-            return JSONResponse({"metrics": metrics})
+            # Training loops merge these into rows of their own, which have a `step`: ours counts from 1 and over loads, theirs does not.
+            return JSONResponse({"metrics": {"optimizer_step" if name == "step" else name: value for name, value in metrics.items()}})
         case CheckpointResult():
             return JSONResponse({"type": "save_weights", "path": f"tinker://{future.model_id}/weights/{future.about}"})
         case SnapshotResult():
@@ -93,12 +117,19 @@ async def _answer(result: Result, future: OperationFuture, services: Services, c
 
 
 async def _published(result: SnapshotResult, future: OperationFuture, services: Services, caller: Principal) -> dict[str, Any]:
+    if future.export is not None:
+        path = f"tinker://{future.model_id}/external_weights/{future.export}"
+        return {"type": "save_weights_external", "path": path, "size_bytes": result.size_bytes}
     answer = {"type": "save_weights_for_sampler"}
     if future.sampler is None:
         return answer | {"path": f"tinker://{future.model_id}/sampler_weights/{future.about}"}
     run = await services.runs.get(caller, future.model_id)
     version = Version(Weights(version=result.version, key=result.key), run.base_hash, run.base_model)
-    sampler = await services.sessions.create_sampling(caller, session_of(future.model_id), future.sampler, version, None)
+    session_id = session_of(future.model_id)
+    if future.inflight:
+        sampler = await services.sessions.follow(caller, session_id, future.sampler, version, run_id=run.id, saved=future.seq)
+    else:
+        sampler = await services.sessions.create_sampling(caller, session_id, future.sampler, version, None)
     return answer | {"sampling_session_id": sampler.id}
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from bloomery.api.routes.tinker.futures import SampleAnswer
 from bloomery.api.routes.tinker.gather import Gathering
-from bloomery.api.routes.tinker.messages import encode_sample
+from bloomery.api.routes.tinker.messages import PromptOut, encode_sample
 from bloomery.services.sampling import Progress, SampleStream
 from bloomery.services.span_rows import Inference, RecordedSample, SpanStatus
 from bloomery.services.traffic import Traffic
@@ -15,13 +15,10 @@ from bloomery.types.ids import now_us
 
 
 class Rollout:
-    """`known` is what can be recorded before anything is sampled; `prompt_logprobs` and `last_n` say what to tell of the prompt's score."""
+    """`known` is what can be recorded before anything is sampled, `prompt` what is to be told of the prompt."""
 
-    def __init__(
-        self, traffic: Traffic, stream: SampleStream, gathering: Gathering, known: Inference, *, prompt_logprobs: bool, last_n: int | None
-    ) -> None:
-        self._traffic, self._stream, self._gathering, self._known = traffic, stream, gathering, known
-        self._prompt_logprobs, self._last_n = prompt_logprobs, last_n
+    def __init__(self, traffic: Traffic, stream: SampleStream, gathering: Gathering, known: Inference, prompt: PromptOut) -> None:
+        self._traffic, self._stream, self._gathering, self._known, self._prompt = traffic, stream, gathering, known, prompt
         self._reasons: dict[int, FinishReason] = {}
         self._first_token_us: int | None = None
         self._status: SpanStatus = "cancelled"
@@ -37,7 +34,7 @@ class Rollout:
             raise
         finally:
             self._traffic.record(self._inference())
-        prompt = self._gathering.prompt(self._last_n, logprobs=self._prompt_logprobs)
+        prompt = self._prompt._replace(scored=self._gathering.scored, found=self._stream.found_tokens)
         return SampleAnswer(encode_sample(self._gathering.samples(), prompt), self._known.target.weights.version)
 
     async def _gather(self) -> None:

@@ -1,19 +1,23 @@
 """Sampling sessions and samples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, Final
 
 import numpy as np
 from fastapi import APIRouter, Header
+from msgspec.structs import replace
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker import bodies
 from bloomery.api.routes.tinker.errors import TinkerRoute
-from bloomery.api.routes.tinker.futures import Futures
+from bloomery.api.routes.tinker.futures import Futures, Load
 from bloomery.api.routes.tinker.gather import Gathering
+from bloomery.api.routes.tinker.messages import PromptOut
 from bloomery.api.routes.tinker.names import SampleFuture
 from bloomery.api.routes.tinker.rollout import Rollout
+from bloomery.api.routes.tinker.targets import Targets
 from bloomery.services.core import Services
 from bloomery.services.sampling import draw_seed
 from bloomery.services.sessions import SamplingSession
@@ -27,7 +31,22 @@ from bloomery.types.resources import Consent
 
 MAX_STOP_STRINGS: Final = 64
 ROLLOUT_RETENTION_DAYS: Final = 7
-_RECORDED_APART: Final[dict[str, Any]] = {"type": True, "sampling_session_id": True, "seq_id": True, "prompt": True, "sampling_params": {"seed"}}
+_RECORDED_APART: Final[dict[str, Any]] = {
+    "type": True,
+    "sampling_session_id": True,
+    "seq_id": True,
+    "prompt": True,
+    "sampling_params": {"seed"},
+    "target_prompt_logprobs": True,
+}
+_SEED_BITS: Final = 64
+_THEIRS: Final = {
+    "prompt_top_k": "topk_prompt_logprobs",
+    "top_logprobs": "topk_sample_logprobs",
+    "prompt_draws": "prompt_alt_tokens_k",
+    "targets": "target_prompt_logprobs",
+}
+"""Fields that this contract calls otherwise."""
 
 ConsentHeader = Annotated[Consent, Header(alias="x-bloomery-consent")]
 EpisodeHeader = Annotated[str | None, Header(alias="x-bloomery-episode", max_length=256)]
@@ -61,16 +80,26 @@ async def asample(
 ) -> dict[str, Any]:
     """Begin to sample; the same `seq_id` of the same sampler is the same sample."""
     session = await services.sessions.get_sampling(caller, body.sampling_session_id)
-    generate = _generate(body, services, session)
+    tokens = _prompt(body.prompt)
+    targets = None if body.target_prompt_logprobs is None else Targets.of(body.target_prompt_logprobs, len(tokens))
+    generate = _generate(body, tokens, targets, services, session)
     watch = _stop_watch(body, services, session)
-    stream = services.sampling.stream(caller, session.target, generate)
+    with _in_their_words():
+        stream = services.sampling.stream(caller, session.target, generate)
     # Only now is it judged how many samples there may be.
     gathering = Gathering(generate.num_samples, watch)
     known = _known(body, services, session, generate, project=caller.project, consent=consent, episode=episode)
-    rollout = Rollout(services.traffic, stream, gathering, known, prompt_logprobs=body.prompt_logprobs, last_n=body.prompt_logprobs_last_n)
+    prompt = PromptOut(logprobs=body.prompt_logprobs, cells=None if targets is None else targets.cells)
     future = SampleFuture(session.id, body.seq_id)
-    futures.start(future.request_id, caller.project, rollout.answer)
+    load = Load(generate.num_samples, len(tokens))
+    futures.start(future, caller.project, load, Rollout(services.traffic, stream, gathering, known, prompt).answer)
     return future.accepted(generate.num_samples)
+
+
+@router.post("/join_sampling_session")
+async def join_sampling_session(body: bodies.JoinSampler, services: Svc, caller: Caller) -> dict[str, Any]:
+    """A number of its own for a copy of a sampler, from which it counts its samples."""
+    return {"type": "join_sampling_session", "client_counter": await services.sessions.join_sampling(caller, body.sampling_session_id)}
 
 
 def _known(
@@ -100,33 +129,56 @@ def _known(
     )
 
 
-def _generate(body: bodies.Sample, services: Services, session: SamplingSession) -> Generate:
+def _generate(body: bodies.Sample, tokens: list[int], targets: Targets | None, services: Services, session: SamplingSession) -> Generate:
     """The request to the engine. What it holds is judged by the sampling service."""
-    _refuse_what_is_not_offered(body)
-    tokens = _prompt(body.prompt)
     _check_last_n(body, len(tokens))
     room = services.models.size(session.base_hash).context - len(tokens)
-    scores = body.prompt_logprobs or body.topk_prompt_logprobs > 0
-    asked = body.sampling_params
-    params = SamplingParams(
-        # A prompt that is only to be scored may fill the context; the SDK asks for one token even then.
-        max_tokens=0 if scores and room == 0 else max(room, 0) if asked.max_tokens is None else asked.max_tokens,
-        seed=draw_seed(asked.seed),
-        temperature=asked.temperature,
-        top_k=0 if asked.top_k == -1 else asked.top_k,
-        top_p=asked.top_p,
-        stop_tokens=_stop_tokens(asked.stop, services, session),
-    )
-    return Generate(
+    asked, last_n = body.sampling_params, body.prompt_logprobs_last_n
+    generate = Generate(
         request_id="",
         weights=session.weights,
         prompt=Array.of(np.asarray(tokens, dtype=np.int32)),
-        params=params,
+        params=SamplingParams(
+            max_tokens=max(room, 0) if asked.max_tokens is None else asked.max_tokens,
+            seed=_seed(asked.seed),
+            temperature=asked.temperature,
+            top_k=0 if asked.top_k == -1 else asked.top_k,
+            top_p=asked.top_p,
+            stop_tokens=_stop_tokens(asked.stop, services, session),
+        ),
         num_samples=body.num_samples,
         prompt_logprobs=body.prompt_logprobs,
         prompt_top_k=body.topk_prompt_logprobs,
+        scored_from=1 if last_n is None else len(tokens) - last_n,
+        targets=None if targets is None else targets.asked,
+        prompt_draws=body.prompt_alt_tokens_k,
         top_logprobs=body.topk_sample_logprobs,
     )
+    if generate.scores_prompt and room == 0:
+        # A prompt that is only to be scored may fill the context; the SDK asks for one token even then.
+        return replace(generate, params=replace(generate.params, max_tokens=0))
+    return generate
+
+
+def _seed(seed: int | None) -> int:
+    """Any number of 64 bits, with or without a sign; the noise depends on its bits, and it is recorded with a sign."""
+    if seed is None:
+        return draw_seed(None)
+    if not -(1 << (_SEED_BITS - 1)) <= seed < 1 << _SEED_BITS:
+        raise InvalidInput(f"`seed` is {seed}: it must be a number of {_SEED_BITS} bits", field="sampling_params.seed")
+    return seed if seed < 1 << (_SEED_BITS - 1) else seed - (1 << _SEED_BITS)
+
+
+@contextmanager
+def _in_their_words() -> Iterator[None]:
+    """Errors name fields as this contract calls them."""
+    try:
+        yield
+    except InvalidInput as error:
+        theirs = _THEIRS.get(error.field or "")
+        if theirs is None:
+            raise
+        raise InvalidInput(error.message.replace(f"`{error.field}`", f"`{theirs}`"), field=theirs) from error
 
 
 def _stop_watch(body: bodies.Sample, services: Services, session: SamplingSession) -> Callable[[], StopStrings] | None:
@@ -157,14 +209,3 @@ def _check_last_n(body: bodies.Sample, length: int) -> None:
     if last_n is not None and not (body.prompt_logprobs and 1 <= last_n < length):
         field = "prompt_logprobs_last_n"
         raise InvalidInput(f"`{field}` needs `prompt_logprobs` and is between 1 and {length - 1}, one less than the prompt", field=field)
-
-
-def _refuse_what_is_not_offered(body: bodies.Sample) -> None:
-    asked = {
-        "target_prompt_logprobs": body.target_prompt_logprobs is not None,
-        "prompt_alt_tokens_k": body.prompt_alt_tokens_k != 0,
-        "record_stability_info": body.record_stability_info,
-    }
-    for field, wanted in asked.items():
-        if wanted:
-            raise NotSupported(f"`{field}` is not offered yet: sample without it", field=field)

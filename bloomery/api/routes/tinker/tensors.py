@@ -5,6 +5,7 @@ Shapes: rows x columns of a sparse tensor, N tokens of a datum.
 """
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
@@ -17,6 +18,9 @@ from bloomery.types.errors import InvalidInput
 
 MAX_ELEMENTS: Final = 1 << 26
 """A sparse tensor names its dense size in a few bytes; this bounds what those of a request may ask to be filled in."""
+_MAX_DIMENSIONS: Final = 8
+_WIDEST: Final = 8
+"""Bytes of the largest values."""
 
 _FLOAT32, _INT64, _INT32, _BFLOAT16 = (proto.DTYPES[f"DTYPE_{name}"] for name in ("FLOAT32", "INT64", "INT32", "BFLOAT16"))
 _STORED: Final[dict[int, np.dtype[Any]]] = {_FLOAT32: np.dtype("<f4"), _INT64: np.dtype("<i8"), _INT32: np.dtype("<i4"), _BFLOAT16: np.dtype("<u2")}
@@ -44,6 +48,11 @@ def check_fill(tensors: Iterable[Any]) -> None:
 def decode_tokens(payload: bytes, field: str) -> np.ndarray:
     """Token ids of one text chunk."""
     return _values(payload, _INT32, field)
+
+
+def encode_tensor(array: Array) -> Any:
+    """A dense tensor of the wire."""
+    return proto.Tensor(dense=array.data, dtype=_SENT[array.dtype], shape=array.shape)
 
 
 def encode_records(outputs: Sequence[dict[str, Array]], record_type: Any) -> Iterator[Any]:
@@ -81,25 +90,31 @@ def _widen(values: np.ndarray, dtype: int) -> np.ndarray:
 def _shaped(values: np.ndarray, shape: tuple[int, ...], field: str) -> np.ndarray:
     if not shape:
         return values
-    if min(shape) < 0 or int(np.prod(shape, dtype=object)) != values.size:
+    if not _possible(shape) or math.prod(shape) != values.size:
         raise InvalidInput(f"`{field}` has {values.size} values, which do not fill its shape {list(shape)}", field=field)
     return values.reshape(shape)
 
 
+def _possible(shape: tuple[int, ...]) -> bool:
+    """Whether there can be such an array: an empty one may have sides that no memory has addresses for."""
+    return len(shape) <= _MAX_DIMENSIONS and min(shape) >= 0 and math.prod(max(side, 1) for side in shape) <= sys.maxsize // _WIDEST
+
+
 def _fill_rows(tensor: Any, field: str) -> np.ndarray:
     shape = tuple(tensor.shape)
-    if len(shape) != 2 or min(shape) < 0 or shape[0] * shape[1] > MAX_ELEMENTS:
+    if len(shape) != 2 or not _possible(shape) or math.prod(shape) > MAX_ELEMENTS:
         raise InvalidInput(f"`{field}` is sparse and needs a shape [rows, columns] of at most {MAX_ELEMENTS} values, not {list(shape)}", field=field)
     csr = tensor.sparse_csr
     values = _widen(_values(csr.values, tensor.dtype, field), tensor.dtype)
     starts, columns = _values(csr.crow_indices, _INT64, field), _values(csr.col_indices, _INT64, field)
-    _check_rows(starts, columns, values.size, shape, field)
+    check_rows(starts, columns, values.size, shape, field)
     dense = np.zeros(shape, dtype=values.dtype)
     dense[np.repeat(np.arange(shape[0]), np.diff(starts)), columns] = values
     return dense
 
 
-def _check_rows(starts: np.ndarray, columns: np.ndarray, count: int, shape: tuple[int, ...], field: str) -> None:
+def check_rows(starts: np.ndarray, columns: np.ndarray, count: int, shape: tuple[int, ...], field: str) -> None:
+    """Refuse indices of a sparse tensor [rows, columns] that do not place each of its `count` values."""
     rows, width = shape
     if starts.size != rows + 1 or starts[0] != 0 or starts[-1] != count or np.any(np.diff(starts) < 0):
         raise InvalidInput(f"`{field}`: the row pointers of a sparse tensor rise from 0 to its {count} values, one per row and one more", field=field)

@@ -10,36 +10,40 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker import bodies, messages
+from bloomery.api.routes.tinker.access import reader
 from bloomery.api.routes.tinker.errors import TinkerRoute, as_ours
-from bloomery.api.routes.tinker.names import Creation, OperationFuture, model_name, session_of
+from bloomery.api.routes.tinker.loss_graphs import parse_custom_loss
+from bloomery.api.routes.tinker.names import Creation, LossCreation, OperationFuture, Unloading, model_name, session_of
+from bloomery.services.checkpoints import EXTERNAL, NAMED, CheckpointRow
 from bloomery.services.core import Services
 from bloomery.services.principal import Principal
 from bloomery.services.sampling import draw_seed
 from bloomery.types.errors import BloomeryError, InvalidInput, NotSupported
+from bloomery.types.losses import CUSTOM, LOSSES
 from bloomery.types.operations import AdamParams, Effect, LoraSpec, OptimStep, Rejected
 
 ADAMW: Final = "adamw"
+NOTICE: Final = "x-deprecation-note"
+"""Header whose text the SDK writes into the client's log."""
 
 router = APIRouter(route_class=TinkerRoute)
 
 
 @router.post("/create_model")
 async def create_model(body: bodies.CreateModel, services: Svc, caller: Caller) -> dict[str, Any]:
-    """Create a LoRA run; asked again under the same number, the same run."""
-    _check_optimizer(body.optimizer_config)
-    if body.lora_config is None:
-        raise NotSupported("a run without `lora_config` trains all parameters, which is not offered yet: send one", field="lora_config")
+    """Create a run; asked again under the same number, the same run. Without `lora_config` it trains all parameters, as with rank 0."""
+    _check_optimizer(body.optimizer_config, "optimizer_config")
     await services.sessions.require_open(caller, body.session_id)
     name = model_name(body.session_id, body.model_seq_id)
     await services.runs.create(
         caller,
         base_model=body.base_model,
-        lora=_lora(body.lora_config),
+        lora=_lora(body.lora_config or bodies.Lora(rank=0)),
         metadata=body.user_metadata or {},
         session_id=body.session_id,
         tinker_id=name,
@@ -51,28 +55,52 @@ async def create_model(body: bodies.CreateModel, services: Svc, caller: Caller) 
 async def get_info(body: bodies.ModelRef, services: Svc, caller: Caller) -> dict[str, Any]:
     """What a run trains. The tokenizer is named by its directory, which a client on this machine can load."""
     run = await services.runs.get(caller, body.model_id)
+    base = services.models.resolve(run.base_hash)
     return {
         "type": "get_info",
         "model_id": body.model_id,
         "model_name": run.base_model,
-        "model_data": {"model_name": run.base_model, "tokenizer_id": services.models.resolve(run.base_hash).path},
+        "model_data": {"arch": _arch(services, run.base_hash), "model_name": run.base_model, "tokenizer_id": base.path},
         "optimizer_config": {"type": ADAMW},
-        "is_lora": True,
-        "lora_rank": run.lora.rank,
+        "is_lora": run.lora.rank > 0,
+        "lora_rank": run.lora.rank or None,
     }
 
 
+@router.post("/unload_model")
+async def unload_model(body: bodies.ModelRef, services: Svc, caller: Caller) -> dict[str, Any]:
+    """Have the engine let go of a run; its next operation brings it back."""
+    await services.runs.unload(caller, body.model_id)
+    return Unloading(body.model_id).accepted()
+
+
 @router.post("/forward_backward")
-async def forward_backward(request: Request, services: Svc, caller: Caller) -> dict[str, Any]:
+async def forward_backward(request: Request, response: Response, services: Svc, caller: Caller) -> dict[str, Any]:
     """Compute a loss and, unless `forward_only`, its gradients."""
-    if messages.CONTENT_TYPE not in request.headers.get("content-type", "") or request.headers.get("content-encoding"):
-        raise InvalidInput(f"send an uncompressed body of content type {messages.CONTENT_TYPE}", field="content-type")
+    if messages.CONTENT_TYPE not in request.headers.get("content-type", ""):
+        raise InvalidInput(f"send a body of content type {messages.CONTENT_TYPE}", field="content-type")
     message = await asyncio.to_thread(messages.parse_forward_backward, await request.body())
+    if (form := LOSSES.get(message.loss_fn)) is not None and form.notice is not None:
+        response.headers[NOTICE] = form.notice
+    if not message.model_id:
+        raise InvalidInput("the message names no run: set `model_id`", field="model_id")
     future = OperationFuture(message.model_id, message.seq_id)
     async with keeping_place(services, caller, future, effect="none" if message.forward_only else "spoil"):
         operation = await asyncio.to_thread(messages.forward_backward, message)
+        if operation.loss == CUSTOM:
+            operation = await services.custom_losses.attach(caller, operation)
         await services.runs.submit(caller, future.model_id, future.seq, operation)
     return future.accepted()
+
+
+@router.post("/create_custom_loss")
+async def create_custom_loss(body: bodies.CreateCustomLoss, services: Svc, caller: Caller) -> dict[str, Any]:
+    """Keep a loss that `forward_backward` computes; asked again under the same number, the same loss."""
+    await services.sessions.require_open(caller, body.session_id)
+    services.custom_losses.require_offered()
+    loss = await asyncio.to_thread(parse_custom_loss, body)
+    loss_id = await services.custom_losses.create(caller, body.session_id, body.custom_loss_seq_id, loss)
+    return LossCreation(loss_id).accepted()
 
 
 @router.post("/optim_step")
@@ -117,10 +145,15 @@ async def save_weights_for_sampler(body: bodies.Numbered, services: Svc, caller:
 
 @router.post("/save_weights_external")
 async def save_weights_external(body: bodies.Numbered, services: Svc, caller: Caller) -> dict[str, Any]:
-    """Refused, in its place."""
+    """Export the weights for other programs."""
     future = OperationFuture(body.model_id, body.seq_id)
     async with keeping_place(services, caller, future):
-        raise NotSupported("external weights are not offered yet: save weights for the sampler, or a checkpoint")
+        asked = bodies.whole(body, bodies.SaveExternal)
+        if asked.age_encryption_recipients:
+            what = "encryption to `age_encryption_recipients` is not offered: leave it out, and encrypt what you download"
+            raise NotSupported(what, field="age_encryption_recipients")
+        await services.runs.snapshot(caller, future.model_id, future.seq, asked.path, kind=EXTERNAL, ttl_s=asked.ttl_seconds)
+        future = future.exporting(asked.path)
     return future.accepted()
 
 
@@ -136,24 +169,25 @@ async def load_weights(body: bodies.LoadWeights, services: Svc, caller: Caller) 
 
 async def _load_into(body: bodies.LoadWeights, future: OperationFuture, services: Services, caller: Principal) -> dict[str, Any]:
     async with keeping_place(services, caller, future, effect="spoil"):
-        _check_load(body)
-        source = await services.checkpoints.find(caller, body.path)
+        _check_into(body)
+        source = await _source(body, services, caller)
         await services.runs.load(caller, future.model_id, future.seq, source, optimizer=body.optimizer)
     return future.named(body.path).accepted()
 
 
 async def _create_from(body: bodies.LoadWeights, name: str, services: Services, caller: Principal) -> dict[str, Any]:
-    _check_load(body)
+    _check_optimizer(body.optimizer_config, "optimizer_config")
+    if body.optimizer and body.optimizer_config is not None:
+        raise InvalidInput("`optimizer_config` is that of the checkpoint when its optimizer is loaded: leave it out", field="optimizer_config")
     await services.sessions.require_open(caller, str(body.session_id))
-    source = await services.checkpoints.find(caller, body.path)
-    trained = await services.runs.get(caller, source.run_id)
-    base_model = body.base_model or trained.base_model
-    if services.models.resolve(base_model).base_hash != trained.base_hash:
-        raise InvalidInput(f"`{body.path}` belongs to base model `{trained.base_model}`, not to `{base_model}`", field="base_model")
+    source = await _source(body, services, caller)
+    base_model = body.base_model or source.base_model
+    if services.models.resolve(base_model).base_hash != source.base_hash:
+        raise InvalidInput(f"`{body.path}` belongs to base model `{source.base_model}`, not to `{base_model}`", field="base_model")
     await services.runs.create(
         caller,
         base_model=base_model,
-        lora=trained.lora,
+        lora=source.lora,
         metadata=body.user_metadata or {},
         session_id=body.session_id,
         tinker_id=name,
@@ -185,32 +219,54 @@ def _lora(asked: bodies.Lora) -> LoraSpec:
 
 
 def _optim_step(asked: bodies.OptimStep) -> OptimStep:
-    _check_optimizer(asked.optimizer_params)
+    if asked.optimizer_params is not None:
+        _check_optimizer(asked.optimizer_params, "optimizer_params")
+        raise InvalidInput(f"the numbers of {ADAMW} go into `adam_params`", field="optimizer_params")
     if asked.adam_params is None:
         raise InvalidInput("an optimizer step needs `adam_params`", field="adam_params")
     numbers = asked.adam_params.model_dump(exclude={"type"})
     return OptimStep(adam=AdamParams(**{name: math.nan if value is None else value for name, value in numbers.items()}))
 
 
-def _check_optimizer(asked: bodies.Optimizer | None) -> None:
-    if asked is not None and asked.type != ADAMW:
-        raise NotSupported(f"optimizer `{asked.type}` is not offered yet: use {ADAMW}", field="optimizer_config")
+def _check_optimizer(asked: bodies.Optimizer | None, field: str) -> None:
+    if asked is None:
+        return
+    if asked.type != ADAMW:
+        raise NotSupported(f"`{field}`: optimizer `{asked.type}` is not offered: use {ADAMW}", field=field)
+    if asked.extras:
+        raise InvalidInput(f"`{field}.{asked.extras[0]}`: {ADAMW} has no such field, its numbers come with every step", field=field)
 
 
 def _publication(asked: bodies.SaveForSampler, future: OperationFuture) -> OperationFuture:
     """The future of weights for sampling, which are for a name or for a sampler."""
-    if asked.kind != "snapshot":
-        raise NotSupported(f"weights of kind `{asked.kind}` are not offered yet: use kind `snapshot`", field="kind")
+    if asked.kind not in ("snapshot", "inflight"):
+        raise NotSupported(f"weights of kind `{asked.kind}` are not offered: use kind `snapshot` or `inflight`", field="kind")
+    inflight = asked.kind == "inflight"
     match asked.path, asked.sampling_session_seq_id:
-        case str(name), None:
+        case str(name), None if not inflight:
             return future.named(name)
         case None, int(number):
             session_of(asked.model_id)
-            return future.for_sampler(number)
-    raise InvalidInput("give the weights a name in `path`, or a sampler in `sampling_session_seq_id`", field="path")
+            return future.for_sampler(number, inflight=inflight)
+    raise InvalidInput("give the weights a name in `path`, or a sampler in `sampling_session_seq_id`, which those in flight need", field="path")
 
 
-def _check_load(body: bodies.LoadWeights) -> None:
-    _check_optimizer(body.optimizer_config)
-    if body.weights_access_token is not None:
-        raise NotSupported("`weights_access_token` is not offered yet: load weights of your own project", field="weights_access_token")
+async def _source(body: bodies.LoadWeights, services: Services, caller: Principal) -> CheckpointRow:
+    """The checkpoint to load, which the caller may read, or whoever the token stands for."""
+    source = await services.checkpoints.find(await reader(services, caller, body.weights_access_token), body.path)
+    if source.kind != NAMED:
+        raise InvalidInput(f"`{body.path}` holds weights alone: load a `weights` path", field="path")
+    return source
+
+
+def _check_into(body: bodies.LoadWeights) -> None:
+    """A run that is there already is what it was created as."""
+    for field in ("base_model", "user_metadata", "optimizer_config"):
+        if getattr(body, field) is not None:
+            raise InvalidInput(f"`{field}` belongs to a new run: leave it out, or load with `session_id` and `model_seq_id`", field=field)
+
+
+def _arch(services: Services, base_hash: str) -> str | None:
+    """As the engine read it from the model, once there is one."""
+    welcome = services.links[base_hash].welcome
+    return None if welcome is None else welcome.base.model_type

@@ -1,0 +1,35 @@
+"""Published versions as files to take away."""
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query
+from fastapi.responses import StreamingResponse
+
+from bloomery.api.deps import Caller, Svc
+from bloomery.services.exports import MAX_SHARD_BYTES, Form
+from bloomery.types.resources import VersionFile, VersionFiles
+
+Chosen = Annotated[Form | None, Query()]
+ShardBytes = Annotated[int, Query(ge=1 << 20, lt=1 << 50)]
+FILES: Final = "/versions/{version:path}/files"
+router = APIRouter(tags=["versions"])
+
+
+@router.get(f"{FILES}/{{name}}", response_class=StreamingResponse)
+async def download(
+    version: str, name: str, services: Svc, caller: Caller, form: Chosen = None, max_shard_bytes: ShardBytes = MAX_SHARD_BYTES
+) -> StreamingResponse:
+    """The bytes of one file."""
+    file = await services.exports.file(caller, version, form, name, max_shard_bytes=max_shard_bytes)
+    headers = {"content-length": str(file.size_bytes), "content-disposition": f'attachment; filename="{file.name}"'}
+    return StreamingResponse(file.pieces(), media_type="application/octet-stream", headers=headers)
+
+
+@router.get(FILES)
+async def files(version: str, services: Svc, caller: Caller, form: Chosen = None, max_shard_bytes: ShardBytes = MAX_SHARD_BYTES) -> VersionFiles:
+    """What a version consists of as an adapter for `peft`, or merged as a model for `transformers`."""
+    export = await services.exports.lay_out(caller, version, form, max_shard_bytes=max_shard_bytes)
+    shown = [VersionFile(name=file.name, size_bytes=file.size_bytes) for file in export.files]
+    return VersionFiles(
+        version=export.version, kind=export.kind, form=export.form, base_model=export.base_model, base_hash=export.base_hash, files=shown
+    )

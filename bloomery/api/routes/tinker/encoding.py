@@ -1,0 +1,57 @@
+"""Request bodies that were compressed with zstd, decompressed within bounds; bodies in any other coding are refused."""
+
+import asyncio
+from typing import Final
+
+import zstandard
+from fastapi import Request
+
+from bloomery.api.routes import MAX_BODY_BYTES
+from bloomery.types.errors import InvalidInput
+
+ZSTD: Final = "zstd"
+_PIECE: Final = 1 << 10
+"""A piece of a frame can become 32,768 times as much: decompressed in small ones, a bomb is noticed before it is large."""
+_MAX_WINDOW: Final = 1 << 27
+
+
+class Decoded(Request):
+    """A request with the body that its sender compressed."""
+
+    def __init__(self, request: Request, body: bytes) -> None:
+        super().__init__(request.scope, request.receive)
+        self._decoded = body
+
+    async def body(self) -> bytes:
+        """The whole body."""
+        return self._decoded
+
+
+async def decoded(request: Request) -> Request:
+    """The request, with its body readable."""
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding in ("", "identity"):
+        return request
+    if coding != ZSTD:
+        raise InvalidInput(f"content-encoding is `{coding}`: send the body as it is, or compressed with {ZSTD}", field="content-encoding")
+    return Decoded(request, await asyncio.to_thread(decompress, await request.body()))
+
+
+def decompress(data: bytes, *, limit: int = MAX_BODY_BYTES) -> bytes:
+    """All frames of `data`, of at most `limit` bytes together."""
+    found = bytearray()
+    while data:
+        frame = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompressobj()
+        try:
+            for start in range(0, len(data), _PIECE):
+                found += frame.decompress(data[start : start + _PIECE])
+                if len(found) > limit:
+                    raise InvalidInput(f"the body has over {limit >> 20} MiB when it is decompressed: send it in parts", field="body")
+                if frame.eof:
+                    break
+        except zstandard.ZstdError as error:
+            raise InvalidInput(f"the body is not {ZSTD}, as content-encoding says: {error}", field="body") from error
+        if not frame.eof:
+            raise InvalidInput(f"the body ends inside a {ZSTD} frame", field="body")
+        data = frame.unused_data + data[start + _PIECE :]
+    return bytes(found)

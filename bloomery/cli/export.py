@@ -1,0 +1,65 @@
+"""`bloomery export`."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from bloomery.cli.options import DATA_DIR, DataDirOption
+from bloomery.client import Client
+from bloomery.config.data_dir import DataDir
+from bloomery.types.errors import Conflict
+from bloomery.types.resources import VersionFiles
+
+_HINT: Final = {
+    "adapter": "peft.PeftModel.from_pretrained(model, {out!r})",
+    "merged": "transformers.AutoModelForCausalLM.from_pretrained({out!r})",
+}
+
+
+def export(
+    weights: Annotated[str, typer.Argument(metavar="NAME", help="A deployment, a version, or tinker://RUN/sampler_weights/NAME.")],
+    out: Annotated[Path, typer.Option("--out", help="A directory that is not there yet.")],
+    merged: Annotated[bool, typer.Option("--merged", help="Add the adapter to its base model: a whole model for transformers.")] = False,
+    shard_gb: Annotated[
+        float, typer.Option("--shard-gb", min=0.002, max=1000, help="Cut the weights of a whole model into files of this size.")
+    ] = 5.0,
+    url: Annotated[str | None, typer.Option("--url", help="Another server than the running one here; its key in BLOOMERY_API_KEY.")] = None,
+    data_dir: DataDirOption = DATA_DIR,
+) -> None:
+    """Write published weights as files: an adapter that peft loads, or a whole model that transformers loads."""
+    choice = {"form": "merged" if merged else None, "max_shard_bytes": int(shard_gb * 1e9)}
+    target = out.expanduser()
+    with _client(url, data_dir) as client:
+        listed = client.versions.files(weights, **choice)
+        _write(client, listed, target, choice)
+    size = sum(file.size_bytes for file in listed.files)
+    typer.echo(f"{target}: {len(listed.files)} files, {size / 1e6:.1f} MB, version {listed.version} of {listed.base_model}")
+    typer.echo(f"load it with {_HINT[listed.form].format(out=str(target))}")
+
+
+def _write(client: Client, listed: VersionFiles, target: Path, choice: dict[str, str | int | None]) -> None:
+    """All files or no directory."""
+    if target.exists():
+        raise Conflict(f"{target} is there already: choose another directory")
+    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    partial.mkdir(parents=True)
+    try:
+        for file in listed.files:
+            client.versions.download(listed.version, file.name, partial / file.name, **choice)
+        partial.rename(target)
+    finally:
+        if partial.exists():
+            for left in partial.iterdir():
+                left.unlink()
+            partial.rmdir()
+
+
+def _client(url: str | None, data_dir: Path) -> Client:
+    if url is not None:
+        return Client(url)
+    from bloomery.up import control
+
+    data = DataDir(data_dir.expanduser().resolve())
+    return Client(control.running(data).url, data.api_key.read_text().strip())

@@ -1,0 +1,73 @@
+"""`bloomery keys`: who may do what on this server, and in which project."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+import typer
+
+from bloomery.cli.options import DATA_DIR, DataDirOption
+from bloomery.client import Client
+from bloomery.config.data_dir import DataDir
+from bloomery.types.keys import SCOPES
+from bloomery.types.resources import Key
+
+HEADINGS: Final = ("PROJECT", "NAME", "SCOPES", "CREATED", "LAST USED", "EXPIRES")
+_DAY_S: Final = 86_400
+
+app = typer.Typer(name="keys", help="Give out, list and take back API keys of the running server.", no_args_is_help=True)
+NameArgument = Annotated[str, typer.Argument(help="What the key is called in its project.")]
+ProjectOption = Annotated[str | None, typer.Option("--project", help="Another project than `default`; made by its first key.")]
+
+
+@app.command()
+def create(
+    name: NameArgument,
+    scopes: Annotated[str, typer.Option("--scopes", help=f"What it allows, with commas: some of {', '.join(sorted(SCOPES))}.")],
+    project: ProjectOption = None,
+    days: Annotated[int | None, typer.Option("--days", min=1, max=3650, help="Refuse it after so many days.")] = None,
+    data_dir: DataDirOption = DATA_DIR,
+) -> None:
+    """Make a key and print it: it is stored nowhere and cannot be shown again."""
+    wanted = {scope for part in scopes.split(",") if (scope := part.strip())}
+    with _client(data_dir) as client:
+        made = client.keys.create(name, wanted, project=project, ttl_s=None if days is None else days * _DAY_S)
+    # The key alone on the standard output: for `KEY=$(bloomery keys create ...)`.
+    typer.echo(f"key `{made.name}` of project `{made.project}` may {', '.join(made.scopes)}; keep it, it is shown this once:", err=True)
+    typer.echo(made.key)
+
+
+@app.command("list")
+def list_all(
+    project: Annotated[str | None, typer.Option("--project", help="Of this project alone.")] = None, data_dir: DataDirOption = DATA_DIR
+) -> None:
+    """Show all keys but never their secrets."""
+    with _client(data_dir) as client:
+        rows = [HEADINGS, *(_row(key) for key in client.keys.list(project=project))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@app.command()
+def revoke(name: NameArgument, project: ProjectOption = None, data_dir: DataDirOption = DATA_DIR) -> None:
+    """Have a key refused from now on."""
+    with _client(data_dir) as client:
+        revoked = client.keys.revoke(name, project=project)
+    typer.echo(f"key `{revoked.name}` of project `{revoked.project}` is refused from now on")
+
+
+def _client(data_dir: DataDirOption) -> Client:
+    """As the holder of the data directory, whose key administers all projects."""
+    from bloomery.up import control
+
+    data = DataDir(data_dir.expanduser().resolve())
+    return Client(control.running(data).url, data.api_key.read_text().strip())
+
+
+def _row(key: Key) -> tuple[str, ...]:
+    times = [_time(at_us) for at_us in (key.created_us, key.last_used_us, key.expires_us)]
+    return (key.project, key.name, ",".join(key.scopes), *times)
+
+
+def _time(at_us: int | None) -> str:
+    return "never" if at_us is None else datetime.fromtimestamp(at_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M")

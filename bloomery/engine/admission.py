@@ -1,0 +1,79 @@
+"""What fits: the memory of an operation is known before it runs, and one that cannot fit is refused then.
+
+Micro-batches bound the rows of a pass, but one sequence can be as long as the context, and one prediction can have many soft targets. The estimate
+is an upper bound of what forward and backward hold at once; `tests/engine/test_admission.py` holds it against real peaks.
+Shapes: R rows, D hidden, K targets per row.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from bloomery.models.attention import KEY_PAD, ROW_PAD, pad_to
+from bloomery.models.config import DecoderConfig
+from bloomery.models.decoder import Decoder
+from bloomery.train import batch
+from bloomery.types.losses import LOSSES, TARGETS
+from bloomery.types.operations import Datum, ForwardBackward
+
+FreeBytes = Callable[[torch.device], int]
+
+_HEAD_BYTES: Final = 4 * (64 << 20)
+"""Logits of a chunk with their gradient and its copies."""
+_PLACES: Final = 4 / 3
+"""Attention regroups rows by padded length, which makes them at most so many more."""
+_BYTES_PER_TARGET: Final = 40
+"""Target, weight, log-probability, term and gradient of one prediction, on the host and on the device."""
+
+
+def refusal(operation: ForwardBackward, decoder: Decoder, budget_tokens: int, free: int) -> str | None:
+    """Why the operation cannot run in `free` bytes, or None."""
+    lengths = [datum.tokens.shape[0] for datum in operation.data]
+    exact = operation.custom is not None or LOSSES[operation.loss].exact or not operation.backward
+    parts = [operation.data[part] for part in batch.split(lengths, budget_tokens)]
+    needs = [pass_bytes(part, decoder.config, decoder.dtype, exact=exact, backward=operation.backward) for part in parts]
+    needed = max(needs)
+    if needed <= free:
+        return None
+    longest = max(datum.tokens.shape[0] for datum in parts[needs.index(needed)])
+    return (
+        f"the largest micro-batch of this operation (longest sequence {longest} tokens) needs about {_gigabytes(needed)}, "
+        f"{_gigabytes(free)} are free: "
+        f"send shorter sequences or fewer soft targets"
+    )
+
+
+def pass_bytes(data: Sequence[Datum], config: DecoderConfig, dtype: torch.dtype, *, exact: bool, backward: bool) -> int:
+    """Upper bound of the activations of one micro-batch."""
+    lengths = [datum.tokens.shape[0] for datum in data]
+    rows = sum(pad_to(length, ROW_PAD) for length in lengths)
+    width = max(datum.inputs[TARGETS].shape[1] if len(datum.inputs[TARGETS].shape) == 2 else 1 for datum in data)
+    layers = config.num_layers if backward else 1
+    held = rows * (layers * _layer_floats(config) + 6 * config.hidden_size + 4 * _inner(config))
+    return (held + _attention_floats(lengths, config, exact)) * dtype.itemsize + _HEAD_BYTES + rows * width * _BYTES_PER_TARGET
+
+
+def _layer_floats(config: DecoderConfig) -> int:
+    """Per row and block: residual and norms, query, key and value before and after norm, rotation and regrouping, and the MLP."""
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention = (query + 2 * key) * (1 + _PLACES) + 2 * (query + key) + query * (1 + _PLACES)
+    return int(6 * config.hidden_size + attention + 4 * _inner(config))
+
+
+def _inner(config: DecoderConfig) -> int:
+    experts = config.experts
+    return max(config.intermediate_size, experts.top_k * experts.intermediate_size if experts is not None else 0)
+
+
+def _attention_floats(lengths: Sequence[int], config: DecoderConfig, exact: bool) -> int:
+    """Masks, one per padded length and window, and the padded keys and values of the longest."""
+    if not exact and all(window is None for window in config.windows):
+        return 0
+    masks = {pad_to(length, 128) for length in lengths}
+    mask_floats = sum(2 * length * pad_to(length, KEY_PAD) for length in masks) * len(set(config.windows))
+    return mask_floats + 4 * config.num_kv_heads * config.head_dim * sum(pad_to(length, KEY_PAD) for length in lengths)
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"

@@ -1,0 +1,104 @@
+"""What the model says about the tokens of a prompt, read off the logits of its rows.
+
+Shapes: R rows, T rows that are asked about, V vocabulary, k likeliest or drawn tokens, C single tokens to score.
+"""
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bloomery.infer.sampling import Floats, draw_alternatives
+from bloomery.models.attention import ROW_PAD
+from bloomery.types.generation import SamplingParams
+
+_CHUNK_BYTES: Final = 32 << 20
+_CHUNK_ROWS: Final = 64
+
+Ints = NDArray[np.int64]
+
+
+class Question(NamedTuple):
+    """What is asked about consecutive rows of a prompt, of which row 0 predicts the token at position `start` + 1."""
+
+    start: int
+    next_T: Ints
+    top_k: int
+    rows_C: Ints
+    """Row of each single token, from 0, never falling."""
+    ids_C: Ints
+    draws: int
+    params: SamplingParams
+
+    def part(self, start: int, stop: int) -> "Question":
+        """The same about rows `start` to `stop` alone."""
+        first, last = np.searchsorted(self.rows_C, (start, stop))
+        return self._replace(
+            start=self.start + start,
+            next_T=self.next_T[start:stop],
+            rows_C=self.rows_C[first:last] - start,
+            ids_C=self.ids_C[first:last],
+        )
+
+
+class PromptScores(NamedTuple):
+    """Log-probabilities of the tokens after the rows [T] and of single tokens [C]; the likeliest and the drawn tokens with theirs [T, k]."""
+
+    logprobs_T: Floats
+    top_ids_Tk: Ints
+    top_logprobs_Tk: Floats
+    target_logprobs_C: Floats
+    drawn_Tk: Ints
+    drawn_logprobs_Tk: Floats
+
+    @property
+    def finite(self) -> bool:
+        """Whether the weights gave numbers."""
+        return bool(np.isfinite(self.logprobs_T).all() and np.isfinite(self.target_logprobs_C).all())
+
+
+def chunk_rows(vocab_size: int) -> int:
+    """Rows whose logits exist at once."""
+    return max(_CHUNK_ROWS, _CHUNK_BYTES // (4 * vocab_size) // ROW_PAD * ROW_PAD)
+
+
+def answer(logits_RV: Tensor, skip: int, question: Question) -> PromptScores:
+    """Answer the question about the rows behind the first `skip`; rows behind those that are asked about are pads."""
+    # Reduced before any row goes, so that the reduction too sees a multiple of `ROW_PAD` rows, as in the trainer.
+    lse_R1 = torch.logsumexp(logits_RV, -1, keepdim=True)
+    rows = slice(skip, skip + len(question.next_T))
+    logits_TV, lse_T1 = logits_RV[rows], lse_R1[rows]
+    top = logits_TV.topk(question.top_k, dim=-1)
+    drawn_Tk = _drawn(logits_TV, question)
+    cells, ids_C = (torch.from_numpy(each).to(logits_RV.device) for each in (question.rows_C, question.ids_C))
+    return PromptScores(
+        logprobs_T=_numpy(_of(logits_TV, lse_T1, question.next_T[:, None]))[:, 0],
+        top_ids_Tk=_numpy(top.indices),
+        top_logprobs_Tk=_numpy(top.values - lse_T1),
+        target_logprobs_C=_numpy(logits_TV[cells, ids_C] - lse_T1[cells, 0]),
+        drawn_Tk=drawn_Tk,
+        drawn_logprobs_Tk=_numpy(_of(logits_TV, lse_T1, drawn_Tk)),
+    )
+
+
+def joined(parts: list[PromptScores]) -> PromptScores:
+    """The answers about consecutive rows as one."""
+    return PromptScores(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _of(logits_TV: Tensor, lse_T1: Tensor, ids_Tk: Ints) -> Tensor:
+    return logits_TV.gather(1, torch.from_numpy(ids_Tk).to(logits_TV.device)) - lse_T1
+
+
+def _drawn(logits_TV: Tensor, question: Question) -> Ints:
+    if not question.draws:
+        return np.empty((len(question.next_T), 0), np.int64)
+    positions = np.arange(question.start + 1, question.start + 1 + len(question.next_T))
+    return draw_alternatives(_numpy(logits_TV), positions, question.draws, question.params)
+
+
+def _numpy(tensor: Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.cpu().numpy()
+    return array

@@ -1,0 +1,54 @@
+"""Tensors as one safetensors blob and back, without a second copy of all values: checkpoints and snapshots of whole models are large."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bloomery.types import tensor_file
+from bloomery.types.tensor_file import Form, Place
+
+_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """The blob, tensors in the order of their names: equal arguments give equal bytes."""
+    ordered = dict(sorted(tensors.items()))
+    forms = {name: Form(_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in ordered.items()}
+    return b"".join([tensor_file.header(forms, metadata), *map(values, ordered.values())])
+
+
+def values(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, little-endian and C-contiguous; of one that is so already on the CPU nothing is copied."""
+    flat: NDArray[np.uint8] = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return flat.data
+
+
+class Packed(Mapping[str, Tensor]):
+    """The tensors of a blob, each copied out of it when it is asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        self._places = tensor_file.places(self._data, size=len(data))
+        unknown = {place.form.dtype for place in self._places.values()} - _DTYPES.keys()
+        if unknown:
+            raise ValueError(f"no tensors of type {min(unknown)} are expected")
+
+    def __getitem__(self, name: str) -> Tensor:
+        return _tensor(self._data, self._places[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _tensor(data: memoryview, place: Place) -> Tensor:
+    dtype = _DTYPES[place.form.dtype]
+    if place.start == place.stop:
+        return torch.empty(place.form.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data[place.start : place.stop]), dtype=dtype).view(place.form.shape)

@@ -1,0 +1,70 @@
+"""What a run trains: the seam between runs and their two kinds of weights, `Lora` and `FullParameters`.
+
+Both keep fp32 masters and gradients as flat vectors with a named view per tensor, and copies of the masters in the engine's compute dtype. The
+forward computes with the copies, and a snapshot holds them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
+
+from blake3 import blake3
+from torch import Tensor
+
+from bloomery.models.adapters import FusedAdapter
+from bloomery.models.decoder import Decoder
+from bloomery.models.tensor_bytes import values
+from bloomery.types.operations import LoraSpec
+
+_DIGEST_HEX_DIGITS = 32
+
+
+class Trainable(Protocol):
+    """Trainable state without its optimizer."""
+
+    spec: LoraSpec
+    decoder: Decoder
+    """Whose forward the run's micro-batches go through: the engine's own, or one that is the run's alone."""
+    masters: Tensor
+    gradients: Tensor
+
+    @property
+    def backward_bytes(self) -> int:
+        """Memory of the gradients that a backward leaves at the copies."""
+        ...
+
+    def fused(self) -> FusedAdapter | None:
+        """The adapter of the next forward; gradients flow through it to the copies. None where the decoder itself is trained."""
+        ...
+
+    def refresh(self) -> None:
+        """Cast the masters into the copies, after every change of the masters."""
+        ...
+
+    def gather_gradients(self) -> None:
+        """Add what the last backward left at the copies to the fp32 gradients."""
+        ...
+
+    def discard_ungathered(self) -> None:
+        """Forget what a backward left at the copies."""
+        ...
+
+    def clear_gradients(self) -> None:
+        """Forget all gradients, gathered or not."""
+        ...
+
+    def published(self) -> Mapping[str, Tensor]:
+        """What a snapshot holds, by the names it has there."""
+        ...
+
+    def named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Each tensor's view of a flat vector (masters, gradients, optimizer moments), in a fixed order."""
+        ...
+
+
+def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """blake3 over names, shapes and values of float32 tensors, in the order given."""
+    state = blake3()
+    for name, tensor in tensors:
+        state.update(f"{name} {list(tensor.shape)}\n".encode())
+        state.update(values(tensor))
+    return state.hexdigest()[:_DIGEST_HEX_DIGITS]

@@ -1,0 +1,46 @@
+"""The routing of a mixture of experts: what shape it has in a model, and whether a given one is of that shape.
+
+A routing of N tokens is int [N, L, T]: for each of the L sparse layers the T experts that a token is sent to. -1 in all T places leaves the router
+free.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bloomery.types.arrays import Array
+from bloomery.types.errors import InvalidInput
+
+
+class RoutingShape(NamedTuple):
+    """Of one model."""
+
+    sparse_layers: tuple[int, ...]
+    top_k: int
+    experts: int
+
+    @classmethod
+    def of_config(cls, raw: Mapping[str, Any]) -> "RoutingShape | None":
+        """From the text of a `config.json`; None for a dense model."""
+        experts = raw.get("num_experts") or raw.get("num_local_experts")
+        if not experts:
+            return None
+        step, dense = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
+        layers = (layer for layer in range(raw["num_hidden_layers"]) if layer not in dense and (layer + 1) % step == 0)
+        return cls(tuple(layers), raw["num_experts_per_tok"], experts)
+
+
+def check_routing(routing: Array, tokens: int, shape: RoutingShape | None, field: str) -> None:
+    """Refuse what does not say for every token where each sparse layer sends it."""
+    if shape is None:
+        raise InvalidInput(f"`{field}`: this model has no experts to route to, leave it out", field=field)
+    expected = (tokens, len(shape.sparse_layers), shape.top_k)
+    if routing.dtype == "float32" or routing.shape != expected:
+        raise InvalidInput(f"`{field}` is {routing.dtype}{list(routing.shape)}, expected integers {list(expected)}", field=field)
+    chosen = np.sort(routing.numpy(), axis=-1)
+    free = (chosen == -1).all(-1)
+    if (chosen[~free] < 0).any() or (chosen >= shape.experts).any():
+        raise InvalidInput(f"`{field}` names experts from 0 to {shape.experts - 1}, or -1 for all of a layer", field=field)
+    if (chosen[~free][:, 1:] == chosen[~free][:, :-1]).any():
+        raise InvalidInput(f"`{field}` sends a token to one expert twice in one layer", field=field)

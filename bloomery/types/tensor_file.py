@@ -1,0 +1,87 @@
+"""The safetensors layout without torch: 8 bytes of header length, a JSON header, then the values of all tensors back to back.
+
+Who writes puts the values behind `header`, in its order; who reads finds them with `places`.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from bloomery.types.errors import Corrupt
+
+ITEM_BYTES: Final[Mapping[str, int]] = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+START_BYTES: Final = 8
+_ALIGNMENT: Final = 8
+
+
+class Form(NamedTuple):
+    """A tensor without its values; `dtype` as safetensors calls it (F32, BF16, ...)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the values."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+class Place(NamedTuple):
+    """Where a tensor's values lie in a file, from its first byte on."""
+
+    form: Form
+    start: int
+    stop: int
+
+
+def header(tensors: Mapping[str, Form], metadata: Mapping[str, str]) -> bytes:
+    """The first bytes of a file whose values follow in the order of `tensors`; equal arguments give equal bytes."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    start = 0
+    for name, form in tensors.items():
+        entries[name] = {"dtype": form.dtype, "shape": list(form.shape), "data_offsets": [start, start + form.size_bytes]}
+        start += form.size_bytes
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    padded = text + b" " * (-len(text) % _ALIGNMENT)
+    return len(padded).to_bytes(START_BYTES, "little") + padded
+
+
+def header_bytes(start: bytes) -> int:
+    """Length of the whole header, from the first `START_BYTES` bytes of a file."""
+    return START_BYTES + int.from_bytes(start[:START_BYTES], "little")
+
+
+def places(data: bytes | memoryview, *, size: int) -> dict[str, Place]:
+    """Every tensor of a file of `size` bytes that begins with `data` (its header, or more)."""
+    begin = header_bytes(bytes(data[:START_BYTES]))
+    found: dict[str, Place] = {}
+    for name, entry in _header(data, begin).items():
+        if name == "__metadata__":
+            continue
+        try:
+            form = Form(entry["dtype"], tuple(entry["shape"]))
+            first, last = entry["data_offsets"]
+            fits = last - first == form.size_bytes and 0 <= first <= last <= size - begin
+        except (TypeError, KeyError, ValueError) as error:
+            raise Corrupt(f"tensor `{name}` of a weights file has no form: {error!r}") from error
+        if not fits:
+            raise Corrupt(f"a weights file of {size} bytes does not hold its tensor `{name}`")
+        found[name] = Place(form, begin + first, begin + last)
+    return found
+
+
+def metadata(data: bytes | memoryview) -> dict[str, str]:
+    """What the header says beside the tensors."""
+    found: dict[str, str] = _header(data, header_bytes(bytes(data[:START_BYTES]))).get("__metadata__", {})
+    return found
+
+
+def _header(data: bytes | memoryview, stop: int) -> dict[str, Any]:
+    try:
+        found = json.loads(bytes(data[START_BYTES:stop]))
+    except ValueError as error:
+        raise Corrupt(f"a weights file has no safetensors header: {error}") from error
+    if not isinstance(found, dict):
+        raise Corrupt("a weights file has no safetensors header")
+    return found

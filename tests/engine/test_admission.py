@@ -1,0 +1,90 @@
+"""What an operation needs is foreseen, and what cannot fit is refused before it runs."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from bloomery.engine.admission import pass_bytes, refusal
+from bloomery.engine.hosted import HostedRun
+from bloomery.engine.ledger import Ledger
+from bloomery.engine.training import Training
+from bloomery.types.operations import Failed, ForwardBackwardResult, OptimStepResult
+from bloomery.types.protocol import Execute, OperationDone
+from tests.train import builders
+from tests.train.builders import datum, learn, step, supervised
+
+# In a process of its own: peaks of memory never go down again.
+PEAK = """
+import sys, torch
+from bench.shapes import decoder, supervised
+from bloomery.engine.admission import pass_bytes
+from bloomery.train import batch
+from bloomery.train.lora import Lora
+from bloomery.train.losses import find_loss
+from bloomery.train.passes import Share, compute
+from bloomery.types.operations import LoraSpec
+
+def of_process(name):
+    return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1]) << 10
+
+torch.set_num_threads(1)
+lengths, backward = [int(length) for length in sys.argv[1].split(",")], sys.argv[2] == "backward"
+model, loss = decoder("5M"), find_loss("cross_entropy", {})
+lora = Lora(model, LoraSpec(rank=8, seed=1))
+compute([Share(lora, batch.pack(supervised(4096, [8], 0), loss), loss, backward)])
+data = supervised(4096, lengths, 0)
+share = Share(lora, batch.pack(data, loss), loss, backward)
+open("/proc/self/clear_refs", "w").write("5")
+before = of_process("VmRSS")
+compute([share])
+print(of_process("VmHWM") - before, pass_bytes(data, model.config, torch.float32, exact=not backward, backward=backward))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lengths", "direction"), [("2048", "backward"), ("2048", "forward"), ("1000,1000,1000", "backward"), ("64,64", "backward")])
+def test_the_estimate_is_an_upper_bound_and_not_a_wild_one(lengths, direction):
+    printed = subprocess.run([sys.executable, "-c", PEAK, lengths, direction], capture_output=True, text=True, check=True, timeout=240).stdout
+    measured, estimated = map(int, printed.split())
+    assert measured <= estimated
+    assert estimated <= 4 * measured + (256 << 20)
+
+
+def test_a_longer_sequence_and_more_targets_need_more():
+    model = builders.decoder()
+
+    def needed(length: int, width: int) -> int:
+        one = datum(np.zeros(length), np.zeros((length, width)), weights=np.ones((length, width)))
+        return pass_bytes([one], model.config, torch.float32, exact=True, backward=True)
+
+    assert needed(100, 1) < needed(800, 1) < needed(800, 4000)
+    assert needed(800, 4000) - needed(800, 1) > 800 * 3999 * 4
+
+
+def test_the_refusal_names_the_sequence_and_both_figures():
+    model = builders.decoder()
+    operation = learn(supervised([10, 700, 20]))
+    assert refusal(operation, model, 512, 1 << 40) is None
+    message = refusal(operation, model, 512, 1_000_000)
+    assert message is not None
+    assert "longest sequence 700 tokens" in message
+    assert "0.0 GB are free: send shorter sequences" in message
+
+
+def test_what_cannot_fit_fails_as_the_callers_error_and_its_replay_is_not_judged_again(tmp_path):
+    sent: list[OperationDone] = []
+    free = iter([0, 1 << 40])
+    training = Training(Ledger(tmp_path / "a.in-hand"), sent.append, lambda device: next(free))
+    training.hold(HostedRun(builders.run(), lambda key, data: None, last_seq=-1, checkpoint_after_s=1e9))
+    operations = [learn(supervised([30])), step(), learn(supervised([30])), step()]
+    for seq, operation in enumerate([*operations, learn(supervised([9]))]):
+        training.runs["run-1"].receive(Execute(run_id="run-1", seq=seq, operation=operation, replay=seq == 4))
+    while training.take_turn(begin=True):
+        pass
+    results = [done.result for done in sent]
+    # The third judgement would find the iterator empty.
+    assert [type(result) for result in results] == [Failed, Failed, ForwardBackwardResult, OptimStepResult, ForwardBackwardResult]
+    assert results[0].category == "user"

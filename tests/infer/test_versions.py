@@ -1,0 +1,120 @@
+"""Many versions at once: whole models beside adapters, and what stays in memory."""
+
+import pytest
+import torch
+
+from bloomery.infer.plan import Limits
+from bloomery.infer.versions import VERSIONS_IN_MEMORY, Model, Versions
+from bloomery.models.decoder import Decoder
+from bloomery.types.errors import Unavailable
+from bloomery.types.generation import Weights
+from tests.infer.builders import Adapters, adapter, generate, naive, prompt, request, sampler
+from tests.train.builders import decoder
+
+LENGTHS = (1, 3, 77, 200, 333, 513)
+SCORE = {"prompt_logprobs": True}
+
+
+def other_model(base: Decoder, seed: int) -> Decoder:
+    """A model of the same form with other weights."""
+    model = decoder(dtype=base.dtype, experts=base.config.experts is not None)
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in model.parameters():
+        tensor.add_(torch.randn(tensor.shape, generator=generator).to(tensor.dtype) * 0.05)
+    return model
+
+
+@pytest.mark.parametrize(("dtype", "experts"), [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)])
+def test_whole_models_and_adapters_are_sampled_together_and_each_has_its_own_bits(dtype, experts):
+    base = decoder(dtype=dtype, experts=experts)
+    versions = {"full-1": other_model(base, 1), "v1": adapter(base, 1), "full-2": other_model(base, 2)}
+    names = ("base", "full-1", "v1", "full-2")
+    requests = [
+        request(f"r{length}-{version}", prompt(length), version=version, seed=length, max_tokens=5, asked=SCORE)
+        for length in LENGTHS
+        for version in names
+    ]
+    together = generate(sampler(base, versions, Limits(slots=16, token_budget=300)), *requests)
+    for each in requests:
+        weights = versions.get(each.weights.version)
+        model, fused = (weights, None) if isinstance(weights, Decoder) else (base, weights)
+        tokens, logprobs = naive(model, each.prompt.numpy().tolist(), each.params, fused)
+        answer = together[each.request_id]
+        assert (answer.tokens, answer.logprobs) == ({0: tokens}, {0: logprobs}), each.request_id
+
+
+class Sized:
+    """Versions named by their size in bytes; knows what was loaded and what is still held."""
+
+    def __init__(self) -> None:
+        self.loads: list[str] = []
+
+    def weigh(self, weights: Weights) -> int:
+        return int(weights.version.partition("-")[0])
+
+    def load(self, weights: Weights) -> Model:
+        self.loads.append(weights.version)
+        return Model(weights.version, None, None)
+
+
+def used(versions: Versions, *names: str, in_use: tuple[str, ...] = ()) -> None:
+    for name in names:
+        assert versions.get(Weights(version=name, key="k"), in_use=in_use).version == name
+
+
+def test_what_was_used_least_recently_makes_room():
+    source = Sized()
+    versions = Versions(source, lambda: 10_000, limit_bytes=100)
+    used(versions, "40-a", "40-b", "40-a", "40-c")
+    assert versions.held_bytes == 80
+    used(versions, "40-a", "40-c")
+    assert source.loads == ["40-a", "40-b", "40-c"]
+    used(versions, "40-b")
+    assert source.loads[3:] == ["40-b"]
+    used(versions, "40-c", "40-a")
+    assert source.loads[4:] == ["40-a"]
+
+
+def test_what_a_request_uses_is_kept_even_over_the_limit():
+    source = Sized()
+    versions = Versions(source, lambda: 10_000, limit_bytes=100)
+    used(versions, "60-a", "60-b", "60-c", in_use=("60-a", "60-b"))
+    assert versions.held_bytes == 180
+    used(versions, "1-d")
+    assert versions.held_bytes <= 100
+    assert source.loads == ["60-a", "60-b", "60-c", "1-d"]
+
+
+def test_small_versions_are_bounded_by_their_number():
+    versions = Versions(Sized(), lambda: 10_000, limit_bytes=10**9)
+    used(versions, *(f"1-{index}" for index in range(VERSIONS_IN_MEMORY + 5)))
+    assert versions.held_bytes == VERSIONS_IN_MEMORY
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers_and_harms_nobody():
+    source = Sized()
+    versions = Versions(source, lambda: 500 - versions.held_bytes, limit_bytes=10**9)
+    used(versions, "100-a", "0-base")
+    with pytest.raises(Unavailable, match=r"version 300-b takes 600 bytes of memory to load, 400 are free"):
+        versions.get(Weights(version="300-b", key="k"), in_use=())
+    used(versions, "0-base", "100-a")
+    assert source.loads == ["100-a", "0-base"]
+
+
+def test_idle_versions_go_when_memory_is_short():
+    source = Sized()
+    versions = Versions(source, lambda: 500 - versions.held_bytes, limit_bytes=10**9)
+    used(versions, "100-a", "100-b", "200-c")
+    assert versions.held_bytes == 300
+    with pytest.raises(Unavailable, match="200 are free"):
+        versions.get(Weights(version="200-d", key="k"), in_use=("200-c", "100-b"))
+
+
+def test_a_version_that_cannot_be_loaded_is_asked_for_again(tmp_path):
+    base = decoder()
+    shelf = Adapters(base, {})
+    versions = Versions(shelf, lambda: 10**9)
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            versions.get(Weights(version="v1", key="k"), in_use=())
+    assert shelf.loads == ["v1", "v1"]

@@ -1,0 +1,84 @@
+"""The OpenAI contract under `/oai/api/v1`, spoken by the unmodified `openai` SDK, on a base model and on weights by their `tinker://` path."""
+
+import gc
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+import tinker
+from openai import OpenAI
+
+from tests.live import LiveServer
+from tests.tinker.tenants import MODEL, new_key, post, train
+
+# The SDK leaves the connection of its first request to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+MESSAGES = [{"role": "user", "content": "Say which package reads CSV files."}]
+SAMPLED = {"max_tokens": 16, "temperature": 1.0, "seed": 17}
+
+
+@pytest.fixture(scope="module")
+def weights(live_server: LiveServer) -> Iterator[str]:
+    """Path of trained sampler weights."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINKER_TELEMETRY", "0")
+        with tinker.ServiceClient(base_url=live_server.url, api_key=live_server.key) as client:
+            run = client.create_lora_training_client(base_model=MODEL, rank=4, seed=1).result()
+            train(run, [5, 17, 99, 250, 31, 7, 64, 12], 6)
+            yield run.save_weights_for_sampler("for-openai").result().path
+    gc.collect()
+
+
+@pytest.fixture
+def sdk(live_server: LiveServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{live_server.url}/oai/api/v1", api_key=live_server.key, max_retries=0) as client:
+        yield client
+
+
+def test_models_are_listed_and_weights_are_found_by_their_path(sdk: OpenAI, weights: str) -> None:
+    assert MODEL in {model.id for model in sdk.models.list()}
+    assert sdk.models.retrieve(MODEL).bloomery["kind"] == "base"
+    assert sdk.models.retrieve(weights).bloomery["kind"] == "snapshot"
+
+
+def test_weights_answer_and_stream_the_same(sdk: OpenAI, weights: str) -> None:
+    for model in (MODEL, weights):
+        whole = sdk.chat.completions.create(model=model, messages=MESSAGES, **SAMPLED)
+        assert (whole.model, whole.object) == (model, "chat.completion")
+        assert whole.usage.completion_tokens > 0
+        chunks = list(sdk.chat.completions.create(model=model, messages=MESSAGES, stream=True, **SAMPLED))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+        assert {chunk.system_fingerprint for chunk in chunks} == {whole.system_fingerprint}
+    base, trained = (sdk.completions.create(model=model, prompt="The csv module", **SAMPLED) for model in (MODEL, weights))
+    assert base.choices[0].text
+    assert base.system_fingerprint != trained.system_fingerprint
+
+
+def test_answers_are_those_of_the_other_door(sdk: OpenAI, weights: str, live_server: LiveServer) -> None:
+    with OpenAI(base_url=f"{live_server.url}/v1", api_key=live_server.key, max_retries=0) as other:
+        texts = [door.completions.create(model=weights, prompt="The csv module", **SAMPLED).choices[0].text for door in (sdk, other)]
+    assert texts[0] == texts[1]
+
+
+def test_errors_are_those_of_the_contract(sdk: OpenAI, weights: str, live_server: LiveServer) -> None:
+    with pytest.raises(openai.NotFoundError, match="deleted, or expired") as missing:
+        sdk.chat.completions.create(model="tinker://session-x:train:0/sampler_weights/none", messages=MESSAGES)
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match="not for sampling"):
+        sdk.chat.completions.create(model=weights.replace("sampler_weights", "weights"), messages=MESSAGES)
+    with pytest.raises(openai.BadRequestError, match="is not offered"):
+        sdk.embeddings.create(model=MODEL, input="x")
+    stranger = new_key(live_server, "apart", "reader", ["infer"])
+    with pytest.raises(openai.NotFoundError):
+        sdk.with_options(api_key=stranger).chat.completions.create(model=weights, messages=MESSAGES)
+    with pytest.raises(openai.AuthenticationError):
+        sdk.with_options(api_key="tml-wrong").models.list()
+
+
+def test_tokens_open_this_door_too(sdk: OpenAI, live_server: LiveServer) -> None:
+    token = post(live_server, "/auth/token", {}).json()["jwt"]
+    assert sdk.with_options(api_key=token).completions.create(model=MODEL, prompt="x", max_tokens=1).choices[0].finish_reason
+    forged = httpx.get(f"{live_server.url}/oai/api/v1/models", headers={"authorization": f"Bearer {token[:-3]}"})
+    assert (forged.status_code, forged.json()["error"]["code"]) == (401, "invalid_api_key")
