@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -60,8 +61,15 @@ def main() -> None:
     """Read the configuration and serve."""
     config = ApiConfig.from_json(Path(sys.argv[1]).read_text())
     logs.configure("api", config.log_level)
+    _allow_open_files()
     logging.getLogger("uvicorn.error").addFilter(_CutAtStop())
     asyncio.run(serve(config))
+
+
+def _allow_open_files() -> None:
+    """Whoever waits for a result holds a connection, and the soft limit of many shells is 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":

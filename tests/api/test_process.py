@@ -1,5 +1,6 @@
 """The process: it answers before its engines do, and a signal stops it cleanly."""
 
+import resource
 import signal
 import socket
 import subprocess
@@ -20,10 +21,13 @@ def test_the_process_answers_and_stops_cleanly(tmp_path: Path) -> None:
     config = ApiConfig(data_dir=str(tmp_path), host="127.0.0.1", port=free_port(), record="full", models=(base,))
     (tmp_path / "api.json").write_text(to_json(config))
     (tmp_path / "api_key").write_text("tml-development-key\n")
-    process = subprocess.Popen([sys.executable, "-m", "bloomery.api", str(tmp_path / "api.json")], stderr=subprocess.PIPE, text=True)
+    argv = [sys.executable, "-m", "bloomery.api", str(tmp_path / "api.json")]
+    process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, preexec_fn=few_open_files)
     try:
         answer = first_answer(f"http://127.0.0.1:{config.port}/healthz")
         assert (answer.status_code, answer.json()["waiting_for"]) == (503, ["tiny"])
+        soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        assert soft == hard
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=30)
     finally:
@@ -31,6 +35,10 @@ def test_the_process_answers_and_stops_cleanly(tmp_path: Path) -> None:
         process.wait()
     assert process.returncode == 0, log
     assert "was not drained" in log  # the services were closed, not abandoned
+
+
+def few_open_files() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def free_port() -> int:
