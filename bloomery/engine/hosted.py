@@ -5,7 +5,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from bloomery.engine.admission import FreeBytes, refusal
 from bloomery.obs.failpoints import failpoint
@@ -15,6 +15,9 @@ from bloomery.types.operations import Failed, ForwardBackward, LoadResult, Opera
 from bloomery.types.protocol import CheckpointWritten, Execute, OperationDone
 
 log = logging.getLogger(__name__)
+
+QUICK_CHECKPOINT_S: Final = 1.0
+"""One that takes longer (of a whole model, say) comes as much more rarely, and a replay then takes as much longer."""
 
 
 class _Execution(NamedTuple):
@@ -155,8 +158,8 @@ class HostedRun:
         self._unsaved_s += self._seconds
         if self._run.at_rest:
             self._rest_seq = order.seq
-        # Of a whole model a checkpoint takes seconds to write: then it comes the more rarely, and a replay takes the longer.
-        stepped = isinstance(result, OptimStepResult) and self._unsaved_s >= self._checkpoint_after_s * max(1.0, self._checkpoint_took_s)
+        pause_s = self._checkpoint_after_s * max(1.0, self._checkpoint_took_s / QUICK_CHECKPOINT_S)
+        stepped = isinstance(result, OptimStepResult) and self._unsaved_s >= pause_s
         self.checkpoint_due |= stepped or isinstance(result, LoadResult)
         if isinstance(order.operation, ForwardBackward) and not isinstance(result, Failed):
             self.tokens_trained += sum(datum.tokens.shape[0] for datum in order.operation.data)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 # The child may write 2 MiB per file: the database fits, the blob of the rows (3 MiB of noise as hex, halved by compression) does not.
 IMPORT_ON_A_FULL_DISK = """
@@ -29,6 +31,7 @@ print(json.dumps([refused.status_code, refused.json(), versions, left, again.sta
 """
 
 
+@pytest.mark.slow
 def test_an_import_that_does_not_fit_on_the_disk_is_refused_whole(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", IMPORT_ON_A_FULL_DISK, str(tmp_path)]
     child = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)

@@ -96,6 +96,7 @@ def test_an_operation_that_kills_its_engine_twice_fails_and_harms_nobody_else(mo
     assert results[5].metrics["step"] == 2
 
 
+@pytest.mark.slow
 def test_a_pass_that_dies_with_several_in_it_condemns_the_culprit_alone(model, tmp_path):
     histories = {f"run-{name}": (first, history(3)) for name, first in (("p", 100), ("q", 200), ("r", 300))}
     with engine(model, tmp_path, BLOOMERY_FAILPOINTS="engine.pass.102") as one:

@@ -210,6 +210,7 @@ def many(directory: Path, *, samples: int, room: int) -> None:
         assert seeds == list(range(samples)), "each was sampled once"
 
 
+@pytest.mark.slow
 def test_samples_that_find_no_room_come_again_until_they_do(tmp_path: Path) -> None:
     many(tmp_path, samples=60, room=4)
 
