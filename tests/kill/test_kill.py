@@ -23,7 +23,7 @@ API_POINTS = [
     "journal.operation.synced@8",
     "journal.result.written@4",
     "journal.result.synced@6",
-    "store.row.committed@6",
+    "store.row.committed@20",
     "checkpoint.row.committed",
     "segment.dropped",
 ]
