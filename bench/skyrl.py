@@ -8,6 +8,7 @@ sampler's bits). SkyRL compiles per shape: its first steps are not counted, and 
 import argparse
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -16,7 +17,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -99,7 +100,8 @@ def _skyrl(model: Path) -> Iterator[tuple[str, str]]:
         _wait_until_it_answers(f"http://127.0.0.1:{port}/docs", process, place / "log")
         yield f"http://127.0.0.1:{port}", str(model)
     finally:
-        os.killpg(process.pid, 15)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
         process.wait(60)
 
 
