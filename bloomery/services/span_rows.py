@@ -56,6 +56,8 @@ class Inference:
     """From the start to the first token."""
     status: SpanStatus = "ok"
     error_code: str | None = None
+    cached_tokens: int = 0
+    """Of the prompt: tokens that another request had computed already."""
     consent: Consent = "none"
     episode_id: str | None = None
     session_id: str | None = None
@@ -135,7 +137,7 @@ def _row(inference: Inference) -> dict[str, Any]:
         "duration_us": inference.duration_us,
         "in_tokens": len(inference.prompt_tokens),
         "out_tokens": sum(len(sample.tokens) for sample in inference.samples),
-        "cached_tokens": 0,
+        "cached_tokens": inference.cached_tokens,
         "finish_reason": inference.samples[0].reason if inference.samples else None,
         "input_hash": None,
         "output_hash": None,

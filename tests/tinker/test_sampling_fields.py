@@ -1,7 +1,10 @@
 """Every field of a sample, copies of samplers, polls for many samples, and more samples than there is room for: with the unmodified SDK."""
 
+import gc
 import pickle
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import httpx
 import pytest
 import tinker
 import torch
+from openai import OpenAI
 from tinker import types
 
 from bloomery.api.routes.tinker.names import SEQS_OF_A_CLONE
@@ -16,7 +20,7 @@ from bloomery.types.errors import NotFound
 from bloomery.types.generation import GenerateFailed
 from bloomery.types.protocol import SamplerEvents
 from tests.live import wait_until
-from tests.tinker.live import KEY, MODEL, Served
+from tests.tinker.live import KEY, MODEL, Served, served
 from tests.tinker.samples import ENDLESS, FIRST_SAMPLED, ME, ask, connected, sampler_of, serving, span_of
 
 # The SDK leaves the connection of its first request to the garbage collector.
@@ -76,6 +80,20 @@ def test_sparse_targets_come_back_sparse(client: tinker.ServiceClient) -> None:
     assert found is not None
     assert (found.shape, list(found.data), found.sparse_col_indices) == ([7, 8], [-2.0], [5])
     assert found.to_torch()[4, 5] == -2.0
+
+
+def test_prompt_tokens_that_the_engine_had_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    with served(tmp_path, record="metadata") as server:
+        server.engine.found_tokens = 2
+        with tinker.ServiceClient(base_url=server.url, api_key=KEY) as client:
+            ask(sampler_of(client), (1, 2, 3)).result()
+        with OpenAI(base_url=f"{server.url}/oai/api/v1", api_key=KEY) as sdk:
+            sdk.completions.create(model=MODEL, prompt=[1, 2, 3], max_tokens=2)
+        server.do(server.services.traffic.flush)
+        with closing(sqlite3.connect(tmp_path / "bloomery.db")) as database:
+            assert database.execute("select kind, cached_tokens from span order by kind").fetchall() == [("completion", 2), ("sample", 2)]
+    gc.collect()
 
 
 def test_prompt_tokens_that_the_engine_had_are_told(server: Served, client: tinker.ServiceClient) -> None:

@@ -143,6 +143,7 @@ class Serving:
             ttft_us=None if self._first_token_us is None else self._first_token_us - job.created_us,
             status=self._status,
             error_code=self._error_code,
+            cached_tokens=self._streams[prompt].found_tokens,
             consent=job.consent,
             episode_id=job.episode,
             parent_id=None if prompt == 0 else job.id,

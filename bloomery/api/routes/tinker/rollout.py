@@ -66,4 +66,5 @@ class Rollout:
             ttft_us=None if self._first_token_us is None else self._first_token_us - started_us,
             status=self._status,
             error_code=self._error_code,
+            cached_tokens=self._stream.found_tokens,
         )
