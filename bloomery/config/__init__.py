@@ -14,8 +14,13 @@ from bloomery.types.errors import InvalidInput
 RecordMode = Literal["off", "metadata", "full"]
 
 DEFAULT_PORT: Final = 8700
-DEFAULT_MICRO_BATCH_TOKENS: Final = 512
-"""Micro-batch budget of runs that do not ask for another; each run keeps its own for life, because replays must split alike."""
+
+def micro_batch_tokens(rank: int) -> int:
+    """Micro-batch budget of a new run, which keeps it for life, because replays must split alike.
+
+    All parameters (rank 0) have gradients as large as the model, written once per micro-batch: fewer and larger ones cost less.
+    """
+    return 1024 if rank == 0 else 512
 
 
 class _FromJson:

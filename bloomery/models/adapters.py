@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bloomery.models.config import DecoderConfig
+from bloomery.models.products import linear, product
 
 RANK_PAD = 16
 """Factors are stored with the rank padded to this multiple: narrower ones change the bits of a row with the width."""
@@ -71,7 +72,7 @@ def adapted_linear(input_RI: Tensor, weight_OI: Tensor, projection: str, rows: A
     chosen = [(adapter.get(projection) if adapter is not None else None, start, stop) for adapter, start, stop in rows.segments]
     parts = tuple(_Part(start, stop) for factors, start, stop in chosen if factors is not None)
     if not parts:
-        return torch.nn.functional.linear(input_RI, weight_OI)
+        return linear(input_RI, weight_OI)
     flat = (tensor for factors, _, _ in chosen if factors is not None for tensor in factors)
     out_RO: Tensor = _AdaptedLinear.apply(input_RI, weight_OI, parts, *flat)  # type: ignore[no-untyped-call]
     return out_RO
@@ -87,7 +88,7 @@ class _AdaptedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input_RI: Tensor, weight_OI: Tensor, parts: tuple[_Part, ...], *flat: Tensor) -> Tensor:
-        out_RO = torch.nn.functional.linear(input_RI, weight_OI)
+        out_RO = product(input_RI, weight_OI)
         lows = []
         for (start, stop), a, b in zip(parts, flat[::2], flat[1::2], strict=True):
             low = torch.nn.functional.linear(input_RI[start:stop], a)
@@ -102,12 +103,13 @@ class _AdaptedLinear(torch.autograd.Function):
         (grad_RO,), parts = grads, ctx.parts
         input_RI, weight_OI, *rest = ctx.saved_tensors
         lows, flat = rest[: len(parts)], rest[len(parts) :]
-        grad_RI = grad_RO @ weight_OI
+        grad_RI = product(grad_RO, weight_OI.t()) if ctx.needs_input_grad[0] else None
         grad_flat: list[Tensor] = []
         for (start, stop), low, a, b in zip(parts, lows, flat[::2], flat[1::2], strict=True):
             part_RO = grad_RO[start:stop]
             grad_low = part_RO @ b
-            grad_RI[start:stop].addmm_(grad_low, a)
+            if grad_RI is not None:
+                grad_RI[start:stop].addmm_(grad_low, a)
             grad_flat += [grad_low.t() @ input_RI[start:stop], part_RO.t() @ low]
         return grad_RI, None, None, *grad_flat
 

@@ -13,6 +13,7 @@ from bloomery.models.adapters import AdapterRows, Factors, FusedAdapter, low_ran
 from bloomery.models.attention import ROW_PAD, pad_to
 from bloomery.models.config import ExpertsConfig
 from bloomery.models.pointwise import swiglu
+from bloomery.models.products import linear
 
 
 class Routing:
@@ -52,7 +53,7 @@ class Experts(nn.Module):
 
     def forward(self, x_RD: Tensor, name: str, adapters: AdapterRows, routing: Routing) -> Tensor:
         """Route every row and add its experts' answers in ascending order of expert."""
-        probabilities_RX = F.linear(x_RD, self.router).softmax(-1, dtype=torch.float32)
+        probabilities_RX = linear(x_RD, self.router).softmax(-1, dtype=torch.float32)
         chosen_RT = routing.choose(probabilities_RX, self.config.top_k)
         weights_RT = probabilities_RX.gather(1, chosen_RT)
         if self.config.normalise_top_k:
@@ -83,7 +84,7 @@ class _Projection(NamedTuple):
     factors: Factors | None
 
     def __call__(self, x_RI: Tensor) -> Tensor:
-        base_RO = F.linear(x_RI, self.weight)
+        base_RO = linear(x_RI, self.weight)
         return base_RO if self.factors is None else low_rank_add(base_RO, x_RI, self.factors)
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bloomery.models.adapters import Factors, low_rank_add
+from bloomery.models.products import product
 
 _CHUNK_BYTES: Final = 64 << 20
 _KEPT_BYTES: Final = 64 << 20
@@ -27,7 +28,7 @@ class HeadRows(NamedTuple):
 
 def logits(hidden_RD: Tensor, head_VD: Tensor, factors: Factors | None) -> Tensor:
     """Float32 logits [R, V]; R must be a multiple of `ROW_PAD` for batch-independent bits."""
-    base_RV = F.linear(hidden_RD, head_VD)
+    base_RV = product(hidden_RD, head_VD)
     return (base_RV if factors is None else low_rank_add(base_RV, hidden_RD, factors)).float()
 
 
@@ -79,7 +80,7 @@ def _chunk_rows(vocab_size: int) -> int:
 
 def _chunk_logits(hidden_RD: Tensor, head_VD: Tensor, chunk: Sequence[_Piece], flat: Sequence[Tensor]) -> Tensor:
     first = chunk[0].start
-    logits_RV = F.linear(hidden_RD[first : chunk[-1].stop], head_VD)
+    logits_RV = product(hidden_RD[first : chunk[-1].stop], head_VD)
     for start, stop, number in chunk:
         if number is not None:
             low = F.linear(hidden_RD[start:stop], flat[2 * number])
@@ -116,14 +117,21 @@ class _TokenLogprobs(torch.autograd.Function):
             # d logp[t] / d logits = onehot(t) - softmax
             grad_RV = (logits_RV - lse_R[rows, None]).exp_().mul_(-grad_RK.sum(1, keepdim=True))
             grad_RV = grad_RV.scatter_add_(1, targets_RK[rows], grad_RK).to(hidden_RD.dtype)
-            grad_hidden[rows] = grad_RV @ head_VD
+            grad_hidden[rows] = product(grad_RV, head_VD.t())
             for piece in chunk:
                 if piece.number is not None:
                     _add_factor_gradients(piece, grad_RV[piece.start - rows.start : piece.stop - rows.start], hidden_RD, flat, grad_hidden, grad_flat)
             if grad_head is not None:
-                grad_head += (grad_RV.t() @ hidden_RD[rows]).float()
+                _add_product(grad_head, grad_RV, hidden_RD[rows])
         casts = (grad.to(like.dtype) for grad, like in zip(grad_flat, flat, strict=True))
         return grad_hidden, None if grad_head is None else grad_head.to(head_VD.dtype), None, None, *casts
+
+
+def _add_product(sum_VD: Tensor, grad_RV: Tensor, hidden_RD: Tensor) -> None:
+    if grad_RV.dtype == sum_VD.dtype:
+        sum_VD.addmm_(grad_RV.t(), hidden_RD)
+    else:
+        sum_VD += (grad_RV.t() @ hidden_RD).float()
 
 
 def _add_factor_gradients(

@@ -19,6 +19,7 @@ from bloomery.models.attention import KEY_PAD, ROW_PAD, causal_mask
 from bloomery.models.decoder import Decoder
 from bloomery.models.head import logits
 from bloomery.models.pointwise import rms_norm
+from bloomery.models.products import kernel, linear
 
 _ROW_COUNTS = (8, 12, 36, 64, 132, 260, 1028)
 
@@ -39,6 +40,7 @@ def numerics_id(dtype: torch.dtype, device: torch.device | str = "cpu") -> str:
         torch.backends.cpu.get_cpu_capability(),
         f"threads={torch.get_num_threads()}",
         f"pads={ROW_PAD},{KEY_PAD},{RANK_PAD}",
+        f"products={kernel(dtype, torch.device(device))}",
         str(dtype),
     )
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
@@ -68,7 +70,7 @@ def _linear_failures(decoder: Decoder) -> Iterator[str]:
 
 
 def _projected(rows_RI: Tensor, weight: Tensor, factors: Factors) -> Tensor:
-    plain = F.linear(rows_RI, weight)
+    plain = linear(rows_RI, weight)
     return torch.cat([plain, low_rank_add(plain, rows_RI, factors), torch.logsumexp(logits(rows_RI, weight, None), -1, keepdim=True)], -1)
 
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 
-from bloomery.config import DEFAULT_MICRO_BATCH_TOKENS
+from bloomery.config import micro_batch_tokens
 from bloomery.services.active import ActiveRun
 from bloomery.services.activity import Activity
 from bloomery.services.checkpoints import NAMED, SNAPSHOT, Announcement, CheckpointRow, Checkpoints, check_name, check_ttl, new_key
@@ -54,7 +54,8 @@ class Runs:
         if lora.rank == 0 and not await self._known(p, tinker_id):
             self._models.check_room(base.base_hash, lora)
         first_seq = 0 if begins_with_load else 1
-        new = NewRun(new_id("run"), base_model, base.base_hash, lora, DEFAULT_MICRO_BATCH_TOKENS, metadata, name, session_id, tinker_id, first_seq)
+        budget = micro_batch_tokens(lora.rank)
+        new = NewRun(new_id("run"), base_model, base.base_hash, lora, budget, metadata, name, session_id, tinker_id, first_seq)
         run_id = await self._database.write(lambda connection: add_run(connection, p.project, new))
         (await self._activity.take_up(run_id)).want()
         return await self.get(p, run_id)

@@ -94,8 +94,9 @@ class Answer(NamedTuple):
 
     @property
     def told(self) -> "Answer":
-        """The answer without how it came about."""
-        return self._replace(found=0)
+        """The answer without how it came about: neither what was found, nor in which order its samples ended."""
+        by_sample = {name: dict(sorted(getattr(self, name).items())) for name in ("tokens", "logprobs", "top", "reasons")}
+        return self._replace(found=0, **by_sample)
 
 
 def drain(engine: Sampler) -> list[SamplerEvent]:

@@ -1,0 +1,53 @@
+"""Products of rows with a weight matrix, by the fastest kernel whose rows do not depend on their company.
+
+In float32 on a CPU torch asks its BLAS, which on many processors leaves their widest instructions unused. oneDNN, which comes with torch, computes
+the same products 1.1 to 1.3 times as fast, and gives a row the same bits among any number of rows from two on; `numerics.probe` holds that against this
+machine. Half precision goes to oneDNN anyway, and other devices have their own libraries. Shapes: R rows, I inputs, O outputs.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_PLAIN = (None, "none", [], "")
+"""No bias, and nothing applied to the result."""
+
+
+def linear(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
+    """`input @ weight.T`, with gradients for whichever of the two wants one."""
+    if torch.is_grad_enabled() and (input_RI.requires_grad or weight_OI.requires_grad):
+        out_RO: Tensor = _Linear.apply(input_RI, weight_OI)  # type: ignore[no-untyped-call]
+        return out_RO
+    return product(input_RI, weight_OI)
+
+
+def product(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
+    """`input @ weight.T` for callers that write their own backward."""
+    if _by_onednn(input_RI):
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(input_RI, weight_OI, *_PLAIN)
+        return result
+    return F.linear(input_RI, weight_OI)
+
+
+def kernel(dtype: torch.dtype, device: torch.device) -> str:
+    """Which library computes `product`, for the numerics id."""
+    return "onednn" if _by_onednn(torch.empty(0, dtype=dtype, device=device)) else "torch"
+
+
+def _by_onednn(like: Tensor) -> bool:
+    return like.dtype == torch.float32 and like.device.type == "cpu" and torch.backends.mkldnn.is_available()
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input_RI: Tensor, weight_OI: Tensor) -> Tensor:
+        ctx.save_for_backward(input_RI, weight_OI)
+        return product(input_RI, weight_OI)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (grad_RO,), (input_RI, weight_OI) = grads, ctx.saved_tensors
+        grad_input = product(grad_RO, weight_OI.t()) if ctx.needs_input_grad[0] else None
+        return grad_input, grad_RO.t() @ input_RI if ctx.needs_input_grad[1] else None
