@@ -22,11 +22,11 @@ import torch
 from bench.machine import machine
 from bench.peers import python_of
 from bench.shapes import SHAPES, write_directory
-from bloomery.config import micro_batch_tokens
 from bloomery.models.load import load_decoder
 from bloomery.train.passes import compute
 from bloomery.train.run import TrainableRun
 from bloomery.types.arrays import Array
+from bloomery.types.batching import micro_batch_tokens
 from bloomery.types.operations import AdamParams, Datum, Failed, ForwardBackward, LoraSpec, Operation, OptimStep, Result, RunSpec
 
 PEER: Final = Path(__file__).parent / "peers" / "trl_steps.py"
@@ -95,7 +95,8 @@ def _ours(job: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(job["threads"])
     decoder = load_decoder(Path(job["model"]), dtype=getattr(torch, job["dtype"]), device="cpu")
     lora = LoraSpec(rank=8 if job["lora"] else 0, seed=0, train_unembed=not job["lora"])
-    run = TrainableRun(decoder, RunSpec(run_id="run", base_hash="", lora=lora, micro_batch_tokens=micro_batch_tokens(lora.rank)), _NoShelf())
+    budget = micro_batch_tokens(decoder.config.hidden_size, rank=lora.rank)
+    run = TrainableRun(decoder, RunSpec(run_id="run", base_hash="", lora=lora, micro_batch_tokens=budget), _NoShelf())
     seconds, losses = [], []
     for batch in job["batches"]:
         operation = ForwardBackward(loss="cross_entropy", loss_config={}, data=_data(batch))

@@ -15,13 +15,6 @@ RecordMode = Literal["off", "metadata", "full"]
 
 DEFAULT_PORT: Final = 8700
 
-def micro_batch_tokens(rank: int) -> int:
-    """Micro-batch budget of a new run, which keeps it for life, because replays must split alike.
-
-    All parameters (rank 0) have gradients as large as the model, written once per micro-batch: fewer and larger ones cost less.
-    """
-    return 1024 if rank == 0 else 512
-
 
 class _FromJson:
     """Unknown keys and wrong types fail: a typo in a config file must not be a silent default."""

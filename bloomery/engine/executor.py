@@ -27,6 +27,7 @@ from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
 from bloomery.train.full import count_parts
 from bloomery.train.run import TrainableRun
+from bloomery.types.batching import rows_at_once
 from bloomery.types.errors import BloomeryError, Conflict, WorkerError, blame
 from bloomery.types.generation import Abort, Generate
 from bloomery.types.ids import new_id
@@ -91,7 +92,7 @@ class Executor:
         blobs = Blobs(DataDir(Path(config.data_dir)).blobs)
         self._ledger = Ledger(DataDir(Path(config.data_dir)).in_hand(config.model.base_hash))
         self._shelf = BlobShelf(blobs, self._decoder, base_hash=config.model.base_hash, numerics=self._numerics)
-        self._training = Training(self._ledger, self._send)
+        self._training = Training(self._ledger, self._send, pass_rows=rows_at_once(self._decoder.config.hidden_size))
         self._sampler = Sampler(self._decoder, self._shelf)
         self._boot_id = new_id("boot")
         self._conversation: int | None = None

@@ -8,7 +8,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final
 
 from bloomery.engine.admission import FreeBytes
 from bloomery.engine.hosted import HostedRun
@@ -21,16 +20,14 @@ from bloomery.types.protocol import Execute, FromEngine, OperationDone, RunOpene
 
 log = logging.getLogger(__name__)
 
-PASS_ROWS: Final = 512
-"""Rows of a pass of several runs: more would make samples wait longer and, on a CPU, train no faster."""
-
 
 class Training:
     """The runs in memory and their turns."""
 
-    def __init__(self, ledger: Ledger, send: Callable[[FromEngine], None], free: FreeBytes = free_bytes) -> None:
+    def __init__(self, ledger: Ledger, send: Callable[[FromEngine], None], *, pass_rows: int, free: FreeBytes = free_bytes) -> None:
+        """`pass_rows`: at most so many rows of several runs are computed together."""
         self.runs: dict[str, HostedRun] = {}
-        self._ledger, self._send, self._free = ledger, send, free
+        self._ledger, self._send, self._pass_rows, self._free = ledger, send, pass_rows, free
         self._turns: deque[str] = deque()
         self._tokens_before = 0
         """Trained by runs that were let go."""
@@ -110,11 +107,11 @@ class Training:
         team, rows = [first], first.share.rows
         others = [] if self._ledger.suspects(_in_hand(first)) else [self.runs[run_id] for run_id in self._turns if run_id != first.run_id]
         for run in others:
-            if rows >= PASS_ROWS:
+            if rows >= self._pass_rows:
                 break
             if not run.computes or not (begin or run.begun) or self._ledger.suspects(_in_hand(run)) or not self._ready(run):
                 continue
-            if run.share is not None and goes_with(first.share, run.share) and rows + run.share.rows <= PASS_ROWS:
+            if run.share is not None and goes_with(first.share, run.share) and rows + run.share.rows <= self._pass_rows:
                 team.append(run)
                 rows += run.share.rows
         for run in team[1:]:

@@ -1,17 +1,17 @@
 """Products of rows with a weight matrix, by the fastest kernel whose rows do not depend on their company.
 
-In float32 on a CPU torch asks its BLAS, which on many processors leaves their widest instructions unused. oneDNN, which comes with torch, computes
-the same products 1.1 to 1.3 times as fast, and gives a row the same bits among any number of rows from two on; `numerics.probe` holds that against this
-machine. Half precision goes to oneDNN anyway, and other devices have their own libraries. Shapes: R rows, I inputs, O outputs.
+In float32 on a CPU torch asks its BLAS, which leaves the widest instructions of many processors unused. oneDNN, which comes with torch,
+computes the same products 1.1 to 1.3 times as fast, and gives a row the same bits among any number of rows from two on; `numerics.probe` holds
+that against this machine. Half precision goes to oneDNN anyway, and other devices have their own libraries. Shapes: R rows, I inputs, O outputs.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_PLAIN = (None, "none", [], "")
+_PLAIN: Final[tuple[None, str, list[float], str]] = (None, "none", [], "")
 """No bias, and nothing applied to the result."""
 
 

@@ -35,10 +35,11 @@ class BaseModel(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What bounds token ids and lengths."""
+    """What bounds token ids and lengths, and how wide the model is."""
 
     context: int
     vocab_size: int
+    width: int
     routing: RoutingShape | None = None
     """Of a mixture of experts."""
 
@@ -85,7 +86,7 @@ class Models:
         """Context and vocabulary: the engine's word where there is one, else that of the model's directory."""
         link = self._links.get(base_hash)
         if link is not None and link.welcome is not None:
-            return Size(link.welcome.base.context, link.welcome.base.vocab_size, self._sizes[base_hash].routing)
+            return self._sizes[base_hash]._replace(context=link.welcome.base.context, vocab_size=link.welcome.base.vocab_size)
         if base_hash not in self._sizes:
             raise NotFound(f"no model of this server has the base {base_hash}: start the server with the model it belongs to", field="base_model")
         return self._sizes[base_hash]
@@ -111,7 +112,7 @@ class Models:
 def _read_size(directory: Path) -> Size:
     with blame(InvalidInput, f"the model directory {directory} cannot be read"):
         raw = json.loads((directory / "config.json").read_text())
-        return Size(raw.get("max_position_embeddings", 2048), raw["vocab_size"], RoutingShape.of_config(raw))
+        return Size(raw.get("max_position_embeddings", 2048), raw["vocab_size"], raw["hidden_size"], RoutingShape.of_config(raw))
 
 
 def _store(connection: Connection, configs: Sequence[ModelConfig]) -> None:

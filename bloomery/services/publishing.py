@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, insert, select, update
 
-from bloomery.config import micro_batch_tokens
 from bloomery.services.checkpoints import FOLDERS, CheckpointRow, Checkpoints, check_ttl, owned
 from bloomery.services.principal import Principal
 from bloomery.services.run_rows import COPY, NewRun, add_run, one_run
@@ -109,8 +108,8 @@ def _run_for(connection: Connection, source: CheckpointRow, project: str, sessio
     original = one_run(connection, None, source.run_id)
     # What others wrote about their run is not published with its weights.
     metadata = original.metadata if original.project == project else {}
-    budget = micro_batch_tokens(source.lora.rank)
-    return NewRun(new_id("run"), source.base_model, source.base_hash, source.lora, budget, metadata, None, session_id, name, COPIED + 1)
+    rows_at_once = original.micro_batch_tokens
+    return NewRun(new_id("run"), source.base_model, source.base_hash, source.lora, rows_at_once, metadata, None, session_id, name, COPIED + 1)
 
 
 def _insert(connection: Connection, source: CheckpointRow, project: str, run_id: str, ttl_s: int | None) -> None:

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 
-from bloomery.config import micro_batch_tokens
 from bloomery.services.active import ActiveRun
 from bloomery.services.activity import Activity
 from bloomery.services.checkpoints import NAMED, SNAPSHOT, Announcement, CheckpointRow, Checkpoints, check_name, check_ttl, new_key
@@ -18,6 +17,7 @@ from bloomery.services.principal import Principal
 from bloomery.services.run_rows import COPY, NewRun, RunPage, RunRow, add_run, one_run, page_of_runs
 from bloomery.services.validate import check_labels, check_lora
 from bloomery.store.database import Database
+from bloomery.types.batching import micro_batch_tokens
 from bloomery.types.checks import check_adam, check_forward_backward
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound
 from bloomery.types.ids import new_id
@@ -54,7 +54,7 @@ class Runs:
         if lora.rank == 0 and not await self._known(p, tinker_id):
             self._models.check_room(base.base_hash, lora)
         first_seq = 0 if begins_with_load else 1
-        budget = micro_batch_tokens(lora.rank)
+        budget = micro_batch_tokens(self._models.size(base.base_hash).width, rank=lora.rank)
         new = NewRun(new_id("run"), base_model, base.base_hash, lora, budget, metadata, name, session_id, tinker_id, first_seq)
         run_id = await self._database.write(lambda connection: add_run(connection, p.project, new))
         (await self._activity.take_up(run_id)).want()

@@ -16,7 +16,7 @@ from tests.render.builders import chatml_directory
 
 def test_the_process_answers_and_stops_cleanly(tmp_path: Path) -> None:
     model = chatml_directory(tmp_path / "model")
-    (model / "config.json").write_text('{"max_position_embeddings": 64, "vocab_size": 400}')
+    (model / "config.json").write_text('{"max_position_embeddings": 64, "vocab_size": 400, "hidden_size": 64}')
     base = ModelConfig(alias="tiny", path=str(model), base_hash="b", dtype="float32", threads=1, socket=str(tmp_path / "nobody"))
     config = ApiConfig(data_dir=str(tmp_path), host="127.0.0.1", port=free_port(), record="full", models=(base,))
     (tmp_path / "api.json").write_text(to_json(config))

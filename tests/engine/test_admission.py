@@ -77,7 +77,7 @@ def test_the_refusal_names_the_sequence_and_both_figures():
 def test_what_cannot_fit_fails_as_the_callers_error_and_its_replay_is_not_judged_again(tmp_path):
     sent: list[OperationDone] = []
     free = iter([0, 1 << 40])
-    training = Training(Ledger(tmp_path / "a.in-hand"), sent.append, lambda device: next(free))
+    training = Training(Ledger(tmp_path / "a.in-hand"), sent.append, pass_rows=512, free=lambda device: next(free))
     training.hold(HostedRun(builders.run(), lambda key, data: None, last_seq=-1, checkpoint_after_s=1e9))
     operations = [learn(supervised([30])), step(), learn(supervised([30])), step()]
     for seq, operation in enumerate([*operations, learn(supervised([9]))]):

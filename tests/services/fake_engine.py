@@ -61,7 +61,7 @@ VOCABULARY, CONTEXT = 300, 64
 
 def fake_base(directory: Path, alias: str = "tiny") -> ModelConfig:
     """The fake's base model as an api is told of it: files without weights, and the socket `s`, both in `directory`."""
-    sizes = {"max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY}
+    sizes = {"max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY, "hidden_size": 64}
     chat = {"chat_template": CHATML, "eos_token": "<|im_end|>"}
     model = write(directory / "model", byte_level(), config=sizes, tokenizer_config=chat)
     return ModelConfig(alias=alias, path=str(model), base_hash=BASE, dtype="float32", threads=1, socket=str(directory / "s"))

@@ -61,7 +61,7 @@ class Stage:
 @asynccontextmanager
 async def open_stage(directory: Path, *, mode: RecordMode = "full", capacity: int = 4096) -> AsyncIterator[Stage]:
     """Open everything; leaving closes it."""
-    (directory / "config.json").write_text(json.dumps({"max_position_embeddings": 64, "vocab_size": 100}))
+    (directory / "config.json").write_text(json.dumps({"max_position_embeddings": 64, "vocab_size": 100, "hidden_size": 64}))
     config = ModelConfig(alias="tiny", path=str(directory), base_hash=BASE, dtype="float32", threads=1, socket=str(directory / "s"))
     models = Models([config], {BASE: EngineLink(BASE, directory / "s", asyncio.Queue())})
     async with AsyncExitStack() as stack:

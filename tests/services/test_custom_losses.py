@@ -104,7 +104,7 @@ def with_input(**inputs: Array | None) -> ForwardBackward:
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(operation: ForwardBackward, field: str, says: str) -> None:
-    size = Size(context=8, vocab_size=10)
+    size = Size(context=8, vocab_size=10, width=8)
     check_forward_backward(OPERATION, size)
     with pytest.raises(InvalidInput) as refused:
         check_forward_backward(operation, size)

@@ -21,7 +21,7 @@ def play(directory: Path, story: Callable[[Rendering], Awaitable[None]]) -> None
     async def run() -> None:
         configs = []
         for alias, template in (("quick", CHATML), ("slow", SLOW)):
-            path = write(directory / alias, byte_level(), config={"vocab_size": 400}, chat_template=template)
+            path = write(directory / alias, byte_level(), config={"vocab_size": 400, "hidden_size": 64}, chat_template=template)
             configs.append(ModelConfig(alias=alias, path=str(path), base_hash=alias, dtype="float32", threads=1, socket=str(directory / alias)))
         links = {config.base_hash: EngineLink(config.base_hash, Path(config.socket), asyncio.Queue()) for config in configs}
         with Models(configs, links) as models:

@@ -56,7 +56,7 @@ class DyingEngine(FakeEngine):
 
 @asynccontextmanager
 async def open_sampling(directory: Path) -> AsyncIterator[Sampling]:
-    (directory / "config.json").write_text('{"max_position_embeddings": 64, "vocab_size": 300}')
+    (directory / "config.json").write_text('{"max_position_embeddings": 64, "vocab_size": 300, "hidden_size": 64}')
     config = ModelConfig(alias="tiny", path=str(directory), base_hash=BASE, dtype="float32", threads=1, socket=str(directory / "s"))
     async with AsyncExitStack() as stack:
         database = stack.enter_context(Database(directory / "bloomery.db"))
@@ -225,13 +225,13 @@ def test_a_bad_request_is_refused_before_the_stream_begins(tmp_path: Path) -> No
 )
 def test_the_field_at_fault_is_named(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        check_generate(request(**changes), Size(context=64, vocab_size=300))
+        check_generate(request(**changes), Size(context=64, vocab_size=300, width=64))
     assert refused.value.field == field
 
 
 def test_a_prompt_may_fill_the_context_when_it_is_only_scored() -> None:
-    check_generate(request((1,) * 64, max_tokens=0), Size(context=64, vocab_size=300))
-    check_generate(request((1,) * 63, max_tokens=1000), Size(context=64, vocab_size=300))
+    check_generate(request((1,) * 64, max_tokens=0), Size(context=64, vocab_size=300, width=64))
+    check_generate(request((1,) * 63, max_tokens=1000), Size(context=64, vocab_size=300, width=64))
 
 
 def test_seeds_are_kept_or_drawn() -> None:

@@ -17,7 +17,7 @@ from bloomery.types.errors import BloomeryError, InvalidInput, NotSupported
 from bloomery.types.losses import LOSSES
 from bloomery.types.operations import Datum, ForwardBackward
 
-SIZE = Size(context=8, vocab_size=10)
+SIZE = Size(context=8, vocab_size=10, width=8)
 Config = dict[str, float | str]
 
 
