@@ -25,18 +25,67 @@ class Factors(NamedTuple):
     b: Tensor
 
 
-class FusedAdapter:
-    """One adapter as the forward uses it: for each fused projection the joined `a` and the scaled block-diagonal `b`.
+class TargetShape(NamedTuple):
+    """Of a target's weight."""
 
-    Built anew from the masters for each micro-batch in training (so gradients flow through it) and once per version in sampling.
+    experts: int
+    """0 where it is one matrix."""
+    inputs: int
+    outputs: int
+
+
+class FusedAdapter:
+    """One adapter as the forward uses it: for each fused projection the joined `a` and the scaled block-diagonal `b`, zeros around the factors.
+
+    A run fills it after every step and finds the gradients of a backward in it; the sampler fills one per version.
     """
 
-    def __init__(self, factors: Mapping[str, Factors], scale: float) -> None:
-        self._fused = {name: _join(parts, scale) for name, parts in _by_projection(factors).items()}
+    def __init__(
+        self, shapes: Mapping[str, TargetShape], rank: int, scale: float, *, dtype: torch.dtype, device: torch.device | str, trained: bool = False
+    ) -> None:
+        self._scale = scale
+        self._blocks = _blocks(shapes, rank)
+        self._fused: dict[str, Factors] = {}
+        for target, shape in shapes.items():
+            projection = self._blocks[target].projection
+            blocks = [block for block in self._blocks.values() if block.projection == projection]
+            lead, width = (shape.experts,) if shape.experts else (), padded_rank(rank) * len(blocks)
+            a = torch.zeros(*lead, width, shape.inputs, dtype=dtype, device=device, requires_grad=trained)
+            b = torch.zeros(*lead, max(block.outputs.stop for block in blocks), width, dtype=dtype, device=device, requires_grad=trained)
+            self._fused.setdefault(projection, Factors(a, b))
 
     def get(self, projection: str) -> Factors | None:
         """The fused factors of a projection such as `layers.0.qkv`, or None where the adapter has none."""
         return self._fused.get(projection)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All fused factors."""
+        return [tensor for pair in self._fused.values() for tensor in pair]
+
+    def fill(self, target: str, factors: Factors) -> None:
+        """Take over a target's factors, unpadded."""
+        block = self._blocks[target]
+        with torch.no_grad():
+            a, b = block.of(self._fused[block.projection])
+            a.copy_(factors.a)
+            b.copy_(factors.b).mul_(self._scale)
+
+    def gradients(self, target: str) -> Factors | None:
+        """What backwards left for a target's factors, unpadded and not yet scaled by `scale`; None where none did."""
+        block = self._blocks[target]
+        a, b = self._fused[block.projection]
+        return None if a.grad is None or b.grad is None else block.of(Factors(a.grad, b.grad))
+
+
+def fuse(factors: Mapping[str, Factors], scale: float) -> FusedAdapter:
+    """The adapter of these factors by target, all of one rank."""
+    shapes = {name: TargetShape(a.shape[0] if a.dim() == 3 else 0, a.shape[-1], b.shape[-2]) for name, (a, b) in factors.items()}
+    like = next((pair.a for pair in factors.values()), torch.zeros(1, 1))
+    fused = FusedAdapter(shapes, like.shape[-2], scale, dtype=like.dtype, device=like.device)
+    for target, pair in factors.items():
+        fused.fill(target, pair)
+    return fused
 
 
 class AdapterRows(NamedTuple):
@@ -45,20 +94,20 @@ class AdapterRows(NamedTuple):
     segments: tuple[tuple[FusedAdapter | None, int, int], ...]
 
 
-def target_shapes(config: DecoderConfig, *, attention: bool, mlp: bool, unembed: bool) -> dict[str, tuple[int, int, int]]:
-    """Targets by stored name (`layers.0.self_attn.q_proj`) with (experts or 0, inputs, outputs), in a fixed order."""
+def target_shapes(config: DecoderConfig, *, attention: bool, mlp: bool, unembed: bool) -> dict[str, TargetShape]:
+    """Targets by stored name (`layers.0.self_attn.q_proj`), in a fixed order."""
     width, query, key = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, int, int]] = {}
+    shapes: dict[str, TargetShape] = {}
     for layer in range(config.num_layers):
         if attention:
             outputs = {"q_proj": (width, query), "k_proj": (width, key), "v_proj": (width, key), "o_proj": (query, width)}
-            shapes |= {f"layers.{layer}.self_attn.{name}": (0, *shape) for name, shape in outputs.items()}
+            shapes |= {f"layers.{layer}.self_attn.{name}": TargetShape(0, *shape) for name, shape in outputs.items()}
         if mlp:
             experts, inner = _mlp_shape(config, layer)
             outputs = {"gate_proj": (width, inner), "up_proj": (width, inner), "down_proj": (inner, width)}
-            shapes |= {f"layers.{layer}.mlp.{name}": (experts, *shape) for name, shape in outputs.items()}
+            shapes |= {f"layers.{layer}.mlp.{name}": TargetShape(experts, *shape) for name, shape in outputs.items()}
     if unembed:
-        shapes[UNEMBED] = (0, width, config.vocab_size)
+        shapes[UNEMBED] = TargetShape(0, width, config.vocab_size)
     return shapes
 
 
@@ -130,20 +179,26 @@ _FUSED_ORDER = {"q_proj": 0, "k_proj": 1, "v_proj": 2, "gate_proj": 0, "up_proj"
 _FUSED_NAME = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "o_proj": "o", "gate_proj": "gate_up", "up_proj": "gate_up", "down_proj": "down"}
 
 
-def _by_projection(factors: Mapping[str, Factors]) -> dict[str, list[Factors]]:
-    grouped: dict[str, list[tuple[int, Factors]]] = {}
-    for name, pair in factors.items():
-        head, _, leaf = name.rpartition(".")
-        fused = f"{head.rpartition('.')[0]}.{_FUSED_NAME[leaf]}" if head else name
-        grouped.setdefault(fused, []).append((_FUSED_ORDER.get(leaf, 0), pair))
-    return {name: [pair for _, pair in sorted(pairs, key=lambda item: item[0])] for name, pairs in grouped.items()}
+class _Block(NamedTuple):
+    """Where a target's factors lie in the fused ones of its projection."""
+
+    projection: str
+    ranks: slice
+    outputs: slice
+
+    def of(self, fused: Factors) -> Factors:
+        """Its own part."""
+        return Factors(fused.a[..., self.ranks, :], fused.b[..., self.outputs, self.ranks])
 
 
-def _join(parts: list[Factors], scale: float) -> Factors:
-    if len(parts) == 1:
-        return Factors(parts[0].a, parts[0].b * scale)
-    a = torch.cat([part.a for part in parts], dim=-2)
-    if parts[0].b.dim() == 2:
-        return Factors(a, torch.block_diag(*(part.b for part in parts)) * scale)
-    blocks = [torch.block_diag(*(part.b[expert] for part in parts)) for expert in range(parts[0].b.shape[0])]
-    return Factors(a, torch.stack(blocks) * scale)
+def _blocks(shapes: Mapping[str, TargetShape], rank: int) -> dict[str, _Block]:
+    blocks: dict[str, _Block] = {}
+    ends: dict[str, tuple[int, int]] = {}
+    for target in sorted(shapes, key=lambda name: _FUSED_ORDER.get(name.rpartition(".")[2], 0)):
+        head, _, leaf = target.rpartition(".")
+        projection = f"{head.rpartition('.')[0]}.{_FUSED_NAME[leaf]}" if head else target
+        ranks, outputs = ends.get(projection, (0, 0))
+        end = outputs + shapes[target].outputs
+        blocks[target] = _Block(projection, slice(ranks, ranks + rank), slice(outputs, end))
+        ends[projection] = (ranks + padded_rank(rank), end)
+    return blocks

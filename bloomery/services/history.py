@@ -6,7 +6,8 @@ predecessors; if one of those stays away too long, a `Rejected` takes its place.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from bloomery.services.settle import RunKey, Settlement, restore_point, saves, settle
@@ -21,6 +22,8 @@ MAX_WAITING: Final = 4096
 """Operations without a result; also how far ahead of the others one may arrive."""
 KEPT_IN_MEMORY: Final = 32
 RETRY_S: Final = 1.0
+ROWS_FOLLOW_S: Final = 0.02
+"""Rows that nobody waits for are written so much later, many at once: the results are being fetched meanwhile."""
 
 Make = Callable[[], Awaitable[Operation]]
 
@@ -53,8 +56,8 @@ class History:
         self._database, self._gap_s, self._changed = database, gap_s, changed
         self._accepting: dict[int, asyncio.Task[None]] = {}
         self._recent: dict[int, Operation] = {}
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._to_settle = asyncio.Event()
+        self._waiting: dict[int, asyncio.Future[JournaledResult | None]] = {}
+        self._to_settle, self._to_settle_now = asyncio.Event(), asyncio.Event()
         self._settler: asyncio.Task[None] | None = None
 
     async def start(self, settled: int) -> None:
@@ -110,6 +113,8 @@ class History:
             arrived, _ = await asyncio.wait({waiter}, timeout=max(0.0, until - clock()))
             if not arrived:
                 return None
+            if (told := waiter.result()) is not None:
+                return told.result
         return (await self.journal.result(seq)).result
 
     async def operation(self, seq: int) -> Operation:
@@ -124,7 +129,7 @@ class History:
             self._recent.pop(seq, None)
         self.done = max(results)
         self._to_settle.set()
-        self._wake(seq for seq in results if self._shows(seq))
+        self._wake({seq: result for seq, result in results.items() if self._shows(seq)})
 
     async def fill_gap(self) -> None:
         """Give up the operations that did not come in time, so that those behind them can run."""
@@ -145,7 +150,7 @@ class History:
     def fail(self, error: BloomeryError) -> None:
         """The run cannot go on until someone repairs its files; whoever waits is told."""
         self.failure = error
-        self._wake(list(self._waiting))
+        self._wake(dict.fromkeys(self._waiting))
 
     def _accept_once(self, seq: int, make: Make) -> asyncio.Task[None]:
         if seq not in self._accepting:
@@ -177,10 +182,11 @@ class History:
     def _shows(self, seq: int) -> bool:
         return seq <= self.done and not (seq in self.unsettled and saves(self.unsettled[seq].done.result))
 
-    def _wake(self, seqs: Iterable[int]) -> None:
-        for seq in seqs:
+    def _wake(self, told: Mapping[int, JournaledResult | None]) -> None:
+        """Whoever waits for these looks again, or is told."""
+        for seq, result in told.items():
             if (waiter := self._waiting.pop(seq, None)) is not None and not waiter.done():
-                waiter.set_result(None)
+                waiter.set_result(result)
 
     async def _note_unsettled(self, seq: int, done: JournaledResult) -> None:
         forward_only = False
@@ -188,11 +194,17 @@ class History:
             operation = await self.operation(seq)
             forward_only = isinstance(operation, ForwardBackward) and not operation.backward
         self.unsettled[seq] = Settlement(seq, done, forward_only)
+        if saves(done.result):
+            self._to_settle_now.set()
 
     async def _settle(self) -> None:
         while True:
             await self._to_settle.wait()
             self._to_settle.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ROWS_FOLLOW_S):
+                    await self._to_settle_now.wait()
+            self._to_settle_now.clear()
             while batch := list(self.unsettled.values()):
                 try:
                     await self._write(batch)
@@ -204,7 +216,7 @@ class History:
         await self._database.write(lambda rows: settle(rows, self.facts.key, batch))
         for settlement in batch:
             del self.unsettled[settlement.seq]
-        self._wake(settlement.seq for settlement in batch)
+        self._wake({settlement.seq: settlement.done for settlement in batch})
         self._changed()
 
 

@@ -1,18 +1,18 @@
-"""One run's low-rank factors: fp32 masters, the gradients gathered for them, and the copies that the forward computes with.
+"""One run's low-rank factors: fp32 masters, the gradients gathered for them, and the fused adapter that the forward computes with.
 
-Masters and gradients are flat vectors with a named view per factor, unpadded. The copies are in the engine's compute dtype, the rank padded
-with zeros; a snapshot holds the same numbers. Gradients of the padding are exactly zero and are never gathered.
+Masters and gradients are flat vectors with a named view per factor, unpadded. The adapter holds them in the engine's compute dtype, scaled, with
+zeros around them; what a backward leaves at those zeros is never gathered. A snapshot holds the same numbers.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from blake3 import blake3
 from torch import Tensor
 
-from bloomery.models.adapters import Factors, FusedAdapter, padded_rank, target_shapes
+from bloomery.models.adapters import Factors, FusedAdapter, TargetShape, target_shapes
 from bloomery.models.decoder import Decoder
 from bloomery.types.errors import InvalidInput
 from bloomery.types.operations import LoraSpec
@@ -22,13 +22,12 @@ PUBLISHED_EXPERTS = ".mlp.experts."
 
 
 class Slot(NamedTuple):
-    """Where one factor lives in the flat vectors; its rank is dimension `rank_dim`."""
+    """Where one factor lives in the flat vectors."""
 
     name: str
     shape: tuple[int, ...]
     start: int
     stop: int
-    rank_dim: int
 
 
 class Lora:
@@ -42,38 +41,39 @@ class Lora:
         self.slots = _slots(shapes, spec.rank)
         self.masters = torch.cat([_initial(slot, spec.seed).flatten() for slot in self.slots]).to(decoder.device)
         self.gradients = torch.zeros_like(self.masters)
-        self._targets = tuple(shapes)
-        self.copies = {slot.name: _padded(slot, decoder.dtype, decoder.device) for slot in self.slots}
+        self._targets, self._scale = tuple(shapes), spec.alpha / spec.rank
+        self._adapter = FusedAdapter(shapes, spec.rank, self._scale, dtype=decoder.dtype, device=decoder.device, trained=True)
         self.refresh()
 
     @property
     def backward_bytes(self) -> int:
-        """Memory of the gradients that a backward leaves at the copies."""
-        return sum(copy.nbytes for copy in self.copies.values())
+        """Memory of the gradients that a backward leaves at the adapter."""
+        return sum(tensor.nbytes for tensor in self._adapter.tensors)
 
     def fused(self) -> FusedAdapter | None:
-        """The adapter of the next forward; gradients flow through it to the copies."""
-        pairs = {target: Factors(self.copies[f"{target}.lora_A"], self.copies[f"{target}.lora_B"]) for target in self._targets}
-        return FusedAdapter(pairs, self.spec.alpha / self.spec.rank)
+        """The adapter of the next forward, at which a backward leaves its gradients."""
+        return self._adapter
 
     def refresh(self) -> None:
-        """Cast the masters into the copies, after every change of the masters."""
-        with torch.no_grad():
-            for slot in self.slots:
-                self._real(slot, self.copies[slot.name]).copy_(_view(slot, self.masters))
+        """Cast the masters into the adapter, after every change of the masters."""
+        masters = dict(self.named(self.masters))
+        for target in self._targets:
+            self._adapter.fill(target, _factors(masters, target))
 
     def gather_gradients(self) -> None:
-        """Add what the last backward left at the copies to the fp32 gradients."""
-        for slot in self.slots:
-            copy = self.copies[slot.name]
-            if copy.grad is not None:
-                _view(slot, self.gradients).add_(self._real(slot, copy.grad))
-                copy.grad = None
+        """Add what the last backward left at the adapter to the fp32 gradients."""
+        gathered = dict(self.named(self.gradients))
+        for target in self._targets:
+            if (left := self._adapter.gradients(target)) is not None:
+                a, b = _factors(gathered, target)
+                a.add_(left.a)
+                b.add_(left.b, alpha=self._scale)
+        self.discard_ungathered()
 
     def discard_ungathered(self) -> None:
-        """Forget what a backward left at the copies."""
-        for copy in self.copies.values():
-            copy.grad = None
+        """Forget what a backward left at the adapter."""
+        for tensor in self._adapter.tensors:
+            tensor.grad = None
 
     def clear_gradients(self) -> None:
         """Forget all gradients, gathered or not."""
@@ -82,15 +82,16 @@ class Lora:
 
     def published(self) -> dict[str, Tensor]:
         """The factors in the compute dtype, unpadded, under the names that PEFT uses; those of experts are stacked, under `mlp.experts.*`."""
-        return {_published_name(slot): self._real(slot, self.copies[slot.name].detach()).contiguous() for slot in self.slots}
+        return {_published_name(slot): _view(slot, self.masters).to(self.decoder.dtype) for slot in self.slots}
 
     def named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Each factor's view of a flat vector (masters, gradients, optimizer moments)."""
         for slot in self.slots:
             yield slot.name, _view(slot, flat)
 
-    def _real(self, slot: Slot, padded: Tensor) -> Tensor:
-        return padded.narrow(slot.rank_dim, 0, self.spec.rank)
+
+def _factors(tensors: Mapping[str, Tensor], target: str) -> Factors:
+    return Factors(tensors[f"{target}.lora_A"], tensors[f"{target}.lora_B"])
 
 
 def _view(slot: Slot, flat: Tensor) -> Tensor:
@@ -102,14 +103,14 @@ def _published_name(slot: Slot) -> str:
     return f"{PUBLISHED_PREFIX}{stacked}.weight"
 
 
-def _slots(shapes: dict[str, tuple[int, int, int]], rank: int) -> list[Slot]:
+def _slots(shapes: dict[str, TargetShape], rank: int) -> list[Slot]:
     slots: list[Slot] = []
     start = 0
     for target, (experts, inputs, outputs) in shapes.items():
         lead = (experts,) if experts else ()
-        for name, shape, rank_dim in (("lora_A", (*lead, rank, inputs), -2), ("lora_B", (*lead, outputs, rank), -1)):
+        for name, shape in (("lora_A", (*lead, rank, inputs)), ("lora_B", (*lead, outputs, rank))):
             stop = start + torch.Size(shape).numel()
-            slots.append(Slot(f"{target}.{name}", shape, start, stop, rank_dim))
+            slots.append(Slot(f"{target}.{name}", shape, start, stop))
             start = stop
     return slots
 
@@ -122,9 +123,3 @@ def _initial(slot: Slot, seed: int) -> Tensor:
     noise: Tensor = torch.rand(slot.shape, generator=torch.Generator().manual_seed(named_seed))
     bound = math.sqrt(1 / slot.shape[-1])
     return (2 * noise - 1) * bound
-
-
-def _padded(slot: Slot, dtype: torch.dtype, device: torch.device) -> Tensor:
-    shape = list(slot.shape)
-    shape[slot.rank_dim] = padded_rank(shape[slot.rank_dim])
-    return torch.zeros(shape, dtype=dtype, device=device, requires_grad=True)

@@ -5,9 +5,8 @@ from typing import Literal, NamedTuple
 
 import torch
 from blake3 import blake3
-from torch import Tensor
 
-from bloomery.models.adapters import Factors, FusedAdapter, padded_rank
+from bloomery.models.adapters import Factors, FusedAdapter, fuse
 from bloomery.models.decoder import Decoder
 from bloomery.models.load import fill
 from bloomery.models.tensor_bytes import Packed, pack
@@ -39,10 +38,7 @@ def read(data: bytes, *, rank: int, alpha: float, device: torch.device | str = "
     """The adapter of a weights blob, with the very bits that the trainer's forward used."""
     tensors = {name.removeprefix(PUBLISHED_PREFIX).replace(PUBLISHED_EXPERTS, ".mlp."): tensor.to(device) for name, tensor in Packed(data).items()}
     targets = dict.fromkeys(name.removesuffix(".weight").rpartition(".")[0] for name in tensors)
-    factors = {
-        target: Factors(_pad(tensors[f"{target}.lora_A.weight"], rank, -2), _pad(tensors[f"{target}.lora_B.weight"], rank, -1)) for target in targets
-    }
-    return FusedAdapter(factors, alpha / rank)
+    return fuse({target: Factors(tensors[f"{target}.lora_A.weight"], tensors[f"{target}.lora_B.weight"]) for target in targets}, alpha / rank)
 
 
 def read_model(data: bytes, base: Decoder) -> Decoder:
@@ -55,11 +51,3 @@ def read_model(data: bytes, base: Decoder) -> Decoder:
 def content(data: bytes) -> str:
     """Identity of the weights alone."""
     return blake3(data).hexdigest()
-
-
-def _pad(factor: Tensor, rank: int, rank_dim: int) -> Tensor:
-    shape = list(factor.shape)
-    shape[rank_dim] = padded_rank(rank)
-    padded = torch.zeros(shape, dtype=factor.dtype, device=factor.device)
-    padded.narrow(rank_dim, 0, rank).copy_(factor)
-    return padded

@@ -128,6 +128,11 @@ class ForwardBackwardResult(Wire, frozen=True, tag="forward_backward"):
     outputs: tuple[dict[str, Array], ...]
     metrics: dict[str, float]
 
+    @property
+    def output_bytes(self) -> int:
+        """Of all outputs."""
+        return sum(len(array.data) for output in self.outputs for array in output.values())
+
 
 class OptimStepResult(Wire, frozen=True, tag="optim_step"):
     """`grad_norm` before clipping and `step` among the metrics."""

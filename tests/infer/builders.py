@@ -10,9 +10,10 @@ from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.sampling import Draw, choose
 from bloomery.infer.versions import Model
-from bloomery.models.adapters import UNEMBED, AdapterRows, Factors, FusedAdapter, target_shapes
+from bloomery.models.adapters import UNEMBED, AdapterRows, Factors, FusedAdapter, fuse, target_shapes
 from bloomery.models.attention import ROW_PAD, PackedAttention, packed_positions, pad_to
 from bloomery.models.decoder import Decoder
+from bloomery.models.experts import Routing
 from bloomery.models.head import logits, token_logprobs
 from bloomery.types.arrays import Array
 from bloomery.types.generation import (
@@ -56,7 +57,7 @@ def adapter(decoder: Decoder, seed: int, rank: int = 16) -> FusedAdapter:
         lead = (experts,) if experts else ()
         a, b = (torch.randn(*lead, *shape, generator=generator) * 0.1 for shape in ((rank, inputs), (outputs, rank)))
         factors[name] = Factors(a.to(decoder.dtype), b.to(decoder.dtype))
-    return FusedAdapter(factors, 2.0)
+    return fuse(factors, 2.0)
 
 
 class Adapters:
@@ -137,13 +138,20 @@ def generate(engine: Sampler, *requests: Generate) -> dict[str, Answer]:
     return answers(drain(engine))
 
 
-def full_hidden(decoder: Decoder, tokens: Sequence[int], weights: FusedAdapter | None) -> torch.Tensor:
+def full_hidden(decoder: Decoder, tokens: Sequence[int], weights: FusedAdapter | None, routing: Routing | None = None) -> torch.Tensor:
     """The trainer's forward over one whole sequence."""
     rows = pad_to(len(tokens), ROW_PAD)
     padded = torch.tensor([*tokens, *[0] * (rows - len(tokens))])
     with torch.no_grad():
         attention = PackedAttention([len(tokens)], exact=True)
-        return decoder.hidden(padded, packed_positions([len(tokens)]), attention, AdapterRows(((weights, 0, rows),)))
+        return decoder.hidden(padded, packed_positions([len(tokens)]), attention, AdapterRows(((weights, 0, rows),)), routing)
+
+
+def full_routing(decoder: Decoder, tokens: Sequence[int], weights: FusedAdapter | None) -> np.ndarray:
+    """Where the trainer's forward sends every token [N, L, T]."""
+    routing = Routing()
+    full_hidden(decoder, tokens, weights, routing)
+    return routing.chosen_RLT[: len(tokens)].numpy()
 
 
 def full_logprobs(decoder: Decoder, tokens: Sequence[int], weights: FusedAdapter | None) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bloomery.models.adapters import AdapterRows
+from bloomery.models.adapters import AdapterRows, padded_rank
 from bloomery.models.attention import PackedAttention, packed_positions
 from bloomery.models.decoder import Decoder
 from bloomery.models.head import token_logprobs
@@ -220,11 +220,18 @@ def test_the_padding_of_the_rank_stays_zero(model, rank):
     trained = builders.run(model, rank=rank)
     train(trained, [learn(supervised(LENGTHS)), step(weight_decay=0.1)] * 2)
     assert sum(slot.stop - slot.start for slot in trained.weights.slots) == trained.weights.masters.numel()
-    for slot in trained.weights.slots:
-        copy = trained.weights.copies[slot.name]
-        assert copy.shape[slot.rank_dim] % 16 == 0
-        assert not copy.narrow(slot.rank_dim, rank, copy.shape[slot.rank_dim] - rank).any()
-        assert copy.narrow(slot.rank_dim, 0, rank).any()
+    a, b = trained.weights.fused().get("layers.0.gate_up")
+    padded = padded_rank(rank)
+    width = b.shape[0] // 2
+    assert padded % 16 == 0
+    assert a.shape[0] == b.shape[1] == 2 * padded
+    gate, up = slice(0, rank), slice(padded, padded + rank)
+    assert a[gate].any(1).all()
+    assert a[up].any(1).all()
+    assert b[:width, gate].any(0).all()
+    assert b[width:, up].any(0).all()
+    for around in (a[rank:padded], a[padded + rank :], b[:width, rank:], b[width:, :padded], b[width:, padded + rank :]):
+        assert not around.any()
 
 
 def test_bfloat16_trains_fp32_masters(model):
@@ -236,10 +243,10 @@ def test_bfloat16_trains_fp32_masters(model):
     # bfloat16 keeps 8 bits: two layers of it move a log-probability by about a tenth.
     for ours, theirs in zip(logprobs(first), logprobs(finish(reference, learn(data))), strict=True):
         assert np.abs(ours - theirs).max() < 0.3
-    masters = dict(trained.weights.named(trained.weights.masters))
-    for slot in trained.weights.slots:
-        copy = trained.weights.copies[slot.name].narrow(slot.rank_dim, 0, slot.shape[slot.rank_dim])
-        assert torch.equal(copy, masters[slot.name].bfloat16())
+    masters, rank, scale = dict(trained.weights.named(trained.weights.masters)), 8, 4
+    a, b = trained.weights.fused().get("layers.1.o")
+    assert torch.equal(a[:rank], masters["layers.1.self_attn.o_proj.lora_A"].bfloat16())
+    assert torch.equal(b[:, :rank], masters["layers.1.self_attn.o_proj.lora_B"].bfloat16() * scale)
 
 
 def test_experts_train(model):

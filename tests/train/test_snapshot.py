@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from bloomery.models.adapters import UNEMBED, AdapterRows, FusedAdapter
+from bloomery.models.adapters import UNEMBED, AdapterRows, FusedAdapter, fuse
 from bloomery.models.attention import PackedAttention, packed_positions
 from bloomery.models.decoder import Decoder
 from bloomery.models.head import token_logprobs
@@ -103,7 +103,7 @@ def test_merged_weights_give_the_same_logprobs():
     unmerged = logprobs(finish(trained, learn(data, backward=False)))[0]
     merge(model, trained)
     tokens, targets = (torch.tensor(values.numpy().astype(np.int64)) for values in (data[0].tokens, data[0].inputs["target_tokens"]))
-    merged = scored(model, FusedAdapter({}, 1.0), tokens, targets)
+    merged = scored(model, fuse({}, 1.0), tokens, targets)
     # (W + sBA)x against Wx + sBAx: float32 rounding of two layers.
     np.testing.assert_allclose(merged, unmerged, rtol=0, atol=2e-5)
 

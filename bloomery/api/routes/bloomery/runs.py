@@ -3,7 +3,6 @@
 What saves or loads is named in JSON: under which keys it lies is the server's business.
 """
 
-import asyncio
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -12,12 +11,13 @@ from starlette.responses import Response
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.bloomery.paging import Limit, Offset
+from bloomery.api.threads import off_loop
 from bloomery.services.checkpoints import NAMED, SNAPSHOT
 from bloomery.services.core import Services
 from bloomery.services.principal import Principal
 from bloomery.services.sampling import draw_seed
 from bloomery.types.errors import InvalidInput
-from bloomery.types.operations import ForwardBackward, LoraSpec, OptimStep
+from bloomery.types.operations import ForwardBackward, ForwardBackwardResult, LoraSpec, OptimStep
 from bloomery.types.resources import Checkpoint, CreateRun, LoadFrom, Page, Run, RunMetrics, SaveCheckpointAs, SaveSnapshotAs, Submitted
 from bloomery.types.wire import encode
 
@@ -76,7 +76,8 @@ async def snapshots(services: Svc, caller: Caller, limit: Limit = 50, offset: Of
 @router.post(OPERATION, status_code=202)
 async def submit(run_id: str, seq: Seq, request: Request, services: Svc, caller: Caller) -> Submitted:
     """Submit a `ForwardBackward` or `OptimStep` as msgpack. Numbers have no gaps; the same number again changes nothing."""
-    operation = await asyncio.to_thread(_decode, await _body(request))
+    payload = await _body(request)
+    operation = await off_loop(len(payload), _decode, payload)
     if isinstance(operation, ForwardBackward) and operation.custom is not None:
         services.custom_losses.require_offered()
     await services.runs.submit(caller, run_id, seq, operation)
@@ -113,7 +114,8 @@ async def result(
     found = await services.runs.result(caller, run_id, seq, wait)
     if found is None:
         return Response(status_code=202)
-    return Response(await asyncio.to_thread(encode, found), media_type=MSGPACK)
+    size_bytes = found.output_bytes if isinstance(found, ForwardBackwardResult) else 0
+    return Response(await off_loop(size_bytes, encode, found), media_type=MSGPACK)
 
 
 async def _saved(services: Services, caller: Principal, *, offset: int, **choice: Any) -> Page[Checkpoint]:

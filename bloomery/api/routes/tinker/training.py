@@ -19,6 +19,7 @@ from bloomery.api.routes.tinker.access import reader
 from bloomery.api.routes.tinker.errors import TinkerRoute, as_ours
 from bloomery.api.routes.tinker.loss_graphs import parse_custom_loss
 from bloomery.api.routes.tinker.names import Creation, LossCreation, OperationFuture, Unloading, model_name, session_of
+from bloomery.api.threads import off_loop
 from bloomery.services.checkpoints import EXTERNAL, NAMED, CheckpointRow
 from bloomery.services.core import Services
 from bloomery.services.principal import Principal
@@ -79,14 +80,15 @@ async def forward_backward(request: Request, response: Response, services: Svc, 
     """Compute a loss and, unless `forward_only`, its gradients."""
     if messages.CONTENT_TYPE not in request.headers.get("content-type", ""):
         raise InvalidInput(f"send a body of content type {messages.CONTENT_TYPE}", field="content-type")
-    message = await asyncio.to_thread(messages.parse_forward_backward, await request.body())
+    body = await request.body()
+    message = await off_loop(len(body), messages.parse_forward_backward, body)
     if (form := LOSSES.get(message.loss_fn)) is not None and form.notice is not None:
         response.headers[NOTICE] = form.notice
     if not message.model_id:
         raise InvalidInput("the message names no run: set `model_id`", field="model_id")
     future = OperationFuture(message.model_id, message.seq_id)
     async with keeping_place(services, caller, future, effect="none" if message.forward_only else "spoil"):
-        operation = await asyncio.to_thread(messages.forward_backward, message)
+        operation = await off_loop(len(body), messages.forward_backward, message)
         if operation.loss == CUSTOM:
             operation = await services.custom_losses.attach(caller, operation)
         await services.runs.submit(caller, future.model_id, future.seq, operation)
