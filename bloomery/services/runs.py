@@ -8,13 +8,15 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 
+from bloomery.obs.failpoints import failpoint
 from bloomery.services.active import ActiveRun
 from bloomery.services.activity import Activity
 from bloomery.services.checkpoints import NAMED, SNAPSHOT, Announcement, CheckpointRow, Checkpoints, check_name, check_ttl, new_key
 from bloomery.services.history import Make
 from bloomery.services.models import Models
 from bloomery.services.principal import Principal
-from bloomery.services.run_rows import COPY, NewRun, RunPage, RunRow, add_run, one_run, page_of_runs
+from bloomery.services.run_rows import COPY, NewRun, Repeatable, RunPage, RunRow, add_run, one_run, page_of_runs, run_of_request
+from bloomery.services.threads import off_loop
 from bloomery.services.validate import check_labels, check_lora
 from bloomery.store.database import Database
 from bloomery.types.batching import micro_batch_tokens
@@ -44,19 +46,24 @@ class Runs:
         name: str | None = None,
         session_id: str | None = None,
         tinker_id: str | None = None,
+        request: Repeatable | None = None,
         begins_with_load: bool = False,
     ) -> RunRow:
-        """A new run, or the one that has this `tinker_id` already. With `begins_with_load` its history begins with operation 0, else with 1."""
+        """A new run, or the one that has this `tinker_id` already or that this `request` made before.
+
+        With `begins_with_load` its history begins with operation 0, else with 1.
+        """
         p.require("train")
         base = self._models.resolve(base_model)
         check_lora(lora)
         check_labels(name, metadata)
-        if lora.rank == 0 and not await self._known(p, tinker_id):
+        if lora.rank == 0 and not await self._known(p, tinker_id, request):
             self._models.check_room(base.base_hash, lora)
         first_seq = 0 if begins_with_load else 1
         budget = micro_batch_tokens(self._models.size(base.base_hash).width, rank=lora.rank)
         new = NewRun(new_id("run"), base_model, base.base_hash, lora, budget, metadata, name, session_id, tinker_id, first_seq)
-        run_id = await self._database.write(lambda connection: add_run(connection, p.project, new))
+        run_id = await self._database.write(lambda connection: add_run(connection, p.project, new, request=request))
+        failpoint("run.created")
         (await self._activity.take_up(run_id)).want()
         return await self.get(p, run_id)
 
@@ -96,7 +103,7 @@ class Runs:
             if isinstance(operation, OptimStep):
                 check_adam(operation.adam)
             elif isinstance(operation, ForwardBackward):
-                await asyncio.to_thread(check_forward_backward, operation, self._models.size(run.facts.spec.base_hash))
+                await off_loop(operation.input_bytes, check_forward_backward, operation, self._models.size(run.facts.spec.base_hash))
             return operation
 
         await self._submit(p, run_id, seq, _harmless(make) if isinstance(operation, OptimStep) else make)
@@ -180,8 +187,10 @@ class Runs:
         p.require("read", "train")
         return (await self._find(p, run_id)).waiting_for()
 
-    async def _known(self, p: Principal, tinker_id: str | None) -> bool:
-        """Whether a run was created under this id before."""
+    async def _known(self, p: Principal, tinker_id: str | None, request: Repeatable | None) -> bool:
+        """Whether a run was created under this id, or by this request, before."""
+        if request is not None and await self._database.read(lambda connection: run_of_request(connection, p.project, request) is not None):
+            return True
         with suppress(NotFound):
             return tinker_id is not None and bool(await self._database.read(lambda connection: one_run(connection, p, tinker_id)))
         return False

@@ -68,6 +68,11 @@ class ForwardBackward(Wire, frozen=True, tag="forward_backward"):
     custom: CustomLoss | None = None
     """The loss itself where `loss` is `custom`: a replay needs nothing beside the journal."""
 
+    @property
+    def input_bytes(self) -> int:
+        """Of all tokens and inputs."""
+        return sum(len(array.data) for datum in self.data for array in (datum.tokens, *datum.inputs.values()))
+
 
 class OptimStep(Wire, frozen=True, tag="optim_step"):
     """Apply the accumulated gradients once and clear them."""

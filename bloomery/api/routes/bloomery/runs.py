@@ -3,19 +3,22 @@
 What saves or loads is named in JSON: under which keys it lies is the server's business.
 """
 
+import json
 from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter, Path, Query, Request
+from blake3 import blake3
+from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.responses import Response
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.bloomery.paging import Limit, Offset
-from bloomery.api.threads import off_loop
 from bloomery.services.checkpoints import NAMED, SNAPSHOT
 from bloomery.services.core import Services
 from bloomery.services.principal import Principal
+from bloomery.services.run_rows import Repeatable
 from bloomery.services.sampling import draw_seed
+from bloomery.services.threads import off_loop
 from bloomery.types.errors import InvalidInput
 from bloomery.types.operations import ForwardBackward, ForwardBackwardResult, LoraSpec, OptimStep
 from bloomery.types.resources import Checkpoint, CreateRun, LoadFrom, Page, Run, RunMetrics, SaveCheckpointAs, SaveSnapshotAs, Submitted
@@ -27,16 +30,18 @@ _operations: Final[msgspec.msgpack.Decoder[ForwardBackward | OptimStep]] = msgsp
 
 Seq = Annotated[int, Path(ge=0, lt=1 << 63)]
 After = Annotated[int, Query(ge=-1, lt=1 << 63)]
+IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=256)]
 OPERATION: Final = "/runs/{run_id}/operations/{seq}"
 router = APIRouter(tags=["runs"])
 
 
 @router.post("/runs", status_code=201)
-async def create(body: CreateRun, services: Svc, caller: Caller) -> Run:
-    """Create a run; training starts when its first operation arrives."""
+async def create(body: CreateRun, services: Svc, caller: Caller, x_idempotency_key: IdempotencyKey = None) -> Run:
+    """Create a run; training starts when its first operation arrives. Repeated under the same key, the same run."""
     options = body.model_dump(exclude={"base_model", "name", "metadata", "seed"})
     lora = LoraSpec(**options, seed=draw_seed(body.seed))
-    run = await services.runs.create(caller, base_model=body.base_model, lora=lora, metadata=body.metadata, name=body.name)
+    request = None if x_idempotency_key is None else Repeatable(x_idempotency_key, _hash(body))
+    run = await services.runs.create(caller, base_model=body.base_model, lora=lora, metadata=body.metadata, name=body.name, request=request)
     return run.shown()
 
 
@@ -122,6 +127,10 @@ async def _saved(services: Services, caller: Principal, *, offset: int, **choice
     page = await services.checkpoints.list(caller, offset=offset, **choice)
     shown = [saved.shown() for saved in page.checkpoints]
     return Page(data=shown, offset=offset, has_more=offset + len(shown) < page.total)
+
+
+def _hash(body: CreateRun) -> str:
+    return blake3(json.dumps(body.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
 async def _body(request: Request) -> bytes:

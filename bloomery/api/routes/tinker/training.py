@@ -19,11 +19,11 @@ from bloomery.api.routes.tinker.access import reader
 from bloomery.api.routes.tinker.errors import TinkerRoute, as_ours
 from bloomery.api.routes.tinker.loss_graphs import parse_custom_loss
 from bloomery.api.routes.tinker.names import Creation, LossCreation, OperationFuture, Unloading, model_name, session_of
-from bloomery.api.threads import off_loop
 from bloomery.services.checkpoints import EXTERNAL, NAMED, CheckpointRow
 from bloomery.services.core import Services
 from bloomery.services.principal import Principal
 from bloomery.services.sampling import draw_seed
+from bloomery.services.threads import off_loop
 from bloomery.types.errors import BloomeryError, InvalidInput, NotSupported
 from bloomery.types.losses import CUSTOM, LOSSES
 from bloomery.types.operations import AdamParams, Effect, LoraSpec, OptimStep, Rejected
