@@ -2,7 +2,8 @@
 
 A model of one narrow block makes the computation almost nothing; what is left between submission and result is HTTP, journal (with its fdatasync),
 socket and event loops. Measured one operation at a time, through our client and through the `tinker` SDK, beside the limits of this machine in the
-same run: an HTTP request that does nothing, and an fdatasync of one small record.
+same run: an HTTP request that does nothing, and an fdatasync of one small record. `engine_forward` is what the engine computed for each `forward`;
+`server_own` is the rest, from submission to result, the client's side included.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import tinker
 from bench.machine import machine
 from bench.shapes import EMPTY, supervised, write_directory
 from bloomery.cli.demo_server import Server, serving
-from bloomery.client import Client
+from bloomery.client import Client, TrainingRun
 
 
 def main() -> None:
@@ -33,6 +34,7 @@ def main() -> None:
         model = write_directory(EMPTY, Path(place) / "empty")
         with serving(str(model), keep=False) as server:
             figures = {**_client(server, rounds), **_sdk(server, rounds)}
+        figures["server_own"] = figures["forward"] - figures["engine_forward"]
         figures["fdatasync"] = _median(_synced(Path(place)), rounds)
     print(
         json.dumps({"bench": "operation", **machine(), "rounds": rounds, "milliseconds": {name: round(value, 3) for name, value in figures.items()}})
@@ -47,7 +49,17 @@ def _client(server: Server, rounds: int) -> dict[str, float]:
             "forward": _median(lambda: run.forward(data).result(), rounds),
             "optim_step": _median(lambda: (run.forward_backward(data), run.optim_step(1e-4).result()), rounds) / 2,
             "http_request": _median(client.models, rounds),
+            "engine_forward": _median_of_engine(run, rounds),
         }
+
+
+def _median_of_engine(run: TrainingRun, rounds: int) -> float:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        seconds = [value for metric in run.metrics() if (value := metric.values.get("forward/seconds")) is not None]
+        if len(seconds) >= rounds:
+            return statistics.median(seconds) * 1e3
+    raise SystemExit("the metrics of the operations did not appear")
 
 
 def _sdk(server: Server, rounds: int) -> dict[str, float]:

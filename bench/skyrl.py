@@ -1,8 +1,8 @@
 """Training through the SDK, against SkyRL tx 0.3.0 on the same machine: `python -m bench.skyrl` prints one JSON line.
 
 Each server is driven by the `tinker` SDK that it speaks (SkyRL 0.16.1, Bloomery 0.38.0), one after the other, with the same model, batches and rank;
-a step is `forward_backward` and `optim_step`, from submission to both results. Two servers of ours: plain, and bit-exact (the loss asks for the
-sampler's bits). SkyRL compiles per shape: its first steps are not counted, and neither are ours.
+a step is `forward_backward` and `optim_step`, from submission to both results. Ours is measured twice: plain (cross_entropy), and bit-exact, with a
+loss whose forward has the sampler's bits (importance_sampling). SkyRL compiles per shape: its first steps are not counted, and neither are ours.
 """
 
 import argparse
@@ -53,16 +53,19 @@ def main() -> None:
 def _size(place: Path, shape: Shape, sequences: int, tokens: int, steps: int) -> dict[str, Any]:
     model = write_directory(shape, place / "model")
     with _skyrl(_for_transformers_4(model, place / "peer-model")) as (url, name):
-        theirs = _drive(python_of("tinker-0.16"), url, "tml-none", name, sequences, tokens, steps)
+        theirs = _drive(python_of("tinker-0.16"), url, "tml-none", name, "cross_entropy", sequences, tokens, steps)
     with serving(str(model), keep=False) as server:
-        ours = _drive(Path(sys.executable), server.url, server.key, "model", sequences, tokens, steps)
-    per_step = sequences * tokens
-    figures = {"skyrl_tokens_per_s": round(per_step / theirs["median_s"]), "tokens_per_s": round(per_step / ours["median_s"])}
-    return {**figures, "ratio": round(theirs["median_s"] / ours["median_s"], 2), "loss": ours["loss"], "skyrl_loss": theirs["loss"]}
+        ours, exact = (
+            _drive(Path(sys.executable), server.url, server.key, "model", loss, sequences, tokens, steps)
+            for loss in ("cross_entropy", "importance_sampling")
+        )
+    speeds = {name: round(sequences * tokens / found["median_s"]) for name, found in (("skyrl", theirs), ("plain", ours), ("exact", exact))}
+    ratios = {"ratio": round(speeds["plain"] / speeds["skyrl"], 2), "exact_ratio": round(speeds["exact"] / speeds["skyrl"], 2)}
+    return {"tokens_per_s": speeds, **ratios, "loss": ours["loss"], "skyrl_loss": theirs["loss"]}
 
 
-def _drive(python: Path, url: str, key: str, model: str, sequences: int, tokens: int, steps: int) -> dict[str, float]:
-    argv = [python, DRIVER, url, key, model, *map(str, (sequences, tokens, steps + WARM_UP))]
+def _drive(python: Path, url: str, key: str, model: str, loss: str, sequences: int, tokens: int, steps: int) -> dict[str, float]:
+    argv = [python, DRIVER, url, key, model, loss, *map(str, (sequences, tokens, steps + WARM_UP))]
     printed = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "TINKER_TELEMETRY": "0"}).stdout
     found = json.loads(printed.splitlines()[-1])
     return {"median_s": statistics.median(found["seconds"][WARM_UP:]), "loss": round(found["loss"], 4)}

@@ -1,0 +1,51 @@
+"""Products with weights: the right numbers, the right gradients, and the same bits of a row in any company."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bloomery.models.attention import ROW_PAD
+from bloomery.models.products import kernel, linear, product
+
+SHAPES = [(64, 128), (256, 1536), (768, 256), (33, 7)]
+
+
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_row_has_the_same_bits_among_any_padded_number_of_rows(inputs, outputs, transposed):
+    rows, weight = noise(700, inputs), noise(inputs, outputs, seed=1).t() if transposed else noise(outputs, inputs, seed=1)
+    whole = product(rows, weight)
+    for start, count in ((0, ROW_PAD), (8, 12), (100, 36), (4, 132), (60, 512), (96, 604)):
+        assert torch.equal(product(rows[start : start + count], weight), whole[start : start + count])
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_values_and_gradients_are_those_of_float64(inputs, outputs):
+    rows, weight = noise(24, inputs).requires_grad_(), noise(outputs, inputs, seed=1).requires_grad_()
+    upstream = noise(24, outputs, seed=2)
+    linear(rows, weight).backward(upstream)
+    exact_rows, exact_weight = rows.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
+    exact = F.linear(exact_rows, exact_weight)
+    exact.backward(upstream.double())
+    # float32 sums of up to 1,536 products of about 1: 2**-24 * sqrt(1536) * a few.
+    for ours, theirs in ((linear(rows, weight), exact), (rows.grad, exact_rows.grad), (weight.grad, exact_weight.grad)):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-4)
+
+
+def test_nothing_is_computed_for_what_wants_no_gradient():
+    weight = noise(8, 4, seed=1)
+    rows = noise(4, 4).requires_grad_()
+    linear(rows, weight).sum().backward()
+    torch.testing.assert_close(rows.grad, weight.sum(0).expand(4, 4))
+    assert weight.grad is None
+    assert not linear(noise(4, 4), weight).requires_grad
+
+
+def test_half_precision_is_torchs_own_product():
+    rows, weight = noise(8, 16, dtype=torch.bfloat16), noise(4, 16, seed=1, dtype=torch.bfloat16)
+    assert kernel(torch.bfloat16, torch.device("cpu")) == "torch"
+    assert torch.equal(product(rows, weight), F.linear(rows, weight))
