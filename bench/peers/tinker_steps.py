@@ -1,4 +1,4 @@
-"""Train through whatever `tinker` SDK is installed: `python tinker_steps.py URL KEY MODEL LOSS SEQUENCES TOKENS STEPS` prints seconds per step as JSON."""
+"""Train through whatever `tinker` SDK is installed; print seconds per step as JSON: `tinker_steps.py URL KEY MODEL LOSS SEQUENCES TOKENS STEPS`."""
 
 import json
 import sys

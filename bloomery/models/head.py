@@ -92,21 +92,19 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden_RD: Tensor, head_VD: Tensor, targets_RK: Tensor, layout: _Layout, *flat: Tensor) -> Tensor:
         out_RK = torch.empty(targets_RK.shape, dtype=torch.float32, device=hidden_RD.device)
-        lse_R = torch.empty(hidden_RD.shape[0], dtype=torch.float32, device=hidden_RD.device)
         keep = layout.differentiable and hidden_RD.shape[0] * head_VD.shape[0] * 4 <= _KEPT_BYTES
         ctx.layout, ctx.kept = layout, []
         for chunk in _chunks(layout, _chunk_rows(head_VD.shape[0])):
             rows = slice(chunk[0].start, chunk[-1].stop)
             logits_RV = _chunk_logits(hidden_RD, head_VD, chunk, flat)
-            lse_R[rows] = torch.logsumexp(logits_RV, -1)
-            out_RK[rows] = logits_RV.gather(1, targets_RK[rows]) - lse_R[rows, None]
+            out_RK[rows] = logits_RV.gather(1, targets_RK[rows]) - torch.logsumexp(logits_RV, -1, keepdim=True)
             ctx.kept.append(logits_RV if keep else None)
-        ctx.save_for_backward(hidden_RD, head_VD, targets_RK, lse_R, *flat)
+        ctx.save_for_backward(hidden_RD, head_VD, targets_RK, *flat)
         return out_RK
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_RD, head_VD, targets_RK, lse_R, *flat = ctx.saved_tensors
+        hidden_RD, head_VD, targets_RK, *flat = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden_RD)
         grad_head = torch.zeros(head_VD.shape, dtype=torch.float32, device=head_VD.device) if ctx.needs_input_grad[1] else None
         grad_flat = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in flat]
@@ -115,7 +113,7 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_RK = grads[0][rows]
             logits_RV = _chunk_logits(hidden_RD, head_VD, chunk, flat) if kept is None else kept
             # d logp[t] / d logits = onehot(t) - softmax
-            grad_RV = (logits_RV - lse_R[rows, None]).exp_().mul_(-grad_RK.sum(1, keepdim=True))
+            grad_RV = torch.softmax(logits_RV, -1).mul_(-grad_RK.sum(1, keepdim=True))
             grad_RV = grad_RV.scatter_add_(1, targets_RK[rows], grad_RK).to(hidden_RD.dtype)
             grad_hidden[rows] = product(grad_RV, head_VD.t())
             for piece in chunk:
