@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -71,7 +72,10 @@ class Client:
     def create_run(self, base_model: str, rank: int, **options: Any) -> TrainingRun:
         """Create a LoRA run, or with rank 0 one of all parameters; `options` are the other fields of `CreateRun`."""
         body = CreateRun(base_model=base_model, rank=rank, **options)
-        return TrainingRun(self._http, Run.model_validate(self._http.post("/api/v1/runs", body.model_dump())))
+        # The server may die after it made the run and before it said so: asked again under the same key, it finds that run.
+        headers = {"x-idempotency-key": secrets.token_hex(16)}
+        made = self._http.post("/api/v1/runs", body.model_dump(), repeatable=True, headers=headers)
+        return TrainingRun(self._http, Run.model_validate(made))
 
     def run(self, run_id: str) -> TrainingRun:
         """Take up a run where its last submitted operation left it."""

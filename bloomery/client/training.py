@@ -98,7 +98,7 @@ class TrainingRun:
         return self._submit("/checkpoint", CheckpointResult, json={"name": name})
 
     def save_snapshot(self, name: str | None = None) -> Pending[SnapshotResult]:
-        """Publish the weights for sampling."""
+        """Publish the weights for sampling. Without a name they stay while a deployment holds them, and else for a few days."""
         return self._submit("/snapshot", SnapshotResult, json={"name": name})
 
     def load(self, run_id: str, name: str, *, optimizer: bool = True) -> Pending[LoadResult]:

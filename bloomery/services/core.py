@@ -96,7 +96,7 @@ class Services:
             tokens = Tokens(signing_key(data.signing_key))
             activity = await stack.enter_async_context(Activity(database=database, blobs=blobs, directory=data.runs, links=links, inbox=inbox))
             traffic = await stack.enter_async_context(Traffic(database, blobs, config.record))
-            checkpoints, versions = Checkpoints(database), Versions(database, models)
+            checkpoints, versions, sessions = Checkpoints(database), Versions(database, models), Sessions(database)
             deployments = Deployments(database, models, versions)
             exports = Exports(blobs=blobs.blobs, versions=versions, deployments=deployments, models=models)
             services = cls(
@@ -113,7 +113,7 @@ class Services:
                 exports=exports,
                 metrics=Metrics(database),
                 custom_losses=CustomLosses(database, offered=config.custom_losses),
-                sessions=Sessions(database),
+                sessions=sessions,
                 session_search=SessionSearch(database),
                 versions=versions,
                 deployments=deployments,
@@ -122,7 +122,7 @@ class Services:
                 traffic=traffic,
                 feedback=Judgements(database, traffic),
                 datasets=Datasets(database, blobs, Curation(database, blobs, traffic)),
-                garbage=Garbage(database, blobs),
+                garbage=Garbage(database, blobs, sessions),
             )
             for link in links.values():
                 await stack.enter_async_context(link)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, Select, func, insert, select, update
 
+from bloomery.services.ephemeral import require_kept
 from bloomery.services.models import Models
 from bloomery.services.principal import Principal
 from bloomery.services.target import Target
@@ -133,6 +134,7 @@ def _promote(connection: Connection, project: str, name: str, found: Version, ev
             f"`{deployment.base_model}`: create another deployment for it",
             field="version",
         )
+    require_kept(connection, found.weights.key)
     last = connection.execute(select(func.max(rows.revision.c.number)).where(rows.revision.c.deployment_id == deployment.id)).scalar()
     revision = {
         "id": new_id("revision"),

@@ -1,17 +1,21 @@
-"""What nobody needs any more: traffic past its retention, checkpoints past their time to live, and blobs that no row refers to.
+"""What nobody needs any more: traffic past its retention, checkpoints past their time to live, weights that nobody keeps, and unreferenced blobs.
 
-A blob is written before the row that refers to it, so unreferenced blobs are deleted only after a grace period.
+A blob is written before the row that refers to it, so one that no row refers to is deleted only after a grace period. Those of weights that were
+let go are deleted behind their rows, at once: what a death leaves of them is unreferenced.
 """
 
 import asyncio
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, delete, select
 
 from bloomery.services.principal import Principal
+from bloomery.services.sessions import Sessions
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
+from bloomery.sync.publish import manifest_key
 from bloomery.types.ids import now_us
 from bloomery.types.resources import Collected
 
@@ -24,29 +28,33 @@ _KEYS: Final = (
     rows.span.c.body_ref,
     rows.dataset_version.c.key,
 )
-_VERSIONS: Final = (rows.checkpoint.c.version, rows.revision.c.version, rows.sampling_session.c.version)
+_VERSIONS: Final = (rows.checkpoint.c, rows.revision.c, rows.sampling_session.c)
+"""Where weights are held, with the version of their manifest."""
 
 
 class Garbage:
     """Collects for the whole server, whatever the project."""
 
-    def __init__(self, database: Database, blobs: AsyncBlobs) -> None:
+    def __init__(self, database: Database, blobs: AsyncBlobs, sessions: Sessions) -> None:
         self._database = database
         self._blobs = blobs
+        self._sessions = sessions
 
-    async def expire(self) -> int:
-        """Forget the traffic and the checkpoints that are past their time; says how many spans. Housekeeping does it now and then."""
+    async def expire(self) -> Collected:
+        """Forget the traffic and the checkpoints that are past their time, and weights that nobody keeps. Housekeeping does it now and then."""
         now = now_us()
-        return await self._database.write(lambda connection: _expire(connection, now))
+        spans = await self._database.write(lambda connection: _expire(connection, now))
+        swept = await asyncio.to_thread(_delete, self._blobs.blobs, await self._sessions.let_go(), now - self._sessions.keeping.unasked_us)
+        return Collected(spans=spans, blobs=swept.blobs, bytes=swept.bytes)
 
     async def collect(self, p: Principal, *, grace_us: int = GRACE_US) -> Collected:
         """Delete what is superfluous now, and say how much it was."""
         p.require_server()
         now = now_us()
-        spans = await self.expire()
+        expired = await self.expire()
         referenced = await self._database.read(_referenced)
         swept = await asyncio.to_thread(_sweep, self._blobs.blobs, referenced, now - grace_us)
-        return Collected(spans=spans, blobs=swept.blobs, bytes=swept.bytes)
+        return Collected(spans=expired.spans, blobs=expired.blobs + swept.blobs, bytes=expired.bytes + swept.bytes)
 
 
 class _Swept(NamedTuple):
@@ -67,12 +75,17 @@ def _expire(connection: Connection, now: int) -> int:
 
 def _referenced(connection: Connection) -> frozenset[str]:
     keys = {key for column in _KEYS for key in connection.scalars(select(column).distinct()) if key}
-    manifests = {f"manifests/{version}" for column in _VERSIONS for version in connection.scalars(select(column).distinct()) if version}
+    held = [select(table.version).where(table.key.is_not(None)).distinct() for table in _VERSIONS]
+    manifests = {manifest_key(version) for query in held for version in connection.scalars(query) if version}
     return frozenset(keys | manifests)
 
 
 def _sweep(blobs: Blobs, referenced: frozenset[str], before_us: int) -> _Swept:
-    dead = [blob for folder in _FOLDERS for blob in blobs.list(folder) if blob.key not in referenced and blob.modified_us < before_us]
-    for blob in dead:
-        blobs.delete(blob.key)
-    return _Swept(len(dead), sum(blob.size for blob in dead))
+    dead = [blob.key for folder in _FOLDERS for blob in blobs.list(folder) if blob.key not in referenced and blob.modified_us < before_us]
+    return _delete(blobs, dead, before_us)
+
+
+def _delete(blobs: Blobs, keys: Iterable[str], before_us: int) -> _Swept:
+    """Those that were not written again meanwhile."""
+    sizes = [size for key in keys if (size := blobs.delete_older(key, before_us)) is not None]
+    return _Swept(len(sizes), sum(sizes))

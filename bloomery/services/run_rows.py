@@ -16,6 +16,8 @@ from bloomery.types.operations import LoraSpec, RunSpec
 from bloomery.types.resources import Run
 
 TINKER = "tinker"
+REQUEST = "request"
+"""The contract of names that callers give to requests of their own, so that a repetition is known."""
 COPY = "copy"
 """State of a run that holds weights of another one and has no operations."""
 
@@ -79,9 +81,18 @@ class NewRun(NamedTuple):
     first_seq: int
 
 
-def add_run(connection: Connection, project: str, new: NewRun, state: str = "active") -> str:
-    """Insert a run; asked again under the same tinker id, the run that is there. Returns the id."""
+class Repeatable(NamedTuple):
+    """A request that may come again: the caller's key for it, and a hash of what it asks for."""
+
+    key: str
+    hash: str
+
+
+def add_run(connection: Connection, project: str, new: NewRun, state: str = "active", *, request: Repeatable | None = None) -> str:
+    """Insert a run; asked again under the same tinker id or in the same request, the run that is there. Returns the id."""
     now = now_us()
+    if request is not None and (made := run_of_request(connection, project, request)) is not None:
+        return made
     if new.tinker_id is not None:
         table = rows.alias.c
         joined = rows.alias.join(rows.run, table.target_id == rows.run.c.id)
@@ -90,13 +101,31 @@ def add_run(connection: Connection, project: str, new: NewRun, state: str = "act
             if (known.state == COPY) != (state == COPY):
                 raise Conflict(f"`{new.tinker_id}` is taken: number your runs and copies one after the other", field="model_seq_id")
             return str(known.id)
-        alias = {"project": project, "contract": TINKER, "name": new.tinker_id, "kind": "run", "target_id": new.id, "created_us": now}
-        connection.execute(insert(rows.alias).values(alias))
+        _name(connection, project, TINKER, new.tinker_id, new.id)
+    if request is not None:
+        _name(connection, project, REQUEST, request.key, new.id, request_hash=request.hash)
     values = {name: value for name, value in new._asdict().items() if name not in ("lora", "metadata", "tinker_id")}
     values |= {"lora": msgspec.json.encode(new.lora).decode(), "metadata": json.dumps(dict(new.metadata))}
     values |= {"project": project, "state": state, "settled_seq": new.first_seq - 1, "step": 0, "created_us": now, "updated_us": now}
     connection.execute(insert(rows.run).values(values))
     return new.id
+
+
+def _name(connection: Connection, project: str, contract: str, name: str, run_id: str, **more: str) -> None:
+    alias = {"project": project, "contract": contract, "name": name, "kind": "run", "target_id": run_id, "created_us": now_us()}
+    connection.execute(insert(rows.alias).values(alias | more))
+
+
+def run_of_request(connection: Connection, project: str, request: Repeatable) -> str | None:
+    """The run that the request made when it came before."""
+    table = rows.alias.c
+    query = select(table.target_id, table.request_hash).where(table.project == project, table.contract == REQUEST, table.name == request.key)
+    if (known := connection.execute(query).one_or_none()) is None:
+        return None
+    if known.request_hash != request.hash:
+        what = f"run `{known.target_id}` was created with this idempotency key and another body"
+        raise Conflict(f"{what}: repeat that body, or give a new request a new key", field="x-idempotency-key")
+    return str(known.target_id)
 
 
 def one_run(connection: Connection, p: Principal | None, run_id: str) -> RunRow:

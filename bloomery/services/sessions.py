@@ -1,6 +1,6 @@
 """Sessions of SDK clients: who is connected, which names their runs have, and which weights their samplers hold.
 
-A contract's name of a run is an alias row; a sampling session pins the weights it was created with.
+A contract's name of a run is an alias row; a sampling session pins the weights it was created with, until nobody asks it any more (`ephemeral`).
 """
 
 import json
@@ -9,6 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
+from bloomery.services import ephemeral
+from bloomery.services.ephemeral import Keeping, SamplerKey, require_kept
 from bloomery.services.principal import Principal
 from bloomery.services.run_rows import TINKER
 from bloomery.services.target import Target
@@ -57,11 +59,14 @@ class SamplingSession(NamedTuple):
 class Sessions:
     """Creates and finds them; every look-up is confined to the caller's project. Whoever trains or samples has sessions."""
 
-    def __init__(self, database: Database, *, remembered: int = REMEMBERED) -> None:
+    def __init__(self, database: Database, *, remembered: int = REMEMBERED, keeping: Keeping | None = None) -> None:
+        self.keeping = keeping or Keeping()
         self._database = database
         self._remembered = remembered
-        self._samplers: dict[tuple[str, str], SamplingSession] = {}
-        """By project and id, the least recently used first. Rows of samplers that follow nobody are written once, and neither changed nor deleted."""
+        self._samplers: dict[SamplerKey, SamplingSession] = {}
+        """The least recently used first. What samplers that follow nobody hold does not change before `let_go`."""
+        self._asked_us: dict[SamplerKey, int] = {}
+        """When samplers were asked last; what of it is not in the database yet."""
 
     async def create(
         self, p: Principal, *, tags: list[str], user_metadata: dict[str, Any], sdk_version: str, display_name: str | None = None
@@ -109,7 +114,7 @@ class Sessions:
         return session
 
     async def finish(self, p: Principal, session_id: str, reason: str) -> None:
-        """The client is done; its runs and samplers stay."""
+        """The client is done; its runs stay, and its samplers while others ask them."""
         p.require("train", "infer")
         session = await self._get(p, session_id)
         if session.finished_us is None:
@@ -145,6 +150,7 @@ class Sessions:
         found = self._samplers.pop(key, None)
         if found is None:
             found = await self._database.read(lambda connection: _sampling(connection, *key))
+        self.note_asked(*key)
         if found.follows:
             return found
         self._samplers[key] = found
@@ -157,6 +163,24 @@ class Sessions:
         p.require("infer")
         key = (p.project, sampling_session_id)
         return await self._database.write(lambda connection: _join(connection, *key))
+
+    def note_asked(self, project: str, sampling_session_id: str) -> None:
+        """Somebody samples with this sampler, or waits for a sample of it."""
+        self._asked_us[project, sampling_session_id] = now_us()
+
+    async def let_go(self) -> Sequence[str]:
+        """Forget what nobody can use any more (`ephemeral`); the blobs that no row names then. Housekeeping does it now and then."""
+        asked_us, now = dict(self._asked_us), now_us()
+        if asked_us:
+            await self._database.write(lambda connection: ephemeral.note_asked(connection, asked_us))
+            self._asked_us = {key: at_us for key, at_us in self._asked_us.items() if at_us > asked_us.get(key, 0)}
+        blobs: Sequence[str] = ()
+        while await self._database.read(lambda connection: ephemeral.is_due(connection, self.keeping, now)):
+            gone = await self._database.write(lambda connection: ephemeral.let_go(connection, self.keeping, now))
+            for key in gone.samplers:
+                self._samplers.pop(key, None)
+            blobs = [*blobs, *gone.blobs]
+        return blobs
 
     async def samplers(self, p: Principal, session_id: str) -> Sequence[str]:
         """Ids of a session's samplers, oldest first."""
@@ -190,6 +214,7 @@ def _pin(connection: Connection, row: dict[str, Any]) -> SamplingSession:
     _session(connection, row["project"], row["session_id"])
     known = connection.execute(select(rows.sampling_session).where(table.id == row["id"])).one_or_none()
     if known is None:
+        require_kept(connection, row["key"])
         connection.execute(insert(rows.sampling_session), row)
     elif (known.version, known.model_path) != (row["version"], row["model_path"]):
         raise Conflict(f"sampler {row['seq']} of session `{row['session_id']}` holds other weights already", field="sampling_session_seq_id")
@@ -218,10 +243,15 @@ def _follow(connection: Connection, row: dict[str, Any]) -> SamplingSession:
         connection.execute(insert(rows.sampling_session), row)
     elif known.follows_run != row["follows_run"]:
         raise Conflict(f"sampler {row['seq']} of session `{row['session_id']}` holds other weights already", field="sampling_session_seq_id")
-    team = table.follows_run == row["follows_run"]
+    elif known.gone_us is not None:
+        raise _gone(known.id)
+    team = (table.follows_run == row["follows_run"]) & table.gone_us.is_(None)
     newest = connection.execute(select(rows.sampling_session).where(team).order_by(table.follows_seq.desc()).limit(1)).one()
     weights = {name: getattr(newest, name) for name in ("version", "key", "follows_seq")}
     connection.execute(update(rows.sampling_session).where(team, table.follows_seq < newest.follows_seq).values(weights))
+    if known is None:
+        # What it was made for may have gone, but then a newer save that the others follow has superseded it.
+        require_kept(connection, newest.key)
     return _sampling(connection, row["project"], row["id"])
 
 
@@ -239,6 +269,14 @@ def _sampling(connection: Connection, project: str, sampling_session_id: str) ->
     row = connection.execute(select(rows.sampling_session).where(table.project == project, table.id == sampling_session_id)).one_or_none()
     if row is None:
         raise NotFound(f"no sampling session `{sampling_session_id}`", field="sampling_session_id")
+    if row.gone_us is not None:
+        raise _gone(sampling_session_id)
     return SamplingSession(
         row.id, row.session_id, row.base_model, row.base_hash, row.model_path, Weights(version=row.version, key=row.key), row.follows_run is not None
     )
+
+
+def _gone(sampling_session_id: str) -> Gone:
+    why = "their name is gone, or they never had one, and nobody sampled from them for a while"
+    remedy = "save the run's weights again for another sampler, under a name if they shall stay"
+    return Gone(f"sampler `{sampling_session_id}` let its weights go, because {why}: {remedy}", field="sampling_session_id")

@@ -55,7 +55,7 @@ class Versions:
         query = select(rows.deployment.c.name).where(rows.deployment.c.project == p.project).order_by(rows.deployment.c.name).limit(_NAMED)
         deployed = await self._database.read(lambda connection: list(connection.scalars(query)))
         known = ", ".join(f"`{known}`" for known in [*(base.alias for base in self._models.all()), *deployed])
-        return f"no model `{name}`: there are {known}, and snapshots by their version or `tinker://` path"
+        return f"no model `{name}`: there are {known}, and snapshots by their version or `tinker://` path; one without a name goes after a while"
 
 
 def _snapshots() -> Select[str, str, str, str]:

@@ -8,6 +8,7 @@ import asyncio
 import os
 import re
 import secrets
+from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -85,13 +86,29 @@ class Blobs:
         if self.exists(key):
             obstore.delete(self._store, key)
 
+    def delete_older(self, key: str, before_us: int) -> int | None:
+        """Remove the blob unless it was written since, for equal content is put under equal keys; the bytes it had, None if nothing was removed."""
+        check_key(key)
+        try:
+            found = obstore.head(self._store, key)
+        except FileNotFoundError:
+            return None
+        if _microseconds(found["last_modified"]) >= before_us:
+            return None
+        obstore.delete(self._store, key)
+        return found["size"]
+
     def list(self, prefix: str = "") -> list[BlobInfo]:
         """All blobs in the folder `prefix`, in the order of their keys."""
         if prefix:
             check_key(prefix)
         found = [entry for batch in obstore.list(self._store, prefix or None) for entry in batch]
-        blobs = [BlobInfo(entry["path"], entry["size"], int(entry["last_modified"].timestamp() * 1e6)) for entry in found]
+        blobs = [BlobInfo(entry["path"], entry["size"], _microseconds(entry["last_modified"])) for entry in found]
         return sorted(blobs)
+
+
+def _microseconds(moment: datetime) -> int:
+    return int(moment.timestamp() * 1e6)
 
 
 class AsyncBlobs:

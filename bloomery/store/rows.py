@@ -40,11 +40,12 @@ alias = Table(
     "alias",
     metadata,
     _text("project", key=True),
-    _text("contract", key=True),  # tinker | openai | fireworks
+    _text("contract", key=True),  # tinker | bloomery | ...
     _text("name", key=True),
     _text("kind"),  # run | deployment | ...
     _text("target_id"),
     _int("created_us"),
+    _text("request_hash", null=True),  # of the request that made the target, where its repetition must be the same one
     Index("alias_target", "kind", "target_id"),
 )
 
@@ -117,6 +118,7 @@ checkpoint = Table(
     Index("checkpoint_by_run", "run_id", "kind", "name"),
     Index("checkpoint_by_project", "project", "created_us"),
     Index("checkpoint_by_version", "version"),
+    Index("checkpoint_by_key", "key"),
 )
 
 run_metric = Table(
@@ -142,13 +144,16 @@ sampling_session = Table(
     _text("base_hash"),
     _text("model_path", null=True),
     _text("version"),
-    _text("key", null=True),  # blob of the weights; None: the base itself
+    _text("key", null=True),  # blob of the weights; None: the base itself, or weights that it let go
     _int("created_us"),
     _text("follows_run", null=True),  # in flight: the run whose newer weights it takes over
     _int("follows_seq", null=True),  # and the operation that saved those it has
     _int("clones", null=True),  # clients that were given a number beside the first
+    _int("asked_us", null=True),  # when it was last asked, give or take the time between two rounds of housekeeping; None: never
+    _int("gone_us", null=True),  # since when it holds nothing any more
     UniqueConstraint("session_id", "seq", name="sampling_session_once"),
     Index("sampling_session_follows", "follows_run"),
+    Index("sampling_session_by_key", "key"),
 )
 
 custom_loss = Table(
@@ -254,6 +259,7 @@ feedback = Table(
     _int("created_us"),
     Index("feedback_by_target", "project", "target_kind", "target_id"),
     Index("feedback_by_project", "project", "created_us"),
+    Index("feedback_by_metric", "project", "metric", "created_us"),
 )
 
 dataset = Table(

@@ -78,7 +78,7 @@ async function showRuns() {
     return row([
       cell(run.name ?? run.id, "code"),
       cell(run.base_model),
-      cell(run.rank, "number"),
+      cell(run.rank === 0 ? "all parameters" : `rank ${run.rank}`),
       cell(run.step, "number"),
       cell(values.length ? values.at(-1).toPrecision(4) : "", "number"),
       cell(curve(values)),

@@ -63,6 +63,21 @@ def test_a_run_is_created_trained_and_shown(server: Server) -> None:
     assert [run["id"] for run in ok(server, "GET", "/runs")["data"]] == [run]
 
 
+def test_a_run_that_is_asked_for_again_under_its_key_is_the_same_run(server: Server) -> None:
+    def create(key: str, body: dict[str, Any]) -> Any:
+        return server.http.post("/api/v1/runs", json={"base_model": "tiny", "rank": 4, **body}, headers={"x-idempotency-key": key})
+
+    first, again = create("a", {"metadata": {"x": "1", "y": "2"}}), create("a", {"metadata": {"y": "2", "x": "1"}, "alpha": 32.0})
+    assert (first.status_code, again.status_code, first.json()) == (201, 201, again.json())
+    for other in ({}, {"metadata": {"x": "1", "y": "3"}}, {"metadata": {"x": "1", "y": "2"}, "seed": first.json()["seed"]}):
+        refused = create("a", other)
+        assert (refused.status_code, refused.json()["error"]["code"], refused.json()["error"]["field"]) == (409, "conflict", "x-idempotency-key")
+        assert "repeat that body, or give a new request a new key" in refused.json()["error"]["message"]
+    assert create("b", {}).json()["id"] != first.json()["id"]
+    assert len(ok(server, "GET", "/runs")["data"]) == 2
+    assert (create("", {}).status_code, create("k" * 257, {}).status_code) == (400, 400)
+
+
 def test_a_result_that_is_not_there_yet_is_a_202(server: Server) -> None:
     run = new_run(server)
     server.hold_engine(True)

@@ -5,11 +5,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bloomery.client import Client
 from bloomery.types.errors import Conflict, InvalidInput, NotFound, Unauthorized, Unavailable
-from tests.api.server import URL, Server, serving
+from tests.api.server import KEY, URL, Server, serving
 from tests.services.fake_engine import BASE
 from tests.services.runs_stage import datum
 from tests.services.stage import chat
@@ -53,6 +54,31 @@ def test_a_restart_of_the_api_loses_nothing_and_is_waited_for(server: Server) ->
         restart.join()
         taken_up = client.run(run.id)
         assert taken_up.optim_step(1e-3).result().metrics["step"] == 2
+
+
+class Forgetful(httpx.BaseTransport):
+    """Passes everything on, and loses the first answer to a request that makes a run."""
+
+    def __init__(self, transport: httpx.BaseTransport) -> None:
+        self._transport = transport
+        self.keys: list[str] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = self._transport.handle_request(request)
+        if (request.method, request.url.path) == ("POST", "/api/v1/runs"):
+            self.keys.append(request.headers["x-idempotency-key"])
+            if len(self.keys) == 1:
+                raise httpx.ReadError("the server died", request=request)
+        return answer
+
+
+def test_a_run_is_created_once_though_the_answer_is_lost(server: Server) -> None:
+    transport = Forgetful(server.transport)
+    with Client(URL, KEY, transport=transport) as client:
+        first, second = client.create_run("tiny", 4), client.create_run("tiny", 4)
+        assert {run.id for run in client.runs()} == {first.id, second.id}
+    lost, repeated, other = transport.keys
+    assert lost == repeated != other
 
 
 def test_a_submission_without_an_answer_stops_the_writer(server: Server) -> None:

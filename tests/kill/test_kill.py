@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from bloomery.client import Client
 from tests.kill.harness import finish, start_workload
 from tests.kill.workload import POISON
 from tests.live import LiveServer, running_server
@@ -53,6 +54,17 @@ def test_two_tenants_end_with_the_same_bits_after_several_deaths(tmp_path: Path)
     with running_server(tmp_path / "undisturbed") as undisturbed:
         reports = finish(start_workload(undisturbed, 2)).reports
     assert killed_at(QUICK, tmp_path, tenants=2) == reports
+
+
+@pytest.mark.slow
+def test_an_api_that_dies_while_it_makes_a_run_has_made_one(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    environment = {"BLOOMERY_FAILPOINTS": f"run.created:{marker}"}
+    with running_server(tmp_path / "data", env=environment) as server, Client(server.url, server.key) as client:
+        made = client.create_run("bloomery-tiny", rank=4, seed=1)
+        assert marker.exists(), "nobody died"
+        assert [run.id for run in client.runs()] == [made.id]
+        assert made.optim_step(1e-3).result().metrics["step"] == 1
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from bloomery.services.feedback import Judgements
 from bloomery.services.garbage import Garbage
 from bloomery.services.models import Models
 from bloomery.services.principal import SCOPES, Principal
+from bloomery.services.sessions import Sessions
 from bloomery.services.span_rows import Inference, RecordedSample
 from bloomery.services.target import Target
 from bloomery.services.traffic import Traffic
@@ -76,7 +77,7 @@ async def open_stage(directory: Path, *, mode: RecordMode = "full", capacity: in
             traffic=traffic,
             feedback=Judgements(database, traffic),
             datasets=Datasets(database, blobs, Curation(database, blobs, traffic)),
-            garbage=Garbage(database, blobs),
+            garbage=Garbage(database, blobs, Sessions(database)),
             versions=versions,
         )
 

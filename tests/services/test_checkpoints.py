@@ -7,6 +7,7 @@ from sqlalchemy import delete, func, select, update
 
 from bloomery.services.checkpoints import NAMED, SNAPSHOT, CheckpointRow, check_name, check_ttl
 from bloomery.services.garbage import Garbage
+from bloomery.services.sessions import Sessions
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.types.errors import InvalidInput, NotFound
@@ -139,7 +140,7 @@ def test_what_expired_or_was_deleted_is_gone(tmp_path: Path) -> None:
             await api.database.write(lambda connection: connection.execute(past))
             with pytest.raises(NotFound, match="expired"):
                 await api.checkpoints.find(ME, short.path)
-            await Garbage(api.database, AsyncBlobs(engine.blobs)).expire()
+            await Garbage(api.database, AsyncBlobs(engine.blobs), Sessions(api.database)).expire()
             assert (
                 await api.database.read(lambda connection: connection.scalar(select(rows.checkpoint.c.id).where(rows.checkpoint.c.id == short.id)))
                 is None

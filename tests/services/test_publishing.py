@@ -133,7 +133,7 @@ def test_samplers_in_flight_go_forward_and_never_back(tmp_path: Path) -> None:
             session = await sessions.create(ME, tags=[], user_metadata={}, sdk_version="x")
 
             async def follow(number: int, saved: int, version: str) -> None:
-                weights = Version(Weights(version=version, key=f"snapshots/{version}"), BASE, "tiny")
+                weights = Version(Weights(version=version), BASE, "tiny")
                 await sessions.follow(ME, session.id, number, weights, run_id=run.id, saved=saved)
 
             async def versions(*numbers: int) -> list[str]:
@@ -147,7 +147,7 @@ def test_samplers_in_flight_go_forward_and_never_back(tmp_path: Path) -> None:
             await follow(0, 2, "two")
             await follow(2, 3, "three")
             assert await versions(0, 1, 2) == ["four"] * 3
-            pinned = Version(Weights(version="fixed", key="k"), BASE, "tiny")
+            pinned = Version(Weights(version="fixed"), BASE, "tiny")
             await sessions.create_sampling(ME, session.id, 3, pinned, None)
             await follow(4, 6, "six")
             assert await versions(0, 1, 2, 3, 4) == ["six", "six", "six", "fixed", "six"]

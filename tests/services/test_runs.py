@@ -15,6 +15,7 @@ from sqlalchemy import update
 
 from bloomery.services.active import Patience
 from bloomery.services.history import MAX_WAITING
+from bloomery.services.run_rows import Repeatable
 from bloomery.services.settle import RestorePoint, restore_point
 from bloomery.store import rows
 from bloomery.types.errors import Conflict, Corrupt, Forbidden, InvalidInput, NotFound, NotSupported
@@ -256,6 +257,26 @@ def test_creating_under_the_same_tinker_id_gives_the_same_run(tmp_path: Path) ->
     play(tmp_path, story)
 
 
+def test_a_request_that_is_repeated_finds_the_run_it_made(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        once = Repeatable("once", "hash of the body")
+        async with open_api(tmp_path) as api:
+            run = await api.new_run(request=once)
+        async with open_api(tmp_path) as api:
+            assert (await api.new_run(request=once)).id == run.id
+            with pytest.raises(Conflict, match=f"run `{run.id}` was created with this idempotency key and another body"):
+                await api.new_run(request=once._replace(hash="of another"))
+            assert (await api.runs.list(ME)).total == 1
+            theirs = await api.runs.create(STRANGER, base_model="tiny", lora=LORA, metadata={}, request=once)
+            assert theirs.id != run.id
+            # A request's key is no name of the run.
+            with pytest.raises(NotFound):
+                await api.runs.get(ME, "once")
+            assert (await api.runs.get(ME, run.id)).tinker_id is None
+
+    play(tmp_path, story)
+
+
 @pytest.mark.parametrize(
     ("lora", "field"),
     [
@@ -292,6 +313,11 @@ def test_a_run_of_all_parameters_is_refused_where_there_is_no_memory_for_it(tmp_
             fits = LoraSpec(rank=0, seed=0, train_attn=False)
             run = await api.runs.create(ME, base_model="tiny", lora=fits, metadata={}, tinker_id="t")
             assert run.lora == fits
+            # Its memory is its own: whoever repeats the request is not asked for as much again.
+            request = Repeatable("key", "hash")
+            made = await api.runs.create(ME, base_model="tiny", lora=fits, metadata={}, request=request)
+            again = await api.runs.create(ME, base_model="tiny", lora=LoraSpec(rank=0, seed=0), metadata={}, request=request)
+            assert again.id == made.id
 
     play(tmp_path, story)
 

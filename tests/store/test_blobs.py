@@ -28,6 +28,16 @@ def test_a_blob_comes_back_and_can_be_replaced_and_deleted(blobs: Blobs) -> None
         blobs.get("checkpoints/run-1/12-ab.safetensors")
 
 
+def test_a_blob_that_was_written_since_is_not_deleted_as_an_old_one(blobs: Blobs) -> None:
+    blobs.put("snapshots/a", b"four")
+    (written,) = blobs.list("snapshots")
+    assert blobs.delete_older("snapshots/a", written.modified_us) is None
+    assert blobs.exists("snapshots/a")
+    assert blobs.delete_older("snapshots/a", written.modified_us + 1) == 4
+    assert not blobs.exists("snapshots/a")
+    assert blobs.delete_older("snapshots/a", written.modified_us + 1) is None
+
+
 def test_listing_names_keys_and_sizes_of_a_folder(blobs: Blobs) -> None:
     for key in ("bodies/b", "bodies/a", "manifests/c"):
         blobs.put(key, key.encode())

@@ -8,6 +8,7 @@ from sqlalchemy import Connection, create_engine, func, insert, select, update
 
 from bloomery.store import rows
 from bloomery.store.database import Database
+from bloomery.store.migrations import migrate
 from bloomery.types.errors import Unavailable
 
 
@@ -18,6 +19,20 @@ def test_migrations_produce_exactly_the_tables_of_rows(tmp_path: Path) -> None:
     rows.metadata.create_all(engine)
     engine.dispose()
     assert _schema(tmp_path / "migrated.db") == _schema(tmp_path / "direct.db")
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002"])
+def test_rows_of_an_earlier_schema_are_kept(tmp_path: Path, revision: str) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'db'}")
+    with engine.begin() as connection:
+        migrate(connection, revision)
+        older = "INSERT INTO sampling_session (id, project, base_model, base_hash, version, key, created_us) VALUES ('s', 'p', 'm', 'b', 'v', 'k', 1)"
+        connection.exec_driver_sql(older)
+    engine.dispose()
+    with Database(tmp_path / "db") as db:
+        table = rows.sampling_session.c
+        found = asyncio.run(db.read(lambda c: c.execute(select(table.id, table.key, table.follows_run, table.asked_us, table.gone_us)).all()))
+    assert found == [("s", "k", None, None, None)]
 
 
 def test_opening_again_keeps_the_rows(tmp_path: Path) -> None:

@@ -181,6 +181,29 @@ def test_a_sample_in_the_making_is_cancelled_by_its_project_alone(server: Served
     assert ask(server, theirs.key, "POST", "/cancel_future", {"request_id": endless}).status_code == 200
 
 
+@pytest.mark.parametrize("scopes", [["read"], ["train"], ["read", "train", "deploy", "admin"]])
+def test_samples_are_fetched_and_cancelled_with_the_scope_that_samples(server: Served, admin: Client, ours: Tenant, scopes: list[str]) -> None:
+    """Of its own project even: a key that looks or trains is no key that samples."""
+    made = admin.keys.create(f"fetcher-{len(scopes)}-{scopes[0]}", scopes, project="blue").key
+    done = ask(server, ours.key, "POST", "/asample", asked_of(ours, 70, first_token=1)).json()["request_id"]
+    target = {"type": "sampling_session", "sampling_session_id": ours.sampler_id, "cloned_sampler_id": 0}
+    for path, body in (
+        ("/retrieve_future", {"request_id": done}),
+        ("/cancel_future", {"request_id": done}),
+        ("/retrieve_futures", {"target": target, "prev_cursor": 0, "timeout": 0, "retrieved_request_ids": []}),
+    ):
+        answer = ask(server, made, "POST", path, body)
+        assert (answer.status_code, answer.json()["code"], answer.json()["category"]) == (403, "forbidden", "user"), path
+        assert "lacks the scope `infer`" in answer.json()["error"]
+        assert ask(server, ours.key, "POST", path, body).status_code == 200, path
+
+
+@pytest.mark.parametrize("scope", ["read", "train"])
+def test_results_of_operations_are_fetched_without_the_scope_that_samples(server: Served, admin: Client, ours: Tenant, scope: str) -> None:
+    made = admin.keys.create(f"watcher-{scope}", [scope], project="blue").key
+    assert ask(server, made, "POST", "/retrieve_future", {"request_id": f"operation|{ours.run.model_id}|1|"}).status_code == 200
+
+
 @pytest.mark.parametrize("scope", ["infer", "read", "deploy", "admin"])
 def test_a_scope_that_is_missing_is_named(server: Served, admin: Client, ours: Tenant, scope: str) -> None:
     made: NewKey = admin.keys.create(f"only-{scope}", [scope], project="blue")

@@ -7,11 +7,11 @@ from alembic.config import Config
 from sqlalchemy import Connection
 
 
-def migrate(connection: Connection) -> None:
-    """Bring the schema to the newest version, inside the caller's transaction."""
+def migrate(connection: Connection, revision: str = "head") -> None:
+    """Bring the schema to the newest version, or to an earlier one, inside the caller's transaction."""
     config = Config()
     # Percent signs mean interpolation to the parser behind Config.
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(config, revision)

@@ -1,6 +1,5 @@
 """Fetching results by long poll: an answer, or 408 after a while, upon which the SDK asks again at once."""
 
-import asyncio
 from typing import Any, Final
 
 from fastapi import APIRouter, Response
@@ -15,6 +14,7 @@ from bloomery.api.routes.tinker.messages import CONTENT_TYPE, encode_forward_bac
 from bloomery.api.routes.tinker.names import Creation, LossCreation, OperationFuture, SampleFuture, Unloading, parse_future, session_of
 from bloomery.services.core import Services
 from bloomery.services.principal import Principal
+from bloomery.services.threads import off_loop
 from bloomery.services.versions import Version
 from bloomery.types.errors import InvalidInput
 from bloomery.types.generation import Weights
@@ -49,7 +49,7 @@ async def retrieve_future(body: bodies.RetrieveFuture, services: Svc, caller: Ca
             await services.custom_losses.get(caller, loss_id)
             return JSONResponse({"type": "create_custom_loss", "loss_id": loss_id})
         case SampleFuture() as future:
-            return await _retrieve_sample(future, caller, futures)
+            return await _retrieve_sample(future, services, caller, futures)
         case OperationFuture() as future:
             return await _retrieve_operation(future, services, caller)
 
@@ -57,6 +57,7 @@ async def retrieve_future(body: bodies.RetrieveFuture, services: Svc, caller: Ca
 @router.post("/retrieve_futures")
 async def retrieve_futures(body: bodies.RetrieveFutures, services: Svc, caller: Caller, futures: Futures) -> dict[str, Any]:
     """Which samples of a sampler's client ended; their answers are fetched one by one."""
+    caller.require("infer")
     sampler = await services.sessions.get_sampling(caller, body.target.sampling_session_id)
     futures.forget(body.retrieved_request_ids, sampler.id)
     timeout_s = HOLD_S if body.timeout is None else min(body.timeout, HOLD_S)
@@ -67,6 +68,7 @@ async def retrieve_futures(body: bodies.RetrieveFutures, services: Svc, caller: 
 @router.post("/cancel_future")
 async def cancel_future(body: bodies.FutureRef, caller: Caller, futures: Futures) -> dict[str, Any]:
     """Stop a sample that nobody waits for any more."""
+    caller.require("infer")
     future = parse_future(body.request_id)
     if not isinstance(future, SampleFuture):
         raise InvalidInput("only samples can be cancelled: an operation of a run keeps its place in the order", field="request_id")
@@ -80,8 +82,11 @@ def _completion(completion: Completion) -> dict[str, Any]:
     return {"state": "finished", "request_id": completion.request_id, "response_payload_uncompressed_size": completion.size}
 
 
-async def _retrieve_sample(future: SampleFuture, caller: Principal, futures: SampleFutures) -> Response:
-    match await futures.wait(future, caller.project, HOLD_S):
+async def _retrieve_sample(future: SampleFuture, services: Services, caller: Principal, futures: SampleFutures) -> Response:
+    caller.require("infer")
+    answer = await futures.wait(future, caller.project, HOLD_S)
+    services.sessions.note_asked(caller.project, future.sampling_session_id)
+    match answer:
         case None:
             return _try_again("active", "the sample is in the making")
         case Failed() as failed:
@@ -102,7 +107,7 @@ async def _retrieve_operation(future: OperationFuture, services: Services, calle
 async def _answer(result: Result, future: OperationFuture, services: Services, caller: Principal) -> Response:
     match result:
         case ForwardBackwardResult():
-            return Response(await asyncio.to_thread(encode_forward_backward, result), media_type=CONTENT_TYPE)
+            return Response(await off_loop(result.output_bytes, encode_forward_backward, result), media_type=CONTENT_TYPE)
         case OptimStepResult(metrics=metrics):
             # Training loops merge these into rows of their own, which have a `step`: ours counts from 1 and over loads, theirs does not.
             return JSONResponse({"metrics": {"optimizer_step" if name == "step" else name: value for name, value in metrics.items()}})

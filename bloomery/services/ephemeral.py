@@ -1,0 +1,127 @@
+"""Weights that nobody keeps: a snapshot without a name, and what a sampler holds alone.
+
+A training loop saves weights for a new sampler in every step and deletes none of them. So a snapshot without a name goes when the session of its
+run is over, when many newer ones are there, or, where no session is to tell, after a while; unless a deployment or a sampler holds it. A sampler
+lets go of weights that nothing else keeps once it was not asked for long enough. `Keeping` says how long, and docs/operate.md what that bounds.
+
+The row of a sampler stays, so that who comes back is told what happened. Rows go first and blobs after them, in the hands of `Garbage`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import CTE, Connection, Row, Select, delete, func, or_, select, update
+
+from bloomery.services.checkpoints import SNAPSHOT
+from bloomery.store import rows
+from bloomery.sync.publish import manifest_key
+from bloomery.types.errors import Gone
+
+_HOUR_US: Final = 3_600 * 1_000_000
+
+SamplerKey = tuple[str, str]
+"""The project and the id of a sampler."""
+
+
+class Keeping(NamedTuple):
+    """How long what nobody keeps is there all the same."""
+
+    newest: int = 100
+    """Snapshots without a name of a run whose session lives."""
+    unasked_us: int = _HOUR_US
+    """For what newer ones have superseded. Nothing goes earlier."""
+    over_us: int = 24 * _HOUR_US
+    """After the session finished or fell silent, and after a sampler was asked last."""
+    unowned_us: int = 7 * 24 * _HOUR_US
+    """For a run of no session: as long as the result of the operation tells the version."""
+    at_once: int = 500
+    """Rows of a kind that go in one transaction: other writers wait for it."""
+
+
+class LetGo(NamedTuple):
+    """What went: samplers that hold nothing any more, and blobs that no row names."""
+
+    samplers: list[SamplerKey]
+    blobs: list[str]
+
+
+def note_asked(connection: Connection, asked_us: Mapping[SamplerKey, int]) -> None:
+    """Store when samplers were asked last."""
+    table = rows.sampling_session.c
+    for (project, sampler_id), at_us in asked_us.items():
+        connection.execute(update(rows.sampling_session).where(table.project == project, table.id == sampler_id).values(asked_us=at_us))
+
+
+def is_due(connection: Connection, keeping: Keeping, now: int) -> bool:
+    """Whether `let_go` would find something."""
+    spare = _spare(keeping, now)
+    return any(connection.execute(query.limit(1)).first() is not None for query in (_idle_samplers(spare, keeping, now), _unheld(spare)))
+
+
+def let_go(connection: Connection, keeping: Keeping, now: int) -> LetGo:
+    """Let some of it go: ask again while something is due."""
+    spare = _spare(keeping, now)
+    idle = connection.execute(_idle_samplers(spare, keeping, now).limit(keeping.at_once)).all()
+    table = rows.sampling_session
+    connection.execute(update(table).where(table.c.id.in_([row.id for row in idle])).values(key=None, gone_us=now))
+    unheld = connection.execute(_unheld(spare).limit(keeping.at_once)).all()
+    connection.execute(delete(rows.checkpoint).where(rows.checkpoint.c.id.in_([row.id for row in unheld])))
+    return LetGo([(row.project, row.id) for row in idle], _unnamed(connection, [*idle, *unheld]))
+
+
+def require_kept(connection: Connection, key: str | None) -> None:
+    """Weights that are to be held from here on are still there: between finding and holding them they may have gone."""
+    if key is not None and connection.execute(select(rows.checkpoint.c.id).where(rows.checkpoint.c.key == key).limit(1)).first() is None:
+        raise Gone("these weights were let go, because they had no name and nobody held them: save them again, under a name if they shall stay")
+
+
+def _spare(keeping: Keeping, now: int) -> CTE:
+    """Snapshots without a name that stay only if somebody holds them; `superseded` are those behind the newest of their run."""
+    table, run, session = rows.checkpoint.c, rows.run.c, rows.session.c
+    place = func.row_number().over(partition_by=table.run_id, order_by=table.seq.desc()).label("place")
+    nameless = select(table.id, table.run_id, table.key, table.version, table.created_us, place)
+    ours = nameless.where(table.kind == SNAPSHOT, table.name.is_(None), table.state == "ready").subquery()
+    joined = ours.join(rows.run, ours.c.run_id == run.id).outerjoin(rows.session, run.session_id == session.id)
+    superseded = ours.c.place > keeping.newest
+    over = (_heard_us() < now - keeping.over_us) & (ours.c.created_us < now - keeping.over_us)
+    unowned = session.id.is_(None) & (ours.c.created_us < now - keeping.unowned_us)
+    query = select(ours.c.id, ours.c.key, ours.c.version, superseded.label("superseded")).select_from(joined)
+    return query.where(ours.c.created_us < now - keeping.unasked_us, or_(superseded, over, unowned)).cte("spare")
+
+
+def _idle_samplers(spare: CTE, keeping: Keeping, now: int) -> Select[Any]:
+    """Samplers that nobody asks any more, of weights that nothing else keeps."""
+    table, checkpoint = rows.sampling_session.c, rows.checkpoint.c
+    asked_us = func.coalesce(table.asked_us, table.created_us)
+    unnamed = ~select(checkpoint.id).where(checkpoint.key == table.key).exists()
+    over = func.coalesce(_heard_us(), 0) < now - keeping.over_us
+    superseded = table.key.in_(select(spare.c.key).where(spare.c.superseded))
+    idle = ((asked_us < now - keeping.over_us) & or_(over, unnamed)) | ((asked_us < now - keeping.unasked_us) & superseded)
+    keeps = select(checkpoint.id).where(checkpoint.key == table.key, checkpoint.id.not_in(select(spare.c.id)))
+    joined = rows.sampling_session.outerjoin(rows.session, table.session_id == rows.session.c.id)
+    query = select(table.id, table.project, table.key, table.version).select_from(joined)
+    # Above the empty text, and so not NULL: an index answers that, and rows that let go are not read again.
+    return query.where(table.key > "", idle, ~keeps.exists(), ~_deployed(table.key))
+
+
+def _unheld(spare: CTE) -> Select[Any]:
+    held = select(rows.sampling_session.c.id).where(rows.sampling_session.c.key == spare.c.key).exists()
+    return select(spare.c.id, spare.c.key, spare.c.version).where(~held, ~_deployed(spare.c.key))
+
+
+def _heard_us() -> Any:
+    """When the client of a session was heard of last."""
+    return func.coalesce(rows.session.c.finished_us, rows.session.c.heartbeat_us)
+
+
+def _deployed(key: Any) -> Any:
+    return select(rows.revision.c.id).where(rows.revision.c.key == key).exists()
+
+
+def _unnamed(connection: Connection, gone: Sequence[Row[Any]]) -> list[str]:
+    """Of the weights and manifests that these rows named, those that no other names."""
+    keys = {row.key for row in gone}
+    tables = (rows.checkpoint.c, rows.revision.c, rows.sampling_session.c)
+    left = [row for table in tables for row in connection.execute(select(table.key, table.version).where(table.key.in_(keys)))]
+    versions = {row.version for row in gone} - {row.version for row in left}
+    return sorted(keys - {row.key for row in left}) + sorted(map(manifest_key, versions))

@@ -1,0 +1,63 @@
+"""Queries whose tables grow for ever find their rows by an index."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event
+
+from bloomery.services.ephemeral import Keeping, is_due, require_kept
+from bloomery.services.feedback import _check_metric
+from bloomery.services.run_rows import Repeatable, run_of_request
+from bloomery.services.settle import unreferenced
+from bloomery.store.database import Database
+from bloomery.types.errors import Gone
+
+Work = Callable[[Connection], object]
+
+
+def plan(tmp_path: Path, work: Work) -> str:
+    """How SQLite goes about every query of the work."""
+
+    def explain(connection: Connection) -> list[str]:
+        asked: list[tuple[str, Any]] = []
+        event.listen(connection, "before_cursor_execute", lambda _1, _2, statement, parameters, _3, _4: asked.append((statement, parameters)))
+        work(connection)
+        steps = [connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all() for statement, parameters in list(asked)]
+        assert steps
+        return [row.detail for found in steps for row in found]
+
+    with Database(tmp_path / "bloomery.db") as database:
+        return "\n".join(asyncio.run(database.read(explain)))
+
+
+def test_the_values_of_a_metric_are_found_by_it(tmp_path: Path) -> None:
+    found = plan(tmp_path, lambda connection: _check_metric(connection, {"project": "p", "metric": "m", "type": "bool"}))
+    assert "USING INDEX feedback_by_metric (project=? AND metric=?)" in found
+    assert "B-TREE" not in found, "the latest is not the first that is read"
+
+
+def test_who_names_a_blob_is_found_by_it(tmp_path: Path) -> None:
+    found = plan(tmp_path, lambda connection: unreferenced(connection, ["a", "b"]))
+    assert "checkpoint_by_key (key=?)" in found
+    assert "sampling_session_by_key (key=?)" in found
+
+
+def test_weights_that_are_to_be_held_are_found_by_their_blob(tmp_path: Path) -> None:
+    def hold(connection: Connection) -> None:
+        with pytest.raises(Gone):
+            require_kept(connection, "gone")
+
+    assert "checkpoint_by_key (key=?)" in plan(tmp_path, hold)
+
+
+def test_samplers_that_let_go_are_not_read_again(tmp_path: Path) -> None:
+    found = plan(tmp_path, lambda connection: is_due(connection, Keeping(), 0))
+    assert "SCAN sampling_session" not in found
+
+
+def test_a_request_that_comes_again_is_found_by_its_key(tmp_path: Path) -> None:
+    found = plan(tmp_path, lambda connection: run_of_request(connection, "p", Repeatable("key", "hash")))
+    assert "sqlite_autoindex_alias_1 (project=? AND contract=? AND name=?)" in found
