@@ -1,12 +1,16 @@
 """Keys and values of all running samples, in slots 0 to n - 1 without gaps, and of some that have left.
 
-Shapes: N layers, S slots, K key/value heads, L places for tokens, T tokens of one sequence, E head dimension.
+Beside those of a token lie the experts that it went to, so that whoever takes over its keys and values knows them too.
+Shapes: N layers, S slots, K key/value heads, L places for tokens, T tokens of one sequence, E head dimension, B samples. Of experts N are the sparse
+layers alone, E the experts per token, and K is 1.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bloomery.infer.plan import LEAST_SHARED, Kept, Sample, Stem, in_common
@@ -15,16 +19,18 @@ from bloomery.models.config import DecoderConfig
 
 MAX_KEPT: Final = 256
 """Sequences: every newcomer is compared with those whose head is its own."""
+_EXPERT: Final = torch.int16
 _SLOT_STEP = 8
 _KEEP_BYTES = 64 << 20
 """Idle slots larger than this are given back."""
 
 
-class _Pair(NamedTuple):
-    """Keys and values of one sequence."""
+class _Contents(NamedTuple):
+    """What is stored of one sequence."""
 
     keys_NKTE: Tensor
     values_NKTE: Tensor
+    experts_NKTE: Tensor
 
 
 class KeyValueCache:
@@ -38,14 +44,18 @@ class KeyValueCache:
         self._config, self._dtype, self._device, self._kept_tokens = config, dtype, device, kept_tokens
         self.samples: list[Sample] = []
         """Who holds slot 0, 1, ..."""
-        self.keys_NSKLE = self.values_NSKLE = self._empty(0, 0)
-        self._kept: dict[Kept, _Pair] = {}
+        self.keys_NSKLE: Tensor
+        self.values_NSKLE: Tensor
+        self.experts_NSKLE: Tensor
+        self._give_back()
+        self._kept: dict[Kept, _Contents] = {}
         """The longest unused first."""
 
     @staticmethod
     def bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
         """Memory of one place."""
-        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+        experts = 0 if config.routing is None else len(config.routing.sparse_layers) * config.routing.top_k * _EXPERT.itemsize
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize + experts
 
     @property
     def kept(self) -> Sequence[Kept]:
@@ -71,7 +81,7 @@ class KeyValueCache:
             self.samples[slot] = moved
         self.samples.pop()
         if not self.samples and self.keys_NSKLE.nbytes + self.values_NSKLE.nbytes > _KEEP_BYTES:
-            self.keys_NSKLE = self.values_NSKLE = self._empty(0, 0)
+            self._give_back()
 
     def keep(self, sample: Sample, stem: Stem) -> None:
         """Keep the keys and values of a sample's cached tokens, which are those of `stem`, beyond its release."""
@@ -86,7 +96,7 @@ class KeyValueCache:
             if shared == len(other.stem.tokens):
                 del self._kept[other]
         slot = self.slot(sample)
-        self._kept[Kept(stem)] = _Pair(*(storage[:, slot, :, :tokens].clone() for storage in (self.keys_NSKLE, self.values_NSKLE)))
+        self._kept[Kept(stem)] = _Contents(*(storage[:, slot, :, :tokens].clone() for storage in self._storages))
         while len(self._kept) > MAX_KEPT or sum(len(each.stem.tokens) for each in self._kept) > self._kept_tokens:
             del self._kept[next(iter(self._kept))]
 
@@ -96,7 +106,7 @@ class KeyValueCache:
             self._copy(self.slot(source), self.slot(target), tokens)
         else:
             slot = self.slot(target)
-            for storage, kept_NKTE in zip((self.keys_NSKLE, self.values_NSKLE), self._touch(source), strict=True):
+            for storage, kept_NKTE in zip(self._storages, self._touch(source), strict=True):
                 storage[:, slot, :, :tokens] = kept_NKTE[:, :, :tokens]
         target.cached = tokens
 
@@ -104,34 +114,58 @@ class KeyValueCache:
         """Forget everything, and give the memory back."""
         self.samples.clear()
         self._kept.clear()
-        self.keys_NSKLE = self.values_NSKLE = self._empty(0, 0)
+        self._give_back()
 
     def reserve(self, length: int) -> None:
         """Make room for `length` tokens in every placed sample's slot, keeping what is cached."""
         if len(self.samples) > self.keys_NSKLE.shape[1] or length > self.keys_NSKLE.shape[3]:
-            # One after the other: the old and the new form of both never exist together.
+            # One after the other: the old and the new form of all never exist together.
             self.keys_NSKLE = self._resized(self.keys_NSKLE, length)
             self.values_NSKLE = self._resized(self.values_NSKLE, length)
+            self.experts_NSKLE = self._resized(self.experts_NSKLE, length)
 
-    def _touch(self, kept: Kept) -> _Pair:
-        pair = self._kept[kept] = self._kept.pop(kept)
-        return pair
+    def experts(self, sample: Sample, tokens: int) -> NDArray[np.int32]:
+        """Where the first tokens of a sample went [T, N, E]."""
+        return _numpy(self.experts_NSKLE[:, self.slot(sample), 0, :tokens].transpose(0, 1))
+
+    def last_experts(self, samples: Sequence[Sample]) -> NDArray[np.int32]:
+        """Where the last cached token of each sample went [B, N, E]."""
+        slots, places = [self.slot(sample) for sample in samples], [sample.cached - 1 for sample in samples]
+        return _numpy(self.experts_NSKLE[:, slots, 0, places].transpose(0, 1))
+
+    @property
+    def _storages(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.keys_NSKLE, self.values_NSKLE, self.experts_NSKLE
+
+    def _touch(self, kept: Kept) -> _Contents:
+        contents = self._kept[kept] = self._kept.pop(kept)
+        return contents
 
     def _resized(self, old_NSKLE: Tensor, length: int) -> Tensor:
-        new_NSKLE = self._empty(pad_to(len(self.samples), _SLOT_STEP), pad_to(length, KEY_PAD))
+        layers, _, heads, _, width = old_NSKLE.shape
+        shape = (layers, pad_to(len(self.samples), _SLOT_STEP), heads, pad_to(length, KEY_PAD), width)
+        new_NSKLE = old_NSKLE.new_zeros(shape)
         for slot, sample in enumerate(self.samples):
             if sample.cached:
                 new_NSKLE[:, slot, :, : sample.cached] = old_NSKLE[:, slot, :, : sample.cached]
         return new_NSKLE
 
-    def _empty(self, slots: int, length: int) -> Tensor:
-        shape = (self._config.num_layers, slots, self._config.num_kv_heads, length, self._config.head_dim)
-        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+    def _give_back(self) -> None:
+        config, routing = self._config, self._config.routing
+        shape = (config.num_layers, 0, config.num_kv_heads, 0, config.head_dim)
+        self.keys_NSKLE = self.values_NSKLE = torch.zeros(shape, dtype=self._dtype, device=self._device)
+        shape = (0, 0, 1, 0, 0) if routing is None else (len(routing.sparse_layers), 0, 1, 0, routing.top_k)
+        self.experts_NSKLE = torch.zeros(shape, dtype=_EXPERT, device=self._device)
 
     def _copy(self, source: int, target: int, tokens: int) -> None:
-        for storage in (self.keys_NSKLE, self.values_NSKLE):
+        for storage in self._storages:
             storage[:, target, :, :tokens] = storage[:, source, :, :tokens]
 
     def _clear(self, slot: int, tokens: int) -> None:
-        for storage in (self.keys_NSKLE, self.values_NSKLE):
+        for storage in self._storages:
             storage[:, slot, :, :tokens] = 0
+
+
+def _numpy(experts: Tensor) -> NDArray[np.int32]:
+    array: NDArray[Any] = experts.cpu().numpy()
+    return array.astype(np.int32)

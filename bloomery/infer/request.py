@@ -21,6 +21,8 @@ class Request:
         """Whether a sample of it has had a place in the cache."""
         self.inquiry = Inquiry(generate) if generate.scores_prompt else None
         """What its prompt is still to be scored for."""
+        self.owes_routing = generate.routing
+        """Whether its prompt's routing is asked for and was not told yet."""
         self.samples = self._make_samples()
         """All of them as the plan sees them."""
         self._stop_tokens = frozenset(generate.params.stop_tokens)

@@ -2,7 +2,7 @@
 
 Prefill packs chunks of prompts as the trainer packs sequences; decode has one row per sample. Rows are sorted by weights, and every adapter's
 segment is padded to `ROW_PAD` rows.
-Shapes: R packed rows, B fed samples, D hidden, V vocabulary, T tokens of a chunk.
+Shapes: R packed rows, B fed samples, D hidden, V vocabulary, T tokens of a chunk; of a routing L sparse layers, T experts per token.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +20,7 @@ from bloomery.infer.versions import Model
 from bloomery.models.adapters import UNEMBED, AdapterRows, Factors, FusedAdapter
 from bloomery.models.attention import ROW_PAD, pad_to
 from bloomery.models.decoder import Decoder
+from bloomery.models.experts import Routing
 from bloomery.models.head import logits
 
 
@@ -101,28 +102,39 @@ class Runner:
 
     def _prefill(self, feeds: Sequence[Feed]) -> list[Tensor]:
         layout = _layout(feeds, lambda feed: pad_to(len(feed.tokens), ROW_PAD))
-        attention = ChunkAttention(self._cache, self._spans(feeds, layout))
-        hidden_RD = self._hidden(feeds, layout, attention)
+        spans = self._spans(feeds, layout)
+        hidden_RD = self._hidden(feeds, layout, spans, ChunkAttention(self._cache, spans))
         return [hidden_RD[row : row + pad_to(len(feed.tokens), ROW_PAD)] for row, feed in zip(layout.first_rows, feeds, strict=True)]
 
     def _decode(self, feeds: Sequence[Feed]) -> NextTokens:
         layout = _layout(feeds, lambda feed: 1)
-        attention = StepAttention(self._cache, self._spans(feeds, layout), layout.rows)
-        hidden_RD, decoder = self._hidden(feeds, layout, attention), feeds[0].model.decoder
+        spans = self._spans(feeds, layout)
+        hidden_RD = self._hidden(feeds, layout, spans, StepAttention(self._cache, spans, layout.rows))
+        decoder = feeds[0].model.decoder
         logits_RV = torch.cat([_logits(hidden_RD[start:stop], decoder, adapter) for adapter, start, stop in layout.adapters.segments])
         return _next_tokens(logits_RV, layout.first_rows)
 
-    def _hidden(self, feeds: Sequence[Feed], layout: "_Layout", attention: ChunkAttention | StepAttention) -> Tensor:
+    def _hidden(self, feeds: Sequence[Feed], layout: "_Layout", spans: Sequence[Span], attention: ChunkAttention | StepAttention) -> Tensor:
         tokens, positions = [0] * layout.rows, [0] * layout.rows
         for row, feed in zip(layout.first_rows, feeds, strict=True):
             tokens[row : row + len(feed.tokens)] = feed.tokens
             positions[row : row + len(feed.tokens)] = range(feed.start, feed.stop)
         decoder = feeds[0].model.decoder
         tokens_R, positions_R = torch.tensor([tokens, positions], device=decoder.device)
-        hidden_RD = decoder.hidden(tokens_R, positions_R, attention, layout.adapters)
+        routing = Routing()
+        hidden_RD = decoder.hidden(tokens_R, positions_R, attention, layout.adapters, routing)
+        if decoder.config.experts is not None:
+            self._remember(spans, routing.chosen_RLT)
         for feed in feeds:
             feed.sample.cached = feed.stop
         return hidden_RD
+
+    def _remember(self, spans: Sequence[Span], chosen_RLT: Tensor) -> None:
+        """Put the experts of all fed tokens beside their keys and values."""
+        fed = [(span.row + token, span.slot, span.start + token) for span in spans for token in range(span.stop - span.start)]
+        rows, slots, places = torch.tensor(fed, device=chosen_RLT.device).unbind(1)
+        storage = self._cache.experts_NSKLE
+        storage[:, slots, 0, places] = chosen_RLT.index_select(0, rows).transpose(0, 1).to(storage.dtype)
 
     def _spans(self, feeds: Sequence[Feed], layout: "_Layout") -> list[Span]:
         slots = {sample: slot for slot, sample in enumerate(self._cache.samples)}

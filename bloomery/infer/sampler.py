@@ -19,9 +19,21 @@ from bloomery.infer.sampling import choose
 from bloomery.infer.versions import Model, Source, Versions
 from bloomery.models.decoder import Decoder
 from bloomery.models.memory import free_bytes
+from bloomery.types.arrays import Array
 from bloomery.types.checks import check_generate
 from bloomery.types.errors import BloomeryError, Conflict, WorkerError, blame
-from bloomery.types.generation import Abort, FinishReason, Generate, GenerateFailed, PromptFound, SampledToken, SampleFinished, SamplerEvent, Weights
+from bloomery.types.generation import (
+    Abort,
+    FinishReason,
+    Generate,
+    GenerateFailed,
+    PromptFound,
+    PromptRouted,
+    SampledToken,
+    SampleFinished,
+    SamplerEvent,
+    Weights,
+)
 
 CACHE_BYTES: Final = 1 << 30
 """Bound of the key and value cache; a sequence that runs alone may exceed it."""
@@ -166,6 +178,10 @@ class Sampler:
             score = request.take_score()
             if score is not None:
                 self._events.append(score)
+            if request.owes_routing and not sample.missing:
+                experts = Array.of(self._cache.experts(sample, sample.shared))
+                self._events.append(PromptRouted(request_id=sample.request_id, experts=experts))
+                request.owes_routing = False
             if not sample.decodes and sample.left and not sample.missing:
                 self._finish(sample, "length")
 
@@ -183,6 +199,7 @@ class Sampler:
         draws = [request.draw(sample.index) for request, sample in zip(requests, samples, strict=True)]
         tokens_B = choose(next_tokens.logits_BV.numpy(), draws)
         logprobs = next_tokens.logprobs(torch.from_numpy(tokens_B)).tolist()
+        fed_experts = self._fed_experts([sample for sample, request in zip(samples, requests, strict=True) if request.generate.routing])
         for row, (sample, request) in enumerate(zip(samples, requests, strict=True)):
             token = SampledToken(
                 request_id=sample.request_id,
@@ -191,6 +208,7 @@ class Sampler:
                 token=int(tokens_B[row]),
                 logprob=logprobs[row],
                 top=next_tokens.top(row, request.generate.top_logprobs),
+                fed_experts=fed_experts.get(sample),
             )
             self._commit(sample, token)
 
@@ -208,6 +226,10 @@ class Sampler:
         reason = request.append(sample.index, token.token, self._config.context)
         if reason is not None:
             self._finish(sample, reason)
+
+    def _fed_experts(self, samples: Sequence[Sample]) -> dict[Sample, Array]:
+        """Where the token went that each of them was just fed."""
+        return dict(zip(samples, map(Array.of, self._cache.last_experts(samples)), strict=True)) if samples else {}
 
     def _feed(self, sample: Sample, start: int, stop: int) -> Feed:
         request = self._requests[sample.request_id]

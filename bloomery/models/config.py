@@ -59,6 +59,12 @@ class DecoderConfig:
     """Per layer, how many latest keys a query sees; None means all."""
     experts: ExpertsConfig | None = None
 
+    @property
+    def routing(self) -> RoutingShape | None:
+        """Of a mixture of experts."""
+        experts = self.experts
+        return None if experts is None else RoutingShape(experts.sparse_layers, experts.top_k, experts.num_experts)
+
 
 def read_config(directory: Path) -> DecoderConfig:
     """Read and check `config.json`; a family or feature that the core lacks is refused by name."""

@@ -26,6 +26,7 @@ from bloomery.types.generation import (
     Generate,
     GenerateFailed,
     PromptFound,
+    PromptRouted,
     PromptScored,
     SampledToken,
     SampleFinished,
@@ -38,7 +39,7 @@ MAX_SUBMISSIONS: Final = 4
 _DRAWN_BITS: Final = 53
 """Seeds that we draw survive the JSON numbers of any client."""
 
-Progress = PromptScored | SampledToken | SampleFinished
+Progress = PromptScored | PromptRouted | SampledToken | SampleFinished
 
 
 class Sample(NamedTuple):
@@ -162,13 +163,13 @@ class SampleStream:
 
 
 class _Passed:
-    """What was passed on already: tokens by sample, samples that ended, the prompt's scores."""
+    """What was passed on already: tokens by sample, samples that ended, the prompt's scores and its routing."""
 
     def __init__(self, request: Generate) -> None:
         self.found_tokens = 0
         self._tokens: list[list[int]] = [[] for _ in range(request.num_samples)]
         self._finished: set[int] = set()
-        self._scored = False
+        self._scored = self._routed = False
 
     def fresh(self, event: SamplerEvent) -> Progress | None:
         """The event if it is news; None for a repetition."""
@@ -180,6 +181,8 @@ class _Passed:
                 return None
             case PromptScored():
                 repeated, self._scored = self._scored, True
+            case PromptRouted():
+                repeated, self._routed = self._routed, True
             case SampledToken():
                 repeated = self._repeats(event)
             case SampleFinished(sample=sample):

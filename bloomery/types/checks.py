@@ -24,6 +24,8 @@ MAX_TARGETS: Final = 1 << 24
 """Targets of one operation, soft ones each counted: their log-probabilities and terms go through one message."""
 MAX_CELLS: Final = 1 << 23
 """Log-probabilities of other tokens than those of the prompt and the samples, of one kind and in one answer."""
+MAX_EXPERTS_TOLD: Final = 1 << 25
+"""Numbers of experts in one answer: half of what a request that gives them back may hold."""
 MAX_SOFT_TARGETS: Final = 256
 """Of a position: the rows of a micro-batch are all as wide as its widest datum."""
 MAX_LEARNING_RATE: Final = 100.0
@@ -33,7 +35,7 @@ MIN_EPS: Final = 1e-30
 
 
 class Bounds(Protocol):
-    """What bounds token ids and lengths: a model's size."""
+    """What bounds token ids, lengths and routing: a model's size."""
 
     @property
     def context(self) -> int:
@@ -44,10 +46,6 @@ class Bounds(Protocol):
     def vocab_size(self) -> int:
         """One more than the largest token id."""
         ...
-
-
-class TrainingBounds(Bounds, Protocol):
-    """What bounds a batch."""
 
     @property
     def routing(self) -> RoutingShape | None:
@@ -122,11 +120,19 @@ def _check_widths(generate: Generate, size: Bounds) -> None:
         "top_logprobs": sampled * generate.top_logprobs,
     }
     for field, cells in asked.items():
-        if cells > MAX_CELLS:
-            raise InvalidInput(f"`{field}` asks for {cells} numbers, at most {MAX_CELLS} are given at a time: ask for fewer", field=field)
+        _check_width(field, cells, MAX_CELLS)
+    if generate.routing:
+        if size.routing is None:
+            raise InvalidInput("`routing`: this model has no experts, leave it out", field="routing")
+        _check_width("routing", (length + sampled) * len(size.routing.sparse_layers) * size.routing.top_k, MAX_EXPERTS_TOLD)
 
 
-def check_forward_backward(operation: ForwardBackward, size: TrainingBounds) -> None:
+def _check_width(field: str, numbers: int, most: int) -> None:
+    if numbers > most:
+        raise InvalidInput(f"`{field}` asks for {numbers} numbers, at most {most} are given at a time: ask for fewer", field=field)
+
+
+def check_forward_backward(operation: ForwardBackward, size: Bounds) -> None:
     """A known loss with options of its own, and data that fit it and the model."""
     form = _form(operation)
     if form is not None:

@@ -51,6 +51,8 @@ class Generate(Wire, frozen=True, tag="generate"):
     prompt_draws: int = 0
     """Tokens to draw at each position of the prompt but the first, at the request's temperature and from all tokens."""
     top_logprobs: int = 0
+    routing: bool = False
+    """Whether to tell which experts the tokens went to; of a mixture of experts alone."""
 
     @property
     def scores_prompt(self) -> bool:
@@ -89,6 +91,13 @@ class PromptScored(Wire, frozen=True, tag="prompt_scored"):
     drawn_logprobs: Array | None = None
 
 
+class PromptRouted(Wire, frozen=True, tag="prompt_routed"):
+    """Which experts the prompt's tokens but the last went to, where routing was asked: `experts` int32 [P - 1, L, T], before the first token."""
+
+    request_id: str
+    experts: Array
+
+
 class SampledToken(Wire, frozen=True, tag="token"):
     """One token: `logprob` is the model's own (temperature 1, untruncated); `top` are (token, logprob) pairs, best first."""
 
@@ -99,6 +108,8 @@ class SampledToken(Wire, frozen=True, tag="token"):
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    fed_experts: Array | None = None
+    """Where routing was asked: int32 [L, T], of the token before this one, which was fed to sample it. Nobody feeds the last one of a sample."""
 
 
 class SampleFinished(Wire, frozen=True, tag="finished"):
@@ -117,4 +128,4 @@ class GenerateFailed(Wire, frozen=True, tag="generate_failed"):
     category: Literal["user", "server"]
 
 
-SamplerEvent = PromptFound | PromptScored | SampledToken | SampleFinished | GenerateFailed
+SamplerEvent = PromptFound | PromptScored | PromptRouted | SampledToken | SampleFinished | GenerateFailed

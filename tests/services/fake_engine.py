@@ -16,7 +16,17 @@ from bloomery.store.blobs import Blobs
 from bloomery.types import protocol
 from bloomery.types.arrays import Array
 from bloomery.types.errors import NotFound
-from bloomery.types.generation import NO_LOGPROB, Abort, Generate, PromptFound, PromptScored, SampledToken, SampleFinished, SamplerEvent
+from bloomery.types.generation import (
+    NO_LOGPROB,
+    Abort,
+    Generate,
+    PromptFound,
+    PromptRouted,
+    PromptScored,
+    SampledToken,
+    SampleFinished,
+    SamplerEvent,
+)
 from bloomery.types.operations import (
     CheckpointResult,
     Failed,
@@ -274,6 +284,7 @@ class FakeEngine:
             events.append(PromptFound(request_id=request.request_id, tokens=self.found_tokens))
         if request.scores_prompt:
             events.append(_scored(request))
+        events += routed(request)
         endless = request.prompt.numpy()[0] == 0
         for sample in range(request.num_samples):
             for position in range(request.params.max_tokens - endless):
@@ -283,6 +294,12 @@ class FakeEngine:
                 events.append(SampleFinished(request_id=request.request_id, sample=sample, reason="length"))
         self._post(EngineStatus(running_sequences=1, waiting_sequences=0, queued_operations=0, tokens_sampled=1, tokens_trained=0))
         self._post(SamplerEvents(events=tuple(events)))
+
+
+def routed(request: Generate) -> list[SamplerEvent]:
+    """Where the prompt went, if that is asked: to expert 0 of the only layer."""
+    experts = Array.of(np.zeros((request.prompt.shape[0] - 1, 1, 1), np.int32))
+    return [PromptRouted(request_id=request.request_id, experts=experts)] if request.routing else []
 
 
 def _scored(request: Generate) -> PromptScored:

@@ -19,11 +19,23 @@ from bloomery.services.versions import Versions
 from bloomery.store.blobs import Blobs
 from bloomery.store.database import Database
 from bloomery.types.arrays import Array
-from bloomery.types.checks import check_generate
+from bloomery.types.checks import MAX_EXPERTS_TOLD, check_generate
 from bloomery.types.errors import Forbidden, InvalidInput, NotFound, Unavailable
-from bloomery.types.generation import Abort, Generate, PromptScored, PromptTargets, SampledToken, SampleFinished, SamplingParams, Weights
+from bloomery.types.generation import (
+    Abort,
+    Generate,
+    PromptRouted,
+    PromptScored,
+    PromptTargets,
+    SampledToken,
+    SampleFinished,
+    SamplerEvent,
+    SamplingParams,
+    Weights,
+)
 from bloomery.types.protocol import SamplerEvents
-from tests.services.fake_engine import BASE, FakeEngine
+from bloomery.types.routing import RoutingShape
+from tests.services.fake_engine import BASE, FakeEngine, routed
 from tests.services.runs_stage import until
 from tests.services.stage import ME
 
@@ -45,11 +57,12 @@ class DyingEngine(FakeEngine):
             super()._sample(request)
             return
         shift = self.shift if self.requests > self.deaths else 0
-        tokens = [
+        events: list[SamplerEvent] = routed(request)
+        events += [
             SampledToken(request_id=request.request_id, sample=0, position=position, token=100 + position + shift, logprob=-1.0)
             for position in range(min(self.requests + 1, request.params.max_tokens))
         ]
-        self._post(SamplerEvents(events=tuple(tokens)))
+        self._post(SamplerEvents(events=tuple(events)))
         if self.requests <= self.deaths:
             self.hang_up()
 
@@ -214,6 +227,7 @@ def test_a_bad_request_is_refused_before_the_stream_begins(tmp_path: Path) -> No
         ({"prompt_draws": -1}, "prompt_draws"),
         ({"prompt_draws": (1 << 22) + 1}, "prompt_draws"),
         ({"num_samples": 1024, "max_tokens": 1 << 20, "top_logprobs": 300}, "top_logprobs"),
+        ({"routing": True}, "routing"),
         ({"targets": targets((), ())}, "targets"),
         ({"targets": targets((0,), (1,))}, "targets"),
         ({"targets": targets((2,), (1,))}, "targets"),
@@ -232,6 +246,28 @@ def test_the_field_at_fault_is_named(changes: dict[str, Any], field: str) -> Non
 def test_a_prompt_may_fill_the_context_when_it_is_only_scored() -> None:
     check_generate(request((1,) * 64, max_tokens=0), Size(context=64, vocab_size=300, width=64))
     check_generate(request((1,) * 63, max_tokens=1000), Size(context=64, vocab_size=300, width=64))
+
+
+def test_no_more_of_a_routing_is_told_than_may_be_given_back() -> None:
+    size = Size(context=1 << 20, vocab_size=300, width=64, routing=RoutingShape(sparse_layers=tuple(range(32)), top_k=8, experts=64))
+    tokens = MAX_EXPERTS_TOLD // (32 * 8)
+    check_generate(request(max_tokens=tokens - 2, routing=True), size)
+    check_generate(request(max_tokens=tokens - 1), size)
+    for more in ({"max_tokens": tokens - 1}, {"max_tokens": tokens // 2, "num_samples": 2}):
+        with pytest.raises(InvalidInput, match="ask for fewer") as refused:
+            check_generate(request(**more, routing=True), size)
+        assert refused.value.field == "routing"
+
+
+def test_a_routing_is_told_once_whatever_happens_to_the_engine(tmp_path: Path) -> None:
+    async def story(sampling: Sampling) -> None:
+        link = sampling._links[BASE]
+        events = [event async for event in SampleStream(link, request(max_tokens=6, routing=True))]
+        assert [type(event) for event in events] == [PromptRouted, *[SampledToken] * 6, SampleFinished]
+        assert engine.requests == 3
+
+    engine = dying(tmp_path, deaths=2)
+    play(tmp_path, story, engine)
 
 
 def test_seeds_are_kept_or_drawn() -> None:

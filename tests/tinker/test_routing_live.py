@@ -1,8 +1,10 @@
-"""Routing of a mixture of experts through the SDK: `loss_fn_inputs["routing"]` in and out, asked for by `return_routing`."""
+"""Routing of a mixture of experts through the SDK: `loss_fn_inputs["routing"]` in and out, asked for by `return_routing`; of samples by a header."""
 
 import gc
 from collections.abc import Iterator
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import tinker
@@ -15,6 +17,7 @@ from tests.models.builders import saved
 # The SDK leaves its connections to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 TOKENS = [7, 3, 300, 12, 5, 41]
+PROMPT = list(range(7, 47))
 EXPERTS = 8
 ASKING = {"return_routing": 1.0}
 
@@ -32,11 +35,20 @@ def server(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture
 def client(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tinker.ServiceClient]:
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
-    with tinker.ServiceClient(base_url=server.url, api_key=server.key) as found:
+    headers = {"x-bloomery-routing": "true"}
+    with tinker.ServiceClient(base_url=server.url, api_key=server.key, default_headers_overrides=headers) as found:
         yield found
     gc.collect()
 
 
+def routing_of(server: LiveServer, sequence: tinker.SampledSequence) -> tinker.TensorData:
+    """Which experts the tokens of the prompt and of the sample went to."""
+    answer = httpx.get(f"{server.url}/api/v1/samples/{sequence.sequence_id}/routing", headers={"x-api-key": server.key})
+    assert answer.status_code == 200, answer.text
+    return tinker.TensorData(**answer.json())
+
+
+@pytest.mark.contract("any loss", "loss_fn_inputs.routing", "loss_fn_config.return_routing")
 def test_routing_goes_out_and_comes_back(client: tinker.ServiceClient) -> None:
     run = client.create_lora_training_client(base_model="mixture", rank=4, seed=3).result()
     plain = run.forward([datum()], "cross_entropy").result()
@@ -52,6 +64,34 @@ def test_routing_goes_out_and_comes_back(client: tinker.ServiceClient) -> None:
     assert moved["logprobs"].data != told["logprobs"].data
 
 
+@pytest.mark.contract("POST /api/v1/asample", "x-bloomery-routing")
+@pytest.mark.contract("GET /api/v1/samples/{sequence_id}/routing")
+def test_the_trainer_replays_the_routing_of_the_sampler(server: LiveServer, client: tinker.ServiceClient) -> None:
+    run = client.create_lora_training_client(base_model="mixture", rank=4, seed=3).result()
+    run.forward_backward([datum()], "cross_entropy")
+    run.optim_step(tinker.AdamParams(learning_rate=0.05)).result()
+    sampler = run.save_weights_and_get_sampling_client().result()
+    # The second time the sampler knows the prompt: what it tells of it was computed the first time.
+    for known in (0, len(PROMPT) - 1):
+        answer = sampler.sample(tinker.ModelInput.from_ints(PROMPT), 3, tinker.SamplingParams(max_tokens=9, seed=5)).result()
+        assert answer.prompt_cache_hit_tokens == known
+        rollouts = [rollout(sequence, routing_of(server, sequence).to_numpy()) for sequence in answer.sequences]
+        told = run.forward([free for free, _ in rollouts], "importance_sampling", ASKING).result()
+        replayed = run.forward_backward([given for _, given in rollouts], "importance_sampling").result()
+        for sequence, (_, given), free, again in zip(answer.sequences, rollouts, told.loss_fn_outputs, replayed.loss_fn_outputs, strict=True):
+            assert np.array_equal(given.loss_fn_inputs["routing"].to_numpy(), free["routing"].to_numpy())
+            assert list(again["logprobs"].data) == list(free["logprobs"].data)
+            assert list(again["logprobs"].data)[-len(sequence.tokens) :] == sequence.logprobs
+
+
+def test_a_scored_prompt_has_a_routing_too(server: LiveServer, client: tinker.ServiceClient) -> None:
+    sampler = client.create_sampling_client(base_model="mixture").result()
+    answer = sampler.sample(tinker.ModelInput.from_ints(TOKENS), 1, tinker.SamplingParams(max_tokens=1), include_prompt_logprobs=True).result()
+    routing = routing_of(server, answer.sequences[0]).to_numpy()
+    assert routing.shape == (len(TOKENS) + 1, 2, 2)
+    assert [(row == -1).all() for row in routing] == [False] * len(TOKENS) + [True]
+
+
 def test_bad_routing_is_a_user_error_and_the_run_goes_on(client: tinker.ServiceClient) -> None:
     run = client.create_lora_training_client(base_model="mixture", rank=4).result()
     for routing, message in ((np.zeros((2, 2, 2), np.int64), "expected integers"), (np.full((6, 2, 2), 99), "names experts from 0 to")):
@@ -60,6 +100,22 @@ def test_bad_routing_is_a_user_error_and_the_run_goes_on(client: tinker.ServiceC
     with pytest.raises(tinker.RequestFailedError, match="must be 0 or 1"):
         run.forward([datum()], "cross_entropy", {"return_routing": 2.0}).result()
     assert run.forward([datum()], "cross_entropy").result().metrics["loss:sum"] > 0
+
+
+def rollout(sequence: tinker.SampledSequence, routing: np.ndarray) -> tuple[tinker.Datum, tinker.Datum]:
+    """A datum of a sampled sequence, without its routing and with it: row i of both is for the token at position i."""
+    tokens = PROMPT + sequence.tokens
+    assert len(routing) == len(tokens)
+    assert (routing[-1] == -1).all()
+    before = [0.0] * (len(PROMPT) - 1)
+    inputs: dict[str, Any] = {
+        "target_tokens": tokens[1:],
+        "logprobs": before + sequence.logprobs,
+        "advantages": before + [1.0] * len(sequence.tokens),
+    }
+    given = inputs | {"routing": tinker.TensorData.from_numpy(routing[:-1])}
+    model_input = tinker.ModelInput.from_ints(tokens[:-1])
+    return tuple(tinker.Datum(model_input=model_input, loss_fn_inputs=each) for each in (inputs, given))
 
 
 def datum(routing: np.ndarray | None = None) -> tinker.Datum:

@@ -12,7 +12,7 @@ from bloomery.services.principal import Principal
 from bloomery.services.sampling import Progress, SampleStream
 from bloomery.services.span_rows import Inference, RecordedSample, SpanStatus
 from bloomery.types.errors import BloomeryError, Unavailable
-from bloomery.types.generation import PromptScored, SampledToken, SampleFinished
+from bloomery.types.generation import PromptRouted, PromptScored, SampledToken, SampleFinished
 from bloomery.types.ids import now_us
 
 
@@ -82,6 +82,7 @@ class Serving:
     def _take(self, prompt: int, event: Progress) -> Step | None:
         if isinstance(event, PromptScored):
             self._scored[prompt] = event
+        if isinstance(event, PromptScored | PromptRouted):
             return None
         choice = self._choices[prompt * self.job.samples + event.sample]
         if choice.reason is not None:

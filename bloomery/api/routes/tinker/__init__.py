@@ -1,10 +1,11 @@
 """The contract of the `tinker` SDK.
 
 `client` answers what a client asks before it works, `sessions` follow its life. `training` takes operations of runs, `sampling` begins samples;
-both answer with futures (`names`), whose results `retrieve` fetches: from the journal, or from `futures` in memory. `listing` looks at what is
-there, `publishing` shares it with others, `external` hands it to other programs, `administration` adds it up; `identity` says whose a key is, and
-`refused` what is not offered. `bodies` are the JSON requests, which `encoding` decompresses; `proto`, `tensors` and `messages` the binary ones.
-Errors leave in this contract's own form (`errors`). `oai` is the OpenAI contract in this contract's place.
+both answer with futures (`names`), whose results `retrieve` fetches: from the journal, or from `futures` in memory. `routed` tells the routing of
+samples, for which their answers have no place. `listing` looks at what is there, `publishing` shares it with others, `external` hands it to other
+programs, `administration` adds it up; `identity` says whose a key is, and `refused` what is not offered. `bodies` are the JSON requests, which
+`encoding` decompresses; `proto`, `tensors` and `messages` the binary ones. Errors leave in this contract's own form (`errors`). `oai` is the OpenAI
+contract in this contract's place.
 """
 
 from fastapi import APIRouter
@@ -20,6 +21,7 @@ from bloomery.api.routes.tinker import (
     publishing,
     refused,
     retrieve,
+    routed,
     sampling,
     sessions,
     training,
@@ -27,7 +29,7 @@ from bloomery.api.routes.tinker import (
 from bloomery.api.routes.tinker.futures import closing_futures
 
 router = APIRouter(prefix="/api/v1", tags=["tinker"], lifespan=closing_futures, max_body_size=MAX_BODY_BYTES)
-for part in (client, identity, sessions, training, sampling, retrieve, listing, publishing, external, administration, refused):
+for part in (client, identity, sessions, training, sampling, retrieve, routed, listing, publishing, external, administration, refused):
     router.include_router(part.router)
 
 __all__ = ["oai", "router"]

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from bloomery.api.routes.tinker.messages import SampleOut
 from bloomery.services.stopping import StopStrings
-from bloomery.types.generation import PromptScored, SampledToken, SampleFinished, SamplerEvent
+from bloomery.types.arrays import Array
+from bloomery.types.generation import PromptRouted, PromptScored, SampledToken, SampleFinished, SamplerEvent
 
 
 class Gathering:
@@ -17,12 +18,16 @@ class Gathering:
         self._samples = [_Growing(watch() if watch else None) for _ in range(num_samples)]
         self.scored: PromptScored | None = None
         """What was asked about the prompt."""
+        self.prompt_experts: Array | None = None
+        """Those of its tokens but the last, where routing was asked."""
 
     def take(self, event: SamplerEvent) -> int | None:
         """Add an event; the number of the sample if its stop string has just come."""
         match event:
             case PromptScored():
                 self.scored = event
+            case PromptRouted():
+                self.prompt_experts = event.experts
             case SampledToken():
                 return event.sample if self._samples[event.sample].add(event) else None
             case SampleFinished():
@@ -38,6 +43,10 @@ class Gathering:
         """Every sample, in order."""
         return [sample.out() for sample in self._samples]
 
+    def fed_experts(self) -> list[list[Array]]:
+        """Those of the tokens that each sample was fed, where routing was asked."""
+        return [sample.fed_experts for sample in self._samples]
+
 
 class _Growing:
     """One sample while its tokens come."""
@@ -46,6 +55,7 @@ class _Growing:
         self._watch = watch
         self._out = SampleOut([], [], [], hit_limit=False)
         self.finished = False
+        self.fed_experts: list[Array] = []
 
     def add(self, event: SampledToken) -> bool:
         """Whether this token completes a stop string. Tokens that were under way when it came are dropped."""
@@ -55,6 +65,8 @@ class _Growing:
         self._out.logprobs.append(event.logprob)
         if event.top:
             self._out.top.append(event.top)
+        if event.fed_experts is not None:
+            self.fed_experts.append(event.fed_experts)
         if self._watch is not None and self._watch.feed(event.token):
             self.finished = True
         return self.finished

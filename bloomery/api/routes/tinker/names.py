@@ -14,6 +14,7 @@ SEQS_OF_A_CLONE: Final = 10**9
 """Clients of one sampler number their samples so far apart."""
 _FOR_SAMPLER: Final = re.compile(r"(?P<kind>sampler|inflight):(?P<number>[0-9]{1,18})")
 _EXTERNAL: Final = "external:"
+_SEQUENCE: Final = re.compile(r"(?P<sampler>.+):(?P<seq>[0-9]{1,19}):(?P<index>[0-9]{1,9})")
 
 
 def model_name(session_id: str, model_seq_id: int) -> str:
@@ -149,3 +150,10 @@ def parse_future(request_id: str) -> Creation | Unloading | LossCreation | Sampl
         case ["operation", model_id, seq, about] if seq.isdecimal():
             return OperationFuture(model_id, int(seq), about)
     raise NotFound(f"no future `{request_id}`", field="request_id")
+
+
+def parse_sequence(sequence_id: str) -> tuple[SampleFuture, int]:
+    """The request that a sampled sequence belongs to, and its number in it."""
+    if (found := _SEQUENCE.fullmatch(sequence_id)) is None:
+        raise NotFound(f"no sample `{sequence_id}`")
+    return SampleFuture(found["sampler"], int(found["seq"])), int(found["index"])

@@ -17,6 +17,7 @@ from bloomery.api.routes.tinker.gather import Gathering
 from bloomery.api.routes.tinker.messages import PromptOut
 from bloomery.api.routes.tinker.names import SampleFuture
 from bloomery.api.routes.tinker.rollout import Rollout
+from bloomery.api.routes.tinker.routed import Routings
 from bloomery.api.routes.tinker.targets import Targets
 from bloomery.services.core import Services
 from bloomery.services.sampling import draw_seed
@@ -45,10 +46,12 @@ _THEIRS: Final = {
     "top_logprobs": "topk_sample_logprobs",
     "prompt_draws": "prompt_alt_tokens_k",
     "targets": "target_prompt_logprobs",
+    "routing": "x-bloomery-routing",
 }
 """Fields that this contract calls otherwise."""
 
 ConsentHeader = Annotated[Consent, Header(alias="x-bloomery-consent")]
+RoutingHeader = Annotated[bool, Header(alias="x-bloomery-routing")]
 EpisodeHeader = Annotated[str | None, Header(alias="x-bloomery-episode", max_length=256)]
 
 router = APIRouter(route_class=TinkerRoute)
@@ -76,13 +79,20 @@ async def get_sampler(sampler_id: str, services: Svc, caller: Caller) -> dict[st
 
 @router.post("/asample")
 async def asample(
-    body: bodies.Sample, services: Svc, caller: Caller, futures: Futures, consent: ConsentHeader = "none", episode: EpisodeHeader = None
+    body: bodies.Sample,
+    services: Svc,
+    caller: Caller,
+    futures: Futures,
+    routings: Routings,
+    consent: ConsentHeader = "none",
+    episode: EpisodeHeader = None,
+    routing: RoutingHeader = False,
 ) -> dict[str, Any]:
     """Begin to sample; the same `seq_id` of the same sampler is the same sample."""
     session = await services.sessions.get_sampling(caller, body.sampling_session_id)
     tokens = _prompt(body.prompt)
     targets = None if body.target_prompt_logprobs is None else Targets.of(body.target_prompt_logprobs, len(tokens))
-    generate = _generate(body, tokens, targets, services, session)
+    generate = replace(_generate(body, tokens, targets, services, session), routing=routing)
     watch = _stop_watch(body, services, session)
     with _in_their_words():
         stream = services.sampling.stream(caller, session.target, generate)
@@ -92,7 +102,8 @@ async def asample(
     prompt = PromptOut(logprobs=body.prompt_logprobs, cells=None if targets is None else targets.cells)
     future = SampleFuture(session.id, body.seq_id)
     load = Load(generate.num_samples, len(tokens))
-    futures.start(future, caller.project, load, Rollout(services.traffic, stream, gathering, known, prompt).answer)
+    make = Rollout(services.traffic, stream, gathering, known, prompt).answer
+    futures.start(future, caller.project, load, routings.keeping(future, caller.project, gathering, make) if routing else make)
     return future.accepted(generate.num_samples)
 
 

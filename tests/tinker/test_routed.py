@@ -1,0 +1,119 @@
+"""The routing of samples: put together token by token, kept within bounds, and told to its project alone."""
+
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import pytest
+import tinker
+
+from bloomery.api.routes.tinker.gather import Gathering
+from bloomery.api.routes.tinker.names import SampleFuture
+from bloomery.api.routes.tinker.routed import KeptRouting, SampleRouting
+from bloomery.services.stopping import StopStrings
+from bloomery.types.arrays import Array
+from bloomery.types.errors import Gone, NotFound
+from bloomery.types.generation import PromptRouted, SampledToken
+from tests.services.test_stopping import TOKENIZER
+from tests.tinker.live import KEY, Served
+from tests.tinker.samples import ask, connected, sampler_of, serving
+
+# The SDK leaves the connection of its first request to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+SAMPLE = SampleFuture("session:sampler:0", 7)
+ME = "mine"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("routing")) as running:
+        yield running
+
+
+def token(position: int, experts: int, *, token: int = 5, sample: int = 0) -> SampledToken:
+    fed = Array.of(np.array([[experts, experts + 1]], np.int32))
+    return SampledToken(request_id="r", sample=sample, position=position, token=token, logprob=-1.0, fed_experts=fed)
+
+
+def routed(prompt: int, *samples: int) -> SampleRouting:
+    """Of a prompt and samples of so many tokens."""
+    return SampleRouting(np.ones((prompt - 1, 1, 2), np.int16), tuple(np.full((tokens, 1, 2), tokens, np.int16) for tokens in samples))
+
+
+def test_a_sequence_has_a_row_for_every_token_and_its_last_is_free() -> None:
+    gathering = Gathering(2, None)
+    gathering.take(PromptRouted(request_id="r", experts=Array.of(np.array([[[9, 8]], [[7, 6]]], np.int32))))
+    for event in (token(0, 1), token(0, 3, sample=1), token(1, 2)):
+        gathering.take(event)
+    assert gathering.prompt_experts is not None
+    routing = SampleRouting.of(gathering.prompt_experts, gathering.fed_experts())
+    assert routing.of_sequence(0)[:, 0].tolist() == [[9, 8], [7, 6], [1, 2], [2, 3], [-1, -1]]
+    assert routing.of_sequence(1)[:, 0].tolist() == [[9, 8], [7, 6], [3, 4], [-1, -1]]
+
+
+def test_a_sample_that_a_stop_string_ended_has_rows_for_its_tokens_alone() -> None:
+    spelled = TOKENIZER.encode("xy")
+    gathering = Gathering(1, lambda: StopStrings(TOKENIZER, ["xy"]))
+    for position, each in enumerate([*spelled, 1]):
+        gathering.take(token(position, position, token=each))
+    assert gathering.samples()[0].tokens == spelled
+    assert [experts.numpy()[0, 0] for experts in gathering.fed_experts()[0]] == list(range(len(spelled)))
+
+
+def test_it_is_found_by_the_id_of_a_sequence_of_its_project() -> None:
+    kept = KeptRouting()
+    kept.keep(SAMPLE, ME, routed(3, 4, 5))
+    (first, second) = SAMPLE.accepted(2)["sample_sequence_ids"]
+    assert kept.find(first, ME).shape == (7, 1, 2)
+    assert kept.find(second, ME)[2:, 0, 0].tolist() == [5] * 5 + [-1]
+    for stranger, owner in ((first, "theirs"), (first[:-1] + "2", ME), ("nonsense", ME), (f"a:{'9' * 5000}:0", ME)):
+        with pytest.raises(NotFound):
+            kept.find(stranger, owner)
+    with pytest.raises(Gone, match="x-bloomery-routing"):
+        kept.find("session:sampler:0:8:0", ME)
+
+
+def test_the_oldest_goes_first_and_the_newest_stays_whatever_its_size() -> None:
+    size = routed(11, 10).nbytes
+    kept = KeptRouting(max_kept=3, max_kept_bytes=2 * size)
+    futures = [SampleFuture("s", seq) for seq in range(4)]
+
+    def found() -> list[int]:
+        return [future.seq for future in futures if _has(kept, future)]
+
+    for future in futures[:3]:
+        kept.keep(future, ME, routed(11, 10))
+    assert found() == [1, 2]
+    kept.keep(futures[1], ME, routed(11, 10))
+    kept.keep(futures[3], ME, routed(11, 10))
+    assert found() == [1, 3]
+    kept.keep(futures[0], ME, routed(500, 10))
+    assert found() == [0]
+    few = KeptRouting(max_kept=1)
+    few.keep(futures[0], ME, routed(2, 1))
+    few.keep(futures[1], ME, routed(2, 1))
+    assert [_has(few, future) for future in futures[:2]] == [False, True]
+
+
+def _has(kept: KeptRouting, future: SampleFuture) -> bool:
+    try:
+        kept.find(f"{future.sampling_session_id}:{future.seq}:0", ME)
+    except Gone:
+        return False
+    return True
+
+
+@pytest.mark.contract("POST /api/v1/asample", "x-bloomery-routing", refused="for a dense model")
+def test_a_dense_model_is_refused_by_the_headers_name(server: Served) -> None:
+    with connected(server, **{"x-bloomery-routing": "true"}) as client, pytest.raises(tinker.BadRequestError, match="no experts") as refused:
+        ask(sampler_of(client)).result()
+    assert refused.value.body["field"] == "x-bloomery-routing"
+
+
+def test_a_sample_that_was_not_asked_for_it_has_none(server: Served) -> None:
+    with connected(server) as client:
+        sequence_id = ask(sampler_of(client)).result().sequences[0].sequence_id
+    answer = httpx.get(f"{server.url}/api/v1/samples/{sequence_id}/routing", headers={"x-api-key": KEY})
+    assert (answer.status_code, answer.json()["code"]) == (410, "gone")
+    assert httpx.get(f"{server.url}/api/v1/samples/{sequence_id}/routing").status_code == 401
