@@ -11,7 +11,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -q --progres
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 CODE := bloomery tests bench
 
-.PHONY: setup demo test test-slow test-all test-web test-cookbook lint check fix golden clean
+.PHONY: setup demo test test-slow test-all test-web test-cookbook lint check fix golden contract clean
 
 setup: $(READY)
 
@@ -50,6 +50,10 @@ fix: $(READY)
 # Rewrites the golden files; review the diff.
 golden: $(READY)
 	$(BIN)/python -m tests.cli.golden
+
+# Runs the tests that show rows of docs/contract.md, and rewrites it from those that pass; review the diff.
+contract: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.tinker.table
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

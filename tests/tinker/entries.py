@@ -1,14 +1,14 @@
-"""What the contract consists of, read from the code: its routes, the fields that they take, and the losses with theirs."""
+"""The contract as the code has it: every route, every field that one takes, and every loss with its inputs and options."""
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
 
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
-from google.protobuf.descriptor import Descriptor, FieldDescriptor  # type: ignore[import-untyped]
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 from pydantic_core import PydanticUndefined
 from starlette.routing import compile_path
 
@@ -20,32 +20,31 @@ from bloomery.types.losses import CUSTOM, LOSSES, TARGETS
 
 FORWARD_BACKWARD: Final = "POST /api/v1/forward_backward"
 ANY_LOSS: Final = "any loss"
-ALWAYS: Final = object()
-"""The default of a field that a request must have: whatever is sent says something."""
+NO_DEFAULT: Final = object()
+"""Of fields that say something whatever they say."""
 _WHOLE: Final = {
     "/api/v1/optim_step": bodies.OptimStep,
     "/api/v1/save_weights": bodies.SaveWeights,
     "/api/v1/save_weights_for_sampler": bodies.SaveForSampler,
     "/api/v1/save_weights_external": bodies.SaveExternal,
 }
-"""Operations, of whose body the route reads the number and the operation the rest."""
+"""What is in the bodies of which a route itself reads the number alone."""
 
 
 class Entry(NamedTuple):
-    """A line of the table: a route or a loss itself, or a field of it."""
+    """One row of the table: a field of a route or of a loss; or the place itself, where no field must be there to show it."""
 
     place: str
     field: str = ""
 
 
 class Route(NamedTuple):
-    """One method of a path; `json`, `query` and `headers` are fields by their defaults."""
+    """One method of a path. Its fields by their defaults: those of the body by their path in it, where `*` is any key, and those beside it."""
 
     name: str
     pattern: re.Pattern[str]
-    json: Mapping[str, Any]
-    query: Mapping[str, Any]
-    headers: Mapping[str, Any]
+    body: Mapping[str, Any]
+    beside: Mapping[str, Any]
 
 
 @cache
@@ -55,26 +54,22 @@ def routes() -> tuple[Route, ...]:
     app.include_router(tinker.router)
     app.include_router(tinker.oai.router)
     return tuple(
-        Route(f"{method} {route.path}", compile_path(route.path)[0], _body(route), _parameters(found.query_params), _parameters(found.header_params))
+        Route(f"{method} {route.path}", compile_path(route.path)[0], _body(route), _beside([*takes.query_params, *takes.header_params]))
         for route in iter_route_contexts(app.routes)
-        if (found := route.dependant) is not None
+        if (takes := route.dependant) is not None
         for method in sorted(route.methods or ())
     )
 
 
 @cache
 def entries() -> tuple[Entry, ...]:
-    """All of the contract, in the order of the code."""
-    found: list[Entry] = []
-    for route in routes():
-        found += [Entry(route.name), *(Entry(route.name, field) for field in (*route.json, *route.query, *route.headers))]
-        if route.name == FORWARD_BACKWARD:
-            found += [Entry(route.name, field) for field in _message(ForwardBackwardRequest.DESCRIPTOR)]
+    """All rows, in the order of the code."""
+    places = {route.name: [*([] if NO_DEFAULT in route.body.values() else [""]), *route.body, *route.beside] for route in routes()}
+    places[ANY_LOSS] = [input_field(TARGETS), input_field(ROUTING), option_field(RETURN_ROUTING)]
     for name, form in LOSSES.items():
-        found.append(Entry(loss(name)))
-        found += [Entry(loss(name), input_field(each)) for each in (*form.inputs, *form.optional)]
-        found += [Entry(loss(name), option_field(option)) for option in form.options]
-    return (*found, Entry(loss(CUSTOM)), *(Entry(ANY_LOSS, field) for field in (input_field(TARGETS), input_field(ROUTING), option_field(RETURN_ROUTING))))
+        places[loss(name)] = [*map(input_field, (*form.inputs, *form.optional)), *map(option_field, form.options)]
+    places[loss(CUSTOM)] = [""]
+    return tuple(Entry(place, field) for place, fields in places.items() for field in fields)
 
 
 def loss(name: str) -> str:
@@ -83,24 +78,25 @@ def loss(name: str) -> str:
 
 
 def input_field(name: str) -> str:
-    """A datum's input."""
+    """An input of every datum."""
     return f"loss_fn_inputs.{name}"
 
 
 def option_field(name: str) -> str:
-    """A number of the operation."""
+    """An option of a loss."""
     return f"loss_fn_config.{name}"
 
 
 def _body(route: Any) -> dict[str, Any]:
-    kinds = [_WHOLE[route.path] if kind is bodies.Numbered else kind for kind in (each.field_info.annotation for each in route.dependant.body_params)]
-    return {field: default for kind in kinds for field, default in _fields(kind)}
+    if route.path == FORWARD_BACKWARD.split()[1]:
+        return dict.fromkeys(_message(ForwardBackwardRequest.DESCRIPTOR.fields), NO_DEFAULT)
+    asked = [parameter.field_info.annotation for parameter in route.dependant.body_params]
+    return {field: default for kind in asked for field, default in _fields(_WHOLE[route.path] if kind is bodies.Numbered else kind)}
 
 
 def _fields(kind: type[bodies.Body], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Those of a body and of the bodies in it, with their defaults."""
     for name, info in kind.model_fields.items():
-        # A body may say which it is, and the route knows. What a chunk is, only its type says.
+        # Any body may say what it is, which its route knows. Of a chunk nothing else says it.
         if name == "type" and "type" not in inspect.get_annotations(kind) and kind is not bodies.Chunk:
             continue
         inner = list(_bodies_in(info.annotation))
@@ -108,7 +104,10 @@ def _fields(kind: type[bodies.Body], prefix: str = "") -> Iterator[tuple[str, An
             yield from _fields(each, f"{prefix}{name}.")
         if not inner:
             default = info.get_default(call_default_factory=True, validated_data={})
-            yield f"{prefix}{name}", ALWAYS if default is PydanticUndefined else default
+            chosen = (
+                default is PydanticUndefined or name == "type" or (get_origin(info.annotation) is Literal and len(get_args(info.annotation)) == 1)
+            )
+            yield f"{prefix}{name}", NO_DEFAULT if chosen else default
 
 
 def _bodies_in(annotation: Any) -> Iterator[type[bodies.Body]]:
@@ -118,22 +117,19 @@ def _bodies_in(annotation: Any) -> Iterator[type[bodies.Body]]:
         yield from _bodies_in(each)
 
 
-def _parameters(parameters: list[Any]) -> dict[str, Any]:
-    return {each.alias: ALWAYS if each.field_info.is_required() else each.field_info.default for each in parameters}
+def _beside(parameters: Iterable[Any]) -> dict[str, Any]:
+    return {parameter.alias: NO_DEFAULT if parameter.field_info.is_required() else parameter.field_info.default for parameter in parameters}
 
 
-def _message(kind: Descriptor, prefix: str = "") -> Iterator[str]:
-    for field in kind.fields:
+def _message(fields: Iterable[FieldDescriptor], prefix: str = "") -> Iterator[str]:
+    """Paths of a message's fields; a choice of values is one path for each."""
+    for field in fields:
+        name = f"{prefix}{field.name}"
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            yield from _value(field.message_type.fields_by_name["value"], f"{prefix}{field.name}")
+            field, name = field.message_type.fields_by_name["value"], f"{name}.*"
+        if field.message_type is not None:
+            yield from _message(field.message_type.fields, f"{name}.")
+        elif field.enum_type is not None:
+            yield from (f"{name}={value.name}" for value in field.enum_type.values if value.number)
         else:
-            yield from _value(field, f"{prefix}{field.name}")
-
-
-def _value(field: FieldDescriptor, name: str) -> Iterator[str]:
-    if field.message_type is not None:
-        yield from _message(field.message_type, f"{name}.")
-    elif field.enum_type is not None:
-        yield from (f"{name}={value.name}" for value in field.enum_type.values if value.number)
-    else:
-        yield name
+            yield name

@@ -74,6 +74,9 @@ def test_a_new_run_is_named_after_its_session(client: tinker.ServiceClient, run:
     assert run.get_tokenizer().encode("brown fox") == byte_level().encode("brown fox").ids
 
 
+@pytest.mark.contract("POST /api/v1/forward_backward", "model_id", "seq_id", "loss_fn")
+@pytest.mark.contract("POST /api/v1/optim_step", "model_id", "seq_id")
+@pytest.mark.contract("POST /api/v1/retrieve_future", "allow_metadata_only", ignored="answers come whole, so that nobody needs their size first")
 def test_operations_are_pipelined_and_each_has_its_result(run: tinker.TrainingClient) -> None:
     forward = run.forward_backward([datum(1, 2, 3), datum(4, 5)], "cross_entropy")
     step = run.optim_step(ADAM)
@@ -85,6 +88,17 @@ def test_operations_are_pipelined_and_each_has_its_result(run: tinker.TrainingCl
     assert len(only.result().loss_fn_outputs) == 1
 
 
+@pytest.mark.contract(
+    "POST /api/v1/forward_backward",
+    "data.model_input.encoded_text.tokens",
+    "forward_only",
+    "data.loss_fn_inputs.*.shape",
+    "data.loss_fn_inputs.*.sparse_csr.values",
+    "data.loss_fn_inputs.*.sparse_csr.crow_indices",
+    "data.loss_fn_inputs.*.sparse_csr.col_indices",
+)
+@pytest.mark.contract("any loss", "loss_fn_inputs.target_tokens")
+@pytest.mark.contract("loss cross_entropy", "loss_fn_inputs.weights")
 def test_what_arrives_is_what_was_sent(server: Served, run: tinker.TrainingClient) -> None:
     import torch
 
@@ -109,6 +123,8 @@ def test_a_custom_loss_of_the_client_works(run: tinker.TrainingClient) -> None:
     assert {"loss:sum", "surrogate_loss:sum", "rows:sum"} <= metrics.keys()
 
 
+@pytest.mark.contract("POST /api/v1/save_weights", "model_id", "seq_id", "path")
+@pytest.mark.contract("POST /api/v1/load_weights", "path", "optimizer", "session_id", "model_seq_id")
 def test_state_is_saved_and_new_runs_begin_from_it(client: tinker.ServiceClient, run: tinker.TrainingClient, server: Served) -> None:
     run.forward_backward([datum(1, 2)], "cross_entropy")
     run.optim_step(ADAM)
@@ -124,6 +140,7 @@ def test_state_is_saved_and_new_runs_begin_from_it(client: tinker.ServiceClient,
     assert [message.operation.optimizer for message in server.engine.executed if message.seq == 0] == [True, False]
 
 
+@pytest.mark.contract("POST /api/v1/load_weights", "model_id", "seq_id")
 def test_state_is_loaded_into_a_run_that_has_done_nothing_yet(client: tinker.ServiceClient, run: tinker.TrainingClient) -> None:
     path = run.save_state("start").result().path
     fresh = client.create_lora_training_client(base_model=MODEL, rank=8).result()
@@ -136,6 +153,10 @@ def test_state_is_loaded_into_a_run_that_has_done_nothing_yet(client: tinker.Ser
 # Sampling
 
 
+@pytest.mark.contract("POST /api/v1/save_weights_for_sampler", "model_id", "seq_id", "path", "sampling_session_seq_id")
+@pytest.mark.contract("POST /api/v1/create_sampling_session", "model_path")
+@pytest.mark.contract("GET /api/v1/samplers/{sampler_id}")
+@pytest.mark.contract("POST /api/v1/asample", "num_samples", "sampling_params.max_tokens")
 def test_saved_weights_are_sampled_by_path_and_by_session(client: tinker.ServiceClient, run: tinker.TrainingClient) -> None:
     path = run.save_weights_for_sampler("one").result().path
     assert path == f"tinker://{run.model_id}/sampler_weights/one"
@@ -150,6 +171,7 @@ def test_saved_weights_are_sampled_by_path_and_by_session(client: tinker.Service
         assert len({sequence.sequence_id for sequence in answer.sequences}) == 2
 
 
+@pytest.mark.contract("POST /api/v1/asample", "prompt_logprobs", "prompt_logprobs_last_n")
 def test_prompts_are_scored(client: tinker.ServiceClient) -> None:
     sampler = client.create_sampling_client(base_model=MODEL).result()
     assert sampler.compute_logprobs(prompt(1, 2, 3)).result() == [None, 0.0, 0.0]
@@ -158,6 +180,7 @@ def test_prompts_are_scored(client: tinker.ServiceClient) -> None:
     assert len(sampler.compute_logprobs(full).result()) == CONTEXT
 
 
+@pytest.mark.contract("POST /api/v1/asample", "sampling_params.stop")
 def test_a_stop_string_ends_a_sample_behind_its_last_token(client: tinker.ServiceClient, server: Served) -> None:
     sampler = client.create_sampling_client(base_model=MODEL).result()
     # The tokens of this sample of the fake spell text; those of the ones before are bytes that are none.
@@ -189,6 +212,11 @@ def test_many_samples_at_once(client: tinker.ServiceClient) -> None:
 # Listing
 
 
+@pytest.mark.contract("GET /api/v1/training_runs/{run_id}/checkpoints")
+@pytest.mark.contract("DELETE /api/v1/training_runs/{run_id}/checkpoints/{folder}/{name}")
+@pytest.mark.contract("POST /api/v1/weights_info", "tinker_path")
+@pytest.mark.contract("GET /api/v1/training_runs")
+@pytest.mark.contract("GET /api/v1/checkpoints")
 def test_runs_and_checkpoints_are_listed_and_deleted(run: tinker.TrainingClient, rest: tinker.RestClient) -> None:
     weights = run.save_state("kept").result().path
     sampler = run.save_weights_for_sampler("shown").result().path
@@ -214,6 +242,8 @@ def test_runs_and_checkpoints_are_listed_and_deleted(run: tinker.TrainingClient,
     assert sampler in {checkpoint.tinker_path for checkpoint in rest.list_user_checkpoints().result().checkpoints}
 
 
+@pytest.mark.contract("GET /api/v1/sessions")
+@pytest.mark.contract("GET /api/v1/sessions/{session_id}")
 def test_sessions_know_what_they_made(client: tinker.ServiceClient, run: tinker.TrainingClient, rest: tinker.RestClient) -> None:
     session_id = client.holder.get_session_id()
     sampler = run.save_weights_and_get_sampling_client().result()
@@ -224,6 +254,8 @@ def test_sessions_know_what_they_made(client: tinker.ServiceClient, run: tinker.
     assert sampler._sampling_session_id in session.sampler_ids
 
 
+@pytest.mark.contract("GET /api/v1/get_server_capabilities")
+@pytest.mark.contract("GET /api/v1/healthz")
 def test_capabilities_name_the_base_models(rest: tinker.RestClient, server: Served) -> None:
     (model,) = rest.get_server_capabilities().result().supported_models
     assert (model.model_name, model.max_context_length, model.trainable, model.sampleable) == (MODEL, CONTEXT, True, True)
@@ -294,6 +326,8 @@ def test_bad_sampling_parameters_are_refused_by_name(client: tinker.ServiceClien
         sampler.sample(prompt(1), 1, types.SamplingParams(max_tokens=1).model_copy(update=change)).result()
 
 
+@pytest.mark.contract("POST /api/v1/save_weights_external", "age_encryption_recipients", refused="nothing is encrypted here")
+@pytest.mark.contract("POST /api/v1/create_model", "optimizer_config.type", refused="any other than adamw")
 def test_what_is_not_offered_is_refused_in_words(client: tinker.ServiceClient, run: tinker.TrainingClient) -> None:
     for refused in (
         lambda: run.save_weights_external("x", age_encryption_recipients=["age1x"]).result(),
@@ -303,7 +337,10 @@ def test_what_is_not_offered_is_refused_in_words(client: tinker.ServiceClient, r
             refused()
 
 
-@pytest.mark.parametrize("method_and_path", REFUSED)
+@pytest.mark.parametrize(
+    "method_and_path",
+    [pytest.param(each, marks=pytest.mark.contract(" /api/v1".join(each), refused=what.partition(":")[0])) for each, what in REFUSED.items()],
+)
 def test_routes_that_are_not_offered_say_so(server: Served, method_and_path: tuple[str, str]) -> None:
     method, path = method_and_path
     answer = httpx.request(method, f"{server.url}/api/v1{path}", headers={"x-api-key": KEY})
@@ -334,6 +371,10 @@ def test_an_operation_that_makes_no_sense_keeps_its_place(server: Served, run: t
         assert (result.status_code, result.json()["category"], "adam_params" in result.json()["error"]) == (200, "user", True)
 
 
+@pytest.mark.contract("POST /api/v1/optim_step", "model_id", "seq_id")
+@pytest.mark.contract("POST /api/v1/create_sampling_session", "session_id", "sampling_session_seq_id", "base_model")
+@pytest.mark.contract("POST /api/v1/asample", "sampling_session_id", "seq_id")
+@pytest.mark.contract("POST /api/v1/retrieve_future", "request_id")
 def test_repeated_requests_are_the_same_operation_and_the_same_sample(server: Served, run: tinker.TrainingClient) -> None:
     body = {"model_id": run.model_id, "seq_id": 1, "adam_params": {}}
     first, second = (post(server, "/optim_step", body).json() for _ in range(2))
@@ -353,6 +394,7 @@ def test_repeated_requests_are_the_same_operation_and_the_same_sample(server: Se
     assert len(server.engine.sampled) == before + 1
 
 
+@pytest.mark.contract("POST /api/v1/optim_step", "seq_id")
 def test_numbers_may_arrive_out_of_order(server: Served, run: tinker.TrainingClient) -> None:
     bodies = [{"model_id": run.model_id, "seq_id": seq, "adam_params": {"learning_rate": seq * 1e-3}} for seq in (3, 1, 2)]
     accepted = [post(server, "/optim_step", body).json()["request_id"] for body in bodies]
@@ -360,6 +402,7 @@ def test_numbers_may_arrive_out_of_order(server: Served, run: tinker.TrainingCli
     assert steps == [3.0, 1.0, 2.0]
 
 
+@pytest.mark.contract("POST /api/v1/cancel_future", "request_id")
 def test_a_cancelled_sample_is_gone_and_the_engine_told(server: Served, run: tinker.TrainingClient) -> None:
     session = run.model_id.split(":")[0]
     post(server, "/create_sampling_session", {"session_id": session, "sampling_session_seq_id": 901, "base_model": MODEL})
@@ -372,6 +415,8 @@ def test_a_cancelled_sample_is_gone_and_the_engine_told(server: Served, run: tin
     _until(lambda: len(server.engine.aborted) > before)
 
 
+@pytest.mark.contract("POST /api/v1/session_heartbeat", "session_id")
+@pytest.mark.contract("POST /api/v1/create_session", "sdk_version", ignored="kept with the session; no answer depends on it")
 def test_a_finished_session_stops_its_heartbeat_and_takes_nothing_new(server: Served) -> None:
     session = post(server, "/create_session", {"sdk_version": "0.38.0"}).json()["session_id"]
     beat = {"session_id": session, "type": "session_heartbeat"}
@@ -382,10 +427,13 @@ def test_a_finished_session_stops_its_heartbeat_and_takes_nothing_new(server: Se
     assert post(server, "/create_model", new).status_code == 410
 
 
-def test_telemetry_is_accepted(server: Served) -> None:
+@pytest.mark.contract("POST /api/v1/telemetry", "events")
+@pytest.mark.contract("POST /api/v1/telemetry", "session_id", ignored="what is logged of an event does not name it")
+def test_telemetry_is_accepted_and_errors_are_logged(server: Served, caplog: pytest.LogCaptureFixture) -> None:
     event = {"event": "GENERIC_EVENT", "event_name": "odd", "severity": "ERROR", "event_data": {"exception": "boom"}}
     body = {"session_id": "sessionless-1", "platform": "x", "sdk_version": "0.38.0", "process_uuid": "u", "events": [event]}
     assert post(server, "/telemetry", body).json() == {"status": "accepted"}
+    assert "a client reports 'odd': 'boom'" in caplog.text
 
 
 def test_another_project_sees_nothing(server: Served, run: tinker.TrainingClient) -> None:

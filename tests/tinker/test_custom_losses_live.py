@@ -149,6 +149,7 @@ def test_a_function_that_fails_leaves_a_gap_that_the_server_bridges(client: tink
     assert answer.json()["metrics"]["optimizer_step"] == 1
 
 
+@pytest.mark.contract("POST /api/v1/create_custom_loss", "session_id", refused="unless the server was started with `--custom-losses`")
 def test_a_server_computes_no_custom_losses_unless_it_was_started_so(client: tinker.ServiceClient, live_server: LiveServer) -> None:
     handle = client.create_custom_loss(sequence_level, RANKS).result()
     assert handle.loss_id is None
@@ -168,10 +169,25 @@ def sequence_level(logprobs: Any, weights: Any) -> Any:
     """Not linear in the log-probabilities, masked, and divided by a length."""
     mask = weights != 0
     mean = torch.where(mask, logprobs, 0.0).sum() / logprobs.shape[0]
-    loss = -(mean.exp() * weights[1:].sum()) + F.softplus(-(logprobs * weights).sum())
+    loss = -(mean.exp() * weights[1:].sum()) + F.softplus(-(logprobs * weights).sum(), beta=1.5)
     return loss, {"custom/likely:mean": mean.exp(), "custom/tokens:sum": mask.float().sum()}
 
 
+@pytest.mark.contract("loss custom")
+@pytest.mark.contract("POST /api/v1/forward_backward", "loss_fn_config_v2.*.text")
+@pytest.mark.contract(
+    "POST /api/v1/create_custom_loss",
+    "session_id",
+    "custom_loss_seq_id",
+    "name",
+    "inputs.name",
+    "inputs.rank",
+    "graph.nodes.op",
+    "graph.nodes.name",
+    "graph.nodes.target",
+    "graph.nodes.args",
+    "graph.nodes.kwargs",
+)
 def test_the_server_computes_what_the_client_would(served: tinker.ServiceClient) -> None:
     handle = served.create_custom_loss(sequence_level, RANKS).result()
     assert handle.loss_id is not None
@@ -238,6 +254,7 @@ def test_a_loss_that_is_not_taken_is_refused_when_it_is_created(served: tinker.S
         (lambda logprobs, weights: (weights.sum(), {}), "does not depend on `logprobs`"),
     ],
 )
+@pytest.mark.contract("POST /api/v1/create_custom_loss", "name")
 def test_a_loss_that_fails_is_a_user_error_and_the_run_goes_on(served: tinker.ServiceClient, function: Callable[..., Any], says: str) -> None:
     run = new_run(served)
     data = examples(run)
@@ -252,6 +269,7 @@ def test_a_loss_that_fails_is_a_user_error_and_the_run_goes_on(served: tinker.Se
     assert run.optim_step(ADAM).result().metrics["optimizer_step"] == 1
 
 
+@pytest.mark.contract("POST /api/v1/create_custom_loss", "custom_loss_seq_id", "inputs.rank", "graph.format")
 def test_a_graph_is_refused_on_the_wire_too_and_a_lost_answer_is_asked_again(served: tinker.ServiceClient, computing: LiveServer) -> None:
     headers = {"x-api-key": computing.key}
 
@@ -270,6 +288,8 @@ def test_a_graph_is_refused_on_the_wire_too_and_a_lost_answer_is_asked_again(ser
         assert (answer.status_code, answer.json()["category"]) == (400, "user")
         assert says in answer.json()["error"]
     assert posted(exp).json() == posted(exp).json()
+    future = {"request_id": posted(exp).json()["request_id"]}
+    assert httpx.post(f"{computing.url}/api/v1/retrieve_future", json=future, headers=headers).json()["loss_id"]
 
 
 def on_the_client(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -80,6 +80,7 @@ def test_json_bodies_may_be_compressed_and_other_codings_are_refused_by_name(ser
 
 
 @pytest.mark.parametrize(("host", "compresses"), [("127.0.0.1", False), ("::1", False), ("10.1.2.3", True), ("2001:db8::1", True)])
+@pytest.mark.contract("POST /api/v1/client/config")
 def test_clients_on_other_machines_are_told_to_compress(server: Served, host: str, compresses: bool) -> None:
     async def ask() -> bool:
         transport = httpx.ASGITransport(create_app(server.services), client=(host, 50_000))

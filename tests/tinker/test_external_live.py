@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import tinker
@@ -76,17 +77,25 @@ def peft_logprobs(directory: Path, base: str) -> np.ndarray:
     return logprobs[:-1].gather(1, torch.tensor(TOKENS[1:])[:, None])[:, 0].numpy()
 
 
+@pytest.mark.contract("POST /api/v1/save_weights_external", "path", "ttl_seconds")
+@pytest.mark.contract("GET /api/v1/training_runs/{run_id}/checkpoints/external_weights/{name}/external_weights_urls")
+@pytest.mark.contract("GET /api/v1/external_weights/{token}/{name}")
+@pytest.mark.contract("HEAD /api/v1/external_weights/{token}/{name}")
 def test_an_export_loads_in_peft_and_gives_the_trainers_logprobs(
     trained: tinker.TrainingClient, rest: tinker.RestClient, tmp_path: Path, live_server: LiveServer
 ) -> None:
     path = trained.save_weights_external("final", ttl_seconds=7200).result().path
     assert path == f"tinker://{trained.model_id}/external_weights/final"
     offer = rest.get_external_weights_urls(path).result()
+    (listed,) = [each for each in rest.list_checkpoints(trained.model_id).result().checkpoints if each.tinker_path == path]
+    assert timedelta(hours=1) < listed.expires_at - datetime.now(UTC) <= timedelta(hours=2)
     assert timedelta(minutes=30) < offer.expires - datetime.now(UTC) <= timedelta(hours=1)
     assert offer.urls.keys() == {"adapter_model.safetensors", "adapter_config.json"}
     for name, url in offer.urls.items():
         assert url.startswith(f"{live_server.url}/")
         (tmp_path / name).write_bytes(fetch(url))
+        assert httpx.get(url).content == fetch(url)
+        assert int(httpx.head(url).headers["content-length"]) == len(fetch(url))
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (8, 32, MODEL)
     assert "lm_head" in config["target_modules"]

@@ -47,6 +47,7 @@ def test_a_caller_is_told_who_it_is(live_server: LiveServer) -> None:
     assert (other.user_urn, other.email) == ("tml:organization_user:team-b", "night-shift@team-b.localhost")
 
 
+@pytest.mark.contract("POST /api/v1/auth/token")
 def test_a_token_is_as_good_as_its_key_and_dies_with_it(live_server: LiveServer) -> None:
     key = new_key(live_server, "default", "short-lived", ["read"])
     token = token_of(live_server, key)
@@ -129,6 +130,8 @@ def test_the_tinker_command_logs_in_and_says_who_it_is(live_server: LiveServer, 
     assert refused.exit_code != 0
 
 
+@pytest.mark.contract("GET /api/v1/auth/apikey/me")
+@pytest.mark.contract("DELETE /api/v1/auth/apikey/me")
 def test_a_key_deletes_itself_and_nothing_else(live_server: LiveServer) -> None:
     def me(key: str, method: str = "GET") -> httpx.Response:
         return httpx.request(method, f"{live_server.url}/api/v1/auth/apikey/me", headers={"x-api-key": key})

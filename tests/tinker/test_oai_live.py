@@ -37,12 +37,16 @@ def sdk(live_server: LiveServer) -> Iterator[OpenAI]:
         yield client
 
 
+@pytest.mark.contract("GET /oai/api/v1/models")
+@pytest.mark.contract("GET /oai/api/v1/models/{name:path}")
 def test_models_are_listed_and_weights_are_found_by_their_path(sdk: OpenAI, weights: str) -> None:
     assert MODEL in {model.id for model in sdk.models.list()}
     assert sdk.models.retrieve(MODEL).bloomery["kind"] == "base"
     assert sdk.models.retrieve(weights).bloomery["kind"] == "snapshot"
 
 
+@pytest.mark.contract("POST /oai/api/v1/chat/completions")
+@pytest.mark.contract("POST /oai/api/v1/completions")
 def test_weights_answer_and_stream_the_same(sdk: OpenAI, weights: str) -> None:
     for model in (MODEL, weights):
         whole = sdk.chat.completions.create(model=model, messages=MESSAGES, **SAMPLED)

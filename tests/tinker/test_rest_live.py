@@ -64,6 +64,12 @@ def their_client(live_server: LiveServer, stranger: str) -> Iterator[tinker.Serv
 # Runs and checkpoints
 
 
+@pytest.mark.contract("GET /api/v1/training_runs", "project_id")
+@pytest.mark.contract("GET /api/v1/training_runs", "project_id", refused="another project than the key's")
+@pytest.mark.contract("GET /api/v1/training_runs/{run_id}")
+@pytest.mark.contract(
+    "GET /api/v1/training_runs/{run_id}", "access_scope", ignored="a key sees its project, so that what it owns and what it can reach are the same"
+)
 def test_a_run_tells_everything_about_itself(trained: tinker.TrainingClient, rest: tinker.RestClient) -> None:
     info = trained.get_info()
     assert (info.model_id, info.is_lora, info.lora_rank, info.model_name) == (trained.model_id, True, 4, MODEL)
@@ -81,14 +87,19 @@ def test_a_run_tells_everything_about_itself(trained: tinker.TrainingClient, res
         rest.list_training_runs(project_id="another").result()
 
 
+@pytest.mark.contract("POST /api/v1/save_weights", "user_metadata", "ttl_seconds")
+@pytest.mark.contract("POST /api/v1/save_weights_for_sampler", "user_metadata", "ttl_seconds")
+@pytest.mark.contract("GET /api/v1/training_runs/{run_id}/checkpoints")
+@pytest.mark.contract("GET /api/v1/checkpoints", "limit", "offset")
 def test_the_latest_checkpoints_are_shown_with_the_run(trained: tinker.TrainingClient, rest: tinker.RestClient) -> None:
     trained.save_state("older").result()
     newer = trained.save_state("newer", user_metadata={"step": "3"}, ttl_seconds=7200).result().path
-    sampler = trained.save_weights_for_sampler("latest", user_metadata={"eval": "0.5"}).result().path
+    sampler = trained.save_weights_for_sampler("latest", user_metadata={"eval": "0.5"}, ttl_seconds=7200).result().path
     run = rest.get_training_run_by_tinker_path(newer).result()
     assert run.last_checkpoint.tinker_path == newer
     assert run.last_checkpoint.user_metadata == {"step": "3"}
-    assert run.last_checkpoint.expires_at - datetime.now(UTC) < timedelta(seconds=7200)
+    for saved in (run.last_checkpoint, run.last_sampler_checkpoint):
+        assert saved.expires_at - datetime.now(UTC) < timedelta(seconds=7200)
     assert (run.last_sampler_checkpoint.tinker_path, run.last_sampler_checkpoint.user_metadata) == (sampler, {"eval": "0.5"})
     assert run.last_checkpoint.size_bytes > 0
     of_run = rest.list_checkpoints(trained.model_id).result().checkpoints
@@ -99,6 +110,7 @@ def test_the_latest_checkpoints_are_shown_with_the_run(trained: tinker.TrainingC
     assert rest.list_user_checkpoints(limit=1, offset=1).result().checkpoints[0].tinker_path == newer
 
 
+@pytest.mark.contract("POST /api/v1/save_weights", "path", "overwrite", "user_metadata")
 def test_a_name_is_taken_until_it_may_be_overwritten(trained: tinker.TrainingClient, rest: tinker.RestClient) -> None:
     path = trained.save_state("again", user_metadata={"n": "1"}).result().path
     with pytest.raises(tinker.RequestFailedError, match="`again` already"):
@@ -110,6 +122,8 @@ def test_a_name_is_taken_until_it_may_be_overwritten(trained: tinker.TrainingCli
         trained.save_state("verbose", user_metadata={"x": "y" * 65_000, "z": "y" * 1000}).result()
 
 
+@pytest.mark.contract("PUT /api/v1/training_runs/{run_id}/checkpoints/{folder}/{name}/ttl", "ttl_seconds")
+@pytest.mark.contract("DELETE /api/v1/training_runs/{run_id}/checkpoints/{folder}/{name}")
 def test_checkpoints_expire_and_are_deleted(trained: tinker.TrainingClient, rest: tinker.RestClient, client: tinker.ServiceClient) -> None:
     kept, gone = (trained.save_state(name).result().path for name in ("kept", "gone"))
     brief = trained.save_weights_for_sampler("brief").result().path
@@ -134,6 +148,7 @@ def test_checkpoints_expire_and_are_deleted(trained: tinker.TrainingClient, rest
         rest.delete_checkpoint_from_tinker_path(gone).result()
 
 
+@pytest.mark.contract("POST /api/v1/weights_info", "tinker_path")
 def test_weights_say_what_they_belong_to(trained: tinker.TrainingClient, rest: tinker.RestClient) -> None:
     for path in (trained.save_state("info").result().path, trained.save_weights_for_sampler("info").result().path):
         info = rest.get_weights_info_by_tinker_path(path).result()
@@ -142,6 +157,7 @@ def test_weights_say_what_they_belong_to(trained: tinker.TrainingClient, rest: t
         assert info.optimizer_config == types.AdamOptimizerConfig()
 
 
+@pytest.mark.contract("POST /api/v1/unload_model", "model_id")
 def test_a_run_leaves_memory_and_comes_back(client: tinker.ServiceClient, trained: tinker.TrainingClient) -> None:
     expected = loss(trained, TOKENS)
     holder = client.holder
@@ -160,6 +176,8 @@ def test_a_run_leaves_memory_and_comes_back(client: tinker.ServiceClient, traine
 # Loading
 
 
+@pytest.mark.contract("POST /api/v1/load_weights", "base_model", "user_metadata", "optimizer_config.type")
+@pytest.mark.contract("POST /api/v1/load_weights", "optimizer_config.type", refused="any other than adamw")
 def test_a_load_creates_a_run_of_the_checkpoints_shape(client: tinker.ServiceClient, trained: tinker.TrainingClient, rest: tinker.RestClient) -> None:
     path = trained.save_state("parent").result().path
     heir = client.create_training_client_from_state(
@@ -194,6 +212,7 @@ def test_a_run_that_has_moved_takes_no_state(client: tinker.ServiceClient, train
     train(run, TOKENS)
 
 
+@pytest.mark.contract("POST /api/v1/create_model", "optimizer_config.type", refused="any other than adamw")
 def test_other_optimizers_and_foreign_fields_are_refused_by_name(live_server: LiveServer, client: tinker.ServiceClient) -> None:
     with pytest.raises(tinker.BadRequestError, match=r"optimizer_config.*dimuon"):
         client.create_lora_training_client(base_model=MODEL, optimizer=types.DimuonOptimizerConfig()).result()
@@ -222,6 +241,8 @@ def run_after(run: tinker.TrainingClient, seq: int) -> tinker.TrainingClient:
 # Sampling in flight
 
 
+@pytest.mark.contract("POST /api/v1/save_weights_for_sampler", "kind")
+@pytest.mark.contract("GET /api/v1/samplers/{sampler_id}")
 def test_samplers_in_flight_follow_their_run(client: tinker.ServiceClient, rest: tinker.RestClient) -> None:
     run = client.create_lora_training_client(base_model=MODEL, rank=4, seed=2).result()
     fixed = run.save_weights_and_get_sampling_client().result()
@@ -240,6 +261,7 @@ def test_samplers_in_flight_follow_their_run(client: tinker.ServiceClient, rest:
     assert (sampler.sampler_id, sampler.base_model, sampler.model_path) == (second._sampling_session_id, MODEL, None)
 
 
+@pytest.mark.contract("POST /api/v1/save_weights_for_sampler", "kind", refused="any other than snapshot and inflight")
 def test_kinds_of_sampler_weights_are_checked(live_server: LiveServer, client: tinker.ServiceClient) -> None:
     run = client.create_lora_training_client(base_model=MODEL, rank=4).result()
     bad = [{"kind": "frozen", "sampling_session_seq_id": 900}, {"kind": "inflight", "path": "named"}, {"kind": "snapshot"}]
@@ -252,6 +274,8 @@ def test_kinds_of_sampler_weights_are_checked(live_server: LiveServer, client: t
 # Publishing and copying
 
 
+@pytest.mark.contract("POST /api/v1/training_runs/{run_id}/checkpoints/{folder}/{name}/publish")
+@pytest.mark.contract("DELETE /api/v1/training_runs/{run_id}/checkpoints/{folder}/{name}/publish")
 def test_published_weights_are_read_by_other_projects(
     trained: tinker.TrainingClient, rest: tinker.RestClient, their_client: tinker.ServiceClient, live_server: LiveServer, stranger: str
 ) -> None:
@@ -297,6 +321,7 @@ def test_a_checkpoint_that_takes_the_name_of_a_published_one_is_not_published(tr
     assert not found.public
 
 
+@pytest.mark.contract("POST /api/v1/copy_weights", "source_path", "destination_project_id", "ttl_seconds")
 def test_a_copy_outlives_the_original_and_is_not_trained(
     client: tinker.ServiceClient, trained: tinker.TrainingClient, rest: tinker.RestClient, live_server: LiveServer
 ) -> None:
@@ -315,6 +340,7 @@ def test_a_copy_outlives_the_original_and_is_not_trained(
     assert session.training_run_ids == [run.training_run_id]
 
 
+@pytest.mark.contract("POST /api/v1/copy_weights", "session_id", "model_seq_id", "x-idempotency-key")
 def test_a_copy_goes_where_it_is_asked_to_once(live_server: LiveServer, client: tinker.ServiceClient, trained: tinker.TrainingClient) -> None:
     weights = trained.save_weights_for_sampler("to-slot").result().path
     session = client.holder.get_session_id()
@@ -340,6 +366,8 @@ def test_a_copy_goes_where_it_is_asked_to_once(live_server: LiveServer, client: 
     assert (answer := post(live_server, "/create_model", taken)).status_code == 400, answer.text
 
 
+@pytest.mark.contract("POST /api/v1/copy_weights", "x-tinker-weights-access-token", "weights_access_token")
+@pytest.mark.contract("POST /api/v1/load_weights", "weights_access_token")
 def test_weights_are_copied_between_projects_by_who_may(
     live_server: LiveServer, trained: tinker.TrainingClient, rest: tinker.RestClient, their_client: tinker.ServiceClient, stranger: str
 ) -> None:
@@ -351,13 +379,16 @@ def test_weights_are_copied_between_projects_by_who_may(
         theirs.copy_weights(state, "elsewhere", weights_access_token="tml-wrong").result()
     lent = new_key(live_server, "default", "lent", ["read"])
     pulled = theirs.copy_weights(state, "elsewhere", weights_access_token=lent).result()
+    # The SDK sends the token as a header.
+    body = {"source_path": state, "destination_project_id": "elsewhere", "weights_access_token": lent}
+    also_pulled = post(live_server, "/copy_weights", body, key=stranger).json()["tinker_path"]
     loaded = their_client.create_training_client_from_state(state, weights_access_token=lent).result()
     # An administrator of the server hands out what is his.
     pushed = rest.copy_weights(state, "elsewhere").result()
     rest.publish_checkpoint_from_tinker_path(state).result()
     public = theirs.copy_weights(state, "elsewhere").result()
     rest.delete_checkpoint_from_tinker_path(state).result()
-    for path in (pulled, pushed, public):
+    for path in (pulled, also_pulled, pushed, public):
         run = their_client.create_training_client_from_state(path).result()
         assert loss(run, TOKENS) == expected
         assert theirs.get_training_run_by_tinker_path(path).result().user_metadata == {}
@@ -373,6 +404,22 @@ def test_weights_are_copied_between_projects_by_who_may(
 # Sessions
 
 
+@pytest.mark.contract(
+    "POST /api/v1/sessions/search",
+    "session_id",
+    "user_metadata",
+    "display_name",
+    "owner.type",
+    "owner.owner_urns",
+    "statuses.type",
+    "statuses.reasons",
+    "limit",
+    "cursor.last_created_at",
+    "cursor.last_session_id",
+    "project_ids",
+)
+@pytest.mark.contract("POST /api/v1/sessions/search", "project_ids", refused="other projects than the key's")
+@pytest.mark.contract("POST /api/v1/sessions/{session_id}/finish", "reason.type")
 def test_sessions_are_found_by_name_metadata_and_status(live_server: LiveServer, client: tinker.ServiceClient, rest: tinker.RestClient) -> None:
     session_id = client.holder.get_session_id()
     run = client.create_lora_training_client(base_model=MODEL, rank=4).result()
@@ -410,6 +457,14 @@ def test_sessions_are_found_by_name_metadata_and_status(live_server: LiveServer,
         search(project_ids=["elsewhere"])
 
 
+@pytest.mark.contract(
+    "GET /api/v1/sessions", "access_scope", ignored="a key sees its project, so that what it owns and what it can reach are the same"
+)
+@pytest.mark.contract(
+    "GET /api/v1/sessions/{session_id}", "access_scope", ignored="a key sees its project, so that what it owns and what it can reach are the same"
+)
+@pytest.mark.contract("PUT /api/v1/sessions/{session_id}/project", "project_id")
+@pytest.mark.contract("PUT /api/v1/sessions/{session_id}/project", "project_id", refused="another project than the key's")
 def test_sessions_are_listed_and_stay_in_their_project(rest: tinker.RestClient, client: tinker.ServiceClient) -> None:
     session_id = client.holder.get_session_id()
     assert session_id in rest.list_sessions(limit=100, access_scope="accessible").result().sessions
@@ -425,6 +480,8 @@ def test_sessions_are_listed_and_stay_in_their_project(rest: tinker.RestClient, 
 # Administration
 
 
+@pytest.mark.contract("GET /api/v1/audit")
+@pytest.mark.contract("GET /api/v1/audit", "event_type", "day")
 def test_the_audit_log_says_who_shared_what(live_server: LiveServer, rest: tinker.RestClient, trained: tinker.TrainingClient) -> None:
     path = trained.save_state("audited").result().path
     rest.publish_checkpoint_from_tinker_path(path).result()
@@ -438,6 +495,7 @@ def test_the_audit_log_says_who_shared_what(live_server: LiveServer, rest: tinke
         tinker.AdminClient(base_url=live_server.url, api_key=reader).get_audit_log().result()
 
 
+@pytest.mark.contract("GET /api/v1/billing/usage/checkpoints/current")
 def test_storage_is_added_up_and_nothing_is_billed(live_server: LiveServer, client: tinker.ServiceClient, trained: tinker.TrainingClient) -> None:
     trained.save_state("stored").result()
     admin = tinker.AdminClient(base_url=live_server.url, api_key=live_server.key)
@@ -452,11 +510,14 @@ def test_storage_is_added_up_and_nothing_is_billed(live_server: LiveServer, clie
 # All parameters
 
 
+@pytest.mark.contract("POST /api/v1/get_info", "model_id")
+@pytest.mark.contract("POST /api/v1/save_weights_external", "model_id", "seq_id", "path")
 def test_a_run_without_an_adapter_trains_all_parameters_and_is_exported_as_a_model(
     live_server: LiveServer, client: tinker.ServiceClient, rest: tinker.RestClient
 ) -> None:
     new = {"session_id": client.holder.get_session_id(), "model_seq_id": 750, "base_model": MODEL}
     model_id = post(live_server, "/create_model", new).json()["model_id"]
+    assert model_id == f"{new['session_id']}:train:750"
     info = post(live_server, "/get_info", {"model_id": model_id}).json()
     assert (info["is_lora"], info["lora_rank"]) == (False, None)
     run = rest.get_training_run(model_id).result()

@@ -125,6 +125,7 @@ def test_a_run_is_known_by_the_version_of_its_weights(server: Served, client: ti
     assert span["version"] != BASE
 
 
+@pytest.mark.contract("POST /api/v1/asample", "x-bloomery-consent", "x-bloomery-episode")
 def test_consent_keeps_the_content_with_token_ids_and_log_probabilities(server: Served) -> None:
     with connected(server, **{"x-bloomery-consent": "train", "x-bloomery-episode": "episode-1"}) as consenting:
         prompt = letters("The fox")
@@ -255,21 +256,26 @@ def test_closing_the_client_stops_its_samples_in_the_engine_and_keeps_what_was_s
             future.result(timeout=30)
 
 
-def test_cancelling_the_future_of_a_sample_stops_it_in_the_engine(server: Served, client: tinker.ServiceClient) -> None:
+@pytest.mark.contract("POST /api/v1/client/dynamic_config")
+@pytest.mark.contract("POST /api/v1/cancel_future", "request_id")
+def test_cancelling_the_future_of_a_sample_stops_it_in_the_engine(server: Served) -> None:
     asked, aborted = len(server.engine.sampled), len(server.engine.aborted)
-    sampler = sampler_of(client)
+    with connected(server) as client:
+        sampler = sampler_of(client)
 
-    async def give_up() -> None:
-        async def wait() -> None:
-            await ask(sampler, ENDLESS, max_tokens=3)
+        async def give_up() -> None:
+            async def wait() -> None:
+                await ask(sampler, ENDLESS, max_tokens=3)
 
-        waiting = asyncio.create_task(wait())
-        async with asyncio.timeout(30):
-            while len(server.engine.sampled) == asked:
-                await asyncio.sleep(0.01)
-        waiting.cancel()
-        await asyncio.wait({waiting})
+            waiting = asyncio.create_task(wait())
+            async with asyncio.timeout(30):
+                while len(server.engine.sampled) == asked:
+                    await asyncio.sleep(0.01)
+            # A client cancels what it has the name of: after this answer it has that of the sample too.
+            sampler_of(client)
+            waiting.cancel()
+            await asyncio.wait({waiting})
 
-    asyncio.run(give_up())
-    wait_until(lambda: len(server.engine.aborted) == aborted + 1)
+        asyncio.run(give_up())
+        wait_until(lambda: len(server.engine.aborted) == aborted + 1)
     assert server.engine.aborted[-1].request_id == server.engine.sampled[-1].request_id

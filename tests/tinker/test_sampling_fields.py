@@ -42,6 +42,17 @@ def client(server: Served) -> Iterator[tinker.ServiceClient]:
 # What is asked and answered
 
 
+@pytest.mark.contract(
+    "POST /api/v1/asample",
+    "num_samples",
+    "prompt_logprobs",
+    "topk_prompt_logprobs",
+    "target_prompt_logprobs.data",
+    "target_prompt_logprobs.dtype",
+    "target_prompt_logprobs.shape",
+    "prompt_alt_tokens_k",
+    "prompt_logprobs_last_n",
+)
 def test_everything_that_is_asked_about_a_prompt_comes_back_where_it_belongs(server: Served, client: tinker.ServiceClient) -> None:
     ids = torch.tensor([[-1, 12], [24, -1]])
     answer = sampler_of(client).sample(
@@ -67,6 +78,7 @@ def test_everything_that_is_asked_about_a_prompt_comes_back_where_it_belongs(ser
     assert (asked.prompt_logprobs, asked.prompt_top_k, asked.scored_from, asked.prompt_draws, asked.top_logprobs) == (True, 2, 2, 3, 0)
 
 
+@pytest.mark.contract("POST /api/v1/asample", "target_prompt_logprobs.sparse_crow_indices", "target_prompt_logprobs.sparse_col_indices")
 def test_sparse_targets_come_back_sparse(client: tinker.ServiceClient) -> None:
     ids = torch.full((7, 8), -1)
     ids[4, 5] = 10
@@ -105,12 +117,14 @@ def test_prompt_tokens_that_the_engine_had_are_told(server: Served, client: tink
 
 
 @pytest.mark.parametrize(("seed", "noise"), [(0, 0), (-1, -1), ((1 << 64) - 1, -1), (1 << 63, -(1 << 63)), ((1 << 63) - 1, (1 << 63) - 1)])
+@pytest.mark.contract("POST /api/v1/asample", "sampling_params.seed")
 def test_a_seed_is_any_number_of_64_bits(server: Served, client: tinker.ServiceClient, seed: int, noise: int) -> None:
     answer = ask(sampler_of(client), seed=seed).result()
     assert server.engine.sampled[-1].params.seed == noise
     assert span_of(server, answer)["span"]["seed"] == noise
 
 
+@pytest.mark.contract("POST /api/v1/asample", "prompt.chunks.type", "prompt.chunks.tokens")
 def test_a_prompt_in_many_pieces_is_one_prompt(server: Served, client: tinker.ServiceClient) -> None:
     tokens = list(range(1, 31))
     pieces = types.ModelInput(chunks=[types.EncodedTextChunk(tokens=tokens[at : at + 2]) for at in range(0, 30, 2)])
@@ -127,6 +141,7 @@ def test_a_prompt_in_many_pieces_is_one_prompt(server: Served, client: tinker.Se
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
+@pytest.mark.contract("POST /api/v1/asample", "prompt.chunks.type", refused="any other than encoded_text: images and sound")
 def test_pictures_and_sounds_are_refused_by_name(client: tinker.ServiceClient, chunk: Any, kind: str) -> None:
     prompt = types.ModelInput(chunks=[types.EncodedTextChunk(tokens=[1]), chunk])
     with pytest.raises(tinker.BadRequestError, match=f"chunk of type `{kind}`"):
@@ -150,6 +165,7 @@ def test_what_cannot_be_asked_of_a_prompt_is_refused_by_name(client: tinker.Serv
         sampler_of(client).sample(types.ModelInput.from_ints([1, 2]), 1, types.SamplingParams(max_tokens=1), **asked).result()
 
 
+@pytest.mark.contract("POST /api/v1/asample", "record_stability_info", ignored="what stable_reinforce needs of a sample is in the datum")
 def test_stability_information_is_accepted_and_every_sequence_has_its_name(client: tinker.ServiceClient) -> None:
     sampler = client.create_sampling_client(base_model=MODEL, record_stability_info=True).result()
     answer = ask(sampler, samples=3).result()
@@ -167,6 +183,7 @@ def polling(client: tinker.ServiceClient) -> tinker.SamplingClient:
     return sampler_of(client)
 
 
+@pytest.mark.contract("POST /api/v1/retrieve_futures", "prev_cursor", "retrieved_request_ids")
 def test_a_client_is_told_in_one_poll_which_samples_ended(server: Served) -> None:
     with connected(server) as client:
         sampler = polling(client)
@@ -183,6 +200,7 @@ def test_a_client_is_told_in_one_poll_which_samples_ended(server: Served) -> Non
         wait_until(lambda: not any(name.startswith(f"sample|{sampler._sampling_session_id}|") for name in server.futures._finished))
 
 
+@pytest.mark.contract("POST /api/v1/join_sampling_session", "sampling_session_id")
 def test_copies_of_a_sampler_have_numbers_of_their_own(server: Served, client: tinker.ServiceClient) -> None:
     sampler = sampler_of(client)
     copies = [pickle.loads(pickle.dumps(sampler)) for _ in range(2)]
@@ -196,6 +214,7 @@ def test_copies_of_a_sampler_have_numbers_of_their_own(server: Served, client: t
         server.do(lambda: server.services.sessions.join_sampling(ME._replace(project="other"), sampler._sampling_session_id))
 
 
+@pytest.mark.contract("POST /api/v1/retrieve_futures", "target.type", "target.sampling_session_id", "timeout")
 def test_ends_are_told_to_whoever_has_the_sampler_alone(server: Served, client: tinker.ServiceClient) -> None:
     sampler = sampler_of(client)
     key = server.do(lambda: server.services.auth.create(ME, "other", frozenset({"infer"}), project="elsewhere")).key

@@ -86,6 +86,15 @@ def table(live: Live) -> np.ndarray:
 # Against transformers
 
 
+@pytest.mark.contract(
+    "POST /api/v1/asample",
+    "num_samples",
+    "prompt_logprobs",
+    "topk_prompt_logprobs",
+    "topk_sample_logprobs",
+    "target_prompt_logprobs.data",
+    "prompt_alt_tokens_k",
+)
 def test_all_that_is_said_of_a_prompt_is_what_transformers_says(live: Live, table: np.ndarray) -> None:
     tokens, length = live.tokens, len(live.tokens)
     ids = np.random.default_rng(0).integers(0, 4096, (length - 1, 3))
@@ -124,6 +133,7 @@ def test_all_that_is_said_of_a_prompt_is_what_transformers_says(live: Live, tabl
         assert sequence.topk_logprobs_np.logprobs[0] == pytest.approx(np.sort(table[-1])[:-4:-1], abs=ROUNDING)
 
 
+@pytest.mark.contract("POST /api/v1/asample", "target_prompt_logprobs.sparse_crow_indices", "target_prompt_logprobs.sparse_col_indices")
 def test_sparse_targets_are_answered_like_dense_ones(live: Live) -> None:
     ids = torch.full((len(live.tokens) - 1, 40), -1)
     ids[3, 7], ids[20, 0], ids[-1, 39] = 5, 6, 7
@@ -136,6 +146,7 @@ def test_sparse_targets_are_answered_like_dense_ones(live: Live) -> None:
     assert torch.equal(dense.target_prompt_logprobs.to_torch(), sparse.target_prompt_logprobs.to_torch())
 
 
+@pytest.mark.contract("POST /api/v1/asample", "sampling_params.temperature", "sampling_params.top_k", "sampling_params.top_p")
 def test_temperature_zero_and_a_top_k_of_one_take_the_likeliest_token(live: Live, table: np.ndarray) -> None:
     prompt = prompt_of(live.tokens)
     expected = [int(table[-1].argmax())]
@@ -185,6 +196,7 @@ def test_equal_prompts_of_many_requests_are_computed_once_and_answered_as_alone(
         assert [(each.tokens, each.logprobs) for each in alone.sequences] == [(each.tokens, each.logprobs) for each in answers[n].sequences]
 
 
+@pytest.mark.contract("POST /api/v1/asample", "prompt_logprobs_last_n")
 def test_scores_of_the_end_of_a_known_prompt_do_not_compute_its_beginning(live: Live) -> None:
     context = live.tokens * 8
     live.base.compute_logprobs(prompt_of(context)).result()
@@ -199,6 +211,7 @@ def test_scores_of_the_end_of_a_known_prompt_do_not_compute_its_beginning(live: 
 # Where samples end
 
 
+@pytest.mark.contract("POST /api/v1/asample", "sampling_params.stop")
 def test_the_first_of_several_stop_strings_ends_a_sample_and_is_part_of_it(live: Live) -> None:
     tokenizer = live.run.get_tokenizer()
     params = types.SamplingParams(max_tokens=40, seed=21, stop=[])

@@ -80,6 +80,7 @@ def trained(client: tinker.ServiceClient, tokens: list[int]) -> tinker.TrainingC
     return run
 
 
+@pytest.mark.contract("loss cross_entropy", "loss_fn_inputs.weights")
 def test_a_fresh_run_is_the_base_model_and_its_loss_is_the_sum_of_its_tokens(client: tinker.ServiceClient, tokens: list[int]) -> None:
     run = new_run(client)
     result = run.forward([supervised(tokens)], "cross_entropy").result()
@@ -113,6 +114,8 @@ def test_sampler_and_trainer_agree_about_every_token(trained: tinker.TrainingCli
         assert np.asarray(by_prefill[1:], np.float32) == pytest.approx(by_trainer, abs=tolerance, rel=0)
 
 
+@pytest.mark.contract("loss importance_sampling", "loss_fn_inputs.logprobs", "loss_fn_inputs.advantages")
+@pytest.mark.contract("loss cross_entropy", "loss_fn_inputs.weights")
 def test_on_policy_importance_sampling_is_weighted_cross_entropy(client: tinker.ServiceClient, tokens: list[int]) -> None:
     advantage = 0.5
     by_weights, by_ratio = new_run(client), new_run(client)
@@ -127,6 +130,7 @@ def test_on_policy_importance_sampling_is_weighted_cross_entropy(client: tinker.
     assert forward(by_weights, tokens) == pytest.approx(forward(by_ratio, tokens), abs=1e-4)
 
 
+@pytest.mark.contract("loss importance_sampling", "loss_fn_inputs.logprobs", "loss_fn_inputs.advantages")
 def test_off_policy_importance_sampling_weighs_by_the_ratio(client: tinker.ServiceClient, tokens: list[int]) -> None:
     run = new_run(client)
     random = np.random.default_rng(0)
@@ -167,6 +171,7 @@ def test_published_weights_stay_what_they_are(client: tinker.ServiceClient, toke
     assert sum(newer.compute_logprobs(prompt).result()[1:]) > sum(before[1:])
 
 
+@pytest.mark.contract("POST /api/v1/asample", "sampling_params.seed")
 def test_a_seed_fixes_the_samples(client: tinker.ServiceClient, tokens: list[int]) -> None:
     sampler = client.create_sampling_client(base_model=MODEL).result()
 

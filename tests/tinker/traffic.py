@@ -1,5 +1,5 @@
-"""What tests say to a server and what it answers, seen where every client here sends: in httpx, through which the SDKs, our own client and plain
-requests all go, whether the server is in this process or not."""
+"""What tests send and how it is answered, heard where all their clients send: in httpx, through which the SDKs and plain requests go, whether the
+server is in this process or in another."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -7,147 +7,135 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import httpx
+import httpx2
+import pytest
+from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from bloomery.api.routes.tinker.encoding import decompress
 from bloomery.api.routes.tinker.messages import CONTENT_TYPE
-from bloomery.api.routes.tinker.proto import DecodeError, ForwardBackwardRequest
-from tests.tinker.entries import ALWAYS, ANY_LOSS, FORWARD_BACKWARD, Entry, Route, input_field, loss, option_field, routes
+from bloomery.api.routes.tinker.proto import ForwardBackwardRequest
+from tests.tinker.entries import ANY_LOSS, Entry, Route, input_field, loss, option_field, routes
 
-Outcome = str
 TAKEN: Final = "taken"
 REFUSED: Final = "refused"
 _RETRIEVE: Final = "POST /api/v1/retrieve_future"
+_REFUSALS: Final = (400, 403)
+_CATEGORIES: Final = {None: TAKEN, "user": REFUSED}
+"""Of the answers to futures; what is the server's fault shows nothing."""
 
 
 class Exchange(NamedTuple):
-    """A request and its answer."""
+    """A request and its answer; the openai SDK brings a copy of httpx of its own."""
 
-    request: httpx.Request
-    response: httpx.Response
+    request: Any
+    response: Any
 
     @property
-    def answer(self) -> Any:
-        """What it says, if that is JSON."""
+    def answer(self) -> dict[str, Any]:
+        """The object that was answered; empty for anything else."""
         try:
-            return self.response.json()
-        except (httpx.ResponseNotRead, ValueError):
-            return None
+            found = self.response.json()
+        except (RuntimeError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 @contextmanager
-def watching(heard: Callable[[Exchange], None]) -> Iterator[None]:
-    """Hear of every exchange, in whichever thread."""
-    send, send_async = httpx.Client.send, httpx.AsyncClient.send
+def listening() -> Iterator[list[Exchange]]:
+    """All that is sent meanwhile, in whichever thread."""
+    heard: list[Exchange] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for library in (httpx, httpx2):
+            patch.setattr(library.Client, "send", _heard(library.Client.send, heard))
+            patch.setattr(library.AsyncClient, "send", _heard_later(library.AsyncClient.send, heard))
+        yield heard
 
-    def watched(self: httpx.Client, request: httpx.Request, **options: Any) -> httpx.Response:
-        response = send(self, request, **options)
-        heard(Exchange(request, response))
+
+def outcomes(exchanges: Iterable[Exchange]) -> frozenset[tuple[Entry, str]]:
+    """What was used, and whether it was taken or refused. A field is used by a request that says something else in it than its default."""
+    routed = [(exchange, route) for exchange in exchanges if (route := _route_of(exchange)) is not None]
+    retrieved = {
+        json.loads(exchange.request.content)["request_id"]: _CATEGORIES.get(exchange.answer.get("category"))
+        for exchange, route in routed
+        if route.name == _RETRIEVE and exchange.response.status_code == 200
+    }
+    found = ((exchange, route, _outcome(exchange, retrieved)) for exchange, route in routed)
+    return frozenset((entry, outcome) for exchange, route, outcome in found if outcome for entry in _used(exchange.request, route))
+
+
+def _heard(send: Callable[..., Any], heard: list[Exchange]) -> Callable[..., Any]:
+    def sending(client: Any, request: Any, **options: Any) -> Any:
+        response = send(client, request, **options)
+        heard.append(Exchange(request, response))
         return response
 
-    async def watched_async(self: httpx.AsyncClient, request: httpx.Request, **options: Any) -> httpx.Response:
-        response = await send_async(self, request, **options)
-        heard(Exchange(request, response))
+    return sending
+
+
+def _heard_later(send: Callable[..., Any], heard: list[Exchange]) -> Callable[..., Any]:
+    async def sending(client: Any, request: Any, **options: Any) -> Any:
+        response = await send(client, request, **options)
+        heard.append(Exchange(request, response))
         return response
 
-    httpx.Client.send, httpx.AsyncClient.send = watched, watched_async  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        httpx.Client.send, httpx.AsyncClient.send = send, send_async  # type: ignore[method-assign]
+    return sending
 
 
-def outcomes(exchanges: Iterable[Exchange]) -> set[tuple[Entry, Outcome]]:
-    """Which entries were used, and how that ended. A field is used where it says something else than its default."""
-    exchanges = list(exchanges)
-    failed = {}
-    for exchange, route in _routed(exchanges):
-        if route.name == _RETRIEVE and exchange.response.status_code == 200:
-            failed[json.loads(exchange.request.content)["request_id"]] = "error" in (exchange.answer or {})
-    return {(entry, ended) for exchange, route in _routed(exchanges) if (ended := _ended(exchange, failed)) for entry in _used(exchange.request, route)}
+def _route_of(exchange: Exchange) -> Route | None:
+    method, path = exchange.request.method, exchange.request.url.path
+    return next((route for route in routes() if route.name.startswith(f"{method} ") and route.pattern.match(path)), None)
 
 
-def _routed(exchanges: list[Exchange]) -> Iterator[tuple[Exchange, Route]]:
-    for exchange in exchanges:
-        method, path = exchange.request.method, exchange.request.url.path
-        for route in routes():
-            if route.name.startswith(f"{method} ") and route.pattern.match(path):
-                yield exchange, route
-                break
-
-
-def _ended(exchange: Exchange, failed: Mapping[str, bool]) -> Outcome | None:
-    """An operation has ended when its future is retrieved; None while nobody knows."""
-    status, answer = exchange.response.status_code, exchange.answer
-    if status in (400, 403, 404, 410):
+def _outcome(exchange: Exchange, retrieved: Mapping[str, str | None]) -> str | None:
+    """None while nobody knows: what becomes of an operation, its future tells."""
+    if exchange.response.status_code in _REFUSALS:
         return REFUSED
-    if status >= 300:
+    if not exchange.response.is_success:
         return None
-    if isinstance(answer, dict) and "request_id" in answer:
-        future = failed.get(answer["request_id"])
-        return None if future is None else REFUSED if future else TAKEN
-    return TAKEN
+    future = exchange.answer.get("request_id")
+    return TAKEN if future is None else retrieved.get(future)
 
 
-def _used(request: httpx.Request, route: Route) -> Iterator[Entry]:
+def _used(request: Any, route: Route) -> Iterator[Entry]:
     yield Entry(route.name)
-    body = decompress(request.content) if request.headers.get("content-encoding") == "zstd" else request.content
-    said = {route.name: route.query, route.name: route.headers}
-    for defaults, given in ((route.query, request.url.params), (route.headers, request.headers)):
-        yield from (Entry(route.name, field) for field, default in defaults.items() if field in given and given[field] != str(default))
-    if request.headers.get("content-type") == CONTENT_TYPE:
-        yield from _used_of_a_message(body)
-    elif route.json:
-        yield from (Entry(route.name, field) for field, default in route.json.items() if any(default is ALWAYS or value != default for value in _values(_json(body), field.split("."))))
+    said = _body(request)
+    for field, default in route.body.items():
+        path, _, wanted = field.partition("=")
+        values = _at(said, path.split("."))
+        if any(value == wanted if wanted else value != default for value in values):
+            yield Entry(route.name, field)
+    beside = {**request.headers, **request.url.params}
+    yield from (Entry(route.name, field) for field, default in route.beside.items() if field in beside and beside[field] != str(default))
+    if isinstance(said, dict) and "loss_fn" in said:
+        yield from _used_of_losses(said)
 
 
-def _json(body: bytes) -> Any:
+def _body(request: Any) -> Any:
     try:
-        return json.loads(body)
-    except ValueError:
+        content = decompress(request.content) if request.headers.get("content-encoding") == "zstd" else request.content
+        if request.headers.get("content-type") == CONTENT_TYPE:
+            return MessageToDict(ForwardBackwardRequest.FromString(content), preserving_proto_field_name=True)
+        return json.loads(content)
+    except (ValueError, DecodeError):
         return None
 
 
-def _values(said: Any, path: list[str]) -> Iterator[Any]:
-    """What stands at a path, in every item of the lists on the way."""
+def _at(said: Any, path: list[str]) -> Iterator[Any]:
+    """What stands at a path, in every item of the lists and under every key of the maps on the way."""
     if isinstance(said, list) and path:
         for item in said:
-            yield from _values(item, path)
+            yield from _at(item, path)
     elif not path:
         yield said
-    elif isinstance(said, dict) and path[0] in said:
-        yield from _values(said[path[0]], path[1:])
+    elif isinstance(said, dict):
+        for item in said.values() if path[0] == "*" else [said[path[0]]] if path[0] in said else []:
+            yield from _at(item, path[1:])
 
 
-def _used_of_a_message(body: bytes) -> Iterator[Entry]:
-    message = ForwardBackwardRequest()
-    try:
-        message.ParseFromString(body)
-    except DecodeError:
-        return
-    yield from (Entry(FORWARD_BACKWARD, field) for field in _present(message))
-    yield Entry(loss(message.loss_fn))
-    fields = {input_field(name) for datum in message.data for name in datum.loss_fn_inputs}
-    fields |= {option_field(name) for name in (*message.loss_fn_config, *message.loss_fn_config_v2)}
-    for place in (loss(message.loss_fn), ANY_LOSS):
-        yield from (Entry(place, field) for field in fields)
-
-
-def _present(message: Any, prefix: str = "") -> Iterator[str]:
-    """Fields of a message that are not empty."""
-    for field, value in message.ListFields():
-        name = f"{prefix}{field.name}"
-        if field.enum_type is not None:
-            yield f"{name}={field.enum_type.values_by_number[value].name}"
-            continue
-        if field.message_type is None:
-            yield name
-            continue
-        if field.message_type.GetOptions().map_entry:
-            if field.message_type.fields_by_name["value"].message_type is None:
-                yield name
-                continue
-            items = value.values()
-        else:
-            items = value if field.is_repeated else [value]
-        for item in items:
-            yield from _present(item, f"{name}.")
+def _used_of_losses(said: dict[str, Any]) -> Iterator[Entry]:
+    name = loss(said["loss_fn"])
+    inputs = {input_field(key) for datum in said.get("data", []) for key in datum.get("loss_fn_inputs", ())}
+    options = {option_field(key) for key in (*said.get("loss_fn_config", ()), *said.get("loss_fn_config_v2", ()))}
+    yield Entry(name)
+    yield from (Entry(place, field) for field in inputs | options for place in (name, ANY_LOSS))
