@@ -3,7 +3,7 @@
 Shapes: R rows, I inputs, O outputs, r rank padded to a multiple of `RANK_PAD`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -118,49 +118,87 @@ def padded_rank(rank: int) -> int:
 
 def adapted_linear(input_RI: Tensor, weight_OI: Tensor, projection: str, rows: AdapterRows) -> Tensor:
     """A projection of the base [R, O] with every segment's low-rank update; with an adapter anywhere the weight gets no gradient."""
-    chosen = [(adapter.get(projection) if adapter is not None else None, start, stop) for adapter, start, stop in rows.segments]
-    parts = tuple(_Part(start, stop) for factors, start, stop in chosen if factors is not None)
-    if not parts:
+    teams, flat = _teams(rows, projection)
+    if not teams:
         return linear(input_RI, weight_OI)
-    flat = (tensor for factors, _, _ in chosen if factors is not None for tensor in factors)
-    out_RO: Tensor = _AdaptedLinear.apply(input_RI, weight_OI, parts, *flat)  # type: ignore[no-untyped-call]
+    out_RO: Tensor = _AdaptedLinear.apply(input_RI, weight_OI, teams, *flat)  # type: ignore[no-untyped-call]
     return out_RO
 
 
-class _Part(NamedTuple):
+class _Team(NamedTuple):
+    """Neighbouring segments with as many rows and factors of the same shape: their small products are computed as one batch."""
+
     start: int
     stop: int
+    members: int
+
+    def of(self, rows_RX: Tensor) -> Tensor:
+        """Its own rows [M, rows of a member, X], a view."""
+        own_MNX: Tensor = rows_RX[self.start : self.stop].unflatten(0, (self.members, -1))
+        return own_MNX
+
+
+def _teams(rows: AdapterRows, projection: str) -> tuple[list[_Team], list[Tensor]]:
+    """The teams of a pass, and their factors, `a` and `b` of one segment after the other."""
+    teams: list[_Team] = []
+    flat: list[Tensor] = []
+    for adapter, start, stop in rows.segments:
+        if start == stop or adapter is None or (factors := adapter.get(projection)) is None:
+            continue
+        if teams and _joins(teams[-1], start, stop) and factors.a.shape == flat[-2].shape:
+            teams[-1] = teams[-1]._replace(stop=stop, members=teams[-1].members + 1)
+        else:
+            teams.append(_Team(start, stop, 1))
+        flat += factors
+    return teams, flat
+
+
+def _joins(team: _Team, start: int, stop: int) -> bool:
+    return team.stop == start and (stop - start) * team.members == team.stop - team.start
 
 
 class _AdaptedLinear(torch.autograd.Function):
-    """One product for all rows, and small ones added in place: autograd's own nodes would copy every activation once per segment."""
+    """One product for all rows, and small ones added in place: autograd's own nodes would copy every activation once per segment.
+
+    Shapes: M members of a team, N rows of each. A batch of products has the bits of each alone; `numerics.probe` holds that against this machine.
+    """
 
     @staticmethod
-    def forward(ctx: Any, input_RI: Tensor, weight_OI: Tensor, parts: tuple[_Part, ...], *flat: Tensor) -> Tensor:
+    def forward(ctx: Any, input_RI: Tensor, weight_OI: Tensor, teams: Sequence[_Team], *flat: Tensor) -> Tensor:
         out_RO = product(input_RI, weight_OI)
-        lows = []
-        for (start, stop), a, b in zip(parts, flat[::2], flat[1::2], strict=True):
-            low = torch.nn.functional.linear(input_RI[start:stop], a)
-            out_RO[start:stop].addmm_(low, b.t())
-            lows.append(low)
-        ctx.parts = parts
-        ctx.save_for_backward(input_RI, weight_OI, *lows, *flat)
+        saved = []
+        for team, a_MrI, b_MOr in _stacked(teams, flat):
+            low_MNr = torch.bmm(team.of(input_RI), a_MrI.transpose(1, 2))
+            team.of(out_RO).baddbmm_(low_MNr, b_MOr.transpose(1, 2))
+            saved += [low_MNr, a_MrI, b_MOr]
+        ctx.teams = teams
+        ctx.save_for_backward(input_RI, weight_OI, *saved)
         return out_RO
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad_RO,), parts = grads, ctx.parts
-        input_RI, weight_OI, *rest = ctx.saved_tensors
-        lows, flat = rest[: len(parts)], rest[len(parts) :]
+        grad_RO = grads[0]
+        input_RI, weight_OI, *saved = ctx.saved_tensors
         grad_RI = product(grad_RO, weight_OI.t()) if ctx.needs_input_grad[0] else None
         grad_flat: list[Tensor] = []
-        for (start, stop), low, a, b in zip(parts, lows, flat[::2], flat[1::2], strict=True):
-            part_RO = grad_RO[start:stop]
-            grad_low = part_RO @ b
+        for team, low_MNr, a_MrI, b_MOr in zip(ctx.teams, saved[::3], saved[1::3], saved[2::3], strict=True):
+            grad_MNO = team.of(grad_RO)
+            grad_low_MNr = torch.bmm(grad_MNO, b_MOr)
             if grad_RI is not None:
-                grad_RI[start:stop].addmm_(grad_low, a)
-            grad_flat += [grad_low.t() @ input_RI[start:stop], part_RO.t() @ low]
+                team.of(grad_RI).baddbmm_(grad_low_MNr, a_MrI)
+            grad_a_MrI = torch.bmm(grad_low_MNr.transpose(1, 2), team.of(input_RI))
+            grad_b_MOr = torch.bmm(grad_MNO.transpose(1, 2), low_MNr)
+            grad_flat += [grad for pair in zip(grad_a_MrI, grad_b_MOr, strict=True) for grad in pair]
         return grad_RI, None, None, *grad_flat
+
+
+def _stacked(teams: Sequence[_Team], flat: Sequence[Tensor]) -> Iterator[tuple[_Team, Tensor, Tensor]]:
+    """Every team with its members' factors, `a` [M, r, I] and `b` [M, O, r]."""
+    first = 0
+    for team in teams:
+        own = list(flat[first : first + 2 * team.members])
+        yield (team, own[0][None], own[1][None]) if team.members == 1 else (team, torch.stack(own[::2]), torch.stack(own[1::2]))
+        first += len(own)
 
 
 def low_rank_add(base_RO: Tensor, input_RI: Tensor, factors: Factors) -> Tensor:

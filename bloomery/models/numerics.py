@@ -22,6 +22,8 @@ from bloomery.models.pointwise import rms_norm
 from bloomery.models.products import kernel, linear
 
 _ROW_COUNTS = (8, 12, 36, 64, 132, 260, 1028)
+_MEMBER = 20
+"""Rows of each run in a pass of three."""
 
 
 class ProbeReport(NamedTuple):
@@ -67,11 +69,23 @@ def _linear_failures(decoder: Decoder) -> Iterator[str]:
         few = _projected(rows_RI[:ROW_PAD], weight, factors)
         if any(not torch.equal(_projected(rows_RI[:count], weight, factors)[:ROW_PAD], few) for count in counts):
             yield f"the product with `{name}` {list(weight.shape)} depends on the number of rows"
+        if not torch.equal(
+            _updated_in_a_batch(rows_RI, weight, factors), low_rank_add(linear(rows_RI[:_MEMBER], weight), rows_RI[:_MEMBER], factors)
+        ):
+            yield f"an adapter's update of `{name}` {list(weight.shape)} depends on those computed beside it"
 
 
 def _projected(rows_RI: Tensor, weight: Tensor, factors: Factors) -> Tensor:
     plain = linear(rows_RI, weight)
     return torch.cat([plain, low_rank_add(plain, rows_RI, factors), torch.logsumexp(logits(rows_RI, weight, None), -1, keepdim=True)], -1)
+
+
+def _updated_in_a_batch(rows_RI: Tensor, weight: Tensor, factors: Factors) -> Tensor:
+    """The first of three members, with rows of their own and the same factors, as a pass of several runs computes them."""
+    rows_MNI = rows_RI[: 3 * _MEMBER].unflatten(0, (3, -1))
+    a_MrI, b_MOr = torch.stack([factors.a] * 3), torch.stack([factors.b] * 3)
+    base_MNO = linear(rows_MNI.flatten(0, 1), weight).unflatten(0, (3, -1))
+    return torch.baddbmm(base_MNO, torch.bmm(rows_MNI, a_MrI.transpose(1, 2)), b_MOr.transpose(1, 2))[0]
 
 
 def _attention_failures(decoder: Decoder) -> Iterator[str]:

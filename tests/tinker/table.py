@@ -24,7 +24,7 @@ _HEAD: Final = """# The contract of the `tinker` SDK, row by row
 Written by `make contract` from the tests that passed, not by hand; [tinker.md](tinker.md) and [losses.md](losses.md) explain what is listed here.
 Routes, fields and losses are read from the code, so that one without a test fails the suite. A test stands in a row because it sent that field with
 something else than its default, or used the route or loss itself, and a running server answered as the row says: a whole one with the shipped model
-(`_live`), or the api over a stand-in for the engine, which shows what arrives there; what the engine makes of it, `tests/train` and `tests/infer` show.
+(`_live`), or the api over a stand-in for the engine, which shows what arrives there; `tests/train` and `tests/infer` show what the engine makes of it.
 
 - **supported**: does what the contract says.
 - **refused**: answered with an error that names it; beside *supported*, what is refused of it.

@@ -23,15 +23,13 @@ LONG = (500, 511, 512, 513, 600, 767, 768, 769, 900)
 class Tenant:
     """A run that has learned something already, and a batch of its own."""
 
-    def __init__(self, model, chance: random.Random, number: int) -> None:
-        lora = {"rank": chance.choice(RANKS), "seed": number, "train_unembed": chance.random() < 0.7, "train_attn": chance.random() < 0.8}
-        self.run = TrainableRun(
-            model, RunSpec(run_id=f"run-{number}", base_hash=BASE_HASH, lora=LoraSpec(**lora), micro_batch_tokens=1024), builders.MemoryShelf()
-        )
+    def __init__(self, model, number: int, lora: LoraSpec, operation: ForwardBackward) -> None:
+        spec = RunSpec(run_id=f"run-{number}", base_hash=BASE_HASH, lora=lora, micro_batch_tokens=1024)
+        self.run = TrainableRun(model, spec, builders.MemoryShelf())
         masters = self.run.weights.masters
         masters.add_(torch.randn(masters.shape, generator=torch.Generator().manual_seed(number)) * 0.05)
         self.run.weights.refresh()
-        self.operation = batch_of(chance, number)
+        self.operation = operation
 
     def share(self) -> Share:
         return next(self.run.execute(self.operation))
@@ -42,6 +40,11 @@ class Tenant:
         gradients = share.weights.gradients.clone()
         share.weights.clear_gradients()
         return logprobs.clone(), gradients
+
+
+def random_tenant(model, chance: random.Random, number: int) -> Tenant:
+    rank, unembed, attn = chance.choice(RANKS), chance.random() < 0.7, chance.random() < 0.8
+    return Tenant(model, number, LoraSpec(rank=rank, seed=number, train_unembed=unembed, train_attn=attn), batch_of(chance, number))
 
 
 def batch_of(chance: random.Random, number: int) -> ForwardBackward:
@@ -72,7 +75,11 @@ def together(tenants: Sequence[Tenant]) -> Iterator[tuple[torch.Tensor, torch.Te
 def differences(model, *, count: int, seed: int) -> list[str]:
     """Who has other numbers in company than alone."""
     chance = random.Random(seed)
-    tenants = [Tenant(model, chance, number) for number in range(count)]
+    return apart([random_tenant(model, chance, number) for number in range(count)])
+
+
+def apart(tenants: Sequence[Tenant]) -> list[str]:
+    """The same, of these."""
     company = list(together(tenants))
     found = []
     for tenant, (logprobs, gradients) in zip(tenants, company, strict=True):
@@ -90,6 +97,16 @@ def model():
 @pytest.mark.parametrize(("count", "seed"), [(2, 0), (5, 1), (9, 2), (32, 3)])
 def test_a_run_has_the_bits_in_company_that_it_has_alone(model, count, seed):
     assert differences(model, count=count, seed=seed) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lengths", [[64] * 8, [5, 64, 64, 64, 7, 7, 64], [1] * 3])
+def test_so_it_is_where_the_updates_of_neighbours_are_one_batch(lengths, dtype):
+    model = builders.decoder(dtype=dtype)
+    tenants = [
+        Tenant(model, number, LoraSpec(rank=8, seed=number), learn(supervised([length], seed=number))) for number, length in enumerate(lengths)
+    ]
+    assert apart(tenants) == []
 
 
 def test_so_it_is_in_half_precision():
@@ -122,7 +139,7 @@ def test_a_pass_has_one_decoder_and_one_direction(model):
 
 
 def test_a_pass_that_is_computed_again_adds_no_gradient_twice(model):
-    tenant = Tenant(model, random.Random(7), 7)
+    tenant = random_tenant(model, random.Random(7), 7)
     share = tenant.share()
     compute([share])
     twice = tenant.numbers(share, compute([share])[0].logprobs_RK)
