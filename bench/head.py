@@ -43,6 +43,7 @@ def main() -> None:
         found[variant]["gradient_difference"] = max(
             float((ours - plain).norm() / plain.norm()) for ours, plain in zip(gradients[variant], gradients["plain"], strict=True)
         )
+        found[variant]["seconds_ratio"] = round(found[variant]["seconds"] / found["plain"]["seconds"], 2)
         found[variant]["peak_ratio"] = round(found[variant]["peak_bytes"] / found["plain"]["peak_bytes"], 3)
     setting = {"vocabulary": VOCABULARY, "width": WIDTH, "tokens": asked.tokens, "threads": asked.threads, "dtype": "float32", "device": "cpu"}
     print(json.dumps({"bench": "head", **machine(), **setting, **found}))

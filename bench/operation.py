@@ -3,7 +3,7 @@
 A model of one narrow block makes the computation almost nothing; what is left between submission and result is HTTP, journal (with its fdatasync),
 socket and event loops. Measured one operation at a time, through our client and through the `tinker` SDK, beside the limits of this machine in the
 same run: an HTTP request that does nothing, and an fdatasync of one small record. `engine_forward` is what the engine computed for each `forward`;
-`server_own` is the rest, from submission to result, the client's side included.
+`server_own` is the rest, from submission to result, the client's side included; `step` is a `forward_backward` and an `optim_step`.
 """
 
 import argparse
@@ -36,9 +36,16 @@ def main() -> None:
             figures = {**_client(server, rounds), **_sdk(server, rounds)}
         figures["server_own"] = figures["forward"] - figures["engine_forward"]
         figures["fdatasync"] = _median(_synced(Path(place)), rounds)
-    print(
-        json.dumps({"bench": "operation", **machine(), "rounds": rounds, "milliseconds": {name: round(value, 3) for name, value in figures.items()}})
-    )
+    print(json.dumps({"bench": "operation", **machine(), "rounds": rounds, "ratio": _ratio(figures), "milliseconds": _rounded(figures)}))
+
+
+def _rounded(figures: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in figures.items()}
+
+
+def _ratio(figures: dict[str, float]) -> float:
+    """The server's own cost over the least it could be: two requests, and a synced record for the operation and for its result."""
+    return round(figures["server_own"] / (2 * figures["http_request"] + 2 * figures["fdatasync"]), 2)
 
 
 def _client(server: Server, rounds: int) -> dict[str, float]:
@@ -47,7 +54,7 @@ def _client(server: Server, rounds: int) -> dict[str, float]:
         data = list(supervised(EMPTY.vocab_size, [4], 0))
         return {
             "forward": _median(lambda: run.forward(data).result(), rounds),
-            "optim_step": _median(lambda: (run.forward_backward(data), run.optim_step(1e-4).result()), rounds) / 2,
+            "step": _median(lambda: (run.forward_backward(data), run.optim_step(1e-4).result()), rounds),
             "http_request": _median(client.models, rounds),
             "engine_forward": _median_of_engine(run, rounds),
         }
@@ -77,11 +84,11 @@ def _sdk_run(server: Server) -> Iterator[tinker.TrainingClient]:
 
 
 def _synced(place: Path) -> Callable[[], object]:
-    file = os.open(place / "record", os.O_RDWR | os.O_CREAT)
+    file = (place / "record").open("wb", buffering=0)
 
     def write() -> None:
-        os.write(file, b"x" * 200)
-        os.fdatasync(file)
+        file.write(b"x" * 200)
+        os.fdatasync(file.fileno())
 
     return write
 

@@ -206,7 +206,7 @@ class Executor:
         self._send(RunClosed(run_id=run_id))
 
     def _sample(self) -> None:
-        """At least one step, and then as long as the last micro-batch took."""
+        """At least one step, and then as long as the last pass took."""
         until = time.monotonic() + self._slice_s
         while self._sampler.busy and not (self._paused or self._draining):
             try:

@@ -99,7 +99,7 @@ class HostedRun:
         order = self._queue.popleft()
         return self._begin(order, Rejected(message=message, category=category, effect=effect_of_failure(order.operation)))
 
-    def too_large(self, free: FreeBytes) -> str | None:
+    def lacks_memory(self, free: FreeBytes) -> str | None:
         """Why the next operation cannot run in the memory there is. What is replayed did, and is not judged again."""
         if self.next is None or self.next.replay or not isinstance(self.next.operation, ForwardBackward):
             return None

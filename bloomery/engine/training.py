@@ -95,7 +95,7 @@ class Training:
             self._enter([run])
             if self._ledger.condemns(_in_hand(run), replay=run.next.replay):
                 self._give_up(run, run.next)
-            elif (problem := run.too_large(self._free)) is not None:
+            elif (problem := run.lacks_memory(self._free)) is not None:
                 self._settle(run, run.refuse(problem, "user"))
             else:
                 self._settle(run, run.begin())

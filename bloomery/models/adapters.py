@@ -1,4 +1,4 @@
-"""Low-rank adapters: per-projection factors as they are stored, and the fused form the forward applies to ranges of rows.
+"""Low-rank adapters: factors of each projection, and the fused form that the forward applies to ranges of rows.
 
 Shapes: R rows, I inputs, O outputs, r rank padded to a multiple of `RANK_PAD`.
 """
@@ -13,7 +13,7 @@ from bloomery.models.config import DecoderConfig
 from bloomery.models.products import linear, product
 
 RANK_PAD = 16
-"""Factors are stored with the rank padded to this multiple: narrower ones change the bits of a row with the width."""
+"""The forward computes with ranks padded to this multiple: narrower ones change the bits of a row with the width."""
 
 UNEMBED = "unembed_tokens"
 
@@ -112,7 +112,7 @@ def target_shapes(config: DecoderConfig, *, attention: bool, mlp: bool, unembed:
 
 
 def padded_rank(rank: int) -> int:
-    """The stored rank: the next multiple of `RANK_PAD`."""
+    """The rank that is computed with: the next multiple of `RANK_PAD`."""
     return -(-rank // RANK_PAD) * RANK_PAD
 
 

@@ -19,7 +19,7 @@ from bloomery.models.attention import KEY_PAD, ROW_PAD, causal_mask
 from bloomery.models.decoder import Decoder
 from bloomery.models.head import logits
 from bloomery.models.pointwise import rms_norm
-from bloomery.models.products import kernel, linear
+from bloomery.models.products import library, linear
 
 _ROW_COUNTS = (8, 12, 36, 64, 132, 260, 1028)
 _MEMBER = 20
@@ -34,7 +34,7 @@ class ProbeReport(NamedTuple):
 
 
 def numerics_id(dtype: torch.dtype, device: torch.device | str = "cpu") -> str:
-    """Equal ids promise equal bits: CPU model and flags (or GPU), torch build, threads, pads, dtype."""
+    """Equal ids promise equal bits: CPU model and flags (or GPU), torch build, threads, pads, library of the products, dtype."""
     parts = (
         platform.machine(),
         _device_name(torch.device(device)),
@@ -42,7 +42,7 @@ def numerics_id(dtype: torch.dtype, device: torch.device | str = "cpu") -> str:
         torch.backends.cpu.get_cpu_capability(),
         f"threads={torch.get_num_threads()}",
         f"pads={ROW_PAD},{KEY_PAD},{RANK_PAD}",
-        f"products={kernel(dtype, torch.device(device))}",
+        f"products={library(dtype, torch.device(device))}",
         str(dtype),
     )
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]

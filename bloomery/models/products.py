@@ -31,7 +31,7 @@ def product(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
     return F.linear(input_RI, weight_OI)
 
 
-def kernel(dtype: torch.dtype, device: torch.device) -> str:
+def library(dtype: torch.dtype, device: torch.device) -> str:
     """Which library computes `product`, for the numerics id."""
     return "onednn" if _by_onednn(torch.empty(0, dtype=dtype, device=device)) else "torch"
 

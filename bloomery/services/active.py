@@ -20,7 +20,7 @@ from bloomery.store.database import Database
 from bloomery.store.journal import Journal, JournaledResult
 from bloomery.types.errors import Corrupt
 from bloomery.types.ids import now_us
-from bloomery.types.operations import Failed, Operation, Rejected, Result, effect_of_failure
+from bloomery.types.operations import Effect, Failed, Operation, Rejected, Result, effect_of_failure
 from bloomery.types.protocol import Acknowledge, CheckpointWritten, OperationDone, RunClosed, RunOpened
 from bloomery.types.wire import encode
 
@@ -77,10 +77,10 @@ class ActiveRun:
         self.used_us, self._wanted, self._leaving = now_us(), True, False
         self._wake()
 
-    async def submit(self, seq: int, make: Make) -> None:
+    async def submit(self, seq: int, make: Make, *, refused: Effect = "spoil") -> None:
         """Journal an operation; the rest happens behind this call."""
         self.want()
-        await self.history.submit(seq, make)
+        await self.history.submit(seq, make, refused=refused)
 
     async def result(self, seq: int, timeout_s: float) -> Result | None:
         """The result of an operation, or None while there is none after `timeout_s`."""

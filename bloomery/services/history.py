@@ -14,7 +14,7 @@ from bloomery.services.settle import RunKey, Settlement, restore_point, saves, s
 from bloomery.store.database import Database
 from bloomery.store.journal import Journal, JournaledResult
 from bloomery.types.errors import BloomeryError, Corrupt, InvalidInput, NotFound, Unavailable
-from bloomery.types.operations import ForwardBackward, ForwardBackwardResult, Operation, Rejected, Result, RunSpec
+from bloomery.types.operations import Effect, ForwardBackward, ForwardBackwardResult, Operation, Rejected, Result, RunSpec
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +86,11 @@ class History:
         """Highest number of an operation that arrived."""
         return max(self.ready, self.journal.last_operation, *self._accepting)
 
-    async def submit(self, seq: int, make: Make) -> None:
-        """Journal the operation that `make` gives; a user error in `make` takes its place in the order. Repetitions change nothing."""
+    async def submit(self, seq: int, make: Make, *, refused: Effect = "spoil") -> None:
+        """Journal the operation that `make` gives. Repetitions change nothing.
+
+        A user error in `make` takes the operation's place in the order; `refused` is what then becomes of the gradients.
+        """
         if self.failure is not None:
             raise self.failure
         if seq < self.facts.first_seq:
@@ -98,7 +101,7 @@ class History:
             raise InvalidInput(f"operation {seq} is too far ahead: the next one is {self.ready + 1}", field="seq_id")
         if seq > self.done + MAX_WAITING:
             raise Unavailable(f"{MAX_WAITING} operations of run `{self.facts.key.run_id}` wait for the engine: go on when some have a result")
-        await asyncio.shield(self._accept_once(seq, make))
+        await asyncio.shield(self._accept_once(seq, lambda: _made(make, refused)))
 
     async def result(self, seq: int, timeout_s: float) -> Result | None:
         """The result of an operation, or None while there is none after `timeout_s`."""
@@ -159,7 +162,7 @@ class History:
 
     async def _accept(self, seq: int, make: Make) -> None:
         try:
-            operation = await _made(make)
+            operation = await make()
             await self.journal.append_operation(seq, operation)
         except OSError as error:
             raise Unavailable(f"operation {seq} cannot be journaled: {error}") from error
@@ -220,14 +223,14 @@ class History:
         self._changed()
 
 
-async def _made(make: Make) -> Operation:
+async def _made(make: Make, refused: Effect) -> Operation:
     """What the caller asks for, or the refusal that takes its place in the order."""
     try:
         return await make()
     except BloomeryError as error:
         if error.category != "user":
             raise
-        return Rejected(message=error.message)
+        return Rejected(message=error.message, effect=refused)
 
 
 def _always(operation: Operation) -> Make:

@@ -21,9 +21,20 @@ from bloomery.services.validate import check_labels, check_lora
 from bloomery.store.database import Database
 from bloomery.types.batching import micro_batch_tokens
 from bloomery.types.checks import check_adam, check_forward_backward
-from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound
+from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.types.ids import new_id
-from bloomery.types.operations import ForwardBackward, LoadCheckpoint, LoraSpec, Operation, OptimStep, Rejected, Result, SaveCheckpoint, SaveSnapshot
+from bloomery.types.operations import (
+    Effect,
+    ForwardBackward,
+    LoadCheckpoint,
+    LoraSpec,
+    Operation,
+    OptimStep,
+    Rejected,
+    Result,
+    SaveCheckpoint,
+    SaveSnapshot,
+)
 
 
 class Runs:
@@ -106,7 +117,8 @@ class Runs:
                 await off_loop(operation.input_bytes, check_forward_backward, operation, self._models.size(run.facts.spec.base_hash))
             return operation
 
-        await self._submit(p, run_id, seq, _harmless(make) if isinstance(operation, OptimStep) else make)
+        learns = isinstance(operation, ForwardBackward) and operation.backward
+        await self._submit(p, run_id, seq, make, refused="spoil" if learns else "none")
 
     async def checkpoint(
         self,
@@ -132,7 +144,7 @@ class Runs:
             wanted = Announcement(p.project, spec.run_id, seq, NAMED, name, key, ttl_s, overwrite, metadata or {})
             return SaveCheckpoint(key=await self._checkpoints.announce(wanted))
 
-        await self._submit(p, run_id, seq, _harmless(make))
+        await self._submit(p, run_id, seq, make, refused="none")
 
     async def snapshot(
         self,
@@ -159,7 +171,7 @@ class Runs:
             await self._checkpoints.announce(Announcement(p.project, spec.run_id, seq, kind, name, "", ttl_s, False, metadata or {}))
             return SaveSnapshot(template_hash=tokenizer.template_hash or "")
 
-        await self._submit(p, run_id, seq, _harmless(make))
+        await self._submit(p, run_id, seq, make, refused="none")
 
     async def load(self, p: Principal, run_id: str, seq: int, source: CheckpointRow, *, optimizer: bool) -> None:
         """Operation `seq`, the first of the run, takes over what a named checkpoint holds."""
@@ -195,9 +207,10 @@ class Runs:
             return tinker_id is not None and bool(await self._database.read(lambda connection: one_run(connection, p, tinker_id)))
         return False
 
-    async def _submit(self, p: Principal, run_id: str, seq: int, make: Make) -> None:
+    async def _submit(self, p: Principal, run_id: str, seq: int, make: Make, *, refused: Effect = "spoil") -> None:
+        """`refused`: what a refusal does to the gradients. One of what would have touched none leaves them good."""
         # Looked up again: between two turns of the loop an idle run may have been retired.
-        await (await self._find(p, run_id)).submit(seq, make)
+        await (await self._find(p, run_id)).submit(seq, make, refused=refused)
 
     async def _trainable(self, p: Principal, run_id: str) -> ActiveRun:
         run = await self._find(p, run_id)
@@ -228,17 +241,3 @@ def _check_fits(run: ActiveRun, source: CheckpointRow) -> None:
     for field in ("rank", "alpha", "train_attn", "train_mlp", "train_unembed"):
         if getattr(source.lora, field) != getattr(spec.lora, field):
             raise InvalidInput(f"the checkpoint was trained with {field}={getattr(source.lora, field)}: create the run with the same", field=field)
-
-
-def _harmless(make: Make) -> Make:
-    """A refusal of what would have touched no gradients leaves them good: the caller mends it and asks again."""
-
-    async def made() -> Operation:
-        try:
-            return await make()
-        except BloomeryError as error:
-            if error.category != "user":
-                raise
-            return Rejected(message=error.message, effect="none")
-
-    return made

@@ -111,7 +111,7 @@ def unpack_rows(values_RLT: Tensor, data: Sequence[Datum]) -> list[np.ndarray]:
     return [values_RLT[start : start + length].numpy() for start, length in zip(packed_starts(lengths), lengths, strict=False)]
 
 
-def guard(data: Sequence[Datum], vocab_size: int) -> None:
+def check_token_ids(data: Sequence[Datum], vocab_size: int) -> None:
     """Refuse token ids outside the vocabulary, whoever let them in: on a GPU such a look-up takes the whole process along."""
     for index, datum in enumerate(data):
         for ids in (datum.tokens, datum.inputs[TARGETS]):

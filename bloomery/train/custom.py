@@ -26,7 +26,7 @@ from bloomery.types.operations import Datum
 MAX_ELEMENTS: Final = 1 << 24
 """Of all values of a datum's graph together."""
 WEIGHTS: Final = "weights"
-LINEAR: Final = Loss(form=LossForm(factor=WEIGHTS, inputs=(WEIGHTS,), soft_targets=True), options={}, kernel=cross_entropy)
+WEIGHTED: Final = Loss(form=LossForm(factor=WEIGHTS, inputs=(WEIGHTS,), soft_targets=True), options={}, kernel=cross_entropy)
 """What a pass computes for a custom loss: a sum of log-probabilities with signed weights, whose gradient is that of the loss where the weights are
 its derivatives, negated."""
 
@@ -44,8 +44,8 @@ class Outcome(NamedTuple):
     """d loss / d log-probability, float32 in the shape of the targets; 0 where it was not asked for."""
 
 
-def linear(datum: Datum, weights: np.ndarray | None = None) -> Datum:
-    """The datum as LINEAR takes it; without weights all are 0."""
+def weighted(datum: Datum, weights: np.ndarray | None = None) -> Datum:
+    """The datum as `WEIGHTED` takes it; without weights all are 0."""
     targets = datum.inputs[TARGETS]
     given = np.zeros(targets.shape, np.float32) if weights is None else weights
     return msgspec.structs.replace(datum, inputs={TARGETS: targets, WEIGHTS: Array.of(given)})

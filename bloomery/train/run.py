@@ -147,7 +147,7 @@ class TrainableRun:
 
     def _forward_backward(self, operation: ForwardBackward) -> Work[ForwardBackwardResult]:
         loss = find_loss(operation.loss, operation.loss_config)
-        batch.guard(operation.data, self.weights.decoder.config.vocab_size)
+        batch.check_token_ids(operation.data, self.weights.decoder.config.vocab_size)
         logprobs: list[np.ndarray] = []
         routing: list[np.ndarray] = []
         for part in batch.split([datum.tokens.shape[0] for datum in operation.data], self.spec.micro_batch_tokens):
@@ -164,14 +164,14 @@ class TrainableRun:
 
     def _custom_loss(self, operation: ForwardBackward, loss: CustomLoss) -> Work[ForwardBackwardResult]:
         """Per micro-batch a forward, the loss of each of its data on the host, and a backward of its derivatives as signed weights."""
-        batch.guard(operation.data, self.weights.decoder.config.vocab_size)
+        batch.check_token_ids(operation.data, self.weights.decoder.config.vocab_size)
         outcomes: list[custom.Outcome] = []
         logprobs: list[np.ndarray] = []
         routing: list[np.ndarray] = []
         for part in batch.split([datum.tokens.shape[0] for datum in operation.data], self.spec.micro_batch_tokens):
             data = operation.data[part]
-            plain = batch.pack([custom.linear(datum) for datum in data], custom.LINEAR)
-            computed = yield Share(self.weights, plain, custom.LINEAR, False, operation.return_routing)
+            plain = batch.pack([custom.weighted(datum) for datum in data], custom.WEIGHTED)
+            computed = yield Share(self.weights, plain, custom.WEIGHTED, False, operation.return_routing)
             found = batch.unpack(computed.logprobs_RK, data)
             if computed.routing_RLT is not None:
                 routing += batch.unpack_rows(computed.routing_RLT.int(), data)
@@ -181,16 +181,16 @@ class TrainableRun:
             ]
             logprobs, outcomes = logprobs + found, outcomes + scored
             if operation.backward:
-                yield from self._descend([custom.linear(datum, -outcome.slope) for datum, outcome in zip(data, scored, strict=True)])
+                yield from self._backward_weighted([custom.weighted(datum, -outcome.slope) for datum, outcome in zip(data, scored, strict=True)])
         outputs = tuple({"logprobs": Array.of(values)} for values in logprobs)
         return _with_routing(ForwardBackwardResult(outputs=outputs, metrics=custom.totals(loss, outcomes)), routing)
 
-    def _descend(self, data: list[Datum]) -> Work[None]:
+    def _backward_weighted(self, data: list[Datum]) -> Work[None]:
         """Add the gradients of weighted log-probabilities."""
-        share = Share(self.weights, batch.pack(data, custom.LINEAR), custom.LINEAR, True)
+        share = Share(self.weights, batch.pack(data, custom.WEIGHTED), custom.WEIGHTED, True)
         yield share
         self.weights.gather_gradients()
-        self._has_gradients |= bool(custom.LINEAR.learns(share.packed.inputs).any())
+        self._has_gradients |= bool(custom.WEIGHTED.learns(share.packed.inputs).any())
 
     def _optim_step(self, params: AdamParams) -> OptimStepResult:
         if self._spoiled_by is not None:

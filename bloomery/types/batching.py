@@ -2,15 +2,15 @@
 
 from typing import Final
 
-FEWEST: Final = 512
-MOST: Final = 1024
+MIN_ROWS: Final = 512
+MAX_ROWS: Final = 1024
 _FILLED: Final = 1 << 18
 """Numbers in a tensor of the model's width from which on a CPU computes about as fast as it can."""
 
 
 def rows_at_once(width: int) -> int:
     """Rows of a pass, and of a micro-batch of an adapter, in a model of this width."""
-    return max(FEWEST, min(MOST, _FILLED // width))
+    return max(MIN_ROWS, min(MAX_ROWS, _FILLED // width))
 
 
 def micro_batch_tokens(width: int, *, rank: int) -> int:
@@ -18,4 +18,4 @@ def micro_batch_tokens(width: int, *, rank: int) -> int:
 
     All parameters (rank 0) have gradients as large as the model, written once per micro-batch.
     """
-    return MOST if rank == 0 else rows_at_once(width)
+    return MAX_ROWS if rank == 0 else rows_at_once(width)

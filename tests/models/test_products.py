@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from bloomery.models.attention import ROW_PAD
-from bloomery.models.products import kernel, linear, product
+from bloomery.models.products import library, linear, product
 
 SHAPES = [(64, 128), (256, 1536), (768, 256), (33, 7)]
 
@@ -47,5 +47,5 @@ def test_nothing_is_computed_for_what_wants_no_gradient():
 
 def test_half_precision_is_torchs_own_product():
     rows, weight = noise(8, 16, dtype=torch.bfloat16), noise(4, 16, seed=1, dtype=torch.bfloat16)
-    assert kernel(torch.bfloat16, torch.device("cpu")) == "torch"
+    assert library(torch.bfloat16, torch.device("cpu")) == "torch"
     assert torch.equal(product(rows, weight), F.linear(rows, weight))

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bloomery.train.batch import guard, pack, split, unpack
+from bloomery.train.batch import check_token_ids, pack, split, unpack
 from bloomery.train.losses import find_loss
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput
@@ -70,9 +70,9 @@ def test_ids_outside_the_vocabulary_reach_no_look_up(outside, where):
     good = supervised([5])[0]
     ids = np.array([0, 1, outside, 3, 4])
     bad = Datum(tokens=Array.of(ids), inputs=good.inputs) if where == "tokens" else Datum(good.tokens, good.inputs | {where: Array.of(ids)})
-    guard([good], VOCAB)
+    check_token_ids([good], VOCAB)
     with pytest.raises(InvalidInput, match=r"data\[1\] holds token ids outside the vocabulary: they are from 0 to 299"):
-        guard([good, bad], VOCAB)
+        check_token_ids([good, bad], VOCAB)
 
 
 def test_what_a_datum_leaves_out_is_filled_in_for_its_own_rows():

@@ -101,7 +101,7 @@ def test_a_run_has_the_bits_in_company_that_it_has_alone(model, count, seed):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lengths", [[64] * 8, [5, 64, 64, 64, 7, 7, 64], [1] * 3])
-def test_so_it_is_where_the_updates_of_neighbours_are_one_batch(lengths, dtype):
+def test_updates_that_are_one_batch_have_the_bits_that_each_has_alone(lengths, dtype):
     model = builders.decoder(dtype=dtype)
     tenants = [
         Tenant(model, number, LoraSpec(rank=8, seed=number), learn(supervised([length], seed=number))) for number, length in enumerate(lengths)
@@ -109,11 +109,11 @@ def test_so_it_is_where_the_updates_of_neighbours_are_one_batch(lengths, dtype):
     assert apart(tenants) == []
 
 
-def test_so_it_is_in_half_precision():
+def test_company_changes_no_bit_in_half_precision():
     assert differences(builders.decoder(dtype=torch.bfloat16), count=6, seed=4) == []
 
 
-def test_so_it_is_with_experts():
+def test_company_changes_no_bit_of_a_model_with_experts():
     assert differences(builders.decoder(experts=True), count=6, seed=5) == []
 
 
