@@ -53,7 +53,7 @@ golden: $(READY)
 
 # Runs the tests that show rows of docs/contract.md, and rewrites it from those that pass; review the diff.
 contract: $(READY)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.tinker.table
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.tinker.contract_page
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

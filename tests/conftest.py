@@ -12,6 +12,8 @@ from hypothesis import settings
 from tests.live import LiveServer, running_server
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# The tinker SDK reports to the server it talks to; a test that is about reports sends its own.
+os.environ["TINKER_TELEMETRY"] = "0"
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")

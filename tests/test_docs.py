@@ -36,7 +36,7 @@ def test_the_blocks_of_the_quickstart_run_in_order(tmp_path: Path) -> None:
 
 def test_the_python_of_the_readme_runs_with_the_real_sdk(live_server: LiveServer, tmp_path: Path) -> None:
     ((_, code),) = blocks(ROOT / "README.md")
-    environment = {**os.environ, "BLOOMERY_API_KEY": live_server.key, "HOME": str(tmp_path), "TINKER_TELEMETRY": "0"}
+    environment = {**os.environ, "BLOOMERY_API_KEY": live_server.key, "HOME": str(tmp_path)}
     code = code.replace("http://127.0.0.1:8700", live_server.url)
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=BLOCKS_S, check=False)
     assert done.returncode == 0, done.stderr

@@ -7,13 +7,14 @@ from typing import Annotated, Final
 import typer
 
 from bloomery.cli.options import DATA_DIR, DataDirOption
+from bloomery.cli.running import client_of
 from bloomery.client import Client
-from bloomery.config.data_dir import DataDir
 from bloomery.types.errors import Conflict
 from bloomery.types.resources import VersionFiles
 
 _HINT: Final = {
-    "adapter": "peft.PeftModel.from_pretrained(model, {out!r})",
+    # The base's own config may name another dtype than the server computes in.
+    "adapter": "peft.AutoPeftModelForCausalLM.from_pretrained({out!r}, dtype=torch.float32)",
     "merged": "transformers.AutoModelForCausalLM.from_pretrained({out!r})",
 }
 
@@ -31,7 +32,7 @@ def export(
     """Write published weights as files: an adapter that peft loads, or a whole model that transformers loads."""
     choice = {"form": "merged" if merged else None, "max_shard_bytes": int(shard_gb * 1e9)}
     target = out.expanduser()
-    with _client(url, data_dir) as client:
+    with client_of(data_dir) if url is None else Client(url) as client:
         listed = client.versions.files(weights, **choice)
         _write(client, listed, target, choice)
     size = sum(file.size_bytes for file in listed.files)
@@ -54,12 +55,3 @@ def _write(client: Client, listed: VersionFiles, target: Path, choice: dict[str,
             for left in partial.iterdir():
                 left.unlink()
             partial.rmdir()
-
-
-def _client(url: str | None, data_dir: Path) -> Client:
-    if url is not None:
-        return Client(url)
-    from bloomery.up import control
-
-    data = DataDir(data_dir.expanduser().resolve())
-    return Client(control.running(data).url, data.api_key.read_text().strip())

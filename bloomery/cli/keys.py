@@ -6,8 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from bloomery.cli.options import DATA_DIR, DataDirOption
-from bloomery.client import Client
-from bloomery.config.data_dir import DataDir
+from bloomery.cli.running import client_of
 from bloomery.types.keys import SCOPES
 from bloomery.types.resources import Key
 
@@ -29,7 +28,7 @@ def create(
 ) -> None:
     """Make a key and print it: it is stored nowhere and cannot be shown again."""
     wanted = {scope for part in scopes.split(",") if (scope := part.strip())}
-    with _client(data_dir) as client:
+    with client_of(data_dir) as client:
         made = client.keys.create(name, wanted, project=project, ttl_s=None if days is None else days * _DAY_S)
     # The key alone on the standard output: for `KEY=$(bloomery keys create ...)`.
     typer.echo(f"key `{made.name}` of project `{made.project}` may {', '.join(made.scopes)}; keep it, it is shown this once:", err=True)
@@ -41,7 +40,7 @@ def list_all(
     project: Annotated[str | None, typer.Option("--project", help="Of this project alone.")] = None, data_dir: DataDirOption = DATA_DIR
 ) -> None:
     """Show all keys but never their secrets."""
-    with _client(data_dir) as client:
+    with client_of(data_dir) as client:
         rows = [HEADINGS, *(_row(key) for key in client.keys.list(project=project))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -51,17 +50,9 @@ def list_all(
 @app.command()
 def revoke(name: NameArgument, project: ProjectOption = None, data_dir: DataDirOption = DATA_DIR) -> None:
     """Have a key refused from now on."""
-    with _client(data_dir) as client:
+    with client_of(data_dir) as client:
         revoked = client.keys.revoke(name, project=project)
     typer.echo(f"key `{revoked.name}` of project `{revoked.project}` is refused from now on")
-
-
-def _client(data_dir: DataDirOption) -> Client:
-    """As the holder of the data directory, whose key administers all projects."""
-    from bloomery.up import control
-
-    data = DataDir(data_dir.expanduser().resolve())
-    return Client(control.running(data).url, data.api_key.read_text().strip())
 
 
 def _row(key: Key) -> tuple[str, ...]:

@@ -69,11 +69,14 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def create_run(self, base_model: str, rank: int, **options: Any) -> TrainingRun:
-        """Create a LoRA run, or with rank 0 one of all parameters; `options` are the other fields of `CreateRun`."""
+    def create_run(self, base_model: str, rank: int, *, idempotency_key: str | None = None, **options: Any) -> TrainingRun:
+        """Create a LoRA run, or with rank 0 one of all parameters; `options` are the other fields of `CreateRun`.
+
+        A program that gives an `idempotency_key` and is started again finds the run that it made before.
+        """
         body = CreateRun(base_model=base_model, rank=rank, **options)
         # The server may die after it made the run and before it said so: asked again under the same key, it finds that run.
-        headers = {"x-idempotency-key": secrets.token_hex(16)}
+        headers = {"x-idempotency-key": idempotency_key or secrets.token_hex(16)}
         made = self._http.post("/api/v1/runs", body.model_dump(), repeatable=True, headers=headers)
         return TrainingRun(self._http, Run.model_validate(made))
 

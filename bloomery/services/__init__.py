@@ -1,7 +1,16 @@
 """Verbs, without HTTP: what the routes of every contract call.
 
-`core` composes them. `auth` turns keys into principals, `identity` tokens that stand for keys. `runs` takes operations; an `active` run journals
-them, has its base's engine (`engines`) execute them in order and settles their results into rows (`settle`). `checkpoints` finds what runs saved,
-`publishing` shares it, `exports` and `external` hand it to other programs, `versions` and `deployments` are what is served, `sampling` streams from
-it, `traffic` and `feedback` record it, and `datasets` curates what to train on next. `audit` and `session_search` look back.
+`core` composes them. `auth` turns keys into a `principal`, `identity` signed `tokens` that stand for keys.
+
+Training: `runs` takes operations for what `validate` allows (`run_rows`), with the `custom_losses` that clients defined. `activity` knows the runs
+in use. Each `active` run journals operations in its `history`, has its base's engine (`engines`) execute them in order at its `place` there, and
+settles results into rows (`settle`), which `metrics` reads.
+
+Weights: `checkpoints` finds what runs saved, `publishing` shares it, `exports` and `external` hand it to other programs, `versions` and
+`deployments` are what is served. `sessions` are those of SDK clients with their samplers, which `session_search` looks through. `held` says which
+blobs rows keep; `ephemeral` expires weights that nobody keeps, and `garbage` deletes what no row names.
+
+Serving: a name means a `target` on one of the `models`; `rendering` makes tokens of messages, `sampling` streams, `stopping` finds stop strings,
+and work on large bodies goes to `threads`. `traffic` records it (`span_rows`, after `redaction`), `feedback` judges it, and `curation` makes of
+both what `datasets` keeps (`dataset_rows`, without near-duplicates: `shingles`). `audit` looks back.
 """

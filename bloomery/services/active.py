@@ -135,6 +135,14 @@ class ActiveRun:
         """Wait until all that the engine said so far is journaled and in rows."""
         await self._until(lambda: self._stored)
 
+    async def rows_follow(self, timeout_s: float) -> None:
+        """Wait until the rows say what the results said so far, but no longer than `timeout_s`: then they are late."""
+        newest = max(self.history.unsettled, default=-1)
+        self.history.settle_now()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._until(lambda: all(seq > newest for seq in self.history.unsettled))
+
     async def rest(self, timeout_s: float) -> bool:
         """Have the engine let go of a quiet run; says whether it did and nothing came in between."""
         self._wanted, self._leaving = False, True
@@ -228,7 +236,7 @@ class ActiveRun:
         if encode(journaled.result) == encode(done.result) or (isinstance(journaled.result, Failed) and isinstance(done.result, Failed)):
             return
         log.error("run %s: operation %d gave another result when it was replayed (%s, then %s)", run.run_id, done.seq, journaled.numerics, numerics)
-        await self._database.write(lambda rows: divergence(rows, run, done.seq, journaled, numerics))
+        await self._database.write(lambda connection: divergence(connection, run, done.seq, journaled, numerics))
 
     async def _take_checkpoints(self) -> None:
         # One that overtook the results before it waits for them: without those it is no point to begin again from.
@@ -241,7 +249,7 @@ class ActiveRun:
             self._written.pop(0)
 
     async def _note_checkpoint(self, written: CheckpointWritten) -> Kept:
-        return await self._database.write(lambda rows: note_checkpoint(rows, self.facts.key, written, done=self.history.done))
+        return await self._database.write(lambda connection: note_checkpoint(connection, self.facts.key, written, done=self.history.done))
 
     async def _take_opened(self) -> None:
         if self._opened is None:
@@ -265,7 +273,9 @@ class ActiveRun:
         if place.state == PlaceState.ABSENT and (self._wanted or not self.idle) and self._reopen_at is None:
             # An even number of refusals: the newest checkpoint again; an odd one: the checkpoint before it, or the beginning.
             before = place.refused.seq if place.refused is not None and place.refusals % 2 else None
-            restored = await self._database.read(lambda rows: restore_point(rows, self.facts.key.run_id, done=history.done, before=before))
+            restored = await self._database.read(
+                lambda connection: restore_point(connection, self.facts.key.run_id, done=history.done, before=before)
+            )
             begins = history.done < self.facts.first_seq or self._journal.has_operation(self.facts.first_seq)
             await place.open(restored if restored is not None or begins else place.refused)
 
@@ -285,7 +295,7 @@ class ActiveRun:
 
     async def _store_state(self, error: str | None) -> None:
         state = "active" if error is None else "broken"
-        await self._database.write(lambda rows: set_state(rows, self.facts.key, state, error))
+        await self._database.write(lambda connection: set_state(connection, self.facts.key, state, error))
 
 
 class _Arrived(NamedTuple):

@@ -160,8 +160,8 @@ class Checkpoints:
         query = _checkpoints().where(allowed, table.kind == wanted.kind, table.name == wanted.name, of_run(wanted.run_id))
         row = await self._database.read(lambda connection: connection.execute(query.order_by(table.seq.desc()).limit(1)).first())
         if row is None:
-            what = f"{FOLDERS[wanted.kind]} `{wanted.name}`"
-            raise NotFound(f"run `{wanted.run_id}` has no {what}: it was never saved, was deleted, or expired", field="path")
+            what = f"run `{wanted.run_id}` has no {FOLDERS[wanted.kind]} `{wanted.name}`"
+            raise NotFound(f"{what}: it was never saved, was deleted, expired, or is another project's and not published", field="path")
         return _checkpoint(row)
 
 
@@ -220,18 +220,32 @@ def _parse(path: str) -> _Named:
 def _announce(connection: Connection, announced: Announcement) -> str:
     table = rows.checkpoint.c
     mine = (table.run_id == announced.run_id, table.kind == announced.kind)
-    known = connection.execute(select(table.id, table.key, table.name).where(*mine, table.seq == announced.seq)).one_or_none()
-    if known is not None:
-        connection.execute(update(rows.checkpoint).where(table.id == known.id).values(name=announced.name, ttl_s=announced.ttl_s))
-        return str(known.key)
     if announced.name is not None and not announced.overwrite:
-        taken = select(table.id).where(*mine, table.name == announced.name, or_(table.expires_us.is_(None), table.expires_us > now_us()))
+        others = (*mine, table.seq != announced.seq, table.name == announced.name)
+        taken = select(table.id).where(*others, or_(table.expires_us.is_(None), table.expires_us > now_us()))
         if connection.execute(taken).first() is not None:
-            raise Conflict(f"run `{announced.run_id}` has {FOLDERS[announced.kind]} `{announced.name}` already: choose another name", field="name")
+            tinker_id = connection.scalar(_tinker_name(announced.run_id))
+            # Of the two contracts only that one can.
+            otherwise = ", or overwrite it (`overwrite=True`)" if tinker_id and announced.kind == NAMED else ""
+            what = f"run `{tinker_id or announced.run_id}` has {FOLDERS[announced.kind]} `{announced.name}` already"
+            raise Conflict(f"{what}: choose another name{otherwise}", field="name")
+    metadata = json.dumps(dict(announced.metadata))
+    # Announced before, but not journaled then: what is asked now counts.
+    known = connection.execute(select(table.id, table.key).where(*mine, table.seq == announced.seq)).one_or_none()
+    if known is not None:
+        asked = {"name": announced.name, "ttl_s": announced.ttl_s, "metadata": metadata}
+        connection.execute(update(rows.checkpoint).where(table.id == known.id).values(asked))
+        return str(known.key)
     values = {name: value for name, value in announced._asdict().items() if name not in ("overwrite", "metadata")}
     values |= {"id": new_id("checkpoint"), "state": "pending", "size_bytes": 0, "step": 0, "created_us": now_us()}
-    connection.execute(insert(rows.checkpoint).values(values | {"metadata": json.dumps(dict(announced.metadata))}))
+    connection.execute(insert(rows.checkpoint).values(values | {"metadata": metadata}))
     return announced.key
+
+
+def _tinker_name(run_id: str | ColumnElement[str]) -> Select[Any]:
+    """What the tinker contract calls a run, where it knows it."""
+    alias = rows.alias.c
+    return select(alias.name).where(alias.contract == TINKER, alias.kind == "run", alias.target_id == run_id).limit(1)
 
 
 def _page(connection: Connection, conditions: list[ColumnElement[bool]], limit: int, offset: int) -> CheckpointPage:
@@ -246,8 +260,8 @@ def _there() -> ColumnElement[bool]:
 
 
 def _checkpoints() -> Select[Any]:
-    alias, run = rows.alias.c, rows.run.c
-    name = select(alias.name).where(alias.contract == TINKER, alias.kind == "run", alias.target_id == run.id).limit(1).scalar_subquery()
+    run = rows.run.c
+    name = _tinker_name(run.id).scalar_subquery()
     joined = rows.checkpoint.join(rows.run, rows.checkpoint.c.run_id == run.id)
     return select(rows.checkpoint, name.label("tinker_id"), run.base_model, run.base_hash, run.lora).select_from(joined)
 

@@ -23,6 +23,7 @@ from bloomery.services.custom_losses import CustomLosses
 from bloomery.services.datasets import Datasets
 from bloomery.services.deployments import Deployments
 from bloomery.services.engines import EngineLink, Inbox
+from bloomery.services.ephemeral import Ephemeral
 from bloomery.services.exports import Exports
 from bloomery.services.external import External
 from bloomery.services.feedback import Judgements
@@ -122,7 +123,7 @@ class Services:
                 traffic=traffic,
                 feedback=Judgements(database, traffic),
                 datasets=Datasets(database, blobs, Curation(database, blobs, traffic)),
-                garbage=Garbage(database, blobs, sessions),
+                garbage=Garbage(database, blobs, Ephemeral(database, sessions)),
             )
             for link in links.values():
                 await stack.enter_async_context(link)
@@ -149,6 +150,7 @@ async def _housekeeping(services: Services, activity: Activity) -> AsyncIterator
         task.cancel()
         await asyncio.wait({task})
         await services.auth.note_use()
+        await services.sessions.store_asked()
 
 
 async def _tidy_now_and_then(services: Services, activity: Activity) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, Select, func, insert, select, update
 
-from bloomery.services.ephemeral import require_kept
+from bloomery.services.held import require_kept
 from bloomery.services.models import Models
 from bloomery.services.principal import Principal
 from bloomery.services.target import Target

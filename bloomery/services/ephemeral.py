@@ -7,72 +7,87 @@ lets go of weights that nothing else keeps once it was not asked for long enough
 The row of a sampler stays, so that who comes back is told what happened. Rows go first and blobs after them, in the hands of `Garbage`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import CTE, Connection, Row, Select, delete, func, or_, select, update
 
 from bloomery.services.checkpoints import SNAPSHOT
+from bloomery.services.held import held_blobs
+from bloomery.services.sessions import SamplerKey, Sessions
 from bloomery.store import rows
+from bloomery.store.database import Database
 from bloomery.sync.publish import manifest_key
-from bloomery.types.errors import Gone
+from bloomery.types.ids import now_us
 
 _HOUR_US: Final = 3_600 * 1_000_000
-
-SamplerKey = tuple[str, str]
-"""The project and the id of a sampler."""
 
 
 class Keeping(NamedTuple):
     """How long what nobody keeps is there all the same."""
 
-    newest: int = 100
+    newest_per_run: int = 100
     """Snapshots without a name of a run whose session lives."""
-    unasked_us: int = _HOUR_US
-    """For what newer ones have superseded. Nothing goes earlier."""
-    over_us: int = 24 * _HOUR_US
+    min_idle_us: int = _HOUR_US
+    """After it was saved, and a sampler asked last; then what newer ones have superseded goes. Nothing goes earlier."""
+    idle_us: int = 24 * _HOUR_US
     """After the session finished or fell silent, and after a sampler was asked last."""
-    unowned_us: int = 7 * 24 * _HOUR_US
+    sessionless_us: int = 7 * 24 * _HOUR_US
     """For a run of no session: as long as the result of the operation tells the version."""
-    at_once: int = 500
+    rows_at_once: int = 500
     """Rows of a kind that go in one transaction: other writers wait for it."""
 
 
-class LetGo(NamedTuple):
-    """What went: samplers that hold nothing any more, and blobs that no row names."""
+class Unkept(NamedTuple):
+    """Blobs that no row names any more; one that was written since `before_us` is of a newer save, whose row may be on its way."""
+
+    blobs: list[str]
+    before_us: int
+
+
+class Ephemeral:
+    """Expires weights that nobody keeps. The `sessions` of this process know who asked meanwhile; without a server there are none."""
+
+    def __init__(self, database: Database, sessions: Sessions | None, *, keeping: Keeping | None = None) -> None:
+        self.keeping = keeping or Keeping()
+        self._database, self._sessions = database, sessions
+
+    async def expire(self) -> Unkept:
+        """Forget what nobody can use any more; what is to be deleted behind its rows."""
+        keeping, now = self.keeping, now_us()
+        if self._sessions is not None:
+            await self._sessions.store_asked()
+        blobs: list[str] = []
+        while await self._database.read(lambda connection: is_due(connection, keeping, now)):
+            expired = await self._database.write(lambda connection: _expire(connection, keeping, now))
+            if self._sessions is not None:
+                self._sessions.forget(expired.samplers)
+            blobs += expired.blobs
+        return Unkept(blobs, now - keeping.min_idle_us)
+
+
+class _Expired(NamedTuple):
+    """Samplers that hold nothing any more, and blobs that no row names."""
 
     samplers: list[SamplerKey]
     blobs: list[str]
 
 
-def note_asked(connection: Connection, asked_us: Mapping[SamplerKey, int]) -> None:
-    """Store when samplers were asked last."""
-    table = rows.sampling_session.c
-    for (project, sampler_id), at_us in asked_us.items():
-        connection.execute(update(rows.sampling_session).where(table.project == project, table.id == sampler_id).values(asked_us=at_us))
-
-
 def is_due(connection: Connection, keeping: Keeping, now: int) -> bool:
-    """Whether `let_go` would find something."""
+    """Whether something is to go."""
     spare = _spare(keeping, now)
     return any(connection.execute(query.limit(1)).first() is not None for query in (_idle_samplers(spare, keeping, now), _unheld(spare)))
 
 
-def let_go(connection: Connection, keeping: Keeping, now: int) -> LetGo:
-    """Let some of it go: ask again while something is due."""
+def _expire(connection: Connection, keeping: Keeping, now: int) -> _Expired:
+    """Let some of it go: again while something is due."""
     spare = _spare(keeping, now)
-    idle = connection.execute(_idle_samplers(spare, keeping, now).limit(keeping.at_once)).all()
+    idle = connection.execute(_idle_samplers(spare, keeping, now).limit(keeping.rows_at_once)).all()
     table = rows.sampling_session
     connection.execute(update(table).where(table.c.id.in_([row.id for row in idle])).values(key=None, gone_us=now))
-    unheld = connection.execute(_unheld(spare).limit(keeping.at_once)).all()
+    unheld = connection.execute(_unheld(spare).limit(keeping.rows_at_once)).all()
     connection.execute(delete(rows.checkpoint).where(rows.checkpoint.c.id.in_([row.id for row in unheld])))
-    return LetGo([(row.project, row.id) for row in idle], _unnamed(connection, [*idle, *unheld]))
-
-
-def require_kept(connection: Connection, key: str | None) -> None:
-    """Weights that are to be held from here on are still there: between finding and holding them they may have gone."""
-    if key is not None and connection.execute(select(rows.checkpoint.c.id).where(rows.checkpoint.c.key == key).limit(1)).first() is None:
-        raise Gone("these weights were let go, because they had no name and nobody held them: save them again, under a name if they shall stay")
+    return _Expired([(row.project, row.id) for row in idle], _unnamed(connection, [*idle, *unheld]))
 
 
 def _spare(keeping: Keeping, now: int) -> CTE:
@@ -82,11 +97,11 @@ def _spare(keeping: Keeping, now: int) -> CTE:
     nameless = select(table.id, table.run_id, table.key, table.version, table.created_us, place)
     ours = nameless.where(table.kind == SNAPSHOT, table.name.is_(None), table.state == "ready").subquery()
     joined = ours.join(rows.run, ours.c.run_id == run.id).outerjoin(rows.session, run.session_id == session.id)
-    superseded = ours.c.place > keeping.newest
-    over = (_heard_us() < now - keeping.over_us) & (ours.c.created_us < now - keeping.over_us)
-    unowned = session.id.is_(None) & (ours.c.created_us < now - keeping.unowned_us)
+    superseded = ours.c.place > keeping.newest_per_run
+    over = (_heard_us() < now - keeping.idle_us) & (ours.c.created_us < now - keeping.idle_us)
+    unowned = session.id.is_(None) & (ours.c.created_us < now - keeping.sessionless_us)
     query = select(ours.c.id, ours.c.key, ours.c.version, superseded.label("superseded")).select_from(joined)
-    return query.where(ours.c.created_us < now - keeping.unasked_us, or_(superseded, over, unowned)).cte("spare")
+    return query.where(ours.c.created_us < now - keeping.min_idle_us, or_(superseded, over, unowned)).cte("spare")
 
 
 def _idle_samplers(spare: CTE, keeping: Keeping, now: int) -> Select[Any]:
@@ -94,9 +109,9 @@ def _idle_samplers(spare: CTE, keeping: Keeping, now: int) -> Select[Any]:
     table, checkpoint = rows.sampling_session.c, rows.checkpoint.c
     asked_us = func.coalesce(table.asked_us, table.created_us)
     unnamed = ~select(checkpoint.id).where(checkpoint.key == table.key).exists()
-    over = func.coalesce(_heard_us(), 0) < now - keeping.over_us
+    over = func.coalesce(_heard_us(), 0) < now - keeping.idle_us
     superseded = table.key.in_(select(spare.c.key).where(spare.c.superseded))
-    idle = ((asked_us < now - keeping.over_us) & or_(over, unnamed)) | ((asked_us < now - keeping.unasked_us) & superseded)
+    idle = ((asked_us < now - keeping.idle_us) & or_(over, unnamed)) | ((asked_us < now - keeping.min_idle_us) & superseded)
     keeps = select(checkpoint.id).where(checkpoint.key == table.key, checkpoint.id.not_in(select(spare.c.id)))
     joined = rows.sampling_session.outerjoin(rows.session, table.session_id == rows.session.c.id)
     query = select(table.id, table.project, table.key, table.version).select_from(joined)
@@ -121,7 +136,5 @@ def _deployed(key: Any) -> Any:
 def _unnamed(connection: Connection, gone: Sequence[Row[Any]]) -> list[str]:
     """Of the weights and manifests that these rows named, those that no other names."""
     keys = {row.key for row in gone}
-    tables = (rows.checkpoint.c, rows.revision.c, rows.sampling_session.c)
-    left = [row for table in tables for row in connection.execute(select(table.key, table.version).where(table.key.in_(keys)))]
-    versions = {row.version for row in gone} - {row.version for row in left}
-    return sorted(keys - {row.key for row in left}) + sorted(map(manifest_key, versions))
+    manifests = {manifest_key(row.version) for row in gone}
+    return sorted((keys | manifests) - held_blobs(connection, keys))

@@ -46,11 +46,11 @@ class Exports:
         found = live if live is not None else await self._versions.find(p, name)
         if found.weights.key is None:
             raise InvalidInput(f"`{name}` is the base model itself, whose files lie in {self._models.resolve(found.base_hash).path}", field="version")
-        return await asyncio.to_thread(self._lay_out, found, form, max_shard_bytes)
+        return await asyncio.to_thread(self._lay_out, found, form, max_shard_bytes, self._directory(found))
 
     async def of(self, found: Version) -> Export:
-        """The files of weights that somebody else looked up, in the form that holds what was trained and nothing else."""
-        return await asyncio.to_thread(self._lay_out, found, None, MAX_SHARD_BYTES)
+        """The files of weights that somebody else looked up, in the form that holds what was trained and nothing else; of the base the name alone."""
+        return await asyncio.to_thread(self._lay_out, found, None, MAX_SHARD_BYTES, found.base_model)
 
     async def file(self, p: Principal, name: str, form: Form | None, file: str, *, max_shard_bytes: int = MAX_SHARD_BYTES) -> ExportFile:
         """One of these files."""
@@ -61,12 +61,16 @@ class Exports:
         known = ", ".join(each.name for each in export.files)
         raise NotFound(f"version `{name}` has no file `{file}` in form {export.form}: it has {known}", field="name")
 
-    def _lay_out(self, found: Version, form: Form | None, max_shard_bytes: int) -> Export:
+    def _directory(self, found: Version) -> str:
+        """Of the base, for an adapter to name what programs on this machine can load; its name where it is not served any more."""
+        return next((base.path for base in self._models.all() if base.base_hash == found.base_hash), found.base_model)
+
+    def _lay_out(self, found: Version, form: Form | None, max_shard_bytes: int, base_model: str) -> Export:
         manifest = Manifest.from_json(self._blobs.get(manifest_key(found.weights.version)))
         part = partial(self._blobs.part, manifest.key)
         chosen: Form = form or ("adapter" if manifest.kind == "lora" else "merged")
         if chosen == "adapter":
-            files = adapter(manifest, part, found.base_model)
+            files = adapter(manifest, part, base_model)
         else:
             base = Path(self._models.resolve(found.base_hash).path)
             files = merged(manifest, part, base, max_shard_bytes=max_shard_bytes)

@@ -33,7 +33,6 @@ class External:
     async def offer(self, p: Principal, run_id: str, name: str) -> Offer:
         """What there is of an export that the caller may read. Whoever gets an address needs no more than that."""
         p.require("read", "train")
-        p.require("read", "train")
         saved = await self._checkpoints.named(p, run_id, EXTERNAL, name)
         expires_s = now_us() // 1_000_000 + LIFETIME_S
         token = self._tokens.sign(DOWNLOAD, {"sub": saved.id}, expires_s=expires_s)

@@ -10,41 +10,35 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, delete, select
 
+from bloomery.services.ephemeral import Ephemeral
+from bloomery.services.held import held_blobs
 from bloomery.services.principal import Principal
-from bloomery.services.sessions import Sessions
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
-from bloomery.sync.publish import manifest_key
 from bloomery.types.ids import now_us
 from bloomery.types.resources import Collected
 
 GRACE_US: Final = 24 * 3_600 * 1_000_000
 _FOLDERS: Final = ("checkpoints", "snapshots", "manifests", "bodies", "datasets")
-_KEYS: Final = (
-    rows.checkpoint.c.key,
-    rows.revision.c.key,
-    rows.sampling_session.c.key,
-    rows.span.c.body_ref,
-    rows.dataset_version.c.key,
-)
-_VERSIONS: Final = (rows.checkpoint.c, rows.revision.c, rows.sampling_session.c)
-"""Where weights are held, with the version of their manifest."""
+_OTHER_KEYS: Final = (rows.span.c.body_ref, rows.dataset_version.c.key)
+"""Of blobs that are no weights."""
 
 
 class Garbage:
     """Collects for the whole server, whatever the project."""
 
-    def __init__(self, database: Database, blobs: AsyncBlobs, sessions: Sessions) -> None:
+    def __init__(self, database: Database, blobs: AsyncBlobs, ephemeral: Ephemeral) -> None:
+        self.ephemeral = ephemeral
         self._database = database
         self._blobs = blobs
-        self._sessions = sessions
 
     async def expire(self) -> Collected:
         """Forget the traffic and the checkpoints that are past their time, and weights that nobody keeps. Housekeeping does it now and then."""
         now = now_us()
         spans = await self._database.write(lambda connection: _expire(connection, now))
-        swept = await asyncio.to_thread(_delete, self._blobs.blobs, await self._sessions.let_go(), now - self._sessions.keeping.unasked_us)
+        unkept = await self.ephemeral.expire()
+        swept = await asyncio.to_thread(_delete, self._blobs.blobs, unkept.blobs, unkept.before_us)
         return Collected(spans=spans, blobs=swept.blobs, bytes=swept.bytes)
 
     async def collect(self, p: Principal, *, grace_us: int = GRACE_US) -> Collected:
@@ -74,10 +68,7 @@ def _expire(connection: Connection, now: int) -> int:
 
 
 def _referenced(connection: Connection) -> frozenset[str]:
-    keys = {key for column in _KEYS for key in connection.scalars(select(column).distinct()) if key}
-    held = [select(table.version).where(table.key.is_not(None)).distinct() for table in _VERSIONS]
-    manifests = {manifest_key(version) for query in held for version in connection.scalars(query) if version}
-    return frozenset(keys | manifests)
+    return held_blobs(connection) | {key for column in _OTHER_KEYS for key in connection.scalars(select(column).distinct()) if key}
 
 
 def _sweep(blobs: Blobs, referenced: frozenset[str], before_us: int) -> _Swept:

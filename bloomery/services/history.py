@@ -64,7 +64,7 @@ class History:
         """Check that the journal reaches back to a checkpoint, and settle what the last process left."""
         self._advance()
         run_id = self.facts.key.run_id
-        restored = await self._database.read(lambda rows: restore_point(rows, run_id, done=self.done))
+        restored = await self._database.read(lambda connection: restore_point(connection, run_id, done=self.done))
         needed = range(self.facts.first_seq if restored is None else restored.seq + 1, self.done + 1)
         if lacking := [seq for seq in needed if not self.journal.has_operation(seq)]:
             raise Corrupt(f"the journal of run `{run_id}` lacks operation {lacking[0]}, whose result is known and in no checkpoint")
@@ -145,6 +145,10 @@ class History:
         refusal = Rejected(message=f"this operation did not arrive within {self._gap_s:g} s of a later one: submit operations without gaps")
         await asyncio.gather(*(self._accept_once(seq, _always(refusal)) for seq in missing))
 
+    def settle_now(self) -> None:
+        """Somebody waits for the rows."""
+        self._to_settle_now.set()
+
     async def drop_old_results(self, before_us: int) -> None:
         """Forget results that are older, unless they still have to be settled."""
         if not self.unsettled:
@@ -216,7 +220,7 @@ class History:
                     await asyncio.sleep(RETRY_S)
 
     async def _write(self, batch: list[Settlement]) -> None:
-        await self._database.write(lambda rows: settle(rows, self.facts.key, batch))
+        await self._database.write(lambda connection: settle(connection, self.facts.key, batch))
         for settlement in batch:
             del self.unsettled[settlement.seq]
         self._wake({settlement.seq: settlement.done for settlement in batch})

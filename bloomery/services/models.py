@@ -42,6 +42,8 @@ class Size(NamedTuple):
     width: int
     routing: RoutingShape | None = None
     """Of a mixture of experts."""
+    mixed: bool = False
+    """Whether some layers of the mixture are dense."""
 
 
 class Models:
@@ -80,7 +82,7 @@ class Models:
             if name in (config.alias, config.base_hash):
                 return self._base(config)
         known = ", ".join(f"`{alias}`" for alias in self._configs)
-        raise NotFound(f"unknown base model `{name}`: this server has {known}", field="base_model")
+        raise NotFound(f"unknown base model `{name}`: this server has {known}; `--model NAME=DIR` adds one when it starts", field="base_model")
 
     def size(self, base_hash: str) -> Size:
         """Context and vocabulary: the engine's word where there is one, else that of the model's directory."""
@@ -88,7 +90,7 @@ class Models:
         if link is not None and link.welcome is not None:
             return self._sizes[base_hash]._replace(context=link.welcome.base.context, vocab_size=link.welcome.base.vocab_size)
         if base_hash not in self._sizes:
-            raise NotFound(f"no model of this server has the base {base_hash}: start the server with the model it belongs to", field="base_model")
+            raise NotFound(f"base model {base_hash} is not served: start the server with `--model DIR` of that base", field="base_model")
         return self._sizes[base_hash]
 
     def check_room(self, base_hash: str, lora: LoraSpec) -> None:
@@ -112,7 +114,9 @@ class Models:
 def _read_size(directory: Path) -> Size:
     with blame(InvalidInput, f"the model directory {directory} cannot be read"):
         raw = json.loads((directory / "config.json").read_text())
-        return Size(raw.get("max_position_embeddings", 2048), raw["vocab_size"], raw["hidden_size"], RoutingShape.of_config(raw))
+        routing = RoutingShape.of_config(raw)
+        mixed = routing is not None and 0 < len(routing.sparse_layers) < raw["num_hidden_layers"]
+        return Size(raw.get("max_position_embeddings", 2048), raw["vocab_size"], raw["hidden_size"], routing, mixed)
 
 
 def _store(connection: Connection, configs: Sequence[ModelConfig]) -> None:

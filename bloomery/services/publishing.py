@@ -108,8 +108,18 @@ def _run_for(connection: Connection, source: CheckpointRow, project: str, sessio
     original = one_run(connection, None, source.run_id)
     # What others wrote about their run is not published with its weights.
     metadata = original.metadata if original.project == project else {}
-    rows_at_once = original.micro_batch_tokens
-    return NewRun(new_id("run"), source.base_model, source.base_hash, source.lora, rows_at_once, metadata, None, session_id, name, COPIED + 1)
+    return NewRun(
+        id=new_id("run"),
+        base_model=source.base_model,
+        base_hash=source.base_hash,
+        lora=source.lora,
+        micro_batch_tokens=original.micro_batch_tokens,
+        metadata=metadata,
+        name=None,
+        session_id=session_id,
+        tinker_id=name,
+        first_seq=COPIED + 1,
+    )
 
 
 def _insert(connection: Connection, source: CheckpointRow, project: str, run_id: str, ttl_s: int | None) -> None:

@@ -7,13 +7,14 @@ as a `Rejected` that fails with the reason; only what has no place at all raises
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Final
 
 from bloomery.obs.failpoints import failpoint
 from bloomery.services.active import ActiveRun
 from bloomery.services.activity import Activity
-from bloomery.services.checkpoints import NAMED, SNAPSHOT, Announcement, CheckpointRow, Checkpoints, check_name, check_ttl, new_key
+from bloomery.services.checkpoints import EXTERNAL, NAMED, SNAPSHOT, Announcement, CheckpointRow, Checkpoints, check_name, check_ttl, new_key
 from bloomery.services.history import Make
-from bloomery.services.models import Models
+from bloomery.services.models import Models, Size
 from bloomery.services.principal import Principal
 from bloomery.services.run_rows import COPY, NewRun, Repeatable, RunPage, RunRow, add_run, one_run, page_of_runs, run_of_request
 from bloomery.services.threads import off_loop
@@ -35,6 +36,8 @@ from bloomery.types.operations import (
     SaveCheckpoint,
     SaveSnapshot,
 )
+
+ROWS_S: Final = 5.0
 
 
 class Runs:
@@ -70,18 +73,32 @@ class Runs:
         check_labels(name, metadata)
         if lora.rank == 0 and not await self._known(p, tinker_id, request):
             self._models.check_room(base.base_hash, lora)
-        first_seq = 0 if begins_with_load else 1
-        budget = micro_batch_tokens(self._models.size(base.base_hash).width, rank=lora.rank)
-        new = NewRun(new_id("run"), base_model, base.base_hash, lora, budget, metadata, name, session_id, tinker_id, first_seq)
+        new = NewRun(
+            id=new_id("run"),
+            base_model=base_model,
+            base_hash=base.base_hash,
+            lora=lora,
+            micro_batch_tokens=micro_batch_tokens(self._models.size(base.base_hash).width, rank=lora.rank),
+            metadata=metadata,
+            name=name,
+            session_id=session_id,
+            tinker_id=tinker_id,
+            first_seq=0 if begins_with_load else 1,
+        )
         run_id = await self._database.write(lambda connection: add_run(connection, p.project, new, request=request))
         failpoint("run.created")
         (await self._activity.take_up(run_id)).want()
         return await self.get(p, run_id)
 
     async def get(self, p: Principal, run_id: str) -> RunRow:
-        """One run, by its id or its tinker id."""
+        """One run, by its id or its tinker id, as the results that were told left it."""
         p.require("read", "train")
-        return self._live(await self._database.read(lambda connection: one_run(connection, p, run_id)))
+        row = await self._database.read(lambda connection: one_run(connection, p, run_id))
+        active = self._activity.get(row.id)
+        if active is not None and active.history.unsettled:
+            await active.rows_follow(ROWS_S)
+            row = await self._database.read(lambda connection: one_run(connection, p, run_id))
+        return self._live(row)
 
     async def list(self, p: Principal, *, limit: int = 50, offset: int = 0, session_id: str | None = None) -> RunPage:
         """Runs, newest first."""
@@ -140,8 +157,17 @@ class Runs:
             check_name(name)
             check_ttl(ttl_s)
             check_labels(None, metadata or {})
-            key = new_key(spec.run_id, seq)
-            wanted = Announcement(p.project, spec.run_id, seq, NAMED, name, key, ttl_s, overwrite, metadata or {})
+            wanted = Announcement(
+                project=p.project,
+                run_id=spec.run_id,
+                seq=seq,
+                kind=NAMED,
+                name=name,
+                key=new_key(spec.run_id, seq),
+                ttl_s=ttl_s,
+                overwrite=overwrite,
+                metadata=metadata or {},
+            )
             return SaveCheckpoint(key=await self._checkpoints.announce(wanted))
 
         await self._submit(p, run_id, seq, make, refused="none")
@@ -166,9 +192,22 @@ class Runs:
             if name is not None:
                 check_name(name)
             check_ttl(ttl_s)
+            if kind == EXTERNAL:
+                _check_expressible(spec.lora, self._models.size(spec.base_hash))
             tokenizer = await asyncio.to_thread(self._models.tokenizer, spec.base_hash)
             check_labels(None, metadata or {})
-            await self._checkpoints.announce(Announcement(p.project, spec.run_id, seq, kind, name, "", ttl_s, False, metadata or {}))
+            wanted = Announcement(
+                project=p.project,
+                run_id=spec.run_id,
+                seq=seq,
+                kind=kind,
+                name=name,
+                key="",
+                ttl_s=ttl_s,
+                overwrite=False,
+                metadata=metadata or {},
+            )
+            await self._checkpoints.announce(wanted)
             return SaveSnapshot(template_hash=tokenizer.template_hash or "")
 
         await self._submit(p, run_id, seq, make, refused="none")
@@ -232,12 +271,18 @@ class Runs:
         return row if active is None else row._replace(next_seq=active.history.last_known + 1)
 
 
+def _check_expressible(lora: LoraSpec, size: Size) -> None:
+    """An export without a choice of form is an adapter for PEFT, which cannot load one on experts and on dense layers."""
+    if lora.rank and lora.train_mlp and size.mixed:
+        what = "the adapter is on experts and on dense layers, which PEFT cannot load together"
+        raise InvalidInput(f"{what}: save it for the sampler and write a whole model of it with `bloomery export --merged`", field="path")
+
+
 def _check_fits(run: ActiveRun, source: CheckpointRow) -> None:
     spec = run.facts.spec
     if source.kind != NAMED:
         raise InvalidInput(f"`{source.path}` is for sampling: load a `weights` path", field="path")
     if source.base_hash != spec.base_hash:
         raise InvalidInput(f"the checkpoint belongs to base model `{source.base_model}`: create the run on that", field="base_model")
-    for field in ("rank", "alpha", "train_attn", "train_mlp", "train_unembed"):
-        if getattr(source.lora, field) != getattr(spec.lora, field):
-            raise InvalidInput(f"the checkpoint was trained with {field}={getattr(source.lora, field)}: create the run with the same", field=field)
+    if (field := source.lora.misfit(spec.lora)) is not None:
+        raise InvalidInput(f"the checkpoint was trained with {field}={getattr(source.lora, field)}: create the run with the same", field=field)

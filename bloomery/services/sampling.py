@@ -81,7 +81,8 @@ class Sampling:
         p.require("infer")
         check_generate(request, self._models.size(target.base_hash))
         if target.base_hash not in self._links:
-            raise NotFound(f"no model of this server has the base {target.base_hash} of `{target.display}`", field="model")
+            what = f"the base model of `{target.display}` ({target.base_hash}) is not served"
+            raise NotFound(f"{what}: start the server with `--model DIR` of that base", field="model")
         return SampleStream(self._links[target.base_hash], msgspec.structs.replace(request, weights=target.weights))
 
     async def complete(self, p: Principal, target: Target, request: Generate) -> Completion:

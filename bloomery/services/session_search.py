@@ -12,8 +12,6 @@ from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.ids import now_us
 
-ACTIVE: Final = "active"
-FINISHED: Final = "finished"
 SILENT_US: Final = 120 * 1_000_000
 """A client beats every ten seconds and itself warns of a lost server after so long."""
 

@@ -4,13 +4,12 @@ A contract's name of a run is an alias row; a sampling session pins the weights 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
-from bloomery.services import ephemeral
-from bloomery.services.ephemeral import Keeping, SamplerKey, require_kept
+from bloomery.services.held import require_kept
 from bloomery.services.principal import Principal
 from bloomery.services.run_rows import TINKER
 from bloomery.services.target import Target
@@ -23,6 +22,9 @@ from bloomery.types.ids import new_id, now_us
 
 REMEMBERED: Final = 4096
 """Sampling sessions kept in memory: every sample asks for its own."""
+
+SamplerKey = tuple[str, str]
+"""The project and the id of a sampler."""
 
 
 class Session(NamedTuple):
@@ -59,12 +61,13 @@ class SamplingSession(NamedTuple):
 class Sessions:
     """Creates and finds them; every look-up is confined to the caller's project. Whoever trains or samples has sessions."""
 
-    def __init__(self, database: Database, *, remembered: int = REMEMBERED, keeping: Keeping | None = None) -> None:
-        self.keeping = keeping or Keeping()
+    def __init__(self, database: Database, *, remembered: int = REMEMBERED) -> None:
         self._database = database
         self._remembered = remembered
         self._samplers: dict[SamplerKey, SamplingSession] = {}
-        """The least recently used first. What samplers that follow nobody hold does not change before `let_go`."""
+        """The least recently used first. What samplers that follow nobody hold does not change before `forget`."""
+        self._forgotten = 0
+        """How often samplers were forgotten."""
         self._asked_us: dict[SamplerKey, int] = {}
         """When samplers were asked last; what of it is not in the database yet."""
 
@@ -147,11 +150,12 @@ class Sessions:
         """One sampling session."""
         p.require("infer", "read")
         key = (p.project, sampling_session_id)
-        found = self._samplers.pop(key, None)
+        found, forgotten = self._samplers.pop(key, None), self._forgotten
         if found is None:
             found = await self._database.read(lambda connection: _sampling(connection, *key))
         self.note_asked(*key)
-        if found.follows:
+        # What was read before others let go of their weights may be one of them.
+        if found.follows or forgotten != self._forgotten:
             return found
         self._samplers[key] = found
         if len(self._samplers) > self._remembered:
@@ -168,19 +172,18 @@ class Sessions:
         """Somebody samples with this sampler, or waits for a sample of it."""
         self._asked_us[project, sampling_session_id] = now_us()
 
-    async def let_go(self) -> Sequence[str]:
-        """Forget what nobody can use any more (`ephemeral`); the blobs that no row names then. Housekeeping does it now and then."""
-        asked_us, now = dict(self._asked_us), now_us()
+    async def store_asked(self) -> None:
+        """Store when samplers were asked last; called now and then, off the request path."""
+        asked_us = dict(self._asked_us)
         if asked_us:
-            await self._database.write(lambda connection: ephemeral.note_asked(connection, asked_us))
+            await self._database.write(lambda connection: _store_asked(connection, asked_us))
             self._asked_us = {key: at_us for key, at_us in self._asked_us.items() if at_us > asked_us.get(key, 0)}
-        blobs: Sequence[str] = ()
-        while await self._database.read(lambda connection: ephemeral.is_due(connection, self.keeping, now)):
-            gone = await self._database.write(lambda connection: ephemeral.let_go(connection, self.keeping, now))
-            for key in gone.samplers:
-                self._samplers.pop(key, None)
-            blobs = [*blobs, *gone.blobs]
-        return blobs
+
+    def forget(self, samplers: Iterable[SamplerKey]) -> None:
+        """These let go of their weights: whoever asks one reads its row again."""
+        self._forgotten += 1
+        for key in samplers:
+            self._samplers.pop(key, None)
 
     async def samplers(self, p: Principal, session_id: str) -> Sequence[str]:
         """Ids of a session's samplers, oldest first."""
@@ -262,6 +265,12 @@ def _join(connection: Connection, project: str, sampling_session_id: str) -> int
     connection.execute(update(rows.sampling_session).where(where).values(clones=func.coalesce(table.clones, 0) + 1))
     number: int = connection.execute(select(table.clones).where(where)).scalar_one()
     return number
+
+
+def _store_asked(connection: Connection, asked_us: Mapping[SamplerKey, int]) -> None:
+    table = rows.sampling_session.c
+    for (project, sampler_id), at_us in asked_us.items():
+        connection.execute(update(rows.sampling_session).where(table.project == project, table.id == sampler_id).values(asked_us=at_us))
 
 
 def _sampling(connection: Connection, project: str, sampling_session_id: str) -> SamplingSession:

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, delete, insert, or_, select, update
 
+from bloomery.services.held import held_blobs
 from bloomery.store import rows
 from bloomery.store.events import record_event
 from bloomery.store.journal import JournaledResult
@@ -88,7 +89,8 @@ def note_checkpoint(connection: Connection, run: RunKey, written: CheckpointWrit
     kept, old = usable[:KEPT_CHECKPOINTS], usable[KEPT_CHECKPOINTS:]
     connection.execute(delete(rows.checkpoint).where(table.id.in_([row.id for row in old])))
     floor = kept[-1].seq if len(kept) == KEPT_CHECKPOINTS else -1
-    return Kept(floor, unreferenced(connection, [row.key for row in old]))
+    held = held_blobs(connection, [row.key for row in old])
+    return Kept(floor, [key for key in dict.fromkeys(row.key for row in old) if key not in held])
 
 
 def restore_point(connection: Connection, run_id: str, *, done: int, before: int | None = None) -> RestorePoint | None:
@@ -99,13 +101,6 @@ def restore_point(connection: Connection, run_id: str, *, done: int, before: int
         query = query.where(table.seq < before)
     row = connection.execute(query.order_by(table.seq.desc()).limit(1)).first()
     return None if row is None else RestorePoint(row.seq, row.key)
-
-
-def unreferenced(connection: Connection, keys: Sequence[str]) -> list[str]:
-    """Those of the blobs of checkpoints and snapshots that no row names any more."""
-    columns = (rows.checkpoint.c.key, rows.revision.c.key, rows.sampling_session.c.key)
-    used = {key for column in columns for key in connection.scalars(select(column).where(column.in_(keys)))}
-    return [key for key in dict.fromkeys(keys) if key not in used]
 
 
 def divergence(connection: Connection, run: RunKey, seq: int, journaled: JournaledResult, numerics: str) -> None:

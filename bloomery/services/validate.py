@@ -1,6 +1,5 @@
 """What a run may be: the message names the field and says what to change. Operations and samples are checked by `types/checks.py`."""
 
-import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -9,6 +8,7 @@ from bloomery.types.errors import InvalidInput
 from bloomery.types.operations import LoraSpec
 
 MAX_RANK: Final = 128
+MAX_ALPHA: Final = 65_536.0
 DEFAULT_ALPHA: Final = LoraSpec(rank=0, seed=0).alpha
 MAX_METADATA_CHARS: Final = 65_536
 MAX_NAME_CHARS: Final = 128
@@ -19,8 +19,8 @@ def check_lora(lora: LoraSpec) -> None:
     if not 0 <= lora.rank <= MAX_RANK:
         raise InvalidInput(f"rank is {lora.rank}: it must be from 1 to {MAX_RANK}, or 0 to train all parameters", field="rank")
     check_seed(lora.seed)
-    if not (math.isfinite(lora.alpha) and lora.alpha > 0):
-        raise InvalidInput(f"alpha is {lora.alpha}: it must be a finite number above 0", field="alpha")
+    if not 0 < lora.alpha <= MAX_ALPHA:
+        raise InvalidInput(f"alpha is {lora.alpha}: it must be above 0 and at most {MAX_ALPHA:g}", field="alpha")
     if lora.rank == 0 and lora.alpha != DEFAULT_ALPHA:
         raise InvalidInput(f"alpha is {lora.alpha}: it scales an adapter, and a run of all parameters (rank 0) has none; leave it out", field="alpha")
     if not (lora.train_attn or lora.train_mlp or lora.train_unembed):

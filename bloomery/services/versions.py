@@ -51,7 +51,7 @@ class Versions:
 
     async def _unknown(self, p: Principal, name: str) -> str:
         if name.startswith(_TINKER):
-            return f"there are no weights `{name}`: they were never saved, were deleted, or expired"
+            return f"there are no weights `{name}`: they were never saved, were deleted, expired, or are another project's and not published"
         query = select(rows.deployment.c.name).where(rows.deployment.c.project == p.project).order_by(rows.deployment.c.name).limit(_NAMED)
         deployed = await self._database.read(lambda connection: list(connection.scalars(query)))
         known = ", ".join(f"`{known}`" for known in [*(base.alias for base in self._models.all()), *deployed])

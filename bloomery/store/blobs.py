@@ -1,6 +1,6 @@
 """Blobs: everything large, under keys such as `checkpoints/run-.../12-ab.safetensors`.
 
-`Blobs` is synchronous and serves the engine too; `AsyncBlobs` is the same for services. A put is all or nothing and durable when it returns.
+`Blobs` is synchronous and serves the engine too; `AsyncBlobs` is what services do with it. A put is all or nothing and durable when it returns.
 Keys are reached through rows only: nobody outside chooses one.
 """
 
@@ -112,7 +112,7 @@ def _microseconds(moment: datetime) -> int:
 
 
 class AsyncBlobs:
-    """`Blobs` on threads, for the event loop."""
+    """What the event loop does with `Blobs`, on threads."""
 
     def __init__(self, blobs: Blobs) -> None:
         self.blobs = blobs
@@ -123,20 +123,8 @@ class AsyncBlobs:
     async def get(self, key: str) -> bytes:
         return await asyncio.to_thread(self.blobs.get, key)
 
-    async def part(self, key: str, start: int, stop: int) -> bytes:
-        return await asyncio.to_thread(self.blobs.part, key, start, stop)
-
-    async def exists(self, key: str) -> bool:
-        return await asyncio.to_thread(self.blobs.exists, key)
-
-    async def size(self, key: str) -> int:
-        return await asyncio.to_thread(self.blobs.size, key)
-
     async def delete(self, key: str) -> None:
         await asyncio.to_thread(self.blobs.delete, key)
-
-    async def list(self, prefix: str = "") -> list[BlobInfo]:
-        return await asyncio.to_thread(self.blobs.list, prefix)
 
 
 def check_key(key: str) -> None:

@@ -317,6 +317,10 @@ event = Table(
 )
 
 
+WEIGHT_HOLDERS = (checkpoint, revision, sampling_session)
+"""Tables whose rows hold weights: `key` is their blob, `version` the hash of their manifest. What none of them names is deleted."""
+
+
 def changed(connection: Connection, statement: Update) -> bool:
     """Compare-and-swap: whether the update found the row in the state that its WHERE demands."""
     return connection.execute(statement).rowcount == 1

@@ -75,10 +75,9 @@ def check_fits(header: Header, spec: RunSpec) -> None:
     """Refuse the weights of another base, or of another shape, and say which."""
     if header.base_hash != spec.base_hash:
         raise Conflict(f"the checkpoint belongs to base model {header.base_hash}, this run to {spec.base_hash}: create a run on that base")
-    for name in ("rank", "alpha", "train_attn", "train_mlp", "train_unembed"):
+    if (name := header.lora.misfit(spec.lora)) is not None:
         theirs, ours = getattr(header.lora, name), getattr(spec.lora, name)
-        if theirs != ours:
-            raise Conflict(f"the checkpoint was trained with {name}={theirs}, this run has {name}={ours}: create a run with {name}={theirs}")
+        raise Conflict(f"the checkpoint was trained with {name}={theirs}, this run has {name}={ours}: create a run with {name}={theirs}")
 
 
 def restore(checkpoint: Checkpoint, weights: Trainable, adam: AdamW, *, optimizer: bool) -> None:

@@ -125,7 +125,8 @@ def _most_elements(name: str, arguments: Mapping[str, Any]) -> int:
     if name == "expand":
         shapes.append(tuple(int(size) for size in arguments["size"]))
     # Of shapes that are aligned at their last dimensions, as broadcasting does.
-    return math.prod(max(sides) for sides in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1))
+    # An empty dimension counts as 1: what reduces it away is as large as the others.
+    return math.prod(max(1, *sides) for sides in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1))
 
 
 def _gist(error: Exception) -> str:
@@ -197,6 +198,13 @@ def _min_max(all_of: Callable[[Tensor], Tensor], of_two: Callable[[Tensor, Tenso
     return lambda input, other=None: all_of(input) if other is None else of_two(input, other)
 
 
+def _expanded(input: Tensor, size: Sequence[int]) -> Tensor:
+    new = len(size) - input.dim()
+    if any(side < -1 or (side == -1 and index < new) for index, side in enumerate(size)):
+        raise ValueError(f"sizes {tuple(size)}: a size is 0 or more, or -1 for a dimension that is there")
+    return input.expand(size)
+
+
 def _item(input: Any, index: Any) -> Any:
     return input[index]
 
@@ -245,7 +253,7 @@ KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "long": _to(torch.int64),
     "to": _cast,
     "view": torch.reshape,
-    "expand": lambda input, size: input.expand(size),
+    "expand": lambda input, size: _expanded(input, size),
     "shape": lambda input: input.shape,
     "size": lambda input, dim: input.shape[dim],
     "ndim": lambda input: input.ndim,

@@ -12,6 +12,8 @@ from bloomery.types.operations import AdamParams
 
 _CLIP_EPS = 1e-6
 """As in `torch.nn.utils.clip_grad_norm_`."""
+_LARGEST_NORM = 1e19
+"""The second moment holds squares of gradients: above this one would become infinite, and its parameter never move again."""
 _PIECE = 1 << 20
 """Elements of which float64 squares exist at once."""
 
@@ -29,6 +31,11 @@ class AdamW:
         norm = gradient_norm(gradients)
         if not math.isfinite(norm):
             raise InvalidInput(f"the gradient norm is {norm}: no step was taken and the gradients were cleared; lower the loss's weights")
+        if (min(norm, params.grad_clip_norm) if params.grad_clip_norm > 0 else norm) > _LARGEST_NORM:
+            raise InvalidInput(
+                f"the gradient norm is {norm:.3g}, whose square no float32 holds: no step was taken and the gradients were cleared; "
+                f"lower the loss's weights, or set grad_clip_norm"
+            )
         if params.grad_clip_norm > 0:
             gradients.mul_(min(1.0, params.grad_clip_norm / (norm + _CLIP_EPS)))
         adamw(

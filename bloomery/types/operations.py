@@ -21,6 +21,11 @@ class LoraSpec(Wire, frozen=True):
     train_mlp: bool = True
     train_unembed: bool = True
 
+    def misfit(self, other: "LoraSpec") -> str | None:
+        """The first field that keeps the weights of one from being loaded by the other. Seeds may differ: they only say where training began."""
+        fields = (name for name in self.__struct_fields__ if name != "seed")
+        return next((name for name in fields if getattr(self, name) != getattr(other, name)), None)
+
 
 class RunSpec(Wire, frozen=True):
     """All that determines a run before its first operation."""

@@ -4,9 +4,9 @@ import asyncio
 from typing import Final
 
 from bloomery.config.data_dir import DataDir
+from bloomery.services.ephemeral import Ephemeral
 from bloomery.services.garbage import Garbage
 from bloomery.services.principal import SCOPES, Principal
-from bloomery.services.sessions import Sessions
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
@@ -29,4 +29,4 @@ def collect_garbage(data: DataDir) -> Collected:
 
 async def _collect(data: DataDir) -> Collected:
     with Database(data.database) as database:
-        return await Garbage(database, AsyncBlobs(Blobs(data.blobs)), Sessions(database)).collect(_OWNER)
+        return await Garbage(database, AsyncBlobs(Blobs(data.blobs)), Ephemeral(database, None)).collect(_OWNER)

@@ -18,9 +18,9 @@ from bloomery.client import Client
 from bloomery.store import rows
 from bloomery.types.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthorized
 from tests.openai.server import KEY, ScriptedServer
+from tests.sdk import LEAVES_CONNECTIONS
 
-# The tinker SDK leaves the connection of its first request to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+pytestmark = LEAVES_CONNECTIONS
 
 ALL = ["infer", "read", "train", "deploy", "admin"]
 WITHOUT_A_KEY = {"/healthz", "/external_weights/{token}/{name}"}
@@ -29,8 +29,7 @@ WITHOUT_A_KEY = {"/healthz", "/external_weights/{token}/{name}"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
-    with pytest.MonkeyPatch.context() as patch, ScriptedServer(tmp_path_factory.mktemp("keys")).listening() as running:
-        patch.setenv("TINKER_TELEMETRY", "0")
+    with ScriptedServer(tmp_path_factory.mktemp("keys")).listening() as running:
         yield running
         gc.collect()
 

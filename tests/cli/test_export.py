@@ -19,10 +19,10 @@ from bloomery.client import Client
 from bloomery.models import tiny
 from bloomery.types.errors import Forbidden, InvalidInput, NotFound, NotSupported
 from tests.live import BLOOMERY, LiveServer
+from tests.sdk import LEAVES_CONNECTIONS, connected
 
 pytestmark = [
-    # The SDK leaves the connection of its first request to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    LEAVES_CONNECTIONS,
     # PEFT asks transformers for a property under its old name, and does not want merged what shares the head with the embedding.
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning"),
@@ -36,10 +36,8 @@ TOLERANCE = 2e-4
 
 @pytest.fixture(scope="module")
 def client(live_server: LiveServer) -> Iterator[tinker.ServiceClient]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TINKER_TELEMETRY", "0")
-        with tinker.ServiceClient(base_url=live_server.url, api_key=live_server.key) as found:
-            yield found
+    with connected(live_server) as found:
+        yield found
     gc.collect()
 
 
@@ -116,7 +114,8 @@ def test_an_adapter_loads_in_peft_and_scores_as_the_trainer(live_server: LiveSer
     assert "2 files" in done.stdout
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
-    assert (config["base_model_name_or_path"], config["r"], config["lora_alpha"]) == (MODEL, 8, 32.0)
+    assert (config["base_model_name_or_path"], config["r"], config["lora_alpha"]) == (str(tiny.PATH), 8, 32.0)
+    assert f"AutoPeftModelForCausalLM.from_pretrained({str(tmp_path / 'out')!r}, dtype=torch.float32)" in done.stdout
     base = AutoModelForCausalLM.from_pretrained(tiny.PATH, dtype=torch.float32)
     untrained = scored(base, adapter.data)
     model = PeftModel.from_pretrained(base, tmp_path / "out")

@@ -81,6 +81,15 @@ def test_a_run_is_created_once_though_the_answer_is_lost(server: Server) -> None
     assert lost == repeated != other
 
 
+def test_a_program_that_is_started_again_finds_its_run_by_its_own_key(server: Server) -> None:
+    found = []
+    for _ in range(2):
+        with server.client() as client:
+            found.append(client.create_run("tiny", 4, seed=1, idempotency_key="mine").id)
+            assert [run.id for run in client.runs()] == [found[0]]
+    assert found[0] == found[1]
+
+
 def test_a_submission_without_an_answer_stops_the_writer(server: Server) -> None:
     with server.client(patience_s=0.1) as client:
         run = client.create_run("tiny", 4)

@@ -2,7 +2,6 @@
 
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from bloomery.types.operations import (
     SnapshotResult,
 )
 from bloomery.types.protocol import CheckpointWritten, Execute
-from tests.engine.harness import BASE, VOCAB, Api, Engine, engine, failpoints, history, learn, step
+from tests.engine.harness import BASE, VOCAB, Api, engine, failpoints, history, learn, step
 from tests.train import builders
 
 SNAPSHOT = SaveSnapshot(template_hash="t" * 32)
@@ -32,22 +31,8 @@ END = SaveCheckpoint(key="checkpoints/run-f/end.safetensors")
 
 
 @pytest.fixture(scope="module")
-def shared(model: Path, tmp_path_factory: pytest.TempPathFactory):
-    """An engine for the tests that leave nothing behind."""
-    with engine(model, tmp_path_factory.mktemp("engine")) as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def reference(shared: Engine) -> CheckpointResult:
-    """What an undisturbed engine holds after four steps."""
-    with shared.connect() as api:
-        api.open("run-reference", rank=0)
-        api.execute(0, *history(4), END, run_id="run-reference")
-        done = api.done(8, "run-reference").result
-        api.close_runs("run-reference")
-    assert isinstance(done, CheckpointResult)
-    return done
+def reference(references: dict[int, CheckpointResult]) -> CheckpointResult:
+    return references[0]
 
 
 def ask(request_id: str, weights: Weights, length: int = 40) -> Generate:
@@ -111,18 +96,6 @@ def test_whole_models_and_adapters_train_together_and_are_sampled_with_the_train
         assert "model.layers.1.self_attn.q_norm.weight" in {entry.name for entry in manifest.tensors}
 
 
-def test_the_same_history_gives_the_same_digest_in_any_company(shared, reference):
-    with shared.connect() as api:
-        api.open("run-f", rank=0)
-        api.open("run-l", rank=8)
-        for seq, operation in enumerate(history(4)):
-            api.execute(seq, operation, run_id="run-f")
-            api.execute(seq, learn((90, 100), seed=seq + 50) if seq % 2 == 0 else step(0.5), run_id="run-l")
-        api.execute(8, END, run_id="run-f")
-        assert api.done(8, "run-f").result.digest == reference.digest
-        api.close_runs("run-f", "run-l")
-
-
 def test_a_checkpoint_begins_another_run(shared, reference):
     with shared.connect() as api:
         api.open("run-f", rank=0)
@@ -137,7 +110,7 @@ def test_a_checkpoint_begins_another_run(shared, reference):
         api.close_runs("run-f", "run-l")
 
 
-def test_killed_and_restored_from_a_checkpoint_it_replays_to_the_same_digest(model, tmp_path, reference):
+def test_a_death_in_the_replay_after_a_death_changes_no_bit(model, tmp_path, reference):
     with engine(model, tmp_path) as one:
         with one.connect() as api:
             api.open("run-f", rank=0)

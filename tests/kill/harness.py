@@ -6,6 +6,8 @@ It runs apart (`python -m tests.kill.workload`), so that a reference and a distu
 import json
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tests.live import LiveServer
@@ -26,9 +28,22 @@ def start_workload(to: LiveServer, tenants: int = 1, *, poisoned: int | None = N
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
 
-def finish(workload: "subprocess.Popen[str]") -> Outcome:
-    """What the workload wrote down, and what came of it: of every tenant each loss and the final weights hash."""
-    output, _ = workload.communicate(timeout=WORK_S)
-    assert workload.returncode == 0, output
-    *diary, reports = [json.loads(line) for line in output.splitlines()]
+def finish(workload: "subprocess.Popen[str]", meanwhile: Callable[[int], None] = lambda written: None) -> Outcome:
+    """What the workload wrote down, and what came of it: of every tenant each loss and the final weights hash.
+
+    `meanwhile` is told how many lines were written as each appears.
+    """
+    late = threading.Timer(WORK_S, workload.kill)
+    late.start()
+    lines: list[Any] = []
+    try:
+        with workload:
+            assert workload.stdout is not None
+            for line in workload.stdout:
+                lines.append(json.loads(line))
+                meanwhile(len(lines))
+    finally:
+        late.cancel()
+    assert workload.returncode == 0, lines
+    *diary, reports = lines
     return Outcome(diary, reports)

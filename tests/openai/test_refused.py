@@ -61,6 +61,16 @@ def test_everything_that_the_contract_knows_is_refused_alike(server: ScriptedSer
     assert answer.json()["error"]["message"] == f"PUT /v1/{path}{below} is not offered: {INSTEAD[path]}"
 
 
+def test_where_the_contract_lies_elsewhere_a_refusal_names_the_routes_there(server: ScriptedServer) -> None:
+    for path, named in (
+        ("responses", "POST /oai/api/v1/chat/completions"),
+        ("nowhere", "GET /oai/api/v1/models, and this server's own contract under /api/v1"),
+    ):
+        message = server.http.post(f"/oai/api/v1/{path}", json={}).json()["error"]["message"]
+        assert named in message
+        assert " /v1/" not in message
+
+
 @pytest.mark.parametrize("path", ["", "/", "/nowhere", "/nowhere/else", "/chat2", "//models", "/%F0%9F%94%A5"])
 def test_what_nobody_knows_is_told_what_there_is(sdk: OpenAI, server: ScriptedServer, path: str) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:

@@ -15,11 +15,11 @@ from bloomery.services.curation import Curation
 from bloomery.services.datasets import Datasets
 from bloomery.services.deployments import Deployments
 from bloomery.services.engines import EngineLink
+from bloomery.services.ephemeral import Ephemeral
 from bloomery.services.feedback import Judgements
 from bloomery.services.garbage import Garbage
 from bloomery.services.models import Models
 from bloomery.services.principal import SCOPES, Principal
-from bloomery.services.sessions import Sessions
 from bloomery.services.span_rows import Inference, RecordedSample
 from bloomery.services.target import Target
 from bloomery.services.traffic import Traffic
@@ -77,7 +77,7 @@ async def open_stage(directory: Path, *, mode: RecordMode = "full", capacity: in
             traffic=traffic,
             feedback=Judgements(database, traffic),
             datasets=Datasets(database, blobs, Curation(database, blobs, traffic)),
-            garbage=Garbage(database, blobs, Sessions(database)),
+            garbage=Garbage(database, blobs, Ephemeral(database, None)),
             versions=versions,
         )
 

@@ -1,19 +1,22 @@
 """What runs save is found by name, path and operation, once, also when the api died before it could write it down."""
 
+import json
 from pathlib import Path
 
 import pytest
 from sqlalchemy import delete, func, select, update
 
-from bloomery.services.checkpoints import NAMED, SNAPSHOT, CheckpointRow, check_name, check_ttl
+from bloomery.services.checkpoints import EXTERNAL, NAMED, SNAPSHOT, Announcement, CheckpointRow, check_name, check_ttl
+from bloomery.services.ephemeral import Ephemeral
 from bloomery.services.garbage import Garbage
-from bloomery.services.sessions import Sessions
+from bloomery.services.models import Models
+from bloomery.services.runs import Runs
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.types.errors import InvalidInput, NotFound
 from bloomery.types.operations import CheckpointResult, Failed, LoadResult, LoraSpec, OptimStepResult, SnapshotResult
-from tests.services.fake_engine import FakeEngine
-from tests.services.runs_stage import ME, STRANGER, Api, open_api, operation, play, step
+from tests.services.fake_engine import BASE, FakeEngine, fake_base
+from tests.services.runs_stage import LORA, ME, STRANGER, Api, open_api, operation, play, step
 
 
 def test_a_named_checkpoint_is_found_by_its_path(tmp_path: Path) -> None:
@@ -100,6 +103,66 @@ def test_a_name_is_given_once_unless_it_may_be_overwritten(tmp_path: Path) -> No
     play(tmp_path, story)
 
 
+def test_a_save_that_was_announced_and_not_journaled_can_take_no_taken_name_later(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path) as api:
+            run = await api.new_run()
+            first = await save(api, run.id, 1, "best")
+            # As when the disk was full between the two.
+            other = Announcement(
+                project=ME.project, run_id=run.id, seq=2, kind=NAMED, name="other", key="k", ttl_s=None, overwrite=False, metadata={}
+            )
+            await api.checkpoints.announce(other)
+            await api.runs.checkpoint(ME, run.id, 2, "best")
+            (refused,) = await api.results(run.id, 2)
+            assert isinstance(refused, Failed)
+            assert "`best` already" in refused.message
+            assert await api.checkpoints.named(ME, run.id, NAMED, "best") == first
+
+    play(tmp_path, story)
+
+
+def test_a_taken_name_is_told_with_the_run_as_its_caller_knows_it(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path) as api:
+            run = await api.new_run(tinker_id="session-1:train:0")
+            await save(api, run.id, 1, "best")
+            await api.runs.checkpoint(ME, run.id, 2, "best")
+            (refused,) = await api.results(run.id, 2)
+            assert isinstance(refused, Failed)
+            said = "run `session-1:train:0` has weights `best` already: choose another name, or overwrite it (`overwrite=True`)"
+            assert refused.message == said
+
+    play(tmp_path, story)
+
+
+def test_an_export_that_peft_could_not_load_is_refused_before_it_is_saved(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path) as api:
+            attention = LoraSpec(rank=4, seed=1, train_mlp=False)
+            both, spared = [await api.runs.create(ME, base_model="tiny", lora=lora, metadata={}) for lora in (LORA, attention)]
+            runs = Runs(database=api.database, models=mixture(tmp_path, api), checkpoints=api.checkpoints, activity=api.activity)
+            for run in (both, spared):
+                await runs.snapshot(ME, run.id, 1, "out", kind=EXTERNAL)
+            (refused,), (done,) = [await api.results(run.id, 1) for run in (both, spared)]
+            assert isinstance(refused, Failed)
+            assert "write a whole model of it with `bloomery export --merged`" in refused.message
+            assert isinstance(done, SnapshotResult)
+            await runs.snapshot(ME, both.id, 2, "out", kind=SNAPSHOT)
+            assert isinstance((await api.results(both.id, 2))[0], SnapshotResult)
+
+    play(tmp_path, story)
+
+
+def mixture(directory: Path, api: Api) -> Models:
+    """The base as a mixture of experts of two layers, the first of them dense."""
+    config = fake_base(directory)
+    file = Path(config.path) / "config.json"
+    layers = {"num_hidden_layers": 2, "mlp_only_layers": [0], "num_experts": 4, "num_experts_per_tok": 2}
+    file.write_text(json.dumps(json.loads(file.read_text()) | layers))
+    return Models([config], {BASE: api.link})
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "../x", ".hidden", "a b", "x" * 129])
 def test_a_name_that_cannot_be_in_a_path_is_refused(name: str) -> None:
     with pytest.raises(InvalidInput, match="cannot be a name"):
@@ -140,7 +203,7 @@ def test_what_expired_or_was_deleted_is_gone(tmp_path: Path) -> None:
             await api.database.write(lambda connection: connection.execute(past))
             with pytest.raises(NotFound, match="expired"):
                 await api.checkpoints.find(ME, short.path)
-            await Garbage(api.database, AsyncBlobs(engine.blobs), Sessions(api.database)).expire()
+            await Garbage(api.database, AsyncBlobs(engine.blobs), Ephemeral(api.database, None)).expire()
             assert (
                 await api.database.read(lambda connection: connection.scalar(select(rows.checkpoint.c.id).where(rows.checkpoint.c.id == short.id)))
                 is None

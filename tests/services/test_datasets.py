@@ -92,7 +92,7 @@ def test_a_broken_row_imports_nothing(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match="eval, row 2: lacks `label`"):
             await stage.datasets.import_rows(ME, "data", importing(train=jsonl(("a", "1")), eval=jsonl(("b", "2")) + '\n{"text": "x"}'))
         assert (await stage.datasets.get(ME, "data")).versions == []
-        assert await stage.blobs.list() == []
+        assert stage.blobs.blobs.list() == []
 
     play(tmp_path, story)
 

@@ -16,7 +16,7 @@ from sqlalchemy import func, select, update
 from bloomery.config.data_dir import DataDir
 from bloomery.services.checkpoints import SNAPSHOT
 from bloomery.services.deployments import Deployments
-from bloomery.services.ephemeral import Keeping
+from bloomery.services.ephemeral import Ephemeral, Keeping
 from bloomery.services.garbage import Garbage
 from bloomery.services.models import Models
 from bloomery.services.run_rows import RunRow
@@ -69,8 +69,10 @@ class Loop:
 
     async def tidy(self, keeping: Keeping) -> None:
         """What housekeeping does."""
-        self.sessions.keeping = keeping
-        await Garbage(self.api.database, AsyncBlobs(self.blobs), self.sessions).expire()
+        await self.garbage(keeping).expire()
+
+    def garbage(self, keeping: Keeping) -> Garbage:
+        return Garbage(self.api.database, AsyncBlobs(self.blobs), Ephemeral(self.api.database, self.sessions, keeping=keeping))
 
     async def age(self, *, hours: float = 48) -> None:
         """Let everything be older; the session was heard of just now."""
@@ -134,7 +136,7 @@ def test_of_a_run_without_end_the_newest_stay_and_those_that_are_asked(tmp_path:
         samplers = [await loop.sampler(number, done) for number, done in enumerate(saved)]
         for sampler in samplers:
             await loop.sessions.get_sampling(ME, sampler.id)
-        keeping = Keeping(newest=2)
+        keeping = Keeping(newest_per_run=2)
         await loop.tidy(keeping)
         assert loop.there(saved) == [True] * 5
         await loop.age(hours=2)
@@ -159,11 +161,11 @@ def test_a_sampler_that_only_waits_for_its_sample_counts_as_asked(tmp_path: Path
         sampler = await loop.sampler(0, saved[0])
         await loop.age(hours=2)
         loop.sessions.note_asked(ME.project, sampler.id)
-        await loop.tidy(Keeping(newest=1))
+        await loop.tidy(Keeping(newest_per_run=1))
         assert loop.there(saved) == [True, False, True]
         # It is on disk, for whoever comes after this process.
-        again = Sessions(loop.api.database, keeping=Keeping(newest=1))
-        assert await again.let_go() == ()
+        again = Sessions(loop.api.database)
+        assert (await Ephemeral(loop.api.database, again, keeping=Keeping(newest_per_run=1)).expire()).blobs == []
         assert await again.get_sampling(ME, sampler.id) == sampler
 
     looped(tmp_path, story)
@@ -175,7 +177,7 @@ def test_samplers_in_flight_keep_what_they_have_now(tmp_path: Path) -> None:
         for number, done in enumerate(saved):
             follower = await loop.sessions.follow(ME, loop.session.id, number, version_of(done), run_id=loop.run.id, saved=3 + number)
         assert follower.weights.key == saved[-1].key
-        await loop.tidy(Keeping(newest=1, unasked_us=0))
+        await loop.tidy(Keeping(newest_per_run=1, min_idle_us=0))
         assert loop.there(saved) == [False, False, False, True]
         # The answer to an earlier save is fetched again: whoever follows has what is newest.
         late = await loop.sessions.follow(ME, loop.session.id, 7, version_of(saved[0]), run_id=loop.run.id, saved=3)
@@ -295,10 +297,10 @@ def test_weights_that_two_runs_share_go_with_the_second(tmp_path: Path) -> None:
         mine = saved[0]
         assert {done.key for done in saved} == {mine.key}
         await loop.age()
-        await loop.tidy(Keeping(newest=1))
+        await loop.tidy(Keeping(newest_per_run=1))
         assert (await loop.rows(), await other.rows(), loop.there([mine])) == (1, 1, [True])
         await loop.change(update(rows.run).where(rows.run.c.id == loop.run.id).values(session_id=None))
-        await loop.tidy(Keeping(unowned_us=HOUR_US))
+        await loop.tidy(Keeping(sessionless_us=HOUR_US))
         assert (await loop.rows(), await other.rows(), loop.there([mine])) == (0, 1, [True])
         await loop.change(update(rows.session).values(finished_us=1))
         await loop.tidy(Keeping())
@@ -346,11 +348,10 @@ def test_blobs_whose_rows_went_before_a_death_are_collected(tmp_path: Path) -> N
         saved = [await loop.save() for _ in range(2)]
         await loop.age()
         await loop.change(update(rows.session).values(finished_us=1))
-        gone = await Sessions(loop.api.database).let_go()
+        gone = (await Ephemeral(loop.api.database, None).expire()).blobs
         assert sorted(gone) == sorted([name for done in saved for name in (done.key, manifest_key(done.version))])
         assert loop.there(saved) == [True, True]
-        garbage = Garbage(loop.api.database, AsyncBlobs(loop.blobs), loop.sessions)
-        assert (await garbage.collect(ME)).blobs >= 4
+        assert (await loop.garbage(Keeping()).collect(ME)).blobs >= 4
         assert loop.there(saved) == [False, False]
 
     looped(tmp_path, story)
@@ -404,7 +405,7 @@ def test_many_go_in_several_transactions(tmp_path: Path) -> None:
             await loop.sampler(number, done)
         await loop.age()
         await loop.change(update(rows.session).values(finished_us=1))
-        await loop.tidy(Keeping(at_once=2))
+        await loop.tidy(Keeping(rows_at_once=2))
         assert (await loop.rows(), loop.there(saved)) == (0, [False] * 5)
 
     looped(tmp_path, story)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event
 
-from bloomery.services.ephemeral import Keeping, is_due, require_kept
+from bloomery.services.ephemeral import Keeping, is_due
 from bloomery.services.feedback import _check_metric
+from bloomery.services.held import held_blobs, require_kept
 from bloomery.services.run_rows import Repeatable, run_of_request
-from bloomery.services.settle import unreferenced
 from bloomery.store.database import Database
 from bloomery.types.errors import Gone
 
@@ -40,7 +40,7 @@ def test_the_values_of_a_metric_are_found_by_it(tmp_path: Path) -> None:
 
 
 def test_who_names_a_blob_is_found_by_it(tmp_path: Path) -> None:
-    found = plan(tmp_path, lambda connection: unreferenced(connection, ["a", "b"]))
+    found = plan(tmp_path, lambda connection: held_blobs(connection, ["a", "b"]))
     assert "checkpoint_by_key (key=?)" in found
     assert "sampling_session_by_key (key=?)" in found
 

@@ -528,7 +528,7 @@ def test_a_run_whose_base_is_not_served_any_more_keeps_its_history(tmp_path: Pat
             await api.database.write(lambda connection: connection.execute(elsewhere))
         async with open_api(tmp_path) as api:
             assert await api.results(run.id, 1, 2) == results
-            with pytest.raises(NotFound, match="base gone"):
+            with pytest.raises(NotFound, match="base model gone is not served: start the server with `--model DIR` of that base"):
                 await api.runs.submit(ME, run.id, 3, operation(3))
             assert (await api.runs.get(ME, run.id)).next_seq == 3
 
@@ -600,7 +600,7 @@ async def child(directory: Path) -> None:
             print("submitted", seq, flush=True)
             if seq % 4 == 0:
                 print("result", seq, _mark((await api.results(run.id, seq))[0]), flush=True)
-                while (await api.database.read(lambda rows: restore_point(rows, run.id, done=LAST)) or NEVER).seq < seq:
+                while (await api.database.read(lambda connection: restore_point(connection, run.id, done=LAST)) or NEVER).seq < seq:
                     await asyncio.sleep(0.01)
         for seq, result in enumerate(await api.results(run.id, *range(1, LAST + 1)), 1):
             print("result", seq, _mark(result), flush=True)
@@ -632,3 +632,14 @@ async def _final_state(api: Api, run_id: str) -> str:
     (saved,) = await api.results(run_id, LAST + 1)
     assert isinstance(saved, CheckpointResult)
     return saved.digest
+
+
+def test_a_run_is_shown_as_the_results_that_were_told_left_it(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path) as api:
+            run = await api.new_run()
+            for seq in (2, 4, 6):
+                await api.train(run.id, seq - 1, seq)
+                assert (await api.runs.get(ME, run.id)).step == seq // 2
+
+    play(tmp_path, story)

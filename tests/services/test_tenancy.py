@@ -117,7 +117,7 @@ NOT_ASKED_BY_CALLERS = {
     "CustomLosses": {"require_offered"},
     "Models": {"load", "all", "resolve", "size", "tokenizer", "check_room"},
     "Rendering": {"prompt", "encode"},
-    "Sessions": {"let_go", "note_asked"},
+    "Sessions": {"forget", "note_asked", "store_asked"},
     "Traffic": {"record", "flush", "state"},
     # Behind a verb that has asked already, or a signature of this server.
     "Checkpoints": {"announce", "signed"},

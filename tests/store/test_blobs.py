@@ -81,13 +81,10 @@ def test_a_half_written_blob_has_no_name(tmp_path: Path) -> None:
 
 
 def test_services_use_the_same_blobs_on_threads(tmp_path: Path) -> None:
-    async def story(blobs: AsyncBlobs) -> list[str]:
+    async def story(blobs: AsyncBlobs) -> None:
         await blobs.put("x/1", b"1")
-        assert await blobs.get("x/1") == b"1"
-        assert await blobs.size("x/1") == 1
-        keys = [blob.key for blob in await blobs.list("x")]
+        assert await blobs.get("x/1") == blobs.blobs.get("x/1") == b"1"
         await blobs.delete("x/1")
-        assert not await blobs.exists("x/1")
-        return keys
+        assert not blobs.blobs.exists("x/1")
 
-    assert asyncio.run(story(AsyncBlobs(Blobs(tmp_path)))) == ["x/1"]
+    asyncio.run(story(AsyncBlobs(Blobs(tmp_path))))

@@ -1,41 +1,20 @@
 """Samples through the unmodified SDK over the fake engine."""
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
-import pytest
 import tinker
 from tinker import types
 
-from bloomery.api.routes.tinker.futures import MAX_RUNNING
-from bloomery.config import RecordMode
 from bloomery.services.principal import SCOPES, Principal
 from tests.render.builders import byte_level
-from tests.tinker.live import KEY, MODEL, Served, served
+from tests.tinker.over_fake_engine import KEY, MODEL, Served
 
 ME = Principal("default", "test", SCOPES)
 ENDLESS = (0, 1)
 """The fake keeps the last token of an answer to such a prompt to itself."""
 FIRST_SAMPLED = 100
-
-
-@contextmanager
-def serving(directory: Path, *, record: RecordMode = "full", most_samples: int = MAX_RUNNING) -> Iterator[Served]:
-    with pytest.MonkeyPatch.context() as patch, served(directory, record=record, most_samples=most_samples) as running:
-        patch.setenv("TINKER_TELEMETRY", "0")
-        yield running
-        gc.collect()
-
-
-@contextmanager
-def connected(server: Served, **headers: str) -> Iterator[tinker.ServiceClient]:
-    """A client that sends these headers with whatever it sends."""
-    with tinker.ServiceClient(base_url=server.url, api_key=KEY, default_headers_overrides=headers) as client:
-        yield client
 
 
 def sampler_of(client: tinker.ServiceClient) -> tinker.SamplingClient:

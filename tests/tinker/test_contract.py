@@ -1,7 +1,6 @@
 """The unmodified SDK against the real api over a fake engine: every call that this server offers, and how it refuses the others."""
 
 import asyncio
-import gc
 import json
 from collections.abc import Iterator
 
@@ -13,11 +12,9 @@ from tinker import types
 from bloomery.api.routes.tinker.refused import REFUSED
 from bloomery.services.principal import SCOPES, Principal
 from tests.render.builders import byte_level
+from tests.sdk import connected
 from tests.services.fake_engine import CONTEXT
-from tests.tinker.live import KEY, MODEL, Served, served
-
-# The SDK leaves the connection of its first request to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+from tests.tinker.over_fake_engine import KEY, MODEL, Served, served
 
 ME = Principal("default", "test", SCOPES)
 ADAM = types.AdamParams(learning_rate=1e-3)
@@ -25,16 +22,8 @@ FIRST_SAMPLED = 100
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with pytest.MonkeyPatch.context() as patch, served(tmp_path_factory.mktemp("tinker")) as running:
-        patch.setenv("TINKER_TELEMETRY", "0")
-        yield running
-        gc.collect()
-
-
-@pytest.fixture(scope="module")
 def client(server: Served) -> Iterator[tinker.ServiceClient]:
-    with tinker.ServiceClient(base_url=server.url, api_key=KEY, user_metadata={"who": "test"}, display_name="contract") as found:
+    with connected(server, user_metadata={"who": "test"}, display_name="contract") as found:
         yield found
 
 

@@ -1,6 +1,5 @@
 """Custom losses through the unmodified SDK: computed by the client, and with `--custom-losses` by the server, with the same gradients."""
 
-import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -15,20 +14,13 @@ import torch.nn.functional as F
 from tinker import types
 
 from tests.live import LiveServer, running_server
-
-# The SDK leaves the connection of its first request to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+from tests.sdk import connected
 
 MODEL = "bloomery-tiny"
 TEXTS = ("json.dumps turns an object into text.", "json.loads is its inverse.", "os.path.join joins paths.", "re.match begins at the start.")
 ADAM = types.AdamParams(learning_rate=1e-3)
 BETA = 0.1
 RANKS = {"logprobs": 1, "weights": 1}
-
-
-@pytest.fixture(scope="module")
-def client(live_server: LiveServer) -> Iterator[tinker.ServiceClient]:
-    yield from connected(live_server)
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +32,8 @@ def computing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def served(computing: LiveServer) -> Iterator[tinker.ServiceClient]:
-    yield from connected(computing)
-
-
-def connected(server: LiveServer) -> Iterator[tinker.ServiceClient]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TINKER_TELEMETRY", "0")
-        with tinker.ServiceClient(base_url=server.url, api_key=server.key) as found:
-            yield found
-    gc.collect()
+    with connected(computing) as found:
+        yield found
 
 
 def new_run(client: tinker.ServiceClient) -> tinker.TrainingClient:

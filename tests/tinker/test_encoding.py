@@ -1,11 +1,9 @@
 """Compressed bodies: taken within bounds, told apart from what is none."""
 
-import gc
 import json
 
 import httpx
 import pytest
-import tinker
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,20 +12,10 @@ from tinker import types
 from bloomery.api.app import create_app
 from bloomery.api.routes.tinker.encoding import decompress
 from bloomery.types.errors import InvalidInput
-from tests.tinker.live import KEY, MODEL, Served, served
-
-# The SDK leaves the connection of its first request to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+from tests.sdk import connected
+from tests.tinker.over_fake_engine import KEY, MODEL, Served
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch, served(tmp_path_factory.mktemp("encoding")) as running:
-        patch.setenv("TINKER_TELEMETRY", "0")
-        yield running
-        gc.collect()
 
 
 @given(st.lists(st.binary(max_size=5000), min_size=1, max_size=3))
@@ -45,6 +33,11 @@ def test_what_is_no_whole_frame_is_refused(body: bytes) -> None:
     assert refused.value.field == "body"
 
 
+def test_a_body_of_endless_empty_frames_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="1024 zstd frames"):
+        decompress(zstandard.ZstdCompressor().compress(b"") * 200_000)
+
+
 def test_a_bomb_is_refused_when_it_passes_the_limit() -> None:
     bomb = zstandard.ZstdCompressor().compress(bytes(300 * MIB))
     assert len(bomb) < MIB
@@ -54,7 +47,7 @@ def test_a_bomb_is_refused_when_it_passes_the_limit() -> None:
 
 
 def test_batches_that_the_sdk_compresses_arrive(server: Served) -> None:
-    with tinker.ServiceClient(base_url=server.url, api_key=KEY) as client:
+    with connected(server) as client:
         # As the server tells clients that are on other machines.
         config = client.holder.get_client_config()
         assert not config.proto_compress_fwdbwd

@@ -9,11 +9,9 @@ from sqlalchemy import update
 
 from bloomery.services.ephemeral import Keeping
 from bloomery.store import rows
-from tests.tinker.live import KEY, MODEL, Served
-from tests.tinker.samples import ask, connected, serving
-
-# The SDK leaves the connection of its first request to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+from tests.sdk import connected
+from tests.tinker.over_fake_engine import KEY, MODEL, Served, served
+from tests.tinker.samples import ask
 
 
 def grow_old(server: Served) -> None:
@@ -30,14 +28,14 @@ def days_later(server: Served) -> None:
 
 
 def test_a_sample_that_is_waited_for_keeps_its_sampler(tmp_path: Path) -> None:
-    with serving(tmp_path) as server, connected(server) as client:
+    with served(tmp_path, record="full") as server, connected(server) as client:
         run = client.create_lora_training_client(base_model=MODEL, rank=4, seed=1).result()
         sampler = run.save_weights_and_get_sampling_client().result()
         run.optim_step(tinker.AdamParams(learning_rate=1e-3)).result()
         run.save_weights_and_get_sampling_client().result()
         ask(sampler).result()
         sampler_id = sampler._sampling_session_id
-        server.services.sessions.keeping = Keeping(newest=1)
+        server.services.garbage.ephemeral.keeping = Keeping(newest_per_run=1)
         grow_old(server)
         fetched = httpx.post(f"{server.url}/api/v1/retrieve_future", json={"request_id": f"sample|{sampler_id}|0"}, headers={"x-api-key": KEY})
         assert fetched.status_code == 200
@@ -46,7 +44,7 @@ def test_a_sample_that_is_waited_for_keeps_its_sampler(tmp_path: Path) -> None:
 
 
 def test_a_loop_that_saves_for_a_new_sampler_in_every_step_keeps_the_newest(tmp_path: Path) -> None:
-    with serving(tmp_path) as server, connected(server) as client:
+    with served(tmp_path, record="full") as server, connected(server) as client:
         run = client.create_lora_training_client(base_model=MODEL, rank=4, seed=1).result()
         samplers = []
         for _ in range(3):
@@ -55,7 +53,7 @@ def test_a_loop_that_saves_for_a_new_sampler_in_every_step_keeps_the_newest(tmp_
         days_later(server)
         for sampler in samplers:
             assert ask(sampler).result(timeout=30).sequences
-        server.services.sessions.keeping = Keeping(newest=2)
+        server.services.garbage.ephemeral.keeping = Keeping(newest_per_run=2)
         days_later(server)
         with pytest.raises(tinker.APIStatusError, match="save the run's weights again for another sampler") as refused:
             ask(samplers[0]).result(timeout=30)

@@ -1,10 +1,8 @@
 """Exported weights, fetched as the SDK and the `tinker` command fetch them, and loaded in PEFT, give the trainer's log-probabilities."""
 
-import gc
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -23,23 +21,12 @@ from tests.live import LiveServer, wait_until
 from tests.tinker.tenants import MODEL, datum, new_key, post, rest_of, train
 
 pytestmark = [
-    # The SDK leaves the connection of its first request to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
     # PEFT asks transformers for a property under its old name, and warns that the head of this model is its embedding too: merging would change both.
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning"),
 ]
 
 TOKENS = [5, 17, 99, 250, 31, 7, 64, 12, 1000, 2000]
-
-
-@pytest.fixture(scope="module")
-def client(live_server: LiveServer) -> Iterator[tinker.ServiceClient]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TINKER_TELEMETRY", "0")
-        with tinker.ServiceClient(base_url=live_server.url, api_key=live_server.key) as found:
-            yield found
-    gc.collect()
 
 
 @pytest.fixture

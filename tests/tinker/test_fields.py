@@ -1,7 +1,5 @@
 """Fields that the stories of the other tests have no use for, each sent to the real api over a fake engine, and found where it belongs."""
 
-import gc
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -12,24 +10,13 @@ from tinker.proto import tinker_public_pb2 as sdk
 from bloomery.api.routes.tinker.names import SEQS_OF_A_CLONE
 from bloomery.types.arrays import Array
 from bloomery.types.operations import AdamParams, LoraSpec
-from tests.tinker.live import KEY, MODEL, Served, served
+from tests.tinker.over_fake_engine import KEY, MODEL, Served
 from tests.tinker.samples import ME
-
-# The SDK leaves the connection of its first request to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 ADAM = {"learning_rate": 3e-3, "beta1": 0.8, "beta2": 0.9, "eps": 1e-6, "weight_decay": 0.01, "grad_clip_norm": 2.0}
 PARTS = ("train_attn", "train_mlp", "train_unembed")
 TARGETS, WEIGHTS = np.array([4, 5, 6], "<i8"), np.array([0.5, -1.0, 2.0], "<f4")
 DTYPES = {"<i8": sdk.DTYPE_INT64, "<f4": sdk.DTYPE_FLOAT32, "<i4": sdk.DTYPE_INT32, "<u2": sdk.DTYPE_BFLOAT16}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with pytest.MonkeyPatch.context() as patch, served(tmp_path_factory.mktemp("fields")) as running:
-        patch.setenv("TINKER_TELEMETRY", "0")
-        yield running
-        gc.collect()
 
 
 @pytest.fixture

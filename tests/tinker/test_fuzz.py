@@ -1,6 +1,5 @@
 """Whatever arrives at the binary door and at the JSON ones is answered, never with a server's error or an empty body, and runs go on."""
 
-import gc
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from bloomery.api.routes.tinker import proto
 from tests.live import LiveServer
-from tests.tinker.live import KEY, MODEL, Served, served
+from tests.tinker.over_fake_engine import KEY, MODEL, Served
 
 EXAMPLES = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SPINS = {402, 408, 409, 429}
@@ -80,13 +79,6 @@ def valid(model_id: str, seq: int) -> Any:
         datum.loss_fn_inputs["weights"].dense = np.ones(length, dtype="<f4").tobytes()
         datum.loss_fn_inputs["weights"].dtype = proto.DTYPES["DTYPE_FLOAT32"]
     return request
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("fuzz")) as running:
-        yield running
-    gc.collect()
 
 
 @pytest.fixture

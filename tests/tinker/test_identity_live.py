@@ -1,9 +1,7 @@
 """Keys, the tokens that stand for them, and the login of the `tinker` command, with the unmodified SDK against `bloomery up`."""
 
-import gc
 import json
 from base64 import urlsafe_b64decode
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -13,18 +11,8 @@ from click.testing import CliRunner
 from tinker.cli.__main__ import main_cli
 
 from tests.live import LiveServer, running_server
-from tests.tinker.live import KEY, Served, served
+from tests.tinker.over_fake_engine import KEY, Served, served
 from tests.tinker.tenants import MODEL, new_key, post, rest_of
-
-# The SDK leaves the connection of its first request to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TINKER_TELEMETRY", "0")
-    yield
-    gc.collect()
 
 
 def token_of(server: LiveServer, credential: str) -> str:

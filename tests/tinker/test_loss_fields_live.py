@@ -1,8 +1,7 @@
 """Every loss that compares with a sampler, with every input and option that it takes, through the unmodified SDK against `bloomery up`."""
 
-import gc
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,9 @@ import tinker
 from tinker import types
 
 from bloomery.types.losses import LOSSES, RATIO_MASK
-from tests.live import LiveServer
-from tests.tinker.entries import input_field, loss, option_field
+from tests.tinker.contract_entries import input_field, loss, option_field
 from tests.tinker.tenants import MODEL
 from tests.train.test_losses import closed_form
-
-# The SDK leaves the connection of its first request to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 TOKENS = [5, 17, 99, 250, 31, 7, 64, 12, 300, 41] * 4
 SAMPLED = {name: form for name, form in LOSSES.items() if "logprobs" in form.inputs}
@@ -35,12 +30,8 @@ Inputs = dict[str, np.ndarray]
 
 
 @pytest.fixture(scope="module")
-def run(live_server: LiveServer) -> Iterator[tinker.TrainingClient]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TINKER_TELEMETRY", "0")
-        with tinker.ServiceClient(base_url=live_server.url, api_key=live_server.key) as client:
-            yield client.create_lora_training_client(base_model=MODEL, rank=8, seed=1).result()
-    gc.collect()
+def run(client: tinker.ServiceClient) -> tinker.TrainingClient:
+    return client.create_lora_training_client(base_model=MODEL, rank=8, seed=1).result()
 
 
 @pytest.fixture(scope="module")

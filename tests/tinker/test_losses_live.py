@@ -1,8 +1,6 @@
 """Every loss through the unmodified SDK and our own client against `bloomery up` with the shipped model, on what the sampler sampled."""
 
-import gc
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -16,22 +14,10 @@ from bloomery.types.losses import LOSSES
 from bloomery.types.operations import Datum
 from tests.live import LiveServer
 
-# The SDK leaves the connection of its first request to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
-
 MODEL = "bloomery-tiny"
 PROMPT = "json.dumps turns an object into "
 OF_THE_SDK = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 ADVANTAGE = 0.5
-
-
-@pytest.fixture(scope="module")
-def client(live_server: LiveServer) -> Iterator[tinker.ServiceClient]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TINKER_TELEMETRY", "0")
-        with tinker.ServiceClient(base_url=live_server.url, api_key=live_server.key) as found:
-            yield found
-    gc.collect()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The OpenAI contract under `/oai/api/v1`, spoken by the unmodified `openai` SDK, on a base model and on weights by their `tinker://` path."""
 
-import gc
 from collections.abc import Iterator
 
 import httpx
@@ -12,23 +11,16 @@ from openai import OpenAI
 from tests.live import LiveServer
 from tests.tinker.tenants import MODEL, new_key, post, train
 
-# The SDK leaves the connection of its first request to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
-
 MESSAGES = [{"role": "user", "content": "Say which package reads CSV files."}]
 SAMPLED = {"max_tokens": 16, "temperature": 1.0, "seed": 17}
 
 
 @pytest.fixture(scope="module")
-def weights(live_server: LiveServer) -> Iterator[str]:
+def weights(client: tinker.ServiceClient) -> str:
     """Path of trained sampler weights."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TINKER_TELEMETRY", "0")
-        with tinker.ServiceClient(base_url=live_server.url, api_key=live_server.key) as client:
-            run = client.create_lora_training_client(base_model=MODEL, rank=4, seed=1).result()
-            train(run, [5, 17, 99, 250, 31, 7, 64, 12], 6)
-            yield run.save_weights_for_sampler("for-openai").result().path
-    gc.collect()
+    run = client.create_lora_training_client(base_model=MODEL, rank=4, seed=1).result()
+    train(run, [5, 17, 99, 250, 31, 7, 64, 12], 6)
+    return run.save_weights_for_sampler("for-openai").result().path
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Looking at runs, checkpoints and sessions, and sharing them, with the unmodified SDK against `bloomery up`."""
 
-import gc
 import time
 import warnings
 from collections.abc import Iterator
@@ -15,10 +14,8 @@ from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 from tinker.types.shared.untyped_api_future import UntypedAPIFuture
 
 from tests.live import LiveServer, wait_until
+from tests.sdk import connected
 from tests.tinker.tenants import ADAM, MODEL, loss, new_key, post, rest_of, train
-
-# The SDK leaves the connection of its first request to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 TOKENS = [5, 17, 99, 250, 31, 7, 64, 12]
 PROMPT = types.ModelInput.from_ints(TOKENS)
@@ -26,13 +23,8 @@ PROMPT = types.ModelInput.from_ints(TOKENS)
 
 @pytest.fixture(scope="module")
 def client(live_server: LiveServer) -> Iterator[tinker.ServiceClient]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TINKER_TELEMETRY", "0")
-        with tinker.ServiceClient(
-            base_url=live_server.url, api_key=live_server.key, user_metadata={"purpose": "rest"}, display_name="Nightly rest run"
-        ) as found:
-            yield found
-    gc.collect()
+    with connected(live_server, user_metadata={"purpose": "rest"}, display_name="Nightly rest run") as found:
+        yield found
 
 
 @pytest.fixture
@@ -50,14 +42,14 @@ def trained(client: tinker.ServiceClient) -> tinker.TrainingClient:
 
 
 @pytest.fixture(scope="module")
-def stranger(live_server: LiveServer, client: tinker.ServiceClient) -> str:
-    """A key of another project; the client is asked for so that the environment is set."""
+def stranger(live_server: LiveServer) -> str:
+    """A key of another project."""
     return new_key(live_server, "elsewhere", "stranger")
 
 
 @pytest.fixture(scope="module")
 def their_client(live_server: LiveServer, stranger: str) -> Iterator[tinker.ServiceClient]:
-    with tinker.ServiceClient(base_url=live_server.url, api_key=stranger) as found:
+    with connected(live_server, key=stranger) as found:
         yield found
 
 
@@ -425,7 +417,7 @@ def test_sessions_are_found_by_name_metadata_and_status(live_server: LiveServer,
     run = client.create_lora_training_client(base_model=MODEL, rank=4).result()
     run.save_state("counted").result()
     for number in range(3):
-        with tinker.ServiceClient(base_url=live_server.url, api_key=live_server.key, display_name=f"sweep {number}") as each:
+        with connected(live_server, display_name=f"sweep {number}") as each:
             each.holder.get_session_id()
 
     def search(**wanted: object) -> list[tinker.types.SessionSummary]:

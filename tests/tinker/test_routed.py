@@ -1,7 +1,5 @@
 """The routing of samples: put together token by token, kept within bounds, and told to its project alone."""
 
-from collections.abc import Iterator
-
 import httpx
 import numpy as np
 import pytest
@@ -14,21 +12,13 @@ from bloomery.services.stopping import StopStrings
 from bloomery.types.arrays import Array
 from bloomery.types.errors import Gone, NotFound
 from bloomery.types.generation import PromptRouted, SampledToken
+from tests.sdk import connected
 from tests.services.test_stopping import TOKENIZER
-from tests.tinker.live import KEY, Served
-from tests.tinker.samples import ask, connected, sampler_of, serving
-
-# The SDK leaves the connection of its first request to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+from tests.tinker.over_fake_engine import KEY, Served
+from tests.tinker.samples import ask, sampler_of
 
 SAMPLE = SampleFuture("session:sampler:0", 7)
 ME = "mine"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("routing")) as running:
-        yield running
 
 
 def token(position: int, experts: int, *, token: int = 5, sample: int = 0) -> SampledToken:
@@ -106,7 +96,7 @@ def _has(kept: KeptRouting, future: SampleFuture) -> bool:
 
 @pytest.mark.contract("POST /api/v1/asample", "x-bloomery-routing", refused="for a dense model")
 def test_a_dense_model_is_refused_by_the_headers_name(server: Served) -> None:
-    with connected(server, **{"x-bloomery-routing": "true"}) as client, pytest.raises(tinker.BadRequestError, match="no experts") as refused:
+    with connected(server, headers={"x-bloomery-routing": "true"}) as client, pytest.raises(tinker.BadRequestError, match="no experts") as refused:
         ask(sampler_of(client)).result()
     assert refused.value.body["field"] == "x-bloomery-routing"
 

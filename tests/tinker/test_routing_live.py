@@ -1,6 +1,5 @@
 """Routing of a mixture of experts through the SDK: `loss_fn_inputs["routing"]` in and out, asked for by `return_routing`; of samples by a header."""
 
-import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +12,8 @@ from tokenizers import Tokenizer, models
 
 from tests.live import LiveServer, running_server
 from tests.models.builders import saved
+from tests.sdk import connected
 
-# The SDK leaves its connections to the collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 TOKENS = [7, 3, 300, 12, 5, 41]
 PROMPT = list(range(7, 47))
 EXPERTS = 8
@@ -33,12 +31,9 @@ def server(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture
-def client(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tinker.ServiceClient]:
-    monkeypatch.setenv("TINKER_TELEMETRY", "0")
-    headers = {"x-bloomery-routing": "true"}
-    with tinker.ServiceClient(base_url=server.url, api_key=server.key, default_headers_overrides=headers) as found:
+def client(server: LiveServer) -> Iterator[tinker.ServiceClient]:
+    with connected(server, headers={"x-bloomery-routing": "true"}) as found:
         yield found
-    gc.collect()
 
 
 def routing_of(server: LiveServer, sequence: tinker.SampledSequence) -> tinker.TensorData:

@@ -22,25 +22,10 @@ from bloomery.types.generation import GenerateFailed, Weights
 from bloomery.types.protocol import SamplerEvents
 from tests.live import wait_until
 from tests.render.builders import byte_level
+from tests.sdk import connected
 from tests.services.fake_engine import BASE
-from tests.tinker.live import KEY, MODEL, Served
-from tests.tinker.samples import ENDLESS, FIRST_SAMPLED, ME, ask, connected, get, letters, sampler_of, serving, span_of
-
-# The SDK leaves the connection of its first request to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("sampling")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[tinker.ServiceClient]:
-    with connected(server) as found:
-        yield found
-
+from tests.tinker.over_fake_engine import KEY, MODEL, Served, served
+from tests.tinker.samples import ENDLESS, FIRST_SAMPLED, ME, ask, get, letters, sampler_of, span_of
 
 # What a sample waits for
 
@@ -65,16 +50,16 @@ def no_reading(server: Served) -> Iterator[None]:
             each.result(30)
 
 
-def test_a_sample_waits_for_no_database(server: Served, client: tinker.ServiceClient) -> None:
-    sampler = sampler_of(client)
+def test_a_sample_waits_for_no_database(server: Served, service: tinker.ServiceClient) -> None:
+    sampler = sampler_of(service)
     ask(sampler).result()
     with no_reading(server):
         answers = [ask(sampler, seed=seed) for seed in range(5)]
         assert [len(answer.result(timeout=30).sequences[0].tokens) for answer in answers] == [2] * 5
 
 
-def test_a_remembered_sampler_is_still_its_projects_alone(server: Served, client: tinker.ServiceClient) -> None:
-    sampler = sampler_of(client)
+def test_a_remembered_sampler_is_still_its_projects_alone(server: Served, service: tinker.ServiceClient) -> None:
+    sampler = sampler_of(service)
     ask(sampler).result()
     key = server.do(lambda: server.services.auth.create(ME, "stranger", frozenset({"infer"}), project="elsewhere")).key
     body = {"sampling_session_id": sampler._sampling_session_id, "seq_id": 99, "prompt": {"chunks": []}, "sampling_params": {}}
@@ -103,31 +88,31 @@ def test_the_samplers_in_memory_are_the_latest_used_and_the_others_are_read_agai
 # What is recorded
 
 
-def test_a_rollout_is_recorded_without_its_content(server: Served, client: tinker.ServiceClient) -> None:
-    sampler = sampler_of(client)
+def test_a_rollout_is_recorded_without_its_content(server: Served, service: tinker.ServiceClient) -> None:
+    sampler = sampler_of(service)
     answer = ask(sampler, (1, 2, 3), 2, max_tokens=4).result()
     detail = span_of(server, answer)
     span = detail["span"]
     assert (span["kind"], span["status"], span["finish_reason"], span["seed"]) == ("sample", "ok", "length", 7)
     assert (span["in_tokens"], span["out_tokens"]) == (3, 8)
     assert (span["model"], span["version"], span["base_hash"], span["deployment"]) == (MODEL, BASE, BASE, None)
-    assert span["session_id"] == client.holder.get_session_id()
+    assert span["session_id"] == service.holder.get_session_id()
     assert 0 <= span["ttft_us"] <= span["duration_us"]
     assert (span["consent"], span["episode_id"], span["has_body"], detail["body"]) == ("none", None, False, None)
     assert span["retention_until_us"] == span["started_us"] + 7 * 86_400_000_000
 
 
-def test_a_run_is_known_by_the_version_of_its_weights(server: Served, client: tinker.ServiceClient) -> None:
-    run = client.create_lora_training_client(base_model=MODEL, rank=8).result()
+def test_a_run_is_known_by_the_version_of_its_weights(server: Served, service: tinker.ServiceClient) -> None:
+    run = service.create_lora_training_client(base_model=MODEL, rank=8).result()
     path = run.save_weights_for_sampler("rolled").result().path
-    span = span_of(server, ask(client.create_sampling_client(model_path=path).result()).result())["span"]
+    span = span_of(server, ask(service.create_sampling_client(model_path=path).result()).result())["span"]
     assert (span["model"], span["base_hash"]) == (path, BASE)
     assert span["version"] != BASE
 
 
 @pytest.mark.contract("POST /api/v1/asample", "x-bloomery-consent", "x-bloomery-episode")
 def test_consent_keeps_the_content_with_token_ids_and_log_probabilities(server: Served) -> None:
-    with connected(server, **{"x-bloomery-consent": "train", "x-bloomery-episode": "episode-1"}) as consenting:
+    with connected(server, headers={"x-bloomery-consent": "train", "x-bloomery-episode": "episode-1"}) as consenting:
         prompt = letters("The fox")
         answer = ask(sampler_of(consenting), prompt, 2, max_tokens=3, temperature=0.5).result()
     detail = span_of(server, answer)
@@ -144,8 +129,8 @@ def test_consent_keeps_the_content_with_token_ids_and_log_probabilities(server: 
     assert [item["id"] for item in get(server, "/spans?episode=episode-1")["data"]] == [span["id"]]
 
 
-def test_how_a_rollout_ended_is_recorded(server: Served, client: tinker.ServiceClient) -> None:
-    sampler = sampler_of(client)
+def test_how_a_rollout_ended_is_recorded(server: Served, service: tinker.ServiceClient) -> None:
+    sampler = sampler_of(service)
     # The tokens of this sample of the fake spell text.
     stopped = ask(sampler, samples=17, max_tokens=8, stop=byte_level().decode([FIRST_SAMPLED + 161, FIRST_SAMPLED + 162])).result()
     assert stopped.sequences[16].stop_reason == "stop"
@@ -163,15 +148,15 @@ def test_how_a_rollout_ended_is_recorded(server: Served, client: tinker.ServiceC
 
 @pytest.mark.parametrize("headers", [{"x-bloomery-consent": "yes"}, {"x-bloomery-episode": "e" * 257}])
 def test_a_header_that_is_none_is_refused_by_name(server: Served, headers: dict[str, str]) -> None:
-    with connected(server, **headers) as client, pytest.raises(tinker.BadRequestError, match=next(iter(headers))):
+    with connected(server, headers=headers) as client, pytest.raises(tinker.BadRequestError, match=next(iter(headers))):
         ask(sampler_of(client)).result()
 
 
 def test_a_secret_is_kept_neither_as_text_nor_as_token_ids(tmp_path: Path) -> None:
     secret = "ada@example.com"
     prompt = letters(f"mail {secret}")
-    with serving(tmp_path) as server:
-        with connected(server, **{"x-bloomery-consent": "eval"}) as client:
+    with served(tmp_path, record="full") as server:
+        with connected(server, headers={"x-bloomery-consent": "eval"}) as client:
             detail = span_of(server, ask(sampler_of(client), prompt).result())
         assert detail["span"]["redacted"]
         assert (detail["body"]["request"]["prompt"], detail["body"]["tokens"]) == ("mail [email]", None)
@@ -180,14 +165,14 @@ def test_a_secret_is_kept_neither_as_text_nor_as_token_ids(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("mode", "spans"), [("metadata", 1), ("off", 0)])
 def test_less_is_recorded_where_the_server_records_less(tmp_path: Path, mode: RecordMode, spans: int) -> None:
-    with serving(tmp_path, record=mode) as server, connected(server, **{"x-bloomery-consent": "train"}) as client:
+    with served(tmp_path, record=mode) as server, connected(server, headers={"x-bloomery-consent": "train"}) as client:
         ask(sampler_of(client)).result()
         recorded = get(server, "/spans")["data"]
         assert [(span["kind"], span["has_body"]) for span in recorded] == [("sample", False)] * spans
 
 
 def test_lists_show_the_kinds_that_are_asked_for(tmp_path: Path) -> None:
-    with serving(tmp_path) as server, connected(server) as client:
+    with served(tmp_path, record="full") as server, connected(server) as client:
         ask(sampler_of(client)).result()
         served_answer = httpx.post(f"{server.url}/v1/completions", json={"model": MODEL, "prompt": "a", "max_tokens": 1}, headers={"x-api-key": KEY})
         assert served_answer.status_code == 200, served_answer.text
@@ -199,7 +184,7 @@ def test_lists_show_the_kinds_that_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_served_answers_first_and_samples_of_training_on_demand(tmp_path: Path) -> None:
-    with serving(tmp_path) as server, connected(server) as client:
+    with served(tmp_path, record="full") as server, connected(server) as client:
         ask(sampler_of(client)).result()
         page = httpx.get(server.url).text
         offered = [unescape(value) for value in re.findall(r'<option value="([^"]*)">', page.partition('id="kinds"')[2].partition("</select>")[0])]
@@ -208,8 +193,8 @@ def test_the_page_shows_served_answers_first_and_samples_of_training_on_demand(t
         assert 'byId("kinds").value' in httpx.get(f"{server.url}/ui/app.js").text
 
 
-def test_a_rollout_can_be_judged(server: Served, client: tinker.ServiceClient) -> None:
-    span_id = span_of(server, ask(sampler_of(client)).result())["span"]["id"]
+def test_a_rollout_can_be_judged(server: Served, service: tinker.ServiceClient) -> None:
+    span_id = span_of(server, ask(sampler_of(service)).result())["span"]["id"]
     given = httpx.post(f"{server.url}/api/v1/feedback", json={"target": span_id, "metric": "reward", "value": 0.5}, headers={"x-api-key": KEY})
     assert given.status_code == 201, given.text
     assert [each["value"] for each in get(server, f"/spans/{span_id}")["feedback"]] == [0.5]
@@ -222,12 +207,12 @@ def test_a_sample_that_is_submitted_again_after_a_restart_replaces_its_record(tm
         done = httpx.post(f"{server.url}/api/v1/retrieve_future", json={"request_id": accepted.json()["request_id"]}, headers=headers)
         assert done.status_code == 200, done.text
 
-    with serving(tmp_path) as first, connected(first) as client:
+    with served(tmp_path, record="full") as first, connected(first) as client:
         sampler = sampler_of(client)._sampling_session_id
         body = {"sampling_session_id": sampler, "seq_id": 5, "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1]}]}}
         sample(first, body | {"sampling_params": {"max_tokens": 1, "seed": 1}})
         assert get(first, f"/spans/{sampler}:5")["span"]["seed"] == 1
-    with serving(tmp_path) as second:
+    with served(tmp_path, record="full") as second:
         sample(second, body | {"sampling_params": {"max_tokens": 2, "seed": 2}})
         detail = get(second, f"/spans/{sampler}:5")
         assert (detail["span"]["seed"], len(detail["body"]["tokens"]["samples"][0]["tokens"])) == (2, 2)

@@ -1,9 +1,7 @@
 """Every field of a sample, copies of samplers, polls for many samples, and more samples than there is room for: with the unmodified SDK."""
 
-import gc
 import pickle
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,24 +18,9 @@ from bloomery.types.errors import NotFound
 from bloomery.types.generation import GenerateFailed
 from bloomery.types.protocol import SamplerEvents
 from tests.live import wait_until
-from tests.tinker.live import KEY, MODEL, Served, served
-from tests.tinker.samples import ENDLESS, FIRST_SAMPLED, ME, ask, connected, sampler_of, serving, span_of
-
-# The SDK leaves the connection of its first request to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("sampling")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[tinker.ServiceClient]:
-    with connected(server) as found:
-        yield found
-
+from tests.sdk import connected
+from tests.tinker.over_fake_engine import KEY, MODEL, Served, served
+from tests.tinker.samples import ENDLESS, FIRST_SAMPLED, ME, ask, sampler_of, span_of
 
 # What is asked and answered
 
@@ -53,9 +36,9 @@ def client(server: Served) -> Iterator[tinker.ServiceClient]:
     "prompt_alt_tokens_k",
     "prompt_logprobs_last_n",
 )
-def test_everything_that_is_asked_about_a_prompt_comes_back_where_it_belongs(server: Served, client: tinker.ServiceClient) -> None:
+def test_everything_that_is_asked_about_a_prompt_comes_back_where_it_belongs(server: Served, service: tinker.ServiceClient) -> None:
     ids = torch.tensor([[-1, 12], [24, -1]])
-    answer = sampler_of(client).sample(
+    answer = sampler_of(service).sample(
         types.ModelInput.from_ints([1, 2, 3]),
         2,
         types.SamplingParams(max_tokens=1, seed=7),
@@ -79,10 +62,10 @@ def test_everything_that_is_asked_about_a_prompt_comes_back_where_it_belongs(ser
 
 
 @pytest.mark.contract("POST /api/v1/asample", "target_prompt_logprobs.sparse_crow_indices", "target_prompt_logprobs.sparse_col_indices")
-def test_sparse_targets_come_back_sparse(client: tinker.ServiceClient) -> None:
+def test_sparse_targets_come_back_sparse(service: tinker.ServiceClient) -> None:
     ids = torch.full((7, 8), -1)
     ids[4, 5] = 10
-    answer = sampler_of(client).sample(
+    answer = sampler_of(service).sample(
         types.ModelInput.from_ints(list(range(1, 9))),
         1,
         types.SamplingParams(max_tokens=1),
@@ -94,41 +77,39 @@ def test_sparse_targets_come_back_sparse(client: tinker.ServiceClient) -> None:
     assert found.to_torch()[4, 5] == -2.0
 
 
-def test_prompt_tokens_that_the_engine_had_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+def test_prompt_tokens_that_the_engine_had_are_recorded(tmp_path: Path) -> None:
     with served(tmp_path, record="metadata") as server:
         server.engine.found_tokens = 2
-        with tinker.ServiceClient(base_url=server.url, api_key=KEY) as client:
+        with connected(server) as client:
             ask(sampler_of(client), (1, 2, 3)).result()
         with OpenAI(base_url=f"{server.url}/oai/api/v1", api_key=KEY) as sdk:
             sdk.completions.create(model=MODEL, prompt=[1, 2, 3], max_tokens=2)
         server.do(server.services.traffic.flush)
         with closing(sqlite3.connect(tmp_path / "bloomery.db")) as database:
             assert database.execute("select kind, cached_tokens from span order by kind").fetchall() == [("completion", 2), ("sample", 2)]
-    gc.collect()
 
 
-def test_prompt_tokens_that_the_engine_had_are_told(server: Served, client: tinker.ServiceClient) -> None:
+def test_prompt_tokens_that_the_engine_had_are_told(server: Served, service: tinker.ServiceClient) -> None:
     server.engine.found_tokens = 2
     try:
-        assert ask(sampler_of(client), (1, 2, 3)).result().prompt_cache_hit_tokens == 2
+        assert ask(sampler_of(service), (1, 2, 3)).result().prompt_cache_hit_tokens == 2
     finally:
         server.engine.found_tokens = 0
 
 
 @pytest.mark.parametrize(("seed", "noise"), [(0, 0), (-1, -1), ((1 << 64) - 1, -1), (1 << 63, -(1 << 63)), ((1 << 63) - 1, (1 << 63) - 1)])
 @pytest.mark.contract("POST /api/v1/asample", "sampling_params.seed")
-def test_a_seed_is_any_number_of_64_bits(server: Served, client: tinker.ServiceClient, seed: int, noise: int) -> None:
-    answer = ask(sampler_of(client), seed=seed).result()
+def test_a_seed_is_any_number_of_64_bits(server: Served, service: tinker.ServiceClient, seed: int, noise: int) -> None:
+    answer = ask(sampler_of(service), seed=seed).result()
     assert server.engine.sampled[-1].params.seed == noise
     assert span_of(server, answer)["span"]["seed"] == noise
 
 
 @pytest.mark.contract("POST /api/v1/asample", "prompt.chunks.type", "prompt.chunks.tokens")
-def test_a_prompt_in_many_pieces_is_one_prompt(server: Served, client: tinker.ServiceClient) -> None:
+def test_a_prompt_in_many_pieces_is_one_prompt(server: Served, service: tinker.ServiceClient) -> None:
     tokens = list(range(1, 31))
     pieces = types.ModelInput(chunks=[types.EncodedTextChunk(tokens=tokens[at : at + 2]) for at in range(0, 30, 2)])
-    sampler_of(client).sample(pieces.append(types.EncodedTextChunk(tokens=[])), 1, types.SamplingParams(max_tokens=1)).result()
+    sampler_of(service).sample(pieces.append(types.EncodedTextChunk(tokens=[])), 1, types.SamplingParams(max_tokens=1)).result()
     assert server.engine.sampled[-1].prompt.numpy().tolist() == tokens
 
 
@@ -142,10 +123,10 @@ def test_a_prompt_in_many_pieces_is_one_prompt(server: Served, client: tinker.Se
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.contract("POST /api/v1/asample", "prompt.chunks.type", refused="any other than encoded_text: images and sound")
-def test_pictures_and_sounds_are_refused_by_name(client: tinker.ServiceClient, chunk: Any, kind: str) -> None:
+def test_pictures_and_sounds_are_refused_by_name(service: tinker.ServiceClient, chunk: Any, kind: str) -> None:
     prompt = types.ModelInput(chunks=[types.EncodedTextChunk(tokens=[1]), chunk])
     with pytest.raises(tinker.BadRequestError, match=f"chunk of type `{kind}`"):
-        sampler_of(client).sample(prompt, 1, types.SamplingParams(max_tokens=1)).result()
+        sampler_of(service).sample(prompt, 1, types.SamplingParams(max_tokens=1)).result()
 
 
 @pytest.mark.parametrize(
@@ -160,14 +141,14 @@ def test_pictures_and_sounds_are_refused_by_name(client: tinker.ServiceClient, c
         ({"include_prompt_logprobs": True, "prompt_logprobs_last_n": 2}, "between 1 and 1"),
     ],
 )
-def test_what_cannot_be_asked_of_a_prompt_is_refused_by_name(client: tinker.ServiceClient, asked: dict[str, Any], field: str) -> None:
+def test_what_cannot_be_asked_of_a_prompt_is_refused_by_name(service: tinker.ServiceClient, asked: dict[str, Any], field: str) -> None:
     with pytest.raises(tinker.BadRequestError, match=field):
-        sampler_of(client).sample(types.ModelInput.from_ints([1, 2]), 1, types.SamplingParams(max_tokens=1), **asked).result()
+        sampler_of(service).sample(types.ModelInput.from_ints([1, 2]), 1, types.SamplingParams(max_tokens=1), **asked).result()
 
 
 @pytest.mark.contract("POST /api/v1/asample", "record_stability_info", ignored="what stable_reinforce needs of a sample is in the datum")
-def test_stability_information_is_accepted_and_every_sequence_has_its_name(client: tinker.ServiceClient) -> None:
-    sampler = client.create_sampling_client(base_model=MODEL, record_stability_info=True).result()
+def test_stability_information_is_accepted_and_every_sequence_has_its_name(service: tinker.ServiceClient) -> None:
+    sampler = service.create_sampling_client(base_model=MODEL, record_stability_info=True).result()
     answer = ask(sampler, samples=3).result()
     assert len({sequence.sequence_id for sequence in answer.sequences}) == 3
     assert all(sequence.logprobs is not None for sequence in answer.sequences)
@@ -201,8 +182,8 @@ def test_a_client_is_told_in_one_poll_which_samples_ended(server: Served) -> Non
 
 
 @pytest.mark.contract("POST /api/v1/join_sampling_session", "sampling_session_id")
-def test_copies_of_a_sampler_have_numbers_of_their_own(server: Served, client: tinker.ServiceClient) -> None:
-    sampler = sampler_of(client)
+def test_copies_of_a_sampler_have_numbers_of_their_own(server: Served, service: tinker.ServiceClient) -> None:
+    sampler = sampler_of(service)
     copies = [pickle.loads(pickle.dumps(sampler)) for _ in range(2)]
     for number, each in enumerate((sampler, *copies)):
         for seq in range(2):
@@ -215,8 +196,8 @@ def test_copies_of_a_sampler_have_numbers_of_their_own(server: Served, client: t
 
 
 @pytest.mark.contract("POST /api/v1/retrieve_futures", "target.type", "target.sampling_session_id", "timeout")
-def test_ends_are_told_to_whoever_has_the_sampler_alone(server: Served, client: tinker.ServiceClient) -> None:
-    sampler = sampler_of(client)
+def test_ends_are_told_to_whoever_has_the_sampler_alone(server: Served, service: tinker.ServiceClient) -> None:
+    sampler = sampler_of(service)
     key = server.do(lambda: server.services.auth.create(ME, "other", frozenset({"infer"}), project="elsewhere")).key
     body = {"target": {"type": "sampling_session", "sampling_session_id": sampler._sampling_session_id, "cloned_sampler_id": 0}, "timeout": 0}
     answer = httpx.post(f"{server.url}/api/v1/retrieve_futures", json=body, headers={"x-api-key": key})
@@ -230,12 +211,12 @@ def test_ends_are_told_to_whoever_has_the_sampler_alone(server: Served, client: 
 # More than there is room for
 
 
-def test_a_client_is_advised_to_have_fewer_samples_under_way_than_a_process_may_have_files_open(client: tinker.ServiceClient) -> None:
-    assert sampler_of(client).retry_handler.config.max_connections == 256
+def test_a_client_is_advised_to_have_fewer_samples_under_way_than_a_process_may_have_files_open(service: tinker.ServiceClient) -> None:
+    assert sampler_of(service).retry_handler.config.max_connections == 256
 
 
 def many(directory: Path, *, samples: int, room: int) -> None:
-    with serving(directory, record="off", most_samples=room) as server, connected(server) as client:
+    with served(directory, record="off", most_samples=room) as server, connected(server) as client:
         # More at a time than the server advises.
         client.holder._client_config = client.holder._client_config.model_copy(update={"sample_max_concurrent_requests": samples})
         sampler = sampler_of(client)

@@ -1,32 +1,16 @@
 """The unmodified SDK against `bloomery up`: several samples of one request come out the same in any company, and nobody's samples stop."""
 
-import gc
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-import tinker
 from tinker import types
 
 from tests.live import LiveServer, wait_until
-
-# The SDK leaves the connection of its first request to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+from tests.sdk import connected
 
 MODEL = "bloomery-tiny"
 PROMPT = types.ModelInput.from_ints(list(range(40, 60)))
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TINKER_TELEMETRY", "0")
-    yield
-    gc.collect()
-
-
-def connect(server: LiveServer) -> tinker.ServiceClient:
-    return tinker.ServiceClient(base_url=server.url, api_key=server.key)
 
 
 def status(server: LiveServer) -> dict[str, Any]:
@@ -46,7 +30,7 @@ def drawn(answer: types.SampleResponse) -> list[tuple[list[int], list[float]]]:
 
 def test_four_samples_of_one_seed_are_the_same_alone_and_in_company(live_server: LiveServer) -> None:
     params = types.SamplingParams(max_tokens=24, seed=11, stop=[])
-    with connect(live_server) as client, connect(live_server) as other:
+    with connected(live_server) as client, connected(live_server) as other:
         sampler = client.create_sampling_client(base_model=MODEL).result()
         alone = drawn(sampler.sample(PROMPT, 4, params).result())
         crowd = [sampler.sample(PROMPT, 3, params.model_copy(update={"seed": seed, "max_tokens": 7 + seed})) for seed in range(6)]
@@ -62,7 +46,7 @@ def test_four_samples_of_one_seed_are_the_same_alone_and_in_company(live_server:
 
 def test_closing_the_client_in_the_middle_of_a_sample_stops_the_engine(live_server: LiveServer) -> None:
     most = 1900
-    with connect(live_server) as client:
+    with connected(live_server) as client:
         session = client.holder.get_session_id()
         before = status(live_server)["tokens_sampled"]
         sampler = client.create_sampling_client(base_model=MODEL).result()

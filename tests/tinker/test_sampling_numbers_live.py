@@ -1,6 +1,5 @@
 """The unmodified SDK against `bloomery up`: what is said of a prompt and of samples is what `transformers` and the trainer say."""
 
-import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -17,9 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from bloomery.models.tiny import PATH
 from tests.live import LiveServer, running_server, wait_until
-
-# The SDK leaves the connection of its first request to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+from tests.sdk import connected
 
 MODEL = "bloomery-tiny"
 CONTEXT = 2048
@@ -39,31 +36,28 @@ class Live(NamedTuple):
     bit_exact: bool
 
 
-def connected(server: LiveServer) -> Iterator[Live]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TINKER_TELEMETRY", "0")
-        with tinker.ServiceClient(base_url=server.url, api_key=server.key) as client:
-            run = client.create_lora_training_client(base_model=MODEL, rank=8, seed=3).result()
-            tokens = run.get_tokenizer().encode(TEXT)
-            for _ in range(3):
-                run.forward_backward([supervised(tokens, np.asarray(tokens[1:]))], "cross_entropy").result()
-                run.optim_step(types.AdamParams(learning_rate=5e-3)).result()
-            trained = run.save_weights_and_get_sampling_client().result()
-            status = httpx.get(f"{server.url}/api/v1/status", headers={"x-api-key": server.key}).json()
-            exact = bool(status["engines"][0]["detail"]["bit_exact"])
-            yield Live(client, run, trained, client.create_sampling_client(base_model=MODEL).result(), tokens, exact)
-    gc.collect()
+def trained_on(server: LiveServer) -> Iterator[Live]:
+    with connected(server) as client:
+        run = client.create_lora_training_client(base_model=MODEL, rank=8, seed=3).result()
+        tokens = run.get_tokenizer().encode(TEXT)
+        for _ in range(3):
+            run.forward_backward([supervised(tokens, np.asarray(tokens[1:]))], "cross_entropy").result()
+            run.optim_step(types.AdamParams(learning_rate=5e-3)).result()
+        trained = run.save_weights_and_get_sampling_client().result()
+        status = httpx.get(f"{server.url}/api/v1/status", headers={"x-api-key": server.key}).json()
+        exact = bool(status["engines"][0]["detail"]["bit_exact"])
+        yield Live(client, run, trained, client.create_sampling_client(base_model=MODEL).result(), tokens, exact)
 
 
 @pytest.fixture(scope="module")
 def live(live_server: LiveServer) -> Iterator[Live]:
-    yield from connected(live_server)
+    yield from trained_on(live_server)
 
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     with running_server(tmp_path_factory.mktemp("half") / "data", "--dtype", "bfloat16") as server:
-        yield from connected(server)
+        yield from trained_on(server)
 
 
 def supervised(tokens: list[int], targets: np.ndarray) -> types.Datum:
@@ -238,10 +232,9 @@ def test_without_a_number_of_tokens_the_context_ends_a_sample(live: Live) -> Non
     assert (len(sequence.tokens), sequence.stop_reason) == (3, "length")
 
 
-def test_samples_survive_the_death_of_the_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+def test_samples_survive_the_death_of_the_api(tmp_path: Path) -> None:
     params = [types.SamplingParams(max_tokens=150, seed=seed, stop=[]) for seed in range(12)]
-    with running_server(tmp_path / "data") as server, tinker.ServiceClient(base_url=server.url, api_key=server.key) as client:
+    with running_server(tmp_path / "data") as server, connected(server) as client:
         sampler = client.create_sampling_client(base_model=MODEL).result()
         prompt = prompt_of(list(range(40, 60)))
         expected = [sampler.sample(prompt, 2, each).result() for each in params[:3]]
@@ -253,7 +246,6 @@ def test_samples_survive_the_death_of_the_api(tmp_path: Path, monkeypatch: pytes
             assert [(each.tokens, each.logprobs) for each in mine.sequences] == [(each.tokens, each.logprobs) for each in theirs.sequences]
         assert {len(sequence.tokens) for answer in found for sequence in answer.sequences} == {150}
         assert server.children()["api"]["restarts"] == 1
-    gc.collect()
 
 
 def sampled(server: LiveServer) -> int:

@@ -1,9 +1,7 @@
 """The unmodified SDK against `bloomery up` with the shipped model: training trains, and what is trained is what is sampled."""
 
-import gc
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -13,22 +11,11 @@ import tinker
 from tinker import types
 
 from tests.live import LiveServer, running_server
-
-# The SDK leaves the connection of its first request to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+from tests.sdk import connected
 
 MODEL = "bloomery-tiny"
 TEXT = "json.dumps turns an object into text; it is the inverse of json.loads."
 ADAM = types.AdamParams(learning_rate=5e-3)
-
-
-@pytest.fixture(scope="module")
-def client(live_server: LiveServer) -> Iterator[tinker.ServiceClient]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TINKER_TELEMETRY", "0")
-        with tinker.ServiceClient(base_url=live_server.url, api_key=live_server.key) as found:
-            yield found
-    gc.collect()
 
 
 @pytest.fixture(scope="module")
@@ -230,12 +217,17 @@ def test_a_refused_operation_leaves_the_weights_as_they_were(client: tinker.Serv
     assert np.array_equal(forward(run, tokens), before)
 
 
-def test_a_refused_step_or_save_can_be_asked_for_again(client: tinker.ServiceClient, tokens: list[int]) -> None:
+def test_a_refused_step_save_or_forward_can_be_asked_for_again(client: tinker.ServiceClient, tokens: list[int]) -> None:
     plain, refused = new_run(client), new_run(client)
     refused.save_state("taken").result()
     for run in (plain, refused):
         run.forward_backward([supervised(tokens)], "cross_entropy").result()
-    for request in (lambda: refused.optim_step(types.AdamParams(learning_rate=float("nan"))), lambda: refused.save_state("taken")):
+    for request in (
+        lambda: refused.optim_step(types.AdamParams(learning_rate=float("nan"))),
+        lambda: refused.save_state("taken"),
+        lambda: refused.forward([supervised(tokens)], "crossentropy"),
+        lambda: refused.forward([supervised([1, 2, 10**6])], "cross_entropy"),
+    ):
         with pytest.raises(tinker.RequestFailedError):
             request().result()
     for run in (plain, refused):
@@ -258,9 +250,8 @@ def test_a_step_does_not_use_what_is_left_of_a_refused_batch(client: tinker.Serv
 
 
 @pytest.mark.slow
-def test_the_client_trains_on_through_the_death_of_either_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINKER_TELEMETRY", "0")
-    with running_server(tmp_path / "data") as server, tinker.ServiceClient(base_url=server.url, api_key=server.key) as client:
+def test_the_client_trains_on_through_the_death_of_either_process(tmp_path: Path) -> None:
+    with running_server(tmp_path / "data") as server, connected(server) as client:
         undisturbed, killed = new_run(client), new_run(client)
         tokens = killed.get_tokenizer().encode(TEXT)
         train(undisturbed, tokens, 12)

@@ -5,9 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.tinker.entries import Entry
-from tests.tinker.table import CLAIMS, PAGE, UNTESTED, page
-from tests.tinker.traffic import REFUSED, TAKEN, Exchange, outcomes
+from tests.tinker.contract_entries import Entry
+from tests.tinker.contract_page import CLAIMS, PAGE, UNTESTED, page
+from tests.tinker.contract_traffic import REFUSED, TAKEN, Exchange, outcomes
 
 
 def test_the_page_has_what_the_tests_show_and_nothing_untested(request: pytest.FixtureRequest) -> None:

@@ -1,6 +1,5 @@
 """Two unmodified clients with keys of two projects on one server: neither can see, use or change what the other has."""
 
-import gc
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,10 +10,8 @@ from tinker import types
 
 from bloomery.client import Client
 from bloomery.types.resources import NewKey
-from tests.tinker.live import KEY, MODEL, Served, served
-
-# The SDK leaves the connection of its first request to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+from tests.sdk import connected
+from tests.tinker.over_fake_engine import KEY, MODEL, Served
 
 ADAM = types.AdamParams(learning_rate=1e-3)
 PROMPT = types.ModelInput.from_ints([1, 2])
@@ -44,14 +41,6 @@ class Tenant(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with pytest.MonkeyPatch.context() as patch, served(tmp_path_factory.mktemp("tenants")) as running:
-        patch.setenv("TINKER_TELEMETRY", "0")
-        yield running
-        gc.collect()
-
-
-@pytest.fixture(scope="module")
 def admin(server: Served) -> Iterator[Client]:
     with Client(server.url, KEY) as client:
         yield client
@@ -68,7 +57,7 @@ def theirs(server: Served, admin: Client) -> Iterator[Tenant]:
 
 
 def tenant(server: Served, key: str) -> Iterator[Tenant]:
-    with tinker.ServiceClient(base_url=server.url, api_key=key) as client:
+    with connected(server, key=key) as client:
         run = client.create_lora_training_client(base_model=MODEL, rank=4, seed=1).result()
         run.forward_backward([datum()], "cross_entropy")
         run.optim_step(ADAM)

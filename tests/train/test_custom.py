@@ -126,6 +126,9 @@ def test_every_operator_is_computed_and_was_tried_above() -> None:
         (lambda p, a, b, s: p * float("nan"), "data.7.: the loss of `loss` is nan"),
         (lambda p, a, b, s: (p - p.detach()).sqrt(), "gradient that is not finite"),
         (lambda p, a, b, s: p.expand(1 << 40, -1), "more than 16777216 elements"),
+        (lambda p, a, b, s: p + p.narrow(0, 0, 0).unsqueeze(1).expand(0, 1 << 31).sum(), "more than 16777216 elements"),
+        (lambda p, a, b, s: p + p.narrow(0, 0, 0).expand(-2, 0).sum(), "a size is 0 or more"),
+        (lambda p, a, b, s: p + p.narrow(0, 0, 0).expand(-1, 0).sum(), "a size is 0 or more"),
         (
             lambda p, a, b, s: torch.stack([a[:, None, None, None, None] + a[:, None, None, None] + a[:, None, None] + a[:, None] + a] * 64)[
                 None

@@ -110,6 +110,18 @@ def test_a_gradient_that_is_not_finite_changes_nothing(poison):
     assert adam.steps == 0
 
 
+def test_a_gradient_whose_square_no_float32_holds_is_refused_unless_it_is_clipped():
+    masters = noise(0)
+    adam = AdamW(masters)
+    gradient = noise(1)
+    gradient[17] = 3e19
+    with pytest.raises(InvalidInput, match="grad_clip_norm"):
+        adam.step(masters, gradient, AdamParams(learning_rate=0.1))
+    assert torch.equal(masters, noise(0))
+    adam.step(masters, gradient, AdamParams(learning_rate=0.1, grad_clip_norm=1.0))
+    assert torch.isfinite(adam.second).all()
+
+
 def test_a_learning_rate_of_zero_is_allowed_and_changes_only_the_moments():
     masters = noise(0)
     adam = AdamW(masters)

@@ -4,3 +4,5 @@ from typing import Final
 
 MAX_BODY_BYTES: Final = 256 << 20
 """Of any request; a contract may take less."""
+VERSION_HEADER: Final = "x-bloomery-version"
+"""Which weights answered."""

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from bloomery.api.errors import openai_envelope
+from bloomery.api.routes import VERSION_HEADER
 from bloomery.api.routes.openai.requests import MAX_BODY_BYTES
 from bloomery.api.routes.openai.serving import Serving
 from bloomery.services.target import Target
@@ -55,7 +56,7 @@ async def respond(request: Request, serving: Serving) -> Response:
 
 def version_headers(target: Target) -> dict[str, str]:
     """Which weights answered, and through which revision of which deployment."""
-    headers = {"x-bloomery-version": target.weights.version}
+    headers = {VERSION_HEADER: target.weights.version}
     if target.deployment is not None:
         headers |= {"x-bloomery-deployment": target.deployment, "x-bloomery-revision": str(target.revision)}
     return headers

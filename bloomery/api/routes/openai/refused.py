@@ -1,4 +1,4 @@
-"""Paths under `/v1` that this server does not have, whether the contract knows them or nobody does: refused in words, with what to use instead."""
+"""Paths of OpenAI's contract that this server does not have, whether the contract knows them or nobody does: refused with what to use instead."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -39,7 +39,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "organization": _NONE,
     "projects": _NONE,
     "realtime": "POST /v1/chat/completions with `stream` gives an answer while it is written",
-    "responses": f"POST /v1/chat/completions: {_KEEP}",
+    "responses": _KEEP,
     "skills": "nothing is executed here; run tools in your own program",
     "threads": _KEEP,
     "uploads": _DATA,
@@ -58,6 +58,8 @@ async def refuse(path: str, request: Request, caller: Caller) -> RedirectRespons
     if OFFERED.get(path.rstrip("/")) == request.method:
         return RedirectResponse(request.url.replace(path=request.url.path.rstrip("/")))
     asked = f"{request.method} {request.url.path}"
+    # The contract lies at two places: what is offered instead lies at the one that was asked.
+    prefix = request.scope["path"].removesuffix(path).rstrip("/")
     if (instead := INSTEAD.get(path.partition("/")[0])) is not None:
-        raise NotSupported(f"{asked} is not offered: {instead}")
-    raise NotFound(f"no route {asked}: {_OTHERWISE}")
+        raise NotSupported(f"{asked} is not offered: {instead.replace(' /v1/', f' {prefix}/')}")
+    raise NotFound(f"no route {asked}: {_OTHERWISE.replace(' /v1/', f' {prefix}/')}")

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker.errors import TinkerRoute
 from bloomery.api.routes.tinker.sessions import check_project
+from bloomery.api.routes.tinker.times import shown_time
 from bloomery.services.audit import Entry
 from bloomery.services.identity import user_urn
 
@@ -44,5 +45,4 @@ async def checkpoint_storage(services: Svc, caller: Caller, project_id: str | No
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
-    at = datetime.fromtimestamp(entry.at_us / 1e6, UTC).isoformat()
-    return {"timestamp": at, "event": entry.kind.replace(".", "_"), "event_details": {"subject": entry.subject, **entry.data}}
+    return {"timestamp": shown_time(entry.at_us), "event": entry.kind.replace(".", "_"), "event_details": {"subject": entry.subject, **entry.data}}

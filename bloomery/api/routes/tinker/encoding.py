@@ -12,6 +12,7 @@ from bloomery.types.errors import InvalidInput
 ZSTD: Final = "zstd"
 _PIECE: Final = 1 << 10
 """A piece of a frame can become 32,768 times as much: decompressed in small ones, a bomb is noticed before it is large."""
+MAX_FRAMES: Final = 1024
 _MAX_WINDOW: Final = 1 << 27
 
 
@@ -39,19 +40,22 @@ async def decoded(request: Request) -> Request:
 
 def decompress(data: bytes, *, limit: int = MAX_BODY_BYTES) -> bytes:
     """All frames of `data`, of at most `limit` bytes together."""
-    found = bytearray()
-    while data:
+    found, place = bytearray(), 0
+    for _ in range(MAX_FRAMES):
+        if place == len(data):
+            return bytes(found)
         frame = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompressobj()
         try:
-            for start in range(0, len(data), _PIECE):
-                found += frame.decompress(data[start : start + _PIECE])
+            while place < len(data) and not frame.eof:
+                piece = data[place : place + _PIECE]
+                found += frame.decompress(piece)
+                place += len(piece) - len(frame.unused_data)
                 if len(found) > limit:
                     raise InvalidInput(f"the body has over {limit >> 20} MiB when it is decompressed: send it in parts", field="body")
-                if frame.eof:
-                    break
         except zstandard.ZstdError as error:
             raise InvalidInput(f"the body is not {ZSTD}, as content-encoding says: {error}", field="body") from error
         if not frame.eof:
             raise InvalidInput(f"the body ends inside a {ZSTD} frame", field="body")
-        data = frame.unused_data + data[start + _PIECE :]
+    if place < len(data):
+        raise InvalidInput(f"the body has more than {MAX_FRAMES} {ZSTD} frames: compress it as one", field="body")
     return bytes(found)

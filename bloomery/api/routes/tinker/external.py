@@ -1,6 +1,5 @@
 """Exported weights: addresses to download their files from, which need no key and work for an hour."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -8,6 +7,7 @@ from fastapi.responses import StreamingResponse
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker.errors import TinkerRoute
+from bloomery.api.routes.tinker.times import shown_time
 
 router = APIRouter(route_class=TinkerRoute)
 
@@ -17,7 +17,7 @@ async def external_weights_urls(run_id: str, name: str, request: Request, servic
     """An address for every file, under the host that the caller knows this server by."""
     offer = await services.external.offer(caller, run_id, name)
     urls = {file: str(request.url_for("download_external", token=offer.token, name=file)) for file in offer.names}
-    return {"urls": urls, "expires": datetime.fromtimestamp(offer.expires_s, UTC).isoformat()}
+    return {"urls": urls, "expires": shown_time(offer.expires_s * 1_000_000)}
 
 
 @router.api_route("/external_weights/{token}/{name}", methods=["GET", "HEAD"], include_in_schema=False)

@@ -1,7 +1,6 @@
 """Looking at runs and at what they saved."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from fastapi import APIRouter
@@ -10,6 +9,7 @@ from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker import bodies
 from bloomery.api.routes.tinker.errors import TinkerRoute
 from bloomery.api.routes.tinker.sessions import MAX_PAGE, AccessScope, Limit, Offset, check_project
+from bloomery.api.routes.tinker.times import shown_time
 from bloomery.api.routes.tinker.training import ADAMW
 from bloomery.services.checkpoints import EXTERNAL, NAMED, SNAPSHOT, CheckpointRow
 from bloomery.services.core import Services
@@ -105,7 +105,7 @@ def _training_run(run: RunRow, latest: Mapping[tuple[str, str], CheckpointRow]) 
         "is_lora": run.lora.rank > 0,
         "corrupted": run.state == "broken",
         "lora_rank": run.lora.rank or None,
-        "last_request_time": _time(run.updated_us),
+        "last_request_time": shown_time(run.updated_us),
         "last_checkpoint": None if checkpoint is None else _checkpoint(checkpoint),
         "last_sampler_checkpoint": None if sampler is None else _checkpoint(sampler),
         "user_metadata": dict(run.metadata),
@@ -118,14 +118,10 @@ def _checkpoint(row: CheckpointRow) -> dict[str, Any]:
     return {
         "checkpoint_id": "/".join(path.split("/")[-2:]),
         "checkpoint_type": _TYPES[row.kind],
-        "time": _time(row.created_us),
+        "time": shown_time(row.created_us),
         "tinker_path": path,
         "size_bytes": row.size_bytes,
         "public": row.published_us is not None,
         "user_metadata": dict(row.metadata),
-        "expires_at": None if row.expires_us is None else _time(row.expires_us),
+        "expires_at": None if row.expires_us is None else shown_time(row.expires_us),
     }
-
-
-def _time(at_us: int) -> str:
-    return datetime.fromtimestamp(at_us / 1e6, UTC).isoformat()

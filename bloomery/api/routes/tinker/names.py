@@ -14,6 +14,7 @@ SEQS_OF_A_CLONE: Final = 10**9
 """Clients of one sampler number their samples so far apart."""
 _FOR_SAMPLER: Final = re.compile(r"(?P<kind>sampler|inflight):(?P<number>[0-9]{1,18})")
 _EXTERNAL: Final = "external:"
+_MOST_DIGITS: Final = 19
 _SEQUENCE: Final = re.compile(r"(?P<sampler>.+):(?P<seq>[0-9]{1,19}):(?P<index>[0-9]{1,9})")
 
 
@@ -145,11 +146,15 @@ def parse_future(request_id: str) -> Creation | Unloading | LossCreation | Sampl
             return Unloading(model_id)
         case ["loss", loss_id]:
             return LossCreation(loss_id)
-        case ["sample", sampling_session_id, seq] if seq.isdecimal():
+        case ["sample", sampling_session_id, seq] if _is_number(seq):
             return SampleFuture(sampling_session_id, int(seq))
-        case ["operation", model_id, seq, about] if seq.isdecimal():
+        case ["operation", model_id, seq, about] if _is_number(seq):
             return OperationFuture(model_id, int(seq), about)
     raise NotFound(f"no future `{request_id}`", field="request_id")
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def parse_sequence(sequence_id: str) -> tuple[SampleFuture, int]:

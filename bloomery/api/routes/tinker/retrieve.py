@@ -6,6 +6,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from bloomery.api.deps import Caller, Svc
+from bloomery.api.routes import VERSION_HEADER
 from bloomery.api.routes.tinker import bodies
 from bloomery.api.routes.tinker.completions import Completion
 from bloomery.api.routes.tinker.errors import TinkerRoute, failure
@@ -30,7 +31,6 @@ from bloomery.types.operations import (
 
 HOLD_S: Final = 20.0
 """The SDK gives up a poll after 45 s and then pauses; an answer well before keeps it asking."""
-VERSION_HEADER: Final = "x-bloomery-version"
 
 router = APIRouter(route_class=TinkerRoute)
 

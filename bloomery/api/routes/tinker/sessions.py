@@ -1,6 +1,5 @@
 """Sessions: a client's life from its first request to its last."""
 
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query
@@ -10,6 +9,7 @@ from bloomery.api.routes.tinker import bodies
 from bloomery.api.routes.tinker.errors import TinkerRoute
 from bloomery.api.routes.tinker.futures import Futures
 from bloomery.api.routes.tinker.names import samples_of
+from bloomery.api.routes.tinker.times import shown_time
 from bloomery.services.identity import user_urn
 from bloomery.services.principal import Principal
 from bloomery.services.session_search import Found, Place, Wanted
@@ -86,7 +86,7 @@ async def search_sessions(body: bodies.SearchSessions, services: Svc, caller: Ca
     shown = {"sessions": [_summary(found, caller) for found in page.sessions]}
     if page.next is None:
         return shown
-    return shown | {"next_cursor": {"last_created_at": _time(page.next.created_us), "last_session_id": page.next.session_id}}
+    return shown | {"next_cursor": {"last_created_at": shown_time(page.next.created_us), "last_session_id": page.next.session_id}}
 
 
 @router.put("/sessions/{session_id}/project")
@@ -124,7 +124,7 @@ def _summary(found: Found, caller: Principal) -> dict[str, Any]:
         status = {"type": "client_finished", "reason": {"type": found.ended.reason}, "detail": found.ended.detail}
     return {
         "session_id": found.id,
-        "created_at": _time(found.created_us),
+        "created_at": shown_time(found.created_us),
         "owner": user_urn(caller.project),
         "project_id": caller.project,
         "status": status,
@@ -133,7 +133,3 @@ def _summary(found: Found, caller: Principal) -> dict[str, Any]:
         "display_name": found.display_name,
         "user_metadata": found.user_metadata,
     }
-
-
-def _time(at_us: int) -> str:
-    return datetime.fromtimestamp(at_us / 1e6, UTC).isoformat()

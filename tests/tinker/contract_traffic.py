@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from bloomery.api.routes.tinker.encoding import decompress
 from bloomery.api.routes.tinker.messages import CONTENT_TYPE
 from bloomery.api.routes.tinker.proto import ForwardBackwardRequest
-from tests.tinker.entries import ANY_LOSS, Entry, Route, input_field, loss, option_field, routes
+from tests.tinker.contract_entries import ANY_LOSS, Entry, Route, input_field, loss, option_field, routes
 
 TAKEN: Final = "taken"
 REFUSED: Final = "refused"

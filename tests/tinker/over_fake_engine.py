@@ -31,6 +31,7 @@ class Served:
     services: Services
     loop: asyncio.AbstractEventLoop
     futures: SampleFutures
+    key: str = KEY
 
     def do(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run something where the server runs."""

@@ -1,6 +1,6 @@
 """docs/contract.md: what of the contract is supported, refused, or accepted without effect, and the tests that show it.
 
-python -m tests.tinker.table    # `make contract`: runs the tests that claim a row, and writes the page from those that passed
+python -m tests.tinker.contract_page    # `make contract`: runs the tests that claim a row, and writes the page from those that passed
 """
 
 import sys
@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from tests.tinker.entries import Entry, entries
-from tests.tinker.traffic import REFUSED, TAKEN
+from tests.tinker.contract_entries import Entry, entries
+from tests.tinker.contract_traffic import REFUSED, TAKEN
 
 DIRECTORY: Final = Path(__file__).parent
 PAGE: Final = DIRECTORY.parent.parent / "docs" / "contract.md"
@@ -24,7 +24,7 @@ _HEAD: Final = """# The contract of the `tinker` SDK, row by row
 Written by `make contract` from the tests that passed, not by hand; [tinker.md](tinker.md) and [losses.md](losses.md) explain what is listed here.
 Routes, fields and losses are read from the code, so that one without a test fails the suite. A test stands in a row because it sent that field with
 something else than its default, or used the route or loss itself, and a running server answered as the row says: a whole one with the shipped model
-(`_live`), or the api over a stand-in for the engine, which shows what arrives there; `tests/train` and `tests/infer` show what the engine makes of it.
+(`_live`), or the api over a stand-in for the engine, to show what arrives there; `tests/train` and `tests/infer` show what the engine makes of it.
 
 - **supported**: does what the contract says.
 - **refused**: answered with an error that names it; beside *supported*, what is refused of it.

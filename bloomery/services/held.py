@@ -1,0 +1,28 @@
+"""Weights that rows hold: a blob of weights and its manifest stay as long as one of `rows.WEIGHT_HOLDERS` names them."""
+
+from collections.abc import Collection
+
+from sqlalchemy import Connection, select
+
+from bloomery.store import rows
+from bloomery.sync.publish import manifest_key
+from bloomery.types.errors import Gone
+
+
+def held_blobs(connection: Connection, keys: Collection[str] | None = None) -> frozenset[str]:
+    """The blobs of weights that some row names, and their manifests: all there are, or only those of the weights under `keys`."""
+    blobs: set[str] = set()
+    for table in rows.WEIGHT_HOLDERS:
+        # What a pending snapshot will hold has no key yet: its row has the empty one.
+        query = select(table.c.key, table.c.version).where(table.c.key > "").distinct()
+        if keys is not None:
+            query = query.where(table.c.key.in_(keys))
+        for key, version in connection.execute(query):
+            blobs |= {key} if version is None else {key, manifest_key(version)}
+    return frozenset(blobs)
+
+
+def require_kept(connection: Connection, key: str | None) -> None:
+    """Weights that are to be held from here on are still there: between finding and holding them they may have gone."""
+    if key is not None and connection.execute(select(rows.checkpoint.c.id).where(rows.checkpoint.c.key == key).limit(1)).first() is None:
+        raise Gone("these weights were let go, because they had no name and nobody held them: save them again, under a name if they shall stay")

@@ -1,0 +1,33 @@
+"""The unmodified `tinker` SDK, as the tests use it; `tests/conftest.py` keeps it from reporting on them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Final, Protocol
+
+import pytest
+import tinker
+
+LEAVES_CONNECTIONS: Final = pytest.mark.filterwarnings("ignore::ResourceWarning")
+"""Of tests that use it: it leaves the connection of its first request to the garbage collector."""
+
+
+class Server(Protocol):
+    """Where a client may connect to."""
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+
+    @property
+    def key(self) -> str:
+        """Of its first project, and good for everything."""
+
+
+@contextmanager
+def connected(
+    server: Server, *, key: str | None = None, headers: Mapping[str, str] = MappingProxyType({}), **options: object
+) -> Iterator[tinker.ServiceClient]:
+    """A client with the server's key or another, that sends these headers with whatever it sends; the options are those of the SDK."""
+    with tinker.ServiceClient(base_url=server.url, api_key=key or server.key, default_headers_overrides=dict(headers), **options) as client:
+        yield client

@@ -1,0 +1,22 @@
+"""What records of operations know about each other."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from bloomery.types.operations import LoraSpec
+
+SPEC = LoraSpec(rank=4, seed=1)
+OTHER: dict[str, Any] = {"rank": 8, "alpha": 16.0, "train_attn": False, "train_mlp": False, "train_unembed": False}
+
+
+def test_weights_fit_wherever_only_the_seed_differs() -> None:
+    assert SPEC.misfit(msgspec.structs.replace(SPEC, seed=2)) is None
+    assert {"seed", *OTHER} == set(SPEC.__struct_fields__)
+
+
+@pytest.mark.parametrize("field", OTHER)
+def test_weights_fit_nowhere_else_and_the_field_is_named(field: str) -> None:
+    other = msgspec.structs.replace(SPEC, **{field: OTHER[field]})
+    assert SPEC.misfit(other) == other.misfit(SPEC) == field
