@@ -58,7 +58,7 @@ class _SwiGlu(torch.autograd.Function):
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         ctx.save_for_backward(gate_up)
         gate, up = gate_up.chunk(2, -1)
-        return F.silu(gate) * up
+        return F.silu(gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor]:
@@ -66,6 +66,7 @@ class _SwiGlu(torch.autograd.Function):
         gate, up = gate_up.chunk(2, -1)
         grad = torch.empty_like(gate_up)
         grad_gate, grad_up = grad.chunk(2, -1)
-        torch.mul(grads[0], F.silu(gate), out=grad_up)
-        torch.ops.aten.silu_backward.grad_input(grads[0] * up, gate, grad_input=grad_gate)
+        torch.ops.aten.silu.out(gate, out=grad_up).mul_(grads[0])
+        torch.mul(grads[0], up, out=grad_gate)
+        torch.ops.aten.silu_backward.grad_input(grad_gate, gate, grad_input=grad_gate)
         return (grad,)

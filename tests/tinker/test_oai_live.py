@@ -59,7 +59,7 @@ def test_answers_are_those_of_the_other_door(sdk: OpenAI, weights: str, live_ser
 
 
 def test_errors_are_those_of_the_contract(sdk: OpenAI, weights: str, live_server: LiveServer) -> None:
-    with pytest.raises(openai.NotFoundError, match="deleted, or expired") as missing:
+    with pytest.raises(openai.NotFoundError, match="never saved, were deleted, expired") as missing:
         sdk.chat.completions.create(model="tinker://session-x:train:0/sampler_weights/none", messages=MESSAGES)
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError, match="not for sampling"):
