@@ -38,6 +38,7 @@ from bloomery.types.operations import (
 )
 
 ROWS_S: Final = 5.0
+"""Whoever looks at a run waits no longer for its rows; where the disk is full they come later."""
 
 
 class Runs:
