@@ -8,10 +8,12 @@ TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements.txt)
 BIN := .venv/bin
 READY := .venv/.ready
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -q --progress-bar off
+# Workers of the short suite; each starts servers of its own.
+JOBS ?= 2
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 CODE := bloomery tests bench
 
-.PHONY: setup demo test test-slow test-all test-web test-cookbook lint check fix golden contract clean
+.PHONY: setup demo test test-slow test-all test-web test-cookbook lint check fix golden contract fidelity clean
 
 setup: $(READY)
 
@@ -19,7 +21,7 @@ demo: $(READY)
 	$(BIN)/bloomery demo $(ARGS)
 
 test: $(READY)
-	$(PYTEST) -m "not slow and not gpu and not web" $(ARGS)
+	$(PYTEST) -n $(JOBS) --dist loadfile -m "not slow and not gpu and not web" $(ARGS)
 
 test-all: test test-slow
 
@@ -54,6 +56,10 @@ golden: $(READY)
 # Runs the tests that show rows of docs/contract.md, and rewrites it from those that pass; review the diff.
 contract: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.tinker.contract_page
+
+# Trains a small instance of every architecture and rewrites docs/fidelity.md from its cards, some minutes; review the diff.
+fidelity: $(READY)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.fidelity.page
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

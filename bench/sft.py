@@ -2,7 +2,8 @@
 
 The same weights, batches, learning rate and threads, one after the other in processes of their own: sixteen sequences of 30 to 200 tokens, a loss on
 the second half of each. TRL runs as documented and with packing; ours runs as the engine runs it, in micro-batches. Tokens are real ones, padding not
-counted; the loss of the last step is there to show that both learned the same.
+counted; the loss of the last step is there to show that both learned the same. `products` is the physical limit: how many tokens the matrix products
+of a step alone would allow, each measured by itself at the rows of a micro-batch.
 """
 
 import argparse
@@ -21,8 +22,9 @@ import torch
 
 from bench.machine import machine
 from bench.peers import python_of
-from bench.shapes import SHAPES, write_directory
+from bench.shapes import SHAPES, Shape, write_directory
 from bloomery.models.load import load_decoder
+from bloomery.models.products import product
 from bloomery.train.passes import compute
 from bloomery.train.run import TrainableRun
 from bloomery.types.arrays import Array
@@ -30,7 +32,7 @@ from bloomery.types.batching import micro_batch_tokens
 from bloomery.types.operations import AdamParams, Datum, Failed, ForwardBackward, LoraSpec, Operation, OptimStep, Result, RunSpec
 
 PEER: Final = Path(__file__).parent / "peers" / "trl_steps.py"
-BATCH, LEARNING_RATE, WARM_UP = 16, 1e-3, 2
+BATCH, LEARNING_RATE, WARM_UP, PRODUCT_ROUNDS, HEAD_DIM = 16, 1e-3, 2, 9, 64
 ENVIRONMENT: Final = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000", "HF_HUB_OFFLINE": "1"}
 VARIANTS: Final = (("full", "float32"), ("lora", "float32"), ("full", "bfloat16"), ("lora", "bfloat16"))
 
@@ -44,14 +46,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--job", type=Path, help="only our side of this job, in this process")
+    parser.add_argument("--products", action="store_true", help="only the products of the job, in this process")
     asked = parser.parse_args()
     if asked.job is not None:
-        print(json.dumps(_ours(json.loads(asked.job.read_text()))))
+        job = json.loads(asked.job.read_text())
+        print(json.dumps(_products(SHAPES[asked.size], job) if asked.products else _ours(job)))
         return
     with tempfile.TemporaryDirectory() as place:
         model = write_directory(SHAPES[asked.size], Path(place) / "model")
         batches = _batches(SHAPES[asked.size].vocab_size, asked.steps)
-        found = {f"{kind}_{dtype}": _compare(Path(place), model, batches, kind, dtype, asked.threads) for kind, dtype in VARIANTS}
+        found = {f"{kind}_{dtype}": _compare(Path(place), model, batches, kind, dtype, asked) for kind, dtype in VARIANTS}
     setting = {"size": asked.size, "batch": BATCH, "steps": asked.steps, "threads": asked.threads, "rank": 8, "device": "cpu"}
     print(json.dumps({"bench": "sft", **machine(), **setting, "peer": "trl 1.16.0 SFTTrainer, adamw_torch_fused", **found}))
 
@@ -65,19 +69,25 @@ def _batches(vocab_size: int, steps: int) -> list[list[Row]]:
     return [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
 
 
-def _compare(place: Path, model: Path, batches: list[list[Row]], kind: str, dtype: str, threads: int) -> dict[str, Any]:
+def _compare(place: Path, model: Path, batches: list[list[Row]], kind: str, dtype: str, asked: argparse.Namespace) -> dict[str, Any]:
     job = {"model": str(model), "out": str(place / "trl"), "batches": batches, "steps": len(batches), "batch_size": BATCH, "lora": kind == "lora"}
-    job |= {"dtype": dtype, "threads": threads, "learning_rate": LEARNING_RATE, "packing": False}
+    job |= {"dtype": dtype, "threads": asked.threads, "learning_rate": LEARNING_RATE, "packing": False}
     file = place / "job.json"
     file.write_text(json.dumps(job))
-    ours = _run([sys.executable, "-m", "bench.sft", "--job", file])
+    itself = [sys.executable, "-m", "bench.sft", "--size", asked.size, "--job", file]
+    ours, limit = _run(itself), _run([*itself, "--products"])
     theirs = _run([python_of("trl"), PEER, file])
     file.write_text(json.dumps(job | {"packing": True, "batch_size": 4}))
     packed = _run([python_of("trl"), PEER, file])
     tokens = [sum(len(row["input_ids"]) - 1 for row in batch) for batch in batches]
     speeds = {"ours": _speed(ours, tokens), "trl": _speed(theirs, tokens), "trl_packed": _speed(packed, packed["tokens"])}
+    speeds["products"] = round(limit["tokens_per_s"])
     losses = {"loss": round(ours["losses"][-1], 3), "trl_loss": round(theirs["losses"][-1], 3)}
-    return {**speeds, "ratio": round(speeds["ours"] / max(speeds["trl"], speeds["trl_packed"]), 2), **losses}
+    ratios = {
+        "ratio": round(speeds["ours"] / max(speeds["trl"], speeds["trl_packed"]), 2),
+        "of_products": round(speeds["ours"] / speeds["products"], 2),
+    }
+    return {**speeds, **ratios, **losses}
 
 
 def _run(argv: list[Any]) -> dict[str, Any]:
@@ -106,6 +116,29 @@ def _ours(job: dict[str, Any]) -> dict[str, Any]:
         seconds.append(time.perf_counter() - began)
         losses.append(computed.metrics["loss:sum"])  # type: ignore[union-attr]
     return {"seconds": seconds, "losses": losses}
+
+
+def _products(shape: Shape, job: dict[str, Any]) -> dict[str, float]:
+    torch.set_num_threads(job["threads"])
+    width, inner, heads = shape.hidden_size, shape.intermediate_size, HEAD_DIM * (shape.num_heads + 2 * shape.num_kv_heads)
+    block = ((heads, width), (width, HEAD_DIM * shape.num_heads), (2 * inner, width), (width, inner))
+    rows = micro_batch_tokens(width, rank=8 if job["lora"] else 0)
+    seconds = [_product_seconds(rows, *each, getattr(torch, job["dtype"]), gradient=not job["lora"]) for each in (*block, (shape.vocab_size, width))]
+    return {"tokens_per_s": rows / (shape.num_layers * sum(seconds[:-1]) + seconds[-1])}
+
+
+def _product_seconds(rows: int, outputs: int, inputs: int, dtype: torch.dtype, *, gradient: bool) -> float:
+    """Of one weight in a forward and a backward: the median of a few rounds."""
+    input_RI, weight_OI, grad_RO = (torch.randn(*size).to(dtype) for size in ((rows, inputs), (outputs, inputs), (rows, outputs)))
+    seconds = []
+    for _ in range(PRODUCT_ROUNDS):
+        began = time.perf_counter()
+        product(input_RI, weight_OI)
+        product(grad_RO, weight_OI.t())
+        if gradient:
+            grad_RO.t() @ input_RI
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
 
 
 def _data(batch: list[Row]) -> tuple[Datum, ...]:

@@ -27,7 +27,11 @@ class Shape(NamedTuple):
 
 
 EMPTY: Final = Shape(4096, 64, 1, 1, 1, 64)
-SHAPES: Final = {"5M": Shape(4096, 256, 5, 4, 2, 768), "30M": Shape(8192, 512, 8, 8, 4, 1536)}
+SHAPES: Final = {
+    "5M": Shape(4096, 256, 5, 4, 2, 768),
+    "30M": Shape(8192, 512, 8, 8, 4, 1536),
+    "150M": Shape(4096, 1024, 12, 16, 8, 2816),
+}
 
 
 def decoder(size: str, dtype: torch.dtype = torch.float32) -> Decoder:
@@ -62,7 +66,7 @@ def supervised(vocab_size: int, lengths: list[int], seed: int) -> tuple[Datum, .
     return tuple(data)
 
 
-def write_directory(shape: Shape, place: Path) -> Path:
+def write_directory(shape: Shape, place: Path, dtype: torch.dtype = torch.float32) -> Path:
     """A random model of this shape as `save_pretrained` writes it, with the tokenizer of `bloomery-tiny`."""
     config = Qwen3Config(
         vocab_size=shape.vocab_size,
@@ -78,7 +82,7 @@ def write_directory(shape: Shape, place: Path) -> Path:
         eos_token_id=2,
     )
     torch.manual_seed(0)
-    Qwen3ForCausalLM(config).save_pretrained(place)
+    Qwen3ForCausalLM(config).to(dtype).save_pretrained(place)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(Path(tiny.__file__).parent / "weights" / name, place / name)
     return place

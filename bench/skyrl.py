@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from transformers import Qwen3Config
 
 from bench.machine import machine
@@ -43,18 +44,19 @@ def main() -> None:
     """Measure both models on both servers."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=25)
-    steps = parser.parse_args().steps
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the model's file, and what both servers compute in")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        sizes = {name: _size(Path(place) / name, *setting, steps) for name, setting in SETTINGS.items()}
-    setting = {"rank": 8, "steps": steps, "threads": os.cpu_count(), "device": "cpu", "dtype": "float32"}
+        sizes = {name: _size(Path(place) / name, *setting, options.steps, options.dtype) for name, setting in SETTINGS.items()}
+    setting = {"rank": 8, "steps": options.steps, "threads": os.cpu_count(), "device": "cpu", "dtype": options.dtype}
     print(json.dumps({"bench": "skyrl", **machine(), **setting, "peer": f"skyrl-tx 0.3.0, backend {PEER_BACKEND}", **sizes}))
 
 
-def _size(place: Path, shape: Shape, sequences: int, tokens: int, steps: int) -> dict[str, Any]:
-    model = write_directory(shape, place / "model")
+def _size(place: Path, shape: Shape, sequences: int, tokens: int, steps: int, dtype: str) -> dict[str, Any]:
+    model = write_directory(shape, place / "model", getattr(torch, dtype))
     with _skyrl(_for_transformers_4(model, place / "peer-model")) as (url, name):
         theirs = _drive(python_of("tinker-0.16"), url, "tml-none", name, "cross_entropy", sequences, tokens, steps)
-    with serving(str(model), keep=False) as server:
+    with serving(str(model), keep=False, dtype=dtype) as server:
         ours, exact = (
             _drive(Path(sys.executable), server.url, server.key, "model", loss, sequences, tokens, steps)
             for loss in ("cross_entropy", "importance_sampling")

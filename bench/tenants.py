@@ -10,11 +10,12 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 import torch
 
 from bench.machine import machine
-from bench.shapes import SHAPES, decoder, supervised
+from bench.shapes import decoder, supervised
 from bloomery.models.decoder import Decoder
 from bloomery.train import batch
 from bloomery.train.lora import Lora
@@ -22,13 +23,15 @@ from bloomery.train.losses import find_loss
 from bloomery.train.passes import Share, compute
 from bloomery.types.operations import LoraSpec
 
+SIZES: Final = ("5M", "30M")
+
 
 def main() -> None:
     """Measure both sizes."""
     asked = _arguments()
     torch.set_num_threads(asked.threads)
     where = machine() | {"device": asked.device, "threads": asked.threads, "dtype": asked.dtype}
-    sizes = {size: _measure(decoder(size, getattr(torch, asked.dtype)).to(asked.device), asked) for size in SHAPES}
+    sizes = {size: _measure(decoder(size, getattr(torch, asked.dtype)).to(asked.device), asked) for size in SIZES}
     setting = {"tenants": asked.tenants, "sequences": asked.sequences, "tokens": asked.tokens, "rank": asked.rank, "rounds": asked.rounds}
     print(json.dumps({"bench": "tenants", **where, **setting, **sizes}))
 

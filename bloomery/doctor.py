@@ -13,7 +13,7 @@ from bloomery import __version__
 from bloomery.config.data_dir import DataDir
 from bloomery.obs.machine import free_memory_bytes, usable_cpus
 from bloomery.types.errors import BloomeryError
-from bloomery.up import base_models, layout, lock
+from bloomery.up import base_models, cores, layout, lock
 from bloomery.up.base_models import Wanted
 
 _PACKAGES: Final = {
@@ -44,12 +44,14 @@ def examine(data_dir: Path, models: Sequence[str], dtype: str, threads: int | No
     yield Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     yield from _packages()
     yield Finding("processors", f"{usable_cpus()} usable of {os.cpu_count()}")
+    shares = cores.share(engines=max(1, len(models)), replicas=1, from_start=False, threads=threads)
+    yield Finding("replicas", cores.announce(shares, 1, from_start=False))
     yield Finding("memory", f"{base_models.gigabytes(free_memory_bytes())} free")
     yield from _data_dir(DataDir(data_dir.expanduser().resolve()))
     if importlib.util.find_spec("torch"):
         yield from _devices()
         for value in models or [base_models.DEFAULT_MODEL]:
-            yield from _model(value, dtype, threads or usable_cpus())
+            yield from _model(value, dtype, shares.threads)
 
 
 def _packages() -> Iterator[Finding]:

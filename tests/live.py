@@ -47,10 +47,21 @@ class LiveServer(NamedTuple):
 
 
 @contextmanager
-def running_server(data_dir: Path, *options: str, env: Mapping[str, str] | None = None) -> Iterator[LiveServer]:
-    """A server that is ready; stopped at the end, and its logs printed if the body fails."""
+def running_server(data_dir: Path, *options: str, env: Mapping[str, str] | None = None, replicas: int | None = 0) -> Iterator[LiveServer]:
+    """A server that is ready; stopped at the end, and its logs printed if the body fails. A replica is one more process to start: most need none."""
     said = data_dir.parent / f"{data_dir.name}.up.log"
-    argv = [BLOOMERY, "up", "--data-dir", str(data_dir), "--port", "0", "--threads", "1", *options]
+    argv = [
+        BLOOMERY,
+        "up",
+        "--data-dir",
+        str(data_dir),
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        *([] if replicas is None else ["--replicas", str(replicas)]),
+        *options,
+    ]
     with said.open("wb") as output:
         process = subprocess.Popen(argv, stdout=output, stderr=output, env={**os.environ, **(env or {})})
     server = LiveServer("", "", data_dir, process)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import uvicorn
+import uvloop
 
 from bloomery.api.app import create_app
 from bloomery.config import ApiConfig
@@ -63,7 +64,8 @@ def main() -> None:
     logs.configure("api", config.log_level)
     _allow_open_files()
     logging.getLogger("uvicorn.error").addFilter(_CutAtStop())
-    asyncio.run(serve(config))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(config))
 
 
 def _allow_open_files() -> None:

@@ -4,20 +4,24 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from fastapi import APIRouter, FastAPI
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from prometheus_client import CONTENT_TYPE_LATEST as METRICS_TYPE
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bloomery import __version__
 from bloomery.api import errors
 from bloomery.api.auth import Callers
-from bloomery.api.deps import Svc
+from bloomery.api.deps import Caller, Svc
+from bloomery.api.headers import AnswerHeaders
+from bloomery.api.idempotency import Idempotent
 from bloomery.api.routes import MAX_BODY_BYTES, bloomery, openai, tinker
+from bloomery.api.routes.openai.requests import MAX_BODY_BYTES as OPENAI_BODY_BYTES
 from bloomery.services.core import Services
-from bloomery.types.errors import InvalidInput
-from bloomery.types.ids import new_id
+from bloomery.types.errors import TooLarge
 from bloomery.ui import Asset, assets
 
+_DIGITS: Final = 18
 SECURITY_HEADERS: Final = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -33,28 +37,15 @@ def create_app(services: Services) -> FastAPI:
     """The whole HTTP surface over `services`; opening and closing them is the caller's business."""
     app = FastAPI(title="Bloomery", version=__version__, openapi_url="/api/v1/openapi.json", docs_url=None, redoc_url=None)
     app.state.services = services
+    app.add_middleware(Idempotent)
     app.add_middleware(Callers)
     app.add_middleware(BodyLimit)
-    app.add_middleware(RequestId)
+    app.add_middleware(AnswerHeaders)
     errors.install(app)
-    for router in (bloomery.router, tinker.router, tinker.oai.router, openai.router, _process_router(), _page_router()):
+    # Routes are tried in this order, and what is served has the least time to lose.
+    for router in (openai.router, tinker.router, tinker.oai.router, bloomery.router, _process_router(), _page_router()):
         app.include_router(router)
     return app
-
-
-class RequestId:
-    """Every response carries `x-request-id`."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_named(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).setdefault("x-request-id", new_id("request"))
-            await send(message)
-
-        await self._app(scope, receive, send_named if scope["type"] == "http" else send)
 
 
 class BodyLimit:
@@ -65,22 +56,32 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         length = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
-        if not length.isascii() or not length.isdigit() or int(length) <= MAX_BODY_BYTES:
+        # Further digits change nothing, and Python refuses to read thousands of them.
+        told = int(length[:_DIGITS]) if length.isascii() and length.isdigit() else 0
+        most = OPENAI_BODY_BYTES if scope["type"] == "http" and errors.speaks_openai(scope["path"]) else MAX_BODY_BYTES
+        if told <= most:
             return await self._app(scope, receive, send)
-        refusal = InvalidInput(f"the body has {int(length) >> 20} MiB, at most {MAX_BODY_BYTES >> 20} are taken: send it in parts", field="body")
+        refusal = TooLarge(f"the body has {told >> 20} MiB, at most {most >> 20} are taken: send it in parts", field="body")
         await errors.respond(scope["path"], refusal)(scope, receive, send)
 
 
 def _process_router() -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(tags=["server"])
 
     @router.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
     async def healthz(services: Svc) -> JSONResponse:
-        """200 once every engine answers, 503 with the names of those that do not yet."""
+        """200 once every engine answers, 503 with the names of those that do not yet; and whose replicas are to run, and which do."""
+        replicas = {"wanted": sorted(services.fleet.wanted), "ready": services.fleet.ready}
         waiting = [model.alias for model in services.models.all() if not model.ready]
         if waiting:
-            return JSONResponse({"status": "starting", "waiting_for": waiting}, 503, headers={"retry-after": "1"})
-        return JSONResponse({"status": "ok", "version": __version__})
+            return JSONResponse({"status": "starting", "waiting_for": waiting, "replicas": replicas}, 503, headers={"retry-after": "1"})
+        return JSONResponse({"status": "ok", "version": __version__, "replicas": replicas})
+
+    @router.get("/metrics", response_class=PlainTextResponse)
+    async def metrics(services: Svc, caller: Caller) -> Response:
+        """What serving costs and how it goes, in Prometheus' text format."""
+        caller.require("read")
+        return Response(services.meters.exposition(), media_type=METRICS_TYPE)
 
     return router
 

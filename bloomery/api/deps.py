@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from bloomery.api.auth import caller
+from bloomery.api.headers import answer_headers
 from bloomery.services.core import Services
 from bloomery.services.principal import Principal
 
@@ -17,3 +18,9 @@ async def services(request: Request) -> Services:
 
 Svc = Annotated[Services, Depends(services)]
 Caller = Annotated[Principal, Depends(caller)]
+
+
+async def metered(request: Request, services: Svc, caller: Caller) -> None:
+    """Take one of the requests that the key may make; where it stands is told with whatever the answer is."""
+    answer_headers(request.scope).append(lambda: services.limits.headers(caller))
+    services.limits.request(caller)

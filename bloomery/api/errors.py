@@ -5,6 +5,7 @@ themselves, before they get here.
 """
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -14,15 +15,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from bloomery.types.errors import BloomeryError, InvalidInput, NotFound
+from bloomery.types.errors import BloomeryError, InvalidInput, NotFound, RateLimited
 
 STATUS: Final[Mapping[str, int]] = {
     "invalid": 400,
+    "too_large": 413,
     "unauthorized": 401,
     "forbidden": 403,
     "not_found": 404,
     "conflict": 409,
     "gone": 410,
+    "rate_limit_exceeded": 429,
     "not_supported": 400,
     "unavailable": 503,
     "corrupt": 500,
@@ -46,8 +49,8 @@ def install(app: FastAPI) -> None:
 def respond(path: str, error: BloomeryError) -> JSONResponse:
     """The answer to `error` for a request of `path`."""
     status = STATUS[error.code]
-    body = openai_envelope(error) if _speaks_openai(path) else own_envelope(error)
-    return JSONResponse(body, status, headers={"retry-after": _RETRY_AFTER_S} if status == 503 else None)
+    body = openai_envelope(error) if speaks_openai(path) else own_envelope(error)
+    return JSONResponse(body, status, headers=_advice(error, status))
 
 
 def own_envelope(error: BloomeryError) -> dict[str, Any]:
@@ -57,8 +60,7 @@ def own_envelope(error: BloomeryError) -> dict[str, Any]:
 
 def openai_envelope(error: BloomeryError) -> dict[str, Any]:
     """OpenAI's form; also the shape of an error inside a stream."""
-    status = STATUS[error.code]
-    return {"error": {"message": error.message, "type": _openai_type(status), "param": error.field, "code": _openai_code(error)}}
+    return {"error": {"message": error.message, "type": _openai_type(error), "param": error.field, "code": _openai_code(error)}}
 
 
 def invalid_input(problems: RequestValidationError) -> InvalidInput:
@@ -71,8 +73,17 @@ def invalid_input(problems: RequestValidationError) -> InvalidInput:
     return InvalidInput(f"`{field}`: {first['msg']}", field=field)
 
 
-def _openai_type(status: int) -> str:
-    return "invalid_request_error" if status < 500 else "server_error"
+def _advice(error: BloomeryError, status: int) -> dict[str, str] | None:
+    if isinstance(error, RateLimited):
+        # Whole seconds, and never a moment too early.
+        return {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+    return {"retry-after": _RETRY_AFTER_S} if status == 503 else None
+
+
+def _openai_type(error: BloomeryError) -> str:
+    if isinstance(error, RateLimited):
+        return error.resource
+    return "invalid_request_error" if STATUS[error.code] < 500 else "server_error"
 
 
 def _openai_code(error: BloomeryError) -> str:
@@ -81,7 +92,8 @@ def _openai_code(error: BloomeryError) -> str:
     return "invalid_api_key" if error.code == "unauthorized" else error.code
 
 
-def _speaks_openai(path: str) -> bool:
+def speaks_openai(path: str) -> bool:
+    """Whether a path belongs to OpenAI's contract."""
     return any(path == prefix or path.startswith(f"{prefix}/") for prefix in _OPENAI)
 
 

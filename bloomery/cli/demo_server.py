@@ -39,7 +39,7 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def serving(model: str, *, keep: bool) -> Iterator[Server]:
+def serving(model: str, *, keep: bool, dtype: str = "float32") -> Iterator[Server]:
     """A server with a data directory of its own; both are gone at the end, whether that is an error, Ctrl-C, SIGTERM or SIGHUP, unless `keep`.
 
     Nobody can tidy up after a `kill -9`: the server stops with the demo, and the directory is left to `remove_leftovers` of the next one.
@@ -49,7 +49,7 @@ def serving(model: str, *, keep: bool) -> Iterator[Server]:
         stack.callback(_remove, place)
         marker = _mark(place)
         stack.callback(os.close, marker)
-        process = _start(model, place, marker, keep=keep)
+        process = _start(model, dtype, place, marker, keep=keep)
         stack.callback(_stop, process, DataDir(place / "data"))
         yield _when_ready(process, place)
         if keep:
@@ -93,10 +93,10 @@ def _mark(place: Path) -> int:
     return marker
 
 
-def _start(model: str, place: Path, marker: int, *, keep: bool) -> "subprocess.Popen[bytes]":
+def _start(model: str, dtype: str, place: Path, marker: int, *, keep: bool) -> "subprocess.Popen[bytes]":
     from bloomery.up.children import end_with
 
-    argv = [sys.executable, "-m", "bloomery.cli.main", "up", "--data-dir", str(place / "data"), "--port", "0", "--model", model]
+    argv = [sys.executable, "-m", "bloomery.cli.main", "up", "--data-dir", str(place / "data"), "--port", "0", "--model", model, "--dtype", dtype]
     ends = None if keep else end_with(os.getpid(), signal.SIGTERM)
     with (place / _UP_LOG).open("w") as output:
         return subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=ends, pass_fds=(marker,))

@@ -10,7 +10,7 @@ from bloomery.cli.running import client_of
 from bloomery.types.keys import SCOPES
 from bloomery.types.resources import Key
 
-HEADINGS: Final = ("PROJECT", "NAME", "SCOPES", "CREATED", "LAST USED", "EXPIRES")
+HEADINGS: Final = ("PROJECT", "NAME", "SCOPES", "CREATED", "LAST USED", "EXPIRES", "RPM", "TPM")
 _DAY_S: Final = 86_400
 
 app = typer.Typer(name="keys", help="Give out, list and take back API keys of the running server.", no_args_is_help=True)
@@ -24,12 +24,15 @@ def create(
     scopes: Annotated[str, typer.Option("--scopes", help=f"What it allows, with commas: some of {', '.join(sorted(SCOPES))}.")],
     project: ProjectOption = None,
     days: Annotated[int | None, typer.Option("--days", min=1, max=3650, help="Refuse it after so many days.")] = None,
+    rpm: Annotated[int | None, typer.Option("--rpm", min=1, help="Requests to models that it may make per minute.")] = None,
+    tpm: Annotated[int | None, typer.Option("--tpm", min=1, help="Tokens of prompts and answers that it may use per minute.")] = None,
     data_dir: DataDirOption = DATA_DIR,
 ) -> None:
     """Make a key and print it: it is stored nowhere and cannot be shown again."""
     wanted = {scope for part in scopes.split(",") if (scope := part.strip())}
     with client_of(data_dir) as client:
-        made = client.keys.create(name, wanted, project=project, ttl_s=None if days is None else days * _DAY_S)
+        ttl_s = None if days is None else days * _DAY_S
+        made = client.keys.create(name, wanted, project=project, ttl_s=ttl_s, requests_per_minute=rpm, tokens_per_minute=tpm)
     # The key alone on the standard output: for `KEY=$(bloomery keys create ...)`.
     typer.echo(f"key `{made.name}` of project `{made.project}` may {', '.join(made.scopes)}; keep it, it is shown this once:", err=True)
     typer.echo(made.key)
@@ -57,7 +60,8 @@ def revoke(name: NameArgument, project: ProjectOption = None, data_dir: DataDirO
 
 def _row(key: Key) -> tuple[str, ...]:
     times = [_time(at_us) for at_us in (key.created_us, key.last_used_us, key.expires_us)]
-    return (key.project, key.name, ",".join(key.scopes), *times)
+    limits = ["none" if limit is None else str(limit) for limit in (key.requests_per_minute, key.tokens_per_minute)]
+    return (key.project, key.name, ",".join(key.scopes), *times, *limits)
 
 
 def _time(at_us: int | None) -> str:

@@ -6,7 +6,7 @@ import typer
 from typer.core import TyperGroup
 
 from bloomery import __version__
-from bloomery.cli import backup, demo, doctor, export, gc, keys, server, up
+from bloomery.cli import backup, demo, doctor, export, fidelity, gc, keys, server, up
 from bloomery.types.errors import BloomeryError
 
 
@@ -34,7 +34,19 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (up.up, demo.demo, server.stop, server.status, server.logs, doctor.doctor, export.export, backup.backup, backup.restore, gc.gc):
+for command in (
+    up.up,
+    demo.demo,
+    server.stop,
+    server.status,
+    server.logs,
+    doctor.doctor,
+    fidelity.fidelity,
+    export.export,
+    backup.backup,
+    backup.restore,
+    gc.gc,
+):
     app.command()(command)
 app.add_typer(keys.app)
 

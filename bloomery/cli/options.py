@@ -16,4 +16,15 @@ ModelOption = Annotated[
 ]
 DType = Literal["float32", "bfloat16"]
 DTypeOption = Annotated[DType, typer.Option("--dtype", help="What the engines compute in.")]
-ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, max=1024, help="CPU threads of each engine; all usable ones by default.")]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", min=1, max=1024, help="CPU threads of each engine; by default those that replicas leave.")
+]
+ReplicasOption = Annotated[
+    int | None,
+    typer.Option(
+        "--replicas",
+        min=0,
+        max=64,
+        help="Processes per base model that serve what is deployed and nothing else. 0: the engine does. Default: one, started when it is wanted.",
+    ),
+]

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from bloomery.cli.options import DATA_DIR, DataDirOption, DTypeOption, ModelOption, ThreadsOption
-from bloomery.config import DEFAULT_PORT, RecordMode
+from bloomery.cli.options import DATA_DIR, DataDirOption, DTypeOption, ModelOption, ReplicasOption, ThreadsOption
+from bloomery.config import DEFAULT_MAX_WAITING, DEFAULT_PORT, RecordMode
 
 
 def up(
@@ -19,12 +19,29 @@ def up(
     custom_losses: Annotated[
         bool, typer.Option("--custom-losses", help="Compute losses that clients define here, and not in the client (docs/losses.md).")
     ] = False,
+    max_waiting: Annotated[
+        int, typer.Option("--max-waiting", min=1, help="Samples that may wait for an engine; requests beyond are told to come again.")
+    ] = DEFAULT_MAX_WAITING,
+    replicas: ReplicasOption = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Sample a little faster, without bit-exactness: no seed promise, and no stream outlives its engine.")
+    ] = False,
 ) -> None:
     """Start the server and keep it running until Ctrl-C."""
     from bloomery.up.start import UpOptions
     from bloomery.up.start import up as run
 
     options = UpOptions(
-        data_dir=data_dir, host=host, port=port, models=model or [], record=record, dtype=dtype, threads=threads, custom_losses=custom_losses
+        data_dir=data_dir,
+        host=host,
+        port=port,
+        models=model or [],
+        record=record,
+        dtype=dtype,
+        threads=threads,
+        custom_losses=custom_losses,
+        max_waiting=max_waiting,
+        replicas=replicas,
+        plain=plain,
     )
     run(options)

@@ -22,6 +22,7 @@ from bloomery.types.resources import (
     DatasetVersion,
     Deployment,
     Feedback,
+    Fidelity,
     GiveFeedback,
     ImportRows,
     Key,
@@ -126,22 +127,30 @@ class Client:
 
 
 class Versions:
-    """Published weights as files."""
+    """Published weights: as files, and how faithfully they are sampled."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
 
     def files(self, version: str, **choice: Any) -> VersionFiles:
         """What a version (or `tinker://` path) consists of; `choice`: `form` (adapter or merged), `max_shard_bytes`."""
-        return VersionFiles.model_validate(self._http.get(_version_files(version), **choice))
+        return VersionFiles.model_validate(self._http.get(_of_version(version, "files"), **choice))
 
     def download(self, version: str, name: str, target: Path, **choice: Any) -> None:
         """Write one of these files to a new file, with the same choice."""
-        self._http.download(f"{_version_files(version)}/{quote(name, safe='')}", target, **choice)
+        self._http.download(f"{_of_version(version, 'files')}/{quote(name, safe='')}", target, **choice)
+
+    def fidelity(self, version: str) -> Fidelity:
+        """The card of a version, of a `tinker://` path, or of what a deployment serves now."""
+        return Fidelity.model_validate(self._http.get(_of_version(version, "fidelity")))
+
+    def measure_fidelity(self, version: str) -> Fidelity:
+        """The same, measured now."""
+        return Fidelity.model_validate(self._http.post(_of_version(version, "fidelity"), {}))
 
 
-def _version_files(version: str) -> str:
-    return f"/api/v1/versions/{quote(version, safe='')}/files"
+def _of_version(version: str, what: str) -> str:
+    return f"/api/v1/versions/{quote(version, safe='')}/{what}"
 
 
 class Deployments:
@@ -241,9 +250,19 @@ class Keys:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def create(self, name: str, scopes: Iterable[str], *, project: str | None = None, ttl_s: int | None = None) -> NewKey:
-        """A fresh key: `key` is shown this once. A project that is not there yet is made."""
+    def create(
+        self,
+        name: str,
+        scopes: Iterable[str],
+        *,
+        project: str | None = None,
+        ttl_s: int | None = None,
+        requests_per_minute: int | None = None,
+        tokens_per_minute: int | None = None,
+    ) -> NewKey:
+        """A fresh key: `key` is shown this once. A project that is not there yet is made. The limits are those of the OpenAI contract."""
         body = {"name": name, "scopes": sorted(scopes), "project": project, "ttl_s": ttl_s}
+        body |= {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
         return NewKey.model_validate(self._http.post("/api/v1/keys", body))
 
     def revoke(self, name: str, *, project: str | None = None) -> Key:

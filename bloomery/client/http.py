@@ -23,6 +23,8 @@ _BY_CODE: Final = {
     kind.code: kind
     for kind in (
         errors.InvalidInput,
+        errors.TooLarge,
+        errors.RateLimited,
         errors.NotFound,
         errors.Conflict,
         errors.Unauthorized,

@@ -10,10 +10,12 @@ from typing import ClassVar, Final, Literal, Self
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from bloomery.types.errors import InvalidInput
+from bloomery.types.protocol import Role
 
 RecordMode = Literal["off", "metadata", "full"]
 
 DEFAULT_PORT: Final = 8700
+DEFAULT_MAX_WAITING: Final = 1024
 
 
 class _FromJson:
@@ -34,6 +36,14 @@ class _FromJson:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaConfig(_FromJson):
+    """A process that only samples, for production traffic."""
+
+    name: str
+    socket: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig(_FromJson):
     """A base model under one of its names; several names may share `base_hash` and `socket`, and then one engine serves them."""
 
@@ -47,6 +57,8 @@ class ModelConfig(_FromJson):
     socket: str
     """Unix socket on which the engine listens."""
     device: str = "cpu"
+    replicas: tuple[ReplicaConfig, ...] = ()
+    """Who serves what is deployed of this base; without any the engine does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,15 +72,20 @@ class ApiConfig(_FromJson):
     models: tuple[ModelConfig, ...]
     custom_losses: bool = False
     """Whether losses that callers define are computed here."""
+    max_waiting: int = DEFAULT_MAX_WAITING
+    """Samples of served requests that may wait for an engine's first token."""
     log_level: str = "info"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig(_FromJson):
-    """One engine process."""
+    """One engine process, or one replica; a replica's `model` has its own socket and threads."""
 
     data_dir: str
     model: ModelConfig
+    role: Role = "engine"
+    plain: bool = False
+    """Whether it samples in the plain form: faster, and without the bits that a stream goes on with at another process."""
     log_level: str = "info"
 
 

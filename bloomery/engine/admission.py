@@ -58,12 +58,22 @@ def _layer_floats(config: DecoderConfig) -> int:
     """Per row and block: residual and norms, query, key and value before and after norm, rotation and regrouping, and the MLP."""
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention = (query + 2 * key) * (1 + _PLACES) + 2 * (query + key) + query * (1 + _PLACES)
-    return int(6 * config.hidden_size + attention + 4 * _inner(config))
+    return int(6 * config.hidden_size + attention + 4 * _inner(config) + _particulars(config))
+
+
+def _particulars(config: DecoderConfig) -> int:
+    """What some families hold beside: norms behind attention and MLP, the layer's factor, latents, per-layer inputs."""
+    held = 4 * config.hidden_size * config.sandwich_norms + config.hidden_size * config.layer_scale
+    if config.latent is not None:
+        held += 3 * ((config.latent.query_rank or 0) + config.latent.key_rank + config.latent.rope_dim)
+    if config.per_layer is not None:
+        held += 3 * config.hidden_size + 8 * config.per_layer.width
+    return held
 
 
 def _inner(config: DecoderConfig) -> int:
     experts = config.experts
-    return max(config.intermediate_size, experts.top_k * experts.intermediate_size if experts is not None else 0)
+    return max(config.intermediate_size, 0 if experts is None else experts.top_k * experts.intermediate_size + experts.shared_size)
 
 
 def _attention_floats(lengths: Sequence[int], config: DecoderConfig, exact: bool) -> int:

@@ -1,7 +1,8 @@
 """The executor: one thread that owns all tensors and divides its time between sampling and training.
 
-It takes commands from an inbox, gives training a turn (`training.py`), and then does as many sampling steps as take about as long. With nothing to do
-it sleeps until a command arrives or a status is due. It never waits for the socket: `deliver` hands messages to the event loop.
+It takes commands from an inbox, gives training a turn (`runs.py`, `training.py`), and then does as many sampling steps as take about as long. A
+replica has no runs and only samples. With nothing to do it sleeps until a command arrives or a status is due. It never waits for the socket:
+`deliver` hands messages to the event loop.
 """
 
 import logging
@@ -16,33 +17,29 @@ import torch
 
 from bloomery.config import EngineConfig
 from bloomery.config.data_dir import DataDir
-from bloomery.engine.hosted import HostedRun
-from bloomery.engine.ledger import InHand, Ledger
+from bloomery.engine.comparison import Comparisons
+from bloomery.engine.runs import HeldRuns, NoRuns, Runs
 from bloomery.engine.shelf import BlobShelf
-from bloomery.engine.training import Training
+from bloomery.infer.grammar import Grammars
 from bloomery.infer.sampler import Sampler
 from bloomery.models.load import load_decoder
-from bloomery.models.numerics import numerics_id, probe
+from bloomery.models.numerics import numerics_id, plain_form, probe
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
 from bloomery.train.full import count_parts
-from bloomery.train.run import TrainableRun
-from bloomery.types.batching import rows_at_once
-from bloomery.types.errors import BloomeryError, Conflict, WorkerError, blame
 from bloomery.types.generation import Abort, Generate
 from bloomery.types.ids import new_id
 from bloomery.types.protocol import (
     Acknowledge,
     BaseInfo,
     CloseRun,
+    Compare,
     Drain,
     Drained,
     EngineStatus,
     Execute,
     FromEngine,
     OpenRun,
-    RunClosed,
-    RunOpened,
     SamplerEvents,
     ToEngine,
     Welcome,
@@ -86,14 +83,16 @@ class Executor:
     def __init__(self, config: EngineConfig, inbox: Inbox, deliver: Deliver, checkpoint_after_s: float = CHECKPOINT_AFTER_S) -> None:
         torch.set_num_threads(config.model.threads)
         dtype: torch.dtype = getattr(torch, config.model.dtype)
-        self._config, self._inbox, self._deliver, self._checkpoint_after_s = config, inbox, deliver, checkpoint_after_s
+        self._config, self._inbox, self._deliver = config, inbox, deliver
         self._decoder = load_decoder(Path(config.model.path), dtype=dtype, device=config.model.device)
         self._numerics, self._probe = numerics_id(dtype, config.model.device), probe(self._decoder)
         blobs = Blobs(DataDir(Path(config.data_dir)).blobs)
-        self._ledger = Ledger(DataDir(Path(config.data_dir)).in_hand(config.model.base_hash))
-        self._shelf = BlobShelf(blobs, self._decoder, base_hash=config.model.base_hash, numerics=self._numerics)
-        self._training = Training(self._ledger, self._send, pass_rows=rows_at_once(self._decoder.config.hidden_size))
-        self._sampler = Sampler(self._decoder, self._shelf)
+        shelf = BlobShelf(blobs, self._decoder, base_hash=config.model.base_hash, numerics=self._numerics)
+        self._runs: Runs = NoRuns(self._send) if config.role == "replica" else HeldRuns(config, self._decoder, shelf, self._send, checkpoint_after_s)
+        grammars = Grammars(Path(config.model.path), self._decoder.config.vocab_size)
+        form = plain_form(self._decoder) if config.plain else self._probe.form
+        self._sampler = Sampler(self._decoder, shelf, grammars=grammars, form=form)
+        self._comparisons = Comparisons(shelf, self._decoder, form, self._send)
         self._boot_id = new_id("boot")
         self._conversation: int | None = None
         self._paused = self._draining = self._stopping = False
@@ -109,10 +108,12 @@ class Executor:
             self._take_commands()
             self._sample()
             self._train()
+            if not (self._paused or self._draining):
+                self._comparisons.take_turn()
             self._finish_draining()
             self._tell_status()
-        self._checkpoint_all()
-        self._ledger.close()
+        self._runs.checkpoint_all()
+        self._runs.close()
 
     def _take_commands(self) -> None:
         """Everything that has arrived; waits while there is nothing to do."""
@@ -127,7 +128,7 @@ class Executor:
     def _has_work(self) -> bool:
         if self._draining or self._stopping:
             return True
-        return not self._paused and (self._sampler.busy or self._training.waiting > 0)
+        return not self._paused and (self._sampler.busy or self._runs.waiting > 0 or self._comparisons.waiting > 0)
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -136,24 +137,21 @@ class Executor:
             case Disconnected(conversation=conversation) if conversation == self._conversation:
                 self._conversation = None
                 self._sampler.forget_all()
-            case OpenRun():
-                self._open(command)
-            case Execute(run_id=run_id) if run_id in self._training.runs:
-                self._training.runs[run_id].receive(command)
-            case Acknowledge(run_id=run_id, seq=seq) if run_id in self._training.runs:
-                self._training.runs[run_id].acknowledge(seq)
-            case CloseRun(run_id=run_id):
-                self._close(run_id)
+                self._comparisons.forget_all()
+            case OpenRun() | Execute() | Acknowledge() | CloseRun():
+                self._runs.obey(command)
             case Generate():
                 self._sampler.submit(command)
             case Abort():
                 self._sampler.abort(command)
+            case Compare():
+                self._comparisons.add(command)
             case Drain():
                 self._draining = True
             case Stop():
                 self._stopping = True
             case _:
-                log.info("ignored %s of a run or a conversation that ended", type(command).__name__)
+                log.info("ignored %s of a conversation that ended", type(command).__name__)
 
     def _begin_conversation(self, conversation: int) -> None:
         """Whoever connects learns where every run is, and hears again what was not acknowledged; requests of an earlier conversation are dropped."""
@@ -161,49 +159,19 @@ class Executor:
         self._paused = self._draining = False
         self._told_at = 0.0
         self._sampler.forget_all()
+        self._comparisons.forget_all()
         self._send(
             Welcome(
                 boot_id=self._boot_id,
                 pid=os.getpid(),
                 base=self._base_info(),
                 numerics=self._numerics,
-                bit_exact=self._probe.bit_exact,
-                runs={run_id: run.executed for run_id, run in self._training.runs.items()},
+                bit_exact=self._probe.bit_exact and not self._config.plain,
+                runs=dict(self._runs.executed),
+                role=self._config.role,
             )
         )
-        for run in self._training.runs.values():
-            for done in run.unacknowledged.values():
-                self._send(done)
-            if run.newest_checkpoint is not None:
-                self._send(run.newest_checkpoint)
-
-    def _open(self, order: OpenRun) -> None:
-        """Hold a run; one that is held already is replaced, for the api knows better which history counts."""
-        spec = order.spec
-        self._training.forget(spec.run_id)
-        opening = InHand(spec.run_id, order.checkpoint or "")
-        self._ledger.enter([opening])
-        try:
-            with blame(WorkerError, f"cannot open run {spec.run_id}"):
-                if spec.base_hash != self._config.model.base_hash:
-                    raise Conflict(f"the run is on base model {spec.base_hash}, this engine holds {self._config.model.base_hash}")
-                if self._ledger.condemns(opening, replay=False):
-                    raise WorkerError(f"the engine died twice while it opened the run from {order.checkpoint or 'its beginning'}")
-                run = TrainableRun(self._decoder, spec, self._shelf)
-                if order.checkpoint is not None:
-                    run.restore(self._shelf.read(order.checkpoint))
-        except BloomeryError as error:
-            self._send(RunOpened(run_id=spec.run_id, error=error.message))
-            return
-        self._ledger.survived(opening)
-        self._training.hold(HostedRun(run, self._shelf.write, last_seq=order.last_seq, checkpoint_after_s=self._checkpoint_after_s))
-        self._send(RunOpened(run_id=spec.run_id))
-
-    def _close(self, run_id: str) -> None:
-        if run_id in self._training.runs:
-            self._training.checkpoint(self._training.runs[run_id])
-            self._training.forget(run_id)
-        self._send(RunClosed(run_id=run_id))
+        self._runs.repeat()
 
     def _sample(self) -> None:
         """At least one step, and then as long as the last pass took."""
@@ -223,19 +191,15 @@ class Executor:
 
     def _train(self) -> None:
         began = time.monotonic()
-        worked = not self._paused and self._training.take_turn(begin=not self._draining)
+        worked = not self._paused and self._runs.take_turn(begin=not self._draining)
         self._slice_s = min(time.monotonic() - began, LONGEST_SLICE_S) if worked else 0.0
 
     def _finish_draining(self) -> None:
         """Once nothing is half done: checkpoint, say so, and rest until somebody connects."""
-        if self._draining and not self._training.begun:
-            self._checkpoint_all()
+        if self._draining and not self._runs.begun:
+            self._runs.checkpoint_all()
             self._draining, self._paused = False, True
             self._send(Drained())
-
-    def _checkpoint_all(self) -> None:
-        for run in self._training.runs.values():
-            self._training.checkpoint(run)
 
     def _send(self, message: FromEngine) -> None:
         if self._conversation is not None:
@@ -257,9 +221,12 @@ class Executor:
         return EngineStatus(
             running_sequences=self._sampler.running_sequences,
             waiting_sequences=self._sampler.waiting_sequences,
-            queued_operations=self._training.waiting,
+            queued_operations=self._runs.waiting,
             tokens_sampled=self._sampler.tokens_sampled,
-            tokens_trained=self._training.tokens_trained,
+            tokens_trained=self._runs.tokens_trained,
+            waiting_by_priority=self._sampler.waiting_by_priority,
+            cache_usage=self._sampler.cache_usage,
+            preemptions=self._sampler.preemptions,
         )
 
     def _next_status_s(self) -> float:

@@ -2,6 +2,8 @@
 
 `plan.plan_step` is pure: given who waits, who runs and what was kept, it says what happens in the next step. `cache` keeps the keys and values of all
 running sequences in compact slots, and those of some that have left. `runner` drives the same decoder as the trainer, with attention that reads that
-cache. `sampling` turns logits into tokens with noise that depends on a sample's seed and position alone; `inquiry` and `scoring` turn them into
-everything that is asked about a prompt. `Sampler` owns them all and knows requests, weights (`versions`) and events.
+cache. `sampling` turns logits into tokens with noise that depends on a sample's seed and position alone; `grammar` says which may come
+where an answer has a form; `inquiry` and `scoring` turn logits into everything that is asked about a prompt. `Sampler` owns them all and knows
+requests, events and weights: `versions` keeps these in memory, and `arrivals` those who wait for them. `engine` is the protocol of whatever samples,
+and `embedded` the `Sampler` behind it, on a thread of its own.
 """

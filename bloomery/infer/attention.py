@@ -1,11 +1,13 @@
 """The sampler's two implementations of `Attention`: each writes new keys and values to the cache and reads all of a sequence's from there.
 
-Both give a query the same bits as the trainer's exact attention: query rows are a multiple of `ROW_PAD`, keys one of `KEY_PAD`, masked explicitly.
-Shapes: R packed rows, B slots in use, H query heads, K key/value heads, G query heads per key head, P the same padded, L keys, E head dimension.
+In an exact form both give a query the same bits as the trainer's exact attention: query rows are a multiple of `ROW_PAD`, keys a number that the
+probe found to give those of `KEY_PAD`, masked explicitly.
+Shapes: R packed rows, F rows that are no pads, B slots in use, M spans of a team with N rows each, H query heads, K key/value heads, G query heads
+per key head, P the same padded, L keys, E head dimension.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bloomery.infer.cache import KeyValueCache
-from bloomery.models.attention import KEY_PAD, ROW_PAD, causal_mask, pad_to
+from bloomery.models.attention import ROW_PAD, causal_mask, pad_to
+from bloomery.models.numerics import Form
 
 
 class Span(NamedTuple):
@@ -23,6 +26,11 @@ class Span(NamedTuple):
     slot: int
     start: int
     stop: int
+
+    @property
+    def rows(self) -> int:
+        """Its rows with their pads."""
+        return pad_to(self.stop - self.start, ROW_PAD)
 
 
 class _Masks:
@@ -38,64 +46,98 @@ class _Masks:
         return self._made[window]
 
 
+def _of_layer(storage: Tensor, k_RKE: Tensor) -> Tensor:
+    """The part of a layer's storage [..., K, L, E] that its keys fill: layers can have fewer or narrower ones than the widest."""
+    return storage[..., : k_RKE.shape[1], :, : k_RKE.shape[2]]
+
+
+class _Team(NamedTuple):
+    """Spans with as many rows and keys each: they attend in one call."""
+
+    rows: slice | Tensor
+    slots: slice | Tensor
+    members: int
+    keys: int
+    masks: _Masks
+
+
 class ChunkAttention:
     """Prefill: each span attends to its own sequence, up to itself."""
 
-    def __init__(self, cache: KeyValueCache, spans: Sequence[Span]) -> None:
+    def __init__(self, cache: KeyValueCache, spans: Sequence[Span], form: Form) -> None:
         self._cache = cache
-        self._spans = [(span, _Masks(partial(self._mask, span))) for span in spans]
+        fed = [(span.row + token, span.slot, span.start + token) for span in spans for token in range(span.stop - span.start)]
+        device = cache.keys_NSKLE.device
+        self._rows_F, self._slots_F, self._places_F = torch.tensor(fed, device=device).unbind(1)
+        by_size: dict[tuple[int, int], list[Span]] = defaultdict(list)
+        for span in spans:
+            by_size[span.rows, form.keys(span.stop)].append(span)
+        self._teams = [self._team(members, keys) for (_, keys), members in by_size.items()]
 
     def __call__(self, layer: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
-        """Attend span by span; rows between spans come out as zeros."""
+        """Attend team by team; rows between spans come out as zeros."""
+        keys_SKLE, values_SKLE = (_of_layer(storage[layer], k_RKE) for storage in (self._cache.keys_NSKLE, self._cache.values_NSKLE))
+        keys_SKLE[self._slots_F, :, self._places_F] = k_RKE.index_select(0, self._rows_F)
+        values_SKLE[self._slots_F, :, self._places_F] = v_RKE.index_select(0, self._rows_F)
         out_RHE = torch.zeros_like(q_RHE)
-        for span, masks in self._spans:
-            rows = slice(span.row, span.row + pad_to(span.stop - span.start, ROW_PAD))
-            fed = slice(span.row, span.row + span.stop - span.start)
-            keys_KLE, values_KLE = (storage[layer, span.slot] for storage in (self._cache.keys_NSKLE, self._cache.values_NSKLE))
-            keys_KLE[:, span.start : span.stop] = k_RKE[fed].transpose(0, 1)
-            values_KLE[:, span.start : span.stop] = v_RKE[fed].transpose(0, 1)
-            length = pad_to(span.stop, KEY_PAD)
-            q_1HRE, k_1KLE, v_1KLE = q_RHE[rows].transpose(0, 1)[None], keys_KLE[None, :, :length], values_KLE[None, :, :length]
-            out_1HRE = F.scaled_dot_product_attention(q_1HRE, k_1KLE, v_1KLE, attn_mask=masks[window], enable_gqa=True)
-            out_RHE[rows] = out_1HRE[0].transpose(0, 1)
+        for team in self._teams:
+            q_MHNE = q_RHE[team.rows].unflatten(0, (team.members, -1)).transpose(1, 2)
+            k_MKLE, v_MKLE = (storage[team.slots][:, :, : team.keys] for storage in (keys_SKLE, values_SKLE))
+            out_MHNE = F.scaled_dot_product_attention(q_MHNE, k_MKLE, v_MKLE, attn_mask=team.masks[window], enable_gqa=True)
+            out_RHE[team.rows] = out_MHNE.transpose(1, 2).flatten(0, 1)
         return out_RHE
 
-    def _mask(self, span: Span, window: int | None) -> Tensor:
-        storage = self._cache.keys_NSKLE
-        positions = torch.arange(span.start, span.start + pad_to(span.stop - span.start, ROW_PAD), device=storage.device)
-        return causal_mask(positions, pad_to(span.stop, KEY_PAD), window, storage.dtype)
+    def _team(self, spans: Sequence[Span], keys: int) -> _Team:
+        storage, size = self._cache.keys_NSKLE, spans[0].rows
+        positions_MN = torch.tensor([span.start for span in spans], device=storage.device)[:, None] + torch.arange(size, device=storage.device)
+        rows = [span.row + row for span in spans for row in range(size)]
+        masks = _Masks(lambda window: causal_mask(positions_MN.flatten(), keys, window, storage.dtype).unflatten(0, (len(spans), 1, size)))
+        return _Team(_index(rows, storage.device), _index([span.slot for span in spans], storage.device), len(spans), keys, masks)
 
 
 class StepAttention:
     """Decode: one query row per slot in use, all slots in one call, the query heads of a group in the rows of their key head."""
 
-    def __init__(self, cache: KeyValueCache, spans: Sequence[Span], rows: int) -> None:
-        self._cache, self._slots_in_use = cache, len(cache.samples)
+    def __init__(self, cache: KeyValueCache, spans: Sequence[Span], rows: int, form: Form) -> None:
+        self._cache, self._rows, self._exact, self._slots_in_use = cache, rows, form.exact, len(cache.samples)
         device = cache.keys_NSKLE.device
-        self._length = pad_to(max(span.stop for span in spans), KEY_PAD)
-        self._rows, self._slots, self._positions = (
-            torch.tensor(column, device=device) for column in zip(*((span.row, span.slot, span.start) for span in spans), strict=True)
-        )
+        self._length = form.keys(max(span.stop for span in spans))
+        fed = [(span.row, span.slot, span.start) for span in spans]
+        self._rows_F, self._slots_F, self._positions_F = torch.tensor(fed, device=device).unbind(1)
+        # Rows that stand in the order of the slots, as they do while all samples have the same weights and decode, need not be moved.
+        self._aligned = [(row, slot) for row, slot, _ in fed] == [(slot, slot) for slot in range(self._slots_in_use)]
         # Slots that are not fed (their prompt is half cached) and pad rows take part with someone's numbers; nobody reads the answers.
-        self._row_by_slot_B = torch.zeros(self._slots_in_use, dtype=torch.long, device=device).index_copy_(0, self._slots, self._rows)
-        self._slot_by_row_R = torch.zeros(rows, dtype=torch.long, device=device).index_copy_(0, self._rows, self._slots)
-        self._position_by_slot_B = torch.zeros(self._slots_in_use, dtype=torch.long, device=device).index_copy_(0, self._slots, self._positions)
+        self._row_by_slot_B = torch.zeros(self._slots_in_use, dtype=torch.long, device=device).index_copy_(0, self._slots_F, self._rows_F)
+        self._slot_by_row_R = torch.zeros(rows, dtype=torch.long, device=device).index_copy_(0, self._rows_F, self._slots_F)
+        self._position_by_slot_B = torch.zeros(self._slots_in_use, dtype=torch.long, device=device).index_copy_(0, self._slots_F, self._positions_F)
         self._masks = _Masks(self._mask)
 
     def __call__(self, layer: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
         """Attend all slots at once."""
-        keys_SKLE, values_SKLE = self._cache.keys_NSKLE[layer], self._cache.values_NSKLE[layer]
-        keys_SKLE[self._slots, :, self._positions] = k_RKE.index_select(0, self._rows)
-        values_SKLE[self._slots, :, self._positions] = v_RKE.index_select(0, self._rows)
+        keys_SKLE, values_SKLE = (_of_layer(storage[layer], k_RKE) for storage in (self._cache.keys_NSKLE, self._cache.values_NSKLE))
+        keys_SKLE[self._slots_F, :, self._positions_F] = self._fed(k_RKE)
+        values_SKLE[self._slots_F, :, self._positions_F] = self._fed(v_RKE)
         heads, kv_heads = q_RHE.shape[1], k_RKE.shape[1]
         group = heads // kv_heads
-        padded = pad_to(group, ROW_PAD)
-        q_BKGE = q_RHE.index_select(0, self._row_by_slot_B).unflatten(1, (kv_heads, group))
-        q_BKPE = F.pad(q_BKGE, (0, 0, 0, padded - group))
-        mask_BKPL = self._masks[window].expand(-1, -1, padded, -1)
+        q_BHE = q_RHE[: self._slots_in_use] if self._aligned else q_RHE.index_select(0, self._row_by_slot_B)
+        q_BKPE = q_BHE.unflatten(1, (kv_heads, group))
+        if self._exact and group % ROW_PAD:
+            q_BKPE = F.pad(q_BKPE, (0, 0, 0, pad_to(group, ROW_PAD) - group))
+        mask_BKPL = self._masks[window].expand(-1, -1, q_BKPE.shape[2], -1)
         k_BKLE, v_BKLE = (storage[: self._slots_in_use, :, : self._length] for storage in (keys_SKLE, values_SKLE))
         out_BKPE = F.scaled_dot_product_attention(q_BKPE, k_BKLE, v_BKLE, attn_mask=mask_BKPL)
-        return out_BKPE[:, :, :group].flatten(1, 2).index_select(0, self._slot_by_row_R)
+        out_BHE = out_BKPE[:, :, :group].flatten(1, 2)
+        return out_BHE if self._aligned and self._rows == self._slots_in_use else out_BHE.index_select(0, self._slot_by_row_R)
+
+    def _fed(self, tensor_RKE: Tensor) -> Tensor:
+        return tensor_RKE[: self._slots_in_use] if self._aligned else tensor_RKE.index_select(0, self._rows_F)
 
     def _mask(self, window: int | None) -> Tensor:
         return causal_mask(self._position_by_slot_B, self._length, window, self._cache.keys_NSKLE.dtype)[:, None, None]
+
+
+def _index(places: Sequence[int], device: torch.device) -> slice | Tensor:
+    """Ascending places without gaps as a slice, which copies nothing."""
+    if list(places) == list(range(places[0], places[0] + len(places))):
+        return slice(places[0], places[0] + len(places))
+    return torch.tensor(places, device=device)

@@ -55,7 +55,7 @@ class KeyValueCache:
     def bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
         """Memory of one place."""
         experts = 0 if config.routing is None else len(config.routing.sparse_layers) * config.routing.top_k * _EXPERT.itemsize
-        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize + experts
+        return 2 * config.kv_layers * config.num_kv_heads * config.head_dim * dtype.itemsize + experts
 
     @property
     def kept(self) -> Sequence[Kept]:
@@ -110,6 +110,10 @@ class KeyValueCache:
                 storage[:, slot, :, :tokens] = kept_NKTE[:, :, :tokens]
         target.cached = tokens
 
+    def forget_kept(self) -> None:
+        """Forget what was kept of sequences that have left."""
+        self._kept.clear()
+
     def clear(self) -> None:
         """Forget everything, and give the memory back."""
         self.samples.clear()
@@ -152,7 +156,7 @@ class KeyValueCache:
 
     def _give_back(self) -> None:
         config, routing = self._config, self._config.routing
-        shape = (config.num_layers, 0, config.num_kv_heads, 0, config.head_dim)
+        shape = (config.kv_layers, 0, config.num_kv_heads, 0, config.head_dim)
         self.keys_NSKLE = self.values_NSKLE = torch.zeros(shape, dtype=self._dtype, device=self._device)
         shape = (0, 0, 1, 0, 0) if routing is None else (len(routing.sparse_layers), 0, 1, 0, routing.top_k)
         self.experts_NSKLE = torch.zeros(shape, dtype=_EXPERT, device=self._device)

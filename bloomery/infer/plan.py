@@ -3,19 +3,31 @@
 A sample of n tokens needs the keys and values of its first n - 1 in the cache (prefill); then every step feeds its last token and gains one
 (decode). Keys and values are a function of the weights and of the tokens up to theirs, so nobody computes what lies there already: a newcomer
 takes over the longest beginning that it has in common with a sample in the cache, or with one that has left and whose keys were kept.
-Who arrives first goes first. When the cache cannot hold all who run, the youngest goes back to the queue and is prefilled again later; that
-costs time and changes no token.
+Within a class who arrives first goes first; production goes before rollouts and those before evaluation, but for a floor of each class: so many
+places, and so many tokens of each step's prefill, that no other class takes while one of its own wants them. Whoever has a place beyond the floor
+of his class makes room for a class before his, and when the cache cannot hold all who run, the last in that order go back to the queue and are
+prefilled again later; that costs time and changes no token.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import islice
+from typing import Final, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bloomery.models.attention import KEY_PAD, ROW_PAD, pad_to
+from bloomery.types.generation import Priority
 
+CLASSES: Final[tuple[Priority, ...]] = get_args(Priority)
+"""The first goes first."""
+_FLOOR: Final[dict[Priority, int]] = {"production": 2, "rollout": 4, "evaluation": 8}
+"""A class is sure of one place in so many."""
+_PREFILL_FLOOR: Final = 8
+"""And of one token in so many of what a step prefills."""
+_LEAST_PREFILL: Final = 2 * ROW_PAD
 LEAST_SHARED = 16
 """Tokens: for fewer a copy is not worth its while, unless they are all that is missing."""
 
@@ -59,6 +71,7 @@ class Sample:
     """False: it is done when all that it waits for is cached."""
     left: int = 1
     """Last tokens that prefill leaves out: a decode step feeds them, or nobody. 0 where the prefill itself gives the one token that is wanted."""
+    priority: Priority = "rollout"
 
     @property
     def shared(self) -> int:
@@ -114,39 +127,61 @@ class Limits:
     """Places for keys and values of sequences that have left; 0 keeps none."""
 
     def __post_init__(self) -> None:
-        if self.slots < 1 or self.token_budget < self.slots + 2 * ROW_PAD:
+        if self.slots < 1 or self.token_budget < self.slots + len(CLASSES) * _LEAST_PREFILL:
             raise ValueError(f"a token budget of {self.token_budget} leaves no room for prefill beside {self.slots} slots")
+
+    def floor(self, priority: Priority) -> int:
+        """Places that a class is sure of: at least one, even where there are not as many."""
+        return max(1, self.slots // _FLOOR[priority])
 
 
 def plan_step(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limits, kept: Sequence[Kept] = ()) -> Plan:
-    """Decide the next step; both queues in order of arrival, everyone in `running` before everyone in `waiting`."""
-    stay = list(running)
-    while not fits(stay, limits):
-        stay.pop()
-    admit: list[Sample] = []
-    found: list[Fork] = []
-    chunks: list[Chunk] = []
-    forks: list[Fork] = []
-    decode = [sample for sample in stay if sample.decodes and not sample.missing]
-    budget = limits.token_budget - len(decode)
-    for sample in [sample for sample in stay if sample.missing] + _newcomers(waiting, stay, running, limits):
-        placed = sample in stay
-        offer = None if placed or budget < 1 else _best_offer(sample, stay, chunks, kept)
-        start = sample.cached if offer is None else offer.tokens
-        needed = sample.length - sample.left
-        tokens = 0 if offer is not None and offer.when == _LATER else _affordable(needed - start, budget)
-        if budget < 1 or start + tokens == sample.cached < needed or (offer is not None and offer.when == _NOT_YET):
-            break
-        if not placed:
-            admit.append(sample)
-        if offer is not None:
-            (found if offer.when == _NOW else forks).append(Fork(sample, offer.source, offer.tokens))
-        if tokens:
-            chunks.append(Chunk(sample, start, start + tokens))
-        if sample.decodes and start + tokens == needed:
-            decode.append(sample)
-        budget -= tokens + 1
-    return Plan(tuple(running[len(stay) :]), tuple(admit), tuple(found), tuple(chunks), tuple(forks), tuple(decode))
+    """Decide the next step; in both queues each class is in order of arrival, those in `running` before those in `waiting`."""
+    places = _places(waiting, running, limits)
+    step = _Step(places.stay, kept)
+    wanting = [*(sample for sample in places.stay if sample.missing), *places.newcomers]
+    queues = {priority: queue for priority in CLASSES if (queue := [sample for sample in wanting if sample.priority == priority])}
+    budget = limits.token_budget - len(step.decode)
+    floor = max(_LEAST_PREFILL, budget // _PREFILL_FLOOR)
+    for others, queue in zip(reversed(range(len(queues))), queues.values(), strict=True):
+        budget -= step.serve(queue, budget - others * floor)
+    leave = tuple(sample for sample in running if sample not in step.stay)
+    return Plan(leave, tuple(step.admit), tuple(step.found), tuple(step.prefill), tuple(step.forks), tuple(step.decode))
+
+
+class _Step:
+    """A plan in the making."""
+
+    def __init__(self, stay: Sequence[Sample], kept: Sequence[Kept]) -> None:
+        self.stay = dict.fromkeys(stay)
+        self.admit: list[Sample] = []
+        self.found: list[Fork] = []
+        self.prefill: list[Chunk] = []
+        self.forks: list[Fork] = []
+        self.decode = [sample for sample in stay if sample.decodes and not sample.missing]
+        self._kept = kept
+
+    def serve(self, queue: Sequence[Sample], budget: int) -> int:
+        """Prefill for one class in its order, as far as the budget goes; returns what of it is spent."""
+        left = budget
+        for sample in queue:
+            placed = sample in self.stay
+            offer = None if placed or left < 1 else _best_offer(sample, self.stay, self.prefill, self._kept)
+            start = sample.cached if offer is None else offer.tokens
+            needed = sample.length - sample.left
+            tokens = 0 if offer is not None and offer.when == _LATER else _affordable(needed - start, left)
+            if left < 1 or start + tokens == sample.cached < needed or (offer is not None and offer.when == _NOT_YET):
+                break
+            if not placed:
+                self.admit.append(sample)
+            if offer is not None:
+                (self.found if offer.when == _NOW else self.forks).append(Fork(sample, offer.source, offer.tokens))
+            if tokens:
+                self.prefill.append(Chunk(sample, start, start + tokens))
+            if sample.decodes and start + tokens == needed:
+                self.decode.append(sample)
+            left -= tokens + 1
+        return budget - left
 
 
 def in_common(first: Stem, second: Stem) -> int:
@@ -167,19 +202,55 @@ def key_length(samples: Sequence[Sample]) -> int:
 
 def fits(samples: Sequence[Sample], limits: Limits) -> bool:
     """Whether the cache holds all of them; one alone always may run."""
-    if len(samples) <= 1:
-        return True
-    return len(samples) <= limits.slots and len(samples) * key_length(samples) <= limits.cache_tokens
+    return _fit(len(samples), max((sample.length for sample in samples), default=0), limits)
 
 
-def _newcomers(waiting: Sequence[Sample], stay: list[Sample], running: Sequence[Sample], limits: Limits) -> list[Sample]:
-    """The head of the queue that fits beside those who stay; nobody, when someone had to leave."""
-    if len(stay) < len(running):
-        return []
-    count = 0
-    while count < len(waiting) and fits([*stay, *waiting[: count + 1]], limits):
-        count += 1
-    return list(waiting[:count])
+def _fit(count: int, longest: int, limits: Limits) -> bool:
+    return count <= 1 or (count <= limits.slots and count * pad_to(longest, KEY_PAD) <= limits.cache_tokens)
+
+
+class _Places(NamedTuple):
+    stay: list[Sample]
+    newcomers: list[Sample]
+
+
+def _places(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limits) -> _Places:
+    """Who has a place in the cache, as far as it reaches in the order of claims.
+
+    A newcomer who does not fit closes the door behind him, so that he finds room when others have ended; who runs already may go on.
+    """
+    placed = set(running)
+    places, longest, full, closed = _Places([], []), 0, False, False
+    for sample in _claims(waiting, running, limits):
+        if full or (closed and sample not in placed):
+            continue
+        if _fit(len(places.stay) + len(places.newcomers) + 1, max(longest, sample.length), limits):
+            (places.stay if sample in placed else places.newcomers).append(sample)
+            longest = max(longest, sample.length)
+        elif sample in placed:
+            full = True
+        else:
+            closed = True
+    return places
+
+
+def _claims(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limits) -> Iterator[Sample]:
+    """First who is within the floor of his class: those who run, so that they come to an end, and those who wait, in order of arrival.
+
+    Then the others class by class. No class gets more places than there are, so that nobody looks at the end of a long queue.
+    """
+    heads = {sample for priority in CLASSES for sample in islice((each for each in waiting if each.priority == priority), limits.slots)}
+    candidates = [*running, *(sample for sample in waiting if sample in heads)]
+    ranks: Counter[Priority] = Counter()
+    beyond: dict[Priority, list[Sample]] = {priority: [] for priority in CLASSES}
+    for sample in candidates:
+        ranks[sample.priority] += 1
+        if ranks[sample.priority] <= limits.floor(sample.priority):
+            yield sample
+        else:
+            beyond[sample.priority].append(sample)
+    for queue in beyond.values():
+        yield from queue
 
 
 _NOT_YET, _LATER, _NOW = range(3)
@@ -193,19 +264,22 @@ class _Offer(NamedTuple):
     source: Sample | Kept
 
 
-def _best_offer(sample: Sample, stay: Sequence[Sample], chunks: Sequence[Chunk], kept: Sequence[Kept]) -> _Offer | None:
+def _best_offer(sample: Sample, stay: Iterable[Sample], chunks: Sequence[Chunk], kept: Sequence[Kept]) -> _Offer | None:
     """The longest beginning that is worth a copy, or worth waiting for: its prefill takes the budget of the steps until it is there."""
     best = max(_offers(sample, stay, chunks, kept), key=lambda offer: offer[:2], default=None)
     return best if best is not None and best.tokens else None
 
 
-def _offers(sample: Sample, stay: Sequence[Sample], chunks: Sequence[Chunk], kept: Sequence[Kept]) -> Iterator[_Offer]:
+def _offers(sample: Sample, stay: Iterable[Sample], chunks: Sequence[Chunk], kept: Sequence[Kept]) -> Iterator[_Offer]:
     reached = {chunk.sample: chunk.stop for chunk in chunks}
     for other in dict.fromkeys([*stay, *reached]):
         # What a sibling has cached is answered for: it was computed under the same limit.
         limit = sample.shared if other.request_id == sample.request_id else sample.reusable
         tokens = _worthwhile(min(in_common(sample.stem, other.stem), other.shared), limit)
-        yield _Offer(tokens, _NOW if other.cached >= tokens else _LATER if reached.get(other, 0) >= tokens else _NOT_YET, other)
+        when = _NOW if other.cached >= tokens else _LATER if reached.get(other, 0) >= tokens else _NOT_YET
+        # Nobody waits for what a class behind his is computing with the little that it has.
+        if when != _NOT_YET or CLASSES.index(other.priority) <= CLASSES.index(sample.priority):
+            yield _Offer(tokens, when, other)
     for each in kept:
         yield _Offer(_worthwhile(in_common(sample.stem, each.stem), sample.reusable), _NOW, each)
 

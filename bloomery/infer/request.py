@@ -2,30 +2,41 @@
 
 import numpy as np
 
+from bloomery.infer.grammar import Guide
 from bloomery.infer.inquiry import Inquiry
 from bloomery.infer.plan import Sample, Stem
 from bloomery.infer.sampling import Draw
 from bloomery.infer.versions import Model
-from bloomery.types.generation import FinishReason, Generate, PromptScored
+from bloomery.types.generation import FinishReason, Generate, Live, PromptScored
 
 
 class Request:
     """A request and the samples of it that are not finished."""
 
-    def __init__(self, generate: Generate, model: Model) -> None:
+    def __init__(self, generate: Generate, model: Model, guide: Guide | None = None) -> None:
         self.generate, self.model = generate, model
+        self.name = generate.weights.name if isinstance(generate.weights, Live) else None
+        """What it is served by, where that may change while it runs."""
         self.prompt: list[int] = generate.prompt.numpy().tolist()
+        self.stem = self._make_stem()
+        """Its prompt under its weights of this moment."""
+        self._told_versions: dict[int, str] = {}
         self.continuations: dict[int, list[int]] = {index: [] for index in range(generate.num_samples)}
         """Sampled tokens of each open sample."""
+        self._guides = {} if guide is None else {index: guide.fork() for index in self.continuations}
         self.begun = False
         """Whether a sample of it has had a place in the cache."""
         self.inquiry = Inquiry(generate) if generate.scores_prompt else None
         """What its prompt is still to be scored for."""
         self.owes_routing = generate.routing
         """Whether its prompt's routing is asked for and was not told yet."""
+        self._stop_tokens = frozenset(generate.params.stop_tokens)
+        for index, begun in enumerate(generate.begun):
+            for token in begun:
+                self._take(index, token)
         self.samples = self._make_samples()
         """All of them as the plan sees them."""
-        self._stop_tokens = frozenset(generate.params.stop_tokens)
+        self._said = sorted(set(self.prompt)) if generate.params.repetition_penalty != 1 else []
 
     @property
     def samples_in_prefill(self) -> bool:
@@ -39,20 +50,52 @@ class Request:
 
     def cached_stem(self, sample: Sample) -> Stem:
         """The tokens of a sample that lie in the cache."""
-        return Stem(self.model.version, np.array(self.tokens(sample.index, 0, sample.cached), np.int32))
+        return Stem(sample.stem.version, np.array(self.tokens(sample.index, 0, sample.cached), np.int32))
+
+    def turn_to(self, model: Model) -> Stem:
+        """Go on with other weights; returns what keys and values belong to that the weights before gave: to this request alone.
+
+        A prompt that is not scored to its end is scored anew.
+        """
+        before, self.model, self.stem = self.model.version, model, self._make_stem(model.version)
+        if self.inquiry is not None:
+            self.inquiry = Inquiry(self.generate)
+        return self._make_stem(f"{model.version} after {before} in {self.generate.request_id}")
+
+    def version_news(self, index: int) -> str | None:
+        """The weights of a sample's next token, where they are not those of the one before."""
+        if self._told_versions.get(index) == self.model.version:
+            return None
+        self._told_versions[index] = self.model.version
+        return self.model.version
 
     def draw(self, index: int) -> Draw:
         """The next token to choose."""
-        return Draw(index, len(self.continuations[index]), self.generate.params)
+        sampled, guide = self.continuations[index], self._guides.get(index)
+        allowed_V = None if guide is None else guide.allowed_V
+        return Draw(index, len(sampled), self.generate.params, self._said, sampled, allowed_V=allowed_V, top=self.generate.top_logprobs)
 
     def append(self, index: int, token: int, context: int) -> FinishReason | None:
         """Take a sampled token; returns why the sample ends with it, if it does."""
-        continuation = self.continuations[index]
-        continuation.append(token)
+        continuation, guide = self.continuations[index], self._guides.get(index)
+        self._take(index, token)
         if token in self._stop_tokens:
             return "stop"
         full = len(continuation) == self.generate.params.max_tokens or len(self.prompt) + len(continuation) == context
+        if guide is not None and guide.over and (full or not self._stop_tokens):
+            # Whole, though no stop token says so.
+            return "stop"
         return "length" if full else None
+
+    def _take(self, index: int, token: int) -> None:
+        self.continuations[index].append(token)
+        guide = self._guides.get(index)
+        if guide is not None and token not in self._stop_tokens:
+            guide.take(token)
+
+    def problem(self, index: int) -> str | None:
+        """Why a sample cannot go on as its grammar wants it."""
+        return self._guides[index].problem if index in self._guides else None
 
     def take_score(self) -> PromptScored | None:
         """The finished score of the prompt, once; from then on its keys and values may come from anywhere."""
@@ -64,17 +107,21 @@ class Request:
         return scored
 
     def _make_samples(self) -> list[Sample]:
-        stem, decodes = Stem(self.model.version, np.array(self.prompt, np.int32)), self.generate.params.max_tokens > 0 and not self.samples_in_prefill
+        decodes = self.generate.params.max_tokens > 0 and not self.samples_in_prefill
         reusable = len(self.prompt) - 1 if self.inquiry is None else self.inquiry.first - 1
         return [
             Sample(
                 self.generate.request_id,
                 index,
-                stem,
-                length=len(self.prompt),
+                self.stem,
+                length=len(self.prompt) + len(self.continuations[index]),
                 reusable=reusable,
                 decodes=decodes,
                 left=0 if self.samples_in_prefill else 1,
+                priority=self.generate.priority,
             )
             for index in self.continuations
         ]
+
+    def _make_stem(self, version: str | None = None) -> Stem:
+        return Stem(self.model.version if version is None else version, np.array(self.prompt, np.int32))

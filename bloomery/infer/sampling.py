@@ -3,11 +3,12 @@
 Noise: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), key = seed, counter = (token id / 4, position, sample, 0);
 the four output words belong to four consecutive token ids. A token is the argmax of `(logits - max) / temperature + Gumbel noise`, which draws
 from the softmax (the Gumbel-max trick). All in float32, uniforms with 23 bits.
+Penalties look at the tokens so far and at nothing that is kept between steps, so a sample that is resumed or repeated goes on alike.
 Alternatives to the tokens of a prompt are drawn by inversion, many from one row: counter = (draw / 4, position in the prompt, 0, 1).
 Everything works row by row, so a row's token does not depend on its batch. Shapes: B rows, V vocabulary, k draws of a row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,9 +26,13 @@ _HALF = np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _ROUNDS = 10
+_SPREAD = 1
+"""From the round behind this one on, every word of a block differs from those of others."""
 _COLDEST = 1e-30
 """Below this a temperature could round to 0 in float32; at this it is greedy already."""
 _SEED_MASK = (1 << 64) - 1
+_NUCLEUS = 1 << 10
+"""Tokens that `top_p` is looked for among at first."""
 _NOISE_ROWS = 1 << 15
 """Token ids whose noise is made at a time: intermediate words stay in the processor's cache."""
 
@@ -38,20 +43,126 @@ class Draw(NamedTuple):
     sample: int
     position: int
     params: SamplingParams
+    prompt: Sequence[int] = ()
+    """Tokens that a repetition penalty counts as said before; one mention is as good as many."""
+    sampled: Sequence[int] = ()
+    """The continuation so far; looked at for penalties alone."""
+    allowed_V: npt.NDArray[np.bool_] | None = None
+    """The tokens that may come next, of which there is at least one; None: all."""
+    top: int = 0
+    """How many of the likeliest tokens to tell."""
+
+    @property
+    def banned(self) -> tuple[int, ...]:
+        """The tokens that would end the continuation too early."""
+        return self.params.stop_tokens if self.position < self.params.min_tokens else ()
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether the logits are changed before temperature and truncation."""
+        return self.params.penalises or bool(self.params.logit_bias) or self.allowed_V is not None or bool(self.banned)
+
+    @property
+    def shapes(self) -> bool:
+        """Whether the token is drawn from another distribution than the model's own."""
+        return self.params.temperature != 1 or self.params.truncates or self.adjusts
 
 
-def choose(logits_BV: Floats, draws: Sequence[Draw]) -> Integers:
+class Processed(NamedTuple):
+    """Log-probability of a token in the distribution that it was drawn from, and the likeliest tokens of that, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class Chosen(NamedTuple):
+    """The token of every row; where a row's was not drawn from the model's own distribution, what the other one says."""
+
+    tokens_B: Integers
+    processed: Mapping[int, Processed]
+
+
+def choose(logits_BV: Floats, draws: Sequence[Draw]) -> Chosen:
     """The chosen token of every row; the lowest id wins a tie."""
-    tokens_B: Integers = logits_BV.argmax(-1)
+    adjusted_BV = adjust(logits_BV, draws)
+    tokens_B: Integers = adjusted_BV.argmax(-1)
+    processed = {row: _certain(int(tokens_B[row]), draw) for row, draw in enumerate(draws) if draw.params.temperature == 0}
     noisy = [row for row, draw in enumerate(draws) if draw.params.temperature > 0]
     vocab_size = logits_BV.shape[1]
     step = max(1, _NOISE_ROWS // vocab_size)
     for start in range(0, len(noisy), step):
         rows = noisy[start : start + step]
         chosen = [draws[row] for row in rows]
-        scaled = scale_and_truncate(logits_BV[rows], [draw.params for draw in chosen])
-        tokens_B[rows] = (scaled + gumbel(chosen, vocab_size)).argmax(-1)
-    return tokens_B
+        scaled_BV = scale_and_truncate(adjusted_BV[rows], [draw.params for draw in chosen])
+        tokens_B[rows] = (scaled_BV + gumbel(chosen, vocab_size)).argmax(-1)
+        for row, scaled_V in zip(rows, scaled_BV, strict=True):
+            if draws[row].shapes:
+                processed[row] = _told(scaled_V, int(tokens_B[row]), draws[row].top)
+    return Chosen(tokens_B, processed)
+
+
+def adjust(logits_BV: Floats, draws: Sequence[Draw]) -> Floats:
+    """Penalties first, as they speak of the model's own logits, then biases, then -inf for what may not come."""
+    rows = [row for row, draw in enumerate(draws) if draw.adjusts]
+    if not rows:
+        return logits_BV
+    adjusted_BV = logits_BV.copy()
+    for row in rows:
+        _penalise(adjusted_BV[row], draws[row])
+        _bias(adjusted_BV[row], draws[row].params)
+        _mask(adjusted_BV[row], draws[row])
+    return adjusted_BV
+
+
+def _penalise(logits_V: Floats, draw: Draw) -> None:
+    params = draw.params
+    if not params.penalises:
+        return
+    sampled, times = np.unique(np.asarray(draw.sampled, np.int64), return_counts=True)
+    if params.repetition_penalty != 1:
+        said, penalty = np.union1d(np.asarray(draw.prompt, np.int64), sampled), np.float32(params.repetition_penalty)
+        before = logits_V[said]
+        logits_V[said] = np.where(before > 0, before / penalty, before * penalty)
+    logits_V[sampled] -= np.float32(params.frequency_penalty) * times.astype(np.float32) + np.float32(params.presence_penalty)
+
+
+def _bias(logits_V: Floats, params: SamplingParams) -> None:
+    if params.logit_bias:
+        tokens, biases = zip(*params.logit_bias, strict=True)
+        logits_V[list(tokens)] += np.array(biases, np.float32)
+
+
+def _mask(logits_V: Floats, draw: Draw) -> None:
+    if draw.allowed_V is not None:
+        logits_V[~draw.allowed_V] = -np.inf
+    if banned := list(draw.banned):
+        withheld = logits_V[banned]
+        logits_V[banned] = -np.inf
+        if np.isneginf(logits_V.max()):
+            # Nothing but the end is allowed: it comes too early rather than something that is not allowed.
+            logits_V[banned] = withheld
+
+
+def _certain(token: int, draw: Draw) -> Processed:
+    return Processed(0.0, ((token, 0.0),) if draw.top else ())
+
+
+def _told(scaled_V: Floats, token: int, count: int) -> Processed:
+    """What a row of `scale_and_truncate` says."""
+    # Relative to the largest, so the sum is at least 1; but weights that give no numbers give no mass either.
+    with np.errstate(divide="ignore"):
+        log_total = float(np.log(np.exp(scaled_V).sum(dtype=np.float64)))
+    likeliest = _likeliest(scaled_V, count) if count else ()
+    return Processed(float(scaled_V[token]) - log_total, tuple((int(other), float(scaled_V[other]) - log_total) for other in likeliest))
+
+
+def _likeliest(scaled_V: Floats, count: int) -> Integers:
+    """The tokens with the largest values, best first and equal ones by lowest id; without those that are excluded."""
+    count = min(count, len(scaled_V))
+    least = max(_largest(scaled_V, count).min(), np.finfo(np.float32).min)
+    candidates = np.flatnonzero(scaled_V >= least)
+    best: Integers = candidates[np.argsort(-scaled_V[candidates], kind="stable")][:count]
+    return best
 
 
 def draw_alternatives(logits_BV: Floats, positions_B: Integers, count: int, params: SamplingParams) -> Integers:
@@ -72,9 +183,11 @@ def draw_alternatives(logits_BV: Floats, positions_B: Integers, count: int, para
 
 
 def scale_and_truncate(logits_BV: Floats, params: Sequence[SamplingParams]) -> Floats:
-    """`(logits - max) / temperature`, with -inf for what `top_k` and then `top_p` exclude."""
+    """`(logits - max) / temperature`, with -inf for what `min_p`, then `top_k` and then `top_p` exclude."""
     scaled_BV = _scaled(logits_BV, np.array([[each.temperature] for each in params], np.float32))
     for row, each in enumerate(params):
+        if each.min_p > 0:
+            scaled_BV[row, scaled_BV[row] < np.float32(np.log(each.min_p))] = -np.inf
         if each.top_p < 1 or 0 < each.top_k < scaled_BV.shape[1]:
             scaled_BV[row, ~kept(scaled_BV[row], each.top_k, each.top_p)] = -np.inf
     return scaled_BV
@@ -89,14 +202,34 @@ def _scaled(logits_BV: Floats, temperature_B1: Floats) -> Floats:
 
 def kept(scaled_V: Floats, top_k: int, top_p: float) -> npt.NDArray[np.bool_]:
     """The `top_k` most likely tokens (0: all), then the fewest of them that hold `top_p` of their probability; equal ones by lowest id."""
-    descending = np.sort(scaled_V)[::-1][: top_k or None]
-    mass = np.cumsum(np.exp(descending, dtype=np.float64))
-    count = 1 + int(np.searchsorted(mass, top_p * mass[-1])) if top_p < 1 else len(descending)
-    threshold = descending[min(count, len(descending)) - 1]
+    count = min(top_k or len(scaled_V), len(scaled_V))
+    candidates_K = _largest(scaled_V, count)
+    if top_p < 1:
+        count, threshold = _nucleus(candidates_K, top_p)
+    else:
+        threshold = candidates_K.min()
     above: npt.NDArray[np.bool_] = scaled_V > threshold
     ties = np.flatnonzero(scaled_V == threshold)[: count - int(above.sum())]
     above[ties] = True
     return above
+
+
+def _nucleus(candidates_K: Floats, top_p: float) -> tuple[int, np.float32]:
+    """How many of the largest hold `top_p` of the probability, and the least of them. Nearly always few do, and only those are sorted."""
+    wanted = top_p * np.exp(candidates_K, dtype=np.float64).sum()
+    width = min(_NUCLEUS, len(candidates_K))
+    while True:
+        descending = np.sort(_largest(candidates_K, width))[::-1]
+        mass = np.cumsum(np.exp(descending, dtype=np.float64))
+        if mass[-1] >= wanted or width == len(candidates_K):
+            count = min(1 + int(np.searchsorted(mass, wanted)), width)
+            return count, descending[count - 1]
+        width = min(8 * width, len(candidates_K))
+
+
+def _largest(values_V: Floats, count: int) -> Floats:
+    """The `count` largest, in any order."""
+    return values_V if count == len(values_V) else np.partition(values_V, len(values_V) - count)[len(values_V) - count :]
 
 
 def gumbel(draws: Sequence[Draw], vocab_size: int) -> Floats:
@@ -128,10 +261,25 @@ def _uniforms(positions_B: Integers, count: int, seed: int) -> npt.NDArray[np.fl
 
 def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, Words, Words, Words]:
     """Philox4x32-10 of broadcastable arrays of 32-bit words."""
+    shape = np.broadcast_shapes(*(words.shape for words in (*counter, *key)))
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(_ROUNDS):
+    for number in range(_ROUNDS):
         even, odd = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (odd >> _HALF) ^ c1 ^ k0, odd & _LOW, (even >> _HALF) ^ c3 ^ k1, even & _LOW
+        if number <= _SPREAD:
+            # Words that are the same in many places are computed once, until the rounds have spread them.
+            c0, c2 = (odd >> _HALF) ^ c1 ^ k0, (even >> _HALF) ^ c3 ^ k1
+        else:
+            # In place: the rounds are bound by memory.
+            for word, product, low, part in ((c0, odd, c1, k0), (c2, even, c3, k1)):
+                np.right_shift(product, _HALF, out=word)
+                word ^= low
+                word ^= part
+        if number == _SPREAD:
+            c0, c2 = (words if words.shape == shape else np.broadcast_to(words, shape).copy() for words in (c0, c2))
+        # Low words keep their high halves until they were mixed into others.
+        c0 &= _LOW
+        c2 &= _LOW
+        c1, c3 = odd, even
         k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
-    return c0, c1, c2, c3
+    return c0, c1 & _LOW, c2, c3 & _LOW

@@ -1,18 +1,23 @@
 """The weights that requests are served with: an adapter over the engine's base model, or a whole model of its own.
 
-What was used last stays in memory, within a number of versions and a number of bytes. A request keeps its weights to its end.
+What was used last stays in memory, within a number of versions and a number of bytes; the rest is loaded again when somebody names it, on a thread
+beside the sampler, so that nobody else waits for a disk. While everything in memory is in use, whoever names something else waits.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from typing import Final, NamedTuple, NoReturn, Protocol
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Final, NamedTuple, Protocol
 
 from bloomery.models.adapters import FusedAdapter
 from bloomery.models.decoder import Decoder
-from bloomery.types.errors import Unavailable
+from bloomery.types.errors import Conflict, Unavailable
 from bloomery.types.generation import Weights
 
-VERSIONS_IN_MEMORY: Final = 16
+VERSIONS_IN_MEMORY: Final = 64
+"""As many as samples run together: each may have weights of its own."""
+UPDATES_IN_MEMORY: Final = 16
+"""Versions that no disk holds, which nothing may let go of but who brought them."""
 _SHARE_OF_FREE: Final = 4
 """Versions may fill one part in so many of the memory that is free when the sampler begins."""
 _LOADING: Final = 2
@@ -28,10 +33,10 @@ class Model(NamedTuple):
 
 
 class Source(Protocol):
-    """Where weights come from."""
+    """Where weights come from. Both are asked from any thread."""
 
     def weigh(self, weights: Weights) -> int:
-        """Bytes of memory that they take, beside the base model."""
+        """Bytes of memory that they take, beside the base model; 0 where loading them takes no time."""
         ...
 
     def load(self, weights: Weights) -> Model:
@@ -42,44 +47,117 @@ class Source(Protocol):
 class Versions:
     """Loads weights when a request first names them, and lets go of what was used least recently."""
 
-    def __init__(self, source: Source, free_bytes: Callable[[], int], *, limit_bytes: int | None = None) -> None:
-        self._source, self._free_bytes = source, free_bytes
+    def __init__(
+        self, source: Source, free_bytes: Callable[[], int], *, limit_bytes: int | None = None, limit_versions: int = VERSIONS_IN_MEMORY
+    ) -> None:
+        self._source, self._free_bytes, self._limit_versions = source, free_bytes, limit_versions
         self._limit_bytes = free_bytes() // _SHARE_OF_FREE if limit_bytes is None else limit_bytes
         self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._loading: dict[str, _Loading] = {}
+        # Its one thread ends with this object.
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="weights")
 
     @property
     def held_bytes(self) -> int:
         """Memory of all versions that are held."""
         return sum(held.bytes for held in self._held.values())
 
-    def get(self, weights: Weights, *, in_use: Collection[str]) -> Model:
-        """The model of a version; `in_use` are the versions of running requests, which would not free anything if they were let go."""
-        if weights.version not in self._held:
-            needs = self._source.weigh(weights)
-            self._make_room(weights.version, needs, in_use)
-            self._held[weights.version] = _Held(self._source.load(weights), needs)
-        self._held.move_to_end(weights.version)
-        return self._held[weights.version].model
+    @property
+    def held(self) -> Collection[str]:
+        """The versions in memory."""
+        return self._held.keys()
 
-    def _make_room(self, version: str, needs: int, in_use: Collection[str]) -> None:
-        idle = [other for other in self._held if other not in in_use]
-        if self._lacks(needs - sum(self._held[other].bytes for other in idle) // _LOADING):
-            self._refuse(version, needs)
-        while idle and (len(self._held) >= VERSIONS_IN_MEMORY or self.held_bytes + needs > self._limit_bytes or self._lacks(needs)):
-            del self._held[idle.pop(0)]
-        if self._lacks(needs):
-            self._refuse(version, needs)
+    def ask(self, weights: Weights, *, in_use: Collection[str]) -> bool:
+        """Have a version in memory, now or soon; False while there is no room for it.
 
-    def _lacks(self, needs: int) -> bool:
-        return needs > 0 and _LOADING * needs > self._free_bytes()
+        `in_use` are the versions of running requests and of those who asked before: letting go of them would free nothing, or be in vain.
+        """
+        if weights.version in self._held or weights.version in self._loading:
+            return True
+        needs = self._source.weigh(weights)
+        if not self._make_room(weights.version, needs, in_use):
+            return False
+        if needs:
+            self._loading[weights.version] = _Loading(self._loader.submit(self._source.load, weights), needs)
+        else:
+            self._held[weights.version] = _Held(self._source.load(weights), 0, pinned=False)
+        return True
 
-    def _refuse(self, version: str, needs: int) -> NoReturn:
+    def settle(self, wanted: Collection[str]) -> None:
+        """Loads that ended and that nobody waits for any more: what came of them is as good as what was used before."""
+        for version in [version for version, loading in self._loading.items() if loading.future.done() and version not in wanted]:
+            future, needs = self._loading.pop(version)
+            if future.exception() is None:
+                self._held[version] = _Held(future.result(), needs, pinned=False)
+
+    def take(self, version: str) -> Model | None:
+        """The model of a version that was asked for; None while it is on its way. Why it could not be loaded is said once."""
+        if version in self._loading and self._loading[version].future.done():
+            future, needs = self._loading.pop(version)
+            self._held[version] = _Held(future.result(), needs, pinned=False)
+        if version not in self._held:
+            return None
+        self._held.move_to_end(version)
+        return self._held[version].model
+
+    def hold(self, model: Model, size_bytes: int, *, pinned: bool) -> None:
+        """Take over weights that were made elsewhere; `pinned`: no disk holds them, and only `let_go` ends that."""
+        if pinned and sum(held.pinned for held in self._held.values()) >= UPDATES_IN_MEMORY:
+            raise Conflict(f"{UPDATES_IN_MEMORY} versions that were given as tensors are in memory, as many as may be: unload one that is not needed")
+        self._held[model.version] = _Held(model, size_bytes, pinned)
+
+    def let_go(self, version: str) -> None:
+        """A version that was held as `pinned` is not needed by its name any more; requests that run with it keep it."""
+        if version in self._held and self._held[version].pinned:
+            del self._held[version]
+
+    def forget_idle(self, in_use: Collection[str]) -> None:
+        """Give back the memory of what nobody uses and a disk holds."""
+        for version in [version for version, held in self._held.items() if version not in in_use and not held.pinned]:
+            del self._held[version]
+
+    def wait(self, timeout_s: float) -> None:
+        """Until something that was asked for is there, but no longer than that."""
+        wait([loading.future for loading in self._loading.values()], timeout_s, return_when="FIRST_COMPLETED")
+
+    def _make_room(self, version: str, needs: int, in_use: Collection[str]) -> bool:
+        free = [other for other, held in self._held.items() if other not in in_use and not held.pinned]
+        busy = bool(self._loading) or any(other in in_use and not held.pinned for other, held in self._held.items())
+        kept = len(self._held) - len(free) + len(self._loading)
+        kept_bytes = self.held_bytes - self._bytes(free) + self._loading_bytes
+        if busy and (kept >= self._limit_versions or kept_bytes + needs > self._limit_bytes):
+            return False
+        if not self._lacks(needs - self._bytes(free) // _LOADING):
+            while free and (
+                kept + len(free) >= self._limit_versions or kept_bytes + self._bytes(free) + needs > self._limit_bytes or self._lacks(needs)
+            ):
+                del self._held[free.pop(0)]
+        if not self._lacks(needs):
+            return True
+        if busy:
+            return False
         raise Unavailable(
             f"version {version} takes {_LOADING * needs} bytes of memory to load, {self._free_bytes()} are free: "
             f"try again when the engine holds less, or give it more memory"
         )
 
+    @property
+    def _loading_bytes(self) -> int:
+        return sum(loading.bytes for loading in self._loading.values())
+
+    def _bytes(self, versions: Collection[str]) -> int:
+        return sum(self._held[version].bytes for version in versions)
+
+    def _lacks(self, needs: int) -> bool:
+        return needs > 0 and _LOADING * needs + self._loading_bytes > self._free_bytes()
+
 
 class _Held(NamedTuple):
     model: Model
+    bytes: int
+    pinned: bool
+
+
+class _Loading(NamedTuple):
+    future: Future[Model]
     bytes: int

@@ -4,18 +4,22 @@ Shapes: R rows, I inputs, O outputs, r rank padded to a multiple of `RANK_PAD`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bloomery.models.config import DecoderConfig
+from bloomery.models.names import projections
 from bloomery.models.products import linear, product
 
 RANK_PAD = 16
 """The forward computes with ranks padded to this multiple: narrower ones change the bits of a row with the width."""
 
 UNEMBED = "unembed_tokens"
+PUBLISHED_PREFIX = "base_model.model.model."
+PUBLISHED_EXPERTS = ".mlp.experts."
 
 
 class Factors(NamedTuple):
@@ -77,6 +81,32 @@ class FusedAdapter:
         a, b = self._fused[block.projection]
         return None if a.grad is None or b.grad is None else block.of(Factors(a.grad, b.grad))
 
+    def copy(self) -> "FusedAdapter":
+        """One with the same numbers, which may change while this one is in use."""
+        twin = copy(self)
+        twin._fused = {projection: Factors(pair.a.detach().clone(), pair.b.detach().clone()) for projection, pair in self._fused.items()}
+        return twin
+
+    def factors(self) -> dict[str, "ScaledView"]:
+        """Every factor by its published name (`published_factor`), unpadded."""
+        found: dict[str, ScaledView] = {}
+        for target, block in self._blocks.items():
+            a, b = block.of(self._fused[block.projection])
+            found[f"{target}.lora_A"], found[f"{target}.lora_B"] = ScaledView(a, 1.0), ScaledView(b, self._scale)
+        return found
+
+
+class ScaledView(NamedTuple):
+    """A factor where the forward uses it: there its published values are multiplied by `scale`."""
+
+    values: Tensor
+    scale: float
+
+
+def published_factor(name: str) -> str:
+    """Our name of a factor (`layers.0.self_attn.q_proj.lora_A`) from that in a published adapter, which PEFT uses too."""
+    return name.removeprefix(PUBLISHED_PREFIX).replace(PUBLISHED_EXPERTS, ".mlp.").removesuffix(".weight")
+
 
 def fuse(factors: Mapping[str, Factors], scale: float) -> FusedAdapter:
     """The adapter of these factors by target, all of one rank."""
@@ -88,26 +118,46 @@ def fuse(factors: Mapping[str, Factors], scale: float) -> FusedAdapter:
     return fused
 
 
+class Bank:
+    """Stacked factors of the adapters that were together in the pass before: those of a batch stay together for many steps of decoding.
+
+    For adapters that nobody fills any more. It holds what one pass needs, and of each projection as much again as its adapters take.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, int], tuple[tuple[Factors, ...], Factors]] = {}
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self._held.clear()
+
+    def stacked(self, projection: str, place: int, members: Sequence[Factors]) -> Factors:
+        """The factors of the team at `place` among those of a projection, `a` [M, r, I] and `b` [M, O, r]."""
+        held = self._held.get((projection, place))
+        # Compared by what they are made of, not by value: a held tensor keeps its identity to itself.
+        if held is None or len(held[0]) != len(members) or any(old.a is not new.a for old, new in zip(held[0], members, strict=True)):
+            held = self._held[projection, place] = tuple(members), Factors(*map(torch.stack, zip(*members, strict=True)))
+        return held[1]
+
+
 class AdapterRows(NamedTuple):
-    """Which adapter applies to which rows: contiguous ranges that cover all rows, each start and stop a multiple of `ROW_PAD`."""
+    """Which adapter applies to which rows: contiguous ranges that cover all rows, each start and stop a multiple of `ROW_PAD` where bits matter."""
 
     segments: tuple[tuple[FusedAdapter | None, int, int], ...]
+    bank: Bank | None = None
+    """Where stacked factors outlive a pass."""
 
 
 def target_shapes(config: DecoderConfig, *, attention: bool, mlp: bool, unembed: bool) -> dict[str, TargetShape]:
     """Targets by stored name (`layers.0.self_attn.q_proj`), in a fixed order."""
-    width, query, key = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     shapes: dict[str, TargetShape] = {}
     for layer in range(config.num_layers):
-        if attention:
-            outputs = {"q_proj": (width, query), "k_proj": (width, key), "v_proj": (width, key), "o_proj": (query, width)}
-            shapes |= {f"layers.{layer}.self_attn.{name}": TargetShape(0, *shape) for name, shape in outputs.items()}
-        if mlp:
-            experts, inner = _mlp_shape(config, layer)
-            outputs = {"gate_proj": (width, inner), "up_proj": (width, inner), "down_proj": (inner, width)}
-            shapes |= {f"layers.{layer}.mlp.{name}": TargetShape(experts, *shape) for name, shape in outputs.items()}
+        for projection in projections(config, layer):
+            if attention if projection.module == "self_attn" else mlp:
+                target = f"layers.{layer}.{projection.module}.{projection.name}"
+                shapes[target] = TargetShape(projection.experts, projection.inputs, projection.outputs)
     if unembed:
-        shapes[UNEMBED] = TargetShape(0, width, config.vocab_size)
+        shapes[UNEMBED] = TargetShape(0, config.hidden_size, config.vocab_size)
     return shapes
 
 
@@ -121,6 +171,8 @@ def adapted_linear(input_RI: Tensor, weight_OI: Tensor, projection: str, rows: A
     teams, flat = _teams(rows, projection)
     if not teams:
         return linear(input_RI, weight_OI)
+    if not torch.is_grad_enabled():
+        return _adapted(input_RI, weight_OI, teams, list(_stacked(teams, flat, projection, rows.bank)))
     out_RO: Tensor = _AdaptedLinear.apply(input_RI, weight_OI, teams, *flat)  # type: ignore[no-untyped-call]
     return out_RO
 
@@ -165,12 +217,8 @@ class _AdaptedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input_RI: Tensor, weight_OI: Tensor, teams: Sequence[_Team], *flat: Tensor) -> Tensor:
-        out_RO = product(input_RI, weight_OI)
-        saved = []
-        for team, a_MrI, b_MOr in _stacked(teams, flat):
-            low_MNr = torch.bmm(team.of(input_RI), a_MrI.transpose(1, 2))
-            team.of(out_RO).baddbmm_(low_MNr, b_MOr.transpose(1, 2))
-            saved += [low_MNr, a_MrI, b_MOr]
+        saved: list[Tensor] = []
+        out_RO = _adapted(input_RI, weight_OI, teams, list(_stacked(teams, flat)), saved)
         ctx.teams = teams
         ctx.save_for_backward(input_RI, weight_OI, *saved)
         return out_RO
@@ -192,13 +240,29 @@ class _AdaptedLinear(torch.autograd.Function):
         return grad_RI, None, None, *grad_flat
 
 
-def _stacked(teams: Sequence[_Team], flat: Sequence[Tensor]) -> Iterator[tuple[_Team, Tensor, Tensor]]:
-    """Every team with its members' factors, `a` [M, r, I] and `b` [M, O, r]."""
+def _adapted(input_RI: Tensor, weight_OI: Tensor, teams: Sequence[_Team], factors: Sequence[Factors], saved: list[Tensor] | None = None) -> Tensor:
+    """The forward; what a backward needs goes to `saved`."""
+    out_RO = product(input_RI, weight_OI)
+    for team, (a_MrI, b_MOr) in zip(teams, factors, strict=True):
+        low_MNr = torch.bmm(team.of(input_RI), a_MrI.transpose(1, 2))
+        team.of(out_RO).baddbmm_(low_MNr, b_MOr.transpose(1, 2))
+        if saved is not None:
+            saved += [low_MNr, a_MrI, b_MOr]
+    return out_RO
+
+
+def _stacked(teams: Sequence[_Team], flat: Sequence[Tensor], projection: str = "", bank: Bank | None = None) -> Iterator[Factors]:
+    """Every team's factors, `a` [M, r, I] and `b` [M, O, r]."""
     first = 0
-    for team in teams:
+    for place, team in enumerate(teams):
         own = list(flat[first : first + 2 * team.members])
-        yield (team, own[0][None], own[1][None]) if team.members == 1 else (team, torch.stack(own[::2]), torch.stack(own[1::2]))
         first += len(own)
+        if team.members == 1:
+            yield Factors(own[0][None], own[1][None])
+        elif bank is None:
+            yield Factors(torch.stack(own[::2]), torch.stack(own[1::2]))
+        else:
+            yield bank.stacked(projection, place, [Factors(*pair) for pair in zip(own[::2], own[1::2], strict=True)])
 
 
 def low_rank_add(base_RO: Tensor, input_RI: Tensor, factors: Factors) -> Tensor:
@@ -206,15 +270,21 @@ def low_rank_add(base_RO: Tensor, input_RI: Tensor, factors: Factors) -> Tensor:
     return torch.addmm(base_RO, torch.nn.functional.linear(input_RI, factors.a), factors.b.t())
 
 
-def _mlp_shape(config: DecoderConfig, layer: int) -> tuple[int, int]:
-    experts = config.experts
-    if experts is not None and layer in experts.sparse_layers:
-        return experts.num_experts, experts.intermediate_size
-    return 0, config.intermediate_size
-
-
-_FUSED_ORDER = {"q_proj": 0, "k_proj": 1, "v_proj": 2, "gate_proj": 0, "up_proj": 1}
-_FUSED_NAME = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "o_proj": "o", "gate_proj": "gate_up", "up_proj": "gate_up", "down_proj": "down"}
+_FUSED_ORDER = {"q_proj": 0, "k_proj": 1, "v_proj": 2, "q_a_proj": 0, "kv_a_proj_with_mqa": 1, "gate_proj": 0, "up_proj": 1}
+_FUSED_NAME = {
+    "q_proj": "qkv",
+    "k_proj": "qkv",
+    "v_proj": "qkv",
+    "q_a_proj": "qkv",
+    "kv_a_proj_with_mqa": "qkv",
+    "q_b_proj": "q_b",
+    "kv_b_proj": "kv_b",
+    "o_proj": "o",
+    "gate_proj": "gate_up",
+    "up_proj": "gate_up",
+    "gate_up_proj": "gate_up",
+    "down_proj": "down",
+}
 
 
 class _Block(NamedTuple):
@@ -234,7 +304,8 @@ def _blocks(shapes: Mapping[str, TargetShape], rank: int) -> dict[str, _Block]:
     ends: dict[str, tuple[int, int]] = {}
     for target in sorted(shapes, key=lambda name: _FUSED_ORDER.get(name.rpartition(".")[2], 0)):
         head, _, leaf = target.rpartition(".")
-        projection = f"{head.rpartition('.')[0]}.{_FUSED_NAME[leaf]}" if head else target
+        owner = head if head.endswith(".experts") else head.rpartition(".")[0]
+        projection = f"{owner}.{_FUSED_NAME[leaf]}" if head else target
         ranks, outputs = ends.get(projection, (0, 0))
         end = outputs + shapes[target].outputs
         blocks[target] = _Block(projection, slice(ranks, ranks + rank), slice(outputs, end))

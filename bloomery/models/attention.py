@@ -51,8 +51,8 @@ def packed_positions(lengths: Sequence[int]) -> Tensor:
 class _Group(NamedTuple):
     """Sequences of one padded length, attended together."""
 
-    places: slice
-    """Where the group stands among all places, sequence after sequence."""
+    places: int
+    """How many of all places are the group's, sequence after sequence."""
     length: int
     keys: int
     exact: bool
@@ -67,12 +67,15 @@ class PackedAttention:
 
     def __init__(self, lengths: Sequence[int], *, exact: bool | Sequence[bool], device: torch.device | str = "cpu") -> None:
         self._groups, self._order = _lay_out(lengths, [exact] * len(lengths) if isinstance(exact, bool) else exact, device)
+        self._places = [group.places for group in self._groups]
         self._masks: dict[tuple[int, int, int | None], Tensor] = {}
 
     def __call__(self, layer: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
         """Attend within each sequence."""
-        q_PHE, k_PKE, v_PKE = (_ToPlaces.apply(tensor, self._order) for tensor in (q_RHE, k_RKE, v_RKE))  # type: ignore[no-untyped-call]
-        parts = [self._attend(group, q_PHE[group.places], k_PKE[group.places], v_PKE[group.places], window) for group in self._groups]
+        placed = (_ToPlaces.apply(tensor, self._order) for tensor in (q_RHE, k_RKE, v_RKE))  # type: ignore[no-untyped-call]
+        # Split, whose backward writes every gradient once, where that of a slice fills the whole with zeros first.
+        by_group = zip(*(tensor_PNE.split(self._places) for tensor_PNE in placed), strict=True)
+        parts = [self._attend(group, q_PHE, k_PKE, v_PKE, window) for group, (q_PHE, k_PKE, v_PKE) in zip(self._groups, by_group, strict=True)]
         out_PHE = parts[0] if len(parts) == 1 else torch.cat(parts)
         out_RHE: Tensor = _ToRows.apply(out_PHE, self._order)  # type: ignore[no-untyped-call]
         return out_RHE
@@ -116,9 +119,9 @@ def _lay_out(lengths: Sequence[int], exact: Sequence[bool], device: torch.device
         places_1L = torch.arange(padded)[None]
         rows.append((firsts_B1 + torch.minimum(places_1L, sizes_B1 - 1)).flatten())
         real.append((places_1L < sizes_B1).flatten())
-        end = offset + padded * len(members)
-        groups.append(_Group(slice(offset, end), padded, pad_to(padded, KEY_PAD) if is_exact else padded, is_exact))
-        offset = end
+        places = padded * len(members)
+        groups.append(_Group(places, padded, pad_to(padded, KEY_PAD) if is_exact else padded, is_exact))
+        offset += places
     row_of_place, is_real = torch.cat(rows), torch.cat(real)
     place_of_row = torch.empty(starts[-1], dtype=torch.long)
     place_of_row[row_of_place[is_real]] = torch.arange(offset)[is_real]

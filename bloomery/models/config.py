@@ -1,29 +1,25 @@
-"""`DecoderConfig`: what the decoder core must know about a model, read from a Hugging Face `config.json`. No torch: the supervisor reads it."""
+"""`DecoderConfig`: what the decoder core must know about a model. `families.py` reads it from a Hugging Face `config.json`. No torch: the
+supervisor reads it."""
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from bloomery.types.errors import InvalidInput, NotSupported
 from bloomery.types.routing import RoutingShape
-
-FAMILIES = ("qwen3", "llama", "ministral", "ministral3", "qwen3_moe")
-_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-_SIZES_WITH_DEFAULT = ("num_key_value_heads", "head_dim")
-_LARGEST_SIZE = 1 << 24
-_ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeConfig:
-    """Rotary embedding: `kind` is one of default, linear, llama3, yarn; `scaling` holds that kind's own numbers."""
+    """Rotary embedding: `kind` is one of default, linear, llama3, yarn, proportional; `scaling` holds that kind's own numbers."""
 
     kind: str
     theta: float
     scaling: dict[str, Any]
     query_beta: float = 0.0
     """Ministral 3 lengthens queries by `1 + beta * log(1 + floor(position / original context))`; 0 means it does not."""
+    rotary_dim: int | None = None
+    """Leading dimensions of a head that turn; None means all."""
+    interleaved: bool = False
+    """A pair that turns together is two neighbouring dimensions, not one of each half."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,11 +31,56 @@ class ExpertsConfig:
     intermediate_size: int
     normalise_top_k: bool
     sparse_layers: tuple[int, ...]
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    """With sigmoid, scores are independent, computed in float32, and a stored bias takes part in the choice but not in the weights."""
+    groups: int = 1
+    groups_kept: int = 1
+    """Experts stand in `groups` groups; a token goes to experts of the best `groups_kept` alone."""
+    scale: float = 1.0
+    """Of the weights, after they are normalised."""
+    shared_size: int = 0
+    """Intermediate size of the experts that every token goes to; 0 means there are none."""
+    beside_mlp: bool = False
+    """Sparse layers have their dense MLP too, and both answers are added."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentConfig:
+    """Multi-head latent attention: queries, keys and values are expanded from latents of low rank."""
+
+    query_rank: int | None
+    """None: queries are projected directly."""
+    key_rank: int
+    """Of the latent from which keys and values come."""
+    plain_dim: int
+    """Dimensions of a query and key without position."""
+    rope_dim: int
+    """Dimensions with position, behind the others; the key's are shared by all heads."""
+    value_dim: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerLayerConfig:
+    """A small input of its own that every layer gets for each token, beside the residual."""
+
+    vocab_size: int
+    width: int
+
+
+class LayerHeads(NamedTuple):
+    """Keys and values of one layer."""
+
+    kv_heads: int
+    head_dim: int
+    own_values: bool = True
+    """Otherwise the projected keys are the values too."""
+    source: int | None = None
+    """The layer before it whose keys and values this one attends to, having none of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderConfig:
-    """One config-driven block: grouped-query attention, RMSNorm, optional query and key norm, SwiGLU or top-k experts."""
+    """One config-driven block: grouped-query or latent attention, RMSNorm, optional query and key norm, a gated MLP or top-k experts."""
 
     model_type: str
     vocab_size: int
@@ -47,7 +88,9 @@ class DecoderConfig:
     num_layers: int
     num_heads: int
     num_kv_heads: int
+    """Of the layer that has most."""
     head_dim: int
+    """Of queries and keys, and what values are padded to, in the layer with the widest."""
     intermediate_size: int
     norm_eps: float
     rope: RopeConfig
@@ -58,6 +101,31 @@ class DecoderConfig:
     windows: tuple[int | None, ...]
     """Per layer, how many latest keys a query sees; None means all."""
     experts: ExpertsConfig | None = None
+    latent: LatentConfig | None = None
+    layer_heads: tuple[LayerHeads, ...] = ()
+    """Per layer, where layers differ; those without keys and values of their own are the last."""
+    layer_inner: tuple[int, ...] = ()
+    """Per layer, the intermediate size, where layers differ; `intermediate_size` is the largest."""
+    per_layer: PerLayerConfig | None = None
+    full_rope: RopeConfig | None = None
+    """Of layers without a window, where theirs is another one."""
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    qkv_bias: bool = False
+    fused_gate_up: bool = False
+    """A directory holds gate and up of a dense MLP as one tensor."""
+    sandwich_norms: bool = False
+    """Attention and MLP are normed before they are added to the residual, beside before they begin."""
+    value_norm: bool = False
+    """Values are normed too, without a weight."""
+    layer_scale: bool = False
+    """Each layer's result is multiplied by a stored number, which is not trained."""
+    attention_scale: float | None = None
+    """What products of query and key are multiplied by; None means by one over the root of the head dimension."""
+    embedding_scale: float = 1.0
+    logit_softcap: float | None = None
+    """Logits are `cap * tanh(logits / cap)`."""
+    passed_over_layers: int = 0
+    """Layers for predicting further tokens, which a directory may hold behind the model's own; they take no part."""
 
     @property
     def routing(self) -> RoutingShape | None:
@@ -65,94 +133,20 @@ class DecoderConfig:
         experts = self.experts
         return None if experts is None else RoutingShape(experts.sparse_layers, experts.top_k, experts.num_experts)
 
+    @property
+    def kv_layers(self) -> int:
+        """How many layers have keys and values of their own, from the first on."""
+        return self.num_layers - sum(heads.source is not None for heads in self.layer_heads)
 
-def read_config(directory: Path) -> DecoderConfig:
-    """Read and check `config.json`; a family or feature that the core lacks is refused by name."""
-    path = directory / "config.json"
-    try:
-        raw = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise InvalidInput(f"{directory} has no config.json: give a directory that save_pretrained wrote", field="model") from None
-    except json.JSONDecodeError as error:
-        raise InvalidInput(f"{path} is not JSON: {error}", field="model") from None
-    return parse_config(raw)
+    @property
+    def kv_sources(self) -> frozenset[int]:
+        """Layers whose keys and values later ones attend to."""
+        return frozenset(heads.source for heads in self.layer_heads if heads.source is not None)
 
+    def heads(self, layer: int) -> LayerHeads:
+        """Keys and values of a layer."""
+        return self.layer_heads[layer] if self.layer_heads else LayerHeads(self.num_kv_heads, self.head_dim)
 
-def parse_config(raw: dict[str, Any]) -> DecoderConfig:
-    """Translate a Hugging Face config (transformers 4 or 5 style)."""
-    family = raw.get("model_type")
-    if family not in FAMILIES:
-        raise NotSupported(f"model_type `{family}` is not one of the decoder core's families: {', '.join(FAMILIES)}", field="model_type")
-    _refuse_unknown_features(raw)
-    for name in (*_SIZES, *(name for name in _SIZES_WITH_DEFAULT if raw.get(name) is not None)):
-        if not isinstance(raw[name], int) or not 1 <= raw[name] <= _LARGEST_SIZE:
-            raise InvalidInput(f"{name} is {raw[name]!r}: a whole number from 1 to {_LARGEST_SIZE} is expected", field=name)
-    heads, layers = raw["num_attention_heads"], raw["num_hidden_layers"]
-    return DecoderConfig(
-        model_type=family,
-        vocab_size=raw["vocab_size"],
-        hidden_size=raw["hidden_size"],
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=raw.get("num_key_value_heads") or heads,
-        head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
-        intermediate_size=raw["intermediate_size"],
-        norm_eps=raw.get("rms_norm_eps", 1e-6),
-        rope=_rope(raw),
-        tied_head=raw.get("tie_word_embeddings", False),
-        qk_norm=family in ("qwen3", "qwen3_moe"),
-        context=raw.get("max_position_embeddings", 2048),
-        windows=_windows(raw, layers),
-        experts=_experts(raw) if family == "qwen3_moe" else None,
-    )
-
-
-def _refuse_unknown_features(raw: dict[str, Any]) -> None:
-    if raw.get("attention_bias") or raw.get("mlp_bias"):
-        raise NotSupported("biases on attention or MLP projections are not supported by the decoder core", field="attention_bias")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise NotSupported(f"hidden_act `{raw['hidden_act']}` is not supported: only silu", field="hidden_act")
-    if raw.get("quantization_config"):
-        raise NotSupported("quantised weights are not supported: save the model in bf16, fp16 or fp32", field="quantization_config")
-
-
-def _rope(raw: dict[str, Any]) -> RopeConfig:
-    scaling = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
-    scaling.pop("type", None)
-    theta = scaling.pop("rope_theta", None) or raw.get("rope_theta", 10_000.0)
-    if kind not in _ROPE_KINDS:
-        raise NotSupported(f"rope type `{kind}` is not supported: one of {', '.join(_ROPE_KINDS)}", field="rope_parameters")
-    if scaling.get("partial_rotary_factor", 1.0) != 1.0:
-        raise NotSupported("partial rotary embeddings are not supported", field="rope_parameters")
-    scaling.setdefault("original_max_position_embeddings", raw.get("max_position_embeddings", 2048))
-    return RopeConfig(kind=kind, theta=float(theta), scaling=scaling, query_beta=float(scaling.get("llama_4_scaling_beta") or 0.0))
-
-
-def _windows(raw: dict[str, Any], layers: int) -> tuple[int | None, ...]:
-    window = raw.get("sliding_window") if raw.get("use_sliding_window", True) else None
-    if window is None or raw["model_type"] == "llama":
-        return (None,) * layers
-    kinds = raw.get("layer_types") or _default_layer_types(raw, layers)
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _default_layer_types(raw: dict[str, Any], layers: int) -> list[str]:
-    # Qwen3 keeps full attention below `max_window_layers`; Ministral slides everywhere.
-    first_sliding = raw.get("max_window_layers", 28) if raw["model_type"].startswith("qwen3") else 0
-    return ["sliding_attention" if layer >= first_sliding else "full_attention" for layer in range(layers)]
-
-
-def _experts(raw: dict[str, Any]) -> ExpertsConfig | None:
-    routing = RoutingShape.of_config(raw)
-    return (
-        None
-        if routing is None
-        else ExpertsConfig(
-            num_experts=routing.experts,
-            top_k=routing.top_k,
-            intermediate_size=raw["moe_intermediate_size"],
-            normalise_top_k=raw.get("norm_topk_prob", False),
-            sparse_layers=routing.sparse_layers,
-        )
-    )
+    def inner(self, layer: int) -> int:
+        """Intermediate size of a layer's dense MLP."""
+        return self.layer_inner[layer] if self.layer_inner else self.intermediate_size

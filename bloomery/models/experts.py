@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bloomery.models.adapters import AdapterRows, Factors, FusedAdapter, low_rank_add
 from bloomery.models.attention import ROW_PAD, pad_to
 from bloomery.models.config import ExpertsConfig
-from bloomery.models.pointwise import swiglu
+from bloomery.models.mlp import ACTIVATIONS, Mlp
 from bloomery.models.products import linear
 
 
@@ -31,9 +31,9 @@ class Routing:
         """What was chosen, [R, L, T]."""
         return torch.stack(self._chosen, 1)
 
-    def choose(self, probabilities_RX: Tensor, top_k: int) -> Tensor:
+    def choose(self, scores_RX: Tensor, top_k: int) -> Tensor:
         """The experts [R, T] of the next layer."""
-        chosen_RT = probabilities_RX.topk(top_k, dim=-1).indices
+        chosen_RT = scores_RX.topk(top_k, dim=-1).indices
         if self._given_RLT is not None:
             given_RT = self._given_RLT[:, len(self._chosen)]
             chosen_RT = torch.where(given_RT >= 0, given_RT, chosen_RT)
@@ -42,23 +42,43 @@ class Routing:
 
 
 class Experts(nn.Module):
-    """Router and experts of one layer (Qwen3-MoE: softmax over all experts, then the top ones, optionally renormalised)."""
+    """Router and experts of one layer, and those that every token goes to."""
 
-    def __init__(self, config: ExpertsConfig, width: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: ExpertsConfig, width: int, activation: str, dtype: torch.dtype) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.activation = config, activation
         self.router = nn.Parameter(torch.empty(config.num_experts, width, dtype=dtype))
+        self.choice_bias: Tensor | None
+        # In float32 whatever the dtype is: it tells apart experts that half precision would call equal.
+        self.register_buffer("choice_bias", torch.empty(config.num_experts, dtype=torch.float32) if config.scoring == "sigmoid" else None)
         self.gate_up = nn.Parameter(torch.empty(config.num_experts, 2 * config.intermediate_size, width, dtype=dtype))
         self.down = nn.Parameter(torch.empty(config.num_experts, width, config.intermediate_size, dtype=dtype))
+        self.shared = Mlp(width, config.shared_size, activation, dtype) if config.shared_size else None
 
     def forward(self, x_RD: Tensor, name: str, adapters: AdapterRows, routing: Routing) -> Tensor:
-        """Route every row and add its experts' answers in ascending order of expert."""
-        probabilities_RX = linear(x_RD, self.router).softmax(-1, dtype=torch.float32)
-        chosen_RT = routing.choose(probabilities_RX, self.config.top_k)
-        weights_RT = probabilities_RX.gather(1, chosen_RT)
-        if self.config.normalise_top_k:
+        """Route every row and add its experts' answers in ascending order of expert, then that of the shared ones."""
+        weights_RT, chosen_RT = self._routed(x_RD, routing)
+        out_RD = self._answers(x_RD, weights_RT, chosen_RT, name, adapters)
+        if self.shared is None:
+            return out_RD
+        shared_RD: Tensor = self.shared(x_RD, f"{name}.mlp", adapters)
+        return out_RD + shared_RD
+
+    def _routed(self, x_RD: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+        """Weight and number of every row's experts."""
+        config = self.config
+        if self.choice_bias is None:
+            scores_RX = linear(x_RD, self.router).softmax(-1, dtype=torch.float32)
+            chosen_RT = routing.choose(scores_RX, config.top_k)
+        else:
+            scores_RX = linear(x_RD.float(), self.router.float()).sigmoid()
+            chosen_RT = routing.choose(_in_best_groups(scores_RX.detach() + self.choice_bias, config.groups, config.groups_kept), config.top_k)
+        weights_RT = scores_RX.gather(1, chosen_RT)
+        if config.normalise_top_k:
             weights_RT = weights_RT / weights_RT.sum(-1, keepdim=True)
-        weights_RT = weights_RT.to(x_RD.dtype)
+        return (weights_RT if config.scale == 1.0 else weights_RT * config.scale).to(x_RD.dtype), chosen_RT
+
+    def _answers(self, x_RD: Tensor, weights_RT: Tensor, chosen_RT: Tensor, name: str, adapters: AdapterRows) -> Tensor:
         parts = [
             self._segment(x_RD[start:stop], weights_RT[start:stop], chosen_RT[start:stop], name, adapter)
             for adapter, start, stop in adapters.segments
@@ -72,7 +92,7 @@ class Experts(nn.Module):
         out_RD = torch.zeros_like(x_RD)
         for expert in chosen_RT.unique().tolist():
             rows, slot = torch.where(chosen_RT == expert)
-            answer = _answer(x_RD[rows], gate_ups[expert], downs[expert])
+            answer = _answer(x_RD[rows], gate_ups[expert], downs[expert], self.activation)
             out_RD = out_RD.index_add(0, rows, answer * weights_RT[rows, slot, None])
         return out_RD
 
@@ -95,7 +115,18 @@ def _by_expert(weight_XOI: Tensor, factors: Factors | None) -> list[_Projection]
     return [_Projection(weight, Factors(a, b)) for weight, a, b in parts]
 
 
-def _answer(x_RD: Tensor, gate_up: _Projection, down: _Projection) -> Tensor:
+def _answer(x_RD: Tensor, gate_up: _Projection, down: _Projection, activation: str) -> Tensor:
     count = x_RD.shape[0]
     x_RD = F.pad(x_RD, (0, 0, 0, pad_to(count, ROW_PAD) - count))
-    return down(swiglu(gate_up(x_RD)))[:count]
+    return down(ACTIVATIONS[activation](gate_up(x_RD)))[:count]
+
+
+def _in_best_groups(scores_RX: Tensor, groups: int, kept: int) -> Tensor:
+    """Scores, minus infinity outside the groups whose two best experts have the largest sum."""
+    if kept == groups:
+        return scores_RX
+    grouped_RGX = scores_RX.unflatten(1, (groups, -1))
+    best_RG = grouped_RGX.topk(2, dim=-1).values.sum(-1).topk(kept, dim=-1).indices
+    dropped_RG = torch.ones_like(grouped_RGX[..., 0], dtype=torch.bool).scatter_(1, best_RG, False)
+    masked_RX: Tensor = grouped_RGX.masked_fill(dropped_RG[..., None], float("-inf")).flatten(1)
+    return masked_RX

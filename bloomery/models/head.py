@@ -26,21 +26,30 @@ class HeadRows(NamedTuple):
     stop: int
 
 
-def logits(hidden_RD: Tensor, head_VD: Tensor, factors: Factors | None) -> Tensor:
+def logits(hidden_RD: Tensor, head_VD: Tensor, factors: Factors | None, softcap: float | None = None) -> Tensor:
     """Float32 logits [R, V]; R must be a multiple of `ROW_PAD` for batch-independent bits."""
     base_RV = product(hidden_RD, head_VD)
-    return (base_RV if factors is None else low_rank_add(base_RV, hidden_RD, factors)).float()
+    return capped((base_RV if factors is None else low_rank_add(base_RV, hidden_RD, factors)).float(), softcap)
 
 
-def token_logprobs(hidden_RD: Tensor, head_VD: Tensor, factors: Factors | None, targets_RK: Tensor) -> Tensor:
+def pooled_logits(hidden_RD: Tensor, head_VD: Tensor, segments: Sequence[HeadRows], softcap: float | None = None) -> Tensor:
+    """The same for segments that cover all rows, each with its own factors."""
+    logits_RV = product(hidden_RD, head_VD)
+    for factors, start, stop in segments:
+        if factors is not None:
+            logits_RV[start:stop].addmm_(F.linear(hidden_RD[start:stop], factors.a), factors.b.t())
+    return capped(logits_RV.float(), softcap)
+
+
+def token_logprobs(hidden_RD: Tensor, head_VD: Tensor, factors: Factors | None, targets_RK: Tensor, softcap: float | None = None) -> Tensor:
     """Log-probability [R, K] float32 of each target; gradients reach hidden, head and factors."""
-    return pooled_logprobs(hidden_RD, head_VD, [HeadRows(factors, 0, hidden_RD.shape[0])], targets_RK)
+    return pooled_logprobs(hidden_RD, head_VD, [HeadRows(factors, 0, hidden_RD.shape[0])], targets_RK, softcap)
 
 
-def pooled_logprobs(hidden_RD: Tensor, head_VD: Tensor, segments: Sequence[HeadRows], targets_RK: Tensor) -> Tensor:
+def pooled_logprobs(hidden_RD: Tensor, head_VD: Tensor, segments: Sequence[HeadRows], targets_RK: Tensor, softcap: float | None = None) -> Tensor:
     """The same for segments that cover all rows, each with its own factors: one product for all, and every segment's own bits."""
     flat = [tensor for segment in segments if segment.factors is not None for tensor in segment.factors]
-    layout = _Layout(tuple((segment.start, segment.stop, segment.factors is not None) for segment in segments), torch.is_grad_enabled())
+    layout = _Layout(tuple((segment.start, segment.stop, segment.factors is not None) for segment in segments), torch.is_grad_enabled(), softcap)
     result: Tensor = _TokenLogprobs.apply(hidden_RD, head_VD, targets_RK, layout, *flat)  # type: ignore[no-untyped-call]
     return result
 
@@ -48,6 +57,7 @@ def pooled_logprobs(hidden_RD: Tensor, head_VD: Tensor, segments: Sequence[HeadR
 class _Layout(NamedTuple):
     segments: tuple[tuple[int, int, bool], ...]
     differentiable: bool
+    softcap: float | None
 
 
 class _Piece(NamedTuple):
@@ -78,14 +88,19 @@ def _chunk_rows(vocab_size: int) -> int:
     return max(64, _CHUNK_BYTES // (4 * vocab_size) // 4 * 4)
 
 
-def _chunk_logits(hidden_RD: Tensor, head_VD: Tensor, chunk: Sequence[_Piece], flat: Sequence[Tensor]) -> Tensor:
+def capped(logits_RV: Tensor, softcap: float | None) -> Tensor:
+    """`cap * tanh(logits / cap)`, in place; without a cap the logits as they are."""
+    return logits_RV if softcap is None else logits_RV.div_(softcap).tanh_().mul_(softcap)
+
+
+def _chunk_logits(hidden_RD: Tensor, head_VD: Tensor, chunk: Sequence[_Piece], flat: Sequence[Tensor], softcap: float | None) -> Tensor:
     first = chunk[0].start
     logits_RV = product(hidden_RD[first : chunk[-1].stop], head_VD)
     for start, stop, number in chunk:
         if number is not None:
             low = F.linear(hidden_RD[start:stop], flat[2 * number])
             logits_RV[start - first : stop - first].addmm_(low, flat[2 * number + 1].t())
-    return logits_RV.float()
+    return capped(logits_RV.float(), softcap)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -96,7 +111,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.layout, ctx.kept = layout, []
         for chunk in _chunks(layout, _chunk_rows(head_VD.shape[0])):
             rows = slice(chunk[0].start, chunk[-1].stop)
-            logits_RV = _chunk_logits(hidden_RD, head_VD, chunk, flat)
+            logits_RV = _chunk_logits(hidden_RD, head_VD, chunk, flat, layout.softcap)
             out_RK[rows] = logits_RV.gather(1, targets_RK[rows]) - torch.logsumexp(logits_RV, -1, keepdim=True)
             ctx.kept.append(logits_RV if keep else None)
         ctx.save_for_backward(hidden_RD, head_VD, targets_RK, *flat)
@@ -111,10 +126,10 @@ class _TokenLogprobs(torch.autograd.Function):
         for chunk, kept in zip(_chunks(ctx.layout, _chunk_rows(head_VD.shape[0])), ctx.kept, strict=True):
             rows = slice(chunk[0].start, chunk[-1].stop)
             grad_RK = grads[0][rows]
-            logits_RV = _chunk_logits(hidden_RD, head_VD, chunk, flat) if kept is None else kept
+            logits_RV = _chunk_logits(hidden_RD, head_VD, chunk, flat, ctx.layout.softcap) if kept is None else kept
             # d logp[t] / d logits = onehot(t) - softmax
             grad_RV = torch.softmax(logits_RV, -1).mul_(-grad_RK.sum(1, keepdim=True))
-            grad_RV = grad_RV.scatter_add_(1, targets_RK[rows], grad_RK).to(hidden_RD.dtype)
+            grad_RV = _uncapped(grad_RV.scatter_add_(1, targets_RK[rows], grad_RK), logits_RV, ctx.layout.softcap).to(hidden_RD.dtype)
             grad_hidden[rows] = product(grad_RV, head_VD.t())
             for piece in chunk:
                 if piece.number is not None:
@@ -123,6 +138,11 @@ class _TokenLogprobs(torch.autograd.Function):
                 _add_product(grad_head, grad_RV, hidden_RD[rows])
         casts = (grad.to(like.dtype) for grad, like in zip(grad_flat, flat, strict=True))
         return grad_hidden, None if grad_head is None else grad_head.to(head_VD.dtype), None, None, *casts
+
+
+def _uncapped(grad_RV: Tensor, logits_RV: Tensor, softcap: float | None) -> Tensor:
+    """The gradient before the cap: d capped / d logits = 1 - (capped / cap)^2."""
+    return grad_RV if softcap is None else grad_RV.mul_(1 - (logits_RV / softcap).square_())
 
 
 def _add_product(sum_VD: Tensor, grad_RV: Tensor, hidden_RD: Tensor) -> None:

@@ -10,8 +10,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from bloomery.models.config import read_config
 from bloomery.models.decoder import Decoder
+from bloomery.models.families import read_config
 from bloomery.models.names import Place, stored_places
 from bloomery.models.weight_files import check_weights, weight_files
 from bloomery.types.errors import InvalidInput
@@ -43,7 +43,7 @@ def fill(decoder: Decoder, tensors: Mapping[str, Tensor]) -> None:
 
 def stored_tensors(decoder: Decoder) -> dict[str, Tensor]:
     """Hugging Face name of every tensor, with the view of ours that it fills."""
-    ours = dict(decoder.named_parameters())
+    ours = dict(decoder.named_parameters()) | dict(decoder.named_buffers())
     return {name: _view(ours[place.parameter].data, place) for name, place in stored_places(decoder.config)}
 
 

@@ -1,62 +1,191 @@
 """Every tensor of a saved model: its Hugging Face name, its shape, and the place of ours that it fills. No torch: the supervisor reads it too.
 
-Our parameters keep their roles, not their files: rows of `qkv` are queries, then keys, then values; rows of `gate_up` are gate, then up.
+Our parameters keep their roles, not their files: rows of `qkv` are queries, then keys, then values (or the latents that these come from); rows of
+`gate_up` are gate, then up.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
 
-from bloomery.models.config import DecoderConfig
+from bloomery.models.config import DecoderConfig, ExpertsConfig, LatentConfig, PerLayerConfig
 
 
 class Place(NamedTuple):
-    """The rows of one of the decoder's parameters that a stored tensor fills, of one expert where there are experts."""
+    """The rows of one of the decoder's tensors that a stored tensor fills, of one expert where there are experts."""
 
     parameter: str
     shape: tuple[int, ...]
     """Of the stored tensor."""
     rows: slice = slice(None)
     expert: int | None = None
+    in_float32: bool = False
+    """Whatever dtype the model is computed in."""
 
 
 Stored = tuple[str, Place]
 
 
+class Projection(NamedTuple):
+    """A matrix that an adapter can be on, one per expert where there are experts."""
+
+    module: str
+    """Where a directory has it in its layer: `self_attn`, `mlp`, `mlp.shared_experts` or `experts`; numbers of experts stand in between."""
+    name: str
+    parameter: str
+    """Ours, in its layer."""
+    outputs: int
+    inputs: int
+    first_row: int = 0
+    experts: int = 0
+
+
+class _Norms(NamedTuple):
+    """What a directory calls the norms of a layer, in the order in which they apply."""
+
+    attention: str
+    attention_out: str
+    mlp: str
+    mlp_out: str
+
+
+_NORMS: Final = _Norms("input_layernorm", "", "post_attention_layernorm", "")
+_SANDWICH: Final[Mapping[str, _Norms]] = {
+    "glm4": _Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+    "gemma4_text": _Norms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+}
+
+
 def stored_places(config: DecoderConfig) -> Iterator[Stored]:
     """Name and place of every tensor that a directory with this config holds, in the order of the layers."""
     yield "model.embed_tokens.weight", Place("embedding", (config.vocab_size, config.hidden_size))
+    if config.per_layer is not None:
+        yield from _per_layer_inputs(config, config.per_layer)
     for layer in range(config.num_layers):
-        yield from _layer(config, layer)
+        for name, place in _layer(config, layer):
+            yield f"model.layers.{layer}.{name}", place._replace(parameter=f"layers.{layer}.{place.parameter}")
     yield "model.norm.weight", Place("norm", (config.hidden_size,))
     if not config.tied_head:
         yield "lm_head.weight", Place("head", (config.vocab_size, config.hidden_size))
 
 
-def _layer(config: DecoderConfig, layer: int) -> Iterator[Stored]:
-    stored, ours, width = f"model.layers.{layer}", f"layers.{layer}", config.hidden_size
-    yield f"{stored}.input_layernorm.weight", Place(f"{ours}.attention_norm", (width,))
-    yield from _attention(config, f"{stored}.self_attn", ours)
-    yield f"{stored}.post_attention_layernorm.weight", Place(f"{ours}.mlp_norm", (width,))
-    if config.experts is None or layer not in config.experts.sparse_layers:
-        yield from _mlp(f"{stored}.mlp", f"{ours}.mlp", width, config.intermediate_size)
+def projections(config: DecoderConfig, layer: int) -> Iterator[Projection]:
+    """The matrices of a layer, in a fixed order: those of attention first."""
+    yield from _grouped(config, layer) if config.latent is None else _latent(config, config.latent)
+    experts, width = config.experts, config.hidden_size
+    sparse = experts is not None and layer in experts.sparse_layers
+    if experts is None or not sparse or experts.beside_mlp:
+        yield from _mlp("mlp", "mlp", width, config.inner(layer), fused=config.fused_gate_up)
+    if experts is None or not sparse:
         return
-    yield f"{stored}.mlp.gate.weight", Place(f"{ours}.mlp.router", (config.experts.num_experts, width))
-    for expert in range(config.experts.num_experts):
-        yield from _mlp(f"{stored}.mlp.experts.{expert}", f"{ours}.mlp", width, config.experts.intermediate_size, expert)
+    if experts.beside_mlp:
+        yield from _mlp("experts", "parallel", width, experts.intermediate_size, experts=experts.num_experts, fused=True)
+        return
+    yield from _mlp("mlp", "mlp", width, experts.intermediate_size, experts=experts.num_experts)
+    if experts.shared_size:
+        yield from _mlp("mlp.shared_experts", "mlp.shared", width, experts.shared_size)
 
 
-def _attention(config: DecoderConfig, stored: str, ours: str) -> Iterator[Stored]:
-    queries, keys, width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.hidden_size
-    yield f"{stored}.q_proj.weight", Place(f"{ours}.qkv", (queries, width), slice(queries))
-    yield f"{stored}.k_proj.weight", Place(f"{ours}.qkv", (keys, width), slice(queries, queries + keys))
-    yield f"{stored}.v_proj.weight", Place(f"{ours}.qkv", (keys, width), slice(queries + keys, queries + 2 * keys))
-    yield f"{stored}.o_proj.weight", Place(f"{ours}.o", (width, queries))
+def _layer(config: DecoderConfig, layer: int) -> Iterator[Stored]:
+    width, norms = (config.hidden_size,), _SANDWICH[config.model_type] if config.sandwich_norms else _NORMS
+    yield f"{norms.attention}.weight", Place("attention_norm", width)
+    for projection in projections(config, layer):
+        yield from _matrices(projection)
+        if projection.parameter == "qkv" and config.qkv_bias:
+            yield f"{projection.module}.{projection.name}.bias", Place("qkv_bias", (projection.outputs,), _rows(projection))
+    yield from _attention_norms(config, layer)
+    yield f"{norms.mlp}.weight", Place("mlp_norm", width)
+    if config.sandwich_norms:
+        yield f"{norms.attention_out}.weight", Place("attention_out_norm", width)
+        yield f"{norms.mlp_out}.weight", Place("mlp_out_norm", width)
+    if config.experts is not None and layer in config.experts.sparse_layers:
+        yield from _router(config.experts, config.hidden_size)
+    if config.per_layer is not None:
+        yield "per_layer_input_gate.weight", Place("per_layer.gate", (config.per_layer.width, config.hidden_size))
+        yield "per_layer_projection.weight", Place("per_layer.projection", (config.hidden_size, config.per_layer.width))
+        yield "post_per_layer_input_norm.weight", Place("per_layer.norm", width)
+    if config.layer_scale:
+        yield "layer_scalar", Place("scale", (1,))
+
+
+def _per_layer_inputs(config: DecoderConfig, per_layer: PerLayerConfig) -> Iterator[Stored]:
+    width = config.num_layers * per_layer.width
+    yield "model.embed_tokens_per_layer.weight", Place("per_layer.embedding", (per_layer.vocab_size, width))
+    yield "model.per_layer_model_projection.weight", Place("per_layer.projection", (width, config.hidden_size))
+    yield "model.per_layer_projection_norm.weight", Place("per_layer.norm", (per_layer.width,))
+
+
+def _router(experts: ExpertsConfig, width: int) -> Iterator[Stored]:
+    count = experts.num_experts
+    if experts.beside_mlp:
+        yield "router.proj.weight", Place("parallel.router", (count, width))
+        yield "router.scale", Place("parallel.router_scale", (width,))
+        yield "router.per_expert_scale", Place("parallel.expert_scale", (count,))
+        yield "pre_feedforward_layernorm_2.weight", Place("parallel.norm", (width,))
+        yield "post_feedforward_layernorm_1.weight", Place("parallel.dense_out_norm", (width,))
+        yield "post_feedforward_layernorm_2.weight", Place("parallel.out_norm", (width,))
+        return
+    yield "mlp.gate.weight", Place("mlp.router", (count, width))
+    if experts.scoring == "sigmoid":
+        yield "mlp.gate.e_score_correction_bias", Place("mlp.choice_bias", (count,), in_float32=True)
+
+
+def _matrices(projection: Projection) -> Iterator[Stored]:
+    place = Place(projection.parameter, (projection.outputs, projection.inputs), _rows(projection))
+    if projection.module == "experts":
+        # All of them in one tensor.
+        yield f"experts.{projection.name}", place._replace(shape=(projection.experts, *place.shape), rows=slice(None))
+        return
+    if not projection.experts:
+        yield f"{projection.module}.{projection.name}.weight", place
+    for expert in range(projection.experts):
+        yield f"{projection.module}.experts.{expert}.{projection.name}.weight", place._replace(expert=expert)
+
+
+def _rows(projection: Projection) -> slice:
+    return slice(projection.first_row, projection.first_row + projection.outputs)
+
+
+def _attention_norms(config: DecoderConfig, layer: int) -> Iterator[Stored]:
     if config.qk_norm:
-        yield f"{stored}.q_norm.weight", Place(f"{ours}.q_norm", (config.head_dim,))
-        yield f"{stored}.k_norm.weight", Place(f"{ours}.k_norm", (config.head_dim,))
+        head = (config.heads(layer).head_dim,)
+        yield "self_attn.q_norm.weight", Place("q_norm", head)
+        if config.heads(layer).source is None:
+            yield "self_attn.k_norm.weight", Place("k_norm", head)
+    if config.latent is not None:
+        yield "self_attn.kv_a_layernorm.weight", Place("latent.kv_norm", (config.latent.key_rank,))
+        if config.latent.query_rank is not None:
+            yield "self_attn.q_a_layernorm.weight", Place("latent.q_norm", (config.latent.query_rank,))
 
 
-def _mlp(stored: str, ours: str, width: int, inner: int, expert: int | None = None) -> Iterator[Stored]:
-    yield f"{stored}.gate_proj.weight", Place(f"{ours}.gate_up", (inner, width), slice(inner), expert)
-    yield f"{stored}.up_proj.weight", Place(f"{ours}.gate_up", (inner, width), slice(inner, 2 * inner), expert)
-    yield f"{stored}.down_proj.weight", Place(f"{ours}.down", (width, inner), expert=expert)
+def _grouped(config: DecoderConfig, layer: int) -> Iterator[Projection]:
+    kv_heads, head_dim, own_values, source = config.heads(layer)
+    queries, keys, width = config.num_heads * head_dim, kv_heads * head_dim, config.hidden_size
+    yield Projection("self_attn", "q_proj", "qkv", queries, width)
+    if source is None:
+        yield Projection("self_attn", "k_proj", "qkv", keys, width, queries)
+    if source is None and own_values:
+        yield Projection("self_attn", "v_proj", "qkv", keys, width, queries + keys)
+    yield Projection("self_attn", "o_proj", "o", width, queries)
+
+
+def _latent(config: DecoderConfig, latent: LatentConfig) -> Iterator[Projection]:
+    heads, width, rank = config.num_heads, config.hidden_size, latent.query_rank
+    queries = heads * (latent.plain_dim + latent.rope_dim)
+    first, shared = queries if rank is None else rank, latent.key_rank + latent.rope_dim
+    if rank is None:
+        yield Projection("self_attn", "q_proj", "qkv", queries, width)
+    else:
+        yield Projection("self_attn", "q_a_proj", "qkv", rank, width)
+        yield Projection("self_attn", "q_b_proj", "latent.q", queries, rank)
+    yield Projection("self_attn", "kv_a_proj_with_mqa", "qkv", shared, width, first)
+    yield Projection("self_attn", "kv_b_proj", "latent.kv", heads * (latent.plain_dim + latent.value_dim), latent.key_rank)
+    yield Projection("self_attn", "o_proj", "o", width, heads * latent.value_dim)
+
+
+def _mlp(module: str, ours: str, width: int, inner: int, *, experts: int = 0, fused: bool = False) -> Iterator[Projection]:
+    if fused:
+        yield Projection(module, "gate_up_proj", f"{ours}.gate_up", 2 * inner, width, experts=experts)
+    else:
+        yield Projection(module, "gate_proj", f"{ours}.gate_up", inner, width, experts=experts)
+        yield Projection(module, "up_proj", f"{ours}.gate_up", inner, width, inner, experts)
+    yield Projection(module, "down_proj", f"{ours}.down", width, inner, experts=experts)

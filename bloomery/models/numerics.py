@@ -1,12 +1,12 @@
 """Which bits to expect: the numerics id of this process, and a probe that tells whether a row's result is independent of its batch here.
 
 The pads (`ROW_PAD`, `KEY_PAD`) were found by measurement on other machines; the probe holds them against this machine's kernels, with this
-model's shapes.
+model's shapes. It also chooses the `Form` in which the sampler computes: what is faster and gives the trainer's bits here.
 """
 
 import hashlib
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,15 +15,39 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bloomery.models.adapters import RANK_PAD, Factors, low_rank_add
-from bloomery.models.attention import KEY_PAD, ROW_PAD, causal_mask
+from bloomery.models.attention import KEY_PAD, ROW_PAD, causal_mask, pad_to
 from bloomery.models.decoder import Decoder
-from bloomery.models.head import logits
+from bloomery.models.head import capped, logits
+from bloomery.models.mlp import ACTIVATIONS
+from bloomery.models.per_layer import per_layer_gate
 from bloomery.models.pointwise import rms_norm
-from bloomery.models.products import library, linear
+from bloomery.models.products import can_pack, library, linear, packed, product
 
 _ROW_COUNTS = (8, 12, 36, 64, 132, 260, 1028)
+_FINER_KEY_PADS = (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448)
+_KEY_PAD_SLOTS, _KEY_PAD_SLOTS_IN_HALF = 16, 128
+"""Slots with noise of their own: in half precision a sum in another order changes one number in thousands, the others round to the same value."""
+_CHUNK_ROWS = (36, 200)
+"""Rows of a chunk whose last block of queries is a small one, for either size of the kernel's blocks that a step may meet."""
+_PLAIN_KEY_PAD = 32
 _MEMBER = 20
 """Rows of each run in a pass of three."""
+
+
+class Form(NamedTuple):
+    """How the sampler lays out what it computes. The default has the trainer's bits wherever `probe` finds this machine bit-exact."""
+
+    exact: bool = True
+    """Rows come in multiples of `ROW_PAD`, so that their bits do not depend on their company."""
+    key_pads: tuple[int, ...] = (KEY_PAD,)
+    """Numbers of keys that attention may look at behind the last multiple of `KEY_PAD`, ascending; the last is `KEY_PAD`."""
+    packed: bool = False
+    """Whether the weights of products are kept in oneDNN's order."""
+
+    def keys(self, length: int) -> int:
+        """The least number of keys to attend to that holds `length`."""
+        whole, rest = length // KEY_PAD * KEY_PAD, length % KEY_PAD
+        return whole + next(pad for pad in self.key_pads if pad >= rest) if rest else whole
 
 
 class ProbeReport(NamedTuple):
@@ -31,6 +55,8 @@ class ProbeReport(NamedTuple):
 
     bit_exact: bool
     failures: tuple[str, ...]
+    form: Form
+    """The fastest one with the trainer's bits."""
 
 
 def numerics_id(dtype: torch.dtype, device: torch.device | str = "cpu") -> str:
@@ -52,7 +78,60 @@ def probe(decoder: Decoder) -> ProbeReport:
     """Compare each kind of kernel on few rows and on many, with this model's shapes; takes well under a second for small models."""
     with torch.no_grad():
         failures = (*_linear_failures(decoder), *_attention_failures(decoder), *_norm_failures(decoder))
-    return ProbeReport(not failures, failures)
+        form = Form(key_pads=_key_pads(decoder), packed=_packs(decoder))
+    return ProbeReport(not failures, failures, form)
+
+
+def plain_form(decoder: Decoder) -> Form:
+    """The fastest form, whose bits depend on the company."""
+    pads = range(_PLAIN_KEY_PAD, KEY_PAD + 1, _PLAIN_KEY_PAD)
+    return Form(exact=False, key_pads=tuple(pads), packed=can_pack(decoder.dtype, decoder.device))
+
+
+def _key_pads(decoder: Decoder) -> tuple[int, ...]:
+    """Kernels sum over keys in blocks whose sizes depend on their number: pads whose blocks begin as those of `KEY_PAD` do give the same bits."""
+    config = decoder.config
+    attended = []
+    for kv_heads, head_dim in sorted({config.heads(layer)[:2] for layer in range(config.num_layers)}):
+        shape = (min(2, kv_heads), pad_to(config.num_heads // kv_heads, ROW_PAD))
+        slots = _KEY_PAD_SLOTS if decoder.dtype == torch.float32 else _KEY_PAD_SLOTS_IN_HALF
+        attended += [_Attended(decoder.embedding, slots, *shape, head_dim)]
+        attended += [_Attended(decoder.embedding, 1, shape[0], rows, head_dim) for rows in _CHUNK_ROWS]
+    return (*(pad for pad in _FINER_KEY_PADS if all(each.holds(pad) for each in attended)), KEY_PAD)
+
+
+class _Attended:
+    """Queries of a decode step, one slot each, or of a chunk of a prompt; the bits of each with a number of keys behind which it sees nothing."""
+
+    def __init__(self, like: Tensor, slots: int, heads: int, rows: int, head_dim: int) -> None:
+        self._q = _noise(slots, heads, rows, head_dim, like=like)
+        self._k, self._v = (_noise(slots, heads, 2 * KEY_PAD, head_dim, like=like, seed=seed) for seed in (1, 2))
+
+    def holds(self, pad: int) -> bool:
+        """Whether this number of keys, and one behind a whole `KEY_PAD`, give the bits of many."""
+        lasts = [start + last for start in (0, KEY_PAD) for last in (pad // 2, pad - 1)]
+        return all(torch.equal(self._attend(last, last // KEY_PAD * KEY_PAD + pad), self._attend(last, 2 * KEY_PAD)) for last in lasts)
+
+    def _attend(self, last: int, keys: int) -> Tensor:
+        mask_1L = causal_mask(torch.tensor([last], device=self._q.device), keys, None, self._q.dtype)
+        mask_RL = mask_1L.expand(self._q.shape[2], -1)
+        return F.scaled_dot_product_attention(self._q, self._k[:, :, :keys], self._v[:, :, :keys], attn_mask=mask_RL)
+
+
+def _packs(decoder: Decoder) -> bool:
+    """Whether packed weights give the bits of the others."""
+    if not can_pack(decoder.dtype, decoder.device):
+        return False
+    for weight in _each_shape(decoder):
+        order, rows_RI = packed(weight), _noise(max(_ROW_COUNTS[:4]), weight.shape[1], like=weight)
+        if any(not torch.equal(product(rows_RI[:count], order), product(rows_RI[:count], weight)) for count in (ROW_PAD, *_ROW_COUNTS[:4])):
+            return False
+    return True
+
+
+def _each_shape(decoder: Decoder) -> list[Tensor]:
+    """One of the matrices of each shape."""
+    return list({tuple(weight.shape): weight for weight in decoder.parameters() if weight.dim() == 2}.values())
 
 
 def _linear_failures(decoder: Decoder) -> Iterator[str]:
@@ -114,19 +193,30 @@ def _attend(q_1HLE: Tensor, k_1KSE: Tensor, v_1KSE: Tensor, positions_L: Tensor)
 
 
 def _norm_failures(decoder: Decoder) -> Iterator[str]:
-    width = decoder.config.hidden_size
+    config = decoder.config
+    width = config.hidden_size
     rows = _noise(max(_ROW_COUNTS), width, like=decoder.norm)
     whole, few = rms_norm(rows, decoder.norm, 1e-6), rms_norm(rows[:ROW_PAD], decoder.norm, 1e-6)
     if not torch.equal(whole[:ROW_PAD], few):
         yield "the norm depends on the number of rows"
-    inner = decoder.config.intermediate_size
-    gates = _noise(max(_ROW_COUNTS), inner, like=decoder.norm)
-    if not torch.equal(F.silu(gates)[:ROW_PAD], F.silu(gates[:ROW_PAD])):
+    if _depends_on_rows(ACTIVATIONS[config.activation], 2 * config.intermediate_size, decoder):
         yield "the activation depends on the number of rows"
+    if config.per_layer is not None and _depends_on_rows(per_layer_gate, config.per_layer.width, decoder):
+        yield f"the gate of per-layer inputs, {config.per_layer.width} wide, depends on the number of rows"
+    if config.logit_softcap is not None and _depends_on_rows(lambda rows: capped(rows.float(), 1.0), config.vocab_size, decoder):
+        yield f"the cap of {config.vocab_size} logits depends on the number of rows"
 
 
-def _noise(*shape: int, like: Tensor) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)
+def _depends_on_rows(function: Callable[[Tensor], Tensor], width: int, decoder: Decoder) -> bool:
+    """Kernels compute the last few numbers of a tensor in another way than those before."""
+    counts = _ROW_COUNTS if width < 1 << 16 else _ROW_COUNTS[:2]
+    rows = _noise(max(counts), width, like=decoder.norm)
+    few = function(rows[:ROW_PAD].clone())
+    return any(not torch.equal(function(rows[:count].clone())[:ROW_PAD], few) for count in counts)
+
+
+def _noise(*shape: int, like: Tensor, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(like.device, like.dtype)
 
 
 def _device_name(device: torch.device) -> str:

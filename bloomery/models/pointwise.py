@@ -13,23 +13,66 @@ from torch import Tensor
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last dimension; half precision is normalised in float32 and rounded before the weight, as the families do."""
-    if x.dtype == torch.float32:
-        return F.rms_norm(x, (x.shape[-1],), weight, eps)
-    normed = x.float()
-    normed = normed * torch.rsqrt(normed.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * normed.to(x.dtype)
+    if torch.is_grad_enabled():
+        normed: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+        return normed
+    # One call where there is one, for steps of a few rows: the same formula, and the same bits.
+    return F.rms_norm(x, (x.shape[-1],), weight, eps) if x.dtype == torch.float32 else _normed(x, _scale(x.float(), eps), weight)
+
+
+def unit_norm(x: Tensor, eps: float) -> Tensor:
+    """The same without a weight, with autograd's own backward."""
+    wide = x.float()
+    return (wide * _scale(wide, eps)).to(x.dtype)
 
 
 def rotate(x_RNE: Tensor, cos_R1H: Tensor, sin_R1H: Tensor) -> Tensor:
     """Rotary embedding in the half-split layout of the Llama-like families; cosines and sines cover half the head (H = E / 2)."""
-    rotated: Tensor = _Rotate.apply(x_RNE, cos_R1H, sin_R1H)  # type: ignore[no-untyped-call]
-    return rotated
+    if torch.is_grad_enabled():
+        rotated: Tensor = _Rotate.apply(x_RNE, cos_R1H, sin_R1H)  # type: ignore[no-untyped-call]
+        return rotated
+    return _rotated(x_RNE, cos_R1H, sin_R1H)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """`silu(gate) * up` of the two halves of the last dimension."""
-    inner: Tensor = _SwiGlu.apply(gate_up)  # type: ignore[no-untyped-call]
-    return inner
+    if torch.is_grad_enabled():
+        inner: Tensor = _SwiGlu.apply(gate_up)  # type: ignore[no-untyped-call]
+        return inner
+    return _gated(gate_up)
+
+
+def geglu(gate_up: Tensor) -> Tensor:
+    """`gelu(gate) * up` of the two halves of the last dimension, with the tanh approximation."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        scale = _scale(x.float(), eps)
+        ctx.save_for_backward(x, weight, scale)
+        return _normed(x, scale, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight, scale = ctx.saved_tensors
+        wide, grad = x.float(), grads[0].float()
+        grad_weight = (wide * scale).mul_(grad).flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        grad_x = grad * weight.float()
+        # d/dx of x * scale(x), with d scale / dx = -scale^3 * x / D.
+        along = (grad_x * wide).mean(-1, keepdim=True).mul_(scale.pow(3))
+        grad_x = grad_x.mul_(scale).addcmul_(wide, along, value=-1.0)
+        return grad_x.to(x.dtype), grad_weight, None
+
+
+def _scale(wide: Tensor, eps: float) -> Tensor:
+    return torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def _normed(x: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
+    return (x.float() * scale).to(x.dtype).mul_(weight)
 
 
 class _Rotate(torch.autograd.Function):
@@ -48,8 +91,9 @@ def _rotated(x_RNE: Tensor, cos_R1H: Tensor, sin_R1H: Tensor) -> Tensor:
     first, second = x_RNE.chunk(2, -1)
     out = torch.empty_like(x_RNE, memory_format=torch.contiguous_format)
     out_first, out_second = out.chunk(2, -1)
-    torch.sub(first * cos_R1H, second * sin_R1H, out=out_first)
-    torch.add(second * cos_R1H, first * sin_R1H, out=out_second)
+    # Not `addcmul_`, which rounds once where its vectors reach and may round twice behind them.
+    torch.mul(first, cos_R1H, out=out_first).sub_(second * sin_R1H)
+    torch.mul(second, cos_R1H, out=out_second).add_(first * sin_R1H)
     return out
 
 
@@ -57,8 +101,7 @@ class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         ctx.save_for_backward(gate_up)
-        gate, up = gate_up.chunk(2, -1)
-        return F.silu(gate).mul_(up)
+        return _gated(gate_up)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor]:
@@ -70,3 +113,8 @@ class _SwiGlu(torch.autograd.Function):
         torch.mul(grads[0], up, out=grad_gate)
         torch.ops.aten.silu_backward.grad_input(grad_gate, gate, grad_input=grad_gate)
         return (grad,)
+
+
+def _gated(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate).mul_(up)

@@ -2,7 +2,10 @@
 
 In float32 on a CPU torch asks its BLAS, which leaves the widest instructions of many processors unused. oneDNN, which comes with torch,
 computes the same products 1.1 to 1.3 times as fast, and gives a row the same bits among any number of rows from two on; `numerics.probe` holds
-that against this machine. Half precision goes to oneDNN anyway, and other devices have their own libraries. Shapes: R rows, I inputs, O outputs.
+that against this machine. Half precision goes to oneDNN anyway, and other devices have their own libraries.
+A weight that was put into oneDNN's own order once (`packed`) gives the same bits, and few rows in a half to a fifth of the time: few rows wait for
+little else than the order that is made anew for every call. It serves products alone: nothing else reads it, and no gradient reaches it.
+Shapes: R rows, I inputs, O outputs.
 """
 
 from typing import Any, Final
@@ -13,6 +16,7 @@ from torch import Tensor
 
 _PLAIN: Final[tuple[None, str, list[float], str]] = (None, "none", [], "")
 """No bias, and nothing applied to the result."""
+_PACKED_TYPES: Final = (torch.float32, torch.bfloat16)
 
 
 def linear(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
@@ -24,11 +28,22 @@ def linear(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
 
 
 def product(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
-    """`input @ weight.T` for callers that write their own backward."""
-    if _by_onednn(input_RI):
+    """`input @ weight.T` for callers that write their own backward; the weight may be packed."""
+    if weight_OI.is_mkldnn or _by_onednn(input_RI):
         result: Tensor = torch.ops.mkldnn._linear_pointwise(input_RI, weight_OI, *_PLAIN)
         return result
     return F.linear(input_RI, weight_OI)
+
+
+def packed(weight_OI: Tensor) -> Tensor:
+    """A copy for `product` alone, in oneDNN's order; asks for `can_pack`."""
+    order: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach())
+    return order
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether weights of this dtype have a packed form here."""
+    return dtype in _PACKED_TYPES and device.type == "cpu" and torch.backends.mkldnn.is_available()
 
 
 def library(dtype: torch.dtype, device: torch.device) -> str:

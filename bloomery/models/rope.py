@@ -1,23 +1,53 @@
-"""Rotary position embedding with the scalings of the supported families (default, linear, llama3, yarn).
+"""Rotary position embedding with the scalings of the supported families (default, linear, llama3, yarn, proportional).
 
-Formulas: RoFormer (arXiv 2104.09864), YaRN (arXiv 2309.00071), and the Llama 3.1 model card's frequency smoothing. Shapes: R rows, H half the
-head dimension.
+Formulas: RoFormer (arXiv 2104.09864), YaRN (arXiv 2309.00071), and the Llama 3.1 model card's frequency smoothing. Shapes: R rows, N heads, E head
+dimension, H pairs of dimensions that turn together.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bloomery.models.config import DecoderConfig
+from bloomery.models.config import RopeConfig
+from bloomery.models.pointwise import rotate
+
+
+class Rotation(NamedTuple):
+    """The rotary embedding at the positions of some rows."""
+
+    cos_R1H: Tensor
+    sin_R1H: Tensor
+    query_scale_R11: Tensor | None
+    interleaved: bool
+
+    def queries(self, q_RNE: Tensor) -> Tensor:
+        """Queries, turned and lengthened."""
+        turned_RNE = self.keys(q_RNE)
+        return turned_RNE if self.query_scale_R11 is None else turned_RNE * self.query_scale_R11
+
+    def keys(self, x_RNE: Tensor) -> Tensor:
+        """Keys, turned; dimensions behind those that turn stay as they are."""
+        width = 2 * self.cos_R1H.shape[-1]
+        if width < x_RNE.shape[-1]:
+            first_RNE, rest_RNE = x_RNE.split([width, x_RNE.shape[-1] - width], -1)
+            return torch.cat([self._turned(first_RNE), rest_RNE], -1)
+        return self._turned(x_RNE)
+
+    def _turned(self, x_RNE: Tensor) -> Tensor:
+        if not self.interleaved:
+            return rotate(x_RNE, self.cos_R1H, self.sin_R1H)
+        first_RNH, second_RNH = x_RNE.unflatten(-1, (-1, 2)).unbind(-1)
+        cos, sin = self.cos_R1H, self.sin_R1H
+        return torch.stack([first_RNH * cos - second_RNH * sin, second_RNH * cos + first_RNH * sin], -1).flatten(-2)
 
 
 class Rope:
     """Cosines and sines for given positions, computed in float32 and cast."""
 
-    def __init__(self, config: DecoderConfig) -> None:
-        rope, dim = config.rope, config.head_dim
+    def __init__(self, rope: RopeConfig, head_dim: int) -> None:
+        dim = rope.rotary_dim or head_dim
         base_H = 1.0 / rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
         self._magnitude = 1.0
         self._frequencies = base_H
@@ -28,13 +58,16 @@ class Rope:
         elif rope.kind == "yarn":
             self._frequencies = _yarn(base_H, rope.scaling, rope.theta, dim)
             self._magnitude = _yarn_magnitude(rope.scaling)
+        elif rope.kind == "proportional":
+            self._frequencies = _proportional(base_H, rope.scaling)
         self._beta, self._original = rope.query_beta, rope.scaling["original_max_position_embeddings"]
+        self._interleaved = rope.interleaved
 
-    def __call__(self, positions_R: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(cos [R, 1, H], sin [R, 1, H], scale of the queries [R, 1, 1] or None)."""
+    def __call__(self, positions_R: Tensor, dtype: torch.dtype) -> Rotation:
+        """The rotation at these positions."""
         angles_RH = positions_R.float()[:, None] * self._frequencies.to(positions_R.device)[None]
         cos, sin = angles_RH.cos() * self._magnitude, angles_RH.sin() * self._magnitude
-        return cos.to(dtype)[:, None], sin.to(dtype)[:, None], self._query_scale(positions_R, dtype)
+        return Rotation(cos.to(dtype)[:, None], sin.to(dtype)[:, None], self._query_scale(positions_R, dtype), self._interleaved)
 
     def _query_scale(self, positions_R: Tensor, dtype: torch.dtype) -> Tensor | None:
         if not self._beta:
@@ -76,3 +109,10 @@ def _yarn_magnitude(scaling: dict[str, Any]) -> float:
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
         return magnitude(scaling["mscale"]) / magnitude(scaling["mscale_all_dim"])
     return magnitude(1.0)
+
+
+def _proportional(base_H: Tensor, scaling: dict[str, Any]) -> Tensor:
+    """The fastest pairs turn as in a full rotation, the others not at all."""
+    turning = int(scaling.get("partial_rotary_factor", 1.0) * base_H.shape[0])
+    frequencies_H: Tensor = base_H.where(torch.arange(base_H.shape[0]) < turning, 0.0) / scaling.get("factor", 1.0)
+    return frequencies_H

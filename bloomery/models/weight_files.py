@@ -15,6 +15,7 @@ from bloomery.types.errors import InvalidInput
 _INDEX: Final = "model.safetensors.index.json"
 _FLOATS: Final = frozenset({"BF16", "F16", "F32", "F64"})
 _MAX_HEADER_BYTES: Final = 100 << 20
+_KEYS_AND_VALUES: Final = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
 _NAMED: Final = 3
 """Tensors that a complaint names."""
 
@@ -101,10 +102,18 @@ def _unfit(directory: Path, config: DecoderConfig, found: Mapping[str, _Tensor])
 
 def _surplus(config: DecoderConfig, found: Mapping[str, _Tensor]) -> Iterator[str]:
     expected = {name for name, _ in stored_places(config)}
+    extra = tuple(f"model.layers.{config.num_layers + layer}." for layer in range(config.passed_over_layers))
     for name, tensor in found.items():
         # Old files hold the rotary tables, and the head though it is the embedding.
-        if name not in expected and not name.endswith("rotary_emb.inv_freq") and not (config.tied_head and name == "lm_head.weight"):
+        old = name.endswith("rotary_emb.inv_freq") or (config.tied_head and name == "lm_head.weight") or _is_of_shared_layer(config, name)
+        if name not in expected and not old and not name.startswith(extra):
             yield f"`{name}` in {tensor.file} is no tensor of a {config.model_type} model"
+
+
+def _is_of_shared_layer(config: DecoderConfig, name: str) -> bool:
+    """Keys and values that a layer has, though it attends to those of another."""
+    shared = (layer for layer in range(config.kv_layers, config.num_layers))
+    return any(name.startswith(tuple(f"model.layers.{layer}.self_attn.{part}" for part in _KEYS_AND_VALUES)) for layer in shared)
 
 
 def _file_of(directory: Path, name: str) -> str:

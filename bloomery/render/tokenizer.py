@@ -11,6 +11,7 @@ from bloomery.render.control import ControlTokens
 from bloomery.render.directory import Directory, read_directory
 from bloomery.render.sandbox import Sandbox
 from bloomery.render.spelling import Spelling
+from bloomery.render.tools import dialect_of
 from bloomery.render.training import Messages, Rendered, render_training
 from bloomery.types.errors import InvalidInput, blame
 
@@ -27,6 +28,12 @@ class ChatTokenizer:
         self._sandbox = None if directory.template is None or directory.template in chatml.TEMPLATES else Sandbox(directory.template)
         self.end_tokens = directory.end_tokens
         """Any of these ends an answer."""
+        self.added_tokens = {token.content: number for number, token in directory.tokenizer.get_added_tokens_decoder().items()}
+        """Those that are no pieces of text, by what they are written as."""
+        self.spoken_tokens = [number for number, token in directory.tokenizer.get_added_tokens_decoder().items() if not token.special]
+        """Those of them that are part of what is said."""
+        self.dialect = dialect_of(directory.template)
+        """How the template has tools called; None where it does not, or in a way that is not known."""
         self.vocab_size: int = directory.tokenizer.get_vocab_size(with_added_tokens=True)
         self.template_hash = None if directory.template is None else blake3(directory.template.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -81,6 +88,8 @@ class ChatTokenizer:
             raise InvalidInput("this model has no chat template and cannot take messages: send a prompt to /v1/completions instead", field="messages")
         if tools and "tools" not in self._template:
             raise InvalidInput("the chat template of this model has no place for tools", field="tools")
+        if "tool_calls" not in self._template and any(message.get("tool_calls") for message in messages):
+            raise InvalidInput("the chat template of this model has no place for calls of tools: leave those messages out", field="messages")
         if self._sandbox is None:
             return chatml.render(messages, add_generation_prompt=add_generation_prompt)
         asked = {"messages": messages, "tools": self._control.mask(tools), "documents": None, "add_generation_prompt": add_generation_prompt}

@@ -8,9 +8,11 @@ settles results into rows (`settle`), which `metrics` reads.
 
 Weights: `checkpoints` finds what runs saved, `publishing` shares it, `exports` and `external` hand it to other programs, `versions` and
 `deployments` are what is served. `sessions` are those of SDK clients with their samplers, which `session_search` looks through. `held` says which
-blobs rows keep; `ephemeral` expires weights that nobody keeps, and `garbage` deletes what no row names.
+blobs rows keep; `ephemeral` expires weights that nobody keeps, and `garbage` deletes what no row names. `fidelity`
+measures what is published against its trainer.
 
-Serving: a name means a `target` on one of the `models`; `rendering` makes tokens of messages, `sampling` streams, `stopping` finds stop strings,
-and work on large bodies goes to `threads`. `traffic` records it (`span_rows`, after `redaction`), `feedback` judges it, and `curation` makes of
-both what `datasets` keeps (`dataset_rows`, without near-duplicates: `shingles`). `audit` looks back.
+Serving: a name means a `target` on one of the `models`, which the `fleet` of engines and replicas holds; `rendering` makes tokens of messages,
+`sampling` streams, `stopping` finds stop strings, `calls` reads what tools are called, and work on large bodies goes to `threads`. `limits` says
+what a key may still use, `meters` measures what is served and bounds what waits. `traffic` records it (`span_rows`, after `redaction`), `feedback`
+judges it, and `curation` makes of both what `datasets` keeps (`dataset_rows`, without near-duplicates: `shingles`). `audit` looks back.
 """

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
-from bloomery.services.principal import SCOPES, Principal
+from bloomery.services.principal import SCOPES, UNLIMITED, Allowance, Principal
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.store.events import record_event
@@ -33,11 +33,13 @@ class _Known(NamedTuple):
     scopes: frozenset[str]
     created_us: int
     expires_us: int | None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
 
     @property
     def principal(self) -> Principal:
         """Who calls with it."""
-        return Principal(self.project, self.id, self.scopes)
+        return Principal(self.project, self.id, self.scopes, Allowance(self.requests_per_minute, self.tokens_per_minute))
 
 
 class Auth:
@@ -88,7 +90,16 @@ class Auth:
         _check_revocable(known)
         await asyncio.shield(self._remove(p, known))
 
-    async def create(self, p: Principal, name: str, scopes: frozenset[str], *, project: str | None = None, ttl_s: int | None = None) -> NewKey:
+    async def create(
+        self,
+        p: Principal,
+        name: str,
+        scopes: frozenset[str],
+        *,
+        project: str | None = None,
+        ttl_s: int | None = None,
+        allowance: Allowance = UNLIMITED,
+    ) -> NewKey:
         """A fresh key, shown once."""
         project = _administered(p, project)
         if unknown := scopes - SCOPES:
@@ -99,7 +110,7 @@ class Auth:
             raise InvalidInput(f"a key cannot be called `{name}`", field="name")
         key, now = new_key(), now_us()
         expires_us = None if ttl_s is None else now + ttl_s * 1_000_000
-        known = _Known(new_id("key"), project, name, fingerprint(key), scopes, now, expires_us)
+        known = _Known(new_id("key"), project, name, fingerprint(key), scopes, now, expires_us, *allowance)
         # Shielded, here and below: what is in memory follows what is stored, also when the caller has hung up meanwhile.
         await asyncio.shield(self._add(p, known))
         return NewKey(**self._shown(known).model_dump(), key=key)
@@ -151,6 +162,8 @@ class Auth:
             created_us=known.created_us,
             last_used_us=self._used_us.get(known.id),
             expires_us=known.expires_us,
+            requests_per_minute=known.requests_per_minute,
+            tokens_per_minute=known.tokens_per_minute,
         )
 
 
@@ -174,7 +187,9 @@ def _administered(p: Principal, project: str | None) -> str:
 
 
 def _known(row: Row[Any]) -> _Known:
-    return _Known(row.id, row.project, row.name, row.hash, frozenset(json.loads(row.scopes)), row.created_us, row.expires_us)
+    scopes = frozenset(json.loads(row.scopes))
+    limits = (row.requests_per_minute, row.tokens_per_minute)
+    return _Known(row.id, row.project, row.name, row.hash, scopes, row.created_us, row.expires_us, *limits)
 
 
 def _set_development_key(connection: Connection, key_hash: str) -> None:

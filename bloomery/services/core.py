@@ -27,8 +27,12 @@ from bloomery.services.ephemeral import Ephemeral
 from bloomery.services.exports import Exports
 from bloomery.services.external import External
 from bloomery.services.feedback import Judgements
+from bloomery.services.fidelity import Cards
+from bloomery.services.fleet import Fleet, deployed_bases
 from bloomery.services.garbage import Garbage
 from bloomery.services.identity import Identity
+from bloomery.services.limits import Limits
+from bloomery.services.meters import Meters
 from bloomery.services.metrics import Metrics
 from bloomery.services.models import Models
 from bloomery.services.publishing import Publishing
@@ -62,6 +66,7 @@ class Services:
     models: Models
     links: Mapping[str, EngineLink]
     """By base hash."""
+    fleet: Fleet
     runs: Runs
     checkpoints: Checkpoints
     publishing: Publishing
@@ -73,8 +78,11 @@ class Services:
     session_search: SessionSearch
     versions: Versions
     deployments: Deployments
+    cards: Cards
     rendering: Rendering
     sampling: Sampling
+    limits: Limits
+    meters: Meters
     traffic: Traffic
     feedback: Judgements
     datasets: Datasets
@@ -87,6 +95,10 @@ class Services:
         data = DataDir(Path(config.data_dir))
         inbox: Inbox = asyncio.Queue()
         links = {model.base_hash: EngineLink(model.base_hash, Path(model.socket), inbox) for model in config.models}
+        replicas = {
+            model.base_hash: {replica.name: EngineLink(model.base_hash, Path(replica.socket), None) for replica in model.replicas}
+            for model in config.models
+        }
         async with AsyncExitStack() as stack:
             database = stack.enter_context(Database(data.database))
             blobs = AsyncBlobs(Blobs(data.blobs))
@@ -99,7 +111,12 @@ class Services:
             traffic = await stack.enter_async_context(Traffic(database, blobs, config.record))
             checkpoints, versions, sessions = Checkpoints(database), Versions(database, models), Sessions(database)
             deployments = Deployments(database, models, versions)
+            deployments.bases |= await database.read(deployed_bases)
+            fleet = Fleet(links, replicas, deployments.bases)
+            processes = {base_hash: {"engine": link, **replicas[base_hash]} for base_hash, link in links.items()}
+            meters = Meters(models, processes, config.max_waiting)
             exports = Exports(blobs=blobs.blobs, versions=versions, deployments=deployments, models=models)
+            cards = Cards(database=database, blobs=blobs, models=models, versions=versions, deployments=deployments, fleet=fleet, engines=links)
             services = cls(
                 started_us=now_us(),
                 auth=auth,
@@ -107,6 +124,7 @@ class Services:
                 audit=Audit(database),
                 models=models,
                 links=links,
+                fleet=fleet,
                 runs=Runs(database=database, models=models, checkpoints=checkpoints, activity=activity),
                 checkpoints=checkpoints,
                 publishing=Publishing(database, checkpoints),
@@ -118,15 +136,19 @@ class Services:
                 session_search=SessionSearch(database),
                 versions=versions,
                 deployments=deployments,
+                cards=cards,
                 rendering=Rendering(models),
-                sampling=Sampling(links, models, deployments, versions),
+                sampling=Sampling(fleet, models, deployments, versions, meters),
+                limits=Limits(meters.refused),
+                meters=meters,
                 traffic=traffic,
                 feedback=Judgements(database, traffic),
                 datasets=Datasets(database, blobs, Curation(database, blobs, traffic)),
                 garbage=Garbage(database, blobs, Ephemeral(database, sessions)),
             )
-            for link in links.values():
+            for link in (*links.values(), *(link for group in replicas.values() for link in group.values())):
                 await stack.enter_async_context(link)
+            await stack.enter_async_context(cards)
             await stack.enter_async_context(_housekeeping(services, activity))
             yield services
             await _drain(links, activity)

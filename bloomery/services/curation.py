@@ -94,7 +94,9 @@ def row_of(span_id: str, body: Mapping[str, Any], verdict: Verdict) -> Row | str
     if verdict.kind == "confirmed":
         if len(body["choices"]) != 1:
             return "several_answers"
-        answer = body["choices"][0]["message"].get("content")
+        message = body["choices"][0]["message"]
+        # Rows are texts: without its calls the answer would be another one.
+        answer = None if message.get("tool_calls") else message.get("content")
     messages = [_plain(message) for message in asked]
     spoken: list[Any] = [*messages, {"role": "assistant", "content": answer}]
     if chat_problem(spoken) is not None:

@@ -43,6 +43,8 @@ class Deployments:
     """Creates deployments and moves their traffic between versions."""
 
     def __init__(self, database: Database, models: Models, versions: Versions) -> None:
+        self.bases: set[str] = set()
+        """Base models that something is deployed on."""
         self._database = database
         self._models = models
         self._versions = versions
@@ -54,7 +56,9 @@ class Deployments:
         if name in {base.alias for base in self._models.all()}:
             raise Conflict(f"`{name}` is the name of a base model; choose another", field="name")
         found = await self._versions.find(p, version)
-        return await self._database.write(lambda connection: _create(connection, p.project, name, found, evidence))
+        created = await self._database.write(lambda connection: _create(connection, p.project, name, found, evidence))
+        self.bases.add(found.base_hash)
+        return created
 
     async def promote(self, p: Principal, name: str, version: str, evidence: dict[str, Any]) -> Deployment:
         """Make a version live as a new revision; the one before it retires in the same moment."""

@@ -16,32 +16,37 @@ from typing import Any, Final, NamedTuple, Self
 import msgspec
 
 from bloomery.types import protocol
-from bloomery.types.errors import Unavailable
+from bloomery.types.errors import Unavailable, WorkerError
 from bloomery.types.generation import Abort, Generate, GenerateFailed, SampleFinished, SamplerEvent
 from bloomery.types.protocol import (
     CheckpointWritten,
+    Compare,
+    Compared,
     Drain,
     Drained,
     EngineStatus,
     FromEngine,
     OperationDone,
+    Role,
     RunClosed,
     RunOpened,
     SamplerEvents,
     ToEngine,
     Welcome,
 )
+from bloomery.types.resources import Fidelity
 
 log = logging.getLogger(__name__)
 
 FIRST_DELAY_S: Final = 0.05
-LAST_DELAY_S: Final = 2.0
+LAST_DELAY_S: Final = 0.5
 WELCOME_S: Final = 30.0
 SILENCE_S: Final = 120.0
 """An engine says something about once a second; one that is silent for so long is given up and connected to anew."""
 READY_S: Final = 120.0
 """How long a request waits for an engine that loads its model or is being restarted."""
 EVENT_S: Final = 300.0
+COMPARE_S: Final = 120.0
 STREAM_EVENTS: Final = 65_536
 
 RunMessage = Welcome | RunOpened | OperationDone | CheckpointWritten | RunClosed
@@ -101,17 +106,21 @@ Inbox = asyncio.Queue[Received]
 
 
 class EngineLink:
-    """The way to the engine of one base model; connects while it is entered."""
+    """The way to the engine of one base model, or to a replica, which has no inbox because it has no runs; connects while it is entered."""
 
-    def __init__(self, base_hash: str, socket: Path, inbox: Inbox) -> None:
+    def __init__(self, base_hash: str, socket: Path, inbox: Inbox | None) -> None:
         self.base_hash = base_hash
         self.connection: Connection | None = None
         self.status: EngineStatus | None = None
+        self.problem = "it was not reached yet"
+        """Why there is no connection, where there is none."""
         self._socket = socket
         self._inbox = inbox
-        self._problem = "it was not reached yet"
+        self._role: Role = "engine" if inbox is not None else "replica"
+        self._what = f"the {self._role} of base model {base_hash}"
         self._connected = asyncio.Event()
         self._streams: dict[str, _Stream] = {}
+        self._comparisons: dict[str, asyncio.Future[Compared]] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -129,6 +138,11 @@ class EngineLink:
         return self.connection is not None
 
     @property
+    def load(self) -> int:
+        """Samples in hand."""
+        return sum(stream.samples for stream in self._streams.values())
+
+    @property
     def welcome(self) -> Welcome | None:
         """What the engine said of itself, while it is connected."""
         return self.connection.welcome if self.connection else None
@@ -136,21 +150,25 @@ class EngineLink:
     def detail(self) -> dict[str, Any]:
         """For status pages."""
         if self.connection is None:
-            return {"problem": self._problem}
+            return {"problem": self.problem}
         welcome = self.connection.welcome
         known: dict[str, Any] = {"pid": welcome.pid, "boot_id": welcome.boot_id, "numerics": welcome.numerics, "bit_exact": welcome.bit_exact}
         known |= {"model_type": welcome.base.model_type, "parameters": welcome.base.parameters, "dtype": welcome.base.dtype}
         return known | (msgspec.structs.asdict(self.status) if self.status else {})
 
+    async def connected(self) -> Connection:
+        """The connection, as soon as there is one, however long that takes."""
+        while self.connection is None:
+            await self._connected.wait()
+        return self.connection
+
     async def wait_ready(self, timeout_s: float = READY_S) -> Connection:
         """The connection, as soon as there is one."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self.connection is None:
-                    await self._connected.wait()
-                return self.connection
+                return await self.connected()
         except TimeoutError:
-            raise Unavailable(f"the engine of base model {self.base_hash} did not answer within {timeout_s:g} s: {self._problem}") from None
+            raise Unavailable(f"{self._what} did not answer within {timeout_s:g} s: {self.problem}") from None
 
     async def generate(self, request: Generate) -> AsyncGenerator[SamplerEvent, None]:
         """The events of one request until its last; leaving early aborts it."""
@@ -159,11 +177,27 @@ class EngineLink:
         try:
             await connection.send(request)
             while not stream.complete:
-                yield await stream.next(self.base_hash)
+                yield await stream.next(self._what)
         finally:
             del self._streams[request.request_id]
             if not stream.complete and connection.open:
                 connection.post(Abort(request_id=request.request_id))
+
+    async def compare(self, order: Compare) -> Fidelity:
+        """The fidelity card of answers that some process of this base gave."""
+        connection = await self.wait_ready()
+        waiting = self._comparisons[order.request_id] = asyncio.get_running_loop().create_future()
+        try:
+            await connection.send(order)
+            async with asyncio.timeout(COMPARE_S):
+                compared = await waiting
+        except TimeoutError:
+            raise Unavailable(f"{self._what} made no fidelity card of version {order.weights.version} within {COMPARE_S:g} s") from None
+        finally:
+            del self._comparisons[order.request_id]
+        if compared.error is not None:
+            raise WorkerError(compared.error)
+        return Fidelity.model_validate_json(compared.card)
 
     async def drain(self, timeout_s: float) -> bool:
         """Have every run checkpointed before a clean stop; says whether the engine managed in time."""
@@ -182,9 +216,9 @@ class EngineLink:
             try:
                 await self._converse()
             except asyncio.IncompleteReadError as error:
-                self._problem = "it closed the connection" + (" in the middle of a message" if error.partial else "")
+                self.problem = "it closed the connection" + (" in the middle of a message" if error.partial else "")
             except (OSError, ValueError, msgspec.MsgspecError, Unavailable) as error:
-                self._problem = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                self.problem = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             if self.connection is not None:
                 delay_s = FIRST_DELAY_S
                 self._end_connection()
@@ -206,22 +240,28 @@ class EngineLink:
             raise Unavailable(f"the process at {self._socket} began with {type(message).__name__}, not with a welcome: it is no engine")
         if message.base.base_hash != self.base_hash:
             raise Unavailable(f"the engine at {self._socket} holds base model {message.base.base_hash}, not {self.base_hash}")
+        if message.role != self._role:
+            raise Unavailable(f"the process at {self._socket} is of the role `{message.role}`, not `{self._role}`")
         return message
 
     def _begin_connection(self, connection: Connection) -> None:
-        log.info("connected to the engine of %s (pid %d)", self.base_hash, connection.welcome.pid)
+        log.info("connected to %s (pid %d)", self._what, connection.welcome.pid)
         self.connection = connection
         self._connected.set()
-        self._inbox.put_nowait(Received(connection, connection.welcome))
+        if self._inbox is not None:
+            self._inbox.put_nowait(Received(connection, connection.welcome))
 
     def _end_connection(self) -> None:
         assert self.connection is not None
-        log.warning("lost the engine of %s: %s", self.base_hash, self._problem)
+        log.warning("lost %s: %s", self._what, self.problem)
         self.connection.close()
         self.connection, self.status = None, None
         self._connected.clear()
         for stream in self._streams.values():
-            stream.fail(EngineLost(f"the engine of base model {self.base_hash} went away: {self._problem}"))
+            stream.fail(EngineLost(f"{self._what} went away: {self.problem}"))
+        for waiting in self._comparisons.values():
+            if not waiting.done():
+                waiting.set_exception(EngineLost(f"{self._what} went away while it made a fidelity card: {self.problem}"))
 
     def _take(self, message: FromEngine) -> None:
         assert self.connection is not None
@@ -234,8 +274,13 @@ class EngineLink:
                 self.status = message
             case Drained():
                 self.connection.drained.set()
-            case _:
+            case Compared(request_id=request_id):
+                if (waiting := self._comparisons.get(request_id)) is not None and not waiting.done():
+                    waiting.set_result(message)
+            case _ if self._inbox is not None:
                 self._inbox.put_nowait(Received(self.connection, message))
+            case _:
+                log.error("%s spoke of runs, which it has none of: %s", self._what, type(message).__name__)
 
 
 class _Stream:
@@ -243,7 +288,8 @@ class _Stream:
 
     def __init__(self, request: Generate) -> None:
         self._request_id = request.request_id
-        self._samples = request.num_samples
+        self.samples = request.num_samples
+        """That have not ended."""
         self._queue: asyncio.Queue[SamplerEvent | Unavailable] = asyncio.Queue()
         self.complete = False
 
@@ -258,19 +304,19 @@ class _Stream:
         """Raise this after the events that are here."""
         self._queue.put_nowait(error)
 
-    async def next(self, base_hash: str) -> SamplerEvent:
+    async def next(self, whom: str) -> SamplerEvent:
         """The next event."""
         try:
             async with asyncio.timeout(EVENT_S):
                 event = await self._queue.get()
         except TimeoutError:
-            raise Unavailable(f"the engine of base model {base_hash} sent nothing for request `{self._request_id}` within {EVENT_S:g} s") from None
+            raise Unavailable(f"{whom} sent nothing for request `{self._request_id}` within {EVENT_S:g} s") from None
         if isinstance(event, Unavailable):
             raise event
         if isinstance(event, SampleFinished):
-            self._samples -= 1
+            self.samples -= 1
         # The prompt's scores come before the end of its last sample, even of one that samples nothing.
-        self.complete = self._samples == 0 or isinstance(event, GenerateFailed)
+        self.complete = self.samples == 0 or isinstance(event, GenerateFailed)
         return event
 
 

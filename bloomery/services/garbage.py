@@ -20,7 +20,7 @@ from bloomery.types.ids import now_us
 from bloomery.types.resources import Collected
 
 GRACE_US: Final = 24 * 3_600 * 1_000_000
-_FOLDERS: Final = ("checkpoints", "snapshots", "manifests", "bodies", "datasets")
+_FOLDERS: Final = ("checkpoints", "snapshots", "manifests", "fidelity", "bodies", "datasets")
 _OTHER_KEYS: Final = (rows.span.c.body_ref, rows.dataset_version.c.key)
 """Of blobs that are no weights."""
 

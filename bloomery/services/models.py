@@ -43,7 +43,7 @@ class Size(NamedTuple):
     routing: RoutingShape | None = None
     """Of a mixture of experts."""
     mixed: bool = False
-    """Whether some layers of the mixture are dense."""
+    """Whether some layers of the mixture are dense, or have experts that every token goes to."""
 
 
 class Models:
@@ -115,7 +115,8 @@ def _read_size(directory: Path) -> Size:
     with blame(InvalidInput, f"the model directory {directory} cannot be read"):
         raw = json.loads((directory / "config.json").read_text())
         routing = RoutingShape.of_config(raw)
-        mixed = routing is not None and 0 < len(routing.sparse_layers) < raw["num_hidden_layers"]
+        sparse = 0 if routing is None else len(routing.sparse_layers)
+        mixed = sparse > 0 and (sparse < raw["num_hidden_layers"] or bool(raw.get("n_shared_experts") or raw.get("enable_moe_block")))
         return Size(raw.get("max_position_embeddings", 2048), raw["vocab_size"], raw["hidden_size"], routing, mixed)
 
 

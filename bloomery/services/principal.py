@@ -1,12 +1,23 @@
 """Who calls, and what the key allows."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bloomery.store.rows import DEFAULT_PROJECT
 from bloomery.types.errors import Forbidden
 from bloomery.types.keys import SCOPES, Scope
 
-__all__ = ["SCOPES", "Principal"]
+__all__ = ["SCOPES", "UNLIMITED", "Allowance", "Principal"]
+
+
+class Allowance(NamedTuple):
+    """What a key may use per minute under the OpenAI contract; None is as much as there is."""
+
+    requests: int | None = None
+    tokens: int | None = None
+    """Of prompts and of what is sampled."""
+
+
+UNLIMITED: Final = Allowance()
 
 
 class Principal(NamedTuple):
@@ -15,6 +26,7 @@ class Principal(NamedTuple):
     project: str
     key_id: str
     scopes: frozenset[str]
+    allowance: Allowance = UNLIMITED
 
     def require(self, *scopes: Scope) -> None:
         """Refuse unless the key has one of the scopes."""

@@ -26,9 +26,9 @@ class Rendering:
         self._models = models
         self._turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(THREADS))
 
-    async def prompt(self, base_hash: str, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The tokens of a conversation, up to where the answer begins."""
-        return await self._on_thread(base_hash, lambda tokenizer: tokenizer.render_prompt(messages))
+    async def prompt(self, base_hash: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """The tokens of a conversation in which these tools may be called, up to where the answer begins."""
+        return await self._on_thread(base_hash, lambda tokenizer: tokenizer.render_prompt(messages, tools=tools or None))
 
     async def encode(self, base_hash: str, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of each text."""

@@ -1,12 +1,13 @@
-"""Sampling: names become weights, requests become streams that survive a restart of the engine.
+"""Sampling: names become weights, requests become streams that survive the process that samples them.
 
-`Sampling.stream` checks a request and submits it to the engine of its base. When the engine goes away the request is submitted again: the noise
-of a token depends on seed, sample and position alone, so the answer begins with what was passed on already, and that is dropped. The engine link
-puts a deadline on every wait.
+`Sampling.stream` checks a request and submits it to the engine of its base, or to one of its replicas where it is production. When that process goes
+away the request is submitted again, to another replica or to the same one when it is back, with the tokens that were passed on: the noise of a
+token depends on seed, sample and position alone, so the answer goes on with the same ones. The last of them is sampled once more, to see that it
+does. Where more than tokens is asked, everything is computed again and what was passed on is dropped. Every wait has a deadline.
 """
 
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Final, NamedTuple, Self
 
@@ -14,6 +15,8 @@ import msgspec
 
 from bloomery.services.deployments import Deployments
 from bloomery.services.engines import EngineLink, EngineLost
+from bloomery.services.fleet import Fleet, Group
+from bloomery.services.meters import Meter, Meters
 from bloomery.services.models import Models
 from bloomery.services.principal import Principal
 from bloomery.services.target import Target
@@ -25,6 +28,7 @@ from bloomery.types.generation import (
     FinishReason,
     Generate,
     GenerateFailed,
+    PromptEmbedded,
     PromptFound,
     PromptRouted,
     PromptScored,
@@ -35,11 +39,11 @@ from bloomery.types.generation import (
 from bloomery.types.ids import new_id
 
 MAX_SUBMISSIONS: Final = 4
-"""A request whose engine dies so often may be what kills it."""
+"""In a row without anything new: a request whose process dies so often may be what kills it."""
 _DRAWN_BITS: Final = 53
 """Seeds that we draw survive the JSON numbers of any client."""
 
-Progress = PromptScored | PromptRouted | SampledToken | SampleFinished
+Progress = PromptScored | PromptRouted | PromptEmbedded | SampledToken | SampleFinished
 
 
 class Sample(NamedTuple):
@@ -62,8 +66,9 @@ class Completion(NamedTuple):
 class Sampling:
     """Resolves names and samples."""
 
-    def __init__(self, links: Mapping[str, EngineLink], models: Models, deployments: Deployments, versions: Versions) -> None:
-        self._links = links
+    def __init__(self, fleet: Fleet, models: Models, deployments: Deployments, versions: Versions, meters: Meters) -> None:
+        self._fleet = fleet
+        self._meters = meters
         self._models = models
         self._deployments = deployments
         self._versions = versions
@@ -76,14 +81,19 @@ class Sampling:
         found = await self._versions.find(p, model)
         return Target(found.weights, found.base_hash, None, None, model)
 
-    def stream(self, p: Principal, target: Target, request: Generate) -> "SampleStream":
-        """Events as they come; a bad request is refused here, before the first. The target's weights are used, whatever the request says."""
+    def stream(self, p: Principal, target: Target, request: Generate, *, bounded: bool = False) -> "SampleStream":
+        """Events as they come; a bad request is refused here, before the first. The target's weights are used, whatever the request says.
+
+        A `bounded` one is Unavailable, as soon as it is read, where too many samples wait.
+        """
         p.require("infer")
         check_generate(request, self._models.size(target.base_hash))
-        if target.base_hash not in self._links:
+        group = self._fleet.group(target.base_hash, production=request.priority == "production")
+        if group is None:
             what = f"the base model of `{target.display}` ({target.base_hash}) is not served"
             raise NotFound(f"{what}: start the server with `--model DIR` of that base", field="model")
-        return SampleStream(self._links[target.base_hash], msgspec.structs.replace(request, weights=target.weights))
+        request = msgspec.structs.replace(request, weights=target.weights)
+        return SampleStream(group, request, lambda: self._meters.request(target.base_hash, request, bounded=bounded))
 
     async def complete(self, p: Principal, target: Target, request: Generate) -> Completion:
         """The whole answer at once."""
@@ -103,15 +113,23 @@ class Sampling:
 
 
 class SampleStream:
-    """The events of one request, once each. Closing it stops the engine's work on it; `abort` stops a single sample."""
+    """The events of one request, once each. Closing it stops the work on it; `abort` stops a single sample."""
 
-    def __init__(self, link: EngineLink, request: Generate) -> None:
-        self._link = link
+    def __init__(self, group: Group, request: Generate, measure: Callable[[], Meter]) -> None:
+        self._group = group
+        self._link: EngineLink | None = None
+        """At whose end the request is in hand."""
+        self._numerics: str | None = None
+        """Of who gave what was passed on: nobody else's would go with it."""
+        self._resumable = False
+        """Whether who has the request in hand gives the same answer a second time."""
         self._request = request
+        self._measure = measure
+        self._meter: Meter | None = None
         self._submitted_as: str | None = None
         self._passed = _Passed(request)
         self._aborted: set[int] = set()
-        self._events = self._submit_until_done()
+        self._events = self._measured()
 
     @property
     def found_tokens(self) -> int:
@@ -129,36 +147,61 @@ class SampleStream:
         await self._events.aclose()
 
     def abort(self, sample: int) -> None:
-        """Have one sample finish with reason `abort`."""
+        """Have one sample finish with reason `abort`: what is there of it is enough."""
+        if self._meter is not None:
+            self._meter.stopped(sample)
         self._aborted.add(sample)
         self._post_abort(sample)
 
+    async def _measured(self) -> AsyncGenerator[Progress, None]:
+        meter = self._meter = self._measure()
+        try:
+            async with aclosing(self._submit_until_done()) as events:
+                async for event in events:
+                    meter.take(event)
+                    yield event
+        finally:
+            meter.close(self.found_tokens)
+
     async def _submit_until_done(self) -> AsyncGenerator[Progress, None]:
-        for submission in range(1, MAX_SUBMISSIONS + 1):
+        fruitless = 0
+        while True:
             try:
                 async with aclosing(self._submit()) as events:
                     async for event in events:
+                        fruitless = 0
                         yield event
                 return
             except EngineLost as lost:
-                if submission == MAX_SUBMISSIONS:
-                    raise Unavailable(f"the engine went away {submission} times while it worked on this request: {lost.message}") from lost
+                if self._numerics is not None and not self._resumable:
+                    what = "an engine that is not bit-exact (one of `bloomery up --plain`, say) went away in the middle of this answer"
+                    raise Unavailable(f"{what}, and nobody can go on with it; send the request again") from lost
+                fruitless += 1
+                if fruitless == MAX_SUBMISSIONS:
+                    told = f"whoever worked on this request went away {fruitless} times without anything new"
+                    raise Unavailable(f"{told}: {lost.message}") from lost
 
     async def _submit(self) -> AsyncGenerator[Progress, None]:
         # A fresh id: an engine that outlived its connection may still be at work on the earlier one.
-        request = msgspec.structs.replace(self._request, request_id=new_id("generate"))
-        async with aclosing(self._link.generate(request)) as events:
-            self._submitted_as = request.request_id
+        request = msgspec.structs.replace(self._request, request_id=new_id("generate"), begun=self._passed.begun())
+        link, numerics = await self._group.choose(request, self._numerics)
+        self._resumable = link.welcome is not None and link.welcome.bit_exact
+        async with aclosing(link.generate(request)) as events:
+            self._link, self._submitted_as = link, request.request_id
             told: set[int] = set()
+            # Their samples are whole already, and are asked for again only because the request is one.
+            finished = set(self._passed.finished)
             async for event in events:
-                for sample in self._aborted - told:
+                over = self._aborted | finished
+                for sample in over - told:
                     self._post_abort(sample)
-                told |= self._aborted
+                told |= over
                 if (progress := self._passed.fresh(event)) is not None:
+                    self._numerics = numerics
                     yield progress
 
     def _post_abort(self, sample: int) -> None:
-        connection = self._link.connection
+        connection = None if self._link is None else self._link.connection
         if self._submitted_as is not None and connection is not None and connection.open:
             connection.post(Abort(request_id=self._submitted_as, sample=sample))
 
@@ -168,9 +211,17 @@ class _Passed:
 
     def __init__(self, request: Generate) -> None:
         self.found_tokens = 0
+        self._asks_more = request.scores_prompt or request.routing or request.embed
         self._tokens: list[list[int]] = [[] for _ in range(request.num_samples)]
-        self._finished: set[int] = set()
-        self._scored = self._routed = False
+        self.finished: set[int] = set()
+        self._scored = self._routed = self._embedded = False
+
+    def begun(self) -> tuple[tuple[int, ...], ...]:
+        """What the next process need not sample: all tokens but the last of each sample."""
+        if self._asks_more:
+            return ()
+        begun = tuple(() if sample in self.finished else tuple(tokens[:-1]) for sample, tokens in enumerate(self._tokens))
+        return begun if any(begun) else ()
 
     def fresh(self, event: SamplerEvent) -> Progress | None:
         """The event if it is news; None for a repetition."""
@@ -184,19 +235,21 @@ class _Passed:
                 repeated, self._scored = self._scored, True
             case PromptRouted():
                 repeated, self._routed = self._routed, True
+            case PromptEmbedded():
+                repeated, self._embedded = self._embedded, True
             case SampledToken():
                 repeated = self._repeats(event)
             case SampleFinished(sample=sample):
-                repeated = sample in self._finished
-                self._finished.add(sample)
+                repeated = sample in self.finished
+                self.finished.add(sample)
         return None if repeated else event
 
     def _repeats(self, event: SampledToken) -> bool:
         tokens = self._tokens[event.sample]
-        if event.position == len(tokens) and event.sample not in self._finished:
+        if event.position == len(tokens) and event.sample not in self.finished:
             tokens.append(event.token)
             return False
-        if event.sample not in self._finished and tokens[event.position] != event.token:
+        if event.sample not in self.finished and tokens[event.position] != event.token:
             # Half of one answer and half of another would be neither.
             raise Unavailable("the restarted engine answers differently (its numerics changed); send the request again")
         return True

@@ -50,11 +50,16 @@ class TextStream:
 
 
 class StopStrings:
-    """Watches one continuation for the first of several non-empty strings, and hands out the text before it."""
+    """Watches one continuation for the first of several non-empty strings, and hands out the text before it.
 
-    def __init__(self, tokenizer: Decodes, strings: Sequence[str]) -> None:
+    A string that the first `min_tokens` tokens complete is text like any other.
+    """
+
+    def __init__(self, tokenizer: Decodes, strings: Sequence[str], *, min_tokens: int = 0) -> None:
         self._stream = TextStream(tokenizer)
         self._strings = tuple(strings)
+        self._deaf = min_tokens
+        """Tokens to come that complete no stop string."""
         self._text = ""
         self._taken = 0
         self.matched: str | None = None
@@ -63,6 +68,7 @@ class StopStrings:
     def feed(self, token: int) -> bool:
         """Whether this token completes a stop string; nothing is fed after that."""
         self._append(self._stream.feed(token))
+        self._deaf = max(0, self._deaf - 1)
         return self.matched is not None
 
     def take(self, *, final: bool = False) -> str:
@@ -77,6 +83,8 @@ class StopStrings:
     def _append(self, text: str) -> None:
         seen = len(self._text)
         self._text += text
+        if self._deaf:
+            return
         # The match that begins first wins, as it would in a search over the whole text.
         found = [(at, string) for string in self._strings if (at := self._text.find(string, max(0, seen - len(string) + 1))) >= 0]
         if found:

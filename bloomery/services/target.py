@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from bloomery.types.generation import Weights
+from bloomery.types.generation import Priority, Weights
 
 
 class Target(NamedTuple):
@@ -16,3 +16,8 @@ class Target(NamedTuple):
     """The name as the caller gave it."""
     deployment_id: str | None = None
     revision_id: str | None = None
+
+    @property
+    def priority(self) -> Priority:
+        """Of who asks it for an answer: deployments and base models serve people, a snapshot that nobody deployed is being judged."""
+        return "production" if self.deployment is not None or self.weights.key is None else "evaluation"

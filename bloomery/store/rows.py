@@ -32,6 +32,8 @@ api_key = Table(
     _int("created_us"),
     _int("last_used_us", null=True),
     _int("expires_us", null=True),
+    _int("requests_per_minute", null=True),
+    _int("tokens_per_minute", null=True),
     UniqueConstraint("hash", name="api_key_hash"),
     Index("api_key_name", "project", "name", unique=True),
 )

@@ -16,7 +16,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from bloomery.models.config import read_config
+from bloomery.models.families import read_config
 from bloomery.models.names import stored_places
 from bloomery.models.weight_files import weight_files
 from bloomery.sync.manifest import DIGEST_HEX_DIGITS, Manifest
@@ -43,7 +43,7 @@ COPIED: Final = (
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _PREFIX: Final = "base_model.model."
 _UNEMBED: Final = "model.unembed_tokens"
-_DENSE: Final = (".mlp.gate_proj.", ".mlp.up_proj.", ".mlp.down_proj.")
+_DENSE: Final = (".mlp.gate_proj.", ".mlp.up_proj.", ".mlp.down_proj.", ".mlp.shared_experts.")
 _EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
 _SERVED: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
@@ -76,7 +76,7 @@ def adapter(manifest: Manifest, part: Part, base_model: str) -> list[ExportFile]
     places = blob_places(part, manifest.size_bytes)
     if any(".experts." in name for name in places) and any(projection in name for name in places for projection in _DENSE):
         raise NotSupported(
-            "the adapter is on experts and on dense layers, which PEFT cannot load together: ask for form merged, or train without train_mlp",
+            "the adapter is on experts and on dense or shared ones, which PEFT cannot load together: ask for form merged, or train without train_mlp",
             field="form",
         )
     forms = dict(peft_tensors(places))
@@ -138,14 +138,16 @@ def _whole_model(manifest: Manifest, part: Part) -> dict[str, _Tensor]:
 def _with_adapter(manifest: Manifest, part: Part, base: Path) -> dict[str, _Tensor]:
     config, stored, dtype = read_config(base), _stored(base), _dtype(manifest)
     factors = _AdapterBlob(manifest, part)
-    sources = {name: name for name, _ in stored_places(config)}
+    places = dict(stored_places(config))
+    sources = {name: name for name in places}
     if config.tied_head and factors.of(_HEAD) is not None:
         # The head learned, the embedding did not: they are not the same matrix any more.
         sources[_HEAD] = _EMBEDDING
     tensors = {}
     for name, source in sources.items():
         path, place = stored[source]
-        tensors[name] = _Tensor(Form(dtype, place.form.shape), partial(_part_of_file, path), place, factors.of(name))
+        written = "F32" if name in places and places[name].in_float32 else dtype
+        tensors[name] = _Tensor(Form(written, place.form.shape), partial(_part_of_file, path), place, factors.of(name))
     return tensors
 
 
@@ -214,7 +216,8 @@ def _written(tensor: _Tensor) -> Iterator[tuple[bytes, bytes]]:
             continue
         values = decode(data, stored.dtype)
         if factors is not None and a is not None and b is not None:
-            values = values + (b[first:last] @ a).ravel() * np.float32(factors.scale)
+            # Experts of one tensor lie in its first dimension.
+            values = values + (b[first:last] @ (a if a.ndim == 2 else a[first:last])).ravel() * np.float32(factors.scale)
         yield data, encode(values, written.dtype)
 
 

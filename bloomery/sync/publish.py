@@ -23,6 +23,11 @@ def manifest_key(version: str) -> str:
     return f"manifests/{version}"
 
 
+def card_key(version: str) -> str:
+    """Where the fidelity card of a version lives, once it was measured."""
+    return f"fidelity/{version}.json"
+
+
 def publish(
     write: Write,
     blob: bytes,

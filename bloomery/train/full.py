@@ -2,7 +2,8 @@
 
 Every tensor belongs to one part, and the parts that the run does not train are those of the engine's own decoder, shared and not copied:
 `attn` (projections, norms of queries and keys, and the norm before), `mlp` (projections or experts with their router, and the norm before),
-`unembed` (token embedding, last norm and head: both sides of the vocabulary). In fp32 the decoder's trained tensors are the masters themselves.
+`unembed` (token embedding, per-layer inputs, last norm and head: both sides of the vocabulary). In fp32 the decoder's trained tensors are the
+masters themselves.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from bloomery.types.operations import LoraSpec
 
 _ALIGN = 16
 """Elements: every view begins at a cache line, as tensors of their own do, so that products with them take the same kernels."""
-_ATTENTION = ("attention_norm", "qkv", "q_norm", "k_norm", "o")
+_ATTENTION = ("attention_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "latent", "o", "attention_out_norm")
 
 
 class Slot(NamedTuple):
@@ -100,6 +101,7 @@ class FullParameters:
     def _own_decoder(self, base: Decoder) -> Decoder:
         masters = dict(self.named(self.masters))
         own = {name: masters[name].to(base.dtype) if name in masters else tensor.data for name, tensor in base.named_parameters()}
+        own |= dict(base.named_buffers())
         decoder = Decoder(base.config, dtype=base.dtype, device="meta").requires_grad_(False)
         decoder.load_state_dict(own, assign=True)
         for name, tensor in decoder.named_parameters():

@@ -12,13 +12,10 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from bloomery.models.adapters import Factors, FusedAdapter, TargetShape, target_shapes
+from bloomery.models.adapters import PUBLISHED_EXPERTS, PUBLISHED_PREFIX, Factors, FusedAdapter, TargetShape, target_shapes
 from bloomery.models.decoder import Decoder
 from bloomery.types.errors import InvalidInput
 from bloomery.types.operations import LoraSpec
-
-PUBLISHED_PREFIX = "base_model.model.model."
-PUBLISHED_EXPERTS = ".mlp.experts."
 
 
 class Slot(NamedTuple):

@@ -1,6 +1,7 @@
 """One forward, and one backward, over micro-batches of several runs.
 
-A pass computes the base model once for the rows of all its shares. Each run keeps the numbers that it has alone: rows are padded by their own
+A pass computes the base model once for the rows of all its shares, but what follows the last attention apart for the rows that learn and for others,
+of which nobody needs a backward. Each run keeps the numbers that it has alone: rows are padded by their own
 sequence, an adapter applies to its own range of rows, and terms and factors of a run are reduced over its own rows in their own order.
 Shapes: R packed rows, D hidden, K soft targets per row.
 """
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from bloomery.models.adapters import UNEMBED, AdapterRows, FusedAdapter
 from bloomery.models.attention import ROW_PAD, PackedAttention, pad_to
-from bloomery.models.decoder import Decoder
+from bloomery.models.decoder import Decoder, Trunk
 from bloomery.models.experts import Routing
 from bloomery.models.head import HeadRows, pooled_logprobs
 from bloomery.train.batch import MicroBatch
@@ -59,13 +60,13 @@ def compute(shares: Sequence[Share]) -> list[Computed]:
     with torch.set_grad_enabled(backward):
         places = _lay_out(shares, decoder.device)
         routing = Routing(_given(places))
-        hidden_RD = _hidden(decoder, places, routing)
+        ending = _Ending(decoder, _trunk(decoder, places, routing), _segments(places), routing)
         learning = [place.learning for place in places]
-        learned = _logprobs(decoder, hidden_RD, places, learning)
+        learned = _logprobs(ending, places, learning)
         terms = [_terms(place, rows, logprobs) for place, rows, logprobs in zip(places, learning, learned, strict=True) if len(rows)]
         with torch.no_grad():
             others = [torch.where(place.packed.real_R & ~place.learns_R)[0] for place in places]
-            unlearned = _logprobs(decoder, hidden_RD, places, others)
+            unlearned = _logprobs(ending, places, others)
         if terms:
             torch.autograd.backward(terms, [torch.ones_like(term) for term in terms])
     results = []
@@ -114,15 +115,32 @@ def _given(places: Sequence[_Place]) -> Tensor | None:
     return torch.cat([place.packed.routing_RLT if place.packed.routing_RLT is not None else rows for place, rows in zip(places, free, strict=True)])
 
 
-def _hidden(decoder: Decoder, places: Sequence[_Place], routing: Routing) -> Tensor:
-    """Hidden states [R, D] of all rows."""
+def _trunk(decoder: Decoder, places: Sequence[_Place], routing: Routing) -> Trunk:
+    """Of all rows."""
     lengths = [length for place in places for length in place.packed.lengths]
     exact = [place.share.loss.exact or not place.share.backward for place in places for _ in place.packed.lengths]
-    segments = tuple((place.adapter, place.start, place.start + place.share.rows) for place in places)
     attention = PackedAttention(lengths, exact=exact, device=decoder.device)
     tokens_R = torch.cat([place.packed.tokens_R for place in places])
     positions_R = torch.cat([place.packed.positions_R for place in places])
-    return decoder.hidden(tokens_R, positions_R, attention, AdapterRows(segments), routing)
+    return decoder.trunk(tokens_R, positions_R, attention, _segments(places), routing)
+
+
+def _segments(places: Sequence[_Place]) -> AdapterRows:
+    return AdapterRows(tuple((place.adapter, place.start, place.start + place.share.rows) for place in places))
+
+
+class _Ending:
+    """What follows the last attention, for whichever rows are asked for; experts there are told of all rows at once."""
+
+    def __init__(self, decoder: Decoder, trunk: Trunk, adapters: AdapterRows, routing: Routing) -> None:
+        self.decoder, self._trunk, self._routing = decoder, trunk, routing
+        self._whole_RD = decoder.finish(trunk, adapters, routing) if decoder.ends_sparse else None
+
+    def hidden(self, rows_C: Tensor, adapters: AdapterRows) -> Tensor:
+        """Hidden states of these rows, to which the adapters apply in this order."""
+        if self._whole_RD is not None:
+            return self._whole_RD.index_select(0, rows_C)
+        return self.decoder.finish(self._trunk.rows(rows_C), adapters, self._routing)
 
 
 def _terms(place: _Place, rows: Tensor, logprobs: Tensor) -> Tensor:
@@ -130,7 +148,7 @@ def _terms(place: _Place, rows: Tensor, logprobs: Tensor) -> Tensor:
     return place.share.loss.terms(logprobs, inputs, place.packed.sequence_R[rows])
 
 
-def _logprobs(decoder: Decoder, hidden_RD: Tensor, places: Sequence[_Place], chosen: Sequence[Tensor]) -> list[Tensor]:
+def _logprobs(ending: _Ending, places: Sequence[_Place], chosen: Sequence[Tensor]) -> list[Tensor]:
     """Log-probabilities [rows, K] of chosen rows of every place; places with the same K share their products."""
     found = [place.packed.targets_RK.new_zeros((0, place.packed.targets_RK.shape[1]), dtype=torch.float32) for place in places]
     by_width: dict[int, list[int]] = defaultdict(list)
@@ -138,16 +156,18 @@ def _logprobs(decoder: Decoder, hidden_RD: Tensor, places: Sequence[_Place], cho
         if len(rows):
             by_width[place.packed.targets_RK.shape[1]].append(number)
     for numbers in by_width.values():
-        segments, indices, targets, start = [], [], [], 0
+        segments, adapters, indices, targets, start = [], [], [], [], 0
         for number in numbers:
             place, rows = places[number], chosen[number]
             padded = torch.cat([rows, rows[:1].expand(pad_to(len(rows), ROW_PAD) - len(rows))])
             factors = None if place.adapter is None else place.adapter.get(UNEMBED)
             segments.append(HeadRows(factors, start, start + len(padded)))
+            adapters.append((place.adapter, start, start + len(padded)))
             indices.append(padded + place.start)
             targets.append(place.packed.targets_RK[padded])
             start += len(padded)
-        logprobs = pooled_logprobs(hidden_RD.index_select(0, torch.cat(indices)), decoder.head_weight, segments, torch.cat(targets))
+        decoder, hidden_RD = ending.decoder, ending.hidden(torch.cat(indices), AdapterRows(tuple(adapters)))
+        logprobs = pooled_logprobs(hidden_RD, decoder.head_weight, segments, torch.cat(targets), decoder.config.logit_softcap)
         for number, segment in zip(numbers, segments, strict=True):
             found[number] = logprobs[segment.start : segment.start + len(chosen[number])]
     return found

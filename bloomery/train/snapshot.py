@@ -6,11 +6,10 @@ from typing import Literal, NamedTuple
 import torch
 from blake3 import blake3
 
-from bloomery.models.adapters import Factors, FusedAdapter, fuse
+from bloomery.models.adapters import Factors, FusedAdapter, fuse, published_factor
 from bloomery.models.decoder import Decoder
 from bloomery.models.load import fill
 from bloomery.models.tensor_bytes import Packed, pack
-from bloomery.train.lora import PUBLISHED_EXPERTS, PUBLISHED_PREFIX
 from bloomery.train.trainable import Trainable
 
 
@@ -36,9 +35,9 @@ def write(weights: Trainable) -> bytes:
 
 def read(data: bytes, *, rank: int, alpha: float, device: torch.device | str = "cpu") -> FusedAdapter:
     """The adapter of a weights blob, with the very bits that the trainer's forward used."""
-    tensors = {name.removeprefix(PUBLISHED_PREFIX).replace(PUBLISHED_EXPERTS, ".mlp."): tensor.to(device) for name, tensor in Packed(data).items()}
-    targets = dict.fromkeys(name.removesuffix(".weight").rpartition(".")[0] for name in tensors)
-    return fuse({target: Factors(tensors[f"{target}.lora_A.weight"], tensors[f"{target}.lora_B.weight"]) for target in targets}, alpha / rank)
+    tensors = {published_factor(name): tensor.to(device) for name, tensor in Packed(data).items()}
+    targets = dict.fromkeys(name.rpartition(".")[0] for name in tensors)
+    return fuse({target: Factors(tensors[f"{target}.lora_A"], tensors[f"{target}.lora_B"]) for target in targets}, alpha / rank)
 
 
 def read_model(data: bytes, base: Decoder) -> Decoder:

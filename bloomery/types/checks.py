@@ -13,13 +13,20 @@ from numpy.typing import NDArray
 from bloomery.types.arrays import Array
 from bloomery.types.custom_loss import LOGPROBS, CustomLoss, check_custom_loss
 from bloomery.types.errors import InvalidInput
-from bloomery.types.generation import Generate, PromptTargets
+from bloomery.types.generation import Generate, PromptTargets, SamplingParams
 from bloomery.types.losses import CUSTOM, LOSSES, TARGETS, LossForm, Option
 from bloomery.types.operations import AdamParams, Datum, ForwardBackward
 from bloomery.types.routing import RoutingShape, check_routing
 
 MAX_SEED: Final = (1 << 63) - 1
 MAX_SAMPLES: Final = 1024
+MAX_PENALTY: Final = 2.0
+"""Of presence and frequency, as OpenAI bounds it, to both sides."""
+MIN_REPETITION_PENALTY: Final = 0.01
+MAX_REPETITION_PENALTY: Final = 100.0
+"""Beyond either, logits of float32 could overflow."""
+MAX_BIAS: Final = 100.0
+"""As OpenAI bounds it, to both sides."""
 MAX_TARGETS: Final = 1 << 24
 """Targets of one operation, soft ones each counted: their log-probabilities and terms go through one message."""
 MAX_CELLS: Final = 1 << 23
@@ -84,13 +91,13 @@ def check_generate(generate: Generate, size: Bounds) -> None:
     _check_whole("max_tokens", params.max_tokens, least=0)
     if prompt.shape[0] + (params.max_tokens > 0) > size.context:
         raise InvalidInput(f"a prompt of {prompt.shape[0]} tokens leaves no room in the model's context of {size.context}", field="prompt")
-    _check_number("temperature", params.temperature)
-    if not 0 < params.top_p <= 1:
-        raise InvalidInput(f"`top_p` is {params.top_p}: it must be above 0 and at most 1", field="top_p")
-    _check_whole("top_k", params.top_k, least=0)
+    _check_distribution(params, size)
     _check_whole("num_samples", generate.num_samples, least=1, most=MAX_SAMPLES)
     if params.max_tokens == 0 and generate.num_samples != 1:
         raise InvalidInput("`max_tokens` 0 only scores the prompt: set `num_samples` to 1", field="num_samples")
+    if generate.embed and ((params.max_tokens, generate.num_samples) != (1, 1) or generate.scores_prompt or generate.routing):
+        raise InvalidInput("`embed` samples and scores nothing: set `max_tokens` and `num_samples` to 1, and ask for nothing else", field="embed")
+    _check_begun(generate, size)
     _check_whole("top_logprobs", generate.top_logprobs, least=0, most=size.vocab_size)
     _check_whole("prompt_top_k", generate.prompt_top_k, least=0, most=size.vocab_size)
     _check_whole("prompt_draws", generate.prompt_draws, least=0)
@@ -98,6 +105,36 @@ def check_generate(generate: Generate, size: Bounds) -> None:
     if generate.targets is not None:
         _check_prompt_targets(generate.targets, prompt.shape[0], size)
     _check_widths(generate, size)
+
+
+def _check_distribution(params: SamplingParams, size: Bounds) -> None:
+    _check_number("temperature", params.temperature)
+    if not 0 < params.top_p <= 1:
+        raise InvalidInput(f"`top_p` is {params.top_p}: it must be above 0 and at most 1", field="top_p")
+    _check_whole("top_k", params.top_k, least=0)
+    _check_number("min_p", params.min_p, most=1)
+    _check_number("presence_penalty", params.presence_penalty, least=-MAX_PENALTY, most=MAX_PENALTY)
+    _check_number("frequency_penalty", params.frequency_penalty, least=-MAX_PENALTY, most=MAX_PENALTY)
+    _check_number("repetition_penalty", params.repetition_penalty, least=MIN_REPETITION_PENALTY, most=MAX_REPETITION_PENALTY)
+    _check_whole("min_tokens", params.min_tokens, least=0, most=params.max_tokens)
+    if params.min_tokens and params.stop_tokens:
+        _check_ids(np.array(params.stop_tokens), "`stop_token_ids`", "stop_token_ids", size)
+    if params.logit_bias:
+        tokens, biases = zip(*params.logit_bias, strict=True)
+        _check_ids(np.array(tokens), "`logit_bias`", "logit_bias", size)
+        if len(set(tokens)) < len(tokens):
+            raise InvalidInput("`logit_bias` names a token twice: give each one bias", field="logit_bias")
+        for bias in biases:
+            _check_number("logit_bias", bias, least=-MAX_BIAS, most=MAX_BIAS)
+
+
+def _check_begun(generate: Generate, size: Bounds) -> None:
+    if not any(generate.begun):
+        return
+    longest = max(map(len, generate.begun))
+    if generate.scores_prompt or generate.routing or len(generate.begun) != generate.num_samples or longest >= generate.params.max_tokens:
+        raise InvalidInput("`begun` is for each sample what it has of its tokens but the last, where nothing is asked of the prompt", field="begun")
+    _check_ids(np.array([token for tokens in generate.begun for token in tokens], np.int64), "`begun`", "begun", size)
 
 
 def _check_prompt_targets(targets: PromptTargets, length: int, size: Bounds) -> None:

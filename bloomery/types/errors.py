@@ -25,6 +25,22 @@ class InvalidInput(BloomeryError):
     code, category = "invalid", "user"
 
 
+class TooLarge(InvalidInput):
+    """More than is taken at a time."""
+
+    code = "too_large"
+
+
+class RateLimited(BloomeryError):
+    """The key has used what it may use in a minute: of `resource`, and there is some again after `retry_after_s`."""
+
+    code, category = "rate_limit_exceeded", "user"
+
+    def __init__(self, message: str, *, field: str | None = None, resource: str = "requests", retry_after_s: float = 1.0) -> None:
+        super().__init__(message, field=field)
+        self.resource, self.retry_after_s = resource, retry_after_s
+
+
 class NotFound(BloomeryError):
     """No such thing, or not the caller's."""
 

@@ -6,19 +6,33 @@ from bloomery.types.arrays import Array
 from bloomery.types.wire import Wire
 
 FinishReason = Literal["stop", "length", "abort"]
+Priority = Literal["production", "rollout", "evaluation"]
+"""Who goes first where requests share a process, in this order; each class has a floor (`infer/plan`)."""
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+"""Whose log-probabilities: the model's own (temperature 1, nothing else), or those of the distribution that tokens were drawn from."""
 NO_LOGPROB: Final = -99999.0
 """Stands for the likeliest tokens where there are none: before the first token of a prompt, and where nothing was asked."""
 
 
-class Weights(Wire, frozen=True):
+class Weights(Wire, frozen=True, tag="weights"):
     """The weights to sample with: a version, and the blob to load it from when it is not in memory (None: the base model)."""
 
     version: str
     key: str | None = None
 
 
+class Live(Wire, frozen=True, tag="live"):
+    """Whatever the engine serves under a name, at every token: an update of the name reaches requests that run."""
+
+    name: str
+
+
 class SamplingParams(Wire, frozen=True):
-    """`temperature` 0 is greedy; `top_k` 0 and `top_p` 1 mean no truncation. Noise is Philox(seed modulo 2**64; sample, position)."""
+    """`temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 mean no truncation. Noise is Philox(seed modulo 2**64; sample, position).
+
+    In this order logits are penalised for repetition, frequency and presence, biased, masked, divided by `temperature`, and truncated by `min_p`,
+    `top_k` and `top_p`.
+    """
 
     max_tokens: int
     seed: int
@@ -26,6 +40,35 @@ class SamplingParams(Wire, frozen=True):
     top_k: int = 0
     top_p: float = 1.0
     stop_tokens: tuple[int, ...] = ()
+    min_p: float = 0.0
+    """Least probability of a token as a share of that of the likeliest."""
+    presence_penalty: float = 0.0
+    """Taken off the logits of tokens that were sampled before; the prompt does not count."""
+    frequency_penalty: float = 0.0
+    """The same for each time that they were."""
+    repetition_penalty: float = 1.0
+    """Divides the positive logits, and multiplies the others, of tokens of the prompt and of those that were sampled before."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, what is added to its logit), each token once."""
+    min_tokens: int = 0
+    """Until so many are sampled, `stop_tokens` are not drawn."""
+
+    @property
+    def penalises(self) -> bool:
+        """Whether a token depends on which ones stand before it, and not only on what the model makes of them."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+    @property
+    def truncates(self) -> bool:
+        """Whether unlikely tokens are left out."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+class Grammar(Wire, frozen=True):
+    """What every continuation must be: JSON that fits a schema, a match of a regular expression, or a text of a grammar in llguidance's Lark."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
 
 
 class PromptTargets(Wire, frozen=True):
@@ -39,7 +82,7 @@ class Generate(Wire, frozen=True, tag="generate"):
     """Sample `num_samples` continuations of `prompt` (int32 [P]) and, where asked, score the prompt; `max_tokens` 0 only scores."""
 
     request_id: str
-    weights: Weights
+    weights: Weights | Live
     prompt: Array
     params: SamplingParams
     num_samples: int = 1
@@ -53,6 +96,13 @@ class Generate(Wire, frozen=True, tag="generate"):
     top_logprobs: int = 0
     routing: bool = False
     """Whether to tell which experts the tokens went to; of a mixture of experts alone."""
+    embed: bool = False
+    """Whether to tell what the model made of the prompt, instead of sampling: with `max_tokens` 1 and one sample, which ends without a token."""
+    priority: Priority = "rollout"
+    begun: tuple[tuple[int, ...], ...] = ()
+    """What another process sampled of each sample before it went away: tokens behind those are sampled, and told. None where nobody began."""
+    grammar: Grammar | None = None
+    """Masks the tokens that lead out of it; stop tokens come only where it may end, and the model's own log-probabilities know nothing of it."""
 
     @property
     def scores_prompt(self) -> bool:
@@ -98,8 +148,19 @@ class PromptRouted(Wire, frozen=True, tag="prompt_routed"):
     experts: Array
 
 
-class SampledToken(Wire, frozen=True, tag="token"):
-    """One token: `logprob` is the model's own (temperature 1, untruncated); `top` are (token, logprob) pairs, best first."""
+class PromptEmbedded(Wire, frozen=True, tag="prompt_embedded"):
+    """What the model made of the prompt, where that was asked: `vector` float32 [D], its last token's hidden state after the final norm."""
+
+    request_id: str
+    vector: Array
+
+
+class SampledToken(Wire, frozen=True, tag="token", omit_defaults=True):
+    """One token: `logprob` is the model's own (temperature 1, untruncated); `top` are (token, logprob) pairs, best first.
+
+    `processed_logprob` and `processed_top` are the same of the distribution that the token was drawn from: after penalties, bias, masks, temperature
+    and truncation, none of what those exclude among them. None where that distribution is the model's own. A greedy token has the log-probability 0.
+    """
 
     request_id: str
     sample: int
@@ -110,6 +171,18 @@ class SampledToken(Wire, frozen=True, tag="token"):
     top: tuple[tuple[int, float], ...] = ()
     fed_experts: Array | None = None
     """Where routing was asked: int32 [L, T], of the token before this one, which was fed to sample it. Nobody feeds the last one of a sample."""
+    version: str | None = None
+    """The weights that it was sampled with, said of a sample's first token and of every one whose weights are not those of the one before."""
+    processed_logprob: float | None = None
+    processed_top: tuple[tuple[int, float], ...] | None = None
+
+    def logprob_as(self, mode: LogprobsMode) -> float:
+        """The log-probability of the token, of the distribution that is asked for."""
+        return self.logprob if mode == "raw_logprobs" or self.processed_logprob is None else self.processed_logprob
+
+    def top_as(self, mode: LogprobsMode) -> tuple[tuple[int, float], ...]:
+        """The likeliest tokens of that distribution."""
+        return self.top if mode == "raw_logprobs" or self.processed_top is None else self.processed_top
 
 
 class SampleFinished(Wire, frozen=True, tag="finished"):
@@ -128,4 +201,4 @@ class GenerateFailed(Wire, frozen=True, tag="generate_failed"):
     category: Literal["user", "server"]
 
 
-SamplerEvent = PromptFound | PromptScored | PromptRouted | SampledToken | SampleFinished | GenerateFailed
+SamplerEvent = PromptFound | PromptScored | PromptRouted | PromptEmbedded | SampledToken | SampleFinished | GenerateFailed

@@ -7,15 +7,19 @@ Frames: 4 bytes little-endian length, then msgpack.
 """
 
 import struct
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
-from bloomery.types.generation import Abort, Generate, SamplerEvent
+from bloomery.types.arrays import Array
+from bloomery.types.fidelity import Mode
+from bloomery.types.generation import Abort, Generate, SamplerEvent, Weights
 from bloomery.types.operations import Operation, Result, RunSpec
 from bloomery.types.wire import Wire, encode
 
 MAX_FRAME_BYTES: Final = 1 << 30
+Role = Literal["engine", "replica"]
+"""What a process that holds a base model is for: an engine trains and samples, a replica only samples."""
 
 
 class BaseInfo(Wire, frozen=True):
@@ -66,7 +70,23 @@ class Drain(Wire, frozen=True, tag="drain"):
     """Clean stop: finish what runs, checkpoint every run, answer `Drained`."""
 
 
-ToEngine = OpenRun | Execute | Acknowledge | CloseRun | Drain | Generate | Abort
+class Answer(Wire, frozen=True):
+    """One answer of a sampler: `tokens` int32 [N], those of the prompt first, and float32 `logprobs` of the others."""
+
+    tokens: Array
+    logprobs: Array
+
+
+class Compare(Wire, frozen=True, tag="compare"):
+    """Make a fidelity card: what does the trainer's forward say of these answers, which a sampler gave with these weights?"""
+
+    request_id: str
+    weights: Weights
+    answers: tuple[Answer, ...]
+    mode: Mode
+
+
+ToEngine = OpenRun | Execute | Acknowledge | CloseRun | Drain | Generate | Abort | Compare
 
 
 class Welcome(Wire, frozen=True, tag="welcome"):
@@ -79,6 +99,7 @@ class Welcome(Wire, frozen=True, tag="welcome"):
     """CPU flags, torch build, threads, pads, library of the products, dtype: equal ids promise equal bits."""
     bit_exact: bool
     runs: dict[str, int]
+    role: Role = "engine"
 
 
 class RunOpened(Wire, frozen=True, tag="run_opened"):
@@ -131,9 +152,23 @@ class EngineStatus(Wire, frozen=True, tag="status"):
     queued_operations: int
     tokens_sampled: int
     tokens_trained: int
+    waiting_by_priority: dict[str, int] = msgspec.field(default_factory=dict)
+    """Of the sequences that wait, how many of each class; those of which none waits are left out."""
+    cache_usage: float = 0.0
+    """Share of the key and value cache that those who run take, 0 to 1."""
+    preemptions: int = 0
+    """Sequences that had to leave the cache again before their end."""
 
 
-FromEngine = Welcome | RunOpened | OperationDone | CheckpointWritten | RunClosed | Drained | SamplerEvents | EngineStatus
+class Compared(Wire, frozen=True, tag="compared"):
+    """The card (JSON of `resources.Fidelity`), or why there is none."""
+
+    request_id: str
+    card: bytes = b""
+    error: str | None = None
+
+
+FromEngine = Welcome | RunOpened | OperationDone | CheckpointWritten | RunClosed | Drained | SamplerEvents | EngineStatus | Compared
 
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

@@ -193,6 +193,25 @@ class Revision(Resource):
     updated_us: int
 
 
+class Fidelity(Resource):
+    """How far the sampler's log-probabilities of some of its tokens were from the trainer's (`docs/fidelity.md`)."""
+
+    mode: Literal["exact", "plain"]
+    verdict: Literal["pass", "fail"]
+    k3: float
+    mean_abs: float
+    max_abs: float
+    bit_equal: float
+    sequences: int
+    tokens: int
+    first_difference: str | None
+    """Where in the model the two forwards part first; None where they do not."""
+    dtype: str
+    numerics: str
+    """Of the process that computed the trainer's side."""
+    measured_us: int
+
+
 class Deployment(Resource):
     """A served name with its numbered revisions, of which one is live."""
 
@@ -202,6 +221,8 @@ class Deployment(Resource):
     base_hash: str
     live: Revision
     revisions: list[Revision]
+    fidelity: Fidelity | None = None
+    """The card of the live version; None until it was measured."""
     created_us: int
     updated_us: int
 
@@ -349,6 +370,10 @@ class CreateKey(Resource):
     project: Name | None = None
     ttl_s: int | None = Field(None, ge=1, le=10 * 365 * 86_400)
     """Seconds after which it is refused; without it the key lasts until it is revoked."""
+    requests_per_minute: int | None = Field(None, ge=1, le=10**9)
+    """Under the OpenAI contract; without it there is no limit."""
+    tokens_per_minute: int | None = Field(None, ge=1, le=10**12)
+    """The same, of prompts and answers together."""
 
 
 class Key(Resource):
@@ -361,6 +386,8 @@ class Key(Resource):
     created_us: int
     last_used_us: int | None
     expires_us: int | None
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
 
 
 class NewKey(Key):
@@ -381,6 +408,16 @@ class EngineState(Resource):
     detail: dict[str, Any]
 
 
+class ReplicaState(Resource):
+    """One replica, as the api sees it; those of a base start when something is deployed on it, or when the base is asked as a served model."""
+
+    name: str
+    base_hash: str
+    wanted: bool
+    ready: bool
+    detail: dict[str, Any]
+
+
 class TrafficState(Resource):
     """The recorder: `dropped` spans found the queue full, `failed` ones met an error while being written."""
 
@@ -397,6 +434,7 @@ class Status(Resource):
     version: str
     started_us: int
     engines: list[EngineState]
+    replicas: list[ReplicaState]
     traffic: TrafficState
 
 

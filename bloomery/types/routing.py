@@ -5,12 +5,15 @@ free.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput
+
+_DENSE_AT_FIRST: Final[Mapping[str, int]] = {"deepseek_v3": 3, "kimi_k2": 1, "glm4_moe": 1, "glm4_moe_lite": 1}
+"""Layers of a family, where its config does not say how many."""
 
 
 class RoutingShape(NamedTuple):
@@ -23,12 +26,22 @@ class RoutingShape(NamedTuple):
     @classmethod
     def of_config(cls, raw: Mapping[str, Any]) -> "RoutingShape | None":
         """From the text of a `config.json`; None for a dense model."""
-        experts = raw.get("num_experts") or raw.get("num_local_experts")
-        if not experts:
+        experts = raw.get("num_experts") or raw.get("num_local_experts") or raw.get("n_routed_experts")
+        if not experts or raw.get("enable_moe_block") is False:
             return None
-        step, dense = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
-        layers = (layer for layer in range(raw["num_hidden_layers"]) if layer not in dense and (layer + 1) % step == 0)
-        return cls(tuple(layers), raw["num_experts_per_tok"], experts)
+        top_k = raw["top_k_experts"] if raw.get("enable_moe_block") else raw["num_experts_per_tok"]
+        return cls(tuple(layer for layer in range(raw["num_hidden_layers"]) if _is_sparse(raw, layer)), top_k, experts)
+
+
+def _is_sparse(raw: Mapping[str, Any], layer: int) -> bool:
+    """Qwen counts steps and names dense layers, GLM and DeepSeek begin with dense ones, or say it of every layer."""
+    kinds, first = raw.get("mlp_layer_types"), raw.get("first_k_dense_replace")
+    if kinds:
+        return bool(kinds[layer] == "sparse")
+    if first is None:
+        first = _DENSE_AT_FIRST.get(raw.get("model_type", ""), 0)
+    step, dense = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
+    return bool(layer >= first and layer not in dense and (layer + 1) % step == 0)
 
 
 def check_routing(routing: Array, tokens: int, shape: RoutingShape | None, field: str) -> None:

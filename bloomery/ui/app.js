@@ -65,9 +65,11 @@ async function get(path) {
 async function showStatus() {
   const status = await get("/status");
   const engines = status.engines.map((engine) => `${engine.aliases.join(", ")}: ${engine.ready ? "ready" : "starting"}`).join(" · ");
+  const wanted = status.replicas.filter((replica) => replica.wanted);
+  const replicas = wanted.length ? ` · ${wanted.filter((replica) => replica.ready).length} of ${wanted.length} replicas ready` : "";
   const { mode, dropped, failed } = status.traffic;
   const lost = dropped + failed;
-  say(`${engines} · recording ${mode}${lost ? ` · ${lost} spans lost` : ""}`, lost > 0);
+  say(`${engines}${replicas} · recording ${mode}${lost ? ` · ${lost} spans lost` : ""}`, lost > 0);
 }
 
 async function showRuns() {
@@ -98,6 +100,12 @@ async function fetchLosses(run) {
   }
 }
 
+// "pass" where sampler and trainer agree as promised; the difference stands beside it where there is one.
+function fidelity(card) {
+  if (card === null) return "not measured yet";
+  return card.max_abs === 0 ? `${card.verdict}, equal bits` : `${card.verdict}, k3 ${card.k3.toPrecision(1)} (${card.mode})`;
+}
+
 async function showDeployments() {
   const deployments = (await get(`/deployments?limit=${MAX_ROWS}`)).data;
   fill("deployments", deployments, "nothing is deployed yet", (deployment) =>
@@ -106,6 +114,7 @@ async function showDeployments() {
       cell(deployment.base_model),
       cell(`revision ${deployment.live.number} of ${deployment.revisions.length}`),
       cell(short(deployment.live.version), "code"),
+      cell(fidelity(deployment.fidelity)),
       cell(time(deployment.live.updated_us)),
     ]),
   );

@@ -10,7 +10,7 @@ from blake3 import blake3
 from tokenizers import Tokenizer
 
 from bloomery.models import tiny
-from bloomery.models.config import read_config
+from bloomery.models.families import read_config
 from bloomery.models.weight_files import check_weights, weight_files
 from bloomery.types.errors import InvalidInput, NotFound, blame
 
@@ -22,6 +22,8 @@ _SHORT: Final[Mapping[str, str]] = {"float32": "fp32", "bfloat16": "bf16"}
 # An engine before it holds anything, and what activations, optimizers and caches of a few runs add to the weights.
 _PROCESS_BYTES: Final = 300_000_000
 _HEADROOM: Final = 1.25
+# The weights once more, as the sampler multiplies them (`infer/packing`).
+_PACKED: Final = 1
 
 _ALIAS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _IDENTITY_FILES: Final = (
@@ -69,7 +71,7 @@ def check(model: Wanted, dtype: str) -> BaseModel:
     with blame(InvalidInput, f"the weights in {model.directory} cannot be used"):
         parameters = check_weights(model.directory, config)
     _check_tokenizer(model.directory, config.vocab_size)
-    needs = int(parameters * BYTES_PER_PARAMETER[dtype] * _HEADROOM) + _PROCESS_BYTES
+    needs = int(parameters * BYTES_PER_PARAMETER[dtype] * (_HEADROOM + _PACKED)) + _PROCESS_BYTES
     return BaseModel(model.alias, model.directory, parameters, needs)
 
 
@@ -84,7 +86,7 @@ def refuse_what_does_not_fit(models: Sequence[BaseModel], dtype: str, free_bytes
     needs = sum(model.needs_bytes for model in models)
     if needs > free_bytes:
         names = ", ".join(model.alias for model in models)
-        smaller = sum(model.parameters for model in models) * BYTES_PER_PARAMETER["bfloat16"] * _HEADROOM + _PROCESS_BYTES * len(models)
+        smaller = sum(model.parameters for model in models) * BYTES_PER_PARAMETER["bfloat16"] * (_HEADROOM + _PACKED) + _PROCESS_BYTES * len(models)
         hint = "use --dtype bfloat16 or a smaller model" if dtype == "float32" and smaller <= free_bytes else "free memory or use a smaller model"
         raise InvalidInput(f"{names} needs {gigabytes(needs)}, {gigabytes(free_bytes)} free: {hint}", field="model")
 

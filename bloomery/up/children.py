@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,11 +15,15 @@ from typing import Final
 
 from bloomery.obs.logs import LOG_FILE_BYTES
 from bloomery.types.ids import now_us
+from bloomery.up.cores import Placement
 
 FIRST_DELAY_S: Final = 0.1
 LONGEST_DELAY_S: Final = 10.0
 MAX_UNREADY_DEATHS: Final = 5
 """A child that dies this often without having been ready once in between will not get better by itself."""
+
+REPLICA: Final = "replica-"
+"""Names of replicas begin with it."""
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -58,8 +63,10 @@ class Child:
         self.state = State.STARTING
         self.since_us = now_us()
         """When `state` began."""
+        self._begun = False
         self._process: subprocess.Popen[bytes] | None = None
         self._start_at = 0.0
+        self._placement = Placement()
 
     @property
     def name(self) -> str:
@@ -90,7 +97,7 @@ class Child:
 
     def start(self) -> None:
         """Begin a life."""
-        program = self.program
+        program, self._begun = self.program, True
         if program.socket:
             program.socket.unlink(missing_ok=True)
         with program.log.open("ab") as log:
@@ -103,8 +110,24 @@ class Child:
                 pass_fds=program.inherit,
                 # Ctrl-C in a terminal reaches its whole process group, and these stop in an order.
                 process_group=0,
-                preexec_fn=end_with(os.getpid(), signal.SIGKILL),
+                preexec_fn=_before_the_program(end_with(os.getpid(), signal.SIGKILL), self._placement),
             )
+
+    def put(self, placement: Placement) -> None:
+        """Run there from now on, in this life and in those after it."""
+        self._placement = placement
+        if self._process is None or sys.platform != "linux":
+            return
+        # Threads that end meanwhile, or the whole process, need no place.
+        with suppress(FileNotFoundError):
+            for task in Path(f"/proc/{self._process.pid}/task").iterdir():
+                with suppress(ProcessLookupError):
+                    _put(int(task.name), placement)
+
+    @property
+    def begun(self) -> bool:
+        """Whether it was ever started."""
+        return self._begun
 
     def reap(self) -> int | None:
         """The exit status when the process has died since the last look; decides when the next one starts."""
@@ -168,3 +191,23 @@ def end_with(parent: int, number: int) -> Callable[[], None] | None:
             os._exit(1)
 
     return arrange
+
+
+def _before_the_program(arrange: Callable[[], None] | None, placement: Placement) -> Callable[[], None] | None:
+    if arrange is None:
+        return None
+
+    def prepare() -> None:
+        arrange()
+        _put(0, placement)
+
+    return prepare
+
+
+def _put(thread: int, placement: Placement) -> None:
+    """Place one thread; 0 is the calling one, and threads that it starts follow it."""
+    if placement.cores is not None:
+        os.sched_setaffinity(thread, placement.cores)
+    # Never back: that takes rights which a user's process lacks.
+    if placement.niceness > os.getpriority(os.PRIO_PROCESS, thread):
+        os.setpriority(os.PRIO_PROCESS, thread, placement.niceness)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from bloomery.config.data_dir import DataDir
 from bloomery.types.errors import NotFound, Unavailable
 from bloomery.up import health
-from bloomery.up.children import State
+from bloomery.up.children import REPLICA, State
 from bloomery.up.lock import Holder, holder
 from bloomery.up.supervisor import API_STOP_S, ENGINE_STOP_S
 
@@ -34,6 +34,11 @@ class Process(NamedTuple):
     def ready(self) -> bool:
         """Whether it does its work."""
         return self.state == State.READY
+
+    @property
+    def is_replica(self) -> bool:
+        """Whether it only serves what is deployed."""
+        return self.name.startswith(REPLICA)
 
 
 class Server(NamedTuple):
@@ -63,7 +68,10 @@ def status(data: DataDir) -> Server:
     seen, known = health.ask(found.host, found.port), processes(data)
     if seen.answers and not seen.waiting_for:
         # The supervisor looks less often than the state changes.
-        known = tuple(process._replace(state=State.READY) if process.pid else process for process in known)
+        known = tuple(
+            process._replace(state=State.READY) if process.pid and (not process.is_replica or process.name in seen.replicas) else process
+            for process in known
+        )
     return Server(found, known, seen.answers)
 
 

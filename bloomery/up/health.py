@@ -1,4 +1,4 @@
-"""What the api says about itself and the engines, asked with a short deadline."""
+"""What the api says about itself, the engines and the replicas, asked with a short deadline."""
 
 import json
 from http.client import HTTPConnection, HTTPException
@@ -9,10 +9,15 @@ _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 class Health(NamedTuple):
-    """`answers`: the api is there; `waiting_for`: aliases whose engine is not."""
+    """`answers`: the api is there; `waiting_for`: aliases whose engine is not.
+
+    `wanted`: bases whose replicas are to run; `replicas`: names of those that answer.
+    """
 
     answers: bool
     waiting_for: frozenset[str]
+    wanted: frozenset[str] = frozenset()
+    replicas: frozenset[str] = frozenset()
 
 
 def ask(host: str, port: int) -> Health:
@@ -21,8 +26,10 @@ def ask(host: str, port: int) -> Health:
     try:
         connection.request("GET", "/healthz")
         answer = json.loads(connection.getresponse().read())
-    except (OSError, HTTPException, ValueError):
+        replicas = answer["replicas"]
+        return Health(True, frozenset(answer.get("waiting_for", ())), frozenset(replicas["wanted"]), frozenset(replicas["ready"]))
+    except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError):
+        # Nobody there, or somebody who says something else: an error, or another program on the port.
         return Health(answers=False, waiting_for=frozenset())
     finally:
         connection.close()
-    return Health(answers=True, waiting_for=frozenset(answer.get("waiting_for", ())))

@@ -7,23 +7,24 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from bloomery import __version__
-from bloomery.config import ApiConfig, EngineConfig, ModelConfig, RecordMode, to_json
+from bloomery.config import ApiConfig, EngineConfig, ModelConfig, RecordMode, ReplicaConfig, to_json
 from bloomery.config.data_dir import DataDir
 from bloomery.obs import logs
-from bloomery.obs.machine import free_memory_bytes, usable_cpus
+from bloomery.obs.machine import free_memory_bytes
 from bloomery.types.errors import Conflict, InvalidInput
 from bloomery.types.ids import now_us
 from bloomery.types.keys import PREFIX
-from bloomery.up import base_models, health, keys, layout
+from bloomery.up import base_models, cores, health, keys, layout
 from bloomery.up.base_models import BaseModel
-from bloomery.up.children import Child, Program
+from bloomery.up.children import REPLICA, Child, Program
+from bloomery.up.cores import Shares
 from bloomery.up.lock import Holder, Lock, check_free, locked
 from bloomery.up.supervisor import Supervisor
 
@@ -38,7 +39,10 @@ _READY_S_PER_GB: Final = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpOptions:
-    """What `bloomery up` was asked for; `port` 0 takes any free one, `threads` None every processor."""
+    """What `bloomery up` was asked for; `port` 0 takes any free one, `threads` None those that `cores` finds.
+
+    `replicas` of each base model run from the start; None: one runs from when it is wanted, if there is memory for it.
+    """
 
     data_dir: Path
     host: str
@@ -48,13 +52,16 @@ class UpOptions:
     dtype: str
     threads: int | None
     custom_losses: bool
+    max_waiting: int
+    replicas: int | None
+    plain: bool
 
 
 def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
     """Serve in the foreground until a stop signal; what is refused is refused before anything is written."""
     _check_host(options.host, environment)
     models = [base_models.check(model, options.dtype) for model in base_models.wanted(options.models)]
-    _check_memory(models, options.dtype)
+    replicas = _check_memory(models, options.dtype, options.replicas)
     data = DataDir(options.data_dir.expanduser().resolve())
     layout.check(data)
     check_free(data)
@@ -68,8 +75,8 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
         holder = Holder(pid=os.getpid(), host=options.host, port=port, started_us=now_us(), runtime_dir=str(runtime))
         lock.announce(holder)
         try:
-            supervisor = _supervisor(options, models, data, holder, lock, environment)
-            gigabytes = sum(model.needs_bytes for model in models) / 1e9
+            supervisor = _supervisor(options, models, replicas, data, holder, lock, environment)
+            gigabytes = (1 + (options.replicas or 0)) * sum(model.needs_bytes for model in models) / 1e9
             supervisor.run(ready_within_s=_READY_S + _READY_S_PER_GB * gigabytes, on_ready=lambda: _greet(holder, key, data))
         finally:
             shutil.rmtree(runtime)
@@ -91,9 +98,12 @@ def say(line: str) -> None:
 
 
 def _supervisor(
-    options: UpOptions, models: Sequence[BaseModel], data: DataDir, holder: Holder, lock: Lock, environment: Mapping[str, str]
+    options: UpOptions, models: Sequence[BaseModel], replicas: int, data: DataDir, holder: Holder, lock: Lock, environment: Mapping[str, str]
 ) -> Supervisor:
-    configs = _model_configs(options, models, Path(holder.runtime_dir))
+    hashes = [base_models.base_hash(model.directory) for model in models]
+    from_start = options.replicas is not None
+    shares = cores.share(engines=len(set(hashes)), replicas=replicas, from_start=from_start, threads=options.threads)
+    configs = _model_configs(options, models, hashes, replicas, shares, Path(holder.runtime_dir))
     api = ApiConfig(
         data_dir=str(data.root),
         host=holder.host,
@@ -101,29 +111,70 @@ def _supervisor(
         record=options.record,
         models=configs,
         custom_losses=options.custom_losses,
+        max_waiting=options.max_waiting,
     )
-    api_child = Child(_program("api", "bloomery.api", to_json(api), data, holder, lock, _environment(environment, threads=1)))
+
+    def child(name: str, module: str, config: ApiConfig | EngineConfig, *, threads: int, socket_path: str | None = None) -> Child:
+        return Child(_program(name, module, to_json(config), data, holder, lock, _environment(environment, threads=threads), socket_path))
+
     engines: dict[Child, frozenset[str]] = {}
+    serving: dict[Child, str] = {}
     for served in {config.socket: config for config in reversed(configs)}.values():
-        config = EngineConfig(data_dir=str(data.root), model=served)
-        name = "engine-" + served.alias.replace("/", "-")
-        program = _program(
-            name, "bloomery.engine", to_json(config), data, holder, lock, _environment(environment, threads=served.threads), served.socket
-        )
-        engines[Child(program)] = frozenset(other.alias for other in configs if other.socket == served.socket)
-    return Supervisor(api_child, engines, ask=lambda: health.ask(holder.host, holder.port), state_file=data.processes, say=say)
+        say(f"{served.alias}: {cores.announce(shares, replicas, from_start=from_start)}")
+        for config, name in _processes(data, served, shares, plain=options.plain):
+            made = child(name, "bloomery.engine", config, threads=config.model.threads, socket_path=config.model.socket)
+            if config.role == "replica":
+                made.put(shares.replica)
+                serving[made] = served.base_hash
+            else:
+                engines[made] = frozenset(other.alias for other in configs if other.socket == served.socket)
+    return Supervisor(
+        child("api", "bloomery.api", api, threads=1),
+        engines,
+        serving,
+        wanted=frozenset(hashes) if from_start else frozenset(),
+        engine_placement=shares.engine,
+        ask=lambda: health.ask(holder.host, holder.port),
+        state_file=data.processes,
+        say=say,
+    )
 
 
-def _model_configs(options: UpOptions, models: Sequence[BaseModel], runtime: Path) -> tuple[ModelConfig, ...]:
-    """Names of the same base share one engine and its socket."""
-    threads = options.threads or usable_cpus()
-    sockets: dict[str, str] = {}
+def _processes(data: DataDir, served: ModelConfig, shares: Shares, *, plain: bool) -> Iterator[tuple[EngineConfig, str]]:
+    """The engine of a base and its replicas, with their names."""
+    yield EngineConfig(data_dir=str(data.root), model=served, plain=plain), "engine-" + _in_a_file_name(served.alias)
+    for replica in served.replicas:
+        model = replace(served, socket=replica.socket, threads=shares.replica_threads)
+        yield EngineConfig(data_dir=str(data.root), model=model, role="replica", plain=plain), replica.name
+
+
+def _model_configs(
+    options: UpOptions, models: Sequence[BaseModel], hashes: Sequence[str], replicas: int, shares: Shares, runtime: Path
+) -> tuple[ModelConfig, ...]:
+    """Names of the same base share one engine, its socket, and its replicas, which bear the first of the names."""
+    first: dict[str, int] = {}
     configs = []
-    for model in models:
-        base = base_models.base_hash(model.directory)
-        path = sockets.setdefault(base, str(runtime / f"engine-{len(sockets)}.sock"))
-        configs.append(ModelConfig(alias=model.alias, path=str(model.directory), base_hash=base, dtype=options.dtype, threads=threads, socket=path))
+    for index, (model, base) in enumerate(zip(models, hashes, strict=True)):
+        number = first.setdefault(base, index)
+        name = REPLICA + _in_a_file_name(models[number].alias)
+        configs.append(
+            ModelConfig(
+                alias=model.alias,
+                path=str(model.directory),
+                base_hash=base,
+                dtype=options.dtype,
+                threads=shares.threads,
+                socket=str(runtime / f"engine-{number}.sock"),
+                replicas=tuple(
+                    ReplicaConfig(name=f"{name}-{copy}", socket=str(runtime / f"replica-{number}-{copy}.sock")) for copy in range(replicas)
+                ),
+            )
+        )
     return tuple(configs)
+
+
+def _in_a_file_name(alias: str) -> str:
+    return alias.replace("/", "-")
 
 
 def _program(
@@ -167,12 +218,19 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _check_memory(models: Sequence[BaseModel], dtype: str) -> None:
+def _check_memory(models: Sequence[BaseModel], dtype: str, replicas: int | None) -> int:
+    """Refuse what does not fit; says how many replicas of each base there can be. Each holds the weights once more."""
     free = free_memory_bytes()
     for model in models:
         say(base_models.announce(model, dtype, free))
-    one_of_each = {model.directory: model for model in models}
-    base_models.refuse_what_does_not_fit(list(one_of_each.values()), dtype, free)
+    one_of_each = list({model.directory: model for model in models}.values())
+    base_models.refuse_what_does_not_fit(one_of_each * (1 + (replicas or 0)), dtype, free)
+    if replicas is not None:
+        return replicas
+    if 2 * sum(model.needs_bytes for model in one_of_each) <= free:
+        return 1
+    say("there is no memory for a replica of its own: the engine serves what is deployed, and answers wait for training")
+    return 0
 
 
 def _free_port(host: str, port: int) -> int:

@@ -1,4 +1,7 @@
-"""Keeps the children running until it is told to stop, then stops them in order: first the api, which lets go of its engines, then the engines."""
+"""Keeps the children running until it is told to stop, then stops them in order: first the api, which lets go of its engines, then the others.
+
+Replicas of a base model run from the start, or from when the api first wants them; from then on the engines keep to processors of their own.
+"""
 
 import json
 import logging
@@ -11,12 +14,13 @@ from typing import Final
 
 from bloomery.types.errors import WorkerError
 from bloomery.up.children import Child, describe_exit
+from bloomery.up.cores import Placement
 from bloomery.up.health import Health
 
 log = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.2
-_HEALTH_EVERY_S: Final = 2.0
+_HEALTH_EVERY_S: Final = 1.0
 _HOUSEKEEPING_EVERY_S: Final = 30.0
 _PATIENCE_LINE_EVERY_S: Final = 15.0
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -32,29 +36,39 @@ class Supervisor:
         self,
         api: Child,
         engines: Mapping[Child, frozenset[str]],
+        replicas: Mapping[Child, str],
         *,
+        wanted: frozenset[str],
+        engine_placement: Placement,
         ask: Callable[[], Health],
         state_file: Path,
         say: Callable[[str], None],
     ) -> None:
+        """`replicas` with the hash of their base, those of `wanted` bases from the start; `engine_placement` is the engines' while replicas run."""
         self._api, self._engines, self._ask, self._state_file, self._say = api, engines, ask, state_file, say
+        self._replicas, self._wanted, self._engine_placement = replicas, wanted, engine_placement
+        self._needed = (*engines, *(replica for replica, base_hash in replicas.items() if base_hash in wanted), api)
+        self._was_ready = False
         self._events: SimpleQueue[int] = SimpleQueue()
         self._stopping = False
         self._next_health = self._next_housekeeping = 0.0
 
     @property
     def _children(self) -> Sequence[Child]:
-        return (*self._engines, self._api)
+        """Those that are to run."""
+        return (*self._engines, *(replica for replica in self._replicas if replica.begun), self._api)
 
     def run(self, *, ready_within_s: float, on_ready: Callable[[], None]) -> None:
         """Start everything, call `on_ready` once, and return after a stop signal; WorkerError when a child cannot be kept alive."""
         for number in (*_STOP_SIGNALS, signal.SIGCHLD):
             signal.signal(number, self._on_signal)
         try:
-            for child in self._children:
+            for child in (*self._engines, self._api):
                 child.start()
+            self._start_wanted()
             self._write_state()
             self._wait_until_ready(ready_within_s)
+            self._was_ready = True
             if not self._stopping:
                 on_ready()
             while not self._stopping:
@@ -66,11 +80,11 @@ class Supervisor:
     def _wait_until_ready(self, within_s: float) -> None:
         start = time.monotonic()
         next_line = start + _PATIENCE_LINE_EVERY_S
-        while not self._stopping and not all(child.ready for child in self._children):
+        while not self._stopping and not all(child.ready for child in self._needed):
             self._wait_for_event(_TICK_S)
             self._next_health = 0.0
             self._look()
-            now, late = time.monotonic(), [child for child in self._children if not child.ready]
+            now, late = time.monotonic(), [child for child in self._needed if not child.ready]
             if late and now - start > within_s:
                 raise WorkerError(f"{late[0].name} was not ready within {within_s:.0f} s; {_end_of_log(late[0])}")
             if late and now > next_line:
@@ -90,6 +104,17 @@ class Supervisor:
         if changed:
             self._write_state()
 
+    def _start_wanted(self) -> bool:
+        """Start the replicas that are wanted and never were started; whether there were any."""
+        new = [replica for replica, base_hash in self._replicas.items() if base_hash in self._wanted and not replica.begun]
+        if new:
+            for engine in self._engines:
+                engine.put(self._engine_placement)
+        for replica in new:
+            log.info("starts %s", replica.name)
+            replica.start()
+        return bool(new)
+
     def _restart_the_dead(self) -> bool:
         changed = False
         for child in self._children:
@@ -103,23 +128,30 @@ class Supervisor:
 
     def _mourn(self, child: Child, how: str) -> None:
         log.warning("%s %s", child.name, how)
-        if child.hopeless:
+        # Training goes on without a replica that cannot start, and who asks it for an answer is told.
+        if child.hopeless and child in self._needed and not (self._was_ready and child in self._replicas):
             raise WorkerError(f"{child.name} {how}, {child.unready_deaths} times without becoming ready; {_end_of_log(child)}")
         self._say(f"{child.name} {how}; starting it again")
 
     def _note_health(self) -> bool:
         health = self._ask()
         before = [child.state for child in self._children]
+        self._wanted |= health.wanted
+        started = self._start_wanted()
         self._api.note_ready(health.answers and self._api.pid is not None)
         for engine, aliases in self._engines.items():
             engine.note_ready(health.answers and engine.pid is not None and not aliases & health.waiting_for)
-        return before != [child.state for child in self._children]
+        for replica in self._replicas:
+            replica.note_ready(replica.pid is not None and replica.name in health.replicas)
+        return started or before != [child.state for child in self._children]
 
     def _stop(self) -> None:
         self._stopping = True
+        # A signal that came in the middle of a look was not waited for: it asked to stop, and not to hurry.
+        self._events = SimpleQueue()
         log.info("stopping")
         self._terminate([self._api], API_STOP_S)
-        self._terminate(list(self._engines), ENGINE_STOP_S)
+        self._terminate([*self._engines, *self._replicas], ENGINE_STOP_S)
         self._write_state()
 
     def _terminate(self, children: list[Child], within_s: float) -> None:

@@ -182,6 +182,7 @@ def test_the_server_says_how_it_is(server: Server) -> None:
     assert [model["alias"] for model in ok(server, "GET", "/models")["data"]] == ["tiny"]
     status = ok(server, "GET", "/status")
     assert status["engines"][0]["ready"]
+    assert status["replicas"] == []
     assert status["traffic"] == {"mode": "full", "queued": 0, "recorded": 0, "dropped": 0, "failed": 0}
     assert ok(server, "POST", "/gc") == {"spans": 0, "blobs": 0, "bytes": 0}
     assert server.http.get("/healthz").json()["status"] == "ok"
@@ -192,7 +193,8 @@ def test_health_names_the_engine_that_is_missing(server: Server) -> None:
     server.call(server.engine.crash())
     server.call(wait_until_lost(server))
     answer = server.http.get("/healthz")
-    assert (answer.status_code, answer.json()) == (503, {"status": "starting", "waiting_for": ["tiny"]})
+    replicas: dict[str, list[str]] = {"wanted": [], "ready": []}
+    assert (answer.status_code, answer.json()) == (503, {"status": "starting", "waiting_for": ["tiny"], "replicas": replicas})
 
 
 async def wait_until_lost(server: Server) -> None:

@@ -27,7 +27,7 @@ def refusal(result: Result) -> str:
 
 def test_a_key_is_printed_once_works_at_once_and_is_taken_back(live_server: LiveServer) -> None:
     data = live_server.data_dir
-    made = run("create", "cli-reader", "--scopes", "read, infer", "--days", "30", data=data)
+    made = run("create", "cli-reader", "--scopes", "read, infer", "--days", "30", "--rpm", "60", "--tpm", "5000", data=data)
     (key,) = made.stdout.splitlines()
     assert key.startswith("tml-")
     assert "key `cli-reader` of project `default` may infer, read" in made.stderr
@@ -37,6 +37,7 @@ def test_a_key_is_printed_once_works_at_once_and_is_taken_back(live_server: Live
     (row,) = [line.split() for line in shown.splitlines() if " cli-reader " in line]
     assert row[:3] == ["default", "cli-reader", "infer,read"]
     assert "never" not in row
+    assert row[-2:] == ["60", "5000"]
     assert "already" in refusal(run("create", "cli-reader", "--scopes", "read", data=data))
     said = run("revoke", "cli-reader", data=data).stdout
     assert said == "key `cli-reader` of project `default` is refused from now on\n"

@@ -45,19 +45,19 @@ def prepare(folder: Path) -> Place:
         for file in _TOKENIZER_FILES:
             shutil.copyfile(tiny.PATH / file, folder / name / file)
     write_data_sets(folder)
-    return Place(_environment(), folder)
+    return Place(environment(ENVIRONMENT, REQUIREMENTS), folder)
 
 
-def _environment() -> Path:
-    """Sees the project's packages through a path file, so that torch is not installed a second time; its own come first."""
-    ready, python = ENVIRONMENT / "ready", ENVIRONMENT / "bin" / "python"
-    made_from = sha256(f"{REQUIREMENTS.read_text()}{sys.version}{_PROJECT_PACKAGES}".encode()).hexdigest()
+def environment(place: Path, requirements: Path) -> Path:
+    """The interpreter of a virtual environment that sees the project's packages by a path file, so that torch is there once; its own come first."""
+    ready, python = place / "ready", place / "bin" / "python"
+    made_from = sha256(f"{requirements.read_text()}{sys.version}{_PROJECT_PACKAGES}".encode()).hexdigest()
     if ready.exists() and ready.read_text() == made_from:
         return python
-    _run(sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT))
-    own_packages = ENVIRONMENT / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    _run(sys.executable, "-m", "venv", "--clear", str(place))
+    own_packages = place / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     (own_packages / "project.pth").write_text(f"{_PROJECT_PACKAGES}\n")
-    _run(str(python), "-m", "pip", "install", "--no-deps", "--progress-bar=off", "--disable-pip-version-check", "-r", str(REQUIREMENTS))
+    _run(str(python), "-m", "pip", "install", "--no-deps", "--progress-bar=off", "--disable-pip-version-check", "-r", str(requirements))
     ready.write_text(made_from)
     return python
 

@@ -28,6 +28,7 @@ from bloomery.types.protocol import (
     FromEngine,
     OpenRun,
     OperationDone,
+    Role,
     RunClosed,
     RunOpened,
     SamplerEvents,
@@ -47,13 +48,13 @@ Message = TypeVar("Message")
 class Engine:
     """One engine and its data directory; it can die and be started again."""
 
-    def __init__(self, model: Path, directory: Path, **environment: str) -> None:
+    def __init__(self, model: Path, directory: Path, *, role: Role = "engine", **environment: str) -> None:
         self.directory = directory
         self.socket = directory / "engine.sock"
         self.environment = environment
         self.blobs = Blobs(directory / "data" / "blobs")
         served = ModelConfig(alias="small", path=str(model), base_hash=BASE, dtype="float32", threads=1, socket=str(self.socket))
-        (directory / "engine.json").write_text(to_json(EngineConfig(data_dir=str(directory / "data"), model=served)))
+        (directory / "engine.json").write_text(to_json(EngineConfig(data_dir=str(directory / "data"), model=served, role=role)))
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, **environment: str) -> None:
@@ -100,9 +101,9 @@ class Engine:
 
 
 @contextmanager
-def engine(model: Path, directory: Path, **environment: str) -> Iterator[Engine]:
+def engine(model: Path, directory: Path, *, role: Role = "engine", **environment: str) -> Iterator[Engine]:
     """A started engine; killed at the end if it lives."""
-    one = Engine(model, directory, **environment)
+    one = Engine(model, directory, role=role, **environment)
     one.start()
     try:
         yield one

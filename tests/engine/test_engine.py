@@ -359,7 +359,9 @@ def test_deaths_while_sampling_and_publishing_leave_the_same_tokens_and_one_vers
             api.send(generate("r", params={"max_tokens": 12}))
             again = api.events("r", until=ended)
             assert first == again[: len(first)]
-            assert (len(first), len(again)) == (4, 13)
+            # What was written down last may not have reached the socket.
+            assert len(first) <= 4
+            assert len(again) == 13
             api.open()
             api.execute(0, *history(1), SNAPSHOT)
             api.until_silence()

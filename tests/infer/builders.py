@@ -161,7 +161,7 @@ def full_logprobs(decoder: Decoder, tokens: Sequence[int], weights: FusedAdapter
     targets[: len(tokens) - 1, 0] = torch.tensor(list(tokens[1:]))
     factors = weights.get(UNEMBED) if weights is not None else None
     with torch.no_grad():
-        return token_logprobs(hidden, decoder.head_weight, factors, targets)[: len(tokens) - 1, 0].numpy()
+        return token_logprobs(hidden, decoder.head_weight, factors, targets, decoder.config.logit_softcap)[: len(tokens) - 1, 0].numpy()
 
 
 def naive(
@@ -174,6 +174,7 @@ def naive(
         last = (len(sequence) - 1) // ROW_PAD * ROW_PAD
         factors = weights.get(UNEMBED) if weights is not None else None
         with torch.no_grad():
-            row = logits(hidden[last : last + ROW_PAD], decoder.head_weight, factors)[len(sequence) - 1 - last]
-        sequence.append(int(choose(row[None].numpy(), [Draw(sample, position, params)])[0]))
+            row = logits(hidden[last : last + ROW_PAD], decoder.head_weight, factors, decoder.config.logit_softcap)[len(sequence) - 1 - last]
+        draw = Draw(sample, position, params, tokens, sequence[len(tokens) :])
+        sequence.append(int(choose(row[None].numpy(), [draw]).tokens_B[0]))
     return sequence[len(tokens) :], full_logprobs(decoder, sequence, weights)[len(tokens) - 1 :].tolist()

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bloomery.infer.plan import LEAST_SHARED, Chunk, Fork, Kept, Limits, Plan, Sample, Stem, fits, in_common, plan_step
+from bloomery.infer.plan import CLASSES, LEAST_SHARED, Chunk, Fork, Kept, Limits, Plan, Sample, Stem, fits, in_common, plan_step
+from bloomery.types.generation import Priority
 
 
 def stem(length: int, mark: object = 0, *, version: str = "v", own: int = 0) -> Stem:
@@ -19,12 +20,19 @@ def stem(length: int, mark: object = 0, *, version: str = "v", own: int = 0) -> 
 
 
 def samples_of(
-    request_id: str, *, prompt: int | Stem, count: int = 1, decodes: bool = True, first_scored: int | None = None, left: int = 1
+    request_id: str,
+    *,
+    prompt: int | Stem,
+    count: int = 1,
+    decodes: bool = True,
+    first_scored: int | None = None,
+    left: int = 1,
+    priority: Priority = "rollout",
 ) -> list[Sample]:
     shared = stem(prompt, request_id) if isinstance(prompt, int) else prompt
     length = len(shared.tokens)
     reusable = length - 1 if first_scored is None else first_scored - 1
-    return [Sample(request_id, index, shared, length, reusable, decodes=decodes, left=left) for index in range(count)]
+    return [Sample(request_id, index, shared, length, reusable, decodes=decodes, left=left, priority=priority) for index in range(count)]
 
 
 class FakeEngine:
@@ -51,7 +59,7 @@ class FakeEngine:
         for sample in plan.preempt:
             self.running.remove(sample)
             sample.cached = 0
-        self.waiting = [*plan.preempt, *self.waiting[len(plan.admit) :]]
+        self.waiting = [*plan.preempt, *(sample for sample in self.waiting if sample not in plan.admit)]
         self.running += plan.admit
         for fork in plan.found:
             self.fork(fork)
@@ -98,11 +106,23 @@ class FakeEngine:
         spent = sum(chunk.stop - chunk.start for chunk in plan.prefill) + len(plan.decode)
         assert spent > 0 or plan.preempt or plan.admit, "nothing happens although someone waits or runs"
         assert spent <= self.limits.token_budget
-        assert list(plan.admit) == self.waiting[: len(plan.admit)], "first come, first served"
-        assert list(plan.preempt) == self.running[len(self.running) - len(plan.preempt) :], "the youngest leave"
+        for priority in CLASSES:
+            admit, waiting, preempt, running = (of(priority, queue) for queue in (plan.admit, self.waiting, plan.preempt, self.running))
+            assert admit == waiting[: len(admit)], "first come, first served"
+            assert preempt == running[len(running) - len(preempt) :], "the youngest leave"
+            self.check_floor(priority, plan)
         assert len(set(plan.decode)) == len(plan.decode)
         ready = [sample for sample in self.running if sample.decodes and not sample.missing and sample not in plan.preempt]
         assert set(ready) <= set(plan.decode), "whoever can decode does"
+
+    def check_floor(self, priority: Priority, plan: Plan) -> None:
+        running, leaving = of(priority, self.running), of(priority, plan.preempt)
+        unfinished = [sample for sample in running if sample.missing and sample not in leaving]
+        assert not unfinished or unfinished[0] in {chunk.sample for chunk in plan.prefill}, "who has a place gets on in every step"
+        came_before = [sample for sample in plan.admit if CLASSES.index(sample.priority) < CLASSES.index(priority)]
+        kept = len(running) - len(leaving)
+        full = not fits([sample for sample in self.running if sample not in plan.preempt] + leaving[:1], self.limits)
+        assert not leaving or kept >= self.limits.floor(priority) or full or not came_before, "a class before takes nothing of the floor"
 
     def decode(self, sample: Sample) -> None:
         assert sample in self.running
@@ -132,6 +152,10 @@ class FakeEngine:
         return plans
 
 
+def of(priority: Priority, samples: Sequence[Sample]) -> list[Sample]:
+    return [sample for sample in samples if sample.priority == priority]
+
+
 class Arrival:
     """Samples of one request: few marks and versions, so that many have beginnings in common."""
 
@@ -144,7 +168,13 @@ class Arrival:
         count = draw(st.integers(1, 4)) if form == "decodes" else 1
         self.quota = draw(st.integers(1, 60))
         self.samples = samples_of(
-            f"r{number}", prompt=prompt, count=count, decodes=form == "decodes", first_scored=scored, left=int(form != "one token")
+            f"r{number}",
+            prompt=prompt,
+            count=count,
+            decodes=form == "decodes",
+            first_scored=scored,
+            left=int(form != "one token"),
+            priority=draw(st.sampled_from(CLASSES)),
         )
 
 
@@ -154,7 +184,7 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
 
 
 small_limits = st.builds(
-    lambda slots, spare, tokens: Limits(slots=slots, token_budget=slots + 8 + spare, cache_tokens=tokens),
+    lambda slots, spare, tokens: Limits(slots=slots, token_budget=slots + 24 + spare, cache_tokens=tokens),
     st.integers(1, 9),
     st.integers(0, 600),
     st.integers(1, 8000),
@@ -173,6 +203,23 @@ def test_everyone_is_served_within_the_budget_and_in_order(arriving, limits, pau
                 engine.step()
     engine.run()
     assert len(engine.finished) == submitted
+
+
+@settings(max_examples=60, deadline=None)
+@given(limits=small_limits, lengths=st.lists(st.integers(1, 900), min_size=1, max_size=5), meek=st.sampled_from(["rollout", "evaluation"]))
+def test_no_class_starves_however_much_of_those_before_it_arrives(limits, lengths, meek):
+    engine, steps, number = FakeEngine(limits), 0, 0
+    (sample,) = samples_of("meek", prompt=300, priority=meek)
+    while sample not in engine.finished:
+        while len(engine.waiting) <= limits.slots:
+            before = CLASSES[number % CLASSES.index(meek)]
+            engine.submit(samples_of(f"r{number}", prompt=lengths[number % len(lengths)], priority=before), quota=9)
+            number += 1
+            if number == 3:
+                engine.submit([sample], quota=20)
+        engine.step()
+        steps += 1
+        assert steps < 2000, "it starves"
 
 
 @given(first=st.lists(st.integers(0, 2), max_size=40), second=st.lists(st.integers(0, 2), max_size=40), same=st.booleans())
@@ -319,3 +366,45 @@ def test_a_prompt_that_another_is_just_prefilling_is_waited_for():
     engine.submit(samples_of("second", prompt=stem(520)), quota=3)
     engine.run()
     assert engine.prefilled == 519
+
+
+def test_production_takes_the_places_of_rollouts_but_for_their_floor():
+    engine = FakeEngine(long_limits(slots=8))
+    engine.submit(samples_of("rollouts", prompt=20, count=12, priority="rollout"), quota=50)
+    engine.step()
+    assert len(engine.running) == 8
+    engine.submit(samples_of("served", prompt=30, count=9, priority="production"), quota=5)
+    engine.step()
+    assert (len(of("production", engine.running)), len(of("rollout", engine.running))) == (6, engine.limits.floor("rollout"))
+    engine.run()
+    assert [sample.request_id for sample in engine.finished][:9] == ["served"] * 9
+
+
+def test_one_who_is_served_waits_for_no_long_prompt_of_a_rollout():
+    engine = FakeEngine(Limits(slots=4, token_budget=64))
+    engine.submit(samples_of("long", prompt=3000, priority="rollout"), quota=1)
+    engine.step()
+    engine.submit(samples_of("served", prompt=40, priority="production"), quota=1)
+    plan = engine.step()
+    assert [chunk.sample.request_id for chunk in plan.prefill] == ["served", "long"]
+    assert [sample.request_id for sample in plan.decode] == ["served"]
+
+
+def test_one_who_is_served_does_not_wait_for_what_an_evaluation_computes():
+    engine = FakeEngine(Limits(slots=4, token_budget=64, cache_tokens=1 << 16))
+    engine.submit(samples_of("judged", prompt=stem(500), priority="evaluation"), quota=3)
+    engine.step()
+    engine.submit(samples_of("served", prompt=stem(520), priority="production"), quota=3)
+    plan = engine.step()
+    assert [fork.sample.request_id for fork in plan.found] == []
+    assert plan.prefill[0].sample.request_id == "served"
+
+
+def test_every_class_prefills_in_every_step():
+    engine = FakeEngine(Limits(slots=4, token_budget=100))
+    for priority in CLASSES:
+        engine.submit(samples_of(priority, prompt=2000, priority=priority), quota=1)
+    engine.step()
+    plan = engine.step()
+    tokens = {chunk.sample.priority: chunk.stop - chunk.start for chunk in plan.prefill}
+    assert tokens == {"production": 72, "rollout": 12, "evaluation": 12}

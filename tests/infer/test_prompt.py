@@ -264,7 +264,7 @@ def asked_together(draw):
 @settings(max_examples=25, deadline=None)
 @given(requests=asked_together(), slots=st.integers(1, 5), spare=st.integers(0, 80), kept=st.sampled_from([0, 100, 4096]))
 def test_with_and_without_what_lies_there_the_bits_are_the_same(model, adapters, requests, slots, spare, kept):
-    engine = sampler(model, adapters, Limits(slots=slots, token_budget=slots + 8 + spare, cache_tokens=2048, kept_tokens=kept))
+    engine = sampler(model, adapters, Limits(slots=slots, token_budget=slots + 24 + spare, cache_tokens=2048, kept_tokens=kept))
     for _ in range(2):
         together = generate(engine, *requests)
         for each in requests:

@@ -78,7 +78,7 @@ def test_tokens_follow_the_asked_distribution(asked):
     count, row = 20_000, logits(1, 24)[0]
     wanted = params(seed=11, **asked)
     rows = np.broadcast_to(row, (count, len(row)))
-    seen = np.bincount(choose(rows, [Draw(position % 7, position, wanted) for position in range(count)]), minlength=len(row))
+    seen = np.bincount(choose(rows, [Draw(position % 7, position, wanted) for position in range(count)]).tokens_B, minlength=len(row))
     expected = brute_force(row, wanted) * count
     assert (seen[expected == 0] == 0).all()
     assert chisquare(seen[expected > 0], expected[expected > 0]).pvalue > 0.001
@@ -106,14 +106,15 @@ def test_truncation_keeps_what_the_definition_keeps(row, top_k, top_p):
 def test_temperature_zero_is_greedy_and_ties_go_to_the_lowest_id():
     rows = logits(3, 50)
     rows[2, [7, 30]] = 20.0
-    chosen = choose(rows, [Draw(0, 0, params(temperature=0.0, seed=seed)) for seed in range(3)])
+    chosen = choose(rows, [Draw(0, 0, params(temperature=0.0, seed=seed)) for seed in range(3)]).tokens_B
     assert chosen.tolist() == [*rows[:2].argmax(-1).tolist(), 7]
 
 
 @pytest.mark.parametrize("temperature", [1e-9, 1e-38, 1e-300])
 def test_a_tiny_temperature_is_greedy_too(temperature):
     rows = logits(4, 50) * 1000
-    assert choose(rows, [Draw(0, position, params(temperature=temperature, top_p=0.9)) for position in range(4)]).tolist() == rows.argmax(-1).tolist()
+    draws = [Draw(0, position, params(temperature=temperature, top_p=0.9)) for position in range(4)]
+    assert choose(rows, draws).tokens_B.tolist() == rows.argmax(-1).tolist()
 
 
 def test_truncated_tokens_have_no_mass():

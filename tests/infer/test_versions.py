@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from bloomery.infer.plan import Limits
-from bloomery.infer.versions import VERSIONS_IN_MEMORY, Model, Versions
+from bloomery.infer.versions import UPDATES_IN_MEMORY, VERSIONS_IN_MEMORY, Model, Versions
 from bloomery.models.decoder import Decoder
-from bloomery.types.errors import Unavailable
+from bloomery.types.errors import Conflict, Unavailable
 from bloomery.types.generation import Weights
-from tests.infer.builders import Adapters, adapter, generate, naive, prompt, request, sampler
+from tests.infer.builders import adapter, generate, naive, prompt, request, sampler
 from tests.train.builders import decoder
 
 LENGTHS = (1, 3, 77, 200, 333, 513)
@@ -59,7 +59,15 @@ class Sized:
 
 def used(versions: Versions, *names: str, in_use: tuple[str, ...] = ()) -> None:
     for name in names:
-        assert versions.get(Weights(version=name, key="k"), in_use=in_use).version == name
+        assert found(versions, name, in_use=in_use).version == name
+
+
+def found(versions: Versions, name: str, in_use: tuple[str, ...] = ()) -> Model:
+    assert versions.ask(Weights(version=name, key="k"), in_use=in_use)
+    versions.wait(10)
+    model = versions.take(name)
+    assert model is not None
+    return model
 
 
 def test_what_was_used_least_recently_makes_room():
@@ -75,14 +83,48 @@ def test_what_was_used_least_recently_makes_room():
     assert source.loads[4:] == ["40-a"]
 
 
-def test_what_a_request_uses_is_kept_even_over_the_limit():
+def test_while_everything_is_in_use_whoever_names_something_else_waits():
     source = Sized()
     versions = Versions(source, lambda: 10_000, limit_bytes=100)
-    used(versions, "60-a", "60-b", "60-c", in_use=("60-a", "60-b"))
-    assert versions.held_bytes == 180
-    used(versions, "1-d")
-    assert versions.held_bytes <= 100
-    assert source.loads == ["60-a", "60-b", "60-c", "1-d"]
+    used(versions, "60-a")
+    assert not versions.ask(Weights(version="60-b", key="k"), in_use=("60-a",))
+    assert source.loads == ["60-a"]
+    used(versions, "60-b")
+    assert source.loads == ["60-a", "60-b"]
+    assert versions.held_bytes == 60
+
+
+def test_one_that_is_over_the_limit_by_itself_is_served_alone():
+    versions = Versions(Sized(), lambda: 10_000, limit_bytes=100)
+    used(versions, "40-a", "300-b")
+    assert versions.held_bytes == 300
+    assert not versions.ask(Weights(version="1-c", key="k"), in_use=("300-b",))
+
+
+def test_what_was_given_as_tensors_stays_until_it_is_let_go_and_there_are_so_many():
+    versions = Versions(Sized(), lambda: 10_000, limit_bytes=100)
+    for index in range(UPDATES_IN_MEMORY):
+        versions.hold(Model(f"given-{index}", None, None), 1, pinned=True)
+    with pytest.raises(Conflict, match="16 versions that were given as tensors are in memory"):
+        versions.hold(Model("given-too", None, None), 1, pinned=True)
+    used(versions, "60-a", "60-b")
+    assert versions.held_bytes == 60 + UPDATES_IN_MEMORY
+    versions.let_go("given-0")
+    versions.let_go("60-b")
+    assert versions.held_bytes == 60 + UPDATES_IN_MEMORY - 1
+    versions.forget_idle(())
+    assert versions.held_bytes == UPDATES_IN_MEMORY - 1
+
+
+def test_what_was_loaded_for_who_is_gone_is_there_for_the_next():
+    source = Sized()
+    versions = Versions(source, lambda: 10_000, limit_bytes=100)
+    assert versions.ask(Weights(version="40-a", key="k"), in_use=())
+    versions.wait(10)
+    versions.settle({"40-a"})
+    assert versions.held_bytes == 0
+    versions.settle(())
+    assert versions.held_bytes == 40
 
 
 def test_small_versions_are_bounded_by_their_number():
@@ -96,7 +138,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers_and_harms_nobody():
     versions = Versions(source, lambda: 500 - versions.held_bytes, limit_bytes=10**9)
     used(versions, "100-a", "0-base")
     with pytest.raises(Unavailable, match=r"version 300-b takes 600 bytes of memory to load, 400 are free"):
-        versions.get(Weights(version="300-b", key="k"), in_use=())
+        versions.ask(Weights(version="300-b", key="k"), in_use=())
     used(versions, "0-base", "100-a")
     assert source.loads == ["100-a", "0-base"]
 
@@ -106,15 +148,26 @@ def test_idle_versions_go_when_memory_is_short():
     versions = Versions(source, lambda: 500 - versions.held_bytes, limit_bytes=10**9)
     used(versions, "100-a", "100-b", "200-c")
     assert versions.held_bytes == 300
-    with pytest.raises(Unavailable, match="200 are free"):
-        versions.get(Weights(version="200-d", key="k"), in_use=("200-c", "100-b"))
+    assert not versions.ask(Weights(version="200-d", key="k"), in_use=("200-c", "100-b"))
+    assert versions.held_bytes == 300
+    used(versions, "200-d")
+    with pytest.raises(Unavailable, match="300 are free"):
+        versions.ask(Weights(version="300-e", key="k"), in_use=())
 
 
-def test_a_version_that_cannot_be_loaded_is_asked_for_again(tmp_path):
-    base = decoder()
-    shelf = Adapters(base, {})
+@pytest.mark.parametrize("size_bytes", [0, 1])
+def test_a_version_that_cannot_be_loaded_is_asked_for_again(size_bytes):
+    class Damaged(Sized):
+        def weigh(self, weights: Weights) -> int:
+            return size_bytes
+
+        def load(self, weights: Weights) -> Model:
+            super().load(weights)
+            raise KeyError(weights.version)
+
+    shelf = Damaged()
     versions = Versions(shelf, lambda: 10**9)
     for _ in range(2):
         with pytest.raises(KeyError):
-            versions.get(Weights(version="v1", key="k"), in_use=())
+            found(versions, "v1")
     assert shelf.loads == ["v1", "v1"]

@@ -7,12 +7,11 @@ import torch
 
 from bloomery.models.adapters import AdapterRows
 from bloomery.models.attention import PackedAttention, packed_positions, packed_starts
-from bloomery.models.config import FAMILIES
 from bloomery.models.decoder import Decoder
 from bloomery.models.head import token_logprobs
 from bloomery.models.load import load_decoder
 from bloomery.models.numerics import probe
-from tests.models.builders import reference, saved
+from tests.models.builders import MODELS, reference, saved
 
 LENGTHS = [5, 37, 130, 1]
 
@@ -32,12 +31,12 @@ def packed_logprobs(decoder: Decoder, tokens: list[torch.Tensor], *, exact: bool
         rows[start : start + len(t)] = t
         targets[start : start + len(t) - 1, 0] = t[1:]
     hidden = decoder.hidden(rows, packed_positions(lengths), PackedAttention(lengths, exact=exact), AdapterRows(((None, 0, starts[-1]),)))
-    logprobs = token_logprobs(hidden, decoder.head_weight, None, targets)
+    logprobs = token_logprobs(hidden, decoder.head_weight, None, targets, decoder.config.logit_softcap)
     return [logprobs[start : start + len(t), 0] for start, t in zip(starts, tokens, strict=False)]
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", MODELS)
 def test_log_probs_equal_those_of_transformers(family: str, exact: bool, tmp_path: Path) -> None:
     decoder = load_decoder(saved(family, tmp_path), dtype=torch.float32)
     model = reference(family)
@@ -52,7 +51,7 @@ def test_log_probs_equal_those_of_transformers(family: str, exact: bool, tmp_pat
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", MODELS)
 def test_a_sequence_has_the_same_bits_in_any_company(family: str, exact: bool, tmp_path: Path) -> None:
     decoder = load_decoder(saved(family, tmp_path), dtype=torch.float32)
     tokens = sequences([3, 30, 333, 77, 200, 512, 513])

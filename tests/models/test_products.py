@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from bloomery.models.attention import ROW_PAD
-from bloomery.models.products import library, linear, product
+from bloomery.models.products import can_pack, library, linear, packed, product
 
 SHAPES = [(64, 128), (256, 1536), (768, 256), (33, 7)]
 
@@ -49,3 +49,18 @@ def test_half_precision_is_torchs_own_product():
     rows, weight = noise(8, 16, dtype=torch.bfloat16), noise(4, 16, seed=1, dtype=torch.bfloat16)
     assert library(torch.bfloat16, torch.device("cpu")) == "torch"
     assert torch.equal(product(rows, weight), F.linear(rows, weight))
+
+
+@pytest.mark.skipif(not can_pack(torch.float32, torch.device("cpu")), reason="no oneDNN here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_a_packed_weight_gives_the_bits_of_the_plain_one_for_any_padded_number_of_rows(inputs, outputs, dtype):
+    rows, weight = noise(132, inputs, dtype=dtype), noise(outputs, inputs, seed=1, dtype=dtype)
+    order = packed(weight)
+    for count in (ROW_PAD, 8, 36, 132):
+        assert torch.equal(product(rows[:count], order), product(rows[:count], weight))
+
+
+def test_what_no_library_packs_is_not_packed():
+    assert not can_pack(torch.float64, torch.device("cpu"))
+    assert not can_pack(torch.float32, torch.device("meta"))

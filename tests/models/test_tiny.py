@@ -13,7 +13,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer
 
-from bloomery.models.config import read_config
+from bloomery.models.families import read_config
 from bloomery.models.tiny import PATH
 from bloomery.models.tiny.corpus import Document, documents_under
 from bloomery.models.tiny.mixture import MAX_TOKENS, Mixture, Shelf, held_back, routable_packages

@@ -14,7 +14,7 @@ from openai import OpenAI
 
 from bloomery.types import protocol
 from bloomery.types.arrays import Array
-from bloomery.types.generation import Generate, GenerateFailed, PromptScored, SampledToken, SampleFinished, SamplerEvent
+from bloomery.types.generation import Generate, GenerateFailed, PromptEmbedded, PromptScored, SampledToken, SampleFinished, SamplerEvent
 from bloomery.types.protocol import FromEngine, SamplerEvents, Welcome
 from tests.api.server import KEY, Server
 from tests.render.builders import byte_level
@@ -23,6 +23,8 @@ from tests.services.fake_engine import FakeEngine
 END = byte_level().token_to_id("<|im_end|>")
 CONTEXT = 512
 OTHER_TOKEN = 50
+PROCESSED_LOGPROB = -0.25
+"""Of every token of an answer, in the distribution that it is said to be drawn from."""
 
 
 def logprob_at(position: int) -> float:
@@ -62,6 +64,10 @@ class ScriptedEngine(FakeEngine):
         super()._take(message)
 
     def _sample(self, request: Generate) -> None:
+        if request.embed:
+            self._tell(PromptEmbedded(request_id=request.request_id, vector=Array.of(np.arange(1, 9, dtype=np.float32))))
+            self._tell(SampleFinished(request_id=request.request_id, sample=0, reason="length"))
+            return
         if request.prompt_logprobs:
             self._tell(_scored(request))
         if request.params.max_tokens == 0:
@@ -80,8 +86,19 @@ class ScriptedEngine(FakeEngine):
             if position == self.script.fail_after:
                 yield GenerateFailed(request_id=request.request_id, message="the weights melted", category="server")
                 return
-            top = ((token, logprob_at(position)), (OTHER_TOKEN, float("-inf")))[: request.top_logprobs]
-            yield SampledToken(request_id=request.request_id, sample=sample, position=position, token=token, logprob=logprob_at(position), top=top)
+            own, drawn_from = (
+                ((token, logprob), (OTHER_TOKEN, float("-inf")))[: request.top_logprobs] for logprob in (logprob_at(position), PROCESSED_LOGPROB)
+            )
+            yield SampledToken(
+                request_id=request.request_id,
+                sample=sample,
+                position=position,
+                token=token,
+                logprob=logprob_at(position),
+                top=own,
+                processed_logprob=PROCESSED_LOGPROB,
+                processed_top=drawn_from,
+            )
         reason = "stop" if tokens[-1] == END else "length"
         yield SampleFinished(request_id=request.request_id, sample=sample, reason=reason)
 

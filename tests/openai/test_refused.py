@@ -13,10 +13,8 @@ from tests.openai.test_contract import USER
 
 FILE = ("rows.jsonl", b"{}" * (1 << 20))
 CALLS: list[tuple[Callable[[OpenAI], Any], str, str]] = [
-    (lambda sdk: sdk.embeddings.create(model="tiny", input="x"), "POST /v1/embeddings", "vectors"),
-    (lambda sdk: sdk.responses.create(model="tiny", input="x"), "POST /v1/responses", "POST /v1/chat/completions"),
-    (lambda sdk: sdk.responses.retrieve("resp_1"), "GET /v1/responses/resp_1", "POST /v1/chat/completions"),
-    (lambda sdk: list(sdk.responses.create(model="tiny", input="x", stream=True)), "POST /v1/responses", "POST /v1/chat/completions"),
+    (lambda sdk: sdk.responses.retrieve("resp_1"), "GET /v1/responses/resp_1", "remembers nothing"),
+    (lambda sdk: sdk.responses.cancel("resp_1"), "POST /v1/responses/resp_1/cancel", "remembers nothing"),
     (lambda sdk: sdk.conversations.create(), "POST /v1/conversations", "keep the conversation in your program"),
     (lambda sdk: sdk.images.generate(model="tiny", prompt="x"), "POST /v1/images/generations", "text alone"),
     (lambda sdk: sdk.images.edit(model="tiny", image=FILE, prompt="x"), "POST /v1/images/edits", "text alone"),
@@ -63,7 +61,7 @@ def test_everything_that_the_contract_knows_is_refused_alike(server: ScriptedSer
 
 def test_where_the_contract_lies_elsewhere_a_refusal_names_the_routes_there(server: ScriptedServer) -> None:
     for path, named in (
-        ("responses", "POST /oai/api/v1/chat/completions"),
+        ("realtime", "POST /oai/api/v1/chat/completions"),
         ("nowhere", "GET /oai/api/v1/models, and this server's own contract under /api/v1"),
     ):
         message = server.http.post(f"/oai/api/v1/{path}", json={}).json()["error"]["message"]
@@ -77,7 +75,7 @@ def test_what_nobody_knows_is_told_what_there_is(sdk: OpenAI, server: ScriptedSe
         sdk.get(f"{server.url}/v1{path}", cast_to=object)
     assert (unknown.value.code, unknown.value.type) == ("not_found", "invalid_request_error")
     assert "no route GET /v1" in unknown.value.message
-    assert "POST /v1/chat/completions, POST /v1/completions and GET /v1/models" in unknown.value.message
+    assert "POST /v1/responses, POST /v1/embeddings and GET /v1/models" in unknown.value.message
 
 
 def test_a_wrong_key_is_said_before_a_wrong_path(server: ScriptedServer) -> None:

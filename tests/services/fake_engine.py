@@ -16,6 +16,7 @@ from bloomery.store.blobs import Blobs
 from bloomery.types import protocol
 from bloomery.types.arrays import Array
 from bloomery.types.errors import NotFound
+from bloomery.types.fidelity import Sampled, compare, verdict
 from bloomery.types.generation import (
     NO_LOGPROB,
     Abort,
@@ -48,6 +49,8 @@ from bloomery.types.protocol import (
     BaseInfo,
     CheckpointWritten,
     CloseRun,
+    Compare,
+    Compared,
     Drain,
     Drained,
     EngineStatus,
@@ -55,11 +58,13 @@ from bloomery.types.protocol import (
     FromEngine,
     OpenRun,
     OperationDone,
+    Role,
     RunClosed,
     RunOpened,
     SamplerEvents,
     Welcome,
 )
+from bloomery.types.resources import Fidelity
 from bloomery.types.wire import encode
 from tests.render.builders import CHATML, byte_level, write
 
@@ -93,8 +98,9 @@ class HeldRun:
 class FakeEngine:
     """`gate` holds the executor; `crash` is a death with all memory, `hang_up` only ends the connection."""
 
-    def __init__(self, socket: Path, blobs: Blobs, *, checkpoint_every: int = 2, numerics: str = "fake-numerics") -> None:
-        self.socket, self.blobs, self.checkpoint_every, self.numerics = socket, blobs, checkpoint_every, numerics
+    def __init__(self, socket: Path, blobs: Blobs, *, checkpoint_every: int = 2, numerics: str = "fake-numerics", role: Role = "engine") -> None:
+        self.socket, self.blobs, self.checkpoint_every, self.numerics, self.role = socket, blobs, checkpoint_every, numerics, role
+        self.bit_exact = True
         self.gate = asyncio.Event()
         self.gate.set()
         self.runs: dict[str, HeldRun] = {}
@@ -107,6 +113,9 @@ class FakeEngine:
         self.executed: list[Execute] = []
         self.sampled: list[Generate] = []
         self.aborted: list[Abort] = []
+        self.compared: list[Compare] = []
+        self.refuse_to_compare: str | None = None
+        self.silent_about_comparisons = False
         self.found_tokens = 0
         """Of every prompt, that were there already."""
         self._queue: deque[Execute] = deque()
@@ -140,12 +149,18 @@ class FakeEngine:
             self._writer = None
         self._queue.clear()
 
+    def say(self, *, queued_operations: int) -> None:
+        """A status."""
+        self._post(EngineStatus(running_sequences=0, waiting_sequences=0, queued_operations=queued_operations, tokens_sampled=0, tokens_trained=0))
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.hang_up()
         self._writer = writer
         base = BaseInfo(base_hash=BASE, model_type="fake", vocab_size=VOCABULARY, context=CONTEXT, parameters=1, dtype="float32", parts=PARTS)
         held = {run_id: run.last_seq for run_id, run in self.runs.items()}
-        self._post(Welcome(boot_id=f"boot-{self._boots}", pid=1, base=base, numerics=self.numerics, bit_exact=True, runs=held))
+        self._post(
+            Welcome(boot_id=f"boot-{self._boots}", pid=1, base=base, numerics=self.numerics, bit_exact=self.bit_exact, runs=held, role=self.role)
+        )
         for run in self.runs.values():
             for done in run.unacknowledged.values():
                 self._post(done)
@@ -187,6 +202,24 @@ class FakeEngine:
                 self._sample(message)
             case Abort():
                 self.aborted.append(message)
+            case Compare():
+                self._compare(message)
+
+    def _compare(self, message: Compare) -> None:
+        """The trainer says of every token that it has -1.0 too."""
+        self.compared.append(message)
+        if self.silent_about_comparisons:
+            return
+        if self.refuse_to_compare is not None:
+            self._post(Compared(request_id=message.request_id, error=self.refuse_to_compare))
+            return
+        sampled = [Sampled(tuple(answer.tokens.numpy().tolist()), answer.logprobs.numpy()) for answer in message.answers]
+        numbers = compare(sampled, [np.full(len(each.logprobs), -1.0, np.float32) for each in sampled])
+        known = {name: value for name, value in numbers._asdict().items() if name != "worst"} | {"measured_us": len(self.compared)}
+        card = Fidelity(
+            mode=message.mode, verdict=verdict(numbers, message.mode), first_difference=None, dtype="float32", numerics=self.numerics, **known
+        )
+        self._post(Compared(request_id=message.request_id, card=card.model_dump_json().encode()))
 
     def _open(self, message: OpenRun) -> None:
         self.opened.append(message)

@@ -220,6 +220,7 @@ def test_answers_that_are_no_rows_are_counted_by_reason(tmp_path: Path) -> None:
                 {"choices": two},
                 {"request": {"prompt": "no chat"}, "kind": "completion"},
                 {"choices": [{"message": {"role": "assistant", "content": None}}]},
+                {"choices": [{"message": {"role": "assistant", "content": "I add.", "tool_calls": [{"id": "call_1"}]}}]},
                 {"request": {"messages": parts}},
             ]
         ):
@@ -229,7 +230,7 @@ def test_answers_that_are_no_rows_are_counted_by_reason(tmp_path: Path) -> None:
         assert {name: version.counts[f"traffic.{name}"] for name in ("several_answers", "not_chat", "not_text", "accepted")} == {
             "several_answers": 1,
             "not_chat": 1,
-            "not_text": 1,
+            "not_text": 2,
             "accepted": 1,
         }
         assert await pairs(stage, version.id) == [("a", "1"), ("in parts", "a")]

@@ -12,6 +12,8 @@ import pytest
 from bloomery.config import ModelConfig
 from bloomery.services.deployments import Deployments
 from bloomery.services.engines import EngineLink
+from bloomery.services.fleet import Fleet
+from bloomery.services.meters import Meters
 from bloomery.services.models import Models, Size
 from bloomery.services.sampling import MAX_SUBMISSIONS, SampleStream, Sampling, draw_seed
 from bloomery.services.target import Target
@@ -76,7 +78,8 @@ async def open_sampling(directory: Path) -> AsyncIterator[Sampling]:
         link = await stack.enter_async_context(EngineLink(BASE, directory / "s", asyncio.Queue()))
         models = Models([config], {BASE: link})
         versions = Versions(database, models)
-        yield Sampling({BASE: link}, models, Deployments(database, models, versions), versions)
+        meters = Meters(models, {BASE: {"engine": link}}, 64)
+        yield Sampling(Fleet({BASE: link}, {}, set()), models, Deployments(database, models, versions), versions, meters)
 
 
 def play(directory: Path, story: Callable[[Sampling], Awaitable[None]], engine: FakeEngine | None = None) -> None:
@@ -136,6 +139,21 @@ def test_a_request_that_kills_every_engine_is_given_up(tmp_path: Path) -> None:
             await sampling.complete(ME, TARGET, request())
 
     play(tmp_path, story, dying(tmp_path, deaths=100))
+
+
+def test_half_an_answer_of_an_engine_that_is_not_bit_exact_ends_with_the_engine(tmp_path: Path) -> None:
+    async def story(sampling: Sampling) -> None:
+        stream = sampling.stream(ME, TARGET, request())
+        assert [(await anext(stream)).token, (await anext(stream)).token] == [100, 101]  # type: ignore[union-attr]
+        with pytest.raises(Unavailable, match=r"--plain.* send the request again"):
+            await anext(stream)
+        assert engine.requests == 1
+        again = await sampling.complete(ME, TARGET, request())
+        assert [sample.tokens for sample in again.samples] == [[100, 101, 102, 103]]
+
+    engine = dying(tmp_path, deaths=1)
+    engine.bit_exact = False
+    play(tmp_path, story, engine)
 
 
 def test_an_engine_that_comes_back_with_other_numbers_is_not_mixed_in(tmp_path: Path) -> None:
@@ -261,8 +279,10 @@ def test_no_more_of_a_routing_is_told_than_may_be_given_back() -> None:
 
 def test_a_routing_is_told_once_whatever_happens_to_the_engine(tmp_path: Path) -> None:
     async def story(sampling: Sampling) -> None:
-        link = sampling._links[BASE]
-        events = [event async for event in SampleStream(link, request(max_tokens=6, routing=True))]
+        group = sampling._fleet.group(BASE, production=False)
+        assert group is not None
+        asked = request(max_tokens=6, routing=True)
+        events = [event async for event in SampleStream(group, asked, lambda: sampling._meters.request(BASE, asked, bounded=False))]
         assert [type(event) for event in events] == [PromptRouted, *[SampledToken] * 6, SampleFinished]
         assert engine.requests == 3
 

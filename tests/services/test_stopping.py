@@ -29,9 +29,9 @@ class Bytes:
 TOKENIZER = Bytes()
 
 
-def run(text: str, strings: list[str]) -> tuple[str, int, str | None]:
+def run(text: str, strings: list[str], min_tokens: int = 0) -> tuple[str, int, str | None]:
     """Text handed out piece by piece, number of tokens consumed, and the match."""
-    watch = StopStrings(TOKENIZER, strings)
+    watch = StopStrings(TOKENIZER, strings, min_tokens=min_tokens)
     pieces, used = [], 0
     for token in TOKENIZER.encode(text):
         used += 1
@@ -51,6 +51,12 @@ def test_a_stop_string_over_several_tokens_ends_at_its_last_token() -> None:
 
 def test_a_stop_string_of_several_bytes_per_character_is_found() -> None:
     assert run("so gut 🔥 wie neu", ["🔥"])[::2] == ("so gut ", "🔥")
+
+
+def test_a_string_that_the_first_tokens_complete_is_text_and_one_that_they_begin_is_not() -> None:
+    assert run("x-y-x-y", ["-y"], min_tokens=3)[::2] == ("x-y-x", "-y")
+    assert run("x-y-x-y", ["-y"], min_tokens=2) == ("x", 3, "-y")
+    assert run("x-y", ["-y"], min_tokens=9)[::2] == ("x-y", None)
 
 
 def test_the_string_that_begins_first_wins() -> None:

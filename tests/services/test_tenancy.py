@@ -39,6 +39,8 @@ SCOPES_OF = {
     "Auth.create": "admin",
     "Auth.list": "admin",
     "Auth.revoke": "admin",
+    "Cards.get": "read train deploy",
+    "Cards.measure": "train deploy",
     "Checkpoints.delete": "train",
     "Checkpoints.find": LOOK,
     "Checkpoints.latest": LOOK,
@@ -107,14 +109,17 @@ SCOPES_OF = {
     "Versions.find": "infer read train deploy",
 }
 """Any one of the scopes is enough."""
-OF_THE_KEY_ITSELF = {"Auth.mine", "Auth.give_up"}
-"""Any key may look at itself, and give itself up."""
+OF_THE_KEY_ITSELF = {"Auth.mine", "Auth.give_up", "Limits.headers", "Limits.prompt", "Limits.request", "Limits.sampled"}
+"""Any key may look at itself, give itself up, and use up what it may."""
 NOT_ASKED_BY_CALLERS = {
     # What a process does for itself, or what says who calls in the first place.
+    "Cards": {"next", "on"},
     "Auth": {"load", "check", "check_fingerprint", "note_use"},
     "Identity": {"check", "exchange"},
+    "Fleet": {"group"},
     "Garbage": {"expire"},
     "CustomLosses": {"require_offered"},
+    "Meters": {"exposition", "refused", "request"},
     "Models": {"load", "all", "resolve", "size", "tokenizer", "check_room"},
     "Rendering": {"prompt", "encode"},
     "Sessions": {"forget", "note_asked", "store_asked"},
@@ -163,6 +168,8 @@ ROWS = ImportRows(format="jsonl", splits={"train": '{"text": "a", "label": "b"}'
 VERSION = Version(Weights(version=BASE), BASE, "tiny")
 
 ARE_NOT_FOUND: dict[str, list[Attempt]] = {
+    "Cards.get": [lambda s, w: s.cards.get(STRANGER, w.version), lambda s, w: s.cards.get(STRANGER, w.deployment)],
+    "Cards.measure": [lambda s, w: s.cards.measure(STRANGER, w.version), lambda s, w: s.cards.measure(STRANGER, w.sampler_path)],
     "Checkpoints.delete": [lambda s, w: s.checkpoints.delete(STRANGER, w.path)],
     "Checkpoints.find": [lambda s, w: s.checkpoints.find(STRANGER, w.path), lambda s, w: s.checkpoints.find(STRANGER, w.sampler_path)],
     "Checkpoints.named": [

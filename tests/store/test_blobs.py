@@ -28,6 +28,13 @@ def test_a_blob_comes_back_and_can_be_replaced_and_deleted(blobs: Blobs) -> None
         blobs.get("checkpoints/run-1/12-ab.safetensors")
 
 
+def test_a_folder_is_no_blob_and_a_blob_no_folder(blobs: Blobs) -> None:
+    blobs.put("checkpoints/run-1", b"one")
+    for key in ("checkpoints", "checkpoints/run-1/12"):
+        with pytest.raises(NotFound, match=f"no blob `{key}`"):
+            blobs.get(key)
+
+
 def test_a_blob_that_was_written_since_is_not_deleted_as_an_old_one(blobs: Blobs) -> None:
     blobs.put("snapshots/a", b"four")
     (written,) = blobs.list("snapshots")

@@ -123,7 +123,7 @@ def test_layers_that_are_dense_and_layers_of_experts_merge_alike(tmp_path: Path)
     config = Qwen3MoeConfig(**SMALL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, mlp_only_layers=[0], norm_topk_prob=True)
     Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "base")
     trained = Trained(tmp_path / "base")
-    with pytest.raises(NotSupported, match="on experts and on dense layers, which PEFT cannot load together: ask for form merged"):
+    with pytest.raises(NotSupported, match="on experts and on dense or shared ones, which PEFT cannot load together: ask for form merged"):
         adapter(trained.manifest, trained.part, "base")
     trained.export(tmp_path / "out")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")

@@ -16,7 +16,7 @@ def finished(sample: int, reason: str) -> SampleFinished:
 
 
 def test_samples_are_complete_when_each_has_ended() -> None:
-    gathering = Gathering(2, None)
+    gathering = Gathering(2, None, "raw_logprobs")
     for event in (token(1, 0, 7), token(0, 0, 5), token(0, 1, 6), finished(0, "length")):
         assert gathering.take(event) is None
     assert not gathering.complete
@@ -27,7 +27,7 @@ def test_samples_are_complete_when_each_has_ended() -> None:
 
 def test_a_stop_string_ends_its_sample_and_no_other() -> None:
     first, second, late = TOKENIZER.encode("xy"), TOKENIZER.encode("ab"), 1
-    gathering = Gathering(2, lambda: StopStrings(TOKENIZER, ["xy"]))
+    gathering = Gathering(2, lambda: StopStrings(TOKENIZER, ["xy"]), "raw_logprobs")
     assert gathering.take(token(0, 0, first[0])) is None
     assert gathering.take(token(0, 1, first[1])) == 0
     assert gathering.take(token(0, 2, late)) is None
@@ -39,7 +39,7 @@ def test_a_stop_string_ends_its_sample_and_no_other() -> None:
 
 
 def test_what_was_asked_about_the_prompt_is_kept() -> None:
-    gathering = Gathering(1, None)
+    gathering = Gathering(1, None, "raw_logprobs")
     assert gathering.scored is None
     scored = PromptScored(request_id="r", logprobs=Array.of(np.array([np.nan, -1, -2], np.float32)))
     assert gathering.take(scored) is None

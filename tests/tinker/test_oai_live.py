@@ -52,6 +52,16 @@ def test_weights_answer_and_stream_the_same(sdk: OpenAI, weights: str) -> None:
     assert base.system_fingerprint != trained.system_fingerprint
 
 
+@pytest.mark.contract("POST /oai/api/v1/responses")
+@pytest.mark.contract("POST /oai/api/v1/embeddings")
+def test_weights_answer_as_responses_and_give_vectors(sdk: OpenAI, weights: str) -> None:
+    answer = sdk.responses.create(model=weights, input="Say which package reads CSV files.", max_output_tokens=8)
+    assert (answer.model, answer.object) == (weights, "response")
+    base, trained = (sdk.embeddings.create(model=model, input="The csv module").data[0].embedding for model in (MODEL, weights))
+    assert len(base) == len(trained)
+    assert base != trained
+
+
 def test_answers_are_those_of_the_other_door(sdk: OpenAI, weights: str, live_server: LiveServer) -> None:
     with OpenAI(base_url=f"{live_server.url}/v1", api_key=live_server.key, max_retries=0) as other:
         texts = [door.completions.create(model=weights, prompt="The csv module", **SAMPLED).choices[0].text for door in (sdk, other)]
@@ -65,7 +75,7 @@ def test_errors_are_those_of_the_contract(sdk: OpenAI, weights: str, live_server
     with pytest.raises(openai.BadRequestError, match="not for sampling"):
         sdk.chat.completions.create(model=weights.replace("sampler_weights", "weights"), messages=MESSAGES)
     with pytest.raises(openai.BadRequestError, match="is not offered"):
-        sdk.embeddings.create(model=MODEL, input="x")
+        sdk.images.generate(model=MODEL, prompt="x")
     stranger = new_key(live_server, "apart", "reader", ["infer"])
     with pytest.raises(openai.NotFoundError):
         sdk.with_options(api_key=stranger).chat.completions.create(model=weights, messages=MESSAGES)

@@ -32,7 +32,7 @@ def routed(prompt: int, *samples: int) -> SampleRouting:
 
 
 def test_a_sequence_has_a_row_for_every_token_and_its_last_is_free() -> None:
-    gathering = Gathering(2, None)
+    gathering = Gathering(2, None, "raw_logprobs")
     gathering.take(PromptRouted(request_id="r", experts=Array.of(np.array([[[9, 8]], [[7, 6]]], np.int32))))
     for event in (token(0, 1), token(0, 3, sample=1), token(1, 2)):
         gathering.take(event)
@@ -44,7 +44,7 @@ def test_a_sequence_has_a_row_for_every_token_and_its_last_is_free() -> None:
 
 def test_a_sample_that_a_stop_string_ended_has_rows_for_its_tokens_alone() -> None:
     spelled = TOKENIZER.encode("xy")
-    gathering = Gathering(1, lambda: StopStrings(TOKENIZER, ["xy"]))
+    gathering = Gathering(1, lambda: StopStrings(TOKENIZER, ["xy"]), "raw_logprobs")
     for position, each in enumerate([*spelled, 1]):
         gathering.take(token(position, position, token=each))
     assert gathering.samples()[0].tokens == spelled
@@ -57,11 +57,12 @@ def test_it_is_found_by_the_id_of_a_sequence_of_its_project() -> None:
     (first, second) = SAMPLE.accepted(2)["sample_sequence_ids"]
     assert kept.find(first, ME).shape == (7, 1, 2)
     assert kept.find(second, ME)[2:, 0, 0].tolist() == [5] * 5 + [-1]
-    for stranger, owner in ((first, "theirs"), (first[:-1] + "2", ME), ("nonsense", ME), (f"a:{'9' * 5000}:0", ME)):
+    for stranger in (first[:-1] + "2", "nonsense", f"a:{'9' * 5000}:0"):
         with pytest.raises(NotFound):
-            kept.find(stranger, owner)
-    with pytest.raises(Gone, match="x-bloomery-routing"):
-        kept.find("session:sampler:0:8:0", ME)
+            kept.find(stranger, ME)
+    for name, owner in ((first, "theirs"), ("session:sampler:0:8:0", ME)):
+        with pytest.raises(Gone, match="x-bloomery-routing"):
+            kept.find(name, owner)
 
 
 def test_the_oldest_goes_first_and_the_newest_stays_whatever_its_size() -> None:

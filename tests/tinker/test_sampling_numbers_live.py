@@ -149,6 +149,19 @@ def test_temperature_zero_and_a_top_k_of_one_take_the_likeliest_token(live: Live
         assert answer.sequences[0].tokens == expected
 
 
+def test_log_probabilities_are_those_of_the_distribution_that_was_drawn_from(live: Live, table: np.ndarray) -> None:
+    prompt, last = prompt_of(live.tokens), table[-1].astype(np.float64)
+    for params, kept in (({"temperature": 0.5}, len(last)), ({"temperature": 2.0}, len(last)), ({"temperature": 0.7, "top_k": 3}, 3)):
+        scaled = last / params["temperature"]
+        scaled[np.argsort(-scaled)[kept:]] = -np.inf
+        expected = scaled - np.log(np.exp(scaled).sum())
+        answer = live.base.sample(prompt, 4, types.SamplingParams(max_tokens=1, seed=3, **params)).result()
+        for sequence in answer.sequences:
+            assert sequence.logprobs == pytest.approx([expected[sequence.tokens[0]]], abs=ROUNDING)
+    greedy = live.base.sample(prompt, 1, types.SamplingParams(max_tokens=1, temperature=0.0)).result().sequences[0]
+    assert greedy.logprobs == pytest.approx([last.max()], abs=ROUNDING)
+
+
 # Against the trainer
 
 

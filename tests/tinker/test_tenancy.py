@@ -158,15 +158,17 @@ def test_requests_in_another_projects_names_change_nothing(server: Served, ours:
 def test_futures_of_another_project_are_not_found(server: Served, ours: Tenant, theirs: Tenant) -> None:
     operation, creation = f"operation|{theirs.run.model_id}|1|", f"create|{theirs.run.model_id}"
     sample = ask(server, theirs.key, "POST", "/asample", asked_of(theirs, 60, first_token=1)).json()["request_id"]
-    for name in (operation, creation, sample):
+    missing = ask(server, theirs.key, "POST", "/retrieve_future", {"request_id": f"{sample}9"})
+    for name, expected in ((operation, (404, "not_found")), (creation, (404, "not_found")), (sample, (missing.status_code, missing.json()["code"]))):
         assert ask(server, theirs.key, "POST", "/retrieve_future", {"request_id": name}).status_code == 200
         answer = ask(server, ours.key, "POST", "/retrieve_future", {"request_id": name})
-        assert (answer.status_code, answer.json()["code"]) == (404, "not_found"), name
+        assert (answer.status_code, answer.json()["code"]) == expected, name
+    assert (missing.status_code, missing.json()["code"]) == (410, "gone")
 
 
 def test_a_sample_in_the_making_is_cancelled_by_its_project_alone(server: Served, ours: Tenant, theirs: Tenant) -> None:
     endless = ask(server, theirs.key, "POST", "/asample", asked_of(theirs, 61, first_token=0)).json()["request_id"]
-    assert ask(server, ours.key, "POST", "/cancel_future", {"request_id": endless}).status_code == 404
+    assert ask(server, ours.key, "POST", "/cancel_future", {"request_id": endless}).status_code == 410
     assert ask(server, theirs.key, "POST", "/cancel_future", {"request_id": endless}).status_code == 200
 
 

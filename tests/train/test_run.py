@@ -74,6 +74,16 @@ def test_backward_and_forward_only_return_every_logprob(model):
         assert np.allclose(plain, exact, rtol=0, atol=5e-6)
 
 
+def test_a_log_probability_is_the_same_whether_its_token_learns_or_not(model):
+    data = supervised(LENGTHS)
+    everything = [
+        datum(each.tokens.numpy(), each.inputs["target_tokens"].numpy(), weights=np.ones(each.tokens.shape[0], np.float32)) for each in data
+    ]
+    trained = builders.run(model)
+    for half, whole in zip(logprobs(finish(trained, learn(data))), logprobs(finish(trained, learn(tuple(everything)))), strict=True):
+        assert np.array_equal(half, whole)
+
+
 def test_forward_only_leaves_no_gradient(model):
     trained = builders.run(model)
     finish(trained, learn(supervised(LENGTHS), backward=False))

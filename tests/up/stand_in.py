@@ -1,6 +1,6 @@
-"""A supervisor with two small programs in place of the api and the engine: `python -m tests.up.stand_in DIR [api code] [engine code]`.
+"""A supervisor with small programs in place of the api, the engine and a replica: `python -m tests.up.stand_in DIR [their codes]`.
 
-The programs append to DIR/events what happens to them; each is ready once DIR/ready-NAME exists.
+The programs append to DIR/events what happens to them; each is ready once DIR/ready-NAME exists. The replica is wanted once DIR/wanted exists.
 """
 
 import sys
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bloomery.types.errors import WorkerError
 from bloomery.up.children import Child, Program
+from bloomery.up.cores import Placement
 from bloomery.up.health import Health
 from bloomery.up.supervisor import Supervisor
 
@@ -26,18 +27,28 @@ STUBBORN = OBEDIENT.replace("leave)", "signal.SIG_IGN)")
 BROKEN = "import sys; sys.exit('cannot open the model')"
 
 
-def main(directory: Path, api_code: str = OBEDIENT, engine_code: str = OBEDIENT) -> None:
+def main(directory: Path, api_code: str = OBEDIENT, engine_code: str = OBEDIENT, replica_code: str = OBEDIENT) -> None:
     def child(name: str, code: str) -> Child:
         argv = [sys.executable, "-c", f"import os; os.chdir({str(directory)!r})\n{code}", name]
         return Child(Program(name=name, argv=argv, env={}, log=directory / f"{name}.log"))
 
     def ask() -> Health:
         late = frozenset() if (directory / "ready-engine").exists() else frozenset({"tiny"})
-        return Health(answers=(directory / "ready-api").exists(), waiting_for=late)
+        wanted = frozenset({"base"}) if (directory / "wanted").exists() else frozenset()
+        ready = frozenset({"replica-tiny-0"}) if (directory / "ready-replica-tiny-0").exists() else frozenset()
+        return Health(answers=(directory / "ready-api").exists(), waiting_for=late, wanted=wanted, replicas=ready)
 
     engines = {child("engine", engine_code): frozenset({"tiny"})}
+    replicas = {child("replica-tiny-0", replica_code): "base"}
     supervisor = Supervisor(
-        child("api", api_code), engines, ask=ask, state_file=directory / "processes.json", say=lambda line: print(line, flush=True)
+        child("api", api_code),
+        engines,
+        replicas,
+        wanted=frozenset(),
+        engine_placement=Placement(),
+        ask=ask,
+        state_file=directory / "processes.json",
+        say=lambda line: print(line, flush=True),
     )
     try:
         supervisor.run(ready_within_s=30, on_ready=lambda: print("READY", flush=True))

@@ -1,3 +1,4 @@
+import os
 import signal
 import sys
 from pathlib import Path
@@ -6,6 +7,7 @@ import pytest
 
 from bloomery.obs.logs import LOG_FILE_BYTES
 from bloomery.up.children import LONGEST_DELAY_S, MAX_UNREADY_DEATHS, Child, Program, describe_exit, restart_delay_s
+from bloomery.up.cores import Placement
 from tests.live import wait_until
 
 
@@ -60,6 +62,29 @@ def test_states_follow_what_is_seen_of_it_and_keep_the_time_they_began(tmp_path:
     assert [state for state, _ in seen] == ["starting", "ready", "ready", "not ready", "ready", "restarting", "restarting"]
     assert [since for _, since in seen] == sorted(since for _, since in seen)
     assert (seen[1], seen[5]) == (seen[2], seen[6])
+
+
+def test_a_child_is_put_in_its_place_in_this_life_and_in_those_after_it(tmp_path: Path) -> None:
+    placement = Placement(frozenset({max(os.sched_getaffinity(0))}), os.getpriority(os.PRIO_PROCESS, 0) + 1)
+    mortal = child(tmp_path, "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); time.sleep(60)")
+    mortal.start()
+    wait_until(lambda: len(placements(mortal)) == 2)
+    mortal.put(placement)
+    assert set(placements(mortal)) == {placement}
+    mortal.signal(signal.SIGKILL)
+    wait_for_death(mortal)
+    mortal.start()
+    wait_until(lambda: len(placements(mortal)) == 2)
+    assert set(placements(mortal)) == {placement}
+    mortal.signal(signal.SIGKILL)
+    wait_for_death(mortal)
+    mortal.put(placement)
+
+
+def placements(running: Child) -> list[Placement]:
+    """Of each thread."""
+    threads = [int(task.name) for task in Path(f"/proc/{running.pid}/task").iterdir()]
+    return [Placement(frozenset(os.sched_getaffinity(thread)), os.getpriority(os.PRIO_PROCESS, thread)) for thread in threads]
 
 
 TALKER = f"""

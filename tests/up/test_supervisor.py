@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bloomery.up.children import MAX_UNREADY_DEATHS
 from tests.live import alive, wait_until
 from tests.up.stand_in import BROKEN, OBEDIENT, STUBBORN
 
@@ -88,3 +89,36 @@ def test_a_child_that_cannot_start_is_given_up_with_its_last_words(tmp_path: Pat
         assert "engine exited with status 1, 5 times without becoming ready" in running.said()
         assert running.said().endswith("cannot open the model\n")
         assert (tmp_path / "events").read_text() == "api stopped\n"
+
+
+REPLICA = "replica-tiny-0"
+
+
+def rows(running: Running) -> dict[str, str]:
+    children = json.loads((running.directory / "processes.json").read_text())["children"]
+    return {row["name"]: row["state"] for row in children}
+
+
+def test_a_replica_is_started_when_it_is_wanted_and_again_when_it_dies_and_stops_with_the_engine(tmp_path: Path) -> None:
+    with supervisor(tmp_path) as running:
+        assert REPLICA not in rows(running)
+        (tmp_path / "wanted").touch()
+        wait_until(lambda: rows(running).get(REPLICA) == "ready")
+        first = running.pid(REPLICA)
+        assert first is not None
+        (tmp_path / f"ready-{REPLICA}").unlink()
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: running.restarted(REPLICA, first))
+        wait_until(lambda: rows(running)[REPLICA] == "ready")
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(30) == 0
+        assert set((tmp_path / "events").read_text().splitlines()[1:]) == {"engine stopped", f"{REPLICA} stopped"}
+
+
+@pytest.mark.slow
+def test_a_replica_that_cannot_start_stops_nobody_else(tmp_path: Path) -> None:
+    (tmp_path / "wanted").touch()
+    with supervisor(tmp_path, OBEDIENT, OBEDIENT, BROKEN) as running:
+        wait_until(lambda: running.said().count(f"{REPLICA} exited with status 1; starting it again") >= MAX_UNREADY_DEATHS)
+        assert running.process.poll() is None
+        assert rows(running) == {"api": "ready", "engine": "ready", REPLICA: "restarting"}

@@ -26,6 +26,7 @@ def page(live_server: LiveServer, tmp_path_factory: pytest.TempPathFactory) -> s
         assert [update.result().metrics["step"] for _, update in gradients] == [1, 2, 3]
         client.create_run("bloomery-tiny", 0, seed=1, name="whole")
         client.deployments.create("seen-in-a-browser", run.save_snapshot("one").result().version)
+        assert client.versions.measure_fidelity("seen-in-a-browser").verdict == "pass"
         answer = client.chat("seen-in-a-browser", [{"role": "user", "content": "Hello"}], max_tokens=4)
         client.feedback(answer["id"], "helpful", True)
     return rendered(f"{live_server.url}/#key={live_server.key}", tmp_path_factory.mktemp("profile"))
@@ -40,6 +41,7 @@ def rendered(url: str, profile: Path) -> str:
 
 def test_the_page_shows_runs_deployments_and_judged_traffic(page: str) -> None:
     assert "seen-in-a-browser (revision 1)" in page
+    assert "pass, equal bits" in page
     assert "helpful: true" in page
     assert "<path" in page or "<polyline" in page, "no curve was drawn"
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from bloomery.models.adapters import AdapterRows
 from bloomery.models.attention import PackedAttention, packed_positions, packed_starts
-from bloomery.models.config import parse_config
 from bloomery.models.decoder import Decoder
+from bloomery.models.families import parse_config
 from bloomery.models.head import token_logprobs
 from bloomery.models.load import stored_tensors
 from bloomery.models.tiny.corpus import Document, read_documents

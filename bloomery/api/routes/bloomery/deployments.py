@@ -12,28 +12,29 @@ router = APIRouter(prefix="/deployments", tags=["deployments"])
 @router.post("", status_code=201)
 async def create(body: CreateDeployment, services: Svc, caller: Caller) -> Deployment:
     """Serve a version under a new name."""
-    return await services.deployments.create(caller, body.name, body.version, body.evidence)
+    return await services.cards.on(await services.deployments.create(caller, body.name, body.version, body.evidence))
 
 
 @router.get("")
 async def list_all(services: Svc, caller: Caller, limit: Limit = 50, offset: Offset = 0) -> Page[Deployment]:
     """All deployments, oldest first."""
-    return await services.deployments.list(caller, limit=limit, offset=offset)
+    page = await services.deployments.list(caller, limit=limit, offset=offset)
+    return page.model_copy(update={"data": [await services.cards.on(deployment) for deployment in page.data]})
 
 
 @router.get("/{name}")
 async def get(name: str, services: Svc, caller: Caller) -> Deployment:
     """One deployment with its revisions."""
-    return await services.deployments.get(caller, name)
+    return await services.cards.on(await services.deployments.get(caller, name))
 
 
 @router.post("/{name}/promote")
 async def promote(name: str, body: Promote, services: Svc, caller: Caller) -> Deployment:
     """Make a version live as a new revision."""
-    return await services.deployments.promote(caller, name, body.version, body.evidence)
+    return await services.cards.on(await services.deployments.promote(caller, name, body.version, body.evidence))
 
 
 @router.post("/{name}/rollback")
 async def rollback(name: str, body: Rollback, services: Svc, caller: Caller) -> Deployment:
     """Make an earlier revision live again."""
-    return await services.deployments.rollback(caller, name, body.revision)
+    return await services.cards.on(await services.deployments.rollback(caller, name, body.revision))

@@ -5,7 +5,7 @@ from fastapi import APIRouter
 from bloomery import __version__
 from bloomery.api.deps import Caller, Svc
 from bloomery.services.core import Services
-from bloomery.types.resources import Collected, EngineState, Model, Page, Status
+from bloomery.types.resources import Collected, EngineState, Model, Page, ReplicaState, Status
 
 router = APIRouter(tags=["server"])
 
@@ -18,9 +18,15 @@ async def models(services: Svc, caller: Caller) -> Page[Model]:
 
 @router.get("/status")
 async def status(services: Svc, caller: Caller) -> Status:
-    """Engines and the traffic recorder."""
+    """Engines, replicas, and the traffic recorder."""
     caller.require("read")
-    return Status(version=__version__, started_us=services.started_us, engines=_engines(services), traffic=services.traffic.state())
+    return Status(
+        version=__version__,
+        started_us=services.started_us,
+        engines=_engines(services),
+        replicas=_replicas(services),
+        traffic=services.traffic.state(),
+    )
 
 
 @router.post("/gc")
@@ -35,3 +41,12 @@ def _engines(services: Services) -> list[EngineState]:
         aliases.setdefault(base.base_hash, []).append(base.alias)
     links = services.links
     return [EngineState(base_hash=key, aliases=names, ready=links[key].ready, detail=links[key].detail()) for key, names in aliases.items()]
+
+
+def _replicas(services: Services) -> list[ReplicaState]:
+    fleet = services.fleet
+    return [
+        ReplicaState(name=name, base_hash=base_hash, wanted=base_hash in fleet.wanted, ready=link.ready, detail=link.detail())
+        for base_hash, links in fleet.replicas.items()
+        for name, link in links.items()
+    ]

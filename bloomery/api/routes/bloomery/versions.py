@@ -1,4 +1,4 @@
-"""Published versions as files to take away."""
+"""Published versions: files to take away, and how faithfully they are sampled."""
 
 from typing import Annotated, Final
 
@@ -7,11 +7,12 @@ from fastapi.responses import StreamingResponse
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.services.exports import MAX_SHARD_BYTES, Form
-from bloomery.types.resources import VersionFile, VersionFiles
+from bloomery.types.resources import Fidelity, VersionFile, VersionFiles
 
 Chosen = Annotated[Form | None, Query()]
 ShardBytes = Annotated[int, Query(ge=1 << 20, lt=1 << 50)]
 FILES: Final = "/versions/{version:path}/files"
+FIDELITY: Final = "/versions/{version:path}/fidelity"
 router = APIRouter(tags=["versions"])
 
 
@@ -33,3 +34,15 @@ async def files(version: str, services: Svc, caller: Caller, form: Chosen = None
     return VersionFiles(
         version=export.version, kind=export.kind, form=export.form, base_model=export.base_model, base_hash=export.base_hash, files=shown
     )
+
+
+@router.get(FIDELITY)
+async def fidelity(version: str, services: Svc, caller: Caller) -> Fidelity:
+    """The version's fidelity card."""
+    return await services.cards.get(caller, version)
+
+
+@router.post(FIDELITY)
+async def measure_fidelity(version: str, services: Svc, caller: Caller) -> Fidelity:
+    """The card, measured now."""
+    return await services.cards.measure(caller, version)

@@ -1,17 +1,21 @@
-"""The OpenAI contract under `/v1`: chat completions, completions, models.
+"""The OpenAI contract under `/v1`: chat completions, completions, responses, embeddings, models.
 
 `requests` says what may be asked and refuses the rest by name, `jobs` turns it into tokens for a target, `serving` samples and records, `choices`
-turns tokens back into text, `answers` gives both contracts their shapes, `http` writes them out and stops when nobody listens any more. `refused`
-answers for all that is not offered.
+turns tokens back into text, `answers` gives both contracts their shapes, `http` writes them out and stops when nobody listens any more. `formats` is
+the form that an answer must have, `tools` what may be called and what was. `responses` makes a conversation of an input and `response_events` items
+and events of its answer; `embeddings` asks for vectors. `shapes` tells the published document what routes take, `refused` answers for all that is
+not offered.
 The id of an answer is the id of its recorded span, `system_fingerprint` the version of the weights that gave it.
 """
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 
-from bloomery.api.routes.openai import completions, models, refused
+from bloomery.api.deps import metered
+from bloomery.api.routes.openai import completions, embeddings, models, refused, responses
 
 router = APIRouter(prefix="/v1", tags=["openai"])
-router.include_router(completions.router)
+for answers in (completions, responses, embeddings):
+    router.include_router(answers.router, dependencies=[Depends(metered)])
 router.include_router(models.router)
 # Last, because it takes every path.
 router.include_router(refused.router)

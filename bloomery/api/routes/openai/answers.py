@@ -6,6 +6,10 @@ from typing import Any, ClassVar, NamedTuple
 
 from bloomery.api.routes.openai.choices import Piece, ShownToken, Spelled
 from bloomery.api.routes.openai.jobs import Job
+from bloomery.api.routes.openai.tools import Calls, whole_message
+
+PromptTable = list[dict[str, Any] | None]
+"""Of each token of a prompt, by id: its log-probability and those of the likeliest ones."""
 
 
 class Usage(NamedTuple):
@@ -13,10 +17,13 @@ class Usage(NamedTuple):
 
     prompt: int
     completion: int
+    cached: int
+    """Of the prompts, tokens that nobody had to compute."""
 
-    def shape(self) -> dict[str, int]:
+    def shape(self) -> dict[str, Any]:
         """As both contracts write it."""
-        return {"prompt_tokens": self.prompt, "completion_tokens": self.completion, "total_tokens": self.prompt + self.completion}
+        counts = {"prompt_tokens": self.prompt, "completion_tokens": self.completion, "total_tokens": self.prompt + self.completion}
+        return counts | {"prompt_tokens_details": {"cached_tokens": self.cached}}
 
 
 class Answers(ABC):
@@ -34,14 +41,18 @@ class Answers(ABC):
         options = self.job.asked.stream_options
         return options is not None and bool(options.include_usage)
 
-    def body(self, choices: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
-        """The answer in one piece."""
-        return self._frame(self.whole) | {"choices": choices, "usage": usage.shape()}
+    def body(self, choices: list[dict[str, Any]], usage: Usage, tables: Sequence[PromptTable] = ()) -> dict[str, Any]:
+        """The answer in one piece; with a table of log-probabilities for each prompt where they are asked for."""
+        return self._frame(self.whole) | {"choices": choices, "usage": usage.shape()} | self.prompts(choices, tables)
 
     def chunk(self, choices: list[dict[str, Any]], usage: Usage | None = None) -> dict[str, Any]:
         """One piece of a streamed answer."""
         counts: dict[str, Any] = {"usage": usage.shape() if usage else None} if self.counts else {}
         return self._frame(self.part) | {"choices": choices} | counts
+
+    @abstractmethod
+    def prompts(self, choices: list[dict[str, Any]], tables: Sequence[PromptTable]) -> dict[str, Any]:
+        """What a body says of its prompts, beside what it writes into their choices."""
 
     @abstractmethod
     def choice(self, index: int, piece: Piece, reason: str | None) -> dict[str, Any]:
@@ -67,9 +78,19 @@ class ChatAnswers(Answers):
     whole = "chat.completion"
     part = "chat.completion.chunk"
 
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self._calls: dict[int, Calls] = {}
+
+    def prompts(self, choices: list[dict[str, Any]], tables: Sequence[PromptTable]) -> dict[str, Any]:
+        """A conversation is one prompt."""
+        return {"prompt_logprobs": tables[0]} if tables else {}
+
     def choice(self, index: int, piece: Piece, reason: str | None) -> dict[str, Any]:
         """A message."""
         message = {"role": "assistant", "content": piece.text, "refusal": None}
+        if self.job.tools is not None:
+            message, reason = whole_message(self.job.tools, self._key(index), piece.text, reason)
         return {"index": index, "message": message, "logprobs": self._logprobs(piece.tokens), "finish_reason": reason}
 
     def opening(self, index: int) -> dict[str, Any]:
@@ -79,19 +100,33 @@ class ChatAnswers(Answers):
     def delta(self, index: int, piece: Piece, reason: str | None) -> dict[str, Any]:
         """More of a message."""
         delta = {"content": piece.text} if piece.text else {}
+        if self.job.tools is not None:
+            calls = self._calls.setdefault(index, Calls(self.job.tools, self._key(index)))
+            delta, reason = calls.delta(piece.text, reason), calls.reason(reason)
         logprobs = self._logprobs(piece.tokens) if piece.tokens else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+    def _key(self, index: int) -> str:
+        """Of a choice among all that ever were."""
+        return f"{self.job.id}:{index}"
 
     def _logprobs(self, tokens: Sequence[ShownToken]) -> dict[str, Any] | None:
         if self.job.top_logprobs is None:
             return None
-        return {"content": [_named(shown.token) | {"top_logprobs": list(map(_named, shown.top))} for shown in tokens], "refusal": None}
+        content = [_named(shown.token) | {"top_logprobs": list(map(_named, shown.top))} for shown in tokens]
+        return {"content": content, "refusal": None, "logprobs_mode": self.job.logprobs_mode}
 
 
 class CompletionAnswers(Answers):
     """`/v1/completions`, whose chunks look like its bodies."""
 
     whole = part = "text_completion"
+
+    def prompts(self, choices: list[dict[str, Any]], tables: Sequence[PromptTable]) -> dict[str, Any]:
+        """Each choice says it of its prompt."""
+        for choice in choices if tables else ():
+            choice["prompt_logprobs"] = tables[choice["index"] * len(tables) // len(choices)]
+        return {}
 
     def choice(self, index: int, piece: Piece, reason: str | None) -> dict[str, Any]:
         """A text."""
@@ -112,6 +147,7 @@ class CompletionAnswers(Answers):
             "token_logprobs": [shown.token.logprob for shown in tokens],
             "top_logprobs": [_by_text(shown) for shown in tokens],
             "text_offset": [shown.start for shown in tokens],
+            "logprobs_mode": self.job.logprobs_mode,
         }
 
 

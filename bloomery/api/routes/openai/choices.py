@@ -4,11 +4,12 @@ A `Choice` is fed the tokens of its sample and gives out pieces: text that is fi
 the tokens that it consists of. The token that ends a turn is no text. A stop string is none either, and tokens behind its beginning are not shown.
 """
 
+import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from bloomery.services.stopping import StopStrings, TextStream
-from bloomery.types.generation import FinishReason, PromptScored, SampledToken
+from bloomery.types.generation import FinishReason, LogprobsMode, PromptScored, SampledToken
 
 LOWEST_LOGPROB: Final = -9999.0
 """What the contract shows for impossible tokens; JSON has no infinity."""
@@ -48,21 +49,41 @@ class Piece(NamedTuple):
     text: str
     tokens: list[ShownToken]
 
+    def moved(self, characters: int) -> "Piece":
+        """The same so many characters further on."""
+        return Piece(self.text, [token._replace(start=token.start + characters) for token in self.tokens])
+
 
 class Choice:
-    """One continuation."""
+    """One continuation. `logprobs` are the model's own; what its pieces show is those of `mode`."""
 
-    def __init__(self, index: int, tokenizer: Tokens, *, stops: Sequence[str], ends: Sequence[int], shows_tokens: bool) -> None:
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokens,
+        *,
+        stops: Sequence[str],
+        ends: Sequence[int],
+        shows_tokens: bool,
+        min_tokens: int = 0,
+        mode: LogprobsMode = "raw_logprobs",
+    ) -> None:
         self.index = index
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.reason: FinishReason | None = None
         self._tokenizer = tokenizer
         self._ends = frozenset(ends)
-        self._watch = StopStrings(tokenizer, stops)
+        self._mode = mode
+        self._watch = StopStrings(tokenizer, stops, min_tokens=min_tokens)
         self._measure = TextStream(tokenizer) if shows_tokens else None
         self._length = self._given = 0
         self._waiting: list[ShownToken] = []
+
+    @property
+    def likelihood(self) -> float:
+        """Log-probability per token, by the model's own; of no token the lowest there is."""
+        return sum(self.logprobs) / len(self.logprobs) if self.logprobs else -math.inf
 
     def feed(self, event: SampledToken) -> Piece:
         """Take a token; afterwards `reason` may be set, and then nothing is fed any more."""
@@ -71,7 +92,8 @@ class Choice:
         if event.token in self._ends:
             return Piece("", [])
         if self._measure is not None:
-            self._waiting.append(ShownToken(*spelled(self._tokenizer, event.token, event.logprob, event.top), self._length))
+            known = event.logprob_as(self._mode), event.top_as(self._mode)
+            self._waiting.append(ShownToken(*spelled(self._tokenizer, event.token, *known), self._length))
             self._length += len(self._measure.feed(event.token))
         if self._watch.feed(event.token):
             return self.finish("stop")
@@ -93,8 +115,8 @@ class Choice:
         return Piece(text, tokens)
 
 
-def prompt_piece(tokenizer: Tokens, prompt: Sequence[int], scored: PromptScored | None) -> Piece:
-    """The prompt as the beginning of the text that it is echoed in; its first token has no log-probability."""
+def prompt_piece(tokenizer: Tokens, prompt: Sequence[int], scored: PromptScored | None, top: int = 0) -> Piece:
+    """The prompt as the beginning of the text that it is echoed in, with `top` alternatives to a token; the first has no log-probability."""
     stream = TextStream(tokenizer)
     text, starts = "", []
     for token in prompt:
@@ -103,10 +125,26 @@ def prompt_piece(tokenizer: Tokens, prompt: Sequence[int], scored: PromptScored 
     text += stream.finish()
     if scored is None:
         return Piece(text, [])
-    logprobs = [None, *scored.logprobs.numpy()[1:].tolist()]
-    tops = [_top_of(scored, place) for place in range(len(prompt))]
-    shown = [ShownToken(*spelled(tokenizer, *known), start) for *known, start in zip(prompt, logprobs, tops, starts, strict=True)]
-    return Piece(text, shown)
+    rows = zip(prompt, _logprobs_of(scored), _tops_of(scored, top), starts, strict=True)
+    return Piece(text, [ShownToken(*spelled(tokenizer, token, logprob, likeliest), start) for token, logprob, likeliest, start in rows])
+
+
+def prompt_table(tokenizer: Tokens, prompt: Sequence[int], scored: PromptScored, top: int) -> list[dict[str, Any] | None]:
+    """For each token of the prompt by id its log-probability, rank and text, and those of the `top` likeliest; nothing for the first.
+
+    Beyond the likeliest nobody counts, so there the rank is null.
+    """
+    rows = zip(prompt, _logprobs_of(scored), _tops_of(scored, top), strict=True)
+    return [None if logprob is None else _table_row(tokenizer, token, logprob, likeliest) for token, logprob, likeliest in rows]
+
+
+def _table_row(tokenizer: Tokens, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> dict[str, Any]:
+    ranked = {other: (value, rank) for rank, (other, value) in enumerate(top, 1)}
+    entries = {token: ranked.get(token, (logprob, None))} | ranked
+    return {
+        str(other): {"logprob": max(value, LOWEST_LOGPROB), "rank": rank, "decoded_token": _spelled(tokenizer, other, value).text}
+        for other, (value, rank) in entries.items()
+    }
 
 
 def spelled(tokenizer: Tokens, token: int, logprob: float | None, top: Sequence[tuple[int, float]]) -> tuple[Spelled, list[Spelled]]:
@@ -118,7 +156,14 @@ def _spelled(tokenizer: Tokens, token: int, logprob: float | None) -> Spelled:
     return Spelled(tokenizer.token_bytes(token), None if logprob is None else max(logprob, LOWEST_LOGPROB))
 
 
-def _top_of(scored: PromptScored, place: int) -> list[tuple[int, float]]:
-    if scored.top_ids is None or scored.top_logprobs is None or place == 0:
-        return []
-    return list(zip(scored.top_ids.numpy()[place].tolist(), scored.top_logprobs.numpy()[place].tolist(), strict=True))
+def _logprobs_of(scored: PromptScored) -> list[float | None]:
+    return [None, *scored.logprobs.numpy()[1:].tolist()]
+
+
+def _tops_of(scored: PromptScored, top: int) -> list[list[tuple[int, float]]]:
+    """The `top` likeliest tokens at each place of the prompt, none at the first."""
+    count = scored.logprobs.shape[0]
+    if scored.top_ids is None or scored.top_logprobs is None:
+        return [[]] * count
+    ids, values = scored.top_ids.numpy()[:, :top].tolist(), scored.top_logprobs.numpy()[:, :top].tolist()
+    return [[], *(list(zip(*row, strict=True)) for row in zip(ids[1:], values[1:], strict=True))]

@@ -1,12 +1,16 @@
 """From a request to work: which weights, which tokens, how many, and what may be done with the record of it."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
+from bloomery.api.routes.openai.formats import ResponseFormat, form_of
 from bloomery.api.routes.openai.requests import MAX_PROMPTS, Asked, ChatRequest, CompletionRequest, Limit
+from bloomery.api.routes.openai.tools import use_of
+from bloomery.services.calls import ToolUse, checked_grammar
 from bloomery.services.core import Services
 from bloomery.services.models import Size
 from bloomery.services.principal import Principal
@@ -15,11 +19,13 @@ from bloomery.services.target import Target
 from bloomery.types.arrays import Array
 from bloomery.types.checks import MAX_SAMPLES, MAX_SEED
 from bloomery.types.errors import InvalidInput
-from bloomery.types.generation import Generate, SamplingParams
+from bloomery.types.generation import Generate, Grammar, LogprobsMode, SamplingParams
 from bloomery.types.ids import new_id, now_us
 from bloomery.types.resources import Consent
 
 DEFAULT_COMPLETION_TOKENS: Final = 16
+MAX_PROMPT_NUMBERS: Final = 1 << 20
+"""Log-probabilities of prompts in one answer; each is some 60 bytes of JSON, and every choice repeats those of its prompt."""
 _MAX_EPISODE: Final = 256
 
 Kind = Literal["chat", "completion"]
@@ -39,6 +45,8 @@ class Job:
     prompts: list[list[int]]
     samples: int
     """Continuations of each prompt."""
+    shown: int | None = None
+    """Of each prompt's continuations so many are answered, the likeliest first; None: all of them, in their order."""
     max_tokens: int
     seed: int
     top_logprobs: int | None
@@ -48,6 +56,15 @@ class Job:
     end_tokens: tuple[int, ...]
     consent: Consent
     episode: str | None
+    tools: ToolUse | None = None
+    """What may be called."""
+    grammar: Grammar | None = None
+    """What every answer follows."""
+
+    @property
+    def logprobs_mode(self) -> LogprobsMode:
+        """Whose log-probabilities the answer shows."""
+        return self.asked.logprobs_mode or "raw_logprobs"
 
     def seed_of(self, prompt: int) -> int:
         """The seed of one of the prompts."""
@@ -55,24 +72,36 @@ class Job:
 
     def generate(self, prompt: int) -> Generate:
         """The request to the engine for one of the prompts."""
-        scores = self.echo and self.top_logprobs is not None
-        params = SamplingParams(
-            max_tokens=self.max_tokens,
-            seed=self.seed_of(prompt),
-            temperature=1.0 if self.asked.temperature is None else self.asked.temperature,
-            top_k=self.asked.top_k or 0,
-            top_p=1.0 if self.asked.top_p is None else self.asked.top_p,
-            stop_tokens=self.end_tokens,
-        )
+        echoed = self.echo and self.top_logprobs is not None
+        told = self.asked.prompt_logprobs
         return Generate(
             request_id=self.id,
             weights=self.target.weights,
             prompt=Array.of(np.asarray(self.prompts[prompt], dtype=np.int32)),
-            params=params,
+            params=self._params(prompt),
             num_samples=self.samples,
-            prompt_logprobs=scores,
-            prompt_top_k=(self.top_logprobs or 0) if scores else 0,
+            prompt_logprobs=echoed or told is not None,
+            prompt_top_k=max((self.top_logprobs or 0) if echoed else 0, told or 0),
             top_logprobs=self.top_logprobs or 0,
+            priority=self.target.priority,
+            grammar=self.grammar,
+        )
+
+    def _params(self, prompt: int) -> SamplingParams:
+        asked = self.asked
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            seed=self.seed_of(prompt),
+            temperature=1.0 if asked.temperature is None else asked.temperature,
+            top_k=asked.top_k or 0,
+            top_p=1.0 if asked.top_p is None else asked.top_p,
+            stop_tokens=self.end_tokens,
+            min_p=asked.min_p or 0.0,
+            presence_penalty=asked.presence_penalty or 0.0,
+            frequency_penalty=asked.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if asked.repetition_penalty is None else asked.repetition_penalty,
+            logit_bias=tuple((int(token), bias) for token, bias in (asked.logit_bias or {}).items()),
+            min_tokens=asked.min_tokens or 0,
         )
 
 
@@ -80,9 +109,14 @@ async def chat_job(services: Services, caller: Principal, body: dict[str, Any], 
     """Render the conversation with the template of the target's base."""
     created_us = now_us()
     target = await services.sampling.resolve(caller, asked.model)
-    prompt = await services.rendering.prompt(target.base_hash, [message.plain() for message in asked.messages])
     tokenizer = services.models.tokenizer(target.base_hash)
+    parallel = asked.parallel_tool_calls is not False
+    tools = use_of(services.models, target.base_hash, asked.tools, asked.tool_choice, parallel=parallel)
+    messages = [message.plain(index) for index, message in enumerate(asked.messages)]
+    prompt = await services.rendering.prompt(target.base_hash, messages, [] if tools is None else [tool.plain() for tool in asked.tools or ()])
+    grammar = await _grammar(asked, asked.response_format, tools)
     size = services.models.size(target.base_hash)
+    _check_prompt_numbers([prompt], 1, asked, echoed=None)
     return Job(
         id=new_id("chatcmpl"),
         kind="chat",
@@ -97,10 +131,23 @@ async def chat_job(services: Services, caller: Principal, body: dict[str, Any], 
         top_logprobs=asked.top_logprobs or 0 if asked.logprobs else None,
         echo=False,
         template_hash=tokenizer.template_hash,
-        end_tokens=tokenizer.end_tokens,
+        end_tokens=_end_tokens(asked, tokenizer.end_tokens, size),
         consent=_consent(asked, headers),
         episode=_episode(asked, headers),
+        tools=tools,
+        grammar=grammar,
     )
+
+
+async def _grammar(asked: Asked, response_format: ResponseFormat | None, tools: ToolUse | None) -> Grammar | None:
+    # A long grammar takes a while to read.
+    form = await asyncio.to_thread(form_of, response_format, asked.structured_outputs)
+    if tools is not None and form is not None and (tools.forced or form.schema is None):
+        instead = "`tool_choice` `auto` and a JSON schema go together, or leave out one of them"
+        raise InvalidInput(f"`{form.field}` says what the answer is, and so do the `tools`: {instead}", field=form.field)
+    if form is None:
+        return await checked_grammar(None, "tools", tools, None)
+    return await checked_grammar(form.grammar, form.field, tools, form.schema)
 
 
 async def completion_job(services: Services, caller: Principal, body: dict[str, Any], asked: CompletionRequest, headers: Mapping[str, str]) -> Job:
@@ -111,9 +158,11 @@ async def completion_job(services: Services, caller: Principal, body: dict[str, 
     texts, tokens = prompts_of(asked.prompt)
     prompts = tokens + await services.rendering.encode(target.base_hash, texts)
     _check_tokens(prompts, size)
-    samples = asked.n or 1
+    shown, samples = asked.n or 1, asked.best_of or asked.n or 1
     if samples * len(prompts) > MAX_SAMPLES:
-        raise InvalidInput(f"`n` times the number of prompts is at most {MAX_SAMPLES}, not {samples * len(prompts)}", field="n")
+        field = "best_of" if samples > shown else "n"
+        raise InvalidInput(f"`{field}` times the number of prompts is at most {MAX_SAMPLES}, not {samples * len(prompts)}", field=field)
+    _check_prompt_numbers(prompts, shown, asked, echoed=asked.logprobs if asked.echo else None)
     return Job(
         id=new_id("cmpl"),
         kind="completion",
@@ -123,14 +172,16 @@ async def completion_job(services: Services, caller: Principal, body: dict[str, 
         asked=asked,
         prompts=prompts,
         samples=samples,
+        shown=shown if samples > shown else None,
         max_tokens=_budget(prompts, size, asked.limit, field="prompt", otherwise=DEFAULT_COMPLETION_TOKENS),
         seed=draw_seed(asked.seed),
         top_logprobs=asked.logprobs,
         echo=bool(asked.echo),
         template_hash=None,
-        end_tokens=services.models.tokenizer(target.base_hash).end_tokens,
+        end_tokens=_end_tokens(asked, services.models.tokenizer(target.base_hash).end_tokens, size),
         consent=_consent(asked, headers),
         episode=_episode(asked, headers),
+        grammar=await _grammar(asked, None, None),
     )
 
 
@@ -143,17 +194,18 @@ class Prompts(NamedTuple):
 
 def prompts_of(prompt: str | list[Any]) -> Prompts:
     """One or several prompts of one kind."""
-    several: list[Any] = [prompt] if isinstance(prompt, str) or _is_tokens(prompt) else prompt
+    several: list[Any] = [prompt] if isinstance(prompt, str) or is_tokens(prompt) else prompt
     if len(several) > MAX_PROMPTS:
         raise InvalidInput(f"`prompt` holds at most {MAX_PROMPTS} prompts, not {len(several)}", field="prompt")
     if several and all(isinstance(item, str) for item in several):
         return Prompts(several, [])
-    if several and all(map(_is_tokens, several)):
+    if several and all(map(is_tokens, several)):
         return Prompts([], several)
     raise InvalidInput("`prompt` is a text, a list of token ids, or a list of several of either, and not empty", field="prompt")
 
 
-def _is_tokens(value: Any) -> bool:
+def is_tokens(value: Any) -> bool:
+    """Whether this is a prompt as token ids, and not several prompts."""
     return isinstance(value, list) and len(value) > 0 and all(type(item) is int for item in value)
 
 
@@ -176,6 +228,22 @@ def _budget(prompts: Sequence[list[int]], size: Size, limit: Limit, *, field: st
         problem = f"the prompt has {longest} tokens and the model's context {size.context}"
         raise InvalidInput(f"{problem}: ask for at most {room} `{limit.field}`, not {limit.tokens}", field=limit.field)
     return min(room, otherwise) if limit.tokens is None else limit.tokens
+
+
+def _check_prompt_numbers(prompts: Sequence[list[int]], shown: int, asked: Asked, *, echoed: int | None) -> None:
+    tokens = sum(map(len, prompts)) * shown
+    for field, top in (("prompt_logprobs", asked.prompt_logprobs), ("logprobs", echoed)):
+        if top is not None and tokens * (top + 1) > MAX_PROMPT_NUMBERS:
+            problem = f"`{field}` asks for {tokens * (top + 1)} log-probabilities of prompts, at most {MAX_PROMPT_NUMBERS} are given at a time"
+            raise InvalidInput(f"{problem}: send fewer prompts, or lower `{field}` or `n`", field=field)
+
+
+def _end_tokens(asked: Asked, ends: tuple[int, ...], size: Size) -> tuple[int, ...]:
+    """What ends a continuation: the model's own end tokens, unless they are to be ignored, and those that the caller names."""
+    named = asked.stop_token_ids or []
+    if any(token >= size.vocab_size for token in named):
+        raise InvalidInput(f"`stop_token_ids` holds ids outside the vocabulary of {size.vocab_size}", field="stop_token_ids")
+    return tuple(dict.fromkeys([*(() if asked.ignore_eos else ends), *named]))
 
 
 def _consent(asked: Asked, headers: Mapping[str, str]) -> Consent:

@@ -9,7 +9,13 @@ from starlette.responses import RedirectResponse
 from bloomery.api.deps import Caller
 from bloomery.types.errors import NotFound, NotSupported
 
-OFFERED: Final[Mapping[str, str]] = {"chat/completions": "POST", "completions": "POST", "models": "GET"}
+OFFERED: Final[Mapping[str, str]] = {
+    "chat/completions": "POST",
+    "completions": "POST",
+    "responses": "POST",
+    "embeddings": "POST",
+    "models": "GET",
+}
 """What there is, with its method. Any path below `models` names a model."""
 _KEEP: Final = "keep the conversation in your program and send all of it to POST /v1/chat/completions"
 _TEXT: Final = "the models here read and write text alone, with POST /v1/chat/completions; use another service for this"
@@ -25,7 +31,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "containers": "nothing is executed here; run tools in your own program",
     "conversations": _KEEP,
     "edits": "ask for the edit with POST /v1/chat/completions",
-    "embeddings": "the models here write text and give no vectors; use another service for this",
+    "embeddings": "POST /v1/embeddings turns texts into vectors",
     "engines": "GET /v1/models lists the models",
     "evals": "ask the held-out questions with POST /v1/chat/completions, and give what came of it as `evidence` to "
     "POST /api/v1/deployments/{name}/promote",
@@ -39,7 +45,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "organization": _NONE,
     "projects": _NONE,
     "realtime": "POST /v1/chat/completions with `stream` gives an answer while it is written",
-    "responses": _KEEP,
+    "responses": "POST /v1/responses answers an input and remembers nothing; GET /api/v1/spans lists the answers that were recorded",
     "skills": "nothing is executed here; run tools in your own program",
     "threads": _KEEP,
     "uploads": _DATA,
@@ -47,7 +53,10 @@ INSTEAD: Final[Mapping[str, str]] = {
     "videos": _TEXT,
 }
 """By the first part of a path."""
-_OTHERWISE: Final = "there are POST /v1/chat/completions, POST /v1/completions and GET /v1/models, and this server's own contract under /api/v1"
+_OTHERWISE: Final = (
+    "there are POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, POST /v1/embeddings and GET /v1/models, "
+    "and this server's own contract under /api/v1"
+)
 
 router = APIRouter(include_in_schema=False)
 

@@ -10,23 +10,30 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
+from bloomery.api.routes.openai.closed import Closed
+from bloomery.api.routes.openai.formats import ResponseFormat, StructuredOutputs
+from bloomery.api.routes.openai.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice, check_tools
+from bloomery.types.checks import MAX_BIAS, MAX_PENALTY, MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
 from bloomery.types.errors import InvalidInput, NotSupported
+from bloomery.types.generation import LogprobsMode
 
 MAX_BODY_BYTES: Final = 16 << 20
 MAX_CHOICES: Final = 128
 MAX_PROMPTS: Final = 256
 
 Count = Annotated[int, Meta(ge=0)]
+Few = Annotated[int, Meta(ge=0, le=20)]
+Penalty = Annotated[float, Meta(ge=-MAX_PENALTY, le=MAX_PENALTY)]
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+TokenKey = Annotated[str, Meta(pattern="^(0|[1-9][0-9]{0,9})$")]
+"""A token id as the key of an object, in its one spelling."""
+Bias = Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 MetadataKey = Annotated[str, Meta(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, Meta(max_length=512)]
 
 
-class _Closed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is not named is refused."""
-
-
-class StreamOptions(_Closed, frozen=True, kw_only=True):
+class StreamOptions(Closed, frozen=True, kw_only=True):
     """`include_usage` asks for a last chunk with the token counts."""
 
     include_usage: bool | None = None
@@ -40,14 +47,16 @@ class Limit(NamedTuple):
     field: str
 
 
-class Asked(_Closed, frozen=True, kw_only=True):
-    """The fields of both contracts. `top_k` is our addition; None is the default everywhere."""
+class Asked(Closed, frozen=True, kw_only=True):
+    """The fields of both contracts, and behind `store` those of an engine, under the names that vLLM gave them; None is the default everywhere."""
 
     model: Annotated[str, Meta(min_length=1)]
     max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenKey, Bias], Meta(max_length=1024)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     seed: Count | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
@@ -56,6 +65,15 @@ class Asked(_Closed, frozen=True, kw_only=True):
     user: Annotated[str, Meta(max_length=512)] | None = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None
     store: bool | None = None
+    top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    prompt_logprobs: Few | None = None
+    logprobs_mode: LogprobsMode | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -68,23 +86,31 @@ class Asked(_Closed, frozen=True, kw_only=True):
         return Limit(self.max_tokens, "max_tokens")
 
 
-class TextPart(_Closed, frozen=True, kw_only=True):
+class TextPart(Closed, frozen=True, kw_only=True):
     """Text is the only kind of content yet."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(_Closed, frozen=True, kw_only=True):
+class Message(Closed, frozen=True, kw_only=True):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
 
-    def plain(self) -> dict[str, str]:
-        """As chat templates know it: `developer` is the newer name of `system`, and parts are one text."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+    def plain(self, index: int) -> dict[str, Any]:
+        """As chat templates know it: `developer` is the newer name of `system`, parts are one text, and arguments are objects."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        if self.tool_calls:
+            message["tool_calls"] = [call.plain(f"messages.{index}.tool_calls.{place}") for place, call in enumerate(self.tool_calls)]
+        if self.role == "tool":
+            message |= {"tool_call_id": self.tool_call_id, "name": self.name}
+        return message
 
 
 class ChatRequest(Asked, frozen=True, kw_only=True):
@@ -93,7 +119,11 @@ class ChatRequest(Asked, frozen=True, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    top_logprobs: Few | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
 
     @property
     def limit(self) -> Limit:
@@ -105,26 +135,16 @@ class CompletionRequest(Asked, frozen=True, kw_only=True):
     """Body of `/v1/completions`; a prompt is a text, token ids, or a list of either."""
 
     prompt: str | list[Any]
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    logprobs: Few | None = None
     echo: bool | None = None
-    best_of: Count | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
 
 
 Refused = Mapping[str, tuple[Any, ...]]
-_REFUSED: Final[Refused] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-}
-REFUSED_IN_COMPLETIONS: Final[Refused] = {**_REFUSED, "suffix": ("",)}
+REFUSED_IN_COMPLETIONS: Final[Refused] = {"suffix": ("",)}
 REFUSED_IN_CHAT: Final[Refused] = {
-    **_REFUSED,
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
     "audio": (),
@@ -139,16 +159,14 @@ REFUSED_IN_CHAT: Final[Refused] = {
     "web_search_options": (),
 }
 REFUSED_IN_MESSAGES: Final[Refused] = {
-    "name": (),
     "refusal": (),
     "audio": (),
     "annotations": ([],),
-    "tool_calls": ([],),
-    "tool_call_id": (),
     "function_call": (),
 }
 
 Request = TypeVar("Request", bound=Asked)
+Shape = TypeVar("Shape", bound=Closed)
 
 
 def parse_chat(body: Mapping[str, Any]) -> ChatRequest:
@@ -163,19 +181,49 @@ def parse_chat(body: Mapping[str, Any]) -> ChatRequest:
         raise InvalidInput("`max_tokens` is the older name of `max_completion_tokens`: give one of them", field="max_tokens")
     if request.limit.tokens == 0:
         raise InvalidInput(f"`{request.limit.field}` is at least 1", field=request.limit.field)
+    if request.logprobs_mode and not request.logprobs:
+        raise InvalidInput("`logprobs_mode` needs `logprobs` to be true", field="logprobs_mode")
+    check_tools(request.tools, request.tool_choice)
+    for index, said in enumerate(request.messages):
+        _check_message(index, said)
     return request
+
+
+def _check_message(index: int, message: Message) -> None:
+    """Content, unless something else is said; and what belongs to tools beside tools alone."""
+    place, tool = f"messages.{index}", message.role == "tool"
+    if message.content is None and not message.tool_calls:
+        raise InvalidInput(f"`{place}.content` is missing: give a text, or text parts", field=f"{place}.content")
+    if tool and message.tool_call_id is None:
+        raise InvalidInput(f"`{place}.tool_call_id` is missing: say which call this answers", field=f"{place}.tool_call_id")
+    for name, value, belongs in (
+        ("tool_calls", message.tool_calls or None, message.role == "assistant"),
+        ("tool_call_id", message.tool_call_id, tool),
+        ("name", message.name, tool),
+    ):
+        if value is not None and not belongs:
+            raise NotSupported(f"`{place}.{name}` is not offered in a message of the role `{message.role}`: leave it out", field=f"{place}.{name}")
 
 
 def parse_completion(body: Mapping[str, Any]) -> CompletionRequest:
     """The request for a completion."""
     request = _convert(_without_no_ops(body, CompletionRequest.__struct_fields__, REFUSED_IN_COMPLETIONS), CompletionRequest)
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        raise NotSupported("`best_of` is not offered: ask for `n` completions and choose", field="best_of")
-    if request.echo and request.stream:
-        raise NotSupported("`echo` is not offered with `stream`: ask for one of them", field="echo")
-    if request.max_tokens == 0 and (request.n or 1) > 1:
-        raise InvalidInput("`max_tokens` 0 only scores the prompt: leave `n` at 1", field="n")
+    shown, best_of = request.n or 1, request.best_of or request.n or 1
+    if best_of < shown:
+        raise InvalidInput(f"`best_of` is {best_of}: it must be at least `n`, which is {shown}", field="best_of")
+    if best_of > shown and request.stream:
+        raise InvalidInput("`best_of` cannot choose before all are finished: leave out `stream`", field="best_of")
+    if request.max_tokens == 0 and best_of > 1:
+        field = "n" if shown > 1 else "best_of"
+        raise InvalidInput(f"`max_tokens` 0 only scores the prompt: leave `{field}` at 1", field=field)
+    if request.logprobs_mode and request.logprobs is None:
+        raise InvalidInput("`logprobs_mode` needs `logprobs`", field="logprobs_mode")
     return request
+
+
+def parse(body: Mapping[str, Any], kind: type[Shape], refused: Refused) -> Shape:
+    """A request of another shape; `refused` are the fields that are known and not offered, with the values that ask for nothing."""
+    return _checked(_without_no_ops(body, kind.__struct_fields__, refused), kind)
 
 
 def _message(index: int, message: Any) -> Any:
@@ -195,20 +243,26 @@ def _without_no_ops(body: Mapping[str, Any], offered: Iterable[str], refused: Re
     return kept
 
 
-_PLACE: Final = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
+_PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN: Final = re.compile(r"(?:unknown|required) field `(?P<name>[^`]+)`")
 
 
-def _convert(fields: dict[str, Any], kind: type[Request]) -> Request:
+def _checked(fields: dict[str, Any], kind: type[Shape]) -> Shape:
     try:
-        request = msgspec.convert(fields, kind)
+        return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
+
+
+def _convert(fields: dict[str, Any], kind: type[Request]) -> Request:
+    request = _checked(fields, kind)
     options = request.stream_options
     if options is not None and not request.stream:
         raise InvalidInput("`stream_options` needs `stream` to be true", field="stream_options")
     if options is not None and options.include_obfuscation:
         raise NotSupported("`stream_options.include_obfuscation` is not offered: leave it out", field="stream_options.include_obfuscation")
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidInput("`prompt_logprobs` is told with a whole answer: leave out `stream`", field="prompt_logprobs")
     return request
 
 

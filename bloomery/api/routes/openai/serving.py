@@ -5,14 +5,14 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-from bloomery.api.routes.openai.answers import Answers, Usage
-from bloomery.api.routes.openai.choices import Choice, Piece, prompt_piece
+from bloomery.api.routes.openai.answers import Answers, PromptTable, Usage
+from bloomery.api.routes.openai.choices import Choice, Piece, prompt_piece, prompt_table
 from bloomery.services.core import Services
 from bloomery.services.principal import Principal
 from bloomery.services.sampling import Progress, SampleStream
 from bloomery.services.span_rows import Inference, RecordedSample, SpanStatus
 from bloomery.types.errors import BloomeryError, Unavailable
-from bloomery.types.generation import PromptRouted, PromptScored, SampledToken, SampleFinished
+from bloomery.types.generation import PromptEmbedded, PromptRouted, PromptScored, SampledToken, SampleFinished
 from bloomery.types.ids import now_us
 
 
@@ -28,38 +28,43 @@ class Serving:
 
     def __init__(self, services: Services, caller: Principal, answers: Answers) -> None:
         self.answers, self.job = answers, answers.job
-        self._caller, self._traffic = caller, services.traffic
+        self._caller, self._traffic, self._limits = caller, services.traffic, services.limits
         self._tokenizer = services.models.tokenizer(self.job.target.base_hash)
         self._choices = [self._choice(index) for index in range(len(self.job.prompts) * self.job.samples)]
         self._texts: list[list[Piece]] = [[] for _ in self._choices]
         self._scored: dict[int, PromptScored] = {}
+        self._echoes: dict[int, Piece] = {}
         self._first_token_us: int | None = None
         self._status: SpanStatus = "cancelled"
         self._error_code: str | None = None
-        self._streams = [services.sampling.stream(caller, self.job.target, self.job.generate(prompt)) for prompt in range(len(self.job.prompts))]
+        requests = map(self.job.generate, range(len(self.job.prompts)))
+        self._streams = [services.sampling.stream(caller, self.job.target, request, bounded=True) for request in requests]
+        self._limits.prompt(caller, self.usage.prompt)
 
     @property
     def usage(self) -> Usage:
         """So far."""
-        return Usage(sum(map(len, self.job.prompts)), sum(len(choice.tokens) for choice in self._choices))
+        cached = sum(stream.found_tokens for stream in self._streams)
+        return Usage(sum(map(len, self.job.prompts)), sum(len(choice.tokens) for choice in self._choices), cached)
 
     async def whole(self) -> dict[str, Any]:
         """Serve to the end and answer in one piece."""
         async with aclosing(self.steps()) as steps:
             async for _ in steps:
                 pass
-        return self.answers.body(self._shapes(), self.usage)
+        return self.answers.body(self._shapes(), self.usage, self._tables())
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """Serve piece by piece."""
         async with aclosing(self.steps()) as steps:
             opened: set[int] = set()
             async for choice, piece in steps:
-                if choice.index not in opened and (opening := self.answers.opening(choice.index)) is not None:
-                    yield self.answers.chunk([opening])
+                if choice.index not in opened:
+                    for opening in self._openings(choice):
+                        yield self.answers.chunk([opening])
                 opened.add(choice.index)
                 if piece.text or piece.tokens or choice.reason:
-                    yield self.answers.chunk([self.answers.delta(choice.index, piece, choice.reason)])
+                    yield self.answers.chunk([self.answers.delta(choice.index, self._behind_echo(choice, piece), choice.reason)])
         if self.answers.counts:
             yield self.answers.chunk([], self.usage)
 
@@ -77,12 +82,13 @@ class Serving:
             self._status, self._error_code = "error", error.code if isinstance(error, BloomeryError) else BloomeryError.code
             raise
         finally:
+            self._limits.sampled(self._caller, self.usage.completion)
             self._record()
 
     def _take(self, prompt: int, event: Progress) -> Step | None:
         if isinstance(event, PromptScored):
             self._scored[prompt] = event
-        if isinstance(event, PromptScored | PromptRouted):
+        if isinstance(event, PromptScored | PromptRouted | PromptEmbedded):
             return None
         choice = self._choices[prompt * self.job.samples + event.sample]
         if choice.reason is not None:
@@ -105,19 +111,59 @@ class Serving:
     def _choice(self, index: int) -> Choice:
         job = self.job
         shows_tokens = job.top_logprobs is not None
-        return Choice(index, self._tokenizer, stops=job.asked.stops, ends=job.end_tokens, shows_tokens=shows_tokens)
+        return Choice(
+            index,
+            self._tokenizer,
+            stops=job.asked.stops,
+            ends=job.end_tokens,
+            shows_tokens=shows_tokens,
+            min_tokens=job.asked.min_tokens or 0,
+            mode=job.logprobs_mode,
+        )
 
     def _shapes(self) -> list[dict[str, Any]]:
-        return [self.answers.choice(choice.index, self._whole_piece(choice), choice.reason) for choice in self._choices]
+        answered = [choice for prompt in range(len(self.job.prompts)) for choice in self._answered(prompt)]
+        return [self.answers.choice(index, self._whole_piece(choice), choice.reason) for index, choice in enumerate(answered)]
+
+    def _answered(self, prompt: int) -> list[Choice]:
+        """The choices of a prompt that are answered, in their order."""
+        mine = self._choices[prompt * self.job.samples : (prompt + 1) * self.job.samples]
+        if self.job.shown is None:
+            return mine
+        return sorted(mine, key=lambda choice: -choice.likelihood)[: self.job.shown]
+
+    def _tables(self) -> list[PromptTable]:
+        top = self.job.asked.prompt_logprobs
+        if top is None:
+            return []
+        return [prompt_table(self._tokenizer, tokens, self._scored[prompt], top) for prompt, tokens in enumerate(self.job.prompts)]
+
+    def _openings(self, choice: Choice) -> list[dict[str, Any]]:
+        """What a stream says before the first token of a choice."""
+        opening, echoed = self.answers.opening(choice.index), self._echoed(choice)
+        prompt = None if echoed is None else self.answers.delta(choice.index, echoed, None)
+        return [each for each in (opening, prompt) if each is not None]
 
     def _whole_piece(self, choice: Choice) -> Piece:
         pieces = self._texts[choice.index]
         text, tokens = "".join(piece.text for piece in pieces), [token for piece in pieces for token in piece.tokens]
+        piece, echoed = self._behind_echo(choice, Piece(text, tokens)), self._echoed(choice)
+        return piece if echoed is None else Piece(echoed.text + piece.text, echoed.tokens + piece.tokens)
+
+    def _behind_echo(self, choice: Choice, piece: Piece) -> Piece:
+        """The piece with its tokens where they stand behind the echoed prompt."""
+        echoed = self._echoed(choice)
+        return piece if echoed is None else piece.moved(len(echoed.text))
+
+    def _echoed(self, choice: Choice) -> Piece | None:
+        """The prompt of a choice, where it is part of the answer."""
         if not self.job.echo:
-            return Piece(text, tokens)
+            return None
         prompt = choice.index // self.job.samples
-        echoed = prompt_piece(self._tokenizer, self.job.prompts[prompt], self._scored.get(prompt))
-        return Piece(echoed.text + text, echoed.tokens + [token._replace(start=token.start + len(echoed.text)) for token in tokens])
+        if prompt not in self._echoes:
+            scored = self._scored.get(prompt) if self.job.top_logprobs is not None else None
+            self._echoes[prompt] = prompt_piece(self._tokenizer, self.job.prompts[prompt], scored, self.job.top_logprobs or 0)
+        return self._echoes[prompt]
 
     def _record(self) -> None:
         """A span for each prompt: the first has the id of the answer and is the parent of the others."""
@@ -125,7 +171,7 @@ class Serving:
             self._traffic.record(self._inference(prompt, tokens))
 
     def _inference(self, prompt: int, tokens: Sequence[int]) -> Inference:
-        job, mine = self.job, self._choices[prompt * self.job.samples : (prompt + 1) * self.job.samples]
+        job, mine = self.job, self._answered(prompt)
         given = job.body if len(job.prompts) == 1 else job.body | {"prompt": job.body["prompt"][prompt]}
         metadata = job.asked.metadata or {}
         return Inference(
@@ -135,7 +181,7 @@ class Serving:
             target=job.target,
             template_hash=job.template_hash,
             request=given,
-            choices=[self.answers.choice(choice.index, self._text_only(choice), choice.reason) for choice in mine],
+            choices=[self.answers.choice(prompt * len(mine) + rank, self._text_only(choice), choice.reason) for rank, choice in enumerate(mine)],
             prompt_tokens=tokens,
             samples=[RecordedSample(choice.tokens, choice.logprobs, choice.reason) for choice in mine],
             seed=job.seed_of(prompt),

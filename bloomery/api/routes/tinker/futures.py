@@ -16,7 +16,7 @@ from fastapi import Depends, FastAPI, Request
 from bloomery.api.routes.tinker.completions import Completions, Ended
 from bloomery.api.routes.tinker.errors import as_ours
 from bloomery.api.routes.tinker.names import SampleFuture
-from bloomery.types.errors import Gone, NotFound, Unavailable
+from bloomery.types.errors import Gone, Unavailable
 from bloomery.types.operations import Failed
 
 MAX_RUNNING: Final = 4096
@@ -130,10 +130,8 @@ class SampleFutures:
 
     def _find(self, future: SampleFuture, owner: str) -> _Entry:
         entry = self._entries.get(future.request_id)
-        if entry is None:
+        if entry is None or entry.owner != owner:
             raise Gone(f"sample `{future.request_id}` is not in memory any more; submit it again")
-        if entry.owner != owner:
-            raise NotFound(f"no future `{future.request_id}`")
         return entry
 
     def _note_finished(self, future: SampleFuture, load: Load, task: asyncio.Task[SampleAnswer | Failed]) -> None:

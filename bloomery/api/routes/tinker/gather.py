@@ -8,14 +8,14 @@ from collections.abc import Callable
 from bloomery.api.routes.tinker.messages import SampleOut
 from bloomery.services.stopping import StopStrings
 from bloomery.types.arrays import Array
-from bloomery.types.generation import PromptRouted, PromptScored, SampledToken, SampleFinished, SamplerEvent
+from bloomery.types.generation import LogprobsMode, PromptRouted, PromptScored, SampledToken, SampleFinished, SamplerEvent
 
 
 class Gathering:
-    """`watch` makes the watcher of one sample's stop strings; None where there are none."""
+    """`watch` makes the watcher of one sample's stop strings (None: there are none); `mode` says whose log-probabilities the sampled tokens have."""
 
-    def __init__(self, num_samples: int, watch: Callable[[], StopStrings] | None) -> None:
-        self._samples = [_Growing(watch() if watch else None) for _ in range(num_samples)]
+    def __init__(self, num_samples: int, watch: Callable[[], StopStrings] | None, mode: LogprobsMode) -> None:
+        self._samples = [_Growing(watch() if watch else None, mode) for _ in range(num_samples)]
         self.scored: PromptScored | None = None
         """What was asked about the prompt."""
         self.prompt_experts: Array | None = None
@@ -51,8 +51,8 @@ class Gathering:
 class _Growing:
     """One sample while its tokens come."""
 
-    def __init__(self, watch: StopStrings | None) -> None:
-        self._watch = watch
+    def __init__(self, watch: StopStrings | None, mode: LogprobsMode) -> None:
+        self._watch, self._mode = watch, mode
         self._out = SampleOut([], [], [], hit_limit=False)
         self.finished = False
         self.fed_experts: list[Array] = []
@@ -62,7 +62,7 @@ class _Growing:
         if self.finished:
             return False
         self._out.tokens.append(event.token)
-        self._out.logprobs.append(event.logprob)
+        self._out.logprobs.append(event.logprob_as(self._mode))
         if event.top:
             self._out.top.append(event.top)
         if event.fed_experts is not None:

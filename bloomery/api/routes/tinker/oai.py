@@ -3,14 +3,16 @@
 `model` is any name that is served there, a base model or a `tinker://` path of sampler weights among them.
 """
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 
-from bloomery.api.routes.openai import completions, models, refused
+from bloomery.api.deps import metered
+from bloomery.api.routes.openai import completions, embeddings, models, refused, responses
 
 PREFIX = "/oai/api/v1"
 
 router = APIRouter(prefix=PREFIX, tags=["tinker"])
-router.include_router(completions.router)
+for answers in (completions, responses, embeddings):
+    router.include_router(answers.router, dependencies=[Depends(metered)])
 router.include_router(models.router)
 # Last, because it takes every path.
 router.include_router(refused.router)

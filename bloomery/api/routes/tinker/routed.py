@@ -92,10 +92,10 @@ class KeptRouting:
         """Of one sequence [P + n, L, T]."""
         future, index = parse_sequence(sequence_id)
         entry = self._entries.get(future)
-        if entry is None:
+        if entry is None or entry.owner != owner:
             how = "send `x-bloomery-routing: true` with the sample, and fetch it soon after"
             raise Gone(f"the routing of sample `{sequence_id}` is not in memory; {how}")
-        if entry.owner != owner or index >= len(entry.routing.fed):
+        if index >= len(entry.routing.fed):
             raise NotFound(f"no sample `{sequence_id}`")
         return entry.routing.of_sequence(index)
 

@@ -26,7 +26,7 @@ from bloomery.services.span_rows import DEFAULT_RETENTION_DAYS, Inference
 from bloomery.services.stopping import StopStrings
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput, NotSupported
-from bloomery.types.generation import Generate, SamplingParams
+from bloomery.types.generation import Generate, LogprobsMode, SamplingParams
 from bloomery.types.ids import now_us
 from bloomery.types.resources import Consent
 
@@ -97,7 +97,7 @@ async def asample(
     with _in_their_words():
         stream = services.sampling.stream(caller, session.target, generate)
     # Only now is it judged how many samples there may be.
-    gathering = Gathering(generate.num_samples, watch)
+    gathering = Gathering(generate.num_samples, watch, _logprobs_mode(generate))
     known = _known(body, services, session, generate, project=caller.project, consent=consent, episode=episode)
     prompt = PromptOut(logprobs=body.prompt_logprobs, cells=None if targets is None else targets.cells)
     future = SampleFuture(session.id, body.seq_id)
@@ -220,3 +220,8 @@ def _check_last_n(body: bodies.Sample, length: int) -> None:
     if last_n is not None and not (body.prompt_logprobs and 1 <= last_n < length):
         field = "prompt_logprobs_last_n"
         raise InvalidInput(f"`{field}` needs `prompt_logprobs` and is between 1 and {length - 1}, one less than the prompt", field=field)
+
+
+def _logprobs_mode(generate: Generate) -> LogprobsMode:
+    """Those of the distribution that was drawn from, as ratios with the losses' log-probabilities need them; nothing is drawn at temperature 0."""
+    return "raw_logprobs" if generate.params.temperature == 0 else "processed_logprobs"

@@ -1,0 +1,135 @@
+"""`/v1/embeddings`: texts as vectors. A vector is the model's hidden state of the text's last token behind its final norm, scaled to length 1.
+
+Every model here has such states, so each can be asked. How well they tell texts apart is up to the model: few were trained for it.
+"""
+
+import asyncio
+import base64
+from contextlib import aclosing
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from bloomery.api.deps import Caller, Svc
+from bloomery.api.routes.openai.closed import Closed
+from bloomery.api.routes.openai.http import read_body, respond_whole, version_headers
+from bloomery.api.routes.openai.jobs import is_tokens
+from bloomery.api.routes.openai.requests import Refused, parse
+from bloomery.api.routes.openai.shapes import body_of
+from bloomery.services.core import Services
+from bloomery.services.principal import Principal
+from bloomery.services.target import Target
+from bloomery.types.arrays import Array
+from bloomery.types.errors import InvalidInput, WorkerError
+from bloomery.types.generation import Generate, PromptEmbedded, SamplingParams
+from bloomery.types.ids import new_id
+
+MAX_INPUTS: Final = 2048
+MAX_NUMBERS: Final = 1 << 21
+"""Of all vectors of an answer: as text they take about forty megabytes, and nothing else is answered while they are written."""
+_AT_ONCE: Final = 32
+"""Texts of a request that are in the engine together: others want their turn too."""
+REFUSED: Final[Refused] = {"dimensions": ()}
+
+router = APIRouter()
+
+Floats = NDArray[np.float32]
+
+
+class EmbeddingRequest(Closed, frozen=True, kw_only=True):
+    """Body of `/v1/embeddings`; an input is a text, token ids, or a list of either."""
+
+    model: Annotated[str, Meta(min_length=1)]
+    input: str | list[Any]
+    encoding_format: Literal["float", "base64"] | None = None
+    user: Annotated[str, Meta(max_length=512)] | None = None
+
+
+@router.post("/embeddings", openapi_extra=body_of(EmbeddingRequest))
+async def embeddings(request: Request, services: Svc, caller: Caller) -> Response:
+    """Turn one or several texts into vectors."""
+    asked = parse(await read_body(request), EmbeddingRequest, REFUSED)
+    target = await services.sampling.resolve(caller, asked.model)
+    inputs = await _tokens(services, target, asked)
+    services.limits.prompt(caller, sum(map(len, inputs)))
+    return await respond_whole(request, _answer(services, caller, target, asked, inputs), version_headers(target))
+
+
+async def _tokens(services: Services, target: Target, asked: EmbeddingRequest) -> list[list[int]]:
+    several: list[Any] = [asked.input] if isinstance(asked.input, str) or is_tokens(asked.input) else asked.input
+    if not 0 < len(several) <= MAX_INPUTS:
+        raise InvalidInput(f"`input` holds 1 to {MAX_INPUTS} texts, not {len(several)}", field="input")
+    if all(isinstance(text, str) for text in several):
+        inputs = await services.rendering.encode(target.base_hash, several)
+    elif all(map(is_tokens, several)):
+        inputs = several
+    else:
+        raise InvalidInput("`input` is a text, a list of token ids, or a list of several of either", field="input")
+    size = services.models.size(target.base_hash)
+    if len(several) * size.width > MAX_NUMBERS:
+        raise InvalidInput(
+            f"`input` holds {len(several)} texts: vectors of {size.width} numbers come for {MAX_NUMBERS // size.width} at most", field="input"
+        )
+    for index, tokens in enumerate(inputs):
+        if not 0 < len(tokens) < size.context:
+            raise InvalidInput(f"`input.{index}` has {len(tokens)} tokens: the model takes 1 to {size.context - 1}", field=f"input.{index}")
+        if min(tokens) < 0 or max(tokens) >= size.vocab_size:
+            raise InvalidInput(f"`input.{index}` holds token ids outside the vocabulary of {size.vocab_size}", field=f"input.{index}")
+    return inputs
+
+
+async def _answer(services: Services, caller: Principal, target: Target, asked: EmbeddingRequest, inputs: list[list[int]]) -> dict[str, Any]:
+    vectors = await _vectors(services, caller, target, inputs)
+    encode = _base64 if asked.encoding_format == "base64" else _floats
+    data = [{"object": "embedding", "index": index, "embedding": encode(vector_D)} for index, vector_D in enumerate(vectors)]
+    tokens = sum(map(len, inputs))
+    return {"object": "list", "data": data, "model": target.display, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+
+
+async def _vectors(services: Services, caller: Principal, target: Target, inputs: list[list[int]]) -> list[Floats]:
+    places = asyncio.Semaphore(min(_AT_ONCE, services.meters.max_waiting))
+
+    async def vector(tokens: list[int]) -> Floats:
+        async with places:
+            return await _vector(services, caller, target, tokens)
+
+    tasks = [asyncio.create_task(vector(tokens)) for tokens in inputs]
+    try:
+        return [await task for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _vector(services: Services, caller: Principal, target: Target, tokens: list[int]) -> Floats:
+    generate = Generate(
+        request_id=new_id("embed"),
+        weights=target.weights,
+        prompt=Array.of(np.asarray(tokens, np.int32)),
+        params=SamplingParams(max_tokens=1, seed=0),
+        priority=target.priority,
+        embed=True,
+    )
+    found = None
+    async with aclosing(services.sampling.stream(caller, target, generate, bounded=True)) as events:
+        async for event in events:
+            if isinstance(event, PromptEmbedded):
+                found = event.vector.numpy()
+    if found is None:
+        raise WorkerError(f"the engine of `{target.display}` gave no vector")
+    vector_D: Floats = (found / np.linalg.norm(found)).astype(np.float32)
+    return vector_D
+
+
+def _floats(vector_D: Floats) -> list[float]:
+    numbers: list[float] = vector_D.tolist()
+    return numbers
+
+
+def _base64(vector_D: Floats) -> str:
+    """Little-endian float32, as the contract wants it."""
+    return base64.b64encode(vector_D.astype("<f4").tobytes()).decode()

@@ -1,0 +1,147 @@
+"""Tools of the chat contract: what may be called, what was called in the messages before, and calls in answers."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
+
+from blake3 import blake3
+from msgspec import Meta
+
+from bloomery.api.routes.openai.closed import Closed
+from bloomery.services.calls import Tools, ToolUse, tool_use
+from bloomery.services.models import Models
+from bloomery.types.errors import InvalidInput
+
+MAX_TOOLS: Final = 128
+_NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+Name = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class FunctionTool(Closed, frozen=True, kw_only=True):
+    """A function of the caller's; without `parameters` it takes none."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Of its arguments."""
+        return _NO_PARAMETERS if self.parameters is None else self.parameters
+
+
+class Tool(Closed, frozen=True, kw_only=True):
+    """Functions are the only kind."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates know it."""
+        told = {"name": self.function.name, "description": self.function.description, "parameters": self.function.parameters}
+        return {"type": "function", "function": {key: value for key, value in told.items() if value is not None}}
+
+
+class ChosenFunction(Closed, frozen=True, kw_only=True):
+    """By its name."""
+
+    name: Name
+
+
+class NamedTool(Closed, frozen=True, kw_only=True):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class CalledFunction(Closed, frozen=True, kw_only=True):
+    """What was called; the arguments are the text of a JSON object."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    arguments: str
+
+
+class ToolCall(Closed, frozen=True, kw_only=True):
+    """A call that the assistant made before."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=256)]
+    type: Literal["function"]
+    function: CalledFunction
+
+    def plain(self, field: str) -> dict[str, Any]:
+        """As chat templates know it, with the arguments as an object."""
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except ValueError:
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise InvalidInput(f"`{field}.function.arguments` is not the text of a JSON object", field=f"{field}.function.arguments")
+        return {"id": self.id, "type": "function", "function": {"name": self.function.name, "arguments": arguments}}
+
+
+def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:
+    """Tools with names of their own, and a choice among them."""
+    names = [tool.function.name for tool in tools or ()]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise InvalidInput(f"`tools.{index}.function.name`: `{name}` is there already, each tool needs a name of its own", field=f"tools.{index}")
+    if not names and choice not in (None, "none", "auto"):
+        raise InvalidInput("`tool_choice` needs `tools` to choose from", field="tool_choice")
+
+
+def use_of(models: Models, base_hash: str, tools: Sequence[Tool] | None, choice: ToolChoice | None, *, parallel: bool) -> ToolUse | None:
+    """The tools as the model may use them now; None where it may not, and then it is not told of them."""
+    if not tools or choice == "none":
+        return None
+    functions: Tools = [(tool.function.name, tool.function.schema, bool(tool.function.strict)) for tool in tools]
+    named = choice.function.name if isinstance(choice, NamedTool) else None
+    return tool_use(models.tokenizer(base_hash), functions, named=named, forced=choice not in (None, "auto"), parallel=parallel)
+
+
+class Calls:
+    """The calls of one answer, in the contract's form. `key` is the answer's own: ids of calls follow from it, so that all who look see the same."""
+
+    def __init__(self, use: ToolUse, key: str) -> None:
+        self._use, self._key = use, key
+        self._reader = use.reader()
+
+    def delta(self, text: str, reason: str | None) -> dict[str, Any]:
+        """What a stream says next of a message."""
+        heard = self._reader.feed(text, final=reason is not None)
+        calls: dict[int, dict[str, Any]] = {}
+        for piece in heard.calls:
+            begun = {} if piece.name is None else {"id": self._id(piece.number, piece.name), "type": "function"}
+            call = calls.setdefault(piece.number, {"index": piece.number, **begun, "function": {}})
+            if piece.name is not None:
+                call["function"] |= {"name": piece.name, "arguments": ""}
+            call["function"]["arguments"] = call["function"].get("arguments", "") + piece.arguments
+        return ({"content": heard.text} if heard.text else {}) | ({"tool_calls": list(calls.values())} if calls else {})
+
+    def reason(self, reason: str | None) -> str | None:
+        """Why the answer ended."""
+        return "tool_calls" if reason == "stop" and self._reader.called else reason
+
+    def _id(self, index: int, name: str) -> str:
+        dialect = self._use.dialect
+        if dialect.name_start:
+            return f"{dialect.name_start}{name}:{index}"
+        digest = blake3(f"{self._key}:{index}".encode()).hexdigest()
+        return digest[:9] if dialect.short_ids else f"call_{digest[:24]}"
+
+
+def whole_message(use: ToolUse, key: str, text: str, reason: str | None) -> tuple[dict[str, Any], str | None]:
+    """A message in one piece, and why it ended."""
+    calls = Calls(use, key)
+    # An answer that was broken off is read like one that ended: what it began is shown as text.
+    delta = calls.delta(text, reason or "abort")
+    message = {"role": "assistant", "content": delta.get("content"), "refusal": None}
+    if calls.reason("stop") != "tool_calls":
+        return message | {"content": delta.get("content", "")}, reason
+    made = [{key: value for key, value in call.items() if key != "index"} for call in delta["tool_calls"]]
+    return message | {"tool_calls": made}, calls.reason(reason)

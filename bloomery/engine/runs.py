@@ -1,0 +1,202 @@
+"""What is ordered for runs: an engine holds them and gives them turns, a replica refuses them by name.
+
+`executor` knows neither which of the two it has nor what a run is.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+from bloomery.config import EngineConfig
+from bloomery.config.data_dir import DataDir
+from bloomery.engine.hosted import HostedRun
+from bloomery.engine.ledger import InHand, Ledger
+from bloomery.engine.shelf import BlobShelf
+from bloomery.engine.training import Training
+from bloomery.models.decoder import Decoder
+from bloomery.train.run import TrainableRun
+from bloomery.types.batching import rows_at_once
+from bloomery.types.errors import BloomeryError, Conflict, WorkerError, blame
+from bloomery.types.operations import Failed
+from bloomery.types.protocol import Acknowledge, CloseRun, Execute, FromEngine, OpenRun, OperationDone, RunClosed, RunOpened
+
+log = logging.getLogger(__name__)
+
+RunOrder = OpenRun | Execute | Acknowledge | CloseRun
+Send = Callable[[FromEngine], None]
+_REFUSAL: Final = "this process is a replica, which only samples: send what concerns runs to the engine of the base model"
+
+
+class Runs(Protocol):
+    """The runs of one process and their turns."""
+
+    @property
+    def executed(self) -> Mapping[str, int]:
+        """Last executed operation of each run in memory."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Operations without a result."""
+        ...
+
+    @property
+    def begun(self) -> bool:
+        """Whether an operation is half done."""
+        ...
+
+    @property
+    def tokens_trained(self) -> int:
+        """Since the process started."""
+        ...
+
+    def obey(self, order: RunOrder) -> None:
+        """Do what is ordered, or queue it."""
+        ...
+
+    def repeat(self) -> None:
+        """Say again what a new conversation may not know."""
+        ...
+
+    def take_turn(self, *, begin: bool) -> bool:
+        """One turn, if anybody has work; without `begin` only what is half done goes on."""
+        ...
+
+    def checkpoint_all(self) -> None:
+        """Make every run durable."""
+        ...
+
+    def close(self) -> None:
+        """A clean end."""
+        ...
+
+
+class HeldRuns:
+    """Those of an engine; the ledger knows what it has in hand."""
+
+    def __init__(self, config: EngineConfig, decoder: Decoder, shelf: BlobShelf, send: Send, checkpoint_after_s: float) -> None:
+        self._base_hash, self._decoder, self._shelf, self._send = config.model.base_hash, decoder, shelf, send
+        self._checkpoint_after_s = checkpoint_after_s
+        self._ledger = Ledger(DataDir(Path(config.data_dir)).in_hand(config.model.base_hash))
+        self._training = Training(self._ledger, send, pass_rows=rows_at_once(decoder.config.hidden_size))
+
+    @property
+    def executed(self) -> Mapping[str, int]:
+        """Last executed operation of each run in memory."""
+        return {run_id: run.executed for run_id, run in self._training.runs.items()}
+
+    @property
+    def waiting(self) -> int:
+        """Operations without a result."""
+        return self._training.waiting
+
+    @property
+    def begun(self) -> bool:
+        """Whether an operation is half done."""
+        return self._training.begun
+
+    @property
+    def tokens_trained(self) -> int:
+        """Since the process started."""
+        return self._training.tokens_trained
+
+    def obey(self, order: RunOrder) -> None:
+        """Do what is ordered, or queue it."""
+        runs = self._training.runs
+        match order:
+            case OpenRun():
+                self._open(order)
+            case Execute(run_id=run_id) if run_id in runs:
+                runs[run_id].receive(order)
+            case Acknowledge(run_id=run_id, seq=seq) if run_id in runs:
+                runs[run_id].acknowledge(seq)
+            case CloseRun(run_id=run_id):
+                self._close(run_id)
+            case _:
+                log.info("ignored %s of a run that is not held", type(order).__name__)
+
+    def repeat(self) -> None:
+        """Results that were not acknowledged, and where the newest checkpoint of each run is."""
+        for run in self._training.runs.values():
+            for done in run.unacknowledged.values():
+                self._send(done)
+            if run.newest_checkpoint is not None:
+                self._send(run.newest_checkpoint)
+
+    def take_turn(self, *, begin: bool) -> bool:
+        """One turn, if anybody has work; without `begin` only what is half done goes on."""
+        return self._training.take_turn(begin=begin)
+
+    def checkpoint_all(self) -> None:
+        """Make every run durable."""
+        for run in self._training.runs.values():
+            self._training.checkpoint(run)
+
+    def close(self) -> None:
+        """A clean end."""
+        self._ledger.close()
+
+    def _open(self, order: OpenRun) -> None:
+        """Hold a run; one that is held already is replaced, for the api knows better which history counts."""
+        spec = order.spec
+        self._training.forget(spec.run_id)
+        opening = InHand(spec.run_id, order.checkpoint or "")
+        self._ledger.enter([opening])
+        try:
+            with blame(WorkerError, f"cannot open run {spec.run_id}"):
+                if spec.base_hash != self._base_hash:
+                    raise Conflict(f"the run is on base model {spec.base_hash}, this engine holds {self._base_hash}")
+                if self._ledger.condemns(opening, replay=False):
+                    raise WorkerError(f"the engine died twice while it opened the run from {order.checkpoint or 'its beginning'}")
+                run = TrainableRun(self._decoder, spec, self._shelf)
+                if order.checkpoint is not None:
+                    run.restore(self._shelf.read(order.checkpoint))
+        except BloomeryError as error:
+            self._send(RunOpened(run_id=spec.run_id, error=error.message))
+            return
+        self._ledger.survived(opening)
+        self._training.hold(HostedRun(run, self._shelf.write, last_seq=order.last_seq, checkpoint_after_s=self._checkpoint_after_s))
+        self._send(RunOpened(run_id=spec.run_id))
+
+    def _close(self, run_id: str) -> None:
+        if run_id in self._training.runs:
+            self._training.checkpoint(self._training.runs[run_id])
+            self._training.forget(run_id)
+        self._send(RunClosed(run_id=run_id))
+
+
+class NoRuns:
+    """A replica's: it holds none, and touches neither ledger nor checkpoints."""
+
+    executed: Mapping[str, int] = {}
+    waiting = tokens_trained = 0
+    begun = False
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    def obey(self, order: RunOrder) -> None:
+        """Refuse it."""
+        match order:
+            case OpenRun(spec=spec):
+                self._send(RunOpened(run_id=spec.run_id, error=_REFUSAL))
+            case Execute(run_id=run_id, seq=seq):
+                self._send(OperationDone(run_id=run_id, seq=seq, result=Failed(message=_REFUSAL, category="server"), seconds=0.0))
+            case CloseRun(run_id=run_id):
+                self._send(RunClosed(run_id=run_id))
+            case Acknowledge():
+                log.info("ignored an acknowledgement: a replica gives no results")
+
+    def repeat(self) -> None:
+        """There is nothing."""
+
+    def take_turn(self, *, begin: bool) -> bool:
+        """Nobody has work."""
+        return False
+
+    def checkpoint_all(self) -> None:
+        """There is nothing."""
+
+    def close(self) -> None:
+        """There is nothing."""

@@ -1,0 +1,48 @@
+"""`bloomery fidelity`: the cards of models on this machine, sampler against trainer in one process."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from bloomery.infer.card import measure
+from bloomery.infer.versions import Model
+from bloomery.models.load import load_decoder
+from bloomery.models.numerics import plain_form, probe
+from bloomery.obs.machine import free_memory_bytes, usable_cpus
+from bloomery.render.tokenizer import ChatTokenizer
+from bloomery.types.fidelity import TEXT_TOKENS, Mode, prompts, text
+from bloomery.types.resources import Fidelity
+from bloomery.up import base_models
+from bloomery.up.base_models import Wanted
+
+
+class Report(NamedTuple):
+    """The card of one model."""
+
+    model: str
+    architecture: str
+    card: Fidelity
+
+
+def examine(models: Sequence[str], dtype: str, threads: int | None, max_tokens: int, *, plain: bool) -> Iterator[Report]:
+    """Measure one model after the other: directories or known names, without any the shipped one."""
+    torch.set_num_threads(threads or usable_cpus())
+    for wanted in base_models.wanted(models):
+        base_models.refuse_what_does_not_fit([base_models.check(wanted, dtype)], dtype, free_memory_bytes())
+        yield _report(wanted, dtype, max_tokens, plain=plain)
+
+
+def _report(wanted: Wanted, dtype: str, max_tokens: int, *, plain: bool) -> Report:
+    decoder = load_decoder(wanted.directory, dtype=getattr(torch, dtype))
+    tokenizer = ChatTokenizer.load(wanted.directory)
+    try:
+        asked = prompts(tokenizer.encode(text())[:TEXT_TOKENS], decoder.config.context, max_tokens)
+    finally:
+        tokenizer.close()
+    model = Model(wanted.alias, decoder, None)
+    probed = probe(decoder)
+    form = plain_form(decoder) if plain else probed.form
+    # Where kernels depend on the batch nobody promises equal bits.
+    mode: Mode = "exact" if probed.bit_exact and form.exact else "plain"
+    return Report(wanted.alias, decoder.config.model_type, measure(model, model, asked, max_tokens, mode, form))

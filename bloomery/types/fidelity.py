@@ -1,0 +1,99 @@
+"""How far what a sampler says of its tokens is from what the trainer says of them, as one card per version of the weights.
+
+With d = trainer - sampler, the log-probabilities of one sampled token, k3 is the mean of exp(d) - 1 - d: the estimate of the KL divergence
+between the two that is never negative and grows with every mistake, in either direction.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bloomery.types.errors import WorkerError
+
+Mode = Literal["exact", "plain"]
+"""What is promised: equal bits, or numbers that are close."""
+PLAIN_K3: Final = 1e-3
+"""Largest k3 of a plain sampler: rounding alone stays below it, in half precision too (docs/fidelity.md)."""
+
+LENGTHS: Final = (3, 15, 17, 40, 510, 515)
+"""Tokens of the prompts: on both sides of the pads of rows, of ranks and of keys."""
+TEXT_TOKENS: Final = 640
+"""Tokens of a text that prompts are cut from."""
+
+
+class Prompt(NamedTuple):
+    """What a card asks a sampler; `late` ones arrive while the others run."""
+
+    tokens: tuple[int, ...]
+    num_samples: int
+    seed: int
+    late: bool
+
+
+class Sampled(NamedTuple):
+    """One answer of a sampler: all tokens, those of the prompt first, and the float32 log-probabilities [N - P] of the others."""
+
+    tokens: tuple[int, ...]
+    logprobs: NDArray[np.float32]
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """The first P."""
+        return self.tokens[: len(self.tokens) - len(self.logprobs)]
+
+
+class Numbers(NamedTuple):
+    """The comparison of all sampled tokens."""
+
+    sequences: int
+    tokens: int
+    k3: float
+    mean_abs: float
+    max_abs: float
+    bit_equal: float
+    """Share of the tokens whose two log-probabilities are the same float32."""
+    worst: int
+    """Number of the sequence with the largest difference."""
+
+
+def text() -> str:
+    """What whole models are asked to continue: this file, some English and some Python."""
+    return Path(__file__).read_text(encoding="utf-8")
+
+
+def prompts(tokens: Sequence[int], context: int, max_tokens: int, lengths: Sequence[int] = LENGTHS) -> list[Prompt]:
+    """Different pieces of a text, at first and late by turns, one in a group of three, which comes again; all leave room for `max_tokens`."""
+    longest = max(1, min(len(tokens), context - max_tokens))
+    cut = [min(length, longest) for length in lengths]
+    starts = [(17 * number) % (len(tokens) - length + 1) for number, length in enumerate(cut)]
+    pieces = [tuple(tokens[start : start + length]) for start, length in zip(starts, cut, strict=True)]
+    group = len(lengths) // 2
+    asked = [Prompt(piece, 3 if number == group else 1, number, late=number % 2 == 1) for number, piece in enumerate(pieces)]
+    return [*asked, Prompt(pieces[group], 1, len(pieces), late=True)]
+
+
+def compare(sampled: Sequence[Sampled], trainer: Sequence[NDArray[np.float32]]) -> Numbers:
+    """Both sides of the same tokens; `trainer` holds one array for each sequence."""
+    differences = [theirs.astype(np.float64) - each.logprobs.astype(np.float64) for each, theirs in zip(sampled, trainer, strict=True)]
+    all_N = np.concatenate(differences)
+    if not len(all_N) or not np.isfinite(all_N).all():
+        raise WorkerError("these weights give no finite log-probabilities to compare: train them again from an earlier checkpoint")
+    return Numbers(
+        sequences=len(sampled),
+        tokens=len(all_N),
+        # expm1 keeps the digits of small differences.
+        k3=float(np.mean(np.expm1(all_N) - all_N)),
+        mean_abs=float(np.abs(all_N).mean()),
+        max_abs=float(np.abs(all_N).max()),
+        bit_equal=float(np.mean(all_N == 0)),
+        worst=int(np.argmax([np.abs(each).max(initial=0) for each in differences])),
+    )
+
+
+def verdict(numbers: Numbers, mode: Mode) -> Literal["pass", "fail"]:
+    """Exact means equal; plain is held to `PLAIN_K3`."""
+    holds = numbers.max_abs == 0 if mode == "exact" else numbers.k3 <= PLAIN_K3
+    return "pass" if holds else "fail"

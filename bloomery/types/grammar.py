@@ -1,0 +1,66 @@
+"""Whether a grammar can be followed: asked at the door, where there are no tokens, and again by the engine, which has them.
+
+All limits count work and none counts time, so that a grammar which is followed once is followed again.
+"""
+
+from typing import Final
+
+from llguidance import LLMatcher, LLParserLimits, regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
+
+from bloomery.types.errors import InvalidInput
+from bloomery.types.generation import Grammar
+
+MAX_GRAMMAR_CHARS: Final = 1 << 17
+BLANKS: Final = r"[ \n\t]{0,40}"
+"""Between the parts of a JSON text. Without a bound a weak model may write blanks for ever."""
+LIMITS: Final = LLParserLimits(step_lexer_fuel=60_000, step_max_items=20_000, max_lexer_states=25_000, verbose_errors=False)
+"""They count steps, not time: usually 20 ms to compile a grammar, 5 ms for a token (at worst some hundred), and 50 MB."""
+_REASON_CHARS: Final = 1000
+
+
+def native(grammar: Grammar, field: str = "grammar") -> str:
+    """The grammar as llguidance takes it."""
+    _check_length(grammar.text, field)
+    match grammar.kind:
+        case "json_schema":
+            return _from_schema(grammar.text, field)
+        case "regex":
+            # Digits and letters are those of ASCII, as in the patterns of JSON schemas.
+            return LLMatcher.grammar_from_regex(regex_to_lark(grammar.text, "dw"))
+        case "lark":
+            return LLMatcher.grammar_from_lark(grammar.text)
+
+
+def _from_schema(text: str, field: str) -> str:
+    try:
+        return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": BLANKS, "lenient": False})
+    except ValueError as error:
+        raise InvalidInput(f"`{field}` is no JSON schema: {brief(str(error))}", field=field) from error
+
+
+def check_grammar(grammar: Grammar, field: str) -> None:
+    """Refuse what no continuation can be held to; `field` is its name as the caller knows it. Takes milliseconds, for a large grammar many."""
+    wrong, reasons = LLMatcher.validate_grammar_with_warnings(native(grammar, field), limits=LIMITS)
+    if wrong:
+        raise InvalidInput(f"`{field}` cannot be followed: {brief(reasons[0])}", field=field)
+
+
+def lark(text: str, field: str) -> Grammar:
+    """A grammar in Lark's notation, or in GBNF, which is turned into it."""
+    _check_length(text, field)
+    try:
+        return Grammar(kind="lark", text=any_to_lark(text))
+    except Exception as error:
+        # The converter raises bare exceptions of its own.
+        raise InvalidInput(f"`{field}` is neither Lark nor GBNF: {brief(str(error))}", field=field) from error
+
+
+def _check_length(text: str, field: str) -> None:
+    if len(text) > MAX_GRAMMAR_CHARS:
+        raise InvalidInput(f"`{field}` has {len(text)} characters, at most {MAX_GRAMMAR_CHARS} are taken: simplify it", field=field)
+
+
+def brief(reason: str) -> str:
+    """What llguidance says, on one line and not too long."""
+    return " ".join(reason.split())[:_REASON_CHARS]

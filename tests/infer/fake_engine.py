@@ -1,0 +1,295 @@
+"""An engine without a model, behind the same protocol: tokens are a hash of its weights, and a script says what goes wrong and what takes long."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from bloomery.infer.engine import EngineEvent, Patch, Update
+from bloomery.models.tensor_bytes import values
+from bloomery.types.arrays import Array
+from bloomery.types.errors import Conflict, InvalidInput, NotFound, NotSupported, WorkerError
+from bloomery.types.generation import (
+    Abort,
+    FinishReason,
+    Generate,
+    Live,
+    PromptFound,
+    PromptScored,
+    SampledToken,
+    SampleFinished,
+    Weights,
+)
+from bloomery.types.serving import MODEL, Capabilities, EngineMetrics, KvPolicy, PauseMode, WeightInfo
+
+VOCAB = 300
+CONTEXT = 1024
+Numbers = Mapping[str, Tensor]
+
+
+@dataclass
+class Script:
+    """What befalls requests, by their id: an error after so many tokens, or a stop after some until `released`."""
+
+    fails_after: dict[str, int] = field(default_factory=dict)
+    stops_after: dict[str, int] = field(default_factory=dict)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass
+class Run:
+    request: Generate
+    version: str
+    name: str | None
+    """What it follows."""
+    open: set[int]
+    tokens: int = 0
+    aborted: set[int] = field(default_factory=set)
+
+
+class FakeEngine:
+    """Serves `base` and what `disk` holds; a version of the disk that is None is damaged."""
+
+    def __init__(self, base: Numbers, disk: Mapping[str, Numbers | None], script: Script | None = None) -> None:
+        self._versions: dict[str, Numbers] = {"base": base}
+        self._disk, self._script = disk, script or Script()
+        self._names = {MODEL: "base"}
+        self._staged: dict[str, tuple[str, dict[str, Tensor]]] = {}
+        self._given = {"base"}
+        self._runs: dict[str, Run] = {}
+        self._prefixes: set[tuple[str, bytes]] = set()
+        self._open, self._moving = asyncio.Event(), asyncio.Event()
+        self._open.set()
+        self._moving.set()
+        self._paused: PauseMode | None = None
+        self._asleep = False
+        self._sampled = self._prefilled = self._swaps = 0
+
+    async def generate(self, request: Generate) -> AsyncGenerator[EngineEvent, None]:
+        if request.request_id in self._runs:
+            raise Conflict(f"request `{request.request_id}` is being served already: choose a fresh id")
+        if request.params.temperature < 0 or request.prompt.shape[0] >= CONTEXT:
+            raise InvalidInput("`temperature` or the prompt is impossible")
+        await self._open.wait()
+        name = request.weights.name if isinstance(request.weights, Live) else None
+        version = self._read(request.weights) if isinstance(request.weights, Weights) else self._served(request.weights.name)
+        run = self._runs[request.request_id] = Run(request, version, name, set(range(request.num_samples)))
+        try:
+            for event in self._prefill(run):
+                yield event
+            while run.open:
+                await self._turn(run)
+                for event in list(self._step(run)):
+                    yield event
+        finally:
+            del self._runs[request.request_id]
+
+    async def score(self, prompt: list[int], weights: Weights | Live, *, top_k: int = 0) -> PromptScored:
+        logprobs = np.array([np.nan, *(-1.0 - token / VOCAB for token in prompt[1:])], np.float32)
+        top = {"top_ids": np.zeros((len(prompt), top_k), np.int32), "top_logprobs": np.full((len(prompt), top_k), -1, np.float32)} if top_k else {}
+        return PromptScored(request_id="score", logprobs=Array.of(logprobs), **{name: Array.of(each) for name, each in top.items()})
+
+    async def abort(self, abort: Abort) -> None:
+        if (run := self._runs.get(abort.request_id)) is not None:
+            run.aborted |= run.open if abort.sample is None else {abort.sample}
+
+    async def pause(self, mode: PauseMode) -> None:
+        self._refuse_asleep()
+        self._open.clear()
+        self._paused = mode
+        if mode == "keep":
+            self._moving.clear()
+        if mode == "abort":
+            for run in self._runs.values():
+                run.aborted |= run.open
+        while mode == "drain" and self._runs:
+            if self._paused is None:
+                raise Conflict("the engine was resumed before it had drained")
+            await asyncio.sleep(0)
+
+    async def resume(self) -> None:
+        self._refuse_asleep()
+        self._paused = None
+        self._open.set()
+        self._moving.set()
+
+    async def begin_update(self, name: str, version: str) -> None:
+        if name in self._staged:
+            raise Conflict(f"an update of `{name}` is staged already: commit or cancel it")
+        if version in self._given | self._disk.keys():
+            raise Conflict(f"version `{version}` names other weights already")
+        numbers = self._versions[self._served(name)]
+        self._given.add(version)
+        self._staged[name] = version, {key: tensor.clone() for key, tensor in numbers.items()}
+
+    async def apply(self, name: str, update: Mapping[str, Update]) -> None:
+        _, numbers = self._staging(name)
+        for key, change in update.items():
+            if key not in numbers or tuple(change.shape) != tuple(numbers[key].shape):
+                raise InvalidInput(f"tensor `{key}` does not fit")
+            if isinstance(change, Patch) and any(change.indices >= numbers[key].numel()):
+                raise InvalidInput(f"the patch of `{key}` names a place outside")
+        for key, change in update.items():
+            if isinstance(change, Patch):
+                numbers[key].view(-1)[change.indices.long()] = change.values
+            else:
+                numbers[key] = change.clone()
+
+    async def commit(self, name: str, policy: KvPolicy) -> WeightInfo:
+        version, self._versions[version] = self._staging(name)
+        del self._staged[name]
+        return self._swap(name, version, policy)
+
+    async def cancel_update(self, name: str) -> None:
+        self._staging(name)
+        del self._staged[name]
+
+    async def switch(self, name: str, weights: Weights, policy: KvPolicy) -> WeightInfo:
+        self._served(name)
+        return self._swap(name, self._read(weights), policy)
+
+    async def weight_info(self, name: str) -> WeightInfo:
+        version = self._served(name)
+        return WeightInfo(name, version, _checksum(self._versions[version]))
+
+    async def load_adapter(self, name: str, weights: Weights) -> None:
+        if name in self._names:
+            raise Conflict(f"`{name}` is served already")
+        self._names[name] = self._read(weights)
+
+    async def unload_adapter(self, name: str) -> None:
+        if name == MODEL:
+            raise NotSupported(f"`{MODEL}` is the engine's own model: only adapters are unloaded")
+        self._served(name)
+        del self._names[name]
+        self._staged.pop(name, None)
+        for run in self._runs.values():
+            run.name = None if run.name == name else run.name
+
+    async def adapters(self) -> dict[str, str]:
+        return {name: version for name, version in self._names.items() if name != MODEL}
+
+    async def reset_prefix_cache(self) -> None:
+        self._prefixes.clear()
+
+    async def sleep(self) -> None:
+        self._refuse_asleep()
+        if self._runs:
+            raise Conflict("requests are in hand: pause with `drain` or `abort` first")
+        self._asleep = True
+        self._open.clear()
+
+    async def wake(self) -> None:
+        if not self._asleep:
+            raise Conflict("the engine is not asleep")
+        self._asleep = False
+        if self._paused is None:
+            self._open.set()
+
+    def capabilities(self) -> Capabilities:
+        policies: tuple[KvPolicy, ...] = ("keep", "recompute", "flush")
+        return Capabilities(
+            bit_exact=True,
+            router_capture=False,
+            delta_update=True,
+            update_while_serving=True,
+            kv_policies=policies,
+            pinned_versions=True,
+            max_adapters=None,
+            max_adapters_in_memory=len(self._disk),
+        )
+
+    async def metrics(self) -> EngineMetrics:
+        return EngineMetrics(
+            running_sequences=sum(len(run.open) for run in self._runs.values()),
+            waiting_sequences=0,
+            tokens_sampled=self._sampled,
+            tokens_prefilled=self._prefilled,
+            cache_usage=0.0,
+            preemptions=0,
+            versions_in_memory=len(self._versions),
+            version_bytes=0,
+            swaps=self._swaps,
+            paused=self._paused,
+            asleep=self._asleep,
+        )
+
+    async def _turn(self, run: Run) -> None:
+        """Wait until the run may go on, as the script has it."""
+        await asyncio.sleep(0)
+        await self._moving.wait()
+        if self._script.stops_after.get(run.request.request_id) == run.tokens:
+            await self._script.released.wait()
+        if self._script.fails_after.get(run.request.request_id) == run.tokens:
+            raise WorkerError("the engine broke")
+
+    def _prefill(self, run: Run) -> Iterator[EngineEvent]:
+        found = run.request.prompt.shape[0] - 1 if (run.version, run.request.prompt.data) in self._prefixes else 0
+        self._prefilled += run.request.prompt.shape[0] - found
+        if found:
+            yield PromptFound(request_id=run.request.request_id, tokens=found)
+
+    def _step(self, run: Run) -> Iterator[EngineEvent]:
+        for sample in sorted(run.open & run.aborted):
+            yield self._finish(run, sample, "abort")
+        version = run.version if run.name is None else self._names[run.name]
+        news = version if run.tokens == 0 or version != run.version else None
+        run.version = version
+        for sample in sorted(run.open):
+            self._sampled += 1
+            token = self._token(run, sample)
+            yield SampledToken(request_id=run.request.request_id, sample=sample, position=run.tokens, token=token, logprob=-1.0, version=news)
+            if run.tokens + 1 == run.request.params.max_tokens:
+                yield self._finish(run, sample, "length")
+        run.tokens += 1
+
+    def _finish(self, run: Run, sample: int, reason: FinishReason) -> SampleFinished:
+        run.open.discard(sample)
+        self._prefixes.add((run.version, run.request.prompt.data))
+        return SampleFinished(request_id=run.request.request_id, sample=sample, reason=reason)
+
+    def _token(self, run: Run, sample: int) -> int:
+        what = f"{_checksum(self._versions[run.version])} {run.request.prompt.data!r} {run.request.params.seed} {sample} {run.tokens}"
+        return int.from_bytes(blake3(what.encode()).digest()[:4]) % VOCAB
+
+    def _read(self, weights: Weights) -> str:
+        if weights.version not in self._versions:
+            numbers = self._disk.get(weights.version)
+            if numbers is None:
+                raise WorkerError(f"cannot load weights {weights.version}: damaged")
+            self._versions[weights.version] = numbers
+        return weights.version
+
+    def _served(self, name: str) -> str:
+        if name not in self._names:
+            raise NotFound(f"nothing is served as `{name}`")
+        return self._names[name]
+
+    def _staging(self, name: str) -> tuple[str, dict[str, Tensor]]:
+        if name not in self._staged:
+            raise Conflict(f"no update of `{name}` is staged: begin one")
+        return self._staged[name]
+
+    def _swap(self, name: str, version: str, policy: KvPolicy) -> WeightInfo:
+        self._names[name] = version
+        self._swaps += 1
+        if policy == "flush":
+            self._prefixes.clear()
+        return WeightInfo(name, version, _checksum(self._versions[version]))
+
+    def _refuse_asleep(self) -> None:
+        if self._asleep:
+            raise Conflict("the engine is asleep: wake it first")
+
+
+def _checksum(numbers: Numbers) -> str:
+    return blake3(b"".join(bytes(values(tensor)) for _, tensor in sorted(numbers.items()))).hexdigest()[:32]
+
+
+def numbers(seed: int) -> dict[str, Tensor]:
+    """Weights of a fake engine."""
+    return {"w": torch.randn(4, 4, generator=torch.Generator().manual_seed(seed))}

@@ -1,0 +1,154 @@
+"""kill -9 of replicas and of the engine, and promotions, in the middle of streams: each ends with the text that its version and seed stand for.
+
+The texts that should come are sampled first, by the engine, from each snapshot under its version: nobody is killed then.
+"""
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import openai
+import pytest
+
+from bloomery.client import Client
+from bloomery.recipes.sft import datum
+from tests.live import LiveServer, running_server
+
+STREAMS = 240
+AT_ONCE = 12
+TOKENS = 64
+PROMOTIONS = 3
+PROMPTS = ["import os", "def main():", "class Tree:", "for line in", "return self.", "x = [", '"""Read', "if not"]
+NAME = "served"
+DEADLINE_S = 420.0
+RESTARTED_S = 60.0
+
+
+class Said(NamedTuple):
+    """What a stream gave."""
+
+    version: str
+    text: str
+
+
+class Chaos:
+    """Kills and promotes at random moments, while streams are open; the next kill comes when everybody is back."""
+
+    def __init__(self, server: LiveServer, client: Client, versions: Sequence[str], *, victims: Sequence[str]) -> None:
+        self.server, self.client, self.versions, self.victims = server, client, versions, victims
+        self.open_streams = 0
+        self.kills = 0
+        self.struck = 0
+        """Streams that were open at a kill, each as often as it was."""
+        self.promotions = 0
+
+    async def rage(self, chance: random.Random) -> None:
+        while True:
+            await self._until(lambda: self.open_streams > 0 and self._all_ready())
+            await asyncio.sleep(chance.uniform(0.2, 2.0))
+            if chance.random() < 0.5:
+                self.promotions += 1
+                await asyncio.to_thread(self.client.deployments.promote, NAME, self.versions[self.promotions % 2])
+            if self.open_streams:
+                await self._kill(chance.sample(self.victims, chance.randint(1, len(self.victims))))
+
+    async def _kill(self, names: Sequence[str]) -> None:
+        before = {name: self.server.pids()[name] for name in names}
+        for pid in before.values():
+            os.kill(pid, signal.SIGKILL)
+        self.kills += len(names)
+        self.struck += self.open_streams
+        await self._until(lambda: all(self.server.pids().get(name, pid) != pid for name, pid in before.items()))
+
+    def _all_ready(self) -> bool:
+        children = self.server.children()
+        return all(children[name]["state"] == "ready" for name in self.victims)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(RESTARTED_S):
+            while not condition():
+                await asyncio.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("victims", "kills"), [(["replica-bloomery-tiny-0", "replica-bloomery-tiny-1"], 6), (["engine-bloomery-tiny"], 3)])
+def test_no_stream_fails_and_none_says_anything_else_when_processes_die_and_weights_change(victims: list[str], kills: int, tmp_path: Path) -> None:
+    with running_server(tmp_path / "data", replicas=2) as server, Client(server.url, server.key, patience_s=60) as client:
+        versions = two_versions(client)
+        client.deployments.create(NAME, versions[0])
+        chaos = Chaos(server, client, versions, victims=victims)
+        assert asyncio.run(story(server, chaos, kills)) >= STREAMS
+    assert chaos.struck >= kills
+
+
+async def story(server: LiveServer, chaos: Chaos, kills: int) -> int:
+    """How many streams there were."""
+    async with asyncio.timeout(DEADLINE_S), openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0) as sdk:
+        asked = [(prompt, number) for number in range(5) for prompt in PROMPTS]
+        endless = itertools.cycle(asked)
+        questions = [(version, *each) for version in chaos.versions for each in asked]
+        places = asyncio.Semaphore(AT_ONCE)
+        texts = await asyncio.gather(*(whole(sdk, places, *question) for question in questions))
+        expected = dict(zip(questions, texts, strict=True))
+        said: list[tuple[str, Said]] = []
+
+        async def ask_on() -> None:
+            while len(said) < STREAMS or chaos.kills < kills or chaos.promotions < PROMOTIONS:
+                question = next(endless)
+                got = await stream(sdk, chaos, *question)
+                said.append((expected[got.version, *question], got))
+
+        async with raging(chaos.rage(random.Random(kills))):
+            await asyncio.gather(*(ask_on() for _ in range(AT_ONCE)))
+    assert {got.version for _, got in said} == set(chaos.versions)
+    assert [got.text for _, got in said] == [text for text, _ in said]
+    return len(said)
+
+
+@asynccontextmanager
+async def raging(chaos: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Let it rage; what goes wrong with it is this test's failure."""
+    task = asyncio.create_task(chaos)
+    try:
+        yield
+    finally:
+        if not task.done():
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def whole(sdk: openai.AsyncOpenAI, places: asyncio.Semaphore, version: str, prompt: str, seed: int) -> str:
+    async with places:
+        answer = await sdk.completions.create(model=version, prompt=prompt, seed=seed, max_tokens=TOKENS)
+    assert answer.system_fingerprint == version
+    return answer.choices[0].text
+
+
+async def stream(sdk: openai.AsyncOpenAI, chaos: Chaos, prompt: str, seed: int) -> Said:
+    chaos.open_streams += 1
+    try:
+        chunks = [chunk async for chunk in await sdk.completions.create(model=NAME, prompt=prompt, seed=seed, max_tokens=TOKENS, stream=True)]
+    finally:
+        chaos.open_streams -= 1
+    (version,) = {str(chunk.system_fingerprint) for chunk in chunks}
+    return Said(version, "".join(chunk.choices[0].text for chunk in chunks))
+
+
+def two_versions(client: Client) -> list[str]:
+    """Snapshots of a run that sample differently."""
+    run = client.create_run("bloomery-tiny", rank=8, seed=1)
+    rows = [datum(np.random.default_rng(row).integers(0, 1000, 40).tolist(), [1.0] * 40) for row in range(4)]
+    versions = []
+    for name in ("first", "second"):
+        run.forward_backward(rows)
+        run.optim_step(3e-3)
+        versions.append(run.save_snapshot(name).result().version)
+    return versions

@@ -1,0 +1,38 @@
+"""Stacked factors that outlive a pass: made once for a company of adapters, and anew for another."""
+
+import torch
+
+from bloomery.models.adapters import AdapterRows, Bank, Factors, FusedAdapter, adapted_linear, fuse
+from bloomery.models.attention import ROW_PAD
+
+TARGET = "layers.0.self_attn.o_proj"
+
+
+def adapter(seed: int) -> FusedAdapter:
+    noise = torch.Generator().manual_seed(seed)
+    return fuse({TARGET: Factors(torch.randn(16, 32, generator=noise), torch.randn(24, 16, generator=noise))}, 1.0)
+
+
+def rows_of(*adapters: FusedAdapter | None, bank: Bank | None = None) -> AdapterRows:
+    segments = tuple((each, ROW_PAD * place, ROW_PAD * (place + 1)) for place, each in enumerate(adapters))
+    return AdapterRows(segments, bank)
+
+
+def test_a_bank_changes_no_bit_whoever_was_together_before():
+    bank, adapters = Bank(), [adapter(seed) for seed in range(4)]
+    noise = torch.Generator().manual_seed(9)
+    x, weight = torch.randn(3 * ROW_PAD, 32, generator=noise), torch.randn(24, 32, generator=noise)
+    for company in ((0, 1, 2), (0, 1, 2), (0, 1, 3), (3, 1, 0), (None, 2, 1)):
+        members = [None if number is None else adapters[number] for number in company]
+        with torch.no_grad():
+            banked = adapted_linear(x, weight, "layers.0.o", rows_of(*members, bank=bank))
+        plain = adapted_linear(x, weight, "layers.0.o", rows_of(*members))
+        assert torch.equal(banked, plain), company
+
+
+def test_factors_are_stacked_once_for_a_company():
+    bank, (first, second, third) = Bank(), (adapter(seed) for seed in range(3))
+    together = [each.get("layers.0.o") for each in (first, second)]
+    stacked = bank.stacked("layers.0.o", 0, together)
+    assert bank.stacked("layers.0.o", 0, together) is stacked
+    assert bank.stacked("layers.0.o", 0, [each.get("layers.0.o") for each in (first, third)]) is not stacked

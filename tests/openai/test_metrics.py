@@ -1,0 +1,109 @@
+"""`/metrics` as Prometheus reads it: names and meanings that people know from vLLM."""
+
+import json
+from pathlib import Path
+
+import httpx
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+from bloomery.types.protocol import EngineStatus
+from tests.live import LiveServer, wait_until
+from tests.openai.server import ScriptedServer
+from tests.openai.test_contract import chat
+from tests.openai.test_rates import limited
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+NAMES = {
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:num_preemptions",
+    "vllm:prompt_tokens",
+    "vllm:generation_tokens",
+    "vllm:prefix_cache_queries",
+    "vllm:prefix_cache_hits",
+    "vllm:request_success",
+    "vllm:time_to_first_token_seconds",
+    "vllm:inter_token_latency_seconds",
+    "vllm:e2e_request_latency_seconds",
+    "vllm:request_prompt_tokens",
+    "vllm:request_generation_tokens",
+    "bloomery:engine_up",
+    "bloomery:requests_refused",
+    "bloomery:queued_operations",
+    "bloomery:trained_tokens",
+}
+
+
+def test_metrics_are_those_that_people_know_from_vllm(server: ScriptedServer, sdk: OpenAI) -> None:
+    before = metrics(server)
+    server.scripted.found_tokens = 5
+    answer = chat(sdk, n=2, stop=["36"])
+    chat(sdk, max_tokens=2)
+    wait_until(lambda: metrics(server)["vllm:request_success_total", "length"] > before["vllm:request_success_total", "length"])
+    after = metrics(server)
+
+    def grew(name: str, label: str = "tiny") -> float:
+        return after[name, label] - before[name, label]
+
+    assert grew("vllm:prompt_tokens_total") == 2 * answer.usage.prompt_tokens
+    assert grew("vllm:prefix_cache_queries_total") == 2 * answer.usage.prompt_tokens
+    assert grew("vllm:generation_tokens_total") >= answer.usage.completion_tokens + 2
+    assert (grew("vllm:request_success_total", "stop"), grew("vllm:request_success_total", "length")) == (2, 1)
+    assert grew("vllm:time_to_first_token_seconds_count") == 3
+    assert grew("vllm:inter_token_latency_seconds_count") == grew("vllm:generation_tokens_total") - 3
+    assert grew("vllm:e2e_request_latency_seconds_count") == 3
+    assert after["bloomery:engine_up", "tiny"] == 1
+
+
+def test_what_an_engine_says_of_itself_is_there_to_be_read(server: ScriptedServer) -> None:
+    status = EngineStatus(
+        running_sequences=3, waiting_sequences=4, queued_operations=5, tokens_sampled=6, tokens_trained=7, cache_usage=0.25, preemptions=8
+    )
+
+    async def say() -> None:
+        server.engine._post(status)
+
+    server.call(say())
+    wait_until(lambda: ("vllm:num_requests_running", "tiny") in metrics(server))
+    found = metrics(server)
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total")
+    assert [found[f"vllm:{name}", "tiny"] for name in names] == [3, 4, 0.25, 8]
+    assert (found["bloomery:queued_operations", "tiny"], found["bloomery:trained_tokens_total", "tiny"]) == (5, 7)
+
+
+def metrics(server: ScriptedServer) -> dict[tuple[str, str], float]:
+    """Values by name and the label that tells most."""
+    answer = server.http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    found = {}
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            label = sample.labels.get("finished_reason") or sample.labels.get("reason") or sample.labels.get("model_name", "")
+            found[sample.name, label] = sample.value
+    return found
+
+
+def test_metrics_need_a_key_that_may_read(server: ScriptedServer) -> None:
+    assert server.http.get("/metrics", headers={"x-api-key": "tml-wrong"}).status_code == 401
+    with limited(server) as sdk:
+        answer = server.http.get("/metrics", headers={"x-api-key": sdk.api_key})
+    assert (answer.status_code, json.loads(answer.text)["error"]["code"]) == (403, "forbidden")
+
+
+def test_a_real_engine_is_measured_and_the_docs_name_every_figure(live_server: LiveServer) -> None:
+    with OpenAI(base_url=f"{live_server.url}/v1", api_key=live_server.key, max_retries=0) as sdk:
+        sdk.completions.create(model="bloomery-tiny", prompt="The csv module", max_tokens=8)
+
+    def families() -> dict[str, float]:
+        text = httpx.get(f"{live_server.url}/metrics", headers={"x-api-key": live_server.key}).text
+        return {family.name: sum(sample.value for sample in family.samples) for family in text_string_to_metric_families(text)}
+
+    wait_until(lambda: families().keys() >= NAMES)
+    found = families()
+    assert {name for name in found if name.startswith(("vllm:", "bloomery:")) and not name.endswith("_created")} == NAMES
+    assert found["vllm:generation_tokens"] > 0
+    assert found["bloomery:engine_up"] >= 1
+    page = (DOCS / "serving.md").read_text()
+    assert [name for name in sorted(NAMES) if f"`{name}" not in page] == []

@@ -1,0 +1,213 @@
+"""Tools over the unmodified `openai` SDK: what the model is told, what it must write, and what comes of that."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from bloomery.types.generation import Generate
+from tests.openai.server import Script, ScriptedServer
+from tests.render.builders import byte_level
+from tests.services.fake_engine import BASE
+
+TEMPLATE = """{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}Call them so: <tool_call>
+{"name": ..., "arguments": ...}
+</tool_call><|im_end|>
+{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+SUM = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"], "additionalProperties": False}
+ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SUM}}
+NOW = {"type": "function", "function": {"name": "now"}}
+TOOLS = [ADD, NOW]
+USER = [{"role": "user", "content": "What is 12 plus 3?"}]
+TWO_CALLS = (
+    'I add.<tool_call>\n{"name": "add", "arguments": {"a": 12, "b": 3}}\n</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+)
+
+
+@pytest.fixture(scope="module")
+def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
+    server = ScriptedServer(tmp_path_factory.mktemp("tools"))
+    (Path(server.config.models[0].path) / "chat_template.jinja").write_text(TEMPLATE)
+    with server.listening():
+        yield server
+
+
+@pytest.fixture
+def server(tool_server: ScriptedServer) -> ScriptedServer:
+    tool_server.scripted.script = Script(says=(TWO_CALLS,))
+    tool_server.scripted.requests.clear()
+    return tool_server
+
+
+@pytest.fixture
+def sdk(server: ScriptedServer) -> Iterator[OpenAI]:
+    with server.sdk() as client:
+        yield client
+
+
+def chat(sdk: OpenAI, **options: Any) -> Any:
+    return sdk.chat.completions.create(**{"model": "tiny", "messages": USER, "tools": TOOLS} | options)
+
+
+def asked(server: ScriptedServer) -> Generate:
+    return server.scripted.requests[-1]
+
+
+def prompt_of(server: ScriptedServer) -> str:
+    return byte_level().decode(asked(server).prompt.numpy().tolist(), skip_special_tokens=False)
+
+
+def test_calls_come_back_in_the_contracts_form(sdk: OpenAI, server: ScriptedServer) -> None:
+    choice = chat(sdk).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "I add."
+    assert [(call.type, call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls] == [
+        ("function", "add", {"a": 12, "b": 3}),
+        ("function", "now", {}),
+    ]
+    assert len({call.id for call in choice.message.tool_calls}) == 2
+    assert all(call.id.startswith("call_") for call in choice.message.tool_calls)
+    server.scripted.script.says = (TWO_CALLS.removeprefix("I add."),)
+    assert chat(sdk).choices[0].message.content is None
+
+
+def test_a_stream_says_what_the_whole_answer_says(sdk: OpenAI, server: ScriptedServer) -> None:
+    chunks = list(chat(sdk, stream=True))
+    text, calls = "", {}
+    for chunk in chunks:
+        delta = chunk.choices[0].delta
+        text += delta.content or ""
+        for piece in delta.tool_calls or []:
+            call = calls.setdefault(piece.index, {"id": piece.id, "type": piece.type, "name": piece.function.name, "arguments": []})
+            # Only the first piece of a call says whose it is.
+            assert len(call["arguments"]) == 0 or (piece.id, piece.type, piece.function.name) == (None, None, None)
+            call["arguments"].append(piece.function.arguments)
+    assert text == "I add."
+    assert [(call["name"], json.loads("".join(call["arguments"]))) for call in calls.values()] == [("add", {"a": 12, "b": 3}), ("now", {})]
+    assert len(calls[0]["arguments"]) > 3
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["tool_calls"]
+    with sdk.chat.completions.stream(model="tiny", messages=USER, tools=TOOLS) as stream:
+        final = stream.get_final_completion().choices[0]
+    assert [call.function.name for call in final.message.tool_calls] == ["add", "now"]
+    assert json.loads(final.message.tool_calls[0].function.arguments) == {"a": 12, "b": 3}
+
+
+def test_the_record_of_an_answer_has_its_calls(sdk: OpenAI, server: ScriptedServer) -> None:
+    answer = chat(sdk)
+    message = server.span(answer.id)["body"]["choices"][0]["message"]
+    assert [call["id"] for call in message["tool_calls"]] == [call.id for call in answer.choices[0].message.tool_calls]
+    assert message["content"] == "I add."
+
+
+def test_the_template_is_told_of_tools_and_of_what_was_called_before(sdk: OpenAI, server: ScriptedServer) -> None:
+    first = chat(sdk).choices[0].message
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "15"} for call in first.tool_calls]
+    chat(sdk, messages=[*USER, first.model_dump(), *results])
+    history = [
+        *USER,
+        {"role": "assistant", "content": "I add.", "tool_calls": [call("add", {"a": 12, "b": 3}), call("now", {})]},
+        *({"role": "tool", "content": "15"} for _ in results),
+    ]
+    tools = [ADD, NOW]
+    expected = server.services.models.tokenizer(BASE).render_prompt(history, tools=tools)
+    assert asked(server).prompt.numpy().tolist() == expected
+    assert '"description": "Adds."' in prompt_of(server)
+    assert '{"name": "add", "arguments": {"a": 12, "b": 3}}' in prompt_of(server)
+
+
+def call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+@pytest.mark.parametrize(
+    ("options", "calls", "held"),
+    [
+        ({}, True, None),
+        ({"tool_choice": "auto"}, True, None),
+        ({"tool_choice": "none"}, False, None),
+        ({"tool_choice": "required"}, True, ["add", "now"]),
+        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, True, ["add"]),
+        ({"parallel_tool_calls": False}, True, ["add", "now"]),
+        ({"tools": [{"type": "function", "function": {**ADD["function"], "strict": True}}]}, True, ["add"]),
+    ],
+    ids=str,
+)
+def test_the_choice_says_what_may_be_called(
+    sdk: OpenAI, server: ScriptedServer, options: dict[str, Any], calls: bool, held: list[str] | None
+) -> None:
+    choice = chat(sdk, **options).choices[0]
+    assert bool(choice.message.tool_calls) == calls
+    assert ("<tool_call>" in prompt_of(server)) == calls
+    if not calls:
+        assert (choice.message.content, choice.finish_reason) == (TWO_CALLS, "stop")
+    grammar = asked(server).grammar
+    if held is None:
+        assert grammar is None
+        return
+    assert grammar is not None
+    assert [name for name in ("add", "now") if f'\\"name\\": \\"{name}\\"' in grammar.text] == held
+    several = options.get("tool_choice") == "required" or "tools" in options
+    assert ('("\\n" call)*' in grammar.text) == several
+    assert ("TEXT" in grammar.text) == ("tool_choice" not in options)
+
+
+def test_an_answer_in_json_and_calls_go_together(sdk: OpenAI, server: ScriptedServer) -> None:
+    chat(sdk, response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": {"enum": [1, 2]}}})
+    assert asked(server).grammar.text.startswith("start: answer | calls")
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "problem"),
+    [
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0", ""),
+        ({"tools": [{"type": "function", "function": {"name": "white space"}}]}, "tools.0.function.name", ""),
+        ({"tools": [ADD, ADD]}, "tools.1", "name of its own"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "colour": "red"}}]}, "tools.0.function.colour", "unknown field"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs `tools`"),
+        ({"tool_choice": {"type": "function", "function": {"name": "subtract"}}}, "tool_choice", "subtract"),
+        ({"tool_choice": "sometimes"}, "tool_choice", ""),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format", "leave out one"),
+        ({"extra_body": {"structured_outputs": {"regex": "a"}}}, "structured_outputs.regex", "leave out one"),
+        (
+            {"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]},
+            "tools.0.function.parameters",
+            "not",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]},
+            "messages.0.tool_calls.0.function.arguments",
+            "JSON object",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_tools_is_said(sdk: OpenAI, server: ScriptedServer, options: dict[str, Any], field: str, problem: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        chat(sdk, **options)
+    assert refused.value.param.startswith(field)
+    assert problem in refused.value.message
+    assert server.scripted.requests == []
+
+
+def test_calls_are_refused_where_the_template_has_no_place_for_them(tmp_path: Path) -> None:
+    server = ScriptedServer(tmp_path)
+    with server.listening(), server.sdk() as sdk:
+        with pytest.raises(openai.BadRequestError, match="teaches no way of calling tools"):
+            chat(sdk)
+        history = [
+            {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+        ]
+        with pytest.raises(openai.BadRequestError, match="no place for calls"):
+            chat(sdk, tools=[], messages=[*USER, *history])
+        assert chat(sdk, tool_choice="none").choices[0].message.content == "It is 36."

@@ -1,0 +1,248 @@
+"""Cards of what is served: who answers, who compares, when, and where the card stays."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bloomery.services.core import Services
+from bloomery.services.engines import EngineLink
+from bloomery.services.fidelity import TOKENS, TRIES, Cards, Pace, _wanted
+from bloomery.store.blobs import AsyncBlobs, Blobs
+from bloomery.store.database import Database
+from bloomery.sync.publish import card_key
+from bloomery.types.errors import NotFound, WorkerError
+from bloomery.types.operations import SnapshotResult
+from tests.services.fake_engine import BASE, FakeEngine
+from tests.services.runs_stage import LORA, ME, forward_backward, play, step, until
+from tests.services.test_query_plans import plan
+from tests.services.test_tenancy import config
+
+AT_ONCE = Pace(poll_s=0.005, idle_s=0, patience_s=0, long_idle_s=0)
+WHEN_IDLE = Pace(poll_s=3600, idle_s=0.001, patience_s=3600, long_idle_s=0.001)
+NEVER_OF_ITSELF = Pace(poll_s=3600, idle_s=0, patience_s=3600, long_idle_s=0)
+
+Story = Callable[[Services, Cards, FakeEngine], Awaitable[None]]
+
+
+def tell(directory: Path, story: Story, pace: Pace) -> None:
+    """A story with services of which the cards work at this pace, beside those that keep their own and have not begun."""
+
+    async def run(engine: FakeEngine) -> None:
+        async with Services.open(config(directory)) as services, cards_of(services, directory, pace) as cards:
+            await until(lambda: services.links[BASE].ready)
+            await story(services, cards, engine)
+
+    play(directory, run)
+
+
+@asynccontextmanager
+async def cards_of(services: Services, directory: Path, pace: Pace, engines: Mapping[str, EngineLink] | None = None) -> AsyncIterator[Cards]:
+    with Database(directory / "bloomery.db") as database:
+        cards = Cards(
+            database=database,
+            blobs=AsyncBlobs(Blobs(directory / "blobs")),
+            models=services.models,
+            versions=services.versions,
+            deployments=services.deployments,
+            fleet=services.fleet,
+            engines=services.links if engines is None else engines,
+            pace=pace,
+        )
+        async with cards:
+            yield cards
+
+
+async def publish(services: Services, name: str | None = None, *, first_token: int = 1) -> str:
+    """Weights of a new run, others for another first token."""
+    run = await services.runs.create(ME, base_model="tiny", lora=LORA, metadata={})
+    await services.runs.submit(ME, run.id, 1, forward_backward(first_token))
+    await services.runs.submit(ME, run.id, 2, step())
+    await services.runs.snapshot(ME, run.id, 3, name)
+    published = await services.runs.result(ME, run.id, 3, 20)
+    assert isinstance(published, SnapshotResult)
+    return published.version
+
+
+def test_what_is_deployed_is_measured_and_shown_and_stays(tmp_path: Path) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        version = await publish(services)
+        deployment = await services.deployments.create(ME, "served", version, {})
+        async with asyncio.timeout(20):
+            while (await cards.on(deployment)).fidelity is None:
+                await asyncio.sleep(0.002)
+        card = await cards.get(ME, "served")
+        assert (await cards.on(deployment)).fidelity == card == await cards.get(ME, version)
+        assert (card.mode, card.verdict, card.sequences, card.tokens, card.numerics) == ("exact", "pass", 7, 7 * TOKENS, engine.numerics)
+        # Another life of the api finds it on the disk, and measures nothing.
+        async with cards_of(services, tmp_path, NEVER_OF_ITSELF) as others:
+            assert (await others.on(deployment)).fidelity == card
+        assert len(engine.compared) == 1
+
+    tell(tmp_path, story, AT_ONCE)
+
+
+def test_the_answers_are_those_of_the_version_and_come_behind_other_work(tmp_path: Path) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        version = await publish(services)
+        await cards.measure(ME, version)
+        (order,) = engine.compared
+        assert {request.priority for request in engine.sampled} == {"evaluation"}
+        assert {request.weights.version for request in engine.sampled} == {order.weights.version} == {version}
+        prompts = [request.prompt.numpy().tolist() for request in engine.sampled for _ in range(request.num_samples)]
+        assert [answer.tokens.numpy().tolist()[:-TOKENS] for answer in order.answers] == prompts
+        assert all(len(prompt) + TOKENS <= services.models.size(BASE).context for prompt in prompts)
+
+    tell(tmp_path, story, NEVER_OF_ITSELF)
+
+
+def test_a_version_without_a_card_says_how_to_get_one(tmp_path: Path) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        version = await publish(services)
+        with pytest.raises(NotFound, match="POST to the same path"):
+            await cards.get(ME, version)
+        assert await cards.measure(ME, version) == await cards.get(ME, version)
+
+    tell(tmp_path, story, NEVER_OF_ITSELF)
+
+
+def test_snapshots_with_a_name_come_behind_what_is_deployed(tmp_path: Path) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        nameless, deployed = await publish(services), await publish(services, first_token=2)
+        named = await publish(services, "kept", first_token=3)
+        await services.deployments.create(ME, "served", deployed, {})
+        for version in (deployed, named):
+            wanted = await cards.next()
+            assert wanted is not None
+            assert (wanted.weights.version, wanted.deployed) == (version, version == deployed)
+            await cards.measure(ME, version)
+            engine.say(queued_operations=0)
+            await until(lambda: services.links[BASE].status.running_sequences == 0)
+        assert await cards.next() is None
+        with pytest.raises(NotFound):
+            await cards.get(ME, nameless)
+
+    tell(tmp_path, story, NEVER_OF_ITSELF)
+
+
+def test_what_is_deployed_waits_until_nobody_works_but_not_for_ever(tmp_path: Path) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        version = await publish(services, "kept")
+        await services.deployments.create(ME, "served", version, {})
+        engine.say(queued_operations=1)
+        await until(lambda: services.links[BASE].status is not None)
+        assert await cards.next() is None
+        async with cards_of(services, tmp_path, replace(WHEN_IDLE, patience_s=0)) as impatient:
+            assert (await impatient.next()).deployed
+        engine.say(queued_operations=0)
+        await until(lambda: services.links[BASE].status.queued_operations == 0)
+        async with asyncio.timeout(20):
+            while (wanted := await cards.next()) is None:
+                await asyncio.sleep(0.002)
+        assert wanted.weights.version == version
+
+    tell(tmp_path, story, WHEN_IDLE)
+
+
+def test_what_is_not_deployed_is_measured_in_idle_time_alone(tmp_path: Path) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        version = await publish(services, "kept")
+        engine.say(queued_operations=1)
+        await until(lambda: services.links[BASE].status is not None)
+        async with cards_of(services, tmp_path, replace(WHEN_IDLE, patience_s=0)) as impatient:
+            assert await impatient.next() is None
+            engine.say(queued_operations=0)
+            await until(lambda: services.links[BASE].status.queued_operations == 0)
+            async with asyncio.timeout(20):
+                while (wanted := await impatient.next()) is None:
+                    await asyncio.sleep(0.002)
+        assert wanted.weights.version == version
+
+    tell(tmp_path, story, WHEN_IDLE)
+
+
+def test_a_card_that_cannot_be_made_is_tried_twice_and_said_to_who_asks(tmp_path: Path) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        engine.refuse_to_compare = "no memory for that"
+        version = await publish(services)
+        deployment = await services.deployments.create(ME, "served", version, {})
+        await until(lambda: len(engine.compared) == TRIES)
+        assert await cards.next() is None
+        assert (await cards.on(deployment)).fidelity is None
+        with pytest.raises(WorkerError, match="no memory for that"):
+            await cards.measure(ME, version)
+
+    tell(tmp_path, story, AT_ONCE)
+
+
+def test_an_engine_that_dies_while_it_compares_is_an_error_of_that_card(tmp_path: Path) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        version = await publish(services)
+        engine.silent_about_comparisons = True
+        measuring = asyncio.create_task(cards.measure(ME, version))
+        await until(lambda: len(engine.compared) == 1)
+        engine.hang_up()
+        with pytest.raises(Exception, match="went away while it made a fidelity card"):
+            await measuring
+
+    tell(tmp_path, story, NEVER_OF_ITSELF)
+
+
+def test_another_numerics_id_means_another_card(tmp_path: Path) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        await services.deployments.create(ME, "served", "tiny", {})
+        await until(lambda: len(engine.compared) == 1)
+        engine.numerics = "another machine"
+        engine.hang_up()
+        await until(lambda: len(engine.compared) == 2)
+        async with asyncio.timeout(20):
+            while (card := await cards.get(ME, "served")).numerics != "another machine":
+                await asyncio.sleep(0.002)
+        assert card.numerics == engine.numerics
+
+    tell(tmp_path, story, AT_ONCE)
+
+
+def test_a_card_goes_with_its_version(tmp_path: Path) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        version = await publish(services, "kept")
+        await cards.measure(ME, version)
+        blob = tmp_path / "blobs" / card_key(version)
+        await services.garbage.collect(ME, grace_us=-1_000_000)
+        assert blob.exists()
+        (found,) = [row for row in (await services.checkpoints.list(ME)).checkpoints if row.name == "kept"]
+        await services.checkpoints.delete(ME, f"tinker://{found.run_id}/sampler_weights/kept")
+        await services.garbage.collect(ME, grace_us=-1_000_000)
+        assert not blob.exists()
+
+    tell(tmp_path, story, NEVER_OF_ITSELF)
+
+
+def test_a_card_of_another_form_is_none(tmp_path: Path) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        version = await publish(services)
+        deployment = await services.deployments.create(ME, "served", version, {})
+        Blobs(tmp_path / "blobs").put(card_key(version), b'{"of": "long ago"}')
+        assert (await cards.on(deployment)).fidelity is None
+        assert (await cards.measure(ME, version)) == (await cards.on(deployment)).fidelity
+
+    tell(tmp_path, story, NEVER_OF_ITSELF)
+
+
+def test_weights_whose_base_is_not_served_cannot_be_measured(tmp_path: Path) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        version = await publish(services)
+        async with cards_of(services, tmp_path, NEVER_OF_ITSELF, engines={}) as without:
+            with pytest.raises(NotFound, match="is not served: start the server with `--model DIR`"):
+                await without.measure(ME, version)
+
+    tell(tmp_path, story, NEVER_OF_ITSELF)
+
+
+def test_looking_for_what_has_no_card_reads_the_newest_of_what_was_saved_and_no_more(tmp_path: Path) -> None:
+    found = plan(tmp_path, _wanted)
+    assert "SCAN checkpoint USING INDEX" in found
+    assert "SCAN run" not in found

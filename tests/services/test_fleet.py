@@ -1,0 +1,229 @@
+"""Who answers: what is served goes to replicas and moves between them, what is trained with stays at the engine."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bloomery.services.engines import EngineLink
+from bloomery.services.fleet import AFFINITY_TOKENS, Fleet, Group, deployed_bases
+from bloomery.services.meters import Meter, Meters
+from bloomery.services.models import Models
+from bloomery.services.sampling import Progress, SampleStream
+from bloomery.store.blobs import Blobs
+from bloomery.types.arrays import Array
+from bloomery.types.errors import Unavailable
+from bloomery.types.generation import Generate, SampledToken, SamplingParams, Weights
+from bloomery.types.protocol import Role
+from tests.services.fake_engine import BASE, FakeEngine, fake_base
+from tests.services.runs_stage import until
+from tests.services.stage import ME, Stage
+from tests.services.stage import play as play_on_stage
+
+REPLICAS = ("replica-0", "replica-1")
+
+
+class Mortal(FakeEngine):
+    """Dies in the middle of an answer as often as it is told to."""
+
+    deaths = 0
+    numerics_after: str | None = None
+
+    def _sample(self, request: Generate) -> None:
+        super()._sample(request if not self.deaths else with_tokens(request, 2))
+        if self.deaths:
+            self.deaths -= 1
+            self.numerics = self.numerics_after or self.numerics
+            self.hang_up()
+
+
+@dataclass
+class Stand:
+    """An engine, two replicas, and the api's end of them."""
+
+    directory: Path
+    stack: AsyncExitStack
+    processes: dict[str, Mortal] = field(default_factory=dict)
+    links: dict[str, EngineLink] = field(default_factory=dict)
+    meters: list[Meters] = field(default_factory=list)
+
+    async def start(self, name: str, role: Role) -> None:
+        self.processes[name] = Mortal(self.directory / name, Blobs(self.directory / "blobs"), role=role)
+        await self.processes[name].start()
+        self.stack.push_async_callback(self.processes[name].crash)
+
+    def fleet(self, *replicas: str, deployed: frozenset[str] = frozenset()) -> Fleet:
+        return Fleet({BASE: self.links["engine"]}, {BASE: {name: self.links[name] for name in replicas}}, deployed)
+
+    def stream(self, group: Group | None, request: Generate) -> SampleStream:
+        assert group is not None
+
+        def measure() -> Meter:
+            return self.meters[0].request(BASE, request, bounded=False)
+
+        return SampleStream(group, request, measure)
+
+    async def first(self, group: Group) -> Mortal:
+        """The replica that an idle group chooses."""
+        chosen = (await group.choose(ask(), None)).link
+        return next(self.processes[name] for name in REPLICAS if self.links[name] is chosen)
+
+
+@asynccontextmanager
+async def open_stand(directory: Path) -> AsyncIterator[Stand]:
+    async with AsyncExitStack() as stack:
+        stand = Stand(directory, stack)
+        for name in ("engine", *REPLICAS):
+            link = EngineLink(BASE, directory / name, asyncio.Queue() if name == "engine" else None)
+            stand.links[name] = await stack.enter_async_context(link)
+        config = fake_base(directory)
+        stand.meters.append(Meters(Models([config], {BASE: stand.links["engine"]}), {BASE: {"engine": stand.links["engine"]}}, 64))
+        yield stand
+
+
+def play(directory: Path, story: Callable[[Stand], Awaitable[None]], *, running: tuple[str, ...] = ("engine", *REPLICAS)) -> None:
+    async def run() -> None:
+        async with open_stand(directory) as stand, asyncio.timeout(60):
+            for name in running:
+                await stand.start(name, "engine" if name == "engine" else "replica")
+                await stand.links[name].wait_ready(10)
+            await story(stand)
+
+    asyncio.run(run())
+
+
+def ask(*prompt: int, tokens: int = 6, **changes: object) -> Generate:
+    return Generate(
+        request_id="",
+        weights=Weights(version=BASE),
+        prompt=Array.of(np.array(prompt or (5, 6), np.int32)),
+        params=SamplingParams(max_tokens=tokens, seed=1),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def with_tokens(request: Generate, tokens: int) -> Generate:
+    """The same request, of which no more is answered, and never to the end."""
+    prompt = Array.of(np.array([0, 1], np.int32))
+    return Generate(request_id=request.request_id, weights=request.weights, prompt=prompt, params=SamplingParams(max_tokens=tokens + 1, seed=1))
+
+
+async def read(stream: SampleStream) -> list[Progress]:
+    return [event async for event in stream]
+
+
+def positions(events: list[Progress]) -> list[int]:
+    return [event.position for event in events if isinstance(event, SampledToken)]
+
+
+def test_a_stream_whose_replica_dies_goes_on_at_another_one(tmp_path: Path) -> None:
+    async def story(stand: Stand) -> None:
+        group = served(stand.fleet(*REPLICAS))
+        (await stand.first(group)).deaths = 1
+        assert positions(await read(stand.stream(group, ask()))) == [0, 1, 2, 3, 4, 5]
+        assert {name: len(process.sampled) for name, process in stand.processes.items()} == {"engine": 0, **dict.fromkeys(REPLICAS, 1)}
+
+    play(tmp_path, story)
+
+
+def test_a_stream_goes_on_only_where_the_numerics_are_its_own(tmp_path: Path) -> None:
+    async def story(stand: Stand) -> None:
+        group = served(stand.fleet(*REPLICAS))
+        first = await stand.first(group)
+        first.deaths = 1
+        other = next(stand.processes[name] for name in REPLICAS if stand.processes[name] is not first)
+        other.numerics = "other"
+        other.hang_up()
+        await until(lambda: {chosen.welcome.numerics for chosen in group.links if chosen.welcome} == {"other", "fake-numerics"})
+        assert positions(await read(stand.stream(group, ask()))) == [0, 1, 2, 3, 4, 5]
+        assert (len(first.sampled), len(other.sampled)) == (2, 0)
+        first.deaths, first.numerics_after = 1, "other"
+        with pytest.raises(Unavailable, match="nobody among the replicas of base model"):
+            await read(stand.stream(group, ask(*first.sampled[0].prompt.numpy().tolist())))
+
+    play(tmp_path, story)
+
+
+def test_the_least_loaded_replica_answers(tmp_path: Path) -> None:
+    async def story(stand: Stand) -> None:
+        group = served(stand.fleet(*REPLICAS))
+        async with aclosing(stand.stream(group, ask(0, 1))) as one, aclosing(stand.stream(group, ask(0, 1))) as other:
+            await anext(one)
+            await anext(other)
+            assert [stand.links[name].load for name in REPLICAS] == [1, 1]
+        await until(lambda: [stand.links[name].load for name in REPLICAS] == [0, 0])
+
+    play(tmp_path, story)
+
+
+def test_prompts_that_begin_alike_meet_at_one_replica_and_others_spread(tmp_path: Path) -> None:
+    async def story(stand: Stand) -> None:
+        group = served(stand.fleet(*REPLICAS))
+        head = [7] * AFFINITY_TOKENS
+        assert len({(await group.choose(ask(*head, *rest), None)).link for rest in ((), (1,), (2, 3))}) == 1
+        assert {(await group.choose(ask(token), None)).link for token in range(20)} == {stand.links[name] for name in REPLICAS}
+
+    play(tmp_path, story)
+
+
+def test_what_is_served_waits_for_replicas_that_are_started_because_of_it(tmp_path: Path) -> None:
+    async def story(stand: Stand) -> None:
+        fleet = stand.fleet(*REPLICAS)
+        assert (fleet.wanted, fleet.ready) == (set(), [])
+        reading = asyncio.create_task(read(stand.stream(fleet.group(BASE, production=True), ask())))
+        await until(lambda: fleet.wanted == {BASE})
+        await stand.start("replica-1", "replica")
+        assert positions(await reading) == [0, 1, 2, 3, 4, 5]
+        assert fleet.ready == ["replica-1"]
+        assert stand.processes["engine"].sampled == []
+
+    play(tmp_path, story, running=("engine",))
+
+
+def test_a_wait_for_replicas_has_an_end_that_names_them(tmp_path: Path) -> None:
+    async def story(stand: Stand) -> None:
+        with pytest.raises(Unavailable, match=f"waited 0.01 s for the replicas of base model {BASE}: "):
+            await served(stand.fleet(*REPLICAS)).choose(ask(), None, timeout_s=0.01)
+
+    play(tmp_path, story, running=("engine",))
+
+
+def test_rollouts_stay_at_the_engine_and_so_does_everything_where_there_are_no_replicas(tmp_path: Path) -> None:
+    async def story(stand: Stand) -> None:
+        both, alone = stand.fleet(*REPLICAS), stand.fleet()
+        for group in (both.group(BASE, production=False), alone.group(BASE, production=True)):
+            assert group is not None
+            assert group.links == [stand.links["engine"]]
+        assert (both.wanted, alone.wanted) == (set(), set())
+        assert both.group("another", production=True) is None
+
+    play(tmp_path, story)
+
+
+def test_an_engine_where_a_replica_should_be_is_not_spoken_to(tmp_path: Path) -> None:
+    async def story(stand: Stand) -> None:
+        await stand.start("replica-0", "engine")
+        await until(lambda: "of the role `engine`, not `replica`" in stand.links["replica-0"].problem)
+        assert not stand.links["replica-0"].ready
+
+    play(tmp_path, story, running=("engine",))
+
+
+def test_the_bases_of_deployments_want_their_replicas_now_and_after_a_restart(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.add_snapshot("version")
+        assert stage.deployments.bases == set()
+        made = await stage.deployments.create(ME, "served", "version", {})
+        assert stage.deployments.bases == {made.base_hash} == await stage.database.read(deployed_bases)
+
+    play_on_stage(tmp_path, story)
+
+
+def served(fleet: Fleet) -> Group:
+    group = fleet.group(BASE, production=True)
+    assert group is not None
+    return group
