@@ -134,8 +134,8 @@ class EngineLink:
 
     @property
     def ready(self) -> bool:
-        """Whether the engine answers."""
-        return self.connection is not None
+        """Whether the engine answers: a write may find the connection broken before the reader does."""
+        return self.connection is not None and self.connection.open
 
     @property
     def load(self) -> int:
@@ -145,7 +145,7 @@ class EngineLink:
     @property
     def welcome(self) -> Welcome | None:
         """What the engine said of itself, while it is connected."""
-        return self.connection.welcome if self.connection else None
+        return self.connection.welcome if self.connection and self.ready else None
 
     def detail(self) -> dict[str, Any]:
         """For status pages."""
@@ -158,7 +158,8 @@ class EngineLink:
 
     async def connected(self) -> Connection:
         """The connection, as soon as there is one, however long that takes."""
-        while self.connection is None:
+        while self.connection is None or not self.connection.open:
+            self._connected.clear()
             await self._connected.wait()
         return self.connection
 

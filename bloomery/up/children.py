@@ -85,9 +85,10 @@ class Child:
 
     def note_ready(self, ready: bool) -> None:
         """What a look at a living child showed."""
-        if ready:
+        if ready and not self.ready:
             self._to(State.READY)
-        elif self.ready:
+            self.put(self._placement)
+        elif self.ready and not ready:
             self._to(State.NOT_READY)
 
     @property
@@ -110,11 +111,11 @@ class Child:
                 pass_fds=program.inherit,
                 # Ctrl-C in a terminal reaches its whole process group, and these stop in an order.
                 process_group=0,
-                preexec_fn=_before_the_program(end_with(os.getpid(), signal.SIGKILL), self._placement),
+                preexec_fn=_before_the_program(end_with(os.getpid(), signal.SIGKILL), self._placement.cores),
             )
 
     def put(self, placement: Placement) -> None:
-        """Run there from now on, in this life and in those after it."""
+        """Run there from now on, in this life and in those after it; it yields once it is ready, so that a restart under load is short."""
         self._placement = placement
         if self._process is None or sys.platform != "linux":
             return
@@ -122,7 +123,7 @@ class Child:
         with suppress(FileNotFoundError):
             for task in Path(f"/proc/{self._process.pid}/task").iterdir():
                 with suppress(ProcessLookupError):
-                    _put(int(task.name), placement)
+                    _put(int(task.name), placement.cores, placement.niceness if self.ready else 0)
 
     @property
     def begun(self) -> bool:
@@ -193,21 +194,21 @@ def end_with(parent: int, number: int) -> Callable[[], None] | None:
     return arrange
 
 
-def _before_the_program(arrange: Callable[[], None] | None, placement: Placement) -> Callable[[], None] | None:
+def _before_the_program(arrange: Callable[[], None] | None, cores: frozenset[int] | None) -> Callable[[], None] | None:
     if arrange is None:
         return None
 
     def prepare() -> None:
         arrange()
-        _put(0, placement)
+        _put(0, cores)
 
     return prepare
 
 
-def _put(thread: int, placement: Placement) -> None:
+def _put(thread: int, cores: frozenset[int] | None, niceness: int = 0) -> None:
     """Place one thread; 0 is the calling one, and threads that it starts follow it."""
-    if placement.cores is not None:
-        os.sched_setaffinity(thread, placement.cores)
+    if cores is not None:
+        os.sched_setaffinity(thread, cores)
     # Never back: that takes rights which a user's process lacks.
-    if placement.niceness > os.getpriority(os.PRIO_PROCESS, thread):
-        os.setpriority(os.PRIO_PROCESS, thread, placement.niceness)
+    if niceness > os.getpriority(os.PRIO_PROCESS, thread):
+        os.setpriority(os.PRIO_PROCESS, thread, niceness)

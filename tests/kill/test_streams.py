@@ -53,9 +53,8 @@ class Chaos:
         while True:
             await self._until(lambda: self.open_streams > 0 and self._all_ready())
             await asyncio.sleep(chance.uniform(0.2, 2.0))
-            if chance.random() < 0.5:
-                self.promotions += 1
-                await asyncio.to_thread(self.client.deployments.promote, NAME, self.versions[self.promotions % 2])
+            self.promotions += 1
+            await asyncio.to_thread(self.client.deployments.promote, NAME, self.versions[self.promotions % 2])
             if self.open_streams:
                 await self._kill(chance.sample(self.victims, chance.randint(1, len(self.victims))))
 

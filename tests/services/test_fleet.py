@@ -130,6 +130,19 @@ def test_a_stream_whose_replica_dies_goes_on_at_another_one(tmp_path: Path) -> N
     play(tmp_path, story)
 
 
+def test_a_connection_that_broke_unnoticed_is_not_chosen_again_and_again(tmp_path: Path) -> None:
+    async def story(stand: Stand) -> None:
+        link = stand.links[REPLICAS[0]]
+        broken = await link.connected()
+        broken.close()
+        assert link.connection is broken
+        assert not link.ready
+        assert positions(await read(stand.stream(served(stand.fleet(REPLICAS[0])), ask()))) == [0, 1, 2, 3, 4, 5]
+        assert link.connection is not broken
+
+    play(tmp_path, story)
+
+
 def test_a_stream_goes_on_only_where_the_numerics_are_its_own(tmp_path: Path) -> None:
     async def story(stand: Stand) -> None:
         group = served(stand.fleet(*REPLICAS))

@@ -64,17 +64,22 @@ def test_states_follow_what_is_seen_of_it_and_keep_the_time_they_began(tmp_path:
     assert (seen[1], seen[5]) == (seen[2], seen[6])
 
 
-def test_a_child_is_put_in_its_place_in_this_life_and_in_those_after_it(tmp_path: Path) -> None:
+def test_a_child_is_put_in_its_place_in_this_life_and_in_those_after_it_and_yields_once_it_is_ready(tmp_path: Path) -> None:
     placement = Placement(frozenset({max(os.sched_getaffinity(0))}), os.getpriority(os.PRIO_PROCESS, 0) + 1)
+    starting = placement._replace(niceness=os.getpriority(os.PRIO_PROCESS, 0))
     mortal = child(tmp_path, "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); time.sleep(60)")
     mortal.start()
     wait_until(lambda: len(placements(mortal)) == 2)
     mortal.put(placement)
+    assert set(placements(mortal)) == {starting}
+    mortal.note_ready(True)
     assert set(placements(mortal)) == {placement}
     mortal.signal(signal.SIGKILL)
     wait_for_death(mortal)
     mortal.start()
     wait_until(lambda: len(placements(mortal)) == 2)
+    assert set(placements(mortal)) == {starting}
+    mortal.note_ready(True)
     assert set(placements(mortal)) == {placement}
     mortal.signal(signal.SIGKILL)
     wait_for_death(mortal)
