@@ -1,9 +1,14 @@
-"""What a benchmark ran on: part of every JSON line."""
+"""What a benchmark ran on, which is part of every JSON line, and what processes took of it."""
 
 import os
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
+
+from bloomery.obs.machine import processor_flags
+
+_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "asimd")
+"""The widest counts: it decides what a product costs, and whether bfloat16 helps."""
 
 
 def machine() -> dict[str, object]:
@@ -11,10 +16,27 @@ def machine() -> dict[str, object]:
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "processor": _processor(),
+        "instructions": next((name for name in _INSTRUCTIONS if name in processor_flags()), "unknown"),
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "load_before": os.getloadavg()[0],
     }
+
+
+def processor_s(ancestor: int) -> float:
+    """Seconds of processor time that the living descendants of a process have had so far."""
+    parents, seconds = {}, {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            # Behind the name of the program, which may hold anything: state, parent, and from the twelfth on user and system time.
+            told = (place / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        parents[int(place.name)], seconds[int(place.name)] = int(told[1]), (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
+    family = {ancestor}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(seconds.get(child, 0.0) for child in family - {ancestor})
 
 
 def _processor() -> str:

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: memory and processors, limits of its control group included."""
+"""What this process may use of the machine: memory, processors and their instructions, limits of its control group included."""
 
 import os
 import sys
@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+_CPUINFO = Path("/proc/cpuinfo")
+_BFLOAT16_FLAGS = frozenset({"avx512bw", "avx_ne_convert", "amx_bf16", "bf16"})
+"""Of processors whose products of bfloat16 are not slower than those of float32."""
 
 
 def free_memory_bytes() -> int:
@@ -16,6 +19,17 @@ def free_memory_bytes() -> int:
 def usable_cpus() -> int:
     """Processors this process may run on, at least one."""
     return max(1, min([_affinity(), *_cgroup_cpus()]))
+
+
+def processor_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
+    """Instruction sets by the kernel's names; empty where it does not tell."""
+    lines = _read(cpuinfo).splitlines()
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), ()))
+
+
+def slow_in_bfloat16(flags: frozenset[str]) -> bool:
+    """Whether a processor that tells its flags has no instructions for products of bfloat16."""
+    return bool(flags) and _BFLOAT16_FLAGS.isdisjoint(flags)
 
 
 def _affinity() -> int:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from bloomery.models import tiny
 from bloomery.models.families import read_config
 from bloomery.models.weight_files import check_weights, weight_files
+from bloomery.obs.machine import processor_flags, slow_in_bfloat16
 from bloomery.types.errors import InvalidInput, NotFound, blame
 
 SHIPPED: Final[Mapping[str, Path]] = {"bloomery-tiny": tiny.PATH}
@@ -38,14 +39,14 @@ _IDENTITY_FILES: Final = (
 )
 
 
-class Wanted(NamedTuple):
+class ModelArgument(NamedTuple):
     """One `--model`: the name it is served under, and its directory."""
 
     alias: str
     directory: Path
 
 
-class BaseModel(NamedTuple):
+class CheckedModel(NamedTuple):
     """A directory that an engine can serve, as far as its headers tell."""
 
     alias: str
@@ -54,9 +55,9 @@ class BaseModel(NamedTuple):
     needs_bytes: int
 
 
-def wanted(models: Sequence[str]) -> tuple[Wanted, ...]:
+def model_arguments(values: Sequence[str]) -> tuple[ModelArgument, ...]:
     """Read the values of `--model`; without any, the shipped model."""
-    found = [_wanted(value) for value in models or [DEFAULT_MODEL]]
+    found = [_model_argument(value) for value in values or [DEFAULT_MODEL]]
     aliases = [model.alias for model in found]
     for alias in aliases:
         if aliases.count(alias) > 1:
@@ -64,7 +65,7 @@ def wanted(models: Sequence[str]) -> tuple[Wanted, ...]:
     return tuple(found)
 
 
-def check(model: Wanted, dtype: str) -> BaseModel:
+def check(model: ModelArgument, dtype: str) -> CheckedModel:
     """Make sure that an engine could load it and an api could tokenize for it."""
     with blame(InvalidInput, f"{model.directory / 'config.json'} cannot be used"):
         config = read_config(model.directory)
@@ -72,16 +73,21 @@ def check(model: Wanted, dtype: str) -> BaseModel:
         parameters = check_weights(model.directory, config)
     _check_tokenizer(model.directory, config.vocab_size)
     needs = int(parameters * BYTES_PER_PARAMETER[dtype] * (_HEADROOM + _PACKED)) + _PROCESS_BYTES
-    return BaseModel(model.alias, model.directory, parameters, needs)
+    return CheckedModel(model.alias, model.directory, parameters, needs)
 
 
-def announce(model: BaseModel, dtype: str, free_bytes: int) -> str:
-    """The line that says what loading it takes."""
+def announce(model: CheckedModel, dtype: str, free_bytes: int, *, flags: frozenset[str] | None = None) -> str:
+    """The line that says what loading it takes, and whether the processor (the flags of this one, unless given) computes in that dtype."""
     size, needs, free = count(model.parameters), gigabytes(model.needs_bytes), gigabytes(free_bytes)
-    return f"{model.alias}: {size} parameters, {_SHORT[dtype]}, needs {needs}, {free} free"
+    slow = (
+        ", which this processor has no instructions for: float32 is many times faster"
+        if dtype == "bfloat16" and slow_in_bfloat16(flags or processor_flags())
+        else ""
+    )
+    return f"{model.alias}: {size} parameters, {_SHORT[dtype]}{slow}, needs {needs}, {free} free"
 
 
-def refuse_what_does_not_fit(models: Sequence[BaseModel], dtype: str, free_bytes: int) -> None:
+def refuse_what_does_not_fit(models: Sequence[CheckedModel], dtype: str, free_bytes: int) -> None:
     """All engines together must fit into memory; one that does not would take the others down with it."""
     needs = sum(model.needs_bytes for model in models)
     if needs > free_bytes:
@@ -111,14 +117,14 @@ def gigabytes(size: int) -> str:
     return f"{size / 1e9:.1f} GB"
 
 
-def _wanted(value: str) -> Wanted:
+def _model_argument(value: str) -> ModelArgument:
     alias, separator, path = value.partition("=")
     if separator and not Path(value).expanduser().is_dir():
-        return Wanted(_alias(alias), _directory(path))
+        return ModelArgument(_alias(alias), _directory(path))
     if value in SHIPPED:
-        return Wanted(value, SHIPPED[value])
+        return ModelArgument(value, SHIPPED[value])
     directory = _directory(value)
-    return Wanted(_alias(directory.name), directory)
+    return ModelArgument(_alias(directory.name), directory)
 
 
 def _alias(name: str) -> str:

@@ -9,34 +9,37 @@ from safetensors.numpy import load_file, save_file
 
 from bloomery.types.errors import BloomeryError, InvalidInput, NotFound
 from bloomery.up import base_models
-from bloomery.up.base_models import BaseModel, Wanted
+from bloomery.up.base_models import CheckedModel, ModelArgument
 from tests.live import BLOOMERY
 from tests.up.builders import CONFIG, model
 
 
 def test_without_a_choice_the_shipped_model_is_served() -> None:
-    assert [wanted.alias for wanted in base_models.wanted([])] == ["bloomery-tiny"]
+    assert [wanted.alias for wanted in base_models.model_arguments([])] == ["bloomery-tiny"]
 
 
 def test_a_directory_is_served_under_its_name_or_another(tmp_path: Path) -> None:
     directory = model(tmp_path / "mine")
-    assert base_models.wanted([str(directory), f"org/other={directory}"]) == (Wanted("mine", directory), Wanted("org/other", directory))
+    assert base_models.model_arguments([str(directory), f"org/other={directory}"]) == (
+        ModelArgument("mine", directory),
+        ModelArgument("org/other", directory),
+    )
 
 
 def test_an_unknown_model_says_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="unknown model `gpt-5`: give bloomery-tiny or a directory"):
-        base_models.wanted(["gpt-5"])
+        base_models.model_arguments(["gpt-5"])
 
 
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     one, two = model(tmp_path / "a" / "mine"), model(tmp_path / "b" / "mine")
     with pytest.raises(InvalidInput, match="two models are called `mine`"):
-        base_models.wanted([str(one), str(two)])
+        base_models.model_arguments([str(one), str(two)])
 
 
 def test_a_name_that_urls_and_files_would_not_take_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be a model's name"):
-        base_models.wanted([f"../mine={model(tmp_path / 'mine')}"])
+        base_models.model_arguments([f"../mine={model(tmp_path / 'mine')}"])
 
 
 def remove_tokenizer(directory: Path) -> None:
@@ -133,7 +136,7 @@ def test_a_directory_that_cannot_be_served_says_why_before_anything_loads(tmp_pa
     directory = model(tmp_path / "mine")
     damage(directory)  # type: ignore[operator]
     with pytest.raises(BloomeryError, match=complaint) as refused:
-        base_models.check(Wanted("mine", directory), "float32")
+        base_models.check(ModelArgument("mine", directory), "float32")
     assert refused.value.category == "user"
 
 
@@ -150,17 +153,25 @@ def test_up_names_a_tensor_that_is_missing_and_starts_nothing(tmp_path: Path) ->
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     directory = model(tmp_path / "mine", words=65)
     with pytest.raises(InvalidInput, match=r"token id 64, but config\.json says vocab_size 64"):
-        base_models.check(Wanted("mine", directory), "float32")
+        base_models.check(ModelArgument("mine", directory), "float32")
 
 
 def test_what_a_model_needs_follows_its_parameters_and_dtype(tmp_path: Path) -> None:
-    wanted = Wanted("mine", model(tmp_path / "mine"))
+    wanted = ModelArgument("mine", model(tmp_path / "mine"))
     full, half = base_models.check(wanted, "float32"), base_models.check(wanted, "bfloat16")
     assert full.parameters == half.parameters == 64 * 32 + 3 * 32 + 3 * 32 * 32 + 3 * 48 * 32
     assert full.needs_bytes - half.needs_bytes == pytest.approx(full.parameters * 2 * 2.25, abs=1)
 
 
-LARGE = BaseModel("large", Path("large"), 4_000_000_000, 36_300_000_000)
+LARGE = CheckedModel("large", Path("large"), 4_000_000_000, 36_300_000_000)
+
+
+def test_the_announcement_says_where_bfloat16_is_slow() -> None:
+    slow, fast = frozenset({"sse2", "avx2"}), frozenset({"avx2", "avx512bw"})
+    said = base_models.announce(LARGE, "bfloat16", 20_000_000_000, flags=slow)
+    assert said.startswith("large: 4.0 G parameters, bf16, which this processor has no instructions for: float32 is many times faster, needs ")
+    assert "processor" not in base_models.announce(LARGE, "bfloat16", 20_000_000_000, flags=fast)
+    assert "processor" not in base_models.announce(LARGE, "float32", 20_000_000_000, flags=slow)
 
 
 def test_the_announcement_says_what_is_needed_and_what_is_free() -> None:
