@@ -13,7 +13,7 @@ JOBS ?= 2
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 CODE := bloomery tests bench
 
-.PHONY: setup demo test test-slow test-all test-web test-cookbook lint check fix golden contract fidelity clean
+.PHONY: setup demo test test-slow test-all test-web test-cookbook lint check fix golden contract fidelity charts clean
 
 setup: $(READY)
 
@@ -60,6 +60,10 @@ contract: $(READY)
 # Trains a small instance of every architecture and rewrites docs/fidelity.md from its cards, some minutes; review the diff.
 fidelity: $(READY)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.fidelity.page
+
+# Draws the charts of docs/ from the newest figures in bench/results; review the diff.
+charts: $(READY)
+	$(BIN)/python -m bench.mixed_chart
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

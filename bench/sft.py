@@ -1,9 +1,10 @@
 """Supervised training of a 30M model, against TRL's SFTTrainer: `python -m bench.sft` prints one JSON line.
 
 The same weights, batches, learning rate and threads, one after the other in processes of their own: sixteen sequences of 30 to 200 tokens, a loss on
-the second half of each. TRL runs as documented and with packing; ours runs as the engine runs it, in micro-batches. Tokens are real ones, padding not
-counted; the loss of the last step is there to show that both learned the same. `products` is the physical limit: how many tokens the matrix products
-of a step alone would allow, each measured by itself at the rows of a micro-batch.
+the second half of each. TRL runs as documented and with packing; ours runs as the engine runs it, in micro-batches, and asks for metrics alone
+(`return_logprobs` false), because TRL gives no more. Tokens are real ones, padding not counted; the loss of the last step is there to show that both
+learned the same. `products` is the physical limit: how many tokens the matrix products of a step alone would allow, each measured by itself at the
+rows that it has in a micro-batch: behind the last attention those with a loss.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +26,7 @@ from bench.machine import machine
 from bench.peers import python_of
 from bench.shapes import SHAPES, Shape, write_directory
 from bloomery.models.load import load_decoder
-from bloomery.models.products import product
+from bloomery.models.products import product, rows_gradient
 from bloomery.train.passes import compute
 from bloomery.train.run import TrainableRun
 from bloomery.types.arrays import Array
@@ -33,6 +35,8 @@ from bloomery.types.operations import AdamParams, Datum, Failed, ForwardBackward
 
 PEER: Final = Path(__file__).parent / "peers" / "trl_steps.py"
 BATCH, LEARNING_RATE, WARM_UP, PRODUCT_ROUNDS, HEAD_DIM = 16, 1e-3, 2, 9, 64
+PROMPT: Final = 2
+"""One in so many tokens has no loss."""
 ENVIRONMENT: Final = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000", "HF_HUB_OFFLINE": "1"}
 VARIANTS: Final = (("full", "float32"), ("lora", "float32"), ("full", "bfloat16"), ("lora", "bfloat16"))
 
@@ -56,7 +60,7 @@ def main() -> None:
         model = write_directory(SHAPES[asked.size], Path(place) / "model")
         batches = _batches(SHAPES[asked.size].vocab_size, asked.steps)
         found = {f"{kind}_{dtype}": _compare(Path(place), model, batches, kind, dtype, asked) for kind, dtype in VARIANTS}
-    setting = {"size": asked.size, "batch": BATCH, "steps": asked.steps, "threads": asked.threads, "rank": 8, "device": "cpu"}
+    setting = {"size": asked.size, "batch": BATCH, "steps": asked.steps, "threads": asked.threads, "rank": 8, "device": "cpu", "returned": "metrics"}
     print(json.dumps({"bench": "sft", **machine(), **setting, "peer": "trl 1.16.0 SFTTrainer, adamw_torch_fused", **found}))
 
 
@@ -65,7 +69,7 @@ def _batches(vocab_size: int, steps: int) -> list[list[Row]]:
     rows = []
     for length in noise.integers(30, 200, steps * BATCH).tolist():
         tokens = noise.integers(5, vocab_size, length + 1).tolist()
-        rows.append({"input_ids": tokens, "labels": [-100] * (len(tokens) // 2) + tokens[len(tokens) // 2 :]})
+        rows.append({"input_ids": tokens, "labels": [-100] * (len(tokens) // PROMPT) + tokens[len(tokens) // PROMPT :]})
     return [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
 
 
@@ -109,7 +113,7 @@ def _ours(job: dict[str, Any]) -> dict[str, Any]:
     run = TrainableRun(decoder, RunSpec(run_id="run", base_hash="", lora=lora, micro_batch_tokens=budget), _NoShelf())
     seconds, losses = [], []
     for batch in job["batches"]:
-        operation = ForwardBackward(loss="cross_entropy", loss_config={}, data=_data(batch))
+        operation = ForwardBackward(loss="cross_entropy", loss_config={}, data=_data(batch), return_logprobs=False)
         began = time.perf_counter()
         computed = _finish(run, operation)
         _finish(run, OptimStep(adam=AdamParams(learning_rate=job["learning_rate"], beta2=0.999, eps=1e-8)))
@@ -123,8 +127,12 @@ def _products(shape: Shape, job: dict[str, Any]) -> dict[str, float]:
     width, inner, heads = shape.hidden_size, shape.intermediate_size, HEAD_DIM * (shape.num_heads + 2 * shape.num_kv_heads)
     block = ((heads, width), (width, HEAD_DIM * shape.num_heads), (2 * inner, width), (width, inner))
     rows = micro_batch_tokens(width, rank=8 if job["lora"] else 0)
-    seconds = [_product_seconds(rows, *each, getattr(torch, job["dtype"]), gradient=not job["lora"]) for each in (*block, (shape.vocab_size, width))]
-    return {"tokens_per_s": rows / (shape.num_layers * sum(seconds[:-1]) + seconds[-1])}
+
+    def seconds(rows: int, weights: Iterable[tuple[int, int]]) -> float:
+        return sum(_product_seconds(rows, *weight, getattr(torch, job["dtype"]), gradient=not job["lora"]) for weight in weights)
+
+    ending = seconds(rows, block[:1]) + seconds(rows // PROMPT, (*block[1:], (shape.vocab_size, width)))
+    return {"tokens_per_s": rows / ((shape.num_layers - 1) * seconds(rows, block) + ending)}
 
 
 def _product_seconds(rows: int, outputs: int, inputs: int, dtype: torch.dtype, *, gradient: bool) -> float:
@@ -134,7 +142,7 @@ def _product_seconds(rows: int, outputs: int, inputs: int, dtype: torch.dtype, *
     for _ in range(PRODUCT_ROUNDS):
         began = time.perf_counter()
         product(input_RI, weight_OI)
-        product(grad_RO, weight_OI.t())
+        rows_gradient(grad_RO, weight_OI)
         if gradient:
             grad_RO.t() @ input_RI
         seconds.append(time.perf_counter() - began)

@@ -1,8 +1,14 @@
-"""Training through the SDK, against SkyRL tx 0.3.0 on the same machine: `python -m bench.skyrl` prints one JSON line.
+"""Through the SDK, against SkyRL tx 0.3.0 on the same machine: `python -m bench.skyrl` trains, with `--sample` it samples; one JSON line.
 
-Each server is driven by the `tinker` SDK that it speaks (SkyRL 0.16.1, Bloomery 0.38.0), one after the other, with the same model, batches and rank;
-a step is `forward_backward` and `optim_step`, from submission to both results. Ours is measured twice: plain (cross_entropy), and bit-exact, with a
-loss whose forward has the sampler's bits (importance_sampling). SkyRL compiles per shape: its first steps are not counted, and neither are ours.
+Each server is driven by the `tinker` SDK that it speaks (SkyRL 0.16.1, Bloomery 0.38.0), one after the other, with the same model, batches and rank.
+SkyRL compiles per shape: its first steps and rounds are not counted, and neither are ours.
+
+A step is `forward_backward` and `optim_step`, from submission to both results. Ours is measured twice: plain (cross_entropy), and bit-exact, with a
+loss whose forward has the sampler's bits (importance_sampling).
+
+A round of `--sample` is all samples of all prompts, from submission to the last result, with the weights of a run that has not stepped. Ours is
+measured with two servers, of which one was started with `--plain`. SkyRL looks for a finished result at times that are further and further apart, so
+its tokens per second come in steps; `at_least` are the ratios if its results had been there right after the look before the one that found them.
 """
 
 import argparse
@@ -18,6 +24,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import accumulate, count, takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,49 +35,114 @@ from bench.machine import machine
 from bench.peers import python_of
 from bench.shapes import Shape, write_directory
 from bloomery.cli.demo_server import serving
+from bloomery.client import Client
+from bloomery.obs.machine import usable_cpus
 
-DRIVER: Final = Path(__file__).parent / "peers" / "tinker_steps.py"
+DRIVERS: Final = Path(__file__).parent / "peers"
 SETTINGS: Final = {
     "4x256": (Shape(4096, 256, 4, 4, 2, 768), 8, 128),
     "8x512": (Shape(4096, 512, 8, 8, 4, 1536), 4, 256),
 }
 """Shape, sequences, tokens of each."""
 WARM_UP: Final = 3
+"""Steps."""
+WARM_UP_ROUNDS: Final = 5
+"""SkyRL may take the requests of one round in one batch or in two, and compiles both."""
+FIRST_LOOK_S: Final = 0.1
+LONGEST_LOOK_S: Final = 1.0
+"""How long SkyRL waits before it looks for a result again: one and a half times as long each time, up to this."""
 PEER_BACKEND: Final = '{"max_lora_adapters":4,"max_lora_rank":16}'
 START_S: Final = 300.0
 
 
 def main() -> None:
     """Measure both models on both servers."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=25)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the model's file, and what both servers compute in")
-    options = parser.parse_args()
+    asked = _arguments()
+    # Whoever ends this ends the servers: by an exception, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    measure = _sampling if asked.sample else _training
+    where = machine()
     with tempfile.TemporaryDirectory() as place:
-        sizes = {name: _size(Path(place) / name, *setting, options.steps, options.dtype) for name, setting in SETTINGS.items()}
-    setting = {"rank": 8, "steps": options.steps, "threads": os.cpu_count(), "device": "cpu", "dtype": options.dtype}
-    print(json.dumps({"bench": "skyrl", **machine(), **setting, "peer": f"skyrl-tx 0.3.0, backend {PEER_BACKEND}", **sizes}))
+        sizes = {name: measure(Path(place) / name, name, asked) for name in asked.sizes}
+    setting = {"rank": 8, "threads": usable_cpus(), "device": "cpu", "dtype": asked.dtype, "peer": f"skyrl-tx 0.3.0, backend {PEER_BACKEND}"}
+    if asked.sample:
+        counts = {name: getattr(asked, name) for name in ("prompts", "prompt_tokens", "samples", "new_tokens", "rounds")}
+        print(json.dumps({"bench": "skyrl_sampling", **where, **setting, **counts, **sizes}))
+    else:
+        print(json.dumps({"bench": "skyrl", **where, **setting, "steps": asked.steps, **sizes}))
 
 
-def _size(place: Path, shape: Shape, sequences: int, tokens: int, steps: int, dtype: str) -> dict[str, Any]:
-    model = write_directory(shape, place / "model", getattr(torch, dtype))
-    with _skyrl(_for_transformers_4(model, place / "peer-model")) as (url, name):
-        theirs = _drive(python_of("tinker-0.16"), url, "tml-none", name, "cross_entropy", sequences, tokens, steps)
-    with serving(str(model), keep=False, dtype=dtype) as server:
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sizes", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the model's file, and what both servers compute in")
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--sample", action="store_true", help="sample instead of training")
+    for name, value in (("prompts", 2), ("prompt-tokens", 32), ("samples", 8), ("new-tokens", 64), ("rounds", 12)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    return parser.parse_args()
+
+
+def _sampling(place: Path, name: str, asked: argparse.Namespace) -> dict[str, Any]:
+    model = write_directory(SETTINGS[name][0], place / "model", getattr(torch, asked.dtype))
+    seconds, exact = {}, {}
+    with _skyrl(_for_transformers_4(model, place / "peer-model")) as (url, peer_model):
+        seconds["skyrl"] = _median_round_s(python_of("tinker-0.16"), url, "tml-none", peer_model, asked)
+    for form, options in (("exact", ()), ("plain", ("--plain",))):
+        threads = ("--threads", str(usable_cpus()), "--replicas", "0")
+        with serving(str(model), keep=False, dtype=asked.dtype, options=(*threads, *options)) as server:
+            seconds[form] = _median_round_s(Path(sys.executable), server.url, server.key, "model", asked)
+            with Client(server.url, server.key) as client:
+                exact[form] = all(engine.detail["bit_exact"] for engine in client.status().engines)
+    tokens = asked.prompts * asked.samples * asked.new_tokens
+    return {
+        "tokens_per_s": {form: round(tokens / each) for form, each in seconds.items()},
+        "round_ms": {form: round(1000 * each, 1) for form, each in seconds.items()},
+        "bit_exact": exact,
+        "exact_ratio": round(seconds["skyrl"] / seconds["exact"], 2),
+        "plain_ratio": round(seconds["skyrl"] / seconds["plain"], 2),
+        "at_least": {form: round(_earliest_s(seconds["skyrl"]) / seconds[form], 2) for form in ("exact", "plain")},
+    }
+
+
+def _median_round_s(python: Path, url: str, key: str, model: str, asked: argparse.Namespace) -> float:
+    counts = (asked.prompts, asked.prompt_tokens, asked.samples, asked.new_tokens, asked.rounds + WARM_UP_ROUNDS)
+    return statistics.median(_drive(python, "tinker_samples.py", url, key, model, *counts)["seconds"][WARM_UP_ROUNDS:])
+
+
+def _earliest_s(found_s: float) -> float:
+    """When a result that a client had after `found_s` may have been there: right after SkyRL's look before the one that found it."""
+    looks = accumulate((min(FIRST_LOOK_S * 1.5**number, LONGEST_LOOK_S) for number in count()), initial=0.0)
+    *before, _ = takewhile(lambda look: look < found_s, looks)
+    return before[-1] if before else 0.0
+
+
+def _training(place: Path, name: str, asked: argparse.Namespace) -> dict[str, Any]:
+    shape, sequences, tokens = SETTINGS[name]
+    model = write_directory(shape, place / "model", getattr(torch, asked.dtype))
+    counts = (sequences, tokens, asked.steps + WARM_UP)
+    with _skyrl(_for_transformers_4(model, place / "peer-model")) as (url, peer_model):
+        theirs = _steps(python_of("tinker-0.16"), url, "tml-none", peer_model, "cross_entropy", *counts)
+    with serving(str(model), keep=False, dtype=asked.dtype) as server:
         ours, exact = (
-            _drive(Path(sys.executable), server.url, server.key, "model", loss, sequences, tokens, steps)
-            for loss in ("cross_entropy", "importance_sampling")
+            _steps(Path(sys.executable), server.url, server.key, "model", loss, *counts) for loss in ("cross_entropy", "importance_sampling")
         )
     speeds = {name: round(sequences * tokens / found["median_s"]) for name, found in (("skyrl", theirs), ("plain", ours), ("exact", exact))}
     ratios = {"ratio": round(speeds["plain"] / speeds["skyrl"], 2), "exact_ratio": round(speeds["exact"] / speeds["skyrl"], 2)}
     return {"tokens_per_s": speeds, **ratios, "loss": ours["loss"], "skyrl_loss": theirs["loss"]}
 
 
-def _drive(python: Path, url: str, key: str, model: str, loss: str, sequences: int, tokens: int, steps: int) -> dict[str, float]:
-    argv = [python, DRIVER, url, key, model, loss, *map(str, (sequences, tokens, steps + WARM_UP))]
-    printed = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "TINKER_TELEMETRY": "0"}).stdout
-    found = json.loads(printed.splitlines()[-1])
+def _steps(python: Path, *arguments: str | int) -> dict[str, float]:
+    found = _drive(python, "tinker_steps.py", *arguments)
     return {"median_s": statistics.median(found["seconds"][WARM_UP:]), "loss": round(found["loss"], 4)}
+
+
+def _drive(python: Path, script: str, *arguments: str | int) -> dict[str, Any]:
+    """What a script says that speaks to a server through the SDK of this interpreter."""
+    argv = [python, DRIVERS / script, *map(str, arguments)]
+    printed = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "TINKER_TELEMETRY": "0"}).stdout
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return found
 
 
 def _for_transformers_4(model: Path, place: Path) -> Path:

@@ -14,7 +14,7 @@ from bloomery.config.data_dir import DataDir
 from bloomery.obs.machine import free_memory_bytes, usable_cpus
 from bloomery.types.errors import BloomeryError
 from bloomery.up import base_models, cores, layout, lock
-from bloomery.up.base_models import Wanted
+from bloomery.up.base_models import ModelArgument
 
 _PACKAGES: Final = {
     "torch": "torch",
@@ -86,17 +86,17 @@ def _devices() -> Iterator[Finding]:
 
 def _model(value: str, dtype: str, threads: int) -> Iterator[Finding]:
     try:
-        (wanted,) = base_models.wanted([value])
-        base = base_models.check(wanted, dtype)
+        (argument,) = base_models.model_arguments([value])
+        base = base_models.check(argument, dtype)
         free = free_memory_bytes()
         yield Finding("model", base_models.announce(base, dtype, free))
         base_models.refuse_what_does_not_fit([base], dtype, free)
-        yield _bit_exact(wanted, dtype, threads)
+        yield _bit_exact(argument, dtype, threads)
     except BloomeryError as error:
         yield Finding("model", value, error.message)
 
 
-def _bit_exact(model: Wanted, dtype: str, threads: int) -> Finding:
+def _bit_exact(model: ModelArgument, dtype: str, threads: int) -> Finding:
     import torch
 
     from bloomery.models.load import load_decoder

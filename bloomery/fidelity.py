@@ -14,7 +14,7 @@ from bloomery.render.tokenizer import ChatTokenizer
 from bloomery.types.fidelity import TEXT_TOKENS, Mode, prompts, text
 from bloomery.types.resources import Fidelity
 from bloomery.up import base_models
-from bloomery.up.base_models import Wanted
+from bloomery.up.base_models import ModelArgument
 
 
 class Report(NamedTuple):
@@ -28,21 +28,21 @@ class Report(NamedTuple):
 def examine(models: Sequence[str], dtype: str, threads: int | None, max_tokens: int, *, plain: bool) -> Iterator[Report]:
     """Measure one model after the other: directories or known names, without any the shipped one."""
     torch.set_num_threads(threads or usable_cpus())
-    for wanted in base_models.wanted(models):
-        base_models.refuse_what_does_not_fit([base_models.check(wanted, dtype)], dtype, free_memory_bytes())
-        yield _report(wanted, dtype, max_tokens, plain=plain)
+    for argument in base_models.model_arguments(models):
+        base_models.refuse_what_does_not_fit([base_models.check(argument, dtype)], dtype, free_memory_bytes())
+        yield _report(argument, dtype, max_tokens, plain=plain)
 
 
-def _report(wanted: Wanted, dtype: str, max_tokens: int, *, plain: bool) -> Report:
-    decoder = load_decoder(wanted.directory, dtype=getattr(torch, dtype))
-    tokenizer = ChatTokenizer.load(wanted.directory)
+def _report(argument: ModelArgument, dtype: str, max_tokens: int, *, plain: bool) -> Report:
+    decoder = load_decoder(argument.directory, dtype=getattr(torch, dtype))
+    tokenizer = ChatTokenizer.load(argument.directory)
     try:
         asked = prompts(tokenizer.encode(text())[:TEXT_TOKENS], decoder.config.context, max_tokens)
     finally:
         tokenizer.close()
-    model = Model(wanted.alias, decoder, None)
+    model = Model(argument.alias, decoder, None)
     probed = probe(decoder)
     form = plain_form(decoder) if plain else probed.form
     # Where kernels depend on the batch nobody promises equal bits.
     mode: Mode = "exact" if probed.bit_exact and form.exact else "plain"
-    return Report(wanted.alias, decoder.config.model_type, measure(model, model, asked, max_tokens, mode, form))
+    return Report(argument.alias, decoder.config.model_type, measure(model, model, asked, max_tokens, mode, form))

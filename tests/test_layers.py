@@ -139,6 +139,13 @@ def test_rows_and_journals_are_for_services_alone() -> None:
     assert not wrong, "\n".join(map(str, wrong))
 
 
+def test_what_stands_around_the_routes_knows_none_of_them() -> None:
+    """Routes import what they share with the layers of the api; only the app puts both together."""
+    around = {name for name in modules() if package(name) == "api" and not name.startswith("api.routes")} - {"api.app"}
+    wrong = [found for found in internal() if found.importer in around and f"{found.target}.".startswith("api.routes.")]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
 @pytest.mark.parametrize("third_party", ONLY_IN)
 def test_third_parties_stay_in_their_packages(third_party: str) -> None:
     wrong = [found for found in imports() if package(found.target) == third_party and package(found.importer) not in ONLY_IN[third_party]]

@@ -11,11 +11,10 @@ from typing import Final
 
 VENVS: Final = Path(__file__).parents[1] / ".venvs"
 PACKAGES: Final = {
-    # Not its extra `jax`, which would bring a CUDA build.
+    # torch first and pinned: an open range would bring a CUDA build. So would SkyRL's extra `jax`.
     # `uv`, because it starts its engine through it.
-    "skyrl": ("skyrl-tx[tinker]==0.3.0", "uv", "jax>=0.8,<1.0", "flax>=0.12.2", "optax>=0.2.5"),
+    "skyrl": ("torch==2.13.0", "skyrl-tx[tinker]==0.3.0", "uv", "jax>=0.8,<1.0", "flax>=0.12.2", "optax>=0.2.5"),
     "tinker-0.16": ("tinker==0.16.1", "numpy"),
-    # torch first and pinned: an open range would bring a CUDA build.
     "trl": ("torch==2.13.0", "trl==1.16.0", "peft==0.21.2", "transformers==5.23.0", "datasets"),
 }
 

@@ -37,7 +37,7 @@ def create_app(services: Services) -> FastAPI:
     """The whole HTTP surface over `services`; opening and closing them is the caller's business."""
     app = FastAPI(title="Bloomery", version=__version__, openapi_url="/api/v1/openapi.json", docs_url=None, redoc_url=None)
     app.state.services = services
-    app.add_middleware(Idempotent)
+    app.add_middleware(Idempotent, most_bytes=OPENAI_BODY_BYTES)
     app.add_middleware(Callers)
     app.add_middleware(BodyLimit)
     app.add_middleware(AnswerHeaders)

@@ -5,7 +5,6 @@ themselves, before they get here.
 """
 
 import logging
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -75,8 +74,7 @@ def invalid_input(problems: RequestValidationError) -> InvalidInput:
 
 def _advice(error: BloomeryError, status: int) -> dict[str, str] | None:
     if isinstance(error, RateLimited):
-        # Whole seconds, and never a moment too early.
-        return {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+        return {"retry-after": error.retry_after}
     return {"retry-after": _RETRY_AFTER_S} if status == 503 else None
 
 

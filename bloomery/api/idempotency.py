@@ -1,14 +1,16 @@
 """Requests that may be repeated: with the header `Idempotency-Key`, a request under OpenAI's contract that creates an answer gives one answer.
 
-The answers that were given lie here, in memory, for a day and up to a number of bytes, the oldest going first. A repetition that arrives while the
-first request is still served waits for it. A stream is kept as it was sent, and is repeated in one go. What failed, or broke off because its client
-hung up, is forgotten: its repetition is served anew.
+The answers that were given lie here, in memory, for a day and up to a number of bytes; who has most of them loses his oldest first. A repetition that
+arrives while the first request is still served waits for it. A stream is kept as it was sent, and is repeated in one go. What failed, or broke off
+because its client hung up, is forgotten: its repetition is served anew.
 """
 
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -17,9 +19,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bloomery.api import errors
-from bloomery.api.routes.openai.http import broke_off, read_bytes, watch_stream
+from bloomery.api.exchange import broke_off, read_bytes, unless_gone, watch_stream
 from bloomery.services.principal import Principal
-from bloomery.types.errors import BloomeryError, Conflict, InvalidInput
+from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, Unavailable
 
 HEADER: Final = "idempotency-key"
 REPLAYED: Final = "idempotent-replayed"
@@ -27,8 +29,22 @@ MAX_KEY: Final = 255
 KEPT_BYTES: Final = 64 << 20
 LARGEST_ANSWER: Final = KEPT_BYTES // 16
 """One that is larger is not kept: many others would have to go for it."""
-KEPT_ANSWERS: Final = 10_000
 KEPT_S: Final = 86_400.0
+WAITING_BYTES: Final = 32 << 20
+"""Of the bodies of all repetitions that wait; one that finds no room waits without its body, and cannot take the place of the first."""
+WAIT_S: Final = 600.0
+_ENTRY_BYTES: Final = 1024
+"""What an answer takes beside its body."""
+_OURS: Final = b"x-bloomery-"
+"""Headers that begin like this change what is answered or recorded."""
+
+
+class _Name(NamedTuple):
+    """A key as its caller chose it, which counts within one API key of one project."""
+
+    project: str
+    key_id: str
+    chosen: str
 
 
 class _Answer(NamedTuple):
@@ -48,75 +64,142 @@ class _Entry:
     answer: _Answer | None = None
 
 
-class Idempotent:
-    """Answers repetitions from what was answered before."""
+@dataclass(eq=False)
+class _Sent:
+    """The body of a request, until it is passed on or nobody has room for it."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
-        self._bytes = 0
+    body: bytes | None
+
+    def received(self, receive: Receive) -> Receive:
+        """The body, and then whatever comes."""
+
+        async def receive_again() -> Message:
+            if self.body is None:
+                return await receive()
+            body, self.body = self.body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        return receive_again
+
+
+class Idempotent:
+    """Answers repetitions from what was answered before; `most_bytes` of a body are read."""
+
+    def __init__(self, app: ASGIApp, most_bytes: int, *, kept_bytes: int = KEPT_BYTES, waiting_bytes: int = WAITING_BYTES) -> None:
+        self._app, self._most_bytes = app, most_bytes
+        self._answers = _Answers(kept_bytes)
+        self._waiting_bytes, self._most_waiting_bytes = 0, waiting_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = Headers(scope=scope).get(HEADER) if scope["type"] == "http" else None
         caller = Request(scope).state.caller if key is not None else None
         if key is None or not _creates_an_answer(scope) or not isinstance(caller, Principal):
             return await self._app(scope, receive, send)
+        name = _Name(caller.project, caller.key_id, key)
         try:
             if not 0 < len(key) <= MAX_KEY:
                 raise InvalidInput(f"`{HEADER}` has 1 to {MAX_KEY} characters, not {len(key)}", field=HEADER)
-            body = await read_bytes(Request(scope, receive))
-            entry = await self._wait_for_turn((caller.key_id, key), _fingerprint(scope, body))
+            sent = _Sent(body := await read_bytes(Request(scope, receive), self._most_bytes))
+            asked = _fingerprint(scope, body)
+            del body
+            entry = await unless_gone(receive, self._wait_for_turn(name, asked, sent))
         except BloomeryError as refusal:
             return await errors.respond(scope["path"], refusal)(scope, receive, send)
+        if entry is None:
+            return None
         if entry.answer is not None:
             return await _replay(entry.answer, send)
-        await self._serve((caller.key_id, key), entry, scope, _with_body(body, receive), send)
+        await self._serve(name, entry, scope, sent.received(receive), send)
 
-    async def _wait_for_turn(self, name: tuple[str, str], asked: bytes) -> _Entry:
+    async def _wait_for_turn(self, name: _Name, asked: bytes, sent: _Sent) -> _Entry:
         """The entry with its answer, or a new one that the caller has to serve."""
-        while (entry := self._current(name)) is not None:
-            if entry.asked != asked:
-                raise Conflict(f"`{HEADER}` was used for another request: a key belongs to one path and one body, take a fresh one", field=HEADER)
-            if entry.answer is not None:
-                return entry
-            await entry.ended.wait()
-        entry = self._entries[name] = _Entry(asked, time.monotonic())
-        return entry
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while (entry := self._answers.get(name)) is not None:
+                    if entry.asked != asked:
+                        what = "a key belongs to one path, one body and the same `x-bloomery-` headers"
+                        raise Conflict(f"`{HEADER}` was used for another request: {what}, take a fresh one", field=HEADER)
+                    if entry.answer is not None:
+                        return entry
+                    with self._holding(sent):
+                        await entry.ended.wait()
+        except TimeoutError:
+            raise Unavailable(f"waited {WAIT_S:g} s for the first request with this `{HEADER}`, which is still served: send it again") from None
+        if sent.body is None:
+            raise Unavailable(f"the first request with this `{HEADER}` has failed, and there was no room to hold this one meanwhile: send it again")
+        return self._answers.begin(name, asked)
 
-    async def _serve(self, name: tuple[str, str], entry: _Entry, scope: Scope, receive: Receive, send: Send) -> None:
+    @contextmanager
+    def _holding(self, sent: _Sent) -> Iterator[None]:
+        """Who waits keeps his body as long as there is room for it."""
+        size = len(sent.body or b"")
+        if self._waiting_bytes + size > self._most_waiting_bytes:
+            sent.body, size = None, 0
+        self._waiting_bytes += size
+        try:
+            yield
+        finally:
+            self._waiting_bytes -= size
+
+    async def _serve(self, name: _Name, entry: _Entry, scope: Scope, receive: Receive, send: Send) -> None:
         copy = _Copy(send)
         watch_stream(scope)
         try:
             await self._app(scope, receive, copy)
         finally:
-            answer = None if broke_off(scope) else copy.answer()
-            if answer is None:
-                self._forget(name)
-            else:
-                entry.answer = answer
-                self._bytes += len(answer.body)
-                self._make_room()
+            self._answers.end(name, None if broke_off(scope) else copy.answer())
             entry.ended.set()
 
-    def _current(self, name: tuple[str, str]) -> _Entry | None:
-        entry = self._entries.get(name)
+
+class _Answers:
+    """What was asked and answered, by API key."""
+
+    def __init__(self, kept_bytes: int) -> None:
+        self._kept_bytes = kept_bytes
+        self._entries: dict[tuple[str, str], OrderedDict[str, _Entry]] = {}
+        self._bytes: Counter[tuple[str, str]] = Counter()
+
+    def get(self, name: _Name) -> _Entry | None:
+        """What a key was used for, unless that is too long ago."""
+        entries = self._entries.get(name[:2])
+        entry = None if entries is None else entries.get(name.chosen)
         if entry is not None and entry.answer is not None and time.monotonic() - entry.began_s > KEPT_S:
             self._forget(name)
             return None
         return entry
 
-    def _forget(self, name: tuple[str, str]) -> None:
-        entry = self._entries.pop(name)
+    def begin(self, name: _Name, asked: bytes) -> _Entry:
+        """A key is used."""
+        entry = _Entry(asked, time.monotonic())
+        self._entries.setdefault(name[:2], OrderedDict())[name.chosen] = entry
+        return entry
+
+    def end(self, name: _Name, answer: _Answer | None) -> None:
+        """This was answered, and None of it that is to be repeated."""
+        if answer is None:
+            self._forget(name)
+            return
+        self._entries[name[:2]][name.chosen].answer = answer
+        self._bytes[name[:2]] += _weight(answer)
+        self._make_room()
+
+    def _forget(self, name: _Name) -> None:
+        owner = name[:2]
+        entry = self._entries[owner].pop(name.chosen)
         if entry.answer is not None:
-            self._bytes -= len(entry.answer.body)
+            self._bytes[owner] -= _weight(entry.answer)
+        if not self._entries[owner]:
+            del self._entries[owner], self._bytes[owner]
 
     def _make_room(self) -> None:
-        """The oldest answers go; what is still served stays."""
-        while self._bytes > KEPT_BYTES or len(self._entries) > KEPT_ANSWERS:
-            oldest = next((name for name, entry in self._entries.items() if entry.answer is not None), None)
-            if oldest is None:
-                return
-            self._forget(oldest)
+        """Of the project that has most, and there of the key that has most, the oldest answers go: nobody drives out those of others."""
+        while self._bytes.total() > self._kept_bytes:
+            projects = Counter[str]()
+            for (project, _), weight in self._bytes.items():
+                projects[project] += weight
+            owner = max(self._bytes, key=lambda owner: (projects[owner[0]], self._bytes[owner]))
+            oldest = next(chosen for chosen, entry in self._entries[owner].items() if entry.answer is not None)
+            self._forget(_Name(*owner, oldest))
 
 
 class _Copy:
@@ -150,12 +233,17 @@ class _Copy:
         return _Answer(self._headers, bytes(self._body)) if keeps else None
 
 
+def _weight(answer: _Answer) -> int:
+    return _ENTRY_BYTES + len(answer.body)
+
+
 def _creates_an_answer(scope: Scope) -> bool:
     return scope["method"] == "POST" and errors.speaks_openai(scope["path"])
 
 
 def _fingerprint(scope: Scope, body: bytes) -> bytes:
-    return hashlib.sha256(scope["path"].encode() + b"\0" + body).digest()
+    ours = sorted(name + b": " + value for name, value in scope["headers"] if name.startswith(_OURS))
+    return hashlib.sha256(b"\0".join([scope["path"].encode(), *ours]) + b"\0\0" + body).digest()
 
 
 async def _replay(answer: _Answer, send: Send) -> None:
@@ -163,17 +251,3 @@ async def _replay(answer: _Answer, send: Send) -> None:
     MutableHeaders(scope=start)[REPLAYED] = "true"
     await send(start)
     await send({"type": "http.response.body", "body": answer.body, "more_body": False})
-
-
-def _with_body(body: bytes, receive: Receive) -> Receive:
-    """The body that was read, and then whatever comes."""
-    told = False
-
-    async def receive_again() -> Message:
-        nonlocal told
-        if told:
-            return await receive()
-        told = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive_again

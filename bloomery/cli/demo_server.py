@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -39,8 +39,10 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def serving(model: str, *, keep: bool, dtype: str = "float32") -> Iterator[Server]:
+def serving(model: str, *, keep: bool, dtype: str = "float32", options: Sequence[str] = ()) -> Iterator[Server]:
     """A server with a data directory of its own; both are gone at the end, whether that is an error, Ctrl-C, SIGTERM or SIGHUP, unless `keep`.
+
+    `options` are others of `bloomery up`.
 
     Nobody can tidy up after a `kill -9`: the server stops with the demo, and the directory is left to `remove_leftovers` of the next one.
     """
@@ -49,7 +51,7 @@ def serving(model: str, *, keep: bool, dtype: str = "float32") -> Iterator[Serve
         stack.callback(_remove, place)
         marker = _mark(place)
         stack.callback(os.close, marker)
-        process = _start(model, dtype, place, marker, keep=keep)
+        process = _start(("--model", model, "--dtype", dtype, *options), place, marker, keep=keep)
         stack.callback(_stop, process, DataDir(place / "data"))
         yield _when_ready(process, place)
         if keep:
@@ -93,10 +95,10 @@ def _mark(place: Path) -> int:
     return marker
 
 
-def _start(model: str, dtype: str, place: Path, marker: int, *, keep: bool) -> "subprocess.Popen[bytes]":
+def _start(options: Sequence[str], place: Path, marker: int, *, keep: bool) -> "subprocess.Popen[bytes]":
     from bloomery.up.children import end_with
 
-    argv = [sys.executable, "-m", "bloomery.cli.main", "up", "--data-dir", str(place / "data"), "--port", "0", "--model", model, "--dtype", dtype]
+    argv = [sys.executable, "-m", "bloomery.cli.main", "up", "--data-dir", str(place / "data"), "--port", "0", *options]
     ends = None if keep else end_with(os.getpid(), signal.SIGTERM)
     with (place / _UP_LOG).open("w") as output:
         return subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=ends, pass_fds=(marker,))

@@ -77,16 +77,16 @@ class TrainingRun:
         self._unclear: str | None = None
 
     def forward_backward(
-        self, data: Sequence[Datum], loss: str = "cross_entropy", loss_config: dict[str, float | str] | None = None
+        self, data: Sequence[Datum], loss: str = "cross_entropy", loss_config: dict[str, float | str] | None = None, *, logprobs: bool = True
     ) -> Pending[ForwardBackwardResult]:
-        """Add the gradients of a batch; the loss is a sum over tokens and data."""
-        return self._compute(data, loss, loss_config, backward=True)
+        """Add the gradients of a batch; the loss is a sum over tokens and data. Without `logprobs` the result has the metrics alone, sooner."""
+        return self._compute(data, loss, loss_config, backward=True, logprobs=logprobs)
 
     def forward(
-        self, data: Sequence[Datum], loss: str = "cross_entropy", loss_config: dict[str, float | str] | None = None
+        self, data: Sequence[Datum], loss: str = "cross_entropy", loss_config: dict[str, float | str] | None = None, *, logprobs: bool = True
     ) -> Pending[ForwardBackwardResult]:
-        """Only the loss and the log-probabilities."""
-        return self._compute(data, loss, loss_config, backward=False)
+        """Only the loss and the log-probabilities; without `logprobs` only the loss, as of held-out data."""
+        return self._compute(data, loss, loss_config, backward=False, logprobs=logprobs)
 
     def optim_step(self, learning_rate: float, **adam: float) -> Pending[OptimStepResult]:
         """Apply the gradients once and clear them; `adam` are the other fields of `AdamParams`."""
@@ -118,9 +118,9 @@ class TrainingRun:
         return [Checkpoint.model_validate(item) for item in self._http.pages(f"/api/v1/runs/{self.id}/checkpoints")]
 
     def _compute(
-        self, data: Sequence[Datum], loss: str, loss_config: dict[str, float | str] | None, *, backward: bool
+        self, data: Sequence[Datum], loss: str, loss_config: dict[str, float | str] | None, *, backward: bool, logprobs: bool
     ) -> Pending[ForwardBackwardResult]:
-        operation = ForwardBackward(loss=loss, loss_config=loss_config or {}, data=tuple(data), backward=backward)
+        operation = ForwardBackward(loss=loss, loss_config=loss_config or {}, data=tuple(data), backward=backward, return_logprobs=logprobs)
         return self._submit("", ForwardBackwardResult, content=encode(operation), headers=_MSGPACK)
 
     def _submit(self, suffix: str, kind: type[Outcome], **body: Any) -> Pending[Outcome]:

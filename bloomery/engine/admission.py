@@ -5,13 +5,14 @@ is an upper bound of what forward and backward hold at once; `tests/engine/test_
 Shapes: R rows, D hidden, K targets per row.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
 
 from bloomery.models.attention import KEY_PAD, ROW_PAD, pad_to
-from bloomery.models.config import DecoderConfig
+from bloomery.models.config import DecoderConfig, RecurrentConfig
 from bloomery.models.decoder import Decoder
 from bloomery.train import batch
 from bloomery.types.losses import LOSSES, TARGETS
@@ -49,16 +50,31 @@ def pass_bytes(data: Sequence[Datum], config: DecoderConfig, dtype: torch.dtype,
     lengths = [datum.tokens.shape[0] for datum in data]
     rows = sum(pad_to(length, ROW_PAD) for length in lengths)
     width = max(datum.inputs[TARGETS].shape[1] if len(datum.inputs[TARGETS].shape) == 2 else 1 for datum in data)
-    layers = config.num_layers if backward else 1
-    held = rows * (layers * _layer_floats(config) + 6 * config.hidden_size + 4 * _inner(config))
-    return (held + _attention_floats(lengths, config, exact)) * dtype.itemsize + _HEAD_BYTES + rows * width * _BYTES_PER_TARGET
+    layers = [_layer_floats(config, layer) for layer in range(config.num_layers)]
+    held = rows * ((sum(layers) if backward else max(layers)) + 6 * config.hidden_size + 4 * _inner(config))
+    of_states = _state_bytes(lengths, config.recurrent, len(config.state_layers) if backward else 1) if config.recurrent is not None else 0
+    floats = held + _attention_floats(lengths, config, exact)
+    return floats * dtype.itemsize + of_states + _HEAD_BYTES + rows * width * _BYTES_PER_TARGET
 
 
-def _layer_floats(config: DecoderConfig) -> int:
-    """Per row and block: residual and norms, query, key and value before and after norm, rotation and regrouping, and the MLP."""
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention = (query + 2 * key) * (1 + _PLACES) + 2 * (query + key) + query * (1 + _PLACES)
-    return int(6 * config.hidden_size + attention + 4 * _inner(config) + _particulars(config))
+def _layer_floats(config: DecoderConfig, layer: int) -> int:
+    """Per row of a block: residual and norms, query, key and value before and after norm, rotation and regrouping, and the MLP."""
+    held, mixer = 6 * config.hidden_size + _particulars(config), config.mixer(layer)
+    if mixer == "attention":
+        query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        gates = 4 * query * config.attention_gate
+        held += int((query + 2 * key) * (1 + _PLACES) + 2 * (query + key) + query * (1 + _PLACES)) + gates
+    if mixer == "recurrent" and config.recurrent is not None:
+        held += 3 * config.recurrent.projection_width
+    return held + 4 * _inner(config) * config.has_mlp(layer)
+
+
+def _state_bytes(lengths: Sequence[int], recurrent: RecurrentConfig, layers: int) -> int:
+    """What mixers with a state hold of whole chunks in float32, whatever the dtype is, and what one of them needs while it computes."""
+    between = recurrent.heads * recurrent.chunk_rows
+    held = 9 * recurrent.channels + 7 * between + 2 * math.prod(recurrent.state_shape) // recurrent.chunk_rows
+    passing = 6 * recurrent.channels + 8 * between
+    return sum(pad_to(length, recurrent.chunk_rows) for length in lengths) * (layers * held + passing) * torch.float32.itemsize
 
 
 def _particulars(config: DecoderConfig) -> int:

@@ -10,8 +10,7 @@ from bloomery.models.decoder import Decoder
 from bloomery.models.memory import free_bytes
 from bloomery.models.numerics import Form
 from bloomery.types.errors import BloomeryError, Unavailable, WorkerError, blame
-from bloomery.types.fidelity import Sampled
-from bloomery.types.protocol import Answer, Compare, Compared
+from bloomery.types.protocol import Compare, Compared
 from bloomery.types.resources import Fidelity
 
 
@@ -62,13 +61,9 @@ class Comparisons:
         needs, free = 2 * self._shelf.weigh(order.weights), free_bytes(self._decoder.device)
         if needs > free:
             raise Unavailable(f"version {order.weights.version} takes {needs} bytes of memory to compare, {free} are free: give the engine more")
-        model, sampled = self._shelf.load(order.weights), [_sampled(answer) for answer in order.answers]
+        model = self._shelf.load(order.weights)
         logprobs = []
-        for part in trainer_passes(model, sampled):
+        for part in trainer_passes(model, order.answers):
             logprobs += part
             yield
-        return card(model, model, sampled, logprobs, order.mode, self._form)
-
-
-def _sampled(answer: Answer) -> Sampled:
-    return Sampled(tuple(answer.tokens.numpy().tolist()), answer.logprobs.numpy())
+        return card(model, model, order.answers, logprobs, order.mode, self._form)

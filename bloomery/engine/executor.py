@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple
@@ -18,10 +19,11 @@ import torch
 from bloomery.config import EngineConfig
 from bloomery.config.data_dir import DataDir
 from bloomery.engine.comparison import Comparisons
-from bloomery.engine.runs import HeldRuns, NoRuns, Runs
+from bloomery.engine.runs import HeldRuns, NoRuns, ProcessRuns
 from bloomery.engine.shelf import BlobShelf
 from bloomery.infer.grammar import Grammars
 from bloomery.infer.sampler import Sampler
+from bloomery.models.families import read_config
 from bloomery.models.load import load_decoder
 from bloomery.models.numerics import numerics_id, plain_form, probe
 from bloomery.obs.failpoints import failpoint
@@ -84,21 +86,29 @@ class Executor:
         torch.set_num_threads(config.model.threads)
         dtype: torch.dtype = getattr(torch, config.model.dtype)
         self._config, self._inbox, self._deliver = config, inbox, deliver
-        self._decoder = load_decoder(Path(config.model.path), dtype=dtype, device=config.model.device)
+        path = Path(config.model.path)
+        grammars = Grammars(path, read_config(path).vocab_size)
+        # Beside the weights and before anybody is served: for seconds, with a large vocabulary, it holds up every thread of the process.
+        prepared = grammars.prepare()
+        self._decoder = load_decoder(path, dtype=dtype, device=config.model.device)
         self._numerics, self._probe = numerics_id(dtype, config.model.device), probe(self._decoder)
         blobs = Blobs(DataDir(Path(config.data_dir)).blobs)
         shelf = BlobShelf(blobs, self._decoder, base_hash=config.model.base_hash, numerics=self._numerics)
-        self._runs: Runs = NoRuns(self._send) if config.role == "replica" else HeldRuns(config, self._decoder, shelf, self._send, checkpoint_after_s)
-        grammars = Grammars(Path(config.model.path), self._decoder.config.vocab_size)
+        self._runs: ProcessRuns = NoRuns(self._send)
+        if config.role != "replica":
+            self._runs = HeldRuns(config, self._decoder, shelf, self._send, checkpoint_after_s)
         form = plain_form(self._decoder) if config.plain else self._probe.form
-        self._sampler = Sampler(self._decoder, shelf, grammars=grammars, form=form)
+        # Before the sampler of a replica changes the form of its weights.
+        self._base = self._base_info()
+        self._sampler = Sampler(self._decoder, shelf, grammars=grammars, form=form, alone=config.role == "replica")
         self._comparisons = Comparisons(shelf, self._decoder, form, self._send)
         self._boot_id = new_id("boot")
         self._conversation: int | None = None
         self._paused = self._draining = self._stopping = False
         self._slice_s = 0.0
         self._told, self._told_at = self._status(), 0.0
-        log.info("holds %s: %d parameters, numerics %s", config.model.base_hash, self._base_info().parameters, self._numerics)
+        wait([prepared])
+        log.info("holds %s: %d parameters, numerics %s", config.model.base_hash, self._base.parameters, self._numerics)
         for failure in self._probe.failures:
             log.warning("not bit-exact here: %s", failure)
 
@@ -164,7 +174,7 @@ class Executor:
             Welcome(
                 boot_id=self._boot_id,
                 pid=os.getpid(),
-                base=self._base_info(),
+                base=self._base,
                 numerics=self._numerics,
                 bit_exact=self._probe.bit_exact and not self._config.plain,
                 runs=dict(self._runs.executed),

@@ -28,7 +28,7 @@ Send = Callable[[FromEngine], None]
 _REFUSAL: Final = "this process is a replica, which only samples: send what concerns runs to the engine of the base model"
 
 
-class Runs(Protocol):
+class ProcessRuns(Protocol):
     """The runs of one process and their turns."""
 
     @property

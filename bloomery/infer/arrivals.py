@@ -1,13 +1,17 @@
-"""Requests and swaps that wait for their weights, in the order in which they came.
+"""Requests and swaps that wait for their weights, in the order in which they came, and requests that wait for their grammar.
 
-Weights are loaded beside the sampler (`versions`), so whoever waits for them delays nobody. Who waits for room in memory, though, is not overtaken:
-the requests behind could keep all room in use for ever.
+Weights are loaded beside the sampler (`versions`), so whoever waits for them delays nobody. Who waits for room in memory is passed by requests of his
+class, or of one before, whose weights are there; but by so many and no more, or they could keep all room in use for ever. Nobody else asks for room
+before he has got it.
 """
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from typing import Final, NamedTuple
 
+from bloomery.infer.grammar import Guide
+from bloomery.infer.plan import CLASSES
 from bloomery.infer.versions import Model, Versions
 from bloomery.types.errors import BloomeryError, Conflict, NotFound, WorkerError, blame
 from bloomery.types.generation import Abort, Generate, Live, Weights
@@ -15,6 +19,11 @@ from bloomery.types.serving import KvPolicy
 
 _WAIT_S: Final = 0.05
 """How long a step waits for weights that are being loaded, when there is nothing else to do: whatever else the caller has to do can wait as long."""
+_MAY_PASS: Final = 64
+"""Requests that may pass one who waits for room."""
+_GIVEN_ROOM, _PASSED = range(2)
+
+Guides = Future[list[Guide]]
 
 
 class Swap(NamedTuple):
@@ -33,6 +42,8 @@ class Ready(NamedTuple):
     weights: Model | BloomeryError
     aborted: Collection[int]
     """Samples of it that nobody wants any more."""
+    guides: Guides | None
+    """Where it has a grammar: done, one for each sample, or why there can be none."""
 
 
 class Arrivals:
@@ -46,6 +57,10 @@ class Arrivals:
         self._swaps: list[Swap] = []
         self._newcomers: list[Generate] = []
         self._aborted: dict[str, set[int]] = {}
+        self._guides: dict[str, Guides] = {}
+        self._passed: Counter[str] = Counter()
+        """How many have passed each request while somebody waited for room."""
+        self._swaps_passed = 0
 
     @property
     def requests(self) -> int:
@@ -72,9 +87,11 @@ class Arrivals:
         """Whether a request waits here."""
         return any(each.request_id == request_id for each in (*self._requests, *self._newcomers))
 
-    def add(self, generate: Generate, *, paused: bool) -> None:
-        """A request; while `paused` it is a newcomer."""
+    def add(self, generate: Generate, guides: Guides | None, *, paused: bool) -> None:
+        """A request, and what leads its samples where it has a grammar; while `paused` it is a newcomer."""
         self._weights(generate)
+        if guides is not None:
+            self._guides[generate.request_id] = guides
         (self._newcomers if paused else self._requests).append(generate)
 
     def resume(self) -> None:
@@ -112,7 +129,8 @@ class Arrivals:
                     if len(gone) < generate.num_samples:
                         return None
                     queue.remove(generate)
-                    del self._aborted[abort.request_id]
+                    self._guides.pop(abort.request_id, None)
+                    del self._aborted[abort.request_id], self._passed[abort.request_id]
                     return generate
         return None
 
@@ -125,11 +143,13 @@ class Arrivals:
         self._requests.clear()
         self._newcomers.clear()
         self._aborted.clear()
+        self._guides.clear()
+        self._passed.clear()
 
     def wait(self) -> None:
         """A moment, or until something is there; for when there is nothing else to do."""
         if self._requests or self._swaps:
-            self._versions.wait(_WAIT_S)
+            self._versions.wait(_WAIT_S, [guides for guides in self._guides.values() if not guides.done()])
 
     def settle(self) -> None:
         """What was loaded for who is gone."""
@@ -155,21 +175,56 @@ class Arrivals:
         return taken
 
     def take_requests(self, in_use: set[str]) -> list[Ready]:
-        """Requests whose weights are in memory, and those whose weights cannot be had."""
-        taken: list[Ready] = []
-        if any(swap.weights.version not in in_use for swap in self._swaps):
-            return taken
-        for generate in list(self._requests):
+        """Requests whose weights are in memory, and those whose weights cannot be had; in the order in which they came."""
+        swap_lacks_room = any(swap.weights.version not in in_use for swap in self._swaps)
+        closed = swap_lacks_room and self._swaps_passed >= _MAY_PASS
+        ready: dict[str, Ready] = {}
+        lacking: Generate | None = None
+        turns = {generate.request_id: self._turn(generate) for generate in self._requests}
+        for generate in sorted(self._requests, key=lambda each: turns[each.request_id]):
+            turn = turns[generate.request_id]
+            if turn != _GIVEN_ROOM and (closed or (lacking is not None and not _PASSED < turn == turns[lacking.request_id])):
+                break
             try:
-                found: Model | BloomeryError | None = self._obtain(weights := self._weights(generate), in_use)
+                weights = self._weights(generate)
+                there = turn == _GIVEN_ROOM or weights.version in in_use or weights.version in self._versions.held
+                if not there and (swap_lacks_room or lacking is not None):
+                    continue
+                found: Model | BloomeryError | None = self._obtain(weights, in_use)
                 if found is None and weights.version not in in_use:
-                    break
+                    lacking = generate
             except BloomeryError as error:
                 found = error
-            if found is not None:
-                self._requests.remove(generate)
-                taken.append(Ready(generate, found, self._aborted.pop(generate.request_id, ())))
-        return taken
+            guides = self._guides.get(generate.request_id)
+            if isinstance(found, BloomeryError) or (found is not None and (guides is None or guides.done())):
+                ready[generate.request_id] = Ready(generate, found, self._aborted.pop(generate.request_id, ()), guides)
+        self._swaps_passed = self._swaps_passed + len(ready) if swap_lacks_room else 0
+        if lacking is not None:
+            self._count_passing(ready)
+        return self._leave(ready)
+
+    def _turn(self, generate: Generate) -> int:
+        """First whose weights have been given room, so that they do not keep it unused; then who was passed by enough; then class by class."""
+        weights = self.names.get(generate.weights.name) if isinstance(generate.weights, Live) else generate.weights
+        if weights is not None and weights.version in self._versions.loading:
+            return _GIVEN_ROOM
+        return _PASSED if self._passed[generate.request_id] >= _MAY_PASS else _PASSED + 1 + CLASSES.index(generate.priority)
+
+    def _count_passing(self, ready: Collection[str]) -> None:
+        passing = 0
+        for generate in reversed(self._requests):
+            if generate.request_id in ready:
+                passing += 1
+            elif passing:
+                self._passed[generate.request_id] += passing
+
+    def _leave(self, ready: Mapping[str, Ready]) -> list[Ready]:
+        leaving = [ready[generate.request_id] for generate in self._requests if generate.request_id in ready]
+        self._requests = [generate for generate in self._requests if generate.request_id not in ready]
+        for request_id in ready:
+            self._guides.pop(request_id, None)
+            del self._passed[request_id]
+        return leaving
 
     def _obtain(self, weights: Weights, in_use: set[str]) -> Model | None:
         """The weights if they are there. If they are or will be, they are in use from here on."""

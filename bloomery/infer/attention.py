@@ -3,7 +3,8 @@
 In an exact form both give a query the same bits as the trainer's exact attention: query rows are a multiple of `ROW_PAD`, keys a number that the
 probe found to give those of `KEY_PAD`, masked explicitly.
 Shapes: R packed rows, F rows that are no pads, B slots in use, M spans of a team with N rows each, H query heads, K key/value heads, G query heads
-per key head, P the same padded, L keys, E head dimension.
+per key head, P the same padded, L keys, E head dimension. Of layers with a state S runs or slots, N chunks, T rows of a chunk, L those and the few
+before them, X numbers of a row, I that a row reads, C slots whose chunk is full.
 """
 
 from collections import defaultdict
@@ -17,6 +18,7 @@ from torch import Tensor
 from bloomery.infer.cache import KeyValueCache
 from bloomery.models.attention import ROW_PAD, causal_mask, pad_to
 from bloomery.models.numerics import Form
+from bloomery.models.recurrent import Chunks, Recurrence, Run, gathered
 
 
 class Span(NamedTuple):
@@ -73,10 +75,12 @@ class ChunkAttention:
         for span in spans:
             by_size[span.rows, form.keys(span.stop)].append(span)
         self._teams = [self._team(members, keys) for (_, keys), members in by_size.items()]
+        self._spans = spans
+        self._chunks: _SpanChunks | None = None
 
-    def __call__(self, layer: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
+    def __call__(self, place: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
         """Attend team by team; rows between spans come out as zeros."""
-        keys_SKLE, values_SKLE = (_of_layer(storage[layer], k_RKE) for storage in (self._cache.keys_NSKLE, self._cache.values_NSKLE))
+        keys_SKLE, values_SKLE = (_of_layer(storage[place], k_RKE) for storage in (self._cache.keys_NSKLE, self._cache.values_NSKLE))
         keys_SKLE[self._slots_F, :, self._places_F] = k_RKE.index_select(0, self._rows_F)
         values_SKLE[self._slots_F, :, self._places_F] = v_RKE.index_select(0, self._rows_F)
         out_RHE = torch.zeros_like(q_RHE)
@@ -86,6 +90,21 @@ class ChunkAttention:
             out_MHNE = F.scaled_dot_product_attention(q_MHNE, k_MKLE, v_MKLE, attn_mask=team.masks[window], enable_gqa=True)
             out_RHE[team.rows] = out_MHNE.transpose(1, 2).flatten(0, 1)
         return out_RHE
+
+    def recur(self, place: int, mixer: Recurrence, rows_RX: Tensor) -> Tensor:
+        """Each span goes on from the state and the tail of its slot, and leaves its own there; rows between spans come out as zeros."""
+        assert self._cache.states is not None
+        if self._chunks is None:
+            self._chunks = _span_chunks(self._spans, len(rows_RX), mixer, rows_RX.device)
+        chunks, slots_S, in_order_S, tail_index_SL = self._chunks
+        state_S, tails_SLX = self._cache.states.states_NS[place], self._cache.states.tails_NSLX[place]
+        own_SLX = tails_SLX[slots_S]
+        read_NTI, states = chunks.through(mixer, gathered(rows_RX, chunks.index_NL, own_SLX), state_S[in_order_S])
+        state_S[in_order_S] = chunks.ends(states)
+        tails_SLX[slots_S] = gathered(rows_RX, tail_index_SL, own_SLX)
+        read_RI = read_NTI.new_zeros(len(rows_RX), read_NTI.shape[2])
+        read_RI[chunks.rows_F] = read_NTI.flatten(0, 1).index_select(0, chunks.places_F)
+        return read_RI
 
     def _team(self, spans: Sequence[Span], keys: int) -> _Team:
         storage, size = self._cache.keys_NSKLE, spans[0].rows
@@ -112,9 +131,9 @@ class StepAttention:
         self._position_by_slot_B = torch.zeros(self._slots_in_use, dtype=torch.long, device=device).index_copy_(0, self._slots_F, self._positions_F)
         self._masks = _Masks(self._mask)
 
-    def __call__(self, layer: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
+    def __call__(self, place: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
         """Attend all slots at once."""
-        keys_SKLE, values_SKLE = (_of_layer(storage[layer], k_RKE) for storage in (self._cache.keys_NSKLE, self._cache.values_NSKLE))
+        keys_SKLE, values_SKLE = (_of_layer(storage[place], k_RKE) for storage in (self._cache.keys_NSKLE, self._cache.values_NSKLE))
         keys_SKLE[self._slots_F, :, self._positions_F] = self._fed(k_RKE)
         values_SKLE[self._slots_F, :, self._positions_F] = self._fed(v_RKE)
         heads, kv_heads = q_RHE.shape[1], k_RKE.shape[1]
@@ -129,11 +148,44 @@ class StepAttention:
         out_BHE = out_BKPE[:, :, :group].flatten(1, 2)
         return out_BHE if self._aligned and self._rows == self._slots_in_use else out_BHE.index_select(0, self._slot_by_row_R)
 
+    def recur(self, place: int, mixer: Recurrence, rows_RX: Tensor) -> Tensor:
+        """Every fed slot computes its unfinished chunk anew, and goes on to the next when this row was the last of it."""
+        states = self._cache.states
+        assert states is not None
+        state_S, tails_SLX = states.states_NS[place], states.tails_NSLX[place]
+        within_F = self._positions_F % states.rows
+        tails_SLX[self._slots_F, states.earlier + within_F] = rows_RX.index_select(0, self._rows_F)
+        parts = mixer.within(tails_SLX[self._slots_F])
+        read_FTI, _ = mixer.across(parts, state_S[self._slots_F], 0)
+        if len(full_C := torch.where(within_F == states.rows - 1)[0]):
+            slots_C = self._slots_F[full_C]
+            state_S[slots_C] = mixer.across([part[full_C] for part in parts], state_S[slots_C], len(full_C)).state_N
+            tails_SLX[slots_C, : states.earlier] = tails_SLX[slots_C, states.rows :]
+        read_RI = read_FTI.new_zeros(self._rows, read_FTI.shape[2])
+        read_RI[self._rows_F] = read_FTI[torch.arange(len(within_F), device=within_F.device), within_F]
+        return read_RI
+
     def _fed(self, tensor_RKE: Tensor) -> Tensor:
         return tensor_RKE[: self._slots_in_use] if self._aligned else tensor_RKE.index_select(0, self._rows_F)
 
     def _mask(self, window: int | None) -> Tensor:
         return causal_mask(self._position_by_slot_B, self._length, window, self._cache.keys_NSKLE.dtype)[:, None, None]
+
+
+class _SpanChunks(NamedTuple):
+    """The chunks of some spans, their slots in the order of the spans and in that of the chunks, and where their new tails are gathered from."""
+
+    chunks: Chunks
+    slots_S: Tensor
+    in_order_S: Tensor
+    tail_index_SL: Tensor
+
+
+def _span_chunks(spans: Sequence[Span], rows: int, mixer: Recurrence, device: torch.device) -> _SpanChunks:
+    runs = [Run(span.row, span.stop - span.start, span.start % mixer.config.chunk_rows) for span in spans]
+    chunks = Chunks(runs, rows, mixer.config, device, tails=True)
+    slots_S = torch.tensor([span.slot for span in spans], device=device)
+    return _SpanChunks(chunks, slots_S, slots_S[chunks.order], chunks.tail_index())
 
 
 def _index(places: Sequence[int], device: torch.device) -> slice | Tensor:

@@ -1,4 +1,4 @@
-"""Keys and values of all running samples, in slots 0 to n - 1 without gaps, and of some that have left.
+"""Keys, values and states of all running samples, in slots 0 to n - 1 without gaps, and of some that have left.
 
 Beside those of a token lie the experts that it went to, so that whoever takes over its keys and values knows them too.
 Shapes: N layers, S slots, K key/value heads, L places for tokens, T tokens of one sequence, E head dimension, B samples. Of experts N are the sparse
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bloomery.infer.plan import LEAST_SHARED, Kept, Sample, Stem, in_common
+from bloomery.infer.states import Beginning, States
 from bloomery.models.attention import KEY_PAD, pad_to
 from bloomery.models.config import DecoderConfig
 
@@ -28,9 +29,10 @@ _KEEP_BYTES = 64 << 20
 class _Contents(NamedTuple):
     """What is stored of one sequence."""
 
-    keys_NKTE: Tensor
-    values_NKTE: Tensor
-    experts_NKTE: Tensor
+    storages_NKTE: tuple[Tensor, ...]
+    """Keys, values and experts."""
+    beginnings: tuple[Beginning, ...]
+    """Where one can go on, of a model that has states."""
 
 
 class KeyValueCache:
@@ -44,9 +46,11 @@ class KeyValueCache:
         self._config, self._dtype, self._device, self._kept_tokens = config, dtype, device, kept_tokens
         self.samples: list[Sample] = []
         """Who holds slot 0, 1, ..."""
+        self._state_tokens = self.state_tokens(config, dtype)
         self.keys_NSKLE: Tensor
         self.values_NSKLE: Tensor
         self.experts_NSKLE: Tensor
+        self.states: States | None
         self._give_back()
         self._kept: dict[Kept, _Contents] = {}
         """The longest unused first."""
@@ -55,7 +59,12 @@ class KeyValueCache:
     def bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
         """Memory of one place."""
         experts = 0 if config.routing is None else len(config.routing.sparse_layers) * config.routing.top_k * _EXPERT.itemsize
-        return 2 * config.kv_layers * config.num_kv_heads * config.head_dim * dtype.itemsize + experts
+        return 2 * len(config.kv_layers) * config.num_kv_heads * config.head_dim * dtype.itemsize + experts
+
+    @staticmethod
+    def state_tokens(config: DecoderConfig, dtype: torch.dtype) -> int:
+        """As how many places the states of a sequence count: where it stands, and where its prompt ended."""
+        return -(-2 * States.bytes_per_sequence(config, dtype) // KeyValueCache.bytes_per_token(config, dtype))
 
     @property
     def kept(self) -> Sequence[Kept]:
@@ -77,27 +86,33 @@ class KeyValueCache:
         if slot != last:
             moved = self.samples[last]
             self._copy(last, slot, moved.cached)
+            if self.states is not None:
+                self.states.move(last, slot)
             self._clear(last, moved.cached)
             self.samples[slot] = moved
         self.samples.pop()
+        if self.states is not None:
+            self.states.forget_marks({sample.stem for sample in self.samples})
         if not self.samples and self.keys_NSKLE.nbytes + self.values_NSKLE.nbytes > _KEEP_BYTES:
             self._give_back()
 
     def keep(self, sample: Sample, stem: Stem) -> None:
         """Keep the keys and values of a sample's cached tokens, which are those of `stem`, beyond its release."""
         tokens = len(stem.tokens)
-        if not LEAST_SHARED <= tokens <= self._kept_tokens:
+        if not LEAST_SHARED <= tokens <= self._kept_tokens - self._state_tokens:
             return
         for other in self.kept:
             shared = in_common(stem, other.stem)
-            if shared == tokens:
+            # A longer one does as well, but where a state is needed and none is remembered.
+            if shared == tokens and (self.states is None or shared == len(other.stem.tokens)):
                 self._touch(other)
                 return
             if shared == len(other.stem.tokens):
                 del self._kept[other]
         slot = self.slot(sample)
-        self._kept[Kept(stem)] = _Contents(*(storage[:, slot, :, :tokens].clone() for storage in self._storages))
-        while len(self._kept) > MAX_KEPT or sum(len(each.stem.tokens) for each in self._kept) > self._kept_tokens:
+        contents = _Contents(tuple(storage[:, slot, :, :tokens].clone() for storage in self._storages), self._beginnings(sample))
+        self._kept[Kept(stem, tuple(beginning.stretch for beginning in contents.beginnings))] = contents
+        while len(self._kept) > MAX_KEPT or sum(len(each.stem.tokens) + self._state_tokens for each in self._kept) > self._kept_tokens:
             del self._kept[next(iter(self._kept))]
 
     def fork(self, source: Sample | Kept, target: Sample, tokens: int) -> None:
@@ -106,9 +121,20 @@ class KeyValueCache:
             self._copy(self.slot(source), self.slot(target), tokens)
         else:
             slot = self.slot(target)
-            for storage, kept_NKTE in zip(self._storages, self._touch(source), strict=True):
+            for storage, kept_NKTE in zip(self._storages, self._touch(source).storages_NKTE, strict=True):
                 storage[:, slot, :, :tokens] = kept_NKTE[:, :, :tokens]
+        if self.states is not None:
+            beginnings = self._beginnings(source) if isinstance(source, Sample) else self._kept[source].beginnings
+            beginning = next(each for each in beginnings if each.stretch.first <= tokens <= each.stretch.last)
+            self.states.begin(self.slot(target), beginning, tokens)
         target.cached = tokens
+
+    def advance(self, sample: Sample, stop: int) -> None:
+        """Told before a sample's tokens up to `stop` are computed: where its prompt ends is remembered beyond that."""
+        if self.states is not None:
+            rows = self.states.rows
+            if sample.cached // rows == sample.shared // rows < stop // rows:
+                self.states.mark(sample.stem, self.slot(sample), sample.shared)
 
     def forget_kept(self) -> None:
         """Forget what was kept of sequences that have left."""
@@ -119,6 +145,8 @@ class KeyValueCache:
         self.samples.clear()
         self._kept.clear()
         self._give_back()
+        if self.states is not None:
+            self.states.forget_marks()
 
     def reserve(self, length: int) -> None:
         """Make room for `length` tokens in every placed sample's slot, keeping what is cached."""
@@ -127,6 +155,8 @@ class KeyValueCache:
             self.keys_NSKLE = self._resized(self.keys_NSKLE, length)
             self.values_NSKLE = self._resized(self.values_NSKLE, length)
             self.experts_NSKLE = self._resized(self.experts_NSKLE, length)
+            if self.states is not None and self.states.states_NS.shape[1] != self.keys_NSKLE.shape[1]:
+                self.states.resize(self.keys_NSKLE.shape[1])
 
     def experts(self, sample: Sample, tokens: int) -> NDArray[np.int32]:
         """Where the first tokens of a sample went [T, N, E]."""
@@ -140,6 +170,13 @@ class KeyValueCache:
     @property
     def _storages(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.keys_NSKLE, self.values_NSKLE, self.experts_NSKLE
+
+    def _beginnings(self, sample: Sample) -> tuple[Beginning, ...]:
+        """Where one can go on with the sequence of a placed sample."""
+        if self.states is None:
+            return ()
+        mark = self.states.marked(sample.stem)
+        return self.states.beginning(self.slot(sample), sample.cached), *(() if mark is None else (mark,))
 
     def _touch(self, kept: Kept) -> _Contents:
         contents = self._kept[kept] = self._kept.pop(kept)
@@ -156,10 +193,12 @@ class KeyValueCache:
 
     def _give_back(self) -> None:
         config, routing = self._config, self._config.routing
-        shape = (config.kv_layers, 0, config.num_kv_heads, 0, config.head_dim)
+        shape = (len(config.kv_layers), 0, config.num_kv_heads, 0, config.head_dim)
         self.keys_NSKLE = self.values_NSKLE = torch.zeros(shape, dtype=self._dtype, device=self._device)
         shape = (0, 0, 1, 0, 0) if routing is None else (len(routing.sparse_layers), 0, 1, 0, routing.top_k)
         self.experts_NSKLE = torch.zeros(shape, dtype=_EXPERT, device=self._device)
+        recurrent = config.recurrent
+        self.states = None if recurrent is None else States(config, recurrent, dtype=self._dtype, device=self._device)
 
     def _copy(self, source: int, target: int, tokens: int) -> None:
         for storage in self._storages:
@@ -168,6 +207,8 @@ class KeyValueCache:
     def _clear(self, slot: int, tokens: int) -> None:
         for storage in self._storages:
             storage[:, slot, :, :tokens] = 0
+        if self.states is not None:
+            self.states.clear(slot)
 
 
 def _numpy(experts: Tensor) -> NDArray[np.int32]:

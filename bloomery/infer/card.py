@@ -34,7 +34,7 @@ def card(
     first = None
     if said == "fail":
         worst = sampled[numbers.worst]
-        first = str(first_difference(trainer, sampler, Prompt(worst.prompt, 1, 0, late=False), len(worst.logprobs), form) or NOT_HERE)
+        first = str(first_difference(trainer, sampler, Prompt(worst.prompt, 1, 0, late=False), worst.logprobs.shape[0], form) or NOT_HERE)
     return Fidelity(
         mode=mode,
         verdict=said,

@@ -18,11 +18,9 @@ from bloomery.models.adapters import UNEMBED, AdapterRows
 from bloomery.models.attention import PackedAttention, packed_positions, packed_starts
 from bloomery.models.head import token_logprobs
 from bloomery.models.numerics import Form
-from bloomery.types.arrays import Array
 from bloomery.types.batching import rows_at_once
-from bloomery.types.errors import WorkerError
-from bloomery.types.fidelity import Prompt, Sampled
-from bloomery.types.generation import Generate, GenerateFailed, SampledToken, SamplerEvent, SamplingParams, Weights
+from bloomery.types.fidelity import Prompt, Sampled, answers, request
+from bloomery.types.generation import SamplerEvent, Weights
 
 _COMPANY = Limits(slots=6, token_budget=160)
 """So few at once that long prompts come in chunks beside others that decode, and some wait."""
@@ -47,37 +45,19 @@ class OneModel:
 def sample(model: Model, prompts: Sequence[Prompt], max_tokens: int, form: Form) -> list[Sampled]:
     """All answers to all prompts, of `max_tokens` tokens at temperature 1, in the order of the prompts."""
     sampler = Sampler(model.decoder, OneModel(model), _COMPANY, form=form)
-    requests = [generate(prompt, Weights(version=model.version), max_tokens, f"{number}") for number, prompt in enumerate(prompts)]
+    requests = [request(prompt, Weights(version=model.version), max_tokens, f"{number}") for number, prompt in enumerate(prompts)]
     events: list[SamplerEvent] = []
-    for prompt, request in zip(prompts, requests, strict=True):
+    for prompt, asked in zip(prompts, requests, strict=True):
         if not prompt.late:
-            sampler.submit(request)
+            sampler.submit(asked)
     for _ in range(_STEPS_BEFORE_LATE):
         events += sampler.step()
-    for prompt, request in zip(prompts, requests, strict=True):
+    for prompt, asked in zip(prompts, requests, strict=True):
         if prompt.late:
-            sampler.submit(request)
+            sampler.submit(asked)
     while sampler.busy:
         events += sampler.step()
-    return [each for prompt, request in zip(prompts, requests, strict=True) for each in answers(prompt, request.request_id, events)]
-
-
-def generate(prompt: Prompt, weights: Weights, max_tokens: int, request_id: str) -> Generate:
-    """A prompt as a request."""
-    params = SamplingParams(max_tokens=max_tokens, seed=prompt.seed)
-    tokens = Array.of(np.asarray(prompt.tokens, np.int32))
-    return Generate(request_id=request_id, weights=weights, prompt=tokens, params=params, num_samples=prompt.num_samples)
-
-
-def answers(prompt: Prompt, request_id: str, events: Sequence[SamplerEvent]) -> Iterator[Sampled]:
-    """What came of one request."""
-    mine = [event for event in events if event.request_id == request_id]
-    for event in mine:
-        if isinstance(event, GenerateFailed):
-            raise WorkerError(f"the sampler could not answer: {event.message}")
-    for sample_number in range(prompt.num_samples):
-        tokens = [event for event in mine if isinstance(event, SampledToken) and event.sample == sample_number]
-        yield Sampled((*prompt.tokens, *(event.token for event in tokens)), np.array([event.logprob for event in tokens], np.float32))
+    return [each for asked in requests for each in answers(asked, events)]
 
 
 def trainer_logprobs(model: Model, sampled: Sequence[Sampled]) -> list[NDArray[np.float32]]:

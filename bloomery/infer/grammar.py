@@ -1,12 +1,15 @@
 """Continuations that follow a grammar: which tokens may come next.
 
 `Grammars` knows the spelling of one vocabulary and compiles grammars for it, `Guide` follows one continuation. A guide is made of the grammar and of
-the tokens that it took, so a sample that is preempted, forked, repeated or resubmitted is guided alike.
+the tokens that it took, so a sample that is preempted, forked, repeated or resubmitted is guided alike. All that takes long happens beside the
+sampler: one thread compiles, others follow.
 """
 
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,25 +20,51 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from bloomery.types.errors import InvalidInput, NotSupported, blame
-from bloomery.types.generation import Grammar
+from bloomery.types.generation import Generate, Grammar
 from bloomery.types.grammar import LIMITS, brief, native
 
 COMPILED: Final = 64
 """Grammars that are kept compiled: clients ask with the same one again and again."""
+FOLLOWERS: Final = 2
 _NO_WAY_ON: Final = "NoExtension"
 _END: Final = b"<|end of what the grammar says|>"
 
 
 class Grammars:
-    """The grammars of one vocabulary, that of the `tokenizer.json` in a model's directory; it is read when the first one comes."""
+    """The grammars of one vocabulary, that of the `tokenizer.json` in a model's directory; it is read by `prepare`, or when the first one comes."""
 
     def __init__(self, directory: Path, vocab_size: int) -> None:
         self._file, self._vocab_size = directory / "tokenizer.json", vocab_size
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        # Their threads end with this object.
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._followers = ThreadPoolExecutor(FOLLOWERS, thread_name_prefix="guides")
+
+    def prepare(self) -> "Future[LLTokenizer]":
+        """Read the vocabulary; where it cannot be followed, whoever comes with a grammar is told."""
+        return self._compiler.submit(lambda: self._tokenizer)
+
+    def guides(self, generate: Generate, grammar: Grammar) -> "Future[list[Guide]]":
+        """A guide for each sample of a request, behind what was sampled of it elsewhere; InvalidInput where there can be none."""
+        return self._compiler.submit(self._guides, generate, grammar)
+
+    def follow(self, guide: "Guide", token: int) -> "Future[None]":
+        """Have a guide take a token; nobody may ask it anything before that is done."""
+        return self._followers.submit(guide.take, token)
 
     def guide(self, grammar: Grammar, stop_tokens: Collection[int]) -> "Guide":
         """The guide of a continuation's first token."""
         return Guide(self._shared(grammar).deep_copy(), partial(self._compile, grammar), self._vocab_size, stop_tokens)
+
+    def _guides(self, generate: Generate, grammar: Grammar) -> list["Guide"]:
+        stops = generate.params.stop_tokens
+        first = self.guide(grammar, stops)
+        if first.problem is not None:
+            raise InvalidInput(f"`grammar`: {first.problem}", field="grammar")
+        guides = [first.fork() for _ in range(generate.num_samples)]
+        for guide, begun in zip(guides, generate.begun, strict=False):
+            guide.take(*(token for token in begun if token not in stops))
+        return guides
 
     def _shared(self, grammar: Grammar) -> LLMatcher:
         if grammar not in self._compiled or self._compiled[grammar].is_error():
@@ -66,44 +95,45 @@ class Guide:
         self._matcher, self._compile_alone, self._vocab_size = matcher, compile_alone, vocab_size
         self._stop_tokens = [token for token in stop_tokens if 0 <= token < vocab_size]
         self._taken: list[int] = []
-        self._alone = False
+        self._alone = self._may_end = False
         self._mask = b""
+        self.over = False
+        """Whether the grammar is at its end and nothing but a stop token may follow."""
         self.problem: str | None = None
         """Why nothing can come next although the grammar is not at its end; then the continuation cannot go on."""
         self._look()
 
     def fork(self) -> "Guide":
-        """Another guide, of the same first token."""
-        return Guide(self._matcher.deep_copy(), self._compile_alone, self._vocab_size, self._stop_tokens)
+        """Another guide, of the same next token."""
+        twin = copy(self)
+        twin._matcher, twin._taken = self._matcher.deep_copy(), [*self._taken]
+        return twin
 
     @property
     def allowed_V(self) -> NDArray[np.bool_]:
         """The tokens that may come next."""
-        bits = np.unpackbits(np.frombuffer(self._mask, np.uint8), count=self._vocab_size, bitorder="little").astype(np.bool_)
-        bits[self._stop_tokens] = self._matcher.is_accepting()
+        bits = np.unpackbits(np.frombuffer(self._mask, np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
+        bits[self._stop_tokens] = self._may_end
         return bits
 
-    @property
-    def over(self) -> bool:
-        """Whether the grammar is at its end and nothing but a stop token may follow."""
-        return self.problem is None and self._matcher.is_accepting() and self._matcher.is_stopped()
-
-    def take(self, token: int) -> None:
-        """Go on by a token that was allowed and that ends nothing."""
-        self._taken.append(token)
-        self._matcher.consume_token(token)
-        self._look()
+    def take(self, *tokens: int) -> None:
+        """Go on by tokens that were allowed and that end nothing."""
+        if tokens:
+            self._taken += tokens
+            self._matcher.consume_tokens(list(tokens))
+            self._look()
 
     def _look(self) -> None:
-        # At once and not when it is needed: what is wrong is then known beside the token that led there, and belongs to its request alone.
+        # At once and not when it is asked: what is wrong is then known beside the token that led there, and nobody else has to compute it.
         self._mask = self._matcher.compute_bitmask()
         if self._matcher.is_error() and not self._alone:
             # Copies of a matcher share what they found out, and the limits on that: whether this one is beyond them is told by one of its own.
             self._matcher, self._alone = self._compile_alone(), True
             self._matcher.consume_tokens(self._taken)
             self._mask = self._matcher.compute_bitmask()
-        if not self.over:
-            self.problem = self._why_stuck()
+        self._may_end = self._matcher.is_accepting()
+        self.over = self._may_end and self._matcher.is_stopped()
+        self.problem = None if self.over else self._why_stuck()
 
     def _why_stuck(self) -> str | None:
         error = self._matcher.get_error()

@@ -48,6 +48,8 @@ class Inquiry:
         """All answers, when the inquiry is complete."""
         generate, scores = self._generate, joined(self._parts)
         told = {"logprobs": self._column(scores.logprobs_T, np.nan)}
+        if generate.prompt_ranks:
+            told["ranks"] = self._column(scores.ranks_T.astype(np.int32), 0)
         if generate.prompt_top_k:
             told["top_ids"] = self._column(scores.top_ids_Tk.astype(np.int32), 0)
             told["top_logprobs"] = self._column(scores.top_logprobs_Tk, NO_LOGPROB)
@@ -87,6 +89,7 @@ def _question(generate: Generate) -> Question:
         ids_C=empty if targets is None else targets.ids.numpy().astype(np.int64),
         draws=generate.prompt_draws,
         params=generate.params,
+        ranks=generate.prompt_ranks,
     )
 
 
@@ -99,4 +102,5 @@ def _no_scores(generate: Generate) -> PromptScores:
         target_logprobs_C=np.empty(0, np.float32),
         drawn_Tk=np.empty((0, drawn), np.int64),
         drawn_logprobs_Tk=np.empty((0, drawn), np.float32),
+        ranks_T=np.empty(0, np.int64),
     )

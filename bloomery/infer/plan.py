@@ -6,7 +6,8 @@ takes over the longest beginning that it has in common with a sample in the cach
 Within a class who arrives first goes first; production goes before rollouts and those before evaluation, but for a floor of each class: so many
 places, and so many tokens of each step's prefill, that no other class takes while one of its own wants them. Whoever has a place beyond the floor
 of his class makes room for a class before his, and when the cache cannot hold all who run, the last in that order go back to the queue and are
-prefilled again later; that costs time and changes no token.
+prefilled again later; that costs time and changes no token. Who waits for more room than there is lets those of classes before his pass, as many as
+have places together; then nobody passes any more, or a steady load of short requests would keep the room that a long one waits for.
 """
 
 from collections import Counter
@@ -45,11 +46,20 @@ class Stem:
         object.__setattr__(self, "head", self.tokens[:LEAST_SHARED].tobytes())
 
 
+class Stretch(NamedTuple):
+    """Tokens of a sequence behind `first` to `last` of which one can go on, because the states at `first` are known, and the rows since."""
+
+    first: int
+    last: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
     """A sequence that has left and whose keys and values were kept."""
 
     stem: Stem
+    stretches: tuple["Stretch", ...] = ()
+    """Where one can go on, in a model with states."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +82,8 @@ class Sample:
     left: int = 1
     """Last tokens that prefill leaves out: a decode step feeds them, or nobody. 0 where the prefill itself gives the one token that is wanted."""
     priority: Priority = "rollout"
+    passed: int = 0
+    """Samples of classes before its own that got places while it has waited for room."""
 
     @property
     def shared(self) -> int:
@@ -111,6 +123,8 @@ class Plan(NamedTuple):
     forks: tuple[Fork, ...]
     """From what this step's prefill computes."""
     decode: tuple[Sample, ...]
+    passed: tuple[Sample, ...]
+    """Who waits for room, once for each of those in `admit` that passes him."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +139,10 @@ class Limits:
     """Places in the cache: samples that run times the padded length of the longest."""
     kept_tokens: int = 1 << 14
     """Places for keys and values of sequences that have left; 0 keeps none."""
+    chunk_rows: int = 1
+    """In a model with states, which are known where chunks of so many tokens begin; 1 where keys and values are all."""
+    state_tokens: int = 0
+    """Places that the states of a sample count as, whatever its length."""
 
     def __post_init__(self) -> None:
         if self.slots < 1 or self.token_budget < self.slots + len(CLASSES) * _LEAST_PREFILL:
@@ -138,7 +156,7 @@ class Limits:
 def plan_step(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limits, kept: Sequence[Kept] = ()) -> Plan:
     """Decide the next step; in both queues each class is in order of arrival, those in `running` before those in `waiting`."""
     places = _places(waiting, running, limits)
-    step = _Step(places.stay, kept)
+    step = _Step(places.stay, kept, limits.chunk_rows)
     wanting = [*(sample for sample in places.stay if sample.missing), *places.newcomers]
     queues = {priority: queue for priority in CLASSES if (queue := [sample for sample in wanting if sample.priority == priority])}
     budget = limits.token_budget - len(step.decode)
@@ -146,30 +164,31 @@ def plan_step(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limi
     for others, queue in zip(reversed(range(len(queues))), queues.values(), strict=True):
         budget -= step.serve(queue, budget - others * floor)
     leave = tuple(sample for sample in running if sample not in step.stay)
-    return Plan(leave, tuple(step.admit), tuple(step.found), tuple(step.prefill), tuple(step.forks), tuple(step.decode))
+    passed = tuple(waits for sample, waits in places.passing if sample in step.admit)
+    return Plan(leave, tuple(step.admit), tuple(step.found), tuple(step.prefill), tuple(step.forks), tuple(step.decode), passed)
 
 
 class _Step:
     """A plan in the making."""
 
-    def __init__(self, stay: Sequence[Sample], kept: Sequence[Kept]) -> None:
+    def __init__(self, stay: Sequence[Sample], kept: Sequence[Kept], chunk_rows: int) -> None:
         self.stay = dict.fromkeys(stay)
         self.admit: list[Sample] = []
         self.found: list[Fork] = []
         self.prefill: list[Chunk] = []
         self.forks: list[Fork] = []
         self.decode = [sample for sample in stay if sample.decodes and not sample.missing]
-        self._kept = kept
+        self._kept, self._chunk_rows = kept, chunk_rows
 
     def serve(self, queue: Sequence[Sample], budget: int) -> int:
         """Prefill for one class in its order, as far as the budget goes; returns what of it is spent."""
         left = budget
         for sample in queue:
             placed = sample in self.stay
-            offer = None if placed or left < 1 else _best_offer(sample, self.stay, self.prefill, self._kept)
+            offer = None if placed or left < 1 else _best_offer(sample, self.stay, self.prefill, self._kept, self._chunk_rows)
             start = sample.cached if offer is None else offer.tokens
             needed = sample.length - sample.left
-            tokens = 0 if offer is not None and offer.when == _LATER else _affordable(needed - start, left)
+            tokens = 0 if offer is not None and offer.when == _LATER else self._whole(sample, start, _affordable(needed - start, left))
             if left < 1 or start + tokens == sample.cached < needed or (offer is not None and offer.when == _NOT_YET):
                 break
             if not placed:
@@ -182,6 +201,11 @@ class _Step:
                 self.decode.append(sample)
             left -= tokens + 1
         return budget - left
+
+    def _whole(self, sample: Sample, start: int, tokens: int) -> int:
+        """Not beyond the chunk in which the prompt ends, before all of the prompt is there: siblings begin in it."""
+        rows, shared = self._chunk_rows, sample.shared
+        return shared - start if rows > 1 and start < shared and (start + tokens) // rows > shared // rows else tokens
 
 
 def in_common(first: Stem, second: Stem) -> int:
@@ -206,32 +230,47 @@ def fits(samples: Sequence[Sample], limits: Limits) -> bool:
 
 
 def _fit(count: int, longest: int, limits: Limits) -> bool:
-    return count <= 1 or (count <= limits.slots and count * pad_to(longest, KEY_PAD) <= limits.cache_tokens)
+    return count <= 1 or (count <= limits.slots and count * (pad_to(longest, KEY_PAD) + limits.state_tokens) <= limits.cache_tokens)
 
 
 class _Places(NamedTuple):
     stay: list[Sample]
     newcomers: list[Sample]
+    passing: list[tuple[Sample, Sample]]
+    """A newcomer, and one of a class behind his who claimed room before him and finds none."""
 
 
 def _places(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limits) -> _Places:
     """Who has a place in the cache, as far as it reaches in the order of claims.
 
-    A newcomer who does not fit closes the door behind him, so that he finds room when others have ended; who runs already may go on.
+    A newcomer who does not fit closes the door behind him, so that he finds room when others have ended: to his class and those behind it at once,
+    to all when so many have passed him as have places. Who runs already goes on, but not behind one of his class, or of one before, who cannot.
     """
-    placed = set(running)
-    places, longest, full, closed = _Places([], []), 0, False, False
+    placed, longest, places = set(running), 0, _Places([], [], [])
+    full = closed = len(CLASSES)
+    lacking: list[Sample] = []
     for sample in _claims(waiting, running, limits):
-        if full or (closed and sample not in placed):
+        rank = CLASSES.index(sample.priority)
+        if rank >= (full if sample in placed else closed):
             continue
         if _fit(len(places.stay) + len(places.newcomers) + 1, max(longest, sample.length), limits):
-            (places.stay if sample in placed else places.newcomers).append(sample)
             longest = max(longest, sample.length)
+            if sample in placed:
+                places.stay.append(sample)
+            else:
+                places.newcomers.append(sample)
+                places.passing.extend((sample, waits) for waits in lacking)
         elif sample in placed:
-            full = True
+            full, closed = rank, min(closed, rank)
         else:
-            closed = True
+            lacking.append(sample)
+            closed = rank if sample.passed < limits.slots else 0
     return places
+
+
+def _before(sample: Sample, other: Sample) -> bool:
+    """Whether the class of one goes before that of the other."""
+    return CLASSES.index(sample.priority) < CLASSES.index(other.priority)
 
 
 def _claims(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limits) -> Iterator[Sample]:
@@ -264,24 +303,40 @@ class _Offer(NamedTuple):
     source: Sample | Kept
 
 
-def _best_offer(sample: Sample, stay: Iterable[Sample], chunks: Sequence[Chunk], kept: Sequence[Kept]) -> _Offer | None:
+def _best_offer(sample: Sample, stay: Iterable[Sample], chunks: Sequence[Chunk], kept: Sequence[Kept], chunk_rows: int) -> _Offer | None:
     """The longest beginning that is worth a copy, or worth waiting for: its prefill takes the budget of the steps until it is there."""
-    best = max(_offers(sample, stay, chunks, kept), key=lambda offer: offer[:2], default=None)
+    best = max(_offers(sample, stay, chunks, kept, chunk_rows), key=lambda offer: offer[:2], default=None)
     return best if best is not None and best.tokens else None
 
 
-def _offers(sample: Sample, stay: Iterable[Sample], chunks: Sequence[Chunk], kept: Sequence[Kept]) -> Iterator[_Offer]:
+def _offers(sample: Sample, stay: Iterable[Sample], chunks: Sequence[Chunk], kept: Sequence[Kept], chunk_rows: int) -> Iterator[_Offer]:
     reached = {chunk.sample: chunk.stop for chunk in chunks}
     for other in dict.fromkeys([*stay, *reached]):
         # What a sibling has cached is answered for: it was computed under the same limit.
         limit = sample.shared if other.request_id == sample.request_id else sample.reusable
         tokens = _worthwhile(min(in_common(sample.stem, other.stem), other.shared), limit)
         when = _NOW if other.cached >= tokens else _LATER if reached.get(other, 0) >= tokens else _NOT_YET
+        if chunk_rows > 1:
+            at = {_NOW: other.cached, _LATER: reached.get(other, 0), _NOT_YET: other.shared}[when]
+            tokens = _worthwhile(_resumable(tokens, [_stretch(at, chunk_rows), _stretch(min(at, other.shared), chunk_rows)]), limit)
         # Nobody waits for what a class behind his is computing with the little that it has.
-        if when != _NOT_YET or CLASSES.index(other.priority) <= CLASSES.index(sample.priority):
+        if when != _NOT_YET or not _before(sample, other):
             yield _Offer(tokens, when, other)
     for each in kept:
-        yield _Offer(_worthwhile(in_common(sample.stem, each.stem), sample.reusable), _NOW, each)
+        tokens = _worthwhile(in_common(sample.stem, each.stem), sample.reusable)
+        if chunk_rows > 1:
+            tokens = _worthwhile(_resumable(tokens, each.stretches), sample.reusable)
+        yield _Offer(tokens, _NOW, each)
+
+
+def _stretch(tokens: int, chunk_rows: int) -> Stretch:
+    """Where one can go on with a sequence that reaches so far, or did when it left the chunk in which its prompt ends."""
+    return Stretch(tokens // chunk_rows * chunk_rows, tokens)
+
+
+def _resumable(tokens: int, stretches: Iterable[Stretch]) -> int:
+    """The most of these leading tokens behind which one can go on."""
+    return max((min(tokens, stretch.last) for stretch in stretches if stretch.first <= tokens), default=0)
 
 
 def _worthwhile(tokens: int, limit: int) -> int:

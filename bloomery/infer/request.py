@@ -1,5 +1,7 @@
 """One request while it is served: its tokens, its samples, and when they are done."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from bloomery.infer.grammar import Guide
@@ -13,7 +15,8 @@ from bloomery.types.generation import FinishReason, Generate, Live, PromptScored
 class Request:
     """A request and the samples of it that are not finished."""
 
-    def __init__(self, generate: Generate, model: Model, guide: Guide | None = None) -> None:
+    def __init__(self, generate: Generate, model: Model, guides: Sequence[Guide] = ()) -> None:
+        """`guides`: one for each sample where there is a grammar; they know of `generate.begun` already."""
         self.generate, self.model = generate, model
         self.name = generate.weights.name if isinstance(generate.weights, Live) else None
         """What it is served by, where that may change while it runs."""
@@ -23,7 +26,7 @@ class Request:
         self._told_versions: dict[int, str] = {}
         self.continuations: dict[int, list[int]] = {index: [] for index in range(generate.num_samples)}
         """Sampled tokens of each open sample."""
-        self._guides = {} if guide is None else {index: guide.fork() for index in self.continuations}
+        self._guides = dict(enumerate(guides))
         self.begun = False
         """Whether a sample of it has had a place in the cache."""
         self.inquiry = Inquiry(generate) if generate.scores_prompt else None
@@ -32,8 +35,7 @@ class Request:
         """Whether its prompt's routing is asked for and was not told yet."""
         self._stop_tokens = frozenset(generate.params.stop_tokens)
         for index, begun in enumerate(generate.begun):
-            for token in begun:
-                self._take(index, token)
+            self.continuations[index] += begun
         self.samples = self._make_samples()
         """All of them as the plan sees them."""
         self._said = sorted(set(self.prompt)) if generate.params.repetition_penalty != 1 else []
@@ -75,23 +77,21 @@ class Request:
         allowed_V = None if guide is None else guide.allowed_V
         return Draw(index, len(sampled), self.generate.params, self._said, sampled, allowed_V=allowed_V, top=self.generate.top_logprobs)
 
-    def append(self, index: int, token: int, context: int) -> FinishReason | None:
-        """Take a sampled token; returns why the sample ends with it, if it does."""
+    def append(self, index: int, token: int) -> Guide | None:
+        """Take a sampled token; returns the guide that has to take it too, if there is one."""
+        self.continuations[index].append(token)
+        return None if token in self._stop_tokens else self._guides.get(index)
+
+    def end(self, index: int, context: int) -> FinishReason | None:
+        """Why a sample ends with its last token, if it does; known when its guide has taken it."""
         continuation, guide = self.continuations[index], self._guides.get(index)
-        self._take(index, token)
-        if token in self._stop_tokens:
+        if continuation[-1] in self._stop_tokens:
             return "stop"
         full = len(continuation) == self.generate.params.max_tokens or len(self.prompt) + len(continuation) == context
         if guide is not None and guide.over and (full or not self._stop_tokens):
             # Whole, though no stop token says so.
             return "stop"
         return "length" if full else None
-
-    def _take(self, index: int, token: int) -> None:
-        self.continuations[index].append(token)
-        guide = self._guides.get(index)
-        if guide is not None and token not in self._stop_tokens:
-            guide.take(token)
 
     def problem(self, index: int) -> str | None:
         """Why a sample cannot go on as its grammar wants it."""

@@ -5,6 +5,7 @@ form every adapter's segment is padded to `ROW_PAD` rows.
 Shapes: R packed rows, B fed samples, D hidden, V vocabulary, T tokens of a chunk; of a routing L sparse layers, T experts per token.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from bloomery.infer.scoring import PromptScores, Question, answer, chunk_rows, j
 from bloomery.infer.versions import Model
 from bloomery.models.adapters import UNEMBED, AdapterRows, Bank, Factors, FusedAdapter
 from bloomery.models.attention import ROW_PAD, pad_to
-from bloomery.models.decoder import Decoder
+from bloomery.models.decoder import Decoder, Wanted
 from bloomery.models.experts import Routing
 from bloomery.models.head import HeadRows, logits, pooled_logits
 from bloomery.models.numerics import Form
@@ -32,11 +33,24 @@ class Feed(NamedTuple):
     model: Model
     tokens: Sequence[int]
     start: int
+    wanted: int | None = None
+    """The first position whose hidden state is of use behind the prefill; None: keys and values alone are."""
 
     @property
     def stop(self) -> int:
         """Position after the last token."""
         return self.start + len(self.tokens)
+
+    @property
+    def last_row(self) -> int:
+        """Where the last token stands among the rows that prefill gives, from their end."""
+        return (len(self.tokens) - 1) % ROW_PAD - ROW_PAD
+
+    @property
+    def wanted_rows(self) -> range:
+        """Those of its rows, in whole pads, that are of use."""
+        rows = pad_to(len(self.tokens), ROW_PAD)
+        return range(rows if self.wanted is None else (self.wanted - self.start) // ROW_PAD * ROW_PAD, rows)
 
 
 class NextTokens(NamedTuple):
@@ -70,7 +84,7 @@ class Runner:
 
     @torch.inference_mode()
     def prefill(self, feeds: Sequence[Feed]) -> list[Tensor]:
-        """Cache the keys and values of all fed tokens; returns each feed's hidden states, its pad rows included."""
+        """Cache the keys and values of all fed tokens; returns the hidden states of each feed's `wanted_rows`."""
         hidden: dict[int, Tensor] = {}
         for members in _by_decoder(feeds):
             hidden |= zip(members, self._prefill([feeds[index] for index in members]), strict=True)
@@ -89,17 +103,15 @@ class Runner:
     @torch.inference_mode()
     def after(self, feeds: Sequence[Feed], hidden: Sequence[Tensor]) -> NextTokens:
         """What comes after the last token of each prefilled feed, without a decode step."""
-        last = [len(feed.tokens) - 1 for feed in feeds]
-        blocks = zip(feeds, hidden, last, strict=True)
-        logits_RV = torch.cat([self._logits(rows_RD[_block(row)], feed.model) for feed, rows_RD, row in blocks])
-        return _next_tokens(logits_RV, [index * ROW_PAD + row % ROW_PAD for index, row in enumerate(last)])
+        logits_RV = torch.cat([self._logits(rows_RD[-ROW_PAD:], feed.model) for feed, rows_RD in zip(feeds, hidden, strict=True)])
+        return _next_tokens(logits_RV, [index * ROW_PAD + feed.last_row for index, feed in enumerate(feeds, 1)])
 
     @torch.inference_mode()
     def score(self, hidden_RD: Tensor, feed: Feed, question: Question) -> PromptScores:
-        """Answer a question about rows of a prefilled feed, from the logits that the trainer computes."""
-        skip, step = question.start - feed.start, chunk_rows(feed.model.decoder.config.vocab_size)
+        """Answer a question about a prefilled feed that is wanted from the question's start on, from the logits that the trainer computes."""
+        skip, step = (question.start - feed.start) % ROW_PAD, chunk_rows(feed.model.decoder.config.vocab_size)
         parts = []
-        for start in range(_block(skip).start, len(hidden_RD), step):
+        for start in range(0, len(hidden_RD), step):
             first, last = max(0, start - skip), min(len(question.next_T), start + step - skip)
             if first < last:
                 logits_RV = self._logits(hidden_RD[start : start + step], feed.model)
@@ -108,30 +120,47 @@ class Runner:
 
     def _prefill(self, feeds: Sequence[Feed]) -> list[Tensor]:
         layout, spans = self._laid_out(feeds, lambda feed: pad_to(len(feed.tokens), ROW_PAD), ROW_PAD)
-        hidden_RD = self._hidden(feeds, layout, spans, ChunkAttention(self._cache, spans, self._form))
-        return [hidden_RD[row : row + pad_to(len(feed.tokens), ROW_PAD)] for row, feed in zip(layout.first_rows, feeds, strict=True)]
+        rows, places = _wanted(feeds, layout)
+        segments = ((adapter, bisect_left(rows, start), bisect_left(rows, stop)) for adapter, start, stop in layout.adapters.segments)
+        wanted = Wanted(torch.tensor(rows, dtype=torch.long, device=self._cache.keys_NSKLE.device), AdapterRows(tuple(segments), self._bank))
+        hidden_CD = self._hidden(feeds, layout, spans, ChunkAttention(self._cache, spans, self._form), wanted)
+        return [hidden_CD[place] for place in places]
 
     def _decode(self, feeds: Sequence[Feed]) -> NextTokens:
         layout, spans = self._laid_out(feeds, lambda feed: 1, ROW_PAD if self._form.exact else 1)
         hidden_RD = self._hidden(feeds, layout, spans, StepAttention(self._cache, spans, layout.rows, self._form))
-        decoder = self._twin(feeds[0].model.decoder)
+        decoder = self._decoder(feeds, layout)
         segments = [HeadRows(_head_factors(adapter), start, stop) for adapter, start, stop in layout.adapters.segments]
         return _next_tokens(pooled_logits(hidden_RD, decoder.head_weight, segments, decoder.config.logit_softcap), layout.first_rows)
 
-    def _hidden(self, feeds: Sequence[Feed], layout: "_Layout", spans: Sequence[Span], attention: ChunkAttention | StepAttention) -> Tensor:
+    def _hidden(
+        self,
+        feeds: Sequence[Feed],
+        layout: "_Layout",
+        spans: Sequence[Span],
+        attention: ChunkAttention | StepAttention,
+        wanted: Wanted | None = None,
+    ) -> Tensor:
+        for feed in feeds:
+            self._cache.advance(feed.sample, feed.stop)
         tokens, positions = [0] * layout.rows, [0] * layout.rows
         for row, feed in zip(layout.first_rows, feeds, strict=True):
             tokens[row : row + len(feed.tokens)] = feed.tokens
             positions[row : row + len(feed.tokens)] = range(feed.start, feed.stop)
-        decoder = self._twin(feeds[0].model.decoder)
+        decoder = self._decoder(feeds, layout)
         tokens_R, positions_R = torch.tensor([tokens, positions], device=decoder.device)
         routing = Routing()
-        hidden_RD = decoder.hidden(tokens_R, positions_R, attention, layout.adapters, routing)
+        hidden_RD = decoder.hidden(tokens_R, positions_R, attention, layout.adapters, routing, wanted)
         if decoder.config.experts is not None:
             self._remember(spans, routing.chosen_RLT)
         for feed in feeds:
             feed.sample.cached = feed.stop
         return hidden_RD
+
+    def _decoder(self, feeds: Sequence[Feed], layout: "_Layout") -> Decoder:
+        """The plain one for a single row, if it is there: nothing but reading the weights takes time then, and packed ones are read more slowly."""
+        decoder = feeds[0].model.decoder
+        return decoder if layout.rows == 1 else self._twin(decoder)
 
     def _logits(self, hidden_RD: Tensor, model: Model) -> Tensor:
         return logits(hidden_RD, self._twin(model.decoder).head_weight, _head_factors(model.adapter), model.decoder.config.logit_softcap)
@@ -182,10 +211,15 @@ def _next_tokens(logits_RV: Tensor, rows_B: Sequence[int]) -> NextTokens:
     return NextTokens(logits_RV.index_select(0, order_B).cpu(), logsumexp_R.index_select(0, order_B).cpu())
 
 
-def _block(row: int) -> slice:
-    """The rows, a whole pad of them, that a row is computed with."""
-    start = row // ROW_PAD * ROW_PAD
-    return slice(start, start + ROW_PAD)
+def _wanted(feeds: Sequence[Feed], layout: "_Layout") -> tuple[list[int], list[slice]]:
+    """The rows that are wanted, ascending, and where each feed's are among them."""
+    rows: list[int] = []
+    places = [slice(0)] * len(feeds)
+    for index in sorted(range(len(feeds)), key=layout.first_rows.__getitem__):
+        own = [layout.first_rows[index] + row for row in feeds[index].wanted_rows]
+        places[index] = slice(len(rows), len(rows) + len(own))
+        rows += own
+    return rows, places
 
 
 class _Layout(NamedTuple):

@@ -6,29 +6,31 @@ keeps it to its end; one that names what is served (`Live`) goes on with other w
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bloomery.infer.arrivals import Arrivals, Swap
+from bloomery.infer.arrivals import Arrivals, Guides, Swap
 from bloomery.infer.cache import KeyValueCache
-from bloomery.infer.grammar import Grammars, Guide
+from bloomery.infer.grammar import Grammars
 from bloomery.infer.packing import Packing
 from bloomery.infer.plan import Chunk, Fork, Limits, Plan, Sample, key_length, plan_step
 from bloomery.infer.request import Request
 from bloomery.infer.runner import Feed, NextTokens, Runner
 from bloomery.infer.sampling import choose
+from bloomery.infer.scoring import Question
 from bloomery.infer.versions import VERSIONS_IN_MEMORY, Model, Source, Versions
 from bloomery.models.decoder import Decoder
 from bloomery.models.memory import free_bytes
 from bloomery.models.numerics import Form
 from bloomery.types.arrays import Array
 from bloomery.types.checks import check_generate
-from bloomery.types.errors import BloomeryError, Category, Conflict, InvalidInput, NotSupported, WorkerError, blame
+from bloomery.types.errors import BloomeryError, Category, Conflict, NotSupported, WorkerError, blame
 from bloomery.types.generation import (
     Abort,
     FinishReason,
@@ -49,6 +51,11 @@ CACHE_BYTES: Final = 1 << 30
 KEPT_BYTES: Final = 1 << 27
 """Bound of the keys and values of sequences that have left."""
 
+_FOLLOW_S: Final = 0.005
+"""How long a step waits at most for guides: about as long as one of a small model takes."""
+_IDLE_S: Final = 0.05
+"""The same where there is nothing else to do; whatever else the caller has to do can wait as long."""
+
 
 class Sampler:
     """Continuous batching over many versions of one model: adapters on it, and models of its form."""
@@ -62,18 +69,22 @@ class Sampler:
         form: Form | None = None,
         *,
         versions_in_memory: int = VERSIONS_IN_MEMORY,
+        alone: bool = False,
     ) -> None:
+        """`alone`: nothing else reads the decoder or what the source loads, so that plain weights need not stay beside packed ones."""
         form = Form() if form is None else form
         self._config, self._grammars = decoder.config, grammars
-        packing = self._packing = Packing(source, decoder) if form.packed else None
+        packing = self._packing = Packing(source, decoder, in_place=alone) if form.packed else None
         self._versions = Versions(packing or source, lambda: free_bytes(decoder.device), limit_versions=versions_in_memory)
-        self._limits = limits or _limits(decoder)
+        self._limits = _with_states(limits or _limits(decoder), decoder)
         self._cache = KeyValueCache(decoder.config, dtype=decoder.dtype, device=decoder.device, kept_tokens=self._limits.kept_tokens)
         self._runner = Runner(self._cache, form, packing.twin if packing is not None else _unpacked)
         self._arrivals = Arrivals(self._versions)
         self._requests: dict[str, Request] = {}
         self._waiting: list[Sample] = []
         self._running: list[Sample] = []
+        self._following: dict[Sample, Future[None]] = {}
+        """Samples whose guides are just taking their last tokens."""
         self._events: list[SamplerEvent] = []
         self.tokens_sampled = self.tokens_prefilled = self.swaps = self.preemptions = 0
         self.paused: PauseMode | None = None
@@ -113,14 +124,15 @@ class Sampler:
         return len(self._waiting) + self._arrivals.samples
 
     @property
-    def cache_usage(self) -> float:
-        """Share of the cache that those who run take, 0 to 1; one that runs alone may take more than there is."""
-        return min(1.0, len(self._running) * key_length(self._running) / self._limits.cache_tokens) if self._running else 0.0
+    def waiting_by_priority(self) -> dict[str, int]:
+        """Samples in the queue by class, without those that wait for weights."""
+        return dict(Counter(sample.priority for sample in self._waiting))
 
     @property
-    def waiting_by_priority(self) -> dict[str, int]:
-        """The same, class by class."""
-        return dict(Counter(sample.priority for sample in self._waiting))
+    def cache_usage(self) -> float:
+        """Share of the cache that those who run take, 0 to 1; one that runs alone may take more than there is."""
+        tokens = key_length(self._running) + self._limits.state_tokens if self._running else 0
+        return min(1.0, len(self._running) * tokens / self._limits.cache_tokens)
 
     def submit(self, generate: Generate) -> None:
         """Queue a request; when it cannot be served, the next step says so."""
@@ -129,8 +141,7 @@ class Sampler:
                 if generate.request_id in self._requests or self._arrivals.knows(generate.request_id):
                     raise Conflict(f"request `{generate.request_id}` is being served already: choose a fresh id", field="request_id")
                 check_generate(generate, self._config)
-                self._guide(generate)
-                self._arrivals.add(generate, paused=self.paused is not None)
+                self._arrivals.add(generate, self._guides(generate), paused=self.paused is not None)
         except BloomeryError as error:
             self._refuse(generate, error)
 
@@ -204,13 +215,18 @@ class Sampler:
         self.preemptions += len(plan.preempt)
         self._preempt(plan.preempt)
         self._admit(plan.admit)
+        for sample in plan.passed:
+            sample.passed += 1
         self._fork(plan.found)
         ends = self._prefill(plan.prefill)
         self._fork(plan.forks)
         self._begin(plan)
         self._commit_prompts([*plan.admit, *(chunk.sample for chunk in plan.prefill)])
-        self._decode([sample for sample in plan.decode if sample.request_id in self._requests])
+        late = set(self._following)
+        decode = [sample for sample in plan.decode if sample.request_id in self._requests and sample not in late]
+        self._decode(decode)
         self._sample_in_prefill([end for end in ends if end.feed.sample.request_id in self._requests])
+        self._follow(late, idle=not (plan.prefill or decode))
 
     def fail_running(self, message: str) -> None:
         """A step broke: every request that took part in it ends, which the next step says."""
@@ -223,6 +239,7 @@ class Sampler:
         self._requests.clear()
         self._waiting.clear()
         self._running.clear()
+        self._following.clear()
         self._events.clear()
         self._arrivals.forget_requests()
         self.resume()
@@ -239,12 +256,12 @@ class Sampler:
             self._flip(swap, model)
         if self.paused == "keep":
             return
-        for generate, weights, aborted in self._arrivals.take_requests(in_use):
+        for generate, weights, aborted, guides in self._arrivals.take_requests(in_use):
             try:
                 with blame(WorkerError, f"request `{generate.request_id}`"):
                     if isinstance(weights, BloomeryError):
                         raise weights
-                    request = Request(generate, weights, self._guide(generate))
+                    request = Request(generate, weights, () if guides is None else guides.result())
             except BloomeryError as error:
                 self._refuse(generate, error)
                 continue
@@ -294,6 +311,7 @@ class Sampler:
         for sample in samples:
             self._waiting.remove(sample)
             self._running.append(sample)
+            sample.passed = 0
             self._cache.place(sample)
         if self._running:
             self._cache.reserve(key_length(self._running))
@@ -302,14 +320,16 @@ class Sampler:
         """Compute and score; returns what ended where a token is to be sampled."""
         if not chunks:
             return []
-        feeds = [self._feed(chunk.sample, chunk.start, chunk.stop) for chunk in chunks]
+        inquiries = [self._requests[chunk.sample.request_id].inquiry for chunk in chunks]
+        # One sample of a request at most computes what is asked about its prompt; its siblings take that over.
+        questions = [None if inquiry is None else inquiry.question(chunk.stop) for inquiry, chunk in zip(inquiries, chunks, strict=True)]
+        feeds = [_wanting(self._feed(*chunk), question) for chunk, question in zip(chunks, questions, strict=True)]
         ends = []
-        for feed, hidden_RD in zip(feeds, self._runner.prefill(feeds), strict=True):
+        for feed, inquiry, question, hidden_RD in zip(feeds, inquiries, questions, self._runner.prefill(feeds), strict=True):
             self.tokens_prefilled += len(feed.tokens)
-            request = self._requests[feed.sample.request_id]
-            if request.inquiry is not None and (question := request.inquiry.question(feed.stop)) is not None:
-                request.inquiry.take(question, self._runner.score(hidden_RD, feed, question))
-            if not feed.sample.left and not feed.sample.missing:
+            if inquiry is not None and question is not None:
+                inquiry.take(question, self._runner.score(hidden_RD, feed, question))
+            if _ends(feed):
                 ends.append(_End(feed, hidden_RD))
         return ends
 
@@ -358,7 +378,7 @@ class Sampler:
             self._choose([feed.sample for feed in feeds], self._runner.after(feeds, [end.hidden_RD for end in ends]))
 
     def _embed(self, end: "_End") -> None:
-        vector_D = end.hidden_RD[len(end.feed.tokens) - 1].float().cpu().numpy()
+        vector_D = end.hidden_RD[end.feed.last_row].float().cpu().numpy()
         if not np.isfinite(vector_D).all():
             self._fail_broken(self._requests[end.feed.sample.request_id])
             return
@@ -397,22 +417,43 @@ class Sampler:
         self._events.append(token)
         self.tokens_sampled += 1
         sample.length += 1
-        reason = request.append(sample.index, token.token, self._config.context)
+        guide = request.append(sample.index, token.token)
+        if guide is None or self._grammars is None:
+            self._go_on(sample)
+        else:
+            self._following[sample] = self._grammars.follow(guide, token.token)
+
+    def _follow(self, late: Collection[Sample], *, idle: bool) -> None:
+        """Samples whose guides have taken their last tokens go on; the others stay out of decode steps until theirs have.
+
+        A step waits a moment for guides, but for those that were late before it: so a light grammar costs its samples no step, and a heavy one costs
+        others no more than that.
+        """
+        if idle:
+            wait(self._following.values(), _IDLE_S, "FIRST_COMPLETED")
+        else:
+            wait([followed for sample, followed in self._following.items() if sample not in late], _FOLLOW_S)
+        for sample in [sample for sample, followed in self._following.items() if followed.done()]:
+            if (followed := self._following.pop(sample, None)) is not None:
+                followed.result()
+                self._go_on(sample)
+
+    def _go_on(self, sample: Sample) -> None:
+        """Or end, if that was the last token."""
+        request = self._requests[sample.request_id]
+        reason = request.end(sample.index, self._config.context)
         if reason is not None:
             self._finish(sample, reason)
         elif (problem := request.problem(sample.index)) is not None:
             self._fail(sample.request_id, problem, "user")
 
-    def _guide(self, generate: Generate) -> Guide | None:
-        """What the first tokens of a request may be."""
+    def _guides(self, generate: Generate) -> Guides | None:
+        """What the first tokens of its samples may be, which takes a while to find out."""
         if generate.grammar is None:
             return None
         if self._grammars is None:
             raise NotSupported("`grammar`: this sampler knows no tokenizer, leave it out", field="grammar")
-        guide = self._grammars.guide(generate.grammar, generate.params.stop_tokens)
-        if guide.problem is not None:
-            raise InvalidInput(f"`grammar`: {guide.problem}", field="grammar")
-        return guide
+        return self._grammars.guides(generate, generate.grammar)
 
     def _fed_experts(self, samples: Sequence[Sample]) -> dict[Sample, Array]:
         """Where the token went that each of them was just fed."""
@@ -424,6 +465,7 @@ class Sampler:
 
     def _finish(self, sample: Sample, reason: FinishReason) -> None:
         self._events.append(SampleFinished(request_id=sample.request_id, sample=sample.index, reason=reason))
+        self._following.pop(sample, None)
         request = self._requests[sample.request_id]
         # The next turn of a conversation, or the same prompt again, begins like this sample; siblings that still run hold most of it.
         alone = sum(other.request_id == sample.request_id for other in self._running) == 1
@@ -436,6 +478,7 @@ class Sampler:
 
     def _fail(self, request_id: str, message: str, category: Category = "server") -> None:
         for sample in [sample for sample in (*self._running, *self._waiting) if sample.request_id == request_id]:
+            self._following.pop(sample, None)
             self._leave(sample)
         del self._requests[request_id]
         self._events.append(GenerateFailed(request_id=request_id, message=message, category=category))
@@ -459,9 +502,26 @@ class _End(NamedTuple):
     hidden_RD: Tensor
 
 
+def _ends(feed: Feed) -> bool:
+    """Whether a token is to be sampled behind the last one that is prefilled."""
+    return not feed.sample.left and feed.stop == feed.sample.length
+
+
+def _wanting(feed: Feed, question: Question | None) -> Feed:
+    """With the first position that something is asked about."""
+    return feed._replace(wanted=question.start if question is not None else feed.stop - 1 if _ends(feed) else None)
+
+
 def _limits(decoder: Decoder) -> Limits:
     place = KeyValueCache.bytes_per_token(decoder.config, decoder.dtype)
     return Limits(cache_tokens=CACHE_BYTES // place, kept_tokens=KEPT_BYTES // place)
+
+
+def _with_states(limits: Limits, decoder: Decoder) -> Limits:
+    recurrent = decoder.config.recurrent
+    if recurrent is None:
+        return limits
+    return replace(limits, chunk_rows=recurrent.chunk_rows, state_tokens=KeyValueCache.state_tokens(decoder.config, decoder.dtype))
 
 
 def _unpacked(decoder: Decoder) -> Decoder:

@@ -75,14 +75,14 @@ class Processed(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
-class Chosen(NamedTuple):
+class DrawnTokens(NamedTuple):
     """The token of every row; where a row's was not drawn from the model's own distribution, what the other one says."""
 
     tokens_B: Integers
     processed: Mapping[int, Processed]
 
 
-def choose(logits_BV: Floats, draws: Sequence[Draw]) -> Chosen:
+def choose(logits_BV: Floats, draws: Sequence[Draw]) -> DrawnTokens:
     """The chosen token of every row; the lowest id wins a tie."""
     adjusted_BV = adjust(logits_BV, draws)
     tokens_B: Integers = adjusted_BV.argmax(-1)
@@ -98,7 +98,7 @@ def choose(logits_BV: Floats, draws: Sequence[Draw]) -> Chosen:
         for row, scaled_V in zip(rows, scaled_BV, strict=True):
             if draws[row].shapes:
                 processed[row] = _told(scaled_V, int(tokens_B[row]), draws[row].top)
-    return Chosen(tokens_B, processed)
+    return DrawnTokens(tokens_B, processed)
 
 
 def adjust(logits_BV: Floats, draws: Sequence[Draw]) -> Floats:

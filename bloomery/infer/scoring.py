@@ -31,6 +31,7 @@ class Question(NamedTuple):
     ids_C: Ints
     draws: int
     params: SamplingParams
+    ranks: bool = False
 
     def part(self, start: int, stop: int) -> "Question":
         """The same about rows `start` to `stop` alone."""
@@ -44,7 +45,10 @@ class Question(NamedTuple):
 
 
 class PromptScores(NamedTuple):
-    """Log-probabilities of the tokens after the rows [T] and of single tokens [C]; the likeliest and the drawn tokens with theirs [T, k]."""
+    """Log-probabilities of the tokens after the rows [T] and of single tokens [C]; the likeliest and the drawn tokens with theirs [T, k].
+
+    `ranks_T`: the place of the token after a row among all, 1 for the likeliest; 0 where nobody asks.
+    """
 
     logprobs_T: Floats
     top_ids_Tk: Ints
@@ -52,6 +56,7 @@ class PromptScores(NamedTuple):
     target_logprobs_C: Floats
     drawn_Tk: Ints
     drawn_logprobs_Tk: Floats
+    ranks_T: Ints
 
     @property
     def finite(self) -> bool:
@@ -80,6 +85,7 @@ def answer(logits_RV: Tensor, skip: int, question: Question) -> PromptScores:
         target_logprobs_C=_numpy(logits_TV[cells, ids_C] - lse_T1[cells, 0]),
         drawn_Tk=drawn_Tk,
         drawn_logprobs_Tk=_numpy(_of(logits_TV, lse_T1, drawn_Tk)),
+        ranks_T=_ranks(logits_TV, question),
     )
 
 
@@ -90,6 +96,13 @@ def joined(parts: list[PromptScores]) -> PromptScores:
 
 def _of(logits_TV: Tensor, lse_T1: Tensor, ids_Tk: Ints) -> Tensor:
     return logits_TV.gather(1, torch.from_numpy(ids_Tk).to(logits_TV.device)) - lse_T1
+
+
+def _ranks(logits_TV: Tensor, question: Question) -> Ints:
+    if not question.ranks:
+        return np.zeros(len(question.next_T), np.int64)
+    next_T1 = torch.from_numpy(question.next_T[:, None]).to(logits_TV.device)
+    return 1 + _numpy((logits_TV > logits_TV.gather(1, next_T1)).sum(-1))
 
 
 def _drawn(logits_TV: Tensor, question: Question) -> Ints:

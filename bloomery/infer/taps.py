@@ -1,7 +1,7 @@
 """Where two forwards part: hidden states of a sampler and of the trainer, tapped at the same places of the same tokens.
 
-The places are, from the bottom up: the embedding, of every layer what its MLP gets (all that attention does lies before it) and what its MLP gives,
-the last norm, the head.
+The places are, from the bottom up: the embedding, of every layer that has an MLP what this gets (all that attention does lies before it) and what it
+gives, the last norm, the head.
 Shapes: R packed rows, D hidden.
 """
 
@@ -13,17 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bloomery.infer.fidelity import OneModel, answers, generate, packed_hidden, packed_logprobs
+from bloomery.infer.fidelity import OneModel, packed_hidden, packed_logprobs
 from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
 from bloomery.models.adapters import AdapterRows
 from bloomery.models.attention import Attention, packed_starts
-from bloomery.models.decoder import Decoder
+from bloomery.models.decoder import Block, Decoder, Wanted
 from bloomery.models.experts import Routing
 from bloomery.models.numerics import Form
 from bloomery.models.packed import pack
-from bloomery.types.fidelity import Prompt
+from bloomery.types.fidelity import Prompt, answers, request
 from bloomery.types.generation import SamplerEvent, Weights
 
 _ALONE = Limits(slots=1, token_budget=160)
@@ -45,12 +45,12 @@ def first_difference(trainer: Model, sampler: Model, prompt: Prompt, max_tokens:
     # Packed here and not by the sampler, which would tap a copy.
     tapped = _Tapped(pack(sampler.decoder) if form.packed else sampler.decoder, theirs)
     engine = Sampler(tapped, OneModel(sampler._replace(decoder=tapped)), _ALONE, form=form._replace(packed=False))
-    alone = prompt._replace(num_samples=1)
+    alone = request(prompt._replace(num_samples=1), Weights(version=sampler.version), max_tokens, "alone")
     events: list[SamplerEvent] = []
-    engine.submit(generate(alone, Weights(version=sampler.version), max_tokens, "alone"))
+    engine.submit(alone)
     while engine.busy:
         events += engine.step()
-    (answer,) = answers(alone, "alone", events)
+    (answer,) = answers(alone, events)
     tokens, starts = answer.tokens, packed_starts([len(answer.tokens)])
     with torch.no_grad():
         hidden_RD = packed_hidden(trainer._replace(decoder=_Tapped(trainer.decoder, ours)), [tokens])
@@ -60,7 +60,7 @@ def first_difference(trainer: Model, sampler: Model, prompt: Prompt, max_tokens:
             if not torch.equal(row_D, rows[position]):
                 return Difference(place, position)
     first = len(answer.prompt) - 1
-    wrong = np.flatnonzero(logprobs_R1[first : len(tokens) - 1, 0].cpu().numpy() != answer.logprobs)
+    wrong = np.flatnonzero(logprobs_R1[first : len(tokens) - 1, 0].cpu().numpy() != answer.logprobs.numpy())
     return Difference("head", first + int(wrong[0])) if len(wrong) else None
 
 
@@ -106,18 +106,27 @@ class _Tapped(Decoder):
         """Of the inner one."""
         return self.inner.device
 
-    def hidden(self, tokens_R: Tensor, positions_R: Tensor, attention: Attention, adapters: AdapterRows, routing: Routing | None = None) -> Tensor:
-        """What the inner one gives."""
+    def hidden(
+        self,
+        tokens_R: Tensor,
+        positions_R: Tensor,
+        attention: Attention,
+        adapters: AdapterRows,
+        routing: Routing | None = None,
+        wanted: Wanted | None = None,
+    ) -> Tensor:
+        """What the inner one gives; all rows are computed, and taken down."""
         self._taps.fed(positions_R)
         self._taps.keep("embedding", F.embedding(tokens_R, self.inner.embedding))
-        handles = [block.get_submodule("mlp").register_forward_hook(self._hook(layer)) for layer, block in enumerate(self.inner.layers)]
+        mlps = [(layer, block.mlp) for layer, block in enumerate(self.inner.layers) if isinstance(block, Block) and block.mlp is not None]
+        handles = [mlp.register_forward_hook(self._hook(layer)) for layer, mlp in mlps]
         try:
             hidden_RD = self.inner.hidden(tokens_R, positions_R, attention, adapters, routing)
         finally:
             for handle in handles:
                 handle.remove()
         self._taps.keep("last norm", hidden_RD)
-        return hidden_RD
+        return hidden_RD if wanted is None else hidden_RD.index_select(0, wanted.rows_C)
 
     def _hook(self, layer: int) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
         def keep(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:

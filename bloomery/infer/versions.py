@@ -5,9 +5,9 @@ beside the sampler, so that nobody else waits for a disk. While everything in me
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from bloomery.models.adapters import FusedAdapter
 from bloomery.models.decoder import Decoder
@@ -67,6 +67,11 @@ class Versions:
         """The versions in memory."""
         return self._held.keys()
 
+    @property
+    def loading(self) -> Collection[str]:
+        """Those that have room and are on their way."""
+        return self._loading.keys()
+
     def ask(self, weights: Weights, *, in_use: Collection[str]) -> bool:
         """Have a version in memory, now or soon; False while there is no room for it.
 
@@ -116,9 +121,9 @@ class Versions:
         for version in [version for version, held in self._held.items() if version not in in_use and not held.pinned]:
             del self._held[version]
 
-    def wait(self, timeout_s: float) -> None:
-        """Until something that was asked for is there, but no longer than that."""
-        wait([loading.future for loading in self._loading.values()], timeout_s, return_when="FIRST_COMPLETED")
+    def wait(self, timeout_s: float, others: Iterable[Future[Any]] = ()) -> None:
+        """Until something that was asked for is there, or one of `others`, but no longer than that."""
+        wait([*(loading.future for loading in self._loading.values()), *others], timeout_s, return_when="FIRST_COMPLETED")
 
     def _make_room(self, version: str, needs: int, in_use: Collection[str]) -> bool:
         free = [other for other, held in self._held.items() if other not in in_use and not held.pinned]

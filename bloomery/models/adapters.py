@@ -3,6 +3,7 @@
 Shapes: R rows, I inputs, O outputs, r rank padded to a multiple of `RANK_PAD`.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple
@@ -10,16 +11,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bloomery.models.attention import pad_to
 from bloomery.models.config import DecoderConfig
 from bloomery.models.names import projections
-from bloomery.models.products import linear, product
+from bloomery.models.products import linear, product, rows_gradient
 
 RANK_PAD = 16
 """The forward computes with ranks padded to this multiple: narrower ones change the bits of a row with the width."""
 
 UNEMBED = "unembed_tokens"
 PUBLISHED_PREFIX = "base_model.model.model."
-PUBLISHED_EXPERTS = ".mlp.experts."
+_OWN_EXPERTS = re.compile(r"\.(mlp|mixer)\.")
+_PUBLISHED_EXPERTS = re.compile(r"\.(mlp|mixer)\.experts\.")
 
 
 class Factors(NamedTuple):
@@ -103,9 +106,15 @@ class ScaledView(NamedTuple):
     scale: float
 
 
+def published_name(factor: str, *, stacked: bool) -> str:
+    """What a published adapter, and PEFT, call a factor of ours; `stacked` says that it is one of experts."""
+    own = _OWN_EXPERTS.sub(r".\1.experts.", factor) if stacked else factor
+    return f"{PUBLISHED_PREFIX}{own}.weight"
+
+
 def published_factor(name: str) -> str:
     """Our name of a factor (`layers.0.self_attn.q_proj.lora_A`) from that in a published adapter, which PEFT uses too."""
-    return name.removeprefix(PUBLISHED_PREFIX).replace(PUBLISHED_EXPERTS, ".mlp.").removesuffix(".weight")
+    return _PUBLISHED_EXPERTS.sub(r".\1.", name.removeprefix(PUBLISHED_PREFIX)).removesuffix(".weight")
 
 
 def fuse(factors: Mapping[str, Factors], scale: float) -> FusedAdapter:
@@ -153,7 +162,7 @@ def target_shapes(config: DecoderConfig, *, attention: bool, mlp: bool, unembed:
     shapes: dict[str, TargetShape] = {}
     for layer in range(config.num_layers):
         for projection in projections(config, layer):
-            if attention if projection.module == "self_attn" else mlp:
+            if projection.adapted and (attention if projection.part == "attn" else mlp):
                 target = f"layers.{layer}.{projection.module}.{projection.name}"
                 shapes[target] = TargetShape(projection.experts, projection.inputs, projection.outputs)
     if unembed:
@@ -163,7 +172,7 @@ def target_shapes(config: DecoderConfig, *, attention: bool, mlp: bool, unembed:
 
 def padded_rank(rank: int) -> int:
     """The rank that is computed with: the next multiple of `RANK_PAD`."""
-    return -(-rank // RANK_PAD) * RANK_PAD
+    return pad_to(rank, RANK_PAD)
 
 
 def adapted_linear(input_RI: Tensor, weight_OI: Tensor, projection: str, rows: AdapterRows) -> Tensor:
@@ -227,7 +236,7 @@ class _AdaptedLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_RO = grads[0]
         input_RI, weight_OI, *saved = ctx.saved_tensors
-        grad_RI = product(grad_RO, weight_OI.t()) if ctx.needs_input_grad[0] else None
+        grad_RI = rows_gradient(grad_RO, weight_OI) if ctx.needs_input_grad[0] else None
         grad_flat: list[Tensor] = []
         for team, low_MNr, a_MrI, b_MOr in zip(ctx.teams, saved[::3], saved[1::3], saved[2::3], strict=True):
             grad_MNO = team.of(grad_RO)
@@ -270,7 +279,12 @@ def low_rank_add(base_RO: Tensor, input_RI: Tensor, factors: Factors) -> Tensor:
     return torch.addmm(base_RO, torch.nn.functional.linear(input_RI, factors.a), factors.b.t())
 
 
-_FUSED_ORDER = {"q_proj": 0, "k_proj": 1, "v_proj": 2, "q_a_proj": 0, "kv_a_proj_with_mqa": 1, "gate_proj": 0, "up_proj": 1}
+_FUSED_ORDER = {
+    **{"q_proj": 0, "k_proj": 1, "v_proj": 2},
+    **{"q_a_proj": 0, "kv_a_proj_with_mqa": 1},
+    **{"in_proj_qkv": 0, "in_proj_b": 1, "in_proj_a": 2, "in_proj_z": 3},
+    **{"gate_proj": 0, "up_proj": 1},
+}
 _FUSED_NAME = {
     "q_proj": "qkv",
     "k_proj": "qkv",
@@ -284,7 +298,14 @@ _FUSED_NAME = {
     "up_proj": "gate_up",
     "gate_up_proj": "gate_up",
     "down_proj": "down",
+    "in_proj": "qkv",
+    **dict.fromkeys(("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z"), "qkv"),
+    "out_proj": "o",
+    "fc1_latent_proj": "latent_in",
+    "fc2_latent_proj": "latent_out",
 }
+_OWN_NAME = {"experts": ".experts", "shared_experts": ".shared", "shared_expert": ".shared"}
+"""Modules whose projections are called as others of their layer, and what tells them apart."""
 
 
 class _Block(NamedTuple):
@@ -303,9 +324,11 @@ def _blocks(shapes: Mapping[str, TargetShape], rank: int) -> dict[str, _Block]:
     blocks: dict[str, _Block] = {}
     ends: dict[str, tuple[int, int]] = {}
     for target in sorted(shapes, key=lambda name: _FUSED_ORDER.get(name.rpartition(".")[2], 0)):
+        # `layers.0.mlp.shared_experts.up_proj`: the layer, its module, and the projection.
         head, _, leaf = target.rpartition(".")
-        owner = head if head.endswith(".experts") else head.rpartition(".")[0]
-        projection = f"{owner}.{_FUSED_NAME[leaf]}" if head else target
+        module = head.rpartition(".")[2]
+        layer = ".".join(head.split(".")[:2])
+        projection = f"{layer}{_OWN_NAME.get(module, '')}.{_FUSED_NAME[leaf]}" if head else target
         ranks, outputs = ends.get(projection, (0, 0))
         end = outputs + shapes[target].outputs
         blocks[target] = _Block(projection, slice(ranks, ranks + rank), slice(outputs, end))

@@ -1,7 +1,7 @@
-"""Causal attention over packed rows, with pads that depend on a sequence's own length and nothing else.
+"""Causal attention over packed rows, with pads that depend on a sequence's own length and nothing else; layers with a state are given their chunks.
 
 Shapes: R packed rows, P places (rows regrouped by padded length), H query heads, K key/value heads, E head dimension, B sequences of a group,
-L padded length, S keys.
+L padded length, S keys; X numbers of a row that a state's chunk holds, I numbers that a row reads of it.
 A sequence of n tokens occupies `pad_to(n, ROW_PAD)` rows, so every sequence starts at a multiple of `ROW_PAD`.
 """
 
@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bloomery.models.recurrent import Chunks, Recurrence, Run, packed_read
+
 ROW_PAD = 4
 """Matrix products give a row the same bits for any number of rows that is a multiple of this."""
 KEY_PAD = 512
@@ -23,10 +25,17 @@ _LENGTH_LADDER = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
 
 
 class Attention(Protocol):
-    """What the decoder calls once per layer, after the rotary embedding."""
+    """What the decoder calls once per layer: how rows learn of those before them in their sequence.
 
-    def __call__(self, layer: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
-        """Attend and return [R, H, E]."""
+    `place` counts the layers that have keys and values, or those that have a state.
+    """
+
+    def __call__(self, place: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
+        """Attend, after the rotary embedding, and return [R, H, E]."""
+        ...
+
+    def recur(self, place: int, mixer: Recurrence, rows_RX: Tensor) -> Tensor:
+        """What every row reads of its own chunk and of the state before it [R, I]."""
         ...
 
 
@@ -69,8 +78,10 @@ class PackedAttention:
         self._groups, self._order = _lay_out(lengths, [exact] * len(lengths) if isinstance(exact, bool) else exact, device)
         self._places = [group.places for group in self._groups]
         self._masks: dict[tuple[int, int, int | None], Tensor] = {}
+        self._lengths = lengths
+        self._chunks: Chunks | None = None
 
-    def __call__(self, layer: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
+    def __call__(self, place: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
         """Attend within each sequence."""
         placed = (_ToPlaces.apply(tensor, self._order) for tensor in (q_RHE, k_RKE, v_RKE))  # type: ignore[no-untyped-call]
         # Split, whose backward writes every gradient once, where that of a slice fills the whole with zeros first.
@@ -79,6 +90,14 @@ class PackedAttention:
         out_PHE = parts[0] if len(parts) == 1 else torch.cat(parts)
         out_RHE: Tensor = _ToRows.apply(out_PHE, self._order)  # type: ignore[no-untyped-call]
         return out_RHE
+
+    def recur(self, place: int, mixer: Recurrence, rows_RX: Tensor) -> Tensor:
+        """Each sequence from its first row on."""
+        if self._chunks is None:
+            starts = packed_starts(self._lengths)
+            runs = [Run(start, pad_to(length, ROW_PAD)) for start, length in zip(starts, self._lengths, strict=False)]
+            self._chunks = Chunks(runs, starts[-1], mixer.config, rows_RX.device, tails=False)
+        return packed_read(mixer, rows_RX, self._chunks)
 
     def _attend(self, group: _Group, q_PHE: Tensor, k_PKE: Tensor, v_PKE: Tensor, window: int | None) -> Tensor:
         q_BHLE, k_BKLE, v_BKLE = (tensor.unflatten(0, (-1, group.length)).transpose(1, 2) for tensor in (q_PHE, k_PKE, v_PKE))

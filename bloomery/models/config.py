@@ -2,14 +2,17 @@
 supervisor reads it."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from bloomery.types.routing import RoutingShape
+
+UNGATED: Final = ("relu_squared",)
+"""Activations of MLPs and experts that have no gate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeConfig:
-    """Rotary embedding: `kind` is one of default, linear, llama3, yarn, proportional; `scaling` holds that kind's own numbers."""
+    """Rotary embedding: `kind` is one of none, default, linear, llama3, yarn, proportional; `scaling` holds that kind's own numbers."""
 
     kind: str
     theta: float
@@ -42,6 +45,10 @@ class ExpertsConfig:
     """Intermediate size of the experts that every token goes to; 0 means there are none."""
     beside_mlp: bool = False
     """Sparse layers have their dense MLP too, and both answers are added."""
+    shared_gate: bool = False
+    """What the shared experts answer is multiplied by the sigmoid of one number per row."""
+    latent_size: int | None = None
+    """Experts, but not the shared ones, work on a projection of the row to this size; None means on the row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +64,93 @@ class LatentConfig:
     rope_dim: int
     """Dimensions with position, behind the others; the key's are shared by all heads."""
     value_dim: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatedDeltaConfig:
+    """A gated delta net in the layers that have a state instead of keys and values."""
+
+    key_heads: int
+    """Of queries and keys; each serves `heads // key_heads` heads of values."""
+    heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    chunk_rows: int = 64
+    """How a sequence is cut, in training and in sampling alike: another number gives other bits, and the same model."""
+
+    @property
+    def inner(self) -> int:
+        """Numbers per row that all heads have together."""
+        return self.heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.inner
+
+    @property
+    def row_width(self) -> int:
+        """Numbers that later rows of a chunk must know of a row: beside the channels how much each head writes, and how much it forgets."""
+        return self.channels + 2 * self.heads
+
+    @property
+    def projection_width(self) -> int:
+        """Numbers that a row is projected to: those, and the gate."""
+        return self.row_width + self.inner
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Of one layer and sequence."""
+        return self.key_heads, self.key_dim, self.inner // self.key_heads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MambaConfig:
+    """Mamba-2 in the layers that have a state instead of keys and values."""
+
+    heads: int
+    head_dim: int
+    state_size: int
+    """Dimensions of what writes to the state and of what reads from it."""
+    groups: int
+    """Heads of a group write and read with the same vectors, and their outputs are normed together."""
+    conv_width: int
+    conv_bias: bool
+    least_step: float
+    """Smaller steps count as this one."""
+    chunk_rows: int = 64
+    """As of `GatedDeltaConfig`, whatever a config.json says of the kernels that others use."""
+
+    @property
+    def inner(self) -> int:
+        """Numbers per row that all heads have together."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: inputs of all heads, and what writes to and reads from the state."""
+        return self.inner + 2 * self.groups * self.state_size
+
+    @property
+    def row_width(self) -> int:
+        """Numbers that later rows of a chunk must know of a row: beside the channels the step of each head."""
+        return self.channels + self.heads
+
+    @property
+    def projection_width(self) -> int:
+        """Numbers that a row is projected to: those, and the gate."""
+        return self.row_width + self.inner
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Of one layer and sequence."""
+        return self.groups, self.state_size, self.inner // self.groups
+
+
+RecurrentConfig = GatedDeltaConfig | MambaConfig
+Mixer = Literal["attention", "recurrent", "none"]
+"""How the rows of a layer learn of those before them; in a layer with "none" they do not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,13 +197,14 @@ class DecoderConfig:
     experts: ExpertsConfig | None = None
     latent: LatentConfig | None = None
     layer_heads: tuple[LayerHeads, ...] = ()
-    """Per layer, where layers differ; those without keys and values of their own are the last."""
+    """Per layer, where layers differ."""
     layer_inner: tuple[int, ...] = ()
     """Per layer, the intermediate size, where layers differ; `intermediate_size` is the largest."""
     per_layer: PerLayerConfig | None = None
     full_rope: RopeConfig | None = None
     """Of layers without a window, where theirs is another one."""
-    activation: Literal["silu", "gelu_tanh"] = "silu"
+    activation: Literal["silu", "gelu_tanh", "relu_squared"] = "silu"
+    """Of the gate, or, if `UNGATED`, of MLPs and experts that have none."""
     qkv_bias: bool = False
     fused_gate_up: bool = False
     """A directory holds gate and up of a dense MLP as one tensor."""
@@ -124,6 +219,15 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
     """Logits are `cap * tanh(logits / cap)`."""
+    attention_gate: bool = False
+    """What a query gathers is multiplied by the sigmoid of a gate of as many dimensions, which is projected beside it."""
+    centred_norms: bool = False
+    """Norms weigh by one more than their stored weight, but for those of a mixer's own."""
+    recurrent: RecurrentConfig | None = None
+    mixers: tuple[Mixer, ...] = ()
+    """Per layer, where not all attend."""
+    mlps: tuple[bool, ...] = ()
+    """Per layer, whether it has an MLP or experts, where not all have."""
     passed_over_layers: int = 0
     """Layers for predicting further tokens, which a directory may hold behind the model's own; they take no part."""
 
@@ -134,14 +238,27 @@ class DecoderConfig:
         return None if experts is None else RoutingShape(experts.sparse_layers, experts.top_k, experts.num_experts)
 
     @property
-    def kv_layers(self) -> int:
-        """How many layers have keys and values of their own, from the first on."""
-        return self.num_layers - sum(heads.source is not None for heads in self.layer_heads)
+    def kv_layers(self) -> tuple[int, ...]:
+        """Layers that have keys and values of their own."""
+        return tuple(layer for layer in range(self.num_layers) if self.mixer(layer) == "attention" and self.heads(layer).source is None)
+
+    @property
+    def state_layers(self) -> tuple[int, ...]:
+        """Layers that have a state."""
+        return tuple(layer for layer in range(self.num_layers) if self.mixer(layer) == "recurrent")
 
     @property
     def kv_sources(self) -> frozenset[int]:
         """Layers whose keys and values later ones attend to."""
         return frozenset(heads.source for heads in self.layer_heads if heads.source is not None)
+
+    def mixer(self, layer: int) -> Mixer:
+        """How a layer's rows learn of those before them."""
+        return self.mixers[layer] if self.mixers else "attention"
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether a layer has an MLP or experts."""
+        return self.mlps[layer] if self.mlps else True
 
     def heads(self, layer: int) -> LayerHeads:
         """Keys and values of a layer."""

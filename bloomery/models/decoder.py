@@ -13,13 +13,16 @@ from torch import Tensor, nn
 
 from bloomery.models.adapters import AdapterRows, adapted_linear
 from bloomery.models.attention import Attention
-from bloomery.models.config import DecoderConfig, LayerHeads
+from bloomery.models.config import DecoderConfig, GatedDeltaConfig, LayerHeads
 from bloomery.models.experts import Experts, Routing
+from bloomery.models.experts_beside_mlp import ExpertsBesideMlp
+from bloomery.models.gated_delta import GatedDelta
 from bloomery.models.latent_attention import LatentHeads, latent_rows
+from bloomery.models.mamba import Mamba
 from bloomery.models.mlp import Mlp
-from bloomery.models.parallel_experts import ParallelExperts
 from bloomery.models.per_layer import PerLayerGate, PerLayerInputs
-from bloomery.models.pointwise import rms_norm, unit_norm
+from bloomery.models.pointwise import centred_norm, rms_norm, unit_norm
+from bloomery.models.recurrent import Recurrence
 from bloomery.models.rope import Rope, Rotation
 
 
@@ -35,6 +38,13 @@ class Trunk(NamedTuple):
         """Of these rows alone."""
         extra_RP = None if self.extra_RP is None else self.extra_RP.index_select(0, rows_C)
         return Trunk(self.x_RD.index_select(0, rows_C), self.mixed_RO.index_select(0, rows_C), extra_RP)
+
+
+class Wanted(NamedTuple):
+    """The rows whose hidden states are of use, and whose adapter applies to which of them; a multiple of `ROW_PAD` where bits matter."""
+
+    rows_C: Tensor
+    adapters: AdapterRows
 
 
 Shared = dict[int, tuple[Tensor, Tensor]]
@@ -76,10 +86,25 @@ class Decoder(nn.Module):
         """Whether the last block has experts."""
         return isinstance(self._blocks[-1].mlp, Experts) or self._blocks[-1].parallel is not None
 
-    def hidden(self, tokens_R: Tensor, positions_R: Tensor, attention: Attention, adapters: AdapterRows, routing: Routing | None = None) -> Tensor:
-        """Hidden states [R, D] after the final norm; `routing` keeps, or says, which experts the rows go to."""
+    def hidden(
+        self,
+        tokens_R: Tensor,
+        positions_R: Tensor,
+        attention: Attention,
+        adapters: AdapterRows,
+        routing: Routing | None = None,
+        wanted: Wanted | None = None,
+    ) -> Tensor:
+        """Hidden states [R, D] after the final norm, or [C, D] of the wanted rows; `routing` keeps, or says, which experts the rows go to."""
         routing = Routing() if routing is None else routing
-        return self.finish(self.trunk(tokens_R, positions_R, attention, adapters, routing), adapters, routing)
+        trunk = self.trunk(tokens_R, positions_R, attention, adapters, routing)
+        if wanted is None:
+            return self.finish(trunk, adapters, routing)
+        if self.ends_sparse:
+            # Where a row goes is told of all of them.
+            return self.finish(trunk, adapters, routing).index_select(0, wanted.rows_C)
+        trunk = trunk.rows(wanted.rows_C)
+        return self.finish(trunk, wanted.adapters, routing) if len(wanted.rows_C) else trunk.x_RD
 
     def trunk(self, tokens_R: Tensor, positions_R: Tensor, attention: Attention, adapters: AdapterRows, routing: Routing) -> Trunk:
         """As far as a row depends on others; the rest is for `finish`, and for the rows alone whose hidden states are wanted."""
@@ -96,7 +121,7 @@ class Decoder(nn.Module):
     def finish(self, trunk: Trunk, adapters: AdapterRows, routing: Routing) -> Tensor:
         """Hidden states of the trunk's rows, after the last block and the final norm."""
         x_RD = self._blocks[-1].finish(trunk.x_RD, trunk.mixed_RO, adapters, routing, trunk.extra_RP)
-        return rms_norm(x_RD, self.norm, self.config.norm_eps)
+        return norm(x_RD, self.norm, self.config)
 
     @property
     def _blocks(self) -> list["Block"]:
@@ -109,23 +134,26 @@ class Decoder(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP (or experts), each behind a norm and added to the residual."""
+    """A mixer (attention, or a state) and an MLP (or experts), each behind a norm and added to the residual; some layers have one of them."""
 
     def __init__(self, config: DecoderConfig, layer: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config, self.layer, self.window, self.kind = config, layer, config.windows[layer], config.heads(layer)
-        width, head, sandwich = config.hidden_size, self.kind.head_dim, config.sandwich_norms
-        rows, mixed = _qkv_rows(config, layer), config.num_heads * value_dim(config, layer)
-        self.attention_norm = _weight(width, dtype=dtype)
-        self.qkv = _weight(rows, width, dtype=dtype)
-        self.qkv_bias = _weight(rows, dtype=dtype) if config.qkv_bias else None
-        self.q_norm = _weight(head, dtype=dtype) if config.qk_norm else None
-        self.k_norm = _weight(head, dtype=dtype) if config.qk_norm and self.kind.source is None else None
-        self.latent = None if config.latent is None else LatentHeads(config.latent, config.num_heads, dtype)
-        self.o = _weight(width, mixed, dtype=dtype)
+        mixer, has_mlp, width = config.mixer(layer), config.has_mlp(layer), config.hidden_size
+        mixes, attends, head, sandwich = mixer != "none", mixer == "attention", self.kind.head_dim, config.sandwich_norms
+        rows, mixed = _projected(config, layer)
+        self.place = _place(config, layer)
+        self.attention_norm = _weight(width, dtype=dtype) if mixes else None
+        self.qkv = _weight(rows, width, dtype=dtype) if mixes else None
+        self.qkv_bias = _weight(rows, dtype=dtype) if config.qkv_bias and attends else None
+        self.q_norm = _weight(head, dtype=dtype) if config.qk_norm and attends else None
+        self.k_norm = _weight(head, dtype=dtype) if config.qk_norm and attends and self.kind.source is None else None
+        self.latent = None if config.latent is None or not attends else LatentHeads(config.latent, config.num_heads, dtype)
+        self.recurrent = _recurrence(config, dtype) if mixer == "recurrent" else None
+        self.o = _weight(width, mixed, dtype=dtype) if mixes else None
         self.attention_out_norm = _weight(width, dtype=dtype) if sandwich else None
-        self.mlp_norm = _weight(width, dtype=dtype)
-        self.mlp = _mlp(config, layer, dtype)
+        self.mlp_norm = _weight(width, dtype=dtype) if has_mlp else None
+        self.mlp = _mlp(config, layer, dtype) if has_mlp else None
         self.parallel = _parallel(config, layer, dtype)
         self.mlp_out_norm = _weight(width, dtype=dtype) if sandwich else None
         self.per_layer = None if config.per_layer is None else PerLayerGate(config, config.per_layer, dtype)
@@ -146,29 +174,41 @@ class Block(nn.Module):
         return self.finish(x_RD, self.mix(x_RD, rotation, attention, adapters, shared), adapters, routing, extra_RP)
 
     def mix(self, x_RD: Tensor, rotation: Rotation, attention: Attention, adapters: AdapterRows, shared: Shared) -> Tensor:
-        """What attention gathers for every row, before the output projection."""
+        """What the mixer gathers for every row, before the output projection; nothing where there is none."""
+        if self.qkv is None or self.attention_norm is None:
+            return x_RD[:, :0]
         name = f"layers.{self.layer}"
-        normed_RD = rms_norm(x_RD, self.attention_norm, self.config.norm_eps)
-        projected_RO = adapted_linear(normed_RD, self.qkv, f"{name}.qkv", adapters)
+        projected_RO = adapted_linear(norm(x_RD, self.attention_norm, self.config), self.qkv, f"{name}.qkv", adapters)
+        if self.recurrent is not None:
+            read_RI = attention.recur(self.place, self.recurrent, self.recurrent.remembered(projected_RO))
+            return self.recurrent.gated(read_RI, projected_RO)
         q_RHE, k_RKE, v_RKE = self._heads(projected_RO, name, rotation, adapters, shared)
-        mixed_RHE = attention(self.layer if self.kind.source is None else self.kind.source, q_RHE, k_RKE, v_RKE, self.window)
-        return mixed_RHE[..., : value_dim(self.config, self.layer)].flatten(1)
+        mixed_RHE = attention(self.place, q_RHE, k_RKE, v_RKE, self.window)
+        mixed_RO = mixed_RHE[..., : value_dim(self.config, self.layer)].flatten(1)
+        return mixed_RO * self._gate(projected_RO).sigmoid() if self.config.attention_gate else mixed_RO
 
     def finish(self, x_RD: Tensor, mixed_RO: Tensor, adapters: AdapterRows, routing: Routing, extra_RP: Tensor | None) -> Tensor:
         """Project it back, and the MLP: row by row."""
         name = f"layers.{self.layer}"
-        x_RD = self._added(x_RD, adapted_linear(mixed_RO, self.o, f"{name}.o", adapters), self.attention_out_norm)
-        normed_RD = rms_norm(x_RD, self.mlp_norm, self.config.norm_eps)
-        mlp_RD = self.mlp(normed_RD, name, adapters, routing) if isinstance(self.mlp, Experts) else self.mlp(normed_RD, name, adapters)
-        if self.parallel is not None:
-            mlp_RD = self.parallel.add(mlp_RD, x_RD, name, adapters, routing)
-        x_RD = self._added(x_RD, mlp_RD, self.mlp_out_norm)
+        if self.o is not None:
+            x_RD = self._added(x_RD, adapted_linear(mixed_RO, self.o, f"{name}.o", adapters), self.attention_out_norm)
+        if self.mlp is not None and self.mlp_norm is not None:
+            normed_RD = norm(x_RD, self.mlp_norm, self.config)
+            mlp_RD = self.mlp(normed_RD, name, adapters, routing) if isinstance(self.mlp, Experts) else self.mlp(normed_RD, name, adapters)
+            if self.parallel is not None:
+                mlp_RD = self.parallel.add(mlp_RD, x_RD, name, adapters, routing)
+            x_RD = self._added(x_RD, mlp_RD, self.mlp_out_norm)
         if self.per_layer is not None:
             x_RD = x_RD + self.per_layer(x_RD, extra_RP)
         return x_RD if self.scale is None else x_RD * self.scale
 
-    def _added(self, x_RD: Tensor, update_RD: Tensor, norm: Tensor | None) -> Tensor:
-        return x_RD + (update_RD if norm is None else rms_norm(update_RD, norm, self.config.norm_eps))
+    def _added(self, x_RD: Tensor, update_RD: Tensor, out_norm: Tensor | None) -> Tensor:
+        return x_RD + (update_RD if out_norm is None else norm(update_RD, out_norm, self.config))
+
+    def _gate(self, projected_RO: Tensor) -> Tensor:
+        """What lies behind every query."""
+        heads_RHE: Tensor = projected_RO.unflatten(1, (-1, self.kind.head_dim))
+        return heads_RHE[:, 1 : _query_heads(self.config) : 2].flatten(1)
 
     def _heads(self, qkv_RO: Tensor, name: str, rotation: Rotation, adapters: AdapterRows, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [R, H, E], keys and values [R, K, E], as attention takes them."""
@@ -184,18 +224,25 @@ class Block(nn.Module):
         return q_RHE, k_RKE, v_RKE
 
     def _grouped(self, qkv_RO: Tensor, rotation: Rotation, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
-        kind, eps = self.kind, self.config.norm_eps
-        q_RHE, *keys_and_values = qkv_RO.unflatten(1, (-1, kind.head_dim)).split([self.config.num_heads, *_kv_splits(kind)], dim=1)
-        q_RHE = rotation.queries(q_RHE if self.q_norm is None else rms_norm(q_RHE, self.q_norm, eps))
+        kind, config = self.kind, self.config
+        q_RHE, *keys_and_values = qkv_RO.unflatten(1, (-1, kind.head_dim)).split([_query_heads(config), *_kv_splits(kind)], dim=1)
+        if config.attention_gate:
+            q_RHE = q_RHE[:, ::2]
+        q_RHE = rotation.queries(q_RHE if self.q_norm is None else norm(q_RHE, self.q_norm, config))
         if kind.source is not None:
             return q_RHE, *shared[kind.source]
         k_RKE, v_RKE = keys_and_values[0], keys_and_values[-1]
-        k_RKE = rotation.keys(k_RKE if self.k_norm is None else rms_norm(k_RKE, self.k_norm, eps))
-        if self.config.value_norm:
-            v_RKE = unit_norm(v_RKE, eps)
-        if self.layer in self.config.kv_sources:
+        k_RKE = rotation.keys(k_RKE if self.k_norm is None else norm(k_RKE, self.k_norm, config))
+        if config.value_norm:
+            v_RKE = unit_norm(v_RKE, config.norm_eps)
+        if self.layer in config.kv_sources:
             shared[self.layer] = k_RKE, v_RKE
         return q_RHE, k_RKE, v_RKE
+
+
+def norm(x: Tensor, weight: Tensor, config: DecoderConfig) -> Tensor:
+    """The model's norm, over the last dimension."""
+    return (centred_norm if config.centred_norms else rms_norm)(x, weight, config.norm_eps)
 
 
 def value_dim(config: DecoderConfig, layer: int) -> int:
@@ -203,11 +250,33 @@ def value_dim(config: DecoderConfig, layer: int) -> int:
     return config.heads(layer).head_dim if config.latent is None else config.latent.value_dim
 
 
-def _qkv_rows(config: DecoderConfig, layer: int) -> int:
+def _place(config: DecoderConfig, layer: int) -> int:
+    """Which of the layers with a state, or with keys and values, it is, or attends to."""
+    if config.mixer(layer) == "recurrent":
+        return config.state_layers.index(layer)
+    source = config.heads(layer).source
+    return config.kv_layers.index(layer if source is None else source) if config.mixer(layer) == "attention" else -1
+
+
+def _recurrence(config: DecoderConfig, dtype: torch.dtype) -> Recurrence:
+    recurrent = config.recurrent
+    assert recurrent is not None
+    return GatedDelta(recurrent, config.norm_eps, dtype) if isinstance(recurrent, GatedDeltaConfig) else Mamba(recurrent, config.norm_eps, dtype)
+
+
+def _projected(config: DecoderConfig, layer: int) -> tuple[int, int]:
+    """To how many numbers a mixer projects a row, and from how many back."""
+    if config.recurrent is not None and config.mixer(layer) == "recurrent":
+        return config.recurrent.projection_width, config.recurrent.inner
+    kind, mixed = config.heads(layer), config.num_heads * value_dim(config, layer)
     if config.latent is not None:
-        return latent_rows(config, config.latent)
-    kind = config.heads(layer)
-    return (config.num_heads + sum(_kv_splits(kind))) * kind.head_dim
+        return latent_rows(config, config.latent), mixed
+    return (_query_heads(config) + sum(_kv_splits(kind))) * kind.head_dim, mixed
+
+
+def _query_heads(config: DecoderConfig) -> int:
+    """Heads of queries, each with that of its gate behind it."""
+    return config.num_heads * (1 + config.attention_gate)
 
 
 def _kv_splits(kind: LayerHeads) -> list[int]:
@@ -219,11 +288,11 @@ def _weight(*shape: int, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape, dtype=dtype))
 
 
-def _parallel(config: DecoderConfig, layer: int, dtype: torch.dtype) -> ParallelExperts | None:
+def _parallel(config: DecoderConfig, layer: int, dtype: torch.dtype) -> ExpertsBesideMlp | None:
     experts = config.experts
     if experts is None or not experts.beside_mlp or layer not in experts.sparse_layers:
         return None
-    return ParallelExperts(experts, config.hidden_size, config.activation, config.norm_eps, dtype)
+    return ExpertsBesideMlp(experts, config.hidden_size, config.activation, config.norm_eps, dtype)
 
 
 def _mlp(config: DecoderConfig, layer: int, dtype: torch.dtype) -> nn.Module:

@@ -3,17 +3,20 @@
 Shapes: R rows, D hidden, I intermediate of one expert, X experts, T experts per token.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bloomery.models.adapters import AdapterRows, Factors, FusedAdapter, low_rank_add
+from bloomery.models.adapters import AdapterRows, Factors, FusedAdapter, adapted_linear, low_rank_add
 from bloomery.models.attention import ROW_PAD, pad_to
 from bloomery.models.config import ExpertsConfig
-from bloomery.models.mlp import ACTIVATIONS, Mlp
+from bloomery.models.mlp import ACTIVATIONS, Mlp, gate_up_rows
 from bloomery.models.products import linear
+
+_VECTOR: Final = 8
+"""Numbers of a row, of `ROW_PAD` rows together, that kernels compute as they compute those of many."""
 
 
 class Routing:
@@ -51,18 +54,25 @@ class Experts(nn.Module):
         self.choice_bias: Tensor | None
         # In float32 whatever the dtype is: it tells apart experts that half precision would call equal.
         self.register_buffer("choice_bias", torch.empty(config.num_experts, dtype=torch.float32) if config.scoring == "sigmoid" else None)
-        self.gate_up = nn.Parameter(torch.empty(config.num_experts, 2 * config.intermediate_size, width, dtype=dtype))
-        self.down = nn.Parameter(torch.empty(config.num_experts, width, config.intermediate_size, dtype=dtype))
+        inner, own = config.intermediate_size, width if config.latent_size is None else config.latent_size
+        self.gate_up = nn.Parameter(torch.empty(config.num_experts, gate_up_rows(inner, activation), own, dtype=dtype))
+        self.down = nn.Parameter(torch.empty(config.num_experts, own, inner, dtype=dtype))
+        self.latent_in = None if config.latent_size is None else nn.Parameter(torch.empty(own, width, dtype=dtype))
+        self.latent_out = None if config.latent_size is None else nn.Parameter(torch.empty(width, own, dtype=dtype))
         self.shared = Mlp(width, config.shared_size, activation, dtype) if config.shared_size else None
+        self.shared_gate = nn.Parameter(torch.empty(1, width, dtype=dtype)) if config.shared_gate else None
 
     def forward(self, x_RD: Tensor, name: str, adapters: AdapterRows, routing: Routing) -> Tensor:
         """Route every row and add its experts' answers in ascending order of expert, then that of the shared ones."""
         weights_RT, chosen_RT = self._routed(x_RD, routing)
-        out_RD = self._answers(x_RD, weights_RT, chosen_RT, name, adapters)
+        asked_RD = x_RD if self.latent_in is None else adapted_linear(x_RD, self.latent_in, f"{name}.latent_in", adapters)
+        out_RD = self._answers(asked_RD, weights_RT, chosen_RT, name, adapters)
+        if self.latent_out is not None:
+            out_RD = adapted_linear(out_RD, self.latent_out, f"{name}.latent_out", adapters)
         if self.shared is None:
             return out_RD
-        shared_RD: Tensor = self.shared(x_RD, f"{name}.mlp", adapters)
-        return out_RD + shared_RD
+        shared_RD: Tensor = self.shared(x_RD, f"{name}.shared", adapters)
+        return out_RD + (shared_RD if self.shared_gate is None else shared_RD * _gate(x_RD, self.shared_gate))
 
     def _routed(self, x_RD: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
         """Weight and number of every row's experts."""
@@ -97,6 +107,13 @@ class Experts(nn.Module):
         return out_RD
 
 
+def _gate(x_RD: Tensor, weight_1D: Tensor) -> Tensor:
+    """One number for each row [R, 1], summed row by row: a product with so narrow a matrix depends on the number of rows."""
+    sum_R1 = (x_RD.float() * weight_1D.float()).sum(-1, keepdim=True).to(x_RD.dtype)
+    # Side by side so often that the last rows fill a vector, as others do.
+    return sum_R1.repeat(1, _VECTOR).sigmoid()[:, :1]
+
+
 class _Projection(NamedTuple):
     """One expert's weight, and its adapter's factors."""
 
@@ -108,10 +125,12 @@ class _Projection(NamedTuple):
         return base_RO if self.factors is None else low_rank_add(base_RO, x_RI, self.factors)
 
 
-def _by_expert(weight_XOI: Tensor, factors: Factors | None) -> list[_Projection]:
+def _by_expert(weight_XOI: Tensor | nn.ParameterList, factors: Factors | None) -> list[_Projection]:
+    # Packed ones are matrices of their own (`models/packed`).
+    weights = weight_XOI.unbind() if isinstance(weight_XOI, Tensor) else list(weight_XOI)
     if factors is None:
-        return [_Projection(weight, None) for weight in weight_XOI.unbind()]
-    parts = zip(weight_XOI.unbind(), factors.a.unbind(), factors.b.unbind(), strict=True)
+        return [_Projection(weight, None) for weight in weights]
+    parts = zip(weights, factors.a.unbind(), factors.b.unbind(), strict=True)
     return [_Projection(weight, Factors(a, b)) for weight, a, b in parts]
 
 

@@ -3,12 +3,23 @@
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from bloomery.models.config import DecoderConfig, ExpertsConfig, LatentConfig, LayerHeads, PerLayerConfig, RopeConfig
+from bloomery.models.config import (
+    DecoderConfig,
+    ExpertsConfig,
+    GatedDeltaConfig,
+    LatentConfig,
+    LayerHeads,
+    MambaConfig,
+    Mixer,
+    PerLayerConfig,
+    RopeConfig,
+)
 from bloomery.types.errors import InvalidInput, NotSupported
-from bloomery.types.routing import RoutingShape
+from bloomery.types.routing import RoutingShape, nemotron_layers
 
 FAMILIES = (
     "qwen3",
@@ -22,18 +33,44 @@ FAMILIES = (
     "deepseek_v3",
     "kimi_k2",
     "gemma4_text",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "nemotron_h",
 )
+_QWEN3_5: Final = ("qwen3_5_text", "qwen3_5_moe_text")
 _LATENT: Final = ("glm4_moe_lite", "deepseek_v3", "kimi_k2")
 _SIGMOID: Final = ("glm4_moe", *_LATENT)
 
 _SIZES: Final = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 _SIZES_WITH_DEFAULT: Final = ("num_key_value_heads", "head_dim")
 _LATENT_SIZES: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_DELTA_SIZES: Final = (
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
+_MAMBA_SIZES: Final = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel")
 _EXPERT_SIZES: Final = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts")
 _LARGEST_SIZE: Final = 1 << 24
 _ROPE_KINDS: Final = ("default", "linear", "llama3", "yarn")
-_GEMMA_ROPE_KINDS: Final = ("default", "proportional")
+_OTHER_ROPE_KINDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "gemma4_text": ("default", "proportional"),
+    **dict.fromkeys(_QWEN3_5, ("default",)),
+}
 
+_DELTA_DEFAULTS: Final[Mapping[str, Any]] = {
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 32_768,
+}
 _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "glm4": {"attention_bias": True, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-07},
     "glm4_moe": {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "norm_topk_prob": True, "n_shared_experts": 1},
@@ -41,6 +78,28 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "deepseek_v3": {"rope_interleave": True, "norm_topk_prob": True, "n_shared_experts": 1},
     "kimi_k2": {"rope_interleave": True, "norm_topk_prob": True, "n_shared_experts": 1},
     "gemma4_text": {"tie_word_embeddings": True},
+    "qwen3_5_text": {**_DELTA_DEFAULTS, "num_key_value_heads": 4},
+    "qwen3_5_moe_text": {**_DELTA_DEFAULTS, "num_key_value_heads": 2, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
+    "nemotron_h": {
+        "layer_norm_epsilon": 1e-5,
+        "head_dim": 128,
+        "num_key_value_heads": 8,
+        "intermediate_size": 21504,
+        "max_position_embeddings": 4096,
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "ssm_state_size": 128,
+        "n_groups": 8,
+        "conv_kernel": 4,
+        "use_conv_bias": True,
+        "time_step_min": 0.001,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 7688,
+        "moe_shared_expert_intermediate_size": 7688,
+        "norm_topk_prob": True,
+    },
 }
 """What a family's config says where its file says nothing."""
 
@@ -53,6 +112,15 @@ _ONLY: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "attention_bias": (False,),
         "hidden_activation": ("gelu_pytorch_tanh",),
         "use_bidirectional_attention": ("vision",),
+    },
+    "nemotron_h": {
+        "use_bias": (False,),
+        "mamba_proj_bias": (False,),
+        "mlp_hidden_act": ("relu2",),
+        "mamba_hidden_act": ("silu",),
+        "tie_word_embeddings": (False,),
+        "time_step_limit": ([0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
+        "sliding_window": (None,),
     },
 }
 """The values of a field that the core can compute; without a value, or with null, it is what the first of them is."""
@@ -76,6 +144,10 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
     if family not in FAMILIES:
         raise NotSupported(f"model_type `{family}` is not one of the decoder core's families: {', '.join(FAMILIES)}", field="model_type")
     raw = dict(_DEFAULTS.get(family, {})) | {name: value for name, value in raw.items() if value is not None}
+    if family == "nemotron_h":
+        raw |= {"num_hidden_layers": len(nemotron_layers(raw)), "rms_norm_eps": raw["layer_norm_epsilon"]}
+    if family == "qwen3_5_moe_text":
+        raw["intermediate_size"] = raw["moe_intermediate_size"]
     _refuse_unknown_features(raw)
     _check_sizes(raw, _SIZES + tuple(name for name in _SIZES_WITH_DEFAULT if name in raw))
     heads, layers = raw["num_attention_heads"], raw["num_hidden_layers"]
@@ -91,7 +163,7 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         "intermediate_size": raw["intermediate_size"],
         "norm_eps": raw.get("rms_norm_eps", 1e-6),
         "tied_head": raw.get("tie_word_embeddings", False),
-        "qk_norm": family in ("qwen3", "qwen3_moe"),
+        "qk_norm": family in ("qwen3", "qwen3_moe", *_QWEN3_5),
         "context": raw.get("max_position_embeddings", 2048),
         "windows": _windows(raw, layers),
     }
@@ -242,10 +314,93 @@ def _gemma4_heads(raw: Mapping[str, Any], layer: int, kind: str, head_dim: int) 
     return LayerHeads(found["num_key_value_heads"], found["head_dim"], own_values=not (shares and kind == "full_attention"))
 
 
+def _qwen3_5(raw: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+    """Every fourth layer attends, with a gate; the others have a gated delta net."""
+    mixers: dict[str, Mixer] = {"linear_attention": "recurrent", "full_attention": "attention"}
+    layers, every = raw["num_hidden_layers"], raw["full_attention_interval"]
+    kinds = raw.get("layer_types") or ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= mixers.keys():
+        raise InvalidInput(f"layer_types must say linear_attention or full_attention for each of {layers} layers", field="layer_types")
+    if "full_attention" not in kinds:
+        raise NotSupported("a model in which no layer attends is not supported: layer_types names no full_attention", field="layer_types")
+    _check_sizes(raw, _DELTA_SIZES)
+    heads, key_heads = raw["linear_num_value_heads"], raw["linear_num_key_heads"]
+    if heads % key_heads:
+        says = f"linear_num_value_heads {heads} for linear_num_key_heads {key_heads}"
+        raise InvalidInput(f"{says}: every key head needs as many", field="linear_num_value_heads")
+    return {
+        "rope": _rope(raw, rotary_dim=_rotary_dim(raw, head_dim)),
+        "experts": _qwen3_5_experts(raw) if raw["model_type"] == "qwen3_5_moe_text" else None,
+        "attention_gate": True,
+        "centred_norms": True,
+        "mixers": tuple(mixers[kind] for kind in kinds),
+        "recurrent": GatedDeltaConfig(
+            key_heads=key_heads,
+            heads=heads,
+            key_dim=raw["linear_key_head_dim"],
+            value_dim=raw["linear_value_head_dim"],
+            conv_width=raw["linear_conv_kernel_dim"],
+        ),
+    }
+
+
+def _qwen3_5_experts(raw: Mapping[str, Any]) -> ExpertsConfig | None:
+    _check_sizes(raw, ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"))
+    if raw["num_experts_per_tok"] > raw["num_experts"]:
+        raise InvalidInput(f"num_experts_per_tok is {raw['num_experts_per_tok']} of {raw['num_experts']} experts", field="num_experts_per_tok")
+    experts = _softmax_experts(raw)
+    return experts and replace(experts, normalise_top_k=True, shared_size=raw["shared_expert_intermediate_size"], shared_gate=True)
+
+
+def _nemotron_h(raw: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+    """A layer is one thing: a mixer with a state, attention, an MLP or experts."""
+    kinds = nemotron_layers(raw)
+    if "full_attention" not in kinds:
+        # The sampler counts its memory in places for keys and values.
+        raise NotSupported("layers_block_type has no full_attention: a model without attention is not supported", field="layers_block_type")
+    mixers: dict[str, Mixer] = {"linear_attention": "recurrent", "full_attention": "attention"}
+    return {
+        "rope": RopeConfig(kind="none", theta=1.0, scaling={"original_max_position_embeddings": 1}),
+        "recurrent": _mamba(raw) if "linear_attention" in kinds else None,
+        "mixers": tuple(mixers.get(kind, "none") for kind in kinds),
+        "mlps": tuple(kind not in mixers for kind in kinds),
+        "experts": _nemotron_experts(raw) if "moe" in kinds else None,
+        "activation": "relu_squared",
+        "passed_over_layers": _passed_over(raw),
+    }
+
+
+def _mamba(raw: Mapping[str, Any]) -> MambaConfig:
+    _check_sizes(raw, _MAMBA_SIZES)
+    heads, groups, least = raw["mamba_num_heads"], raw["n_groups"], raw["time_step_min"]
+    if heads % groups:
+        raise InvalidInput(f"mamba_num_heads {heads} in n_groups {groups}: every group needs as many", field="n_groups")
+    if not isinstance(least, int | float) or not 0 <= least < math.inf:
+        raise InvalidInput(f"time_step_min is {least!r}: a number from 0 on is expected", field="time_step_min")
+    return MambaConfig(
+        heads=heads,
+        head_dim=raw["mamba_head_dim"],
+        state_size=raw["ssm_state_size"],
+        groups=groups,
+        conv_width=raw["conv_kernel"],
+        conv_bias=raw["use_conv_bias"],
+        least_step=float(least),
+    )
+
+
+def _nemotron_experts(raw: Mapping[str, Any]) -> ExpertsConfig | None:
+    """One shared expert with a size of its own, whatever `n_shared_experts` says, as `transformers` has it."""
+    _check_sizes(raw, ("moe_shared_expert_intermediate_size", *(("moe_latent_size",) if "moe_latent_size" in raw else ())))
+    experts = _sigmoid_experts(raw)
+    return experts and replace(experts, shared_size=raw["moe_shared_expert_intermediate_size"], latent_size=raw.get("moe_latent_size"))
+
+
 _PARTICULARS: Final[Mapping[str, Callable[[Mapping[str, Any], int], dict[str, Any]]]] = {
     "glm4": _glm4,
     "glm4_moe": _glm4_moe,
     "gemma4_text": _gemma4,
+    "nemotron_h": _nemotron_h,
+    **dict.fromkeys(_QWEN3_5, _qwen3_5),
     **dict.fromkeys(_LATENT, _latent),
 }
 
@@ -277,7 +432,7 @@ def _rope(raw: Mapping[str, Any], *, rotary_dim: int | None = None, interleaved:
     kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
     scaling.pop("type", None)
     theta = scaling.pop("rope_theta", None) or raw.get("rope_theta", 10_000.0)
-    kinds = _GEMMA_ROPE_KINDS if raw["model_type"] == "gemma4_text" else _ROPE_KINDS
+    kinds = _OTHER_ROPE_KINDS.get(raw["model_type"], _ROPE_KINDS)
     if kind not in kinds:
         raise NotSupported(f"rope type `{kind}` is not supported: one of {', '.join(kinds)}", field="rope_parameters")
     if rotary_dim is None and _turning_part(raw) != 1.0:

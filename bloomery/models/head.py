@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bloomery.models.adapters import Factors, low_rank_add
-from bloomery.models.products import product
+from bloomery.models.adapters import Factors
+from bloomery.models.products import product, rows_gradient
 
 _CHUNK_BYTES: Final = 64 << 20
 _KEPT_BYTES: Final = 64 << 20
@@ -28,8 +28,7 @@ class HeadRows(NamedTuple):
 
 def logits(hidden_RD: Tensor, head_VD: Tensor, factors: Factors | None, softcap: float | None = None) -> Tensor:
     """Float32 logits [R, V]; R must be a multiple of `ROW_PAD` for batch-independent bits."""
-    base_RV = product(hidden_RD, head_VD)
-    return capped((base_RV if factors is None else low_rank_add(base_RV, hidden_RD, factors)).float(), softcap)
+    return pooled_logits(hidden_RD, head_VD, [HeadRows(factors, 0, hidden_RD.shape[0])], softcap)
 
 
 def pooled_logits(hidden_RD: Tensor, head_VD: Tensor, segments: Sequence[HeadRows], softcap: float | None = None) -> Tensor:
@@ -95,12 +94,9 @@ def capped(logits_RV: Tensor, softcap: float | None) -> Tensor:
 
 def _chunk_logits(hidden_RD: Tensor, head_VD: Tensor, chunk: Sequence[_Piece], flat: Sequence[Tensor], softcap: float | None) -> Tensor:
     first = chunk[0].start
-    logits_RV = product(hidden_RD[first : chunk[-1].stop], head_VD)
-    for start, stop, number in chunk:
-        if number is not None:
-            low = F.linear(hidden_RD[start:stop], flat[2 * number])
-            logits_RV[start - first : stop - first].addmm_(low, flat[2 * number + 1].t())
-    return capped(logits_RV.float(), softcap)
+    factors = [None if piece.number is None else Factors(*flat[2 * piece.number : 2 * piece.number + 2]) for piece in chunk]
+    segments = [HeadRows(own, piece.start - first, piece.stop - first) for own, piece in zip(factors, chunk, strict=True)]
+    return pooled_logits(hidden_RD[first : chunk[-1].stop], head_VD, segments, softcap)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -130,7 +126,7 @@ class _TokenLogprobs(torch.autograd.Function):
             # d logp[t] / d logits = onehot(t) - softmax
             grad_RV = torch.softmax(logits_RV, -1).mul_(-grad_RK.sum(1, keepdim=True))
             grad_RV = _uncapped(grad_RV.scatter_add_(1, targets_RK[rows], grad_RK), logits_RV, ctx.layout.softcap).to(hidden_RD.dtype)
-            grad_hidden[rows] = product(grad_RV, head_VD.t())
+            grad_hidden[rows] = rows_gradient(grad_RV, head_VD)
             for piece in chunk:
                 if piece.number is not None:
                     _add_factor_gradients(piece, grad_RV[piece.start - rows.start : piece.stop - rows.start], hidden_RD, flat, grad_hidden, grad_flat)

@@ -13,7 +13,7 @@ from torch import Tensor
 from bloomery.models.decoder import Decoder
 from bloomery.models.families import read_config
 from bloomery.models.names import Place, stored_places
-from bloomery.models.weight_files import check_weights, weight_files
+from bloomery.models.weight_files import check_weights, own_name, weight_files
 from bloomery.types.errors import InvalidInput
 
 
@@ -25,8 +25,9 @@ def load_decoder(directory: Path, *, dtype: torch.dtype, device: torch.device | 
     targets = stored_tensors(decoder)
     for path in weight_files(directory):
         with safe_open(path, framework="pt") as file:
-            for name in targets.keys() & set(file.keys()):
-                targets[name].copy_(file.get_tensor(name))
+            for stored in file.keys():  # noqa: SIM118
+                if (target := targets.get(own_name(stored))) is not None:
+                    target.copy_(file.get_tensor(stored))
     return decoder
 
 

@@ -5,9 +5,9 @@ Our parameters keep their roles, not their files: rows of `qkv` are queries, the
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from bloomery.models.config import DecoderConfig, ExpertsConfig, LatentConfig, PerLayerConfig
+from bloomery.models.config import UNGATED, DecoderConfig, ExpertsConfig, GatedDeltaConfig, LatentConfig, MambaConfig, PerLayerConfig
 
 
 class Place(NamedTuple):
@@ -37,6 +37,10 @@ class Projection(NamedTuple):
     inputs: int
     first_row: int = 0
     experts: int = 0
+    part: Literal["attn", "mlp"] = "mlp"
+    """Which of the parts that a run can train it belongs to."""
+    adapted: bool = True
+    """Otherwise no adapter is on it."""
 
 
 class _Norms(NamedTuple):
@@ -55,8 +59,36 @@ _SANDWICH: Final[Mapping[str, _Norms]] = {
 }
 
 
+_WORDS: Final[Mapping[str, Mapping[str, str]]] = {
+    "nemotron_h": {
+        "model": "backbone",
+        "embed_tokens": "embeddings",
+        "model.norm.weight": "backbone.norm_f.weight",
+        **dict.fromkeys(("self_attn", "linear_attn", "mlp"), "mixer"),
+        **dict.fromkeys(("input_layernorm", "post_attention_layernorm"), "norm"),
+    },
+}
+"""A family's own words for parts of names, or for whole ones."""
+
+
 def stored_places(config: DecoderConfig) -> Iterator[Stored]:
     """Name and place of every tensor that a directory with this config holds, in the order of the layers."""
+    for name, place in _stored(config):
+        yield _called(config, name), place
+
+
+def module_of(stored: str) -> str:
+    """What `transformers` calls a stored tensor in its model: one family is stored under another name than it has there."""
+    return stored.replace("backbone.", "model.", 1) if stored.startswith("backbone.") else stored
+
+
+def _called(config: DecoderConfig, name: str) -> str:
+    if (words := _WORDS.get(config.model_type)) is None:
+        return name
+    return words.get(name) or ".".join(words.get(word, word) for word in name.split("."))
+
+
+def _stored(config: DecoderConfig) -> Iterator[Stored]:
     yield "model.embed_tokens.weight", Place("embedding", (config.vocab_size, config.hidden_size))
     if config.per_layer is not None:
         yield from _per_layer_inputs(config, config.per_layer)
@@ -69,31 +101,61 @@ def stored_places(config: DecoderConfig) -> Iterator[Stored]:
 
 
 def projections(config: DecoderConfig, layer: int) -> Iterator[Projection]:
-    """The matrices of a layer, in a fixed order: those of attention first."""
-    yield from _grouped(config, layer) if config.latent is None else _latent(config, config.latent)
-    experts, width = config.experts, config.hidden_size
+    """The matrices of a layer, in a fixed order: those of attention, or of a mixer with a state, first."""
+    for projection in _projections(config, layer):
+        yield projection._replace(module=_called(config, projection.module))
+
+
+def _projections(config: DecoderConfig, layer: int) -> Iterator[Projection]:
+    mixer = config.mixer(layer)
+    if mixer == "recurrent" and isinstance(config.recurrent, MambaConfig):
+        yield Projection("linear_attn", "in_proj", "qkv", config.recurrent.projection_width, config.hidden_size, part="attn")
+        # PEFT refuses an adapter on this one: kernels of others read its weight past the module.
+        yield Projection("linear_attn", "out_proj", "o", config.hidden_size, config.recurrent.inner, part="attn", adapted=False)
+    elif mixer == "recurrent" and isinstance(config.recurrent, GatedDeltaConfig):
+        yield from _delta_projections(config.recurrent, config.hidden_size)
+    elif mixer == "attention":
+        yield from _grouped(config, layer) if config.latent is None else _latent(config, config.latent)
+    if config.has_mlp(layer):
+        yield from _mlps(config, layer)
+
+
+def _mlps(config: DecoderConfig, layer: int) -> Iterator[Projection]:
+    experts, width, gated = config.experts, config.hidden_size, config.activation not in UNGATED
     sparse = experts is not None and layer in experts.sparse_layers
     if experts is None or not sparse or experts.beside_mlp:
-        yield from _mlp("mlp", "mlp", width, config.inner(layer), fused=config.fused_gate_up)
+        yield from _mlp("mlp", "mlp", width, config.inner(layer), fused=config.fused_gate_up, gated=gated)
     if experts is None or not sparse:
         return
     if experts.beside_mlp:
         yield from _mlp("experts", "parallel", width, experts.intermediate_size, experts=experts.num_experts, fused=True)
         return
-    yield from _mlp("mlp", "mlp", width, experts.intermediate_size, experts=experts.num_experts)
+    if experts.latent_size is not None:
+        yield Projection("mlp", "fc1_latent_proj", "mlp.latent_in", experts.latent_size, width)
+        yield Projection("mlp", "fc2_latent_proj", "mlp.latent_out", width, experts.latent_size)
+    yield from _mlp("mlp", "mlp", experts.latent_size or width, experts.intermediate_size, experts=experts.num_experts, gated=gated)
     if experts.shared_size:
-        yield from _mlp("mlp.shared_experts", "mlp.shared", width, experts.shared_size)
+        shared = "mlp.shared_expert" if experts.shared_gate else "mlp.shared_experts"
+        yield from _mlp(shared, "mlp.shared", width, experts.shared_size, gated=gated)
 
 
 def _layer(config: DecoderConfig, layer: int) -> Iterator[Stored]:
     width, norms = (config.hidden_size,), _SANDWICH[config.model_type] if config.sandwich_norms else _NORMS
-    yield f"{norms.attention}.weight", Place("attention_norm", width)
-    for projection in projections(config, layer):
+    mixer, has_mlp = config.mixer(layer), config.has_mlp(layer)
+    if mixer != "none":
+        yield f"{norms.attention}.weight", Place("attention_norm", width)
+    if mixer == "recurrent" and isinstance(config.recurrent, MambaConfig):
+        yield from _mamba(config.recurrent)
+    if mixer == "recurrent" and isinstance(config.recurrent, GatedDeltaConfig):
+        yield from _gated_delta(config.recurrent)
+    for projection in _projections(config, layer):
         yield from _matrices(projection)
         if projection.parameter == "qkv" and config.qkv_bias:
             yield f"{projection.module}.{projection.name}.bias", Place("qkv_bias", (projection.outputs,), _rows(projection))
-    yield from _attention_norms(config, layer)
-    yield f"{norms.mlp}.weight", Place("mlp_norm", width)
+    if mixer == "attention":
+        yield from _attention_norms(config, layer)
+    if has_mlp:
+        yield f"{norms.mlp}.weight", Place("mlp_norm", width)
     if config.sandwich_norms:
         yield f"{norms.attention_out}.weight", Place("attention_out_norm", width)
         yield f"{norms.mlp_out}.weight", Place("mlp_out_norm", width)
@@ -125,8 +187,35 @@ def _router(experts: ExpertsConfig, width: int) -> Iterator[Stored]:
         yield "post_feedforward_layernorm_2.weight", Place("parallel.out_norm", (width,))
         return
     yield "mlp.gate.weight", Place("mlp.router", (count, width))
+    if experts.shared_gate:
+        yield "mlp.shared_expert_gate.weight", Place("mlp.shared_gate", (1, width))
     if experts.scoring == "sigmoid":
         yield "mlp.gate.e_score_correction_bias", Place("mlp.choice_bias", (count,), in_float32=True)
+
+
+def _mamba(mamba: MambaConfig) -> Iterator[Stored]:
+    yield "linear_attn.conv1d.weight", Place("recurrent.conv", (mamba.channels, 1, mamba.conv_width))
+    if mamba.conv_bias:
+        yield "linear_attn.conv1d.bias", Place("recurrent.conv_bias", (mamba.channels,))
+    yield "linear_attn.A_log", Place("recurrent.log_rate", (mamba.heads,))
+    yield "linear_attn.D", Place("recurrent.skip", (mamba.heads,))
+    yield "linear_attn.dt_bias", Place("recurrent.step_bias", (mamba.heads,))
+    yield "linear_attn.norm.weight", Place("recurrent.norm", (mamba.inner,))
+
+
+def _delta_projections(delta: GatedDeltaConfig, width: int) -> Iterator[Projection]:
+    yield Projection("linear_attn", "in_proj_qkv", "qkv", delta.channels, width, part="attn")
+    yield Projection("linear_attn", "in_proj_b", "qkv", delta.heads, width, delta.channels, part="attn")
+    yield Projection("linear_attn", "in_proj_a", "qkv", delta.heads, width, delta.channels + delta.heads, part="attn")
+    yield Projection("linear_attn", "in_proj_z", "qkv", delta.inner, width, delta.row_width, part="attn")
+    yield Projection("linear_attn", "out_proj", "o", width, delta.inner, part="attn")
+
+
+def _gated_delta(delta: GatedDeltaConfig) -> Iterator[Stored]:
+    yield "linear_attn.conv1d.weight", Place("recurrent.conv", (delta.channels, 1, delta.conv_width))
+    yield "linear_attn.A_log", Place("recurrent.log_rate", (delta.heads,))
+    yield "linear_attn.dt_bias", Place("recurrent.step_bias", (delta.heads,))
+    yield "linear_attn.norm.weight", Place("recurrent.norm", (delta.value_dim,))
 
 
 def _matrices(projection: Projection) -> Iterator[Stored]:
@@ -160,12 +249,13 @@ def _attention_norms(config: DecoderConfig, layer: int) -> Iterator[Stored]:
 def _grouped(config: DecoderConfig, layer: int) -> Iterator[Projection]:
     kv_heads, head_dim, own_values, source = config.heads(layer)
     queries, keys, width = config.num_heads * head_dim, kv_heads * head_dim, config.hidden_size
-    yield Projection("self_attn", "q_proj", "qkv", queries, width)
+    gated = queries * (1 + config.attention_gate)
+    yield Projection("self_attn", "q_proj", "qkv", gated, width, part="attn")
     if source is None:
-        yield Projection("self_attn", "k_proj", "qkv", keys, width, queries)
+        yield Projection("self_attn", "k_proj", "qkv", keys, width, gated, part="attn")
     if source is None and own_values:
-        yield Projection("self_attn", "v_proj", "qkv", keys, width, queries + keys)
-    yield Projection("self_attn", "o_proj", "o", width, queries)
+        yield Projection("self_attn", "v_proj", "qkv", keys, width, gated + keys, part="attn")
+    yield Projection("self_attn", "o_proj", "o", width, queries, part="attn")
 
 
 def _latent(config: DecoderConfig, latent: LatentConfig) -> Iterator[Projection]:
@@ -173,17 +263,19 @@ def _latent(config: DecoderConfig, latent: LatentConfig) -> Iterator[Projection]
     queries = heads * (latent.plain_dim + latent.rope_dim)
     first, shared = queries if rank is None else rank, latent.key_rank + latent.rope_dim
     if rank is None:
-        yield Projection("self_attn", "q_proj", "qkv", queries, width)
+        yield Projection("self_attn", "q_proj", "qkv", queries, width, part="attn")
     else:
-        yield Projection("self_attn", "q_a_proj", "qkv", rank, width)
-        yield Projection("self_attn", "q_b_proj", "latent.q", queries, rank)
-    yield Projection("self_attn", "kv_a_proj_with_mqa", "qkv", shared, width, first)
-    yield Projection("self_attn", "kv_b_proj", "latent.kv", heads * (latent.plain_dim + latent.value_dim), latent.key_rank)
-    yield Projection("self_attn", "o_proj", "o", width, heads * latent.value_dim)
+        yield Projection("self_attn", "q_a_proj", "qkv", rank, width, part="attn")
+        yield Projection("self_attn", "q_b_proj", "latent.q", queries, rank, part="attn")
+    yield Projection("self_attn", "kv_a_proj_with_mqa", "qkv", shared, width, first, part="attn")
+    yield Projection("self_attn", "kv_b_proj", "latent.kv", heads * (latent.plain_dim + latent.value_dim), latent.key_rank, part="attn")
+    yield Projection("self_attn", "o_proj", "o", width, heads * latent.value_dim, part="attn")
 
 
-def _mlp(module: str, ours: str, width: int, inner: int, *, experts: int = 0, fused: bool = False) -> Iterator[Projection]:
-    if fused:
+def _mlp(module: str, ours: str, width: int, inner: int, *, experts: int = 0, fused: bool = False, gated: bool = True) -> Iterator[Projection]:
+    if not gated:
+        yield Projection(module, "up_proj", f"{ours}.gate_up", inner, width, experts=experts)
+    elif fused:
         yield Projection(module, "gate_up_proj", f"{ours}.gate_up", 2 * inner, width, experts=experts)
     else:
         yield Projection(module, "gate_proj", f"{ours}.gate_up", inner, width, experts=experts)

@@ -17,13 +17,22 @@ from torch import Tensor
 from bloomery.models.adapters import RANK_PAD, Factors, low_rank_add
 from bloomery.models.attention import KEY_PAD, ROW_PAD, causal_mask, pad_to
 from bloomery.models.decoder import Decoder
-from bloomery.models.head import capped, logits
-from bloomery.models.mlp import ACTIVATIONS
+from bloomery.models.head import capped
+from bloomery.models.mlp import ACTIVATIONS, gate_up_rows
 from bloomery.models.per_layer import per_layer_gate
 from bloomery.models.pointwise import rms_norm
 from bloomery.models.products import can_pack, library, linear, packed, product
+from bloomery.models.recurrent import Recurrence
 
-_ROW_COUNTS = (8, 12, 36, 64, 132, 260, 1028)
+_ROW_COUNTS = (ROW_PAD, 8, 12, 36, 64, 132, 260, 708, 1028)
+"""Decode has as many as 64 versions padded, prefill as a chunk of 512 with the pads of 64 prompts, training as a pass and more."""
+_HEAD_ROW_COUNTS = _ROW_COUNTS[:5]
+"""Of a head with a large vocabulary: more would take longer than loading the model."""
+_LARGE_HEAD = 1 << 24
+_CHUNK_COUNTS = (1, 2, 5, 12)
+"""Chunks of sequences with a state that are computed together."""
+_SAMPLED_ROWS = 708
+"""The most that a packed matrix is multiplied with."""
 _FINER_KEY_PADS = (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448)
 _KEY_PAD_SLOTS, _KEY_PAD_SLOTS_IN_HALF = 16, 128
 """Slots with noise of their own: in half precision a sum in another order changes one number in thousands, the others round to the same value."""
@@ -32,6 +41,8 @@ _CHUNK_ROWS = (36, 200)
 _PLAIN_KEY_PAD = 32
 _MEMBER = 20
 """Rows of each run in a pass of three."""
+_NO_MATRICES = ("embedding", "head", "conv", "shared_gate")
+"""Parameters that are looked up in, the head, which is told apart, and what no product is computed with."""
 
 
 class Form(NamedTuple):
@@ -77,9 +88,14 @@ def numerics_id(dtype: torch.dtype, device: torch.device | str = "cpu") -> str:
 def probe(decoder: Decoder) -> ProbeReport:
     """Compare each kind of kernel on few rows and on many, with this model's shapes; takes well under a second for small models."""
     with torch.no_grad():
-        failures = (*_linear_failures(decoder), *_attention_failures(decoder), *_norm_failures(decoder))
-        form = Form(key_pads=_key_pads(decoder), packed=_packs(decoder))
-    return ProbeReport(not failures, failures, form)
+        failures: list[str] = []
+        packs = can_pack(decoder.dtype, decoder.device)
+        for matrix in _matrices(decoder):
+            failures += _product_failures(matrix)
+            packs = packs and _packs(matrix)
+        failures += [*_attention_failures(decoder), *_state_failures(decoder), *_norm_failures(decoder)]
+        form = Form(key_pads=_key_pads(decoder), packed=packs)
+    return ProbeReport(not failures, tuple(failures), form)
 
 
 def plain_form(decoder: Decoder) -> Form:
@@ -92,7 +108,7 @@ def _key_pads(decoder: Decoder) -> tuple[int, ...]:
     """Kernels sum over keys in blocks whose sizes depend on their number: pads whose blocks begin as those of `KEY_PAD` do give the same bits."""
     config = decoder.config
     attended = []
-    for kv_heads, head_dim in sorted({config.heads(layer)[:2] for layer in range(config.num_layers)}):
+    for kv_heads, head_dim in _head_shapes(decoder):
         shape = (min(2, kv_heads), pad_to(config.num_heads // kv_heads, ROW_PAD))
         slots = _KEY_PAD_SLOTS if decoder.dtype == torch.float32 else _KEY_PAD_SLOTS_IN_HALF
         attended += [_Attended(decoder.embedding, slots, *shape, head_dim)]
@@ -118,45 +134,59 @@ class _Attended:
         return F.scaled_dot_product_attention(self._q, self._k[:, :, :keys], self._v[:, :, :keys], attn_mask=mask_RL)
 
 
-def _packs(decoder: Decoder) -> bool:
-    """Whether packed weights give the bits of the others."""
-    if not can_pack(decoder.dtype, decoder.device):
-        return False
-    for weight in _each_shape(decoder):
-        order, rows_RI = packed(weight), _noise(max(_ROW_COUNTS[:4]), weight.shape[1], like=weight)
-        if any(not torch.equal(product(rows_RI[:count], order), product(rows_RI[:count], weight)) for count in (ROW_PAD, *_ROW_COUNTS[:4])):
-            return False
-    return True
+class _Matrix(NamedTuple):
+    """A matrix of products, and what many rows give with it and with an adapter on it."""
+
+    name: str
+    weight: Tensor
+    factors: Factors
+    rows_RI: Tensor
+    counts: tuple[int, ...]
+    answers: "_Answers"
 
 
-def _each_shape(decoder: Decoder) -> list[Tensor]:
-    """One of the matrices of each shape."""
-    return list({tuple(weight.shape): weight for weight in decoder.parameters() if weight.dim() == 2}.values())
+class _Answers(NamedTuple):
+    base_RO: Tensor
+    adapted_RO: Tensor
+    logsumexp_R: Tensor
+
+    def equal(self, others: "_Answers") -> bool:
+        """Whether the first rows of the others have these bits."""
+        return all(torch.equal(mine, theirs[: len(mine)]) for mine, theirs in zip(self, others, strict=True))
 
 
-def _linear_failures(decoder: Decoder) -> Iterator[str]:
-    seen: set[tuple[int, ...]] = set()
-    weights = [(name, weight) for name, weight in decoder.named_parameters() if weight.dim() == 2]
-    for name, weight in weights:
-        if tuple(weight.shape) in seen:
-            continue
-        seen.add(tuple(weight.shape))
-        # The embedding probes the head, where the width of the logits makes many rows dear.
-        counts = _ROW_COUNTS if weight.shape[0] * weight.shape[1] < 1 << 24 else _ROW_COUNTS[:4]
-        rows_RI = _noise(max(counts), weight.shape[1], like=weight)
+def _matrices(decoder: Decoder) -> Iterator[_Matrix]:
+    """One of each shape, those of experts included; the head comes last."""
+    weights = {name: weight for name, weight in decoder.named_parameters() if weight.dim() > 1 and not name.endswith(_NO_MATRICES)}
+    by_shape = {tuple(weight.shape[-2:]): (name, weight if weight.dim() == 2 else weight[0]) for name, weight in reversed(weights.items())}
+    head = decoder.head_weight
+    by_shape.pop(tuple(head.shape), None)
+    for name, weight in (*by_shape.values(), ("head", head)):
+        counts = _HEAD_ROW_COUNTS if name == "head" and head.numel() >= _LARGE_HEAD else _ROW_COUNTS
         factors = Factors(_noise(RANK_PAD, weight.shape[1], like=weight), _noise(weight.shape[0], RANK_PAD, like=weight))
-        few = _projected(rows_RI[:ROW_PAD], weight, factors)
-        if any(not torch.equal(_projected(rows_RI[:count], weight, factors)[:ROW_PAD], few) for count in counts):
-            yield f"the product with `{name}` {list(weight.shape)} depends on the number of rows"
-        if not torch.equal(
-            _updated_in_a_batch(rows_RI, weight, factors), low_rank_add(linear(rows_RI[:_MEMBER], weight), rows_RI[:_MEMBER], factors)
-        ):
-            yield f"an adapter's update of `{name}` {list(weight.shape)} depends on those computed beside it"
+        rows_RI = _noise(max(counts), weight.shape[1], like=weight)
+        yield _Matrix(name, weight, factors, rows_RI, counts, _projected(rows_RI, weight, factors))
 
 
-def _projected(rows_RI: Tensor, weight: Tensor, factors: Factors) -> Tensor:
-    plain = linear(rows_RI, weight)
-    return torch.cat([plain, low_rank_add(plain, rows_RI, factors), torch.logsumexp(logits(rows_RI, weight, None), -1, keepdim=True)], -1)
+def _product_failures(matrix: _Matrix) -> Iterator[str]:
+    name, weight, factors, rows_RI, counts, answers = matrix
+    if not all(_projected(rows_RI[:count], weight, factors).equal(answers) for count in counts[:-1]):
+        yield f"the product with `{name}` {list(weight.shape)} depends on the number of rows"
+    alone = low_rank_add(linear(rows_RI[:_MEMBER], weight), rows_RI[:_MEMBER], factors)
+    if not torch.equal(_updated_in_a_batch(rows_RI, weight, factors), alone):
+        yield f"an adapter's update of `{name}` {list(weight.shape)} depends on those computed beside it"
+
+
+def _packs(matrix: _Matrix) -> bool:
+    """Whether it gives the same bits when it is packed."""
+    order = packed(matrix.weight)
+    counts = [count for count in matrix.counts if count <= _SAMPLED_ROWS]
+    return all(torch.equal(product(matrix.rows_RI[:count], order), matrix.answers.base_RO[:count]) for count in counts)
+
+
+def _projected(rows_RI: Tensor, weight: Tensor, factors: Factors) -> _Answers:
+    base_RO = linear(rows_RI, weight)
+    return _Answers(base_RO, low_rank_add(base_RO, rows_RI, factors), torch.logsumexp(base_RO.float(), -1))
 
 
 def _updated_in_a_batch(rows_RI: Tensor, weight: Tensor, factors: Factors) -> Tensor:
@@ -167,12 +197,24 @@ def _updated_in_a_batch(rows_RI: Tensor, weight: Tensor, factors: Factors) -> Te
     return torch.baddbmm(base_MNO, torch.bmm(rows_MNI, a_MrI.transpose(1, 2)), b_MOr.transpose(1, 2))[0]
 
 
-def _attention_failures(decoder: Decoder) -> Iterator[str]:
+def _head_shapes(decoder: Decoder) -> list[tuple[int, int]]:
+    """Key heads, and dimensions of a head, of the layers that attend."""
     config = decoder.config
-    length, group = min(700, config.context), config.num_heads // config.num_kv_heads
+    return sorted({config.heads(layer)[:2] for layer in range(config.num_layers) if config.mixer(layer) == "attention"})
+
+
+def _attention_failures(decoder: Decoder) -> Iterator[str]:
+    for kv_heads, head_dim in _head_shapes(decoder):
+        for position in _differing_positions(decoder, kv_heads, head_dim):
+            yield f"attention of {kv_heads} key heads of {head_dim} at position {position} differs between a whole pass and a decode step"
+
+
+def _differing_positions(decoder: Decoder, kv_heads: int, head_dim: int) -> Iterator[int]:
+    config = decoder.config
+    length, group = min(700, config.context), config.num_heads // kv_heads
     keys = KEY_PAD * 2
-    q_1HLE = _noise(config.num_heads, length, config.head_dim, like=decoder.embedding)[None]
-    k_1KSE = F.pad(_noise(config.num_kv_heads, length, config.head_dim, like=decoder.embedding), (0, 0, 0, keys - length))[None]
+    q_1HLE = _noise(config.num_heads, length, head_dim, like=decoder.embedding)[None]
+    k_1KSE = F.pad(_noise(kv_heads, length, head_dim, like=decoder.embedding), (0, 0, 0, keys - length))[None]
     v_1KSE = k_1KSE.flip(-1).contiguous()
     whole = _attend(q_1HLE, k_1KSE, v_1KSE, torch.arange(length))
     for position in (2, 76, 199, 332, 510, 511, 512, length - 1):
@@ -180,16 +222,39 @@ def _attention_failures(decoder: Decoder) -> Iterator[str]:
             continue
         near = KEY_PAD if position < KEY_PAD else keys
         # A decode step: the query heads of a group stand in the rows of their key head.
-        q_1KGE = F.pad(q_1HLE[:, :, position].unflatten(1, (config.num_kv_heads, group)), (0, 0, 0, -group % ROW_PAD))
+        q_1KGE = F.pad(q_1HLE[:, :, position].unflatten(1, (kv_heads, group)), (0, 0, 0, -group % ROW_PAD))
         mask = causal_mask(torch.tensor([position]), near, None, q_1HLE.dtype)
         step = F.scaled_dot_product_attention(q_1KGE, k_1KSE[:, :, :near], v_1KSE[:, :, :near], attn_mask=mask.expand(q_1KGE.shape[2], -1))
         if not torch.equal(step[:, :, :group].flatten(1, 2), whole[:, :, position]):
-            yield f"attention at position {position} differs between a whole pass and a decode step"
+            yield position
 
 
 def _attend(q_1HLE: Tensor, k_1KSE: Tensor, v_1KSE: Tensor, positions_L: Tensor) -> Tensor:
     mask = causal_mask(positions_L, k_1KSE.shape[2], None, q_1HLE.dtype)
     return F.scaled_dot_product_attention(q_1HLE, k_1KSE, v_1KSE, attn_mask=mask, enable_gqa=True)
+
+
+def _state_failures(decoder: Decoder) -> Iterator[str]:
+    """Of layers with a state: a chunk has its bits beside any others, and its rows theirs before any others."""
+    mixer = next((block.recurrent for block in decoder.layers if isinstance(block.recurrent, Recurrence)), None)
+    if mixer is None:
+        return
+    config, most = mixer.config, max(_CHUNK_COUNTS)
+    rows_NLX = _noise(most, config.conv_width - 1 + config.chunk_rows, config.row_width, like=decoder.norm)
+    state_N = _noise(most, *config.state_shape, like=decoder.norm, seed=1).float()
+    whole = mixer.across(mixer.within(rows_NLX), state_N, most)
+    for count in _CHUNK_COUNTS:
+        few = mixer.across(mixer.within(rows_NLX[:count]), state_N[:count], count)
+        if not all(torch.equal(mine, theirs[:count]) for mine, theirs in zip(few, whole, strict=True)):
+            yield f"{count} chunks of {config.chunk_rows} rows differ from those among {most}"
+    for known in (1, config.chunk_rows // 3, config.chunk_rows - 1):
+        unfinished_NLX = rows_NLX.clone()
+        unfinished_NLX[:, config.conv_width - 1 + known :] = 0
+        if not torch.equal(mixer.across(mixer.within(unfinished_NLX), state_N, 0).read_NTI[:, :known], whole.read_NTI[:, :known]):
+            yield f"the first {known} rows of a chunk depend on those behind them"
+    inner = config.inner
+    if _depends_on_rows(lambda rows: mixer.gated(rows[:, :inner].float(), rows[:, inner:]), inner + config.projection_width, decoder):
+        yield f"the gate of a mixer, {inner} wide, depends on the number of rows"
 
 
 def _norm_failures(decoder: Decoder) -> Iterator[str]:
@@ -199,12 +264,24 @@ def _norm_failures(decoder: Decoder) -> Iterator[str]:
     whole, few = rms_norm(rows, decoder.norm, 1e-6), rms_norm(rows[:ROW_PAD], decoder.norm, 1e-6)
     if not torch.equal(whole[:ROW_PAD], few):
         yield "the norm depends on the number of rows"
-    if _depends_on_rows(ACTIVATIONS[config.activation], 2 * config.intermediate_size, decoder):
-        yield "the activation depends on the number of rows"
+    for inner in _inner_sizes(decoder):
+        if _depends_on_rows(ACTIVATIONS[config.activation], gate_up_rows(inner, config.activation), decoder):
+            yield f"the activation of {inner} inner values depends on the number of rows"
     if config.per_layer is not None and _depends_on_rows(per_layer_gate, config.per_layer.width, decoder):
         yield f"the gate of per-layer inputs, {config.per_layer.width} wide, depends on the number of rows"
+    if config.attention_gate and _depends_on_rows(torch.sigmoid, config.num_heads * config.head_dim, decoder):
+        yield f"the gate of attention, {config.num_heads * config.head_dim} wide, depends on the number of rows"
     if config.logit_softcap is not None and _depends_on_rows(lambda rows: capped(rows.float(), 1.0), config.vocab_size, decoder):
         yield f"the cap of {config.vocab_size} logits depends on the number of rows"
+
+
+def _inner_sizes(decoder: Decoder) -> list[int]:
+    """Inner values of all MLPs and experts."""
+    config, experts = decoder.config, decoder.config.experts
+    sizes = {config.inner(layer) for layer in range(config.num_layers) if config.has_mlp(layer)}
+    if experts is not None:
+        sizes |= {experts.intermediate_size, experts.shared_size}
+    return sorted(sizes - {0})
 
 
 def _depends_on_rows(function: Callable[[Tensor], Tensor], width: int, decoder: Decoder) -> bool:

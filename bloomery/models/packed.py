@@ -1,38 +1,62 @@
 """A decoder's twin for sampling, whose matrices lie in the order that oneDNN multiplies them in (`products.packed`).
 
 Norms, the embedding and whatever else is no matrix of a product are shared with the decoder that it was made from; matrices take their memory a
-second time. Training and everything else that reads weights keeps to that decoder.
+second time, and training and everything else that reads weights keeps to that decoder. Where nobody reads them, `pack_in_place` lets go of the plain
+ones: what is left gives the same products, and can be neither filled, nor trained, nor published.
 """
 
 import copy
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 from torch import Tensor, nn
 
 from bloomery.models.decoder import Decoder
 from bloomery.models.products import packed
 
-PROJECTIONS: Final = frozenset({"qkv", "q", "kv", "o", "gate_up", "down"})
-"""Parameters of a block that nothing but `product` reads where they are matrices; those of experts are stacks of matrices and stay as they are."""
+PROJECTIONS: Final = frozenset({"qkv", "q", "kv", "o", "gate_up", "down", "latent_in", "latent_out", "gate", "projection"})
+"""Parameters that nothing but `product` reads: matrices, and of experts stacks of matrices."""
 
 
 def pack(decoder: Decoder) -> Decoder:
-    """The twin; asks for `can_pack`."""
+    """The twin; asks for `can_pack`. One that was packed in place is its own."""
+    if is_packed(decoder):
+        return decoder
     # What is named here is not copied but taken as it is.
-    taken: dict[int, object] = {id(parameter): parameter for parameter in decoder.parameters()}
-    taken |= {id(matrix): _packed(matrix) for matrix in _matrices(decoder)}
-    twin = copy.deepcopy(decoder, taken)
-    twin.head = _packed(decoder.head_weight)
+    twin = copy.deepcopy(decoder, {id(parameter): parameter for parameter in decoder.parameters()})
+    pack_in_place(twin)
     return twin
 
 
+def pack_in_place(decoder: Decoder) -> None:
+    """Pack one matrix after the other, so that there is never more than one twice."""
+    decoder.head = _packed(decoder.head_weight)
+    for module, name, weight in _weights(decoder):
+        delattr(module, name)
+        setattr(module, name, _packed(weight) if weight.dim() == 2 else nn.ParameterList(_packed(matrix) for matrix in weight.unbind()))
+
+
+def is_packed(decoder: Decoder) -> bool:
+    """Whether its matrices are packed."""
+    return decoder.head_weight.is_mkldnn
+
+
 def packed_bytes(decoder: Decoder) -> int:
-    """Memory that the twin takes beside the decoder."""
-    return sum(matrix.nbytes for matrix in (*_matrices(decoder), decoder.head_weight))
+    """Memory of the packed matrices of a plain decoder."""
+    return sum(weight.nbytes for _, _, weight in _weights(decoder)) + decoder.head_weight.nbytes
 
 
-def _matrices(decoder: Decoder) -> list[nn.Parameter]:
-    return [parameter for name, parameter in decoder.named_parameters() if name.rpartition(".")[2] in PROJECTIONS and parameter.dim() == 2]
+class _Weight(NamedTuple):
+    module: nn.Module
+    name: str
+    weight: nn.Parameter
+
+
+def _weights(decoder: Decoder) -> Iterator[_Weight]:
+    for module in decoder.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if name in PROJECTIONS:
+                yield _Weight(module, name, parameter)
 
 
 def _packed(weight: Tensor) -> nn.Parameter:

@@ -20,6 +20,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), weight, eps) if x.dtype == torch.float32 else _normed(x, _scale(x.float(), eps), weight)
 
 
+def centred_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The norm of families that store a weight's distance from 1; rounded once, behind the weight."""
+    return rms_norm(x.float(), 1.0 + weight.float(), eps).to(x.dtype)
+
+
 def unit_norm(x: Tensor, eps: float) -> Tensor:
     """The same without a weight, with autograd's own backward."""
     wide = x.float()
@@ -46,6 +51,11 @@ def geglu(gate_up: Tensor) -> Tensor:
     """`gelu(gate) * up` of the two halves of the last dimension, with the tanh approximation."""
     gate, up = gate_up.chunk(2, -1)
     return F.gelu(gate, approximate="tanh") * up
+
+
+def relu_squared(up: Tensor) -> Tensor:
+    """`relu(up)` squared, with autograd's own backward."""
+    return F.relu(up).square()
 
 
 class _RmsNorm(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Rotary position embedding with the scalings of the supported families (default, linear, llama3, yarn, proportional).
+"""Rotary position embedding with the scalings of the supported families (default, linear, llama3, yarn, proportional), or none.
 
 Formulas: RoFormer (arXiv 2104.09864), YaRN (arXiv 2309.00071), and the Llama 3.1 model card's frequency smoothing. Shapes: R rows, N heads, E head
 dimension, H pairs of dimensions that turn together.
@@ -21,6 +21,8 @@ class Rotation(NamedTuple):
     sin_R1H: Tensor
     query_scale_R11: Tensor | None
     interleaved: bool
+    still: bool = False
+    """Nothing turns: order is what other layers see."""
 
     def queries(self, q_RNE: Tensor) -> Tensor:
         """Queries, turned and lengthened."""
@@ -29,6 +31,8 @@ class Rotation(NamedTuple):
 
     def keys(self, x_RNE: Tensor) -> Tensor:
         """Keys, turned; dimensions behind those that turn stay as they are."""
+        if self.still:
+            return x_RNE
         width = 2 * self.cos_R1H.shape[-1]
         if width < x_RNE.shape[-1]:
             first_RNE, rest_RNE = x_RNE.split([width, x_RNE.shape[-1] - width], -1)
@@ -61,13 +65,13 @@ class Rope:
         elif rope.kind == "proportional":
             self._frequencies = _proportional(base_H, rope.scaling)
         self._beta, self._original = rope.query_beta, rope.scaling["original_max_position_embeddings"]
-        self._interleaved = rope.interleaved
+        self._interleaved, self._still = rope.interleaved, rope.kind == "none"
 
     def __call__(self, positions_R: Tensor, dtype: torch.dtype) -> Rotation:
         """The rotation at these positions."""
         angles_RH = positions_R.float()[:, None] * self._frequencies.to(positions_R.device)[None]
         cos, sin = angles_RH.cos() * self._magnitude, angles_RH.sin() * self._magnitude
-        return Rotation(cos.to(dtype)[:, None], sin.to(dtype)[:, None], self._query_scale(positions_R, dtype), self._interleaved)
+        return Rotation(cos.to(dtype)[:, None], sin.to(dtype)[:, None], self._query_scale(positions_R, dtype), self._interleaved, self._still)
 
     def _query_scale(self, positions_R: Tensor, dtype: torch.dtype) -> Tensor | None:
         if not self._beta:

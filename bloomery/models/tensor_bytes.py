@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bloomery.types import tensor_file
-from bloomery.types.tensor_file import Form, Place
+from bloomery.types.tensor_file import TensorPlace, TensorSpec
 
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
@@ -17,8 +17,8 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """The blob, tensors in the order of their names: equal arguments give equal bytes."""
     ordered = dict(sorted(tensors.items()))
-    forms = {name: Form(_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in ordered.items()}
-    return b"".join([tensor_file.header(forms, metadata), *map(values, ordered.values())])
+    specs = {name: TensorSpec(_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in ordered.items()}
+    return b"".join([tensor_file.header(specs, metadata), *map(values, ordered.values())])
 
 
 def values(tensor: Tensor) -> memoryview:
@@ -33,7 +33,7 @@ class Packed(Mapping[str, Tensor]):
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
         self._places = tensor_file.places(self._data, size=len(data))
-        unknown = {place.form.dtype for place in self._places.values()} - _DTYPES.keys()
+        unknown = {place.spec.dtype for place in self._places.values()} - _DTYPES.keys()
         if unknown:
             raise ValueError(f"no tensors of type {min(unknown)} are expected")
 
@@ -47,8 +47,8 @@ class Packed(Mapping[str, Tensor]):
         return len(self._places)
 
 
-def _tensor(data: memoryview, place: Place) -> Tensor:
-    dtype = _DTYPES[place.form.dtype]
+def _tensor(data: memoryview, place: TensorPlace) -> Tensor:
+    dtype = _DTYPES[place.spec.dtype]
     if place.start == place.stop:
-        return torch.empty(place.form.shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data[place.start : place.stop]), dtype=dtype).view(place.form.shape)
+        return torch.empty(place.spec.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data[place.start : place.stop]), dtype=dtype).view(place.spec.shape)

@@ -16,6 +16,7 @@ _INDEX: Final = "model.safetensors.index.json"
 _FLOATS: Final = frozenset({"BF16", "F16", "F32", "F64"})
 _MAX_HEADER_BYTES: Final = 100 << 20
 _KEYS_AND_VALUES: Final = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
+_BESIDE_TOWERS: Final = "model.language_model."
 _NAMED: Final = 3
 """Tensors that a complaint names."""
 
@@ -36,6 +37,11 @@ def weight_files(directory: Path) -> list[Path]:
     if not files:
         raise InvalidInput(_nothing_found(directory), field="model")
     return files
+
+
+def own_name(name: str) -> str:
+    """What a text model calls a tensor: `transformers` saves one that was loaded out of a model with towers under the names it had there."""
+    return f"model.{name.removeprefix(_BESIDE_TOWERS)}" if name.startswith(_BESIDE_TOWERS) else name
 
 
 def check_weights(directory: Path, config: DecoderConfig) -> int:
@@ -79,8 +85,8 @@ class _Tensor(NamedTuple):
 def _stored(directory: Path) -> dict[str, _Tensor]:
     found: dict[str, _Tensor] = {}
     for path in weight_files(directory):
-        for name, entry in read_header(path).items():
-            if name == "__metadata__":
+        for stored, entry in read_header(path).items():
+            if (name := own_name(stored)) == "__metadata__":
                 continue
             if name in found:
                 raise InvalidInput(f"{directory}: tensor `{name}` is in {found[name].file} and in {path.name}: remove one", field="model")
@@ -102,7 +108,8 @@ def _unfit(directory: Path, config: DecoderConfig, found: Mapping[str, _Tensor])
 
 def _surplus(config: DecoderConfig, found: Mapping[str, _Tensor]) -> Iterator[str]:
     expected = {name for name, _ in stored_places(config)}
-    extra = tuple(f"model.layers.{config.num_layers + layer}." for layer in range(config.passed_over_layers))
+    further = range(config.num_layers, config.num_layers + config.passed_over_layers)
+    extra = tuple("mtp." if config.model_type == "nemotron_h" else f"model.layers.{layer}." for layer in further)
     for name, tensor in found.items():
         # Old files hold the rotary tables, and the head though it is the embedding.
         old = name.endswith("rotary_emb.inv_freq") or (config.tied_head and name == "lm_head.weight") or _is_of_shared_layer(config, name)
@@ -112,7 +119,7 @@ def _surplus(config: DecoderConfig, found: Mapping[str, _Tensor]) -> Iterator[st
 
 def _is_of_shared_layer(config: DecoderConfig, name: str) -> bool:
     """Keys and values that a layer has, though it attends to those of another."""
-    shared = (layer for layer in range(config.kv_layers, config.num_layers))
+    shared = (layer for layer, heads in enumerate(config.layer_heads) if heads.source is not None)
     return any(name.startswith(tuple(f"model.layers.{layer}.self_attn.{part}" for part in _KEYS_AND_VALUES)) for layer in shared)
 
 

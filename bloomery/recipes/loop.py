@@ -221,7 +221,7 @@ class Loop:
         return [self.task.question_of(row.messages) for row in stored]
 
     def _swap(self, run: TrainingRun, data: Sequence[Datum], deployment: str, ask: Question) -> float:
-        run.forward_backward(data).result()
+        run.forward_backward(data, logprobs=False).result()
         started = time.monotonic()
         run.optim_step(1e-6)
         version = self.snapshot(run, None).version

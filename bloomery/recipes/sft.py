@@ -119,7 +119,7 @@ class _Step(NamedTuple):
 
 
 def _submit(run: TrainingRun, batch: Sequence[Datum], learning_rate: float, weight_decay: float) -> _Step:
-    gradient = run.forward_backward(_mean_weighted(batch))
+    gradient = run.forward_backward(_mean_weighted(batch), logprobs=False)
     return _Step(gradient, run.optim_step(learning_rate, weight_decay=weight_decay, eps=1e-8))
 
 

@@ -4,7 +4,7 @@
 
 Training: `runs` takes operations for what `validate` allows (`run_rows`), with the `custom_losses` that clients defined. `activity` knows the runs
 in use. Each `active` run journals operations in its `history`, has its base's engine (`engines`) execute them in order at its `place` there, and
-settles results into rows (`settle`), which `metrics` reads.
+settles results into rows (`settle`), which `run_metrics` reads.
 
 Weights: `checkpoints` finds what runs saved, `publishing` shares it, `exports` and `external` hand it to other programs, `versions` and
 `deployments` are what is served. `sessions` are those of SDK clients with their samplers, which `session_search` looks through. `held` says which
@@ -12,7 +12,7 @@ blobs rows keep; `ephemeral` expires weights that nobody keeps, and `garbage` de
 measures what is published against its trainer.
 
 Serving: a name means a `target` on one of the `models`, which the `fleet` of engines and replicas holds; `rendering` makes tokens of messages,
-`sampling` streams, `stopping` finds stop strings, `calls` reads what tools are called, and work on large bodies goes to `threads`. `limits` says
+`sampling` streams, `stopping` finds stop strings, `tool_use` reads what tools are called, and work on large bodies goes to `threads`. `limits` says
 what a key may still use, `meters` measures what is served and bounds what waits. `traffic` records it (`span_rows`, after `redaction`), `feedback`
 judges it, and `curation` makes of both what `datasets` keeps (`dataset_rows`, without near-duplicates: `shingles`). `audit` looks back.
 """

@@ -110,7 +110,7 @@ class Checkpoints:
     async def named(self, p: Principal, run_id: str, kind: str, name: str) -> CheckpointRow:
         """By run (its id or its tinker id), kind and name."""
         p.require("read", "train")
-        return await self._one(readable(p), _Named(run_id, kind, name))
+        return await self._one(readable(p), _Named(run_id, kind, name), field="name")
 
     async def signed(self, checkpoint_id: str) -> CheckpointRow:
         """Whosever it is: for those who bring its id under this server's signature."""
@@ -155,13 +155,13 @@ class Checkpoints:
         found = await self.own(p, path)
         await self._database.write(lambda connection: connection.execute(delete(rows.checkpoint).where(rows.checkpoint.c.id == found.id)))
 
-    async def _one(self, allowed: ColumnElement[bool], wanted: "_Named") -> CheckpointRow:
+    async def _one(self, allowed: ColumnElement[bool], wanted: "_Named", field: str = "path") -> CheckpointRow:
         table = rows.checkpoint.c
         query = _checkpoints().where(allowed, table.kind == wanted.kind, table.name == wanted.name, of_run(wanted.run_id))
         row = await self._database.read(lambda connection: connection.execute(query.order_by(table.seq.desc()).limit(1)).first())
         if row is None:
             what = f"run `{wanted.run_id}` has no {FOLDERS[wanted.kind]} `{wanted.name}`"
-            raise NotFound(f"{what}: it was never saved, was deleted, expired, or is another project's and not published", field="path")
+            raise NotFound(f"{what}: it was never saved, was deleted, expired, or is another project's and not published", field=field)
         return _checkpoint(row)
 
 

@@ -31,12 +31,12 @@ from bloomery.services.fidelity import Cards
 from bloomery.services.fleet import Fleet, deployed_bases
 from bloomery.services.garbage import Garbage
 from bloomery.services.identity import Identity
-from bloomery.services.limits import Limits
+from bloomery.services.limits import RateLimits
 from bloomery.services.meters import Meters
-from bloomery.services.metrics import Metrics
 from bloomery.services.models import Models
 from bloomery.services.publishing import Publishing
 from bloomery.services.rendering import Rendering
+from bloomery.services.run_metrics import RunMetricsReader
 from bloomery.services.runs import Runs
 from bloomery.services.sampling import Sampling
 from bloomery.services.session_search import SessionSearch
@@ -72,7 +72,7 @@ class Services:
     publishing: Publishing
     external: External
     exports: Exports
-    metrics: Metrics
+    run_metrics: RunMetricsReader
     custom_losses: CustomLosses
     sessions: Sessions
     session_search: SessionSearch
@@ -81,7 +81,7 @@ class Services:
     cards: Cards
     rendering: Rendering
     sampling: Sampling
-    limits: Limits
+    limits: RateLimits
     meters: Meters
     traffic: Traffic
     feedback: Judgements
@@ -130,7 +130,7 @@ class Services:
                 publishing=Publishing(database, checkpoints),
                 external=External(checkpoints, exports, tokens),
                 exports=exports,
-                metrics=Metrics(database),
+                run_metrics=RunMetricsReader(database),
                 custom_losses=CustomLosses(database, offered=config.custom_losses),
                 sessions=sessions,
                 session_search=SessionSearch(database),
@@ -139,7 +139,7 @@ class Services:
                 cards=cards,
                 rendering=Rendering(models),
                 sampling=Sampling(fleet, models, deployments, versions, meters),
-                limits=Limits(meters.refused),
+                limits=RateLimits(meters.refused),
                 meters=meters,
                 traffic=traffic,
                 feedback=Judgements(database, traffic),

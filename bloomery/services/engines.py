@@ -7,6 +7,7 @@ the request can be submitted again. Every wait has a deadline and names the engi
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
@@ -114,6 +115,8 @@ class EngineLink:
         self.status: EngineStatus | None = None
         self.problem = "it was not reached yet"
         """Why there is no connection, where there is none."""
+        self.away_since_s: float | None = time.monotonic()
+        """When it went, or was not there yet; None while there is a connection."""
         self._socket = socket
         self._inbox = inbox
         self._role: Role = "engine" if inbox is not None else "replica"
@@ -247,7 +250,7 @@ class EngineLink:
 
     def _begin_connection(self, connection: Connection) -> None:
         log.info("connected to %s (pid %d)", self._what, connection.welcome.pid)
-        self.connection = connection
+        self.connection, self.away_since_s = connection, None
         self._connected.set()
         if self._inbox is not None:
             self._inbox.put_nowait(Received(connection, connection.welcome))
@@ -256,7 +259,7 @@ class EngineLink:
         assert self.connection is not None
         log.warning("lost %s: %s", self._what, self.problem)
         self.connection.close()
-        self.connection, self.status = None, None
+        self.connection, self.status, self.away_since_s = None, None, time.monotonic()
         self._connected.clear()
         for stream in self._streams.values():
             stream.fail(EngineLost(f"{self._what} went away: {self.problem}"))

@@ -18,7 +18,7 @@ from bloomery.sync.manifest import Kind, Manifest
 from bloomery.sync.publish import manifest_key
 from bloomery.types.errors import InvalidInput, NotFound
 
-Form = Literal["adapter", "merged"]
+ExportForm = Literal["adapter", "merged"]
 MAX_SHARD_BYTES: Final = 5_000_000_000
 
 
@@ -27,7 +27,7 @@ class Export(NamedTuple):
 
     version: str
     kind: Kind
-    form: Form
+    form: ExportForm
     base_model: str
     base_hash: str
     files: tuple[ExportFile, ...]
@@ -39,7 +39,7 @@ class Exports:
     def __init__(self, *, blobs: Blobs, versions: Versions, deployments: Deployments, models: Models) -> None:
         self._blobs, self._versions, self._deployments, self._models = blobs, versions, deployments, models
 
-    async def lay_out(self, p: Principal, name: str, form: Form | None, *, max_shard_bytes: int = MAX_SHARD_BYTES) -> Export:
+    async def lay_out(self, p: Principal, name: str, form: ExportForm | None, *, max_shard_bytes: int = MAX_SHARD_BYTES) -> Export:
         """The files of a version, a `tinker://` path, or what a deployment serves now; without a form, that of what was trained."""
         p.require("read", "train")
         live = await self._deployments.live_version(p, name)
@@ -52,7 +52,7 @@ class Exports:
         """The files of weights that somebody else looked up, in the form that holds what was trained and nothing else; of the base the name alone."""
         return await asyncio.to_thread(self._lay_out, found, None, MAX_SHARD_BYTES, found.base_model)
 
-    async def file(self, p: Principal, name: str, form: Form | None, file: str, *, max_shard_bytes: int = MAX_SHARD_BYTES) -> ExportFile:
+    async def file(self, p: Principal, name: str, form: ExportForm | None, file: str, *, max_shard_bytes: int = MAX_SHARD_BYTES) -> ExportFile:
         """One of these files."""
         export = await self.lay_out(p, name, form, max_shard_bytes=max_shard_bytes)
         for each in export.files:
@@ -65,10 +65,10 @@ class Exports:
         """Of the base, for an adapter to name what programs on this machine can load; its name where it is not served any more."""
         return next((base.path for base in self._models.all() if base.base_hash == found.base_hash), found.base_model)
 
-    def _lay_out(self, found: Version, form: Form | None, max_shard_bytes: int, base_model: str) -> Export:
+    def _lay_out(self, found: Version, form: ExportForm | None, max_shard_bytes: int, base_model: str) -> Export:
         manifest = Manifest.from_json(self._blobs.get(manifest_key(found.weights.version)))
         part = partial(self._blobs.part, manifest.key)
-        chosen: Form = form or ("adapter" if manifest.kind == "lora" else "merged")
+        chosen: ExportForm = form or ("adapter" if manifest.kind == "lora" else "merged")
         if chosen == "adapter":
             files = adapter(manifest, part, base_model)
         else:

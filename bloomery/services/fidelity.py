@@ -10,13 +10,12 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-import numpy as np
 from pydantic import ValidationError
 from sqlalchemy import Connection, select
 
@@ -31,18 +30,17 @@ from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
 from bloomery.sync.publish import card_key
-from bloomery.types.arrays import Array
-from bloomery.types.errors import BloomeryError, NotFound, WorkerError
-from bloomery.types.fidelity import TEXT_TOKENS, Mode, Prompt, prompts, text
-from bloomery.types.generation import Generate, GenerateFailed, SampledToken, SamplerEvent, SamplingParams, Weights
+from bloomery.types.errors import BloomeryError, NotFound
+from bloomery.types.fidelity import TEXT_TOKENS, Mode, Sampled, answers, prompts, request, text
+from bloomery.types.generation import Generate, Weights
 from bloomery.types.ids import new_id
-from bloomery.types.protocol import Answer, Compare
+from bloomery.types.protocol import Compare
 from bloomery.types.resources import Deployment, Fidelity
 
 log = logging.getLogger(__name__)
 
-LENGTHS: Final = (3, 15, 40, 490)
-"""Tokens of a card's prompts; the last answer goes beyond 512."""
+PROMPT_LENGTHS: Final = (3, 15, 40, 490)
+"""Tokens of a card's prompts, fewer than `bloomery fidelity` asks of a process that nobody else uses; the last answer goes beyond 512."""
 TOKENS: Final = 32
 """In each of seven answers."""
 TRIES: Final = 2
@@ -63,8 +61,8 @@ class Pace:
     """The same for what is not deployed."""
 
 
-class Wanted(NamedTuple):
-    """A version, and whether it is live in some deployment."""
+class Candidate(NamedTuple):
+    """A version to measure, and whether it is live in some deployment."""
 
     weights: Weights
     base_hash: str
@@ -113,8 +111,8 @@ class Cards:
     async def get(self, p: Principal, name: str) -> Fidelity:
         """The card of a version, a `tinker://` path, or what a deployment serves now."""
         p.require("read", "train", "deploy")
-        wanted = await self._find(p, name)
-        found = await self._stored(wanted.weights.version)
+        candidate = await self._find(p, name)
+        found = await self._stored(candidate.weights.version)
         if found is None:
             raise NotFound(f"the fidelity of `{name}` was not measured yet: POST to the same path measures it now", field="version")
         return found
@@ -124,17 +122,17 @@ class Cards:
         p.require("train", "deploy")
         return await self._measure(await self._find(p, name))
 
-    async def next(self) -> Wanted | None:
+    async def next(self) -> Candidate | None:
         """What is to be measured now; what is deployed comes first."""
-        found = await self._database.read(_wanted)
+        found = await self._database.read(_candidates)
         self._note_who_is_busy()
-        for wanted in found:
-            version, engine = wanted.weights.version, self._engines.get(wanted.base_hash)
+        for candidate in found:
+            version, engine = candidate.weights.version, self._engines.get(candidate.base_hash)
             if engine is None or engine.welcome is None or self._tries[version] >= TRIES:
                 continue
             card = await self._stored(version)
-            if (card is None or (wanted.deployed and card.numerics != engine.welcome.numerics)) and self._has_time_for(wanted):
-                return wanted
+            if (card is None or (candidate.deployed and card.numerics != engine.welcome.numerics)) and self._has_time_for(candidate):
+                return candidate
         return None
 
     def _note_who_is_busy(self) -> None:
@@ -144,10 +142,10 @@ class Cards:
             else:
                 self._idle_since_s.setdefault(base_hash, time.monotonic())
 
-    async def _find(self, p: Principal, name: str) -> Wanted:
+    async def _find(self, p: Principal, name: str) -> Candidate:
         live = await self._deployments.live_version(p, name)
         found = live if live is not None else await self._versions.find(p, name)
-        return Wanted(found.weights, found.base_hash, live is not None)
+        return Candidate(found.weights, found.base_hash, live is not None)
 
     async def _stored(self, version: str) -> Fidelity | None:
         if version not in self._cards:
@@ -162,43 +160,44 @@ class Cards:
         while True:
             await asyncio.sleep(self._pace.poll_s)
             try:
-                if (wanted := await self.next()) is not None:
-                    await self._try(wanted)
+                if (candidate := await self.next()) is not None:
+                    await self._try(candidate)
             except Exception:
                 log.exception("fidelity is measured again in %g s", self._pace.poll_s)
 
-    async def _try(self, wanted: Wanted) -> None:
-        self._tries[wanted.weights.version] += 1
+    async def _try(self, candidate: Candidate) -> None:
+        self._tries[candidate.weights.version] += 1
         try:
-            await self._measure(wanted)
+            await self._measure(candidate)
         except BloomeryError as error:
-            log.warning("no fidelity card of version %s: %s", wanted.weights.version, error.message)
+            log.warning("no fidelity card of version %s: %s", candidate.weights.version, error.message)
 
-    def _has_time_for(self, wanted: Wanted) -> bool:
+    def _has_time_for(self, candidate: Candidate) -> bool:
         now_s = time.monotonic()
-        idle_since_s = self._idle_since_s.get(wanted.base_hash, math.inf)
-        if not wanted.deployed:
+        idle_since_s = self._idle_since_s.get(candidate.base_hash, math.inf)
+        if not candidate.deployed:
             return now_s - idle_since_s >= self._pace.long_idle_s
-        since_s = self._wanted_since_s.setdefault(wanted.weights.version, now_s)
+        since_s = self._wanted_since_s.setdefault(candidate.weights.version, now_s)
         return now_s - idle_since_s >= self._pace.idle_s or now_s - since_s >= self._pace.patience_s
 
-    async def _measure(self, wanted: Wanted) -> Fidelity:
+    async def _measure(self, candidate: Candidate) -> Fidelity:
         async with self._one_at_a_time:
-            version, engine = wanted.weights.version, self._engines.get(wanted.base_hash)
-            group = self._fleet.group(wanted.base_hash, production=wanted.deployed)
+            version, engine = candidate.weights.version, self._engines.get(candidate.base_hash)
+            group = self._fleet.group(candidate.base_hash, production=candidate.deployed)
             if engine is None or group is None:
-                what = f"the base model {wanted.base_hash} of version {version} is not served"
+                what = f"the base model {candidate.base_hash} of version {version} is not served"
                 raise NotFound(f"{what}: start the server with `--model DIR` of that base", field="version")
-            tokens = (await asyncio.to_thread(self._models.tokenizer(wanted.base_hash).encode, text()))[:TEXT_TOKENS]
-            asked = prompts(tokens, self._models.size(wanted.base_hash).context, TOKENS, LENGTHS)
-            requests = [_request(prompt, wanted.weights) for prompt in asked]
-            sampler, numerics = await group.choose(requests[0], None)
-            answers = await asyncio.gather(*(_answers(sampler, request) for request in requests))
+            tokens = (await asyncio.to_thread(self._models.tokenizer(candidate.base_hash).encode, text()))[:TEXT_TOKENS]
+            asked = prompts(tokens, self._models.size(candidate.base_hash).context, TOKENS, PROMPT_LENGTHS)
+            requests = [request(prompt, candidate.weights, TOKENS, new_id("generate"), priority="evaluation") for prompt in asked]
+            sampler, numerics = await group.choose(requests[0], None, with_stand_in=False)
+            answered = await asyncio.gather(*(_answers(sampler, each) for each in requests))
             trainer = (await engine.wait_ready()).welcome
             # Equal bits are promised between processes with equal numerics alone.
             exact = trainer.bit_exact and sampler.welcome is not None and sampler.welcome.bit_exact and numerics == trainer.numerics
             mode: Mode = "exact" if exact else "plain"
-            order = Compare(request_id=new_id("compare"), weights=wanted.weights, answers=tuple(each for some in answers for each in some), mode=mode)
+            sampled = tuple(each for some in answered for each in some)
+            order = Compare(request_id=new_id("compare"), weights=candidate.weights, answers=sampled, mode=mode)
             card = await engine.compare(order)
             await self._blobs.put(card_key(version), card.model_dump_json().encode())
             self._cards[version] = card
@@ -207,7 +206,7 @@ class Cards:
             return card
 
 
-def _wanted(connection: Connection) -> list[Wanted]:
+def _candidates(connection: Connection) -> list[Candidate]:
     """Every live version, and the newest snapshots that have a name."""
     revision, checkpoint = rows.revision.c, rows.checkpoint.c
     deployed = rows.revision.join(rows.deployment, revision.deployment_id == rows.deployment.c.id)
@@ -215,8 +214,8 @@ def _wanted(connection: Connection) -> list[Wanted]:
     saved = select(rows.checkpoint).order_by(checkpoint.id.desc()).limit(_LISTED).subquery()
     named = select(saved.c.version, saved.c.key, rows.run.c.base_hash).join_from(saved, rows.run, saved.c.run_id == rows.run.c.id)
     named = named.where(saved.c.kind == SNAPSHOT, saved.c.state == "ready", saved.c.name.is_not(None)).order_by(saved.c.id.desc())
-    found = [Wanted(Weights(version=row.version, key=row.key), row.base_hash, deployed=True) for row in connection.execute(live.distinct())]
-    return found + [Wanted(Weights(version=row.version, key=row.key), row.base_hash, deployed=False) for row in connection.execute(named)]
+    found = [Candidate(Weights(version=row.version, key=row.key), row.base_hash, deployed=True) for row in connection.execute(live.distinct())]
+    return found + [Candidate(Weights(version=row.version, key=row.key), row.base_hash, deployed=False) for row in connection.execute(named)]
 
 
 def _works(link: EngineLink) -> bool:
@@ -224,32 +223,6 @@ def _works(link: EngineLink) -> bool:
     return link.load > 0 or (status is not None and status.running_sequences + status.waiting_sequences + status.queued_operations > 0)
 
 
-def _request(prompt: Prompt, weights: Weights) -> Generate:
-    """Behind everything else that the process has to do."""
-    return Generate(
-        request_id=new_id("generate"),
-        weights=weights,
-        prompt=Array.of(np.asarray(prompt.tokens, np.int32)),
-        params=SamplingParams(max_tokens=TOKENS, seed=prompt.seed),
-        num_samples=prompt.num_samples,
-        priority="evaluation",
-    )
-
-
-async def _answers(link: EngineLink, request: Generate) -> list[Answer]:
-    tokens: list[list[SampledToken]] = [[] for _ in range(request.num_samples)]
-    events: AsyncGenerator[SamplerEvent, None] = link.generate(request)
-    async with aclosing(events):
-        async for event in events:
-            match event:
-                case GenerateFailed(message=message):
-                    raise WorkerError(f"the sampler of version {request.weights} could not answer: {message}")
-                case SampledToken():
-                    tokens[event.sample].append(event)
-    return [_answer(request, sampled) for sampled in tokens]
-
-
-def _answer(request: Generate, sampled: list[SampledToken]) -> Answer:
-    continued = np.array([event.token for event in sampled], np.int32)
-    logprobs = np.array([event.logprob for event in sampled], np.float32)
-    return Answer(tokens=Array.of(np.concatenate([request.prompt.numpy(), continued])), logprobs=Array.of(logprobs))
+async def _answers(link: EngineLink, asked: Generate) -> list[Sampled]:
+    async with aclosing(link.generate(asked)) as events:
+        return answers(asked, [event async for event in events])

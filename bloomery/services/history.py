@@ -94,11 +94,11 @@ class History:
         if self.failure is not None:
             raise self.failure
         if seq < self.facts.first_seq:
-            raise InvalidInput(f"operations of this run are numbered from {self.facts.first_seq}, not {seq}", field="seq_id")
+            raise InvalidInput(f"operations of this run are numbered from {self.facts.first_seq}, not {seq}", field="seq")
         if seq <= self.ready or self.journal.has_operation(seq):
             return
         if seq > self.ready + MAX_WAITING:
-            raise InvalidInput(f"operation {seq} is too far ahead: the next one is {self.ready + 1}", field="seq_id")
+            raise InvalidInput(f"operation {seq} is too far ahead: the next one is {self.ready + 1}", field="seq")
         if seq > self.done + MAX_WAITING:
             raise Unavailable(f"{MAX_WAITING} operations of run `{self.facts.key.run_id}` wait for the engine: go on when some have a result")
         await asyncio.shield(self._accept_once(seq, lambda: _made(make, refused)))
@@ -106,7 +106,7 @@ class History:
     async def result(self, seq: int, timeout_s: float) -> Result | None:
         """The result of an operation, or None while there is none after `timeout_s`."""
         if not self.facts.first_seq <= seq <= self.last_known:
-            raise NotFound(f"run `{self.facts.key.run_id}` has no operation {seq}", field="seq_id")
+            raise NotFound(f"run `{self.facts.key.run_id}` has no operation {seq}", field="seq")
         clock = asyncio.get_running_loop().time
         until = clock() + timeout_s
         while not self._shows(seq):

@@ -1,8 +1,9 @@
-"""What each key may use per minute under the OpenAI contract: requests, and tokens of prompts and answers.
+"""What each key may use per minute: requests that ask a model for an answer, and tokens of prompts and answers, whichever contract they came by.
 
 Both are buckets that hold a minute's worth at most and fill evenly. A request takes one of the first when it arrives and its prompt of the second
 before it is sampled; what it sampled is taken when it ends, and may leave the key in debt, which later requests wait for. So nobody has to guess how
-long an answer will be, and a key exceeds its tokens by what it has in hand at most. The buckets live in memory: a new start of the server fills them.
+long an answer will be, and a key exceeds its tokens by what it has in hand at most. A prompt of which nothing came is given back. The buckets live in
+memory: a new start of the server fills them.
 """
 
 import math
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 from bloomery.services.principal import Principal
-from bloomery.types.errors import RateLimited
+from bloomery.types.errors import InvalidInput, RateLimited
 
 Resource = Literal["requests", "tokens"]
 
@@ -20,7 +21,7 @@ _MANY: Final = 1024
 """So many buckets are looked through for full ones, which say nothing."""
 
 
-class Limits:
+class RateLimits:
     """The buckets of all keys that have limits. `refused` hears of what was turned away, `clock` gives seconds."""
 
     def __init__(self, refused: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,9 +32,26 @@ class Limits:
         """Take a request."""
         self._take(p, "requests", p.allowance.requests, 1)
 
-    def prompt(self, p: Principal, tokens: int) -> None:
-        """Take the tokens of a prompt."""
-        self._take(p, "tokens", p.allowance.tokens, tokens)
+    def prompt(self, p: Principal, tokens: int, *, field: str) -> None:
+        """Take the tokens of a prompt, which the caller knows as `field`. One that is longer than a minute's worth is InvalidInput: no wait helps."""
+        limit = p.allowance.tokens
+        if limit is not None and tokens > limit:
+            problem = f"`{field}` has {tokens} tokens, and this key may use {limit} per minute"
+            raise InvalidInput(f"{problem}: shorten it, or use a key with a higher limit", field=field)
+        self._take(p, "tokens", limit, tokens)
+
+    def rollout(self, p: Principal, tokens: int, *, field: str) -> None:
+        """Take a request together with the tokens of its prompt, or neither: whoever is told to wait by himself comes again and again."""
+        self.request(p)
+        try:
+            self.prompt(p, tokens, field=field)
+        except (InvalidInput, RateLimited):
+            self._put(p, "requests", p.allowance.requests, 1)
+            raise
+
+    def give_back(self, p: Principal, tokens: int) -> None:
+        """Tokens of a prompt that was taken, and of which nothing came."""
+        self._put(p, "tokens", p.allowance.tokens, tokens)
 
     def sampled(self, p: Principal, tokens: int) -> None:
         """Take tokens that were sampled, whether they are there or not."""
@@ -61,17 +79,16 @@ class Limits:
             bucket.take(amount, now_s)
             return
         self._refused(resource)
-        if amount > limit:
-            raise RateLimited(
-                f"the prompt has {amount} tokens and this key may use {limit} per minute: shorten the prompt, or use another key",
-                resource=resource,
-                retry_after_s=MINUTE_S,
-            )
         wait_s = bucket.until_s(amount, now_s)
         asked = "" if resource == "requests" else f" and this prompt takes {amount}"
         raise RateLimited(
             f"this key may use {limit} {resource} per minute{asked}: try again in {duration(wait_s)}", resource=resource, retry_after_s=wait_s
         )
+
+    def _put(self, p: Principal, resource: Resource, limit: int | None, amount: int) -> None:
+        if limit is not None:
+            now_s = self._clock()
+            self._bucket(p, resource, limit, now_s).put(amount, now_s)
 
     def _limits(self, p: Principal) -> list[tuple[Resource, int]]:
         both: tuple[tuple[Resource, int | None], ...] = (("requests", p.allowance.requests), ("tokens", p.allowance.tokens))
@@ -105,6 +122,10 @@ class _Bucket:
     def take(self, amount: int, now_s: float) -> None:
         """Take it out, into debt if need be."""
         self._level, self._at_s = self.level(now_s) - amount, now_s
+
+    def put(self, amount: int, now_s: float) -> None:
+        """Put it back; what does not fit is lost."""
+        self.take(-amount, now_s)
 
     def until_s(self, amount: int, now_s: float) -> float:
         """Seconds until it holds as much."""

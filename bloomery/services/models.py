@@ -23,7 +23,7 @@ from bloomery.types.operations import LoraSpec
 from bloomery.types.routing import RoutingShape
 
 
-class BaseModel(NamedTuple):
+class ServedBase(NamedTuple):
     """A base under one of its names."""
 
     alias: str
@@ -52,7 +52,7 @@ class Models:
     def __init__(self, configs: Sequence[ModelConfig], links: Mapping[str, EngineLink]) -> None:
         self._configs = {config.alias: config for config in configs}
         self._links = links
-        self._sizes = {config.base_hash: _read_size(Path(config.path)) for config in configs}
+        self._sizes = {config.base_hash: read_size(Path(config.path)) for config in configs}
         self._tokenizers: dict[str, ChatTokenizer] = {}
 
     def __enter__(self) -> Self:
@@ -67,16 +67,16 @@ class Models:
         await asyncio.gather(*(asyncio.to_thread(self.tokenizer, base_hash) for base_hash in self._sizes))
         await database.write(lambda connection: _store(connection, list(self._configs.values())))
 
-    def all(self) -> list[BaseModel]:
+    def all(self) -> list[ServedBase]:
         """All names, in the order of the configuration: for the server itself."""
         return [self._base(config) for config in self._configs.values()]
 
-    def list(self, p: Principal) -> list[BaseModel]:
+    def list(self, p: Principal) -> list[ServedBase]:
         """The same, for a key that can do something with them."""
         p.require("infer", "read", "train", "deploy")
         return self.all()
 
-    def resolve(self, name: str) -> BaseModel:
+    def resolve(self, name: str) -> ServedBase:
         """The base of this name or hash."""
         for config in self._configs.values():
             if name in (config.alias, config.base_hash):
@@ -106,17 +106,20 @@ class Models:
             self._tokenizers[base_hash] = ChatTokenizer.load(Path(self.resolve(base_hash).path))
         return self._tokenizers[base_hash]
 
-    def _base(self, config: ModelConfig) -> BaseModel:
+    def _base(self, config: ModelConfig) -> ServedBase:
         size, link = self.size(config.base_hash), self._links[config.base_hash]
-        return BaseModel(config.alias, config.base_hash, config.path, size.context, size.vocab_size, link.ready)
+        return ServedBase(config.alias, config.base_hash, config.path, size.context, size.vocab_size, link.ready)
 
 
-def _read_size(directory: Path) -> Size:
+def read_size(directory: Path) -> Size:
+    """From a model directory's config."""
     with blame(InvalidInput, f"the model directory {directory} cannot be read"):
         raw = json.loads((directory / "config.json").read_text())
         routing = RoutingShape.of_config(raw)
         sparse = 0 if routing is None else len(routing.sparse_layers)
-        mixed = sparse > 0 and (sparse < raw["num_hidden_layers"] or bool(raw.get("n_shared_experts") or raw.get("enable_moe_block")))
+        # A family that says of each layer what it is does not say how many there are, and always has shared experts.
+        layers = raw.get("num_hidden_layers", sparse + 1)
+        mixed = sparse > 0 and (sparse < layers or bool(raw.get("n_shared_experts") or raw.get("enable_moe_block")))
         return Size(raw.get("max_position_embeddings", 2048), raw["vocab_size"], raw["hidden_size"], routing, mixed)
 
 

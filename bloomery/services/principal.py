@@ -10,7 +10,7 @@ __all__ = ["SCOPES", "UNLIMITED", "Allowance", "Principal"]
 
 
 class Allowance(NamedTuple):
-    """What a key may use per minute under the OpenAI contract; None is as much as there is."""
+    """What a key may use per minute of models that answer; None is as much as there is."""
 
     requests: int | None = None
     tokens: int | None = None

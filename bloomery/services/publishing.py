@@ -24,7 +24,7 @@ COPIED: Final = 0
 """The number of the operation that a copy lies under; runs begin with 0 only when they load."""
 
 
-class Slot(NamedTuple):
+class SessionSlot(NamedTuple):
     """Where a copy goes: an open session of the caller's and its own number for it."""
 
     session_id: str
@@ -52,7 +52,7 @@ class Publishing:
         """Keep it to its project again. Copies and samplers that others made meanwhile stay theirs."""
         await self._set(p, path, None, "checkpoint.unpublished")
 
-    async def copy(self, p: Principal, source: CheckpointRow, to: Slot | Destination, *, ttl_s: int | None, name_of: NameOf) -> str:
+    async def copy(self, p: Principal, source: CheckpointRow, to: SessionSlot | Destination, *, ttl_s: int | None, name_of: NameOf) -> str:
         """Copy what the caller may read; the path of the copy."""
         p.require("train")
         check_ttl(ttl_s)
@@ -75,9 +75,9 @@ def _set(connection: Connection, p: Principal, found: CheckpointRow, published_u
 
 
 def _copy(
-    connection: Connection, p: Principal, source: CheckpointRow, to: Slot | Destination, project: str, ttl_s: int | None, name_of: NameOf
+    connection: Connection, p: Principal, source: CheckpointRow, to: SessionSlot | Destination, project: str, ttl_s: int | None, name_of: NameOf
 ) -> str:
-    slot = to if isinstance(to, Slot) else Slot(_session_for(connection, to, source), 0)
+    slot = to if isinstance(to, SessionSlot) else SessionSlot(_session_for(connection, to, source), 0)
     name = name_of(slot.session_id, slot.number)
     run_id = add_run(connection, project, _run_for(connection, source, project, slot.session_id, name), COPY)
     known = connection.execute(select(rows.checkpoint.c.key).where(rows.checkpoint.c.run_id == run_id)).one_or_none()

@@ -221,7 +221,7 @@ class Runs:
         async def make() -> Operation:
             if seq != run.facts.first_seq:
                 raise InvalidInput(
-                    f"operation {seq} loads a checkpoint: only the first operation of a run may; create a run from it instead", field="seq_id"
+                    f"operation {seq} loads a checkpoint: only the first operation of a run may; create a run from it instead", field="seq"
                 )
             _check_fits(run, source)
             return LoadCheckpoint(key=source.key, optimizer=optimizer)
@@ -263,7 +263,7 @@ class Runs:
         if key not in self._ids:
             row = await self._database.read(lambda connection: one_run(connection, p, run_id))
             if row.state == COPY:
-                raise Conflict(f"run `{run_id}` only holds a copy of weights: create a run from those to train", field="model_id")
+                raise Conflict(f"run `{run_id}` only holds a copy of weights: create a run from those to train", field="run_id")
             self._ids[key] = row.id
         return await self._activity.take_up(self._ids[key])
 

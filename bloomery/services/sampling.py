@@ -121,6 +121,8 @@ class SampleStream:
         """At whose end the request is in hand."""
         self._numerics: str | None = None
         """Of who gave what was passed on: nobody else's would go with it."""
+        self._fruitless = 0
+        """How often in a row a process went away without anything new."""
         self._resumable = False
         """Whether who has the request in hand gives the same answer a second time."""
         self._request = request
@@ -164,27 +166,28 @@ class SampleStream:
             meter.close(self.found_tokens)
 
     async def _submit_until_done(self) -> AsyncGenerator[Progress, None]:
-        fruitless = 0
         while True:
             try:
                 async with aclosing(self._submit()) as events:
                     async for event in events:
-                        fruitless = 0
+                        self._fruitless = 0
                         yield event
                 return
             except EngineLost as lost:
                 if self._numerics is not None and not self._resumable:
                     what = "an engine that is not bit-exact (one of `bloomery up --plain`, say) went away in the middle of this answer"
                     raise Unavailable(f"{what}, and nobody can go on with it; send the request again") from lost
-                fruitless += 1
-                if fruitless == MAX_SUBMISSIONS:
-                    told = f"whoever worked on this request went away {fruitless} times without anything new"
+                self._fruitless += 1
+                if self._fruitless == MAX_SUBMISSIONS:
+                    told = f"whoever worked on this request went away {self._fruitless} times without anything new"
                     raise Unavailable(f"{told}: {lost.message}") from lost
 
     async def _submit(self) -> AsyncGenerator[Progress, None]:
         # A fresh id: an engine that outlived its connection may still be at work on the earlier one.
         request = msgspec.structs.replace(self._request, request_id=new_id("generate"), begun=self._passed.begun())
-        link, numerics = await self._group.choose(request, self._numerics)
+        # What may be deadly is kept from the engine, where runs are.
+        harmless = self._fruitless < (1 if self._numerics is None else 2)
+        link, numerics = await self._group.choose(request, self._numerics, with_stand_in=harmless)
         self._resumable = link.welcome is not None and link.welcome.bit_exact
         async with aclosing(link.generate(request)) as events:
             self._link, self._submitted_as = link, request.request_id

@@ -16,7 +16,7 @@ SILENT_US: Final = 120 * 1_000_000
 """A client beats every ten seconds and itself warns of a lost server after so long."""
 
 
-class Place(NamedTuple):
+class SessionCursor(NamedTuple):
     """Behind which session a page begins."""
 
     created_us: int
@@ -43,7 +43,7 @@ class Found(NamedTuple):
     checkpoint_bytes: int = 0
 
 
-class Wanted(NamedTuple):
+class SessionFilter(NamedTuple):
     """What must hold. `words` are looked for in the name, and a session of id `session_id` needs no such name; `reasons` None means any."""
 
     session_id: str | None = None
@@ -60,7 +60,7 @@ class SessionPage(NamedTuple):
     """Some of what was found, and where the next page begins."""
 
     sessions: list[Found]
-    next: Place | None
+    next: SessionCursor | None
 
 
 class SessionSearch:
@@ -69,21 +69,21 @@ class SessionSearch:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def find(self, p: Principal, wanted: Wanted, *, behind: Place | None, limit: int) -> SessionPage:
+    async def find(self, p: Principal, wanted: SessionFilter, *, behind: SessionCursor | None, limit: int) -> SessionPage:
         """One page."""
         p.require("read", "train")
         return await self._database.read(lambda connection: _find(connection, p.project, wanted, behind, limit))
 
 
-def _find(connection: Connection, project: str, wanted: Wanted, behind: Place | None, limit: int) -> SessionPage:
+def _find(connection: Connection, project: str, wanted: SessionFilter, behind: SessionCursor | None, limit: int) -> SessionPage:
     matching = (session for session in _sessions(connection, project, behind) if _matches(session, wanted))
     page = [session for session, _ in zip(matching, range(limit + 1), strict=False)]
     more = len(page) > limit
     shown = _counted(connection, page[:limit])
-    return SessionPage(shown, Place(shown[-1].created_us, shown[-1].id) if more else None)
+    return SessionPage(shown, SessionCursor(shown[-1].created_us, shown[-1].id) if more else None)
 
 
-def _sessions(connection: Connection, project: str, behind: Place | None) -> Iterator[Found]:
+def _sessions(connection: Connection, project: str, behind: SessionCursor | None) -> Iterator[Found]:
     table, now = rows.session.c, now_us()
     query: Select[Any] = select(rows.session).where(table.project == project)
     if behind is not None:
@@ -101,7 +101,7 @@ def _found(row: Row[Any], now: int) -> Found:
     return Found(row.id, row.created_us, row.display_name, json.loads(row.user_metadata), ended is None and row.heartbeat_us > now - SILENT_US, ended)
 
 
-def _matches(session: Found, wanted: Wanted) -> bool:
+def _matches(session: Found, wanted: SessionFilter) -> bool:
     named = (session.display_name or "").casefold()
     by_name = bool(wanted.words) and all(word.casefold() in named for word in wanted.words)
     asked = wanted.session_id is not None or bool(wanted.words)

@@ -33,7 +33,7 @@ class Record(NamedTuple):
     payload: bytes
 
 
-class Place(NamedTuple):
+class RecordPlace(NamedTuple):
     """Where a record lies."""
 
     segment: Path
@@ -53,7 +53,7 @@ class Lane:
     """The segments of one kind in one directory; not for two threads at once, except `read`."""
 
     def __init__(self, directory: Path, *, name: str, kind: int, label: str, segment_bytes: int) -> None:
-        self.places: dict[int, Place] = {}
+        self.places: dict[int, RecordPlace] = {}
         self.last = -1
         """Highest `seq` that was here."""
         self.complete_through = -1
@@ -96,7 +96,7 @@ class Lane:
             raise
         failpoint(f"journal.{self._label}.synced")
         for record in records:
-            self.places[record.seq] = Place(path, self._size, len(record.payload))
+            self.places[record.seq] = RecordPlace(path, self._size, len(record.payload))
             self._size += HEADER_BYTES + len(record.payload)
             self._newest[path] = max(self._newest[path], record.seq)
             self.last = max(self.last, record.seq)
@@ -169,7 +169,7 @@ class Lane:
             if isinstance(header, Torn):
                 self.torn = header
                 return
-            self.places[header.seq] = Place(path, offset, header.length)
+            self.places[header.seq] = RecordPlace(path, offset, header.length)
             self._newest[path] = max(self._newest.get(path, header.seq), header.seq)
             self.last = max(self.last, header.seq)
 

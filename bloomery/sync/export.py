@@ -17,14 +17,14 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from bloomery.models.families import read_config
-from bloomery.models.names import stored_places
-from bloomery.models.weight_files import weight_files
+from bloomery.models.names import module_of, stored_places
+from bloomery.models.weight_files import own_name, weight_files
 from bloomery.sync.manifest import DIGEST_HEX_DIGITS, Manifest
 from bloomery.sync.peft import ADAPTER, CONFIG, peft_config, peft_tensors
 from bloomery.sync.publish import key_of
 from bloomery.types import tensor_file
 from bloomery.types.errors import Corrupt, NotSupported
-from bloomery.types.tensor_file import START_BYTES, Form, Place
+from bloomery.types.tensor_file import START_BYTES, TensorPlace, TensorSpec
 
 PIECE_BYTES: Final = 4 << 20
 COPIED: Final = (
@@ -43,7 +43,7 @@ COPIED: Final = (
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _PREFIX: Final = "base_model.model."
 _UNEMBED: Final = "model.unembed_tokens"
-_DENSE: Final = (".mlp.gate_proj.", ".mlp.up_proj.", ".mlp.down_proj.", ".mlp.shared_experts.")
+_DENSE: Final = (".mlp.gate_proj.", ".mlp.up_proj.", ".mlp.down_proj.", ".mixer.up_proj.", ".mixer.down_proj.", ".shared_experts.", ".shared_expert.")
 _EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
 _SERVED: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
@@ -64,7 +64,7 @@ def made(name: str, data: bytes) -> ExportFile:
     return ExportFile(name, len(data), lambda: iter((data,)))
 
 
-def blob_places(part: Part, size: int) -> dict[str, Place]:
+def blob_places(part: Part, size: int) -> dict[str, TensorPlace]:
     """Where the tensors of a blob lie, from its header."""
     return tensor_file.places(part(0, tensor_file.header_bytes(part(0, START_BYTES))), size=size)
 
@@ -79,8 +79,8 @@ def adapter(manifest: Manifest, part: Part, base_model: str) -> list[ExportFile]
             "the adapter is on experts and on dense or shared ones, which PEFT cannot load together: ask for form merged, or train without train_mlp",
             field="form",
         )
-    forms = dict(peft_tensors(places))
-    header = tensor_file.header(forms, {"format": "pt"})
+    specs = dict(peft_tensors(places))
+    header = tensor_file.header(specs, {"format": "pt"})
     start = tensor_file.header_bytes(part(0, START_BYTES))
 
     def pieces() -> Iterator[bytes]:
@@ -94,14 +94,14 @@ def adapter(manifest: Manifest, part: Part, base_model: str) -> list[ExportFile]
             raise Corrupt(f"blob `{manifest.key}` is damaged: it does not match its name")
         yield last
 
-    config = peft_config(forms, base_model=base_model, rank=manifest.rank, alpha=manifest.alpha)
+    config = peft_config(specs, base_model=base_model, rank=manifest.rank, alpha=manifest.alpha)
     return [made(CONFIG, config), ExportFile(ADAPTER, len(header) + manifest.size_bytes - start, pieces)]
 
 
 def merged(manifest: Manifest, part: Part, base: Path, *, max_shard_bytes: int) -> list[ExportFile]:
     """The files of a version over the base model in the directory `base`; `part` reads its blob. Weights are cut at `max_shard_bytes`."""
     tensors = _whole_model(manifest, part) if manifest.kind == "full" else _with_adapter(manifest, part, base)
-    shards = _shards({name: tensor.form for name, tensor in tensors.items()}, max_shard_bytes)
+    shards = _shards({name: tensor.spec for name, tensor in tensors.items()}, max_shard_bytes)
     names = _shard_names(len(shards))
     files = [made("config.json", _config(base, _dtype(manifest), tied=_HEAD not in tensors))]
     files += [made(name, (base / name).read_bytes()) for name in COPIED if (base / name).is_file()]
@@ -122,9 +122,9 @@ class _Factors(NamedTuple):
 class _Tensor(NamedTuple):
     """A tensor of the model: its values in the base model's file or in the blob, how they are written, and what is added to them."""
 
-    form: Form
+    spec: TensorSpec
     part: Part
-    place: Place
+    place: TensorPlace
     factors: _Factors | None = None
     digest: str | None = None
     """Of values that are passed on as they are."""
@@ -132,7 +132,7 @@ class _Tensor(NamedTuple):
 
 def _whole_model(manifest: Manifest, part: Part) -> dict[str, _Tensor]:
     digests = _digests(manifest)
-    return {name: _Tensor(place.form, part, place, digest=digests[name]) for name, place in blob_places(part, manifest.size_bytes).items()}
+    return {name: _Tensor(place.spec, part, place, digest=digests[name]) for name, place in blob_places(part, manifest.size_bytes).items()}
 
 
 def _with_adapter(manifest: Manifest, part: Part, base: Path) -> dict[str, _Tensor]:
@@ -147,7 +147,7 @@ def _with_adapter(manifest: Manifest, part: Part, base: Path) -> dict[str, _Tens
     for name, source in sources.items():
         path, place = stored[source]
         written = "F32" if name in places and places[name].in_float32 else dtype
-        tensors[name] = _Tensor(Form(written, place.form.shape), partial(_part_of_file, path), place, factors.of(name))
+        tensors[name] = _Tensor(TensorSpec(written, place.spec.shape), partial(_part_of_file, path), place, factors.of(name))
     return tensors
 
 
@@ -160,7 +160,7 @@ class _AdapterBlob:
 
     def of(self, tensor: str) -> _Factors | None:
         """What the adapter adds to a tensor of the model."""
-        target = _UNEMBED if tensor == _HEAD else tensor.removesuffix(".weight")
+        target = _UNEMBED if tensor == _HEAD else module_of(tensor).removesuffix(".weight")
         expert = _EXPERT.search(target)
         name = _PREFIX + (_EXPERT.sub(".experts.", target) if expert else target)
         if f"{name}.lora_A.weight" not in self._places:
@@ -174,13 +174,13 @@ class _AdapterBlob:
         data = self._part(place.start, place.stop)
         if blake3(data).hexdigest()[:DIGEST_HEX_DIGITS] != self._digests[name]:
             raise _damaged(name)
-        values = decode(data, place.form.dtype).reshape(place.form.shape)
+        values = decode(data, place.spec.dtype).reshape(place.spec.shape)
         return values if expert is None else values[expert]
 
 
 def _weights_file(name: str, tensors: Mapping[str, _Tensor]) -> ExportFile:
-    header = tensor_file.header({tensor: each.form for tensor, each in tensors.items()}, {"format": "pt"})
-    size = len(header) + sum(each.form.size_bytes for each in tensors.values())
+    header = tensor_file.header({tensor: each.spec for tensor, each in tensors.items()}, {"format": "pt"})
+    size = len(header) + sum(each.spec.size_bytes for each in tensors.values())
 
     def pieces() -> Iterator[bytes]:
         yield header
@@ -204,7 +204,7 @@ def _pieces(name: str, tensor: _Tensor) -> Iterator[bytes]:
 
 def _written(tensor: _Tensor) -> Iterator[tuple[bytes, bytes]]:
     """What is read, and what is written for it, some rows at a time."""
-    stored, written, factors = tensor.place.form, tensor.form, tensor.factors
+    stored, written, factors = tensor.place.spec, tensor.spec, tensor.factors
     a, b = (factors.a(), factors.b()) if factors is not None else (None, None)
     width = stored.size_bytes // max(1, stored.shape[0])
     rows = max(1, PIECE_BYTES // max(1, width))
@@ -241,15 +241,15 @@ def encode(values: NDArray[np.float32], dtype: str) -> bytes:
     return values.astype({"F16": "<f2", "F32": "<f4"}[dtype]).tobytes()
 
 
-def _shards(forms: Mapping[str, Form], limit: int) -> list[list[str]]:
+def _shards(specs: Mapping[str, TensorSpec], limit: int) -> list[list[str]]:
     shards: list[list[str]] = [[]]
     size = 0
-    for name, form in forms.items():
-        if shards[-1] and size + form.size_bytes > limit:
+    for name, spec in specs.items():
+        if shards[-1] and size + spec.size_bytes > limit:
             shards.append([])
             size = 0
         shards[-1].append(name)
-        size += form.size_bytes
+        size += spec.size_bytes
     return shards
 
 
@@ -260,7 +260,7 @@ def _shard_names(count: int) -> list[str]:
 
 
 def _index(tensors: Mapping[str, _Tensor], shards: Mapping[str, list[str]]) -> bytes:
-    total = sum(tensor.form.size_bytes for tensor in tensors.values())
+    total = sum(tensor.spec.size_bytes for tensor in tensors.values())
     weight_map = {tensor: file for file, names in shards.items() for tensor in names}
     return _json({"metadata": {"total_size": total}, "weight_map": weight_map})
 
@@ -285,10 +285,10 @@ def _digests(manifest: Manifest) -> dict[str, str]:
     return {entry.name: entry.digest for entry in manifest.tensors}
 
 
-def _stored(directory: Path) -> dict[str, tuple[Path, Place]]:
+def _stored(directory: Path) -> dict[str, tuple[Path, TensorPlace]]:
     """File and place of every tensor of a model directory."""
     files = [(path, blob_places(partial(_part_of_file, path), path.stat().st_size)) for path in weight_files(directory)]
-    return {name: (path, place) for path, places in files for name, place in places.items()}
+    return {own_name(name): (path, place) for path, places in files for name, place in places.items()}
 
 
 def _part_of_file(path: Path, start: int, stop: int) -> bytes:

@@ -102,4 +102,4 @@ class _Tensor(NamedTuple):
 
 def _tensors(blob: bytes) -> Iterator[_Tensor]:
     for name, place in tensor_file.places(blob, size=len(blob)).items():
-        yield _Tensor(name, _DTYPES.get(place.form.dtype, place.form.dtype), place.form.shape, memoryview(blob)[place.start : place.stop])
+        yield _Tensor(name, _DTYPES.get(place.spec.dtype, place.spec.dtype), place.spec.shape, memoryview(blob)[place.start : place.stop])

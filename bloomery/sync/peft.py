@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from bloomery.types.tensor_file import Form, Place
+from bloomery.types.tensor_file import TensorPlace, TensorSpec
 
 ADAPTER: Final = "adapter_model.safetensors"
 CONFIG: Final = "adapter_config.json"
@@ -16,15 +16,15 @@ _HEAD: Final = (".model.unembed_tokens.", ".lm_head.")
 _EXPERTS: Final = ".experts."
 
 
-def peft_tensors(places: Mapping[str, Place]) -> Iterator[tuple[str, Form]]:
+def peft_tensors(places: Mapping[str, TensorPlace]) -> Iterator[tuple[str, TensorSpec]]:
     """Tensors of a published blob under the names of PEFT, in the order in which their values lie there."""
     for name, place in sorted(places.items(), key=lambda item: item[1].start):
-        form = place.form
-        if _EXPERTS in name and len(form.shape) == 3:
-            for expert in range(form.shape[0]):
-                yield name.replace(_EXPERTS, f"{_EXPERTS}{expert}."), Form(form.dtype, form.shape[1:])
+        spec = place.spec
+        if _EXPERTS in name and len(spec.shape) == 3:
+            for expert in range(spec.shape[0]):
+                yield name.replace(_EXPERTS, f"{_EXPERTS}{expert}."), TensorSpec(spec.dtype, spec.shape[1:])
         else:
-            yield name.replace(*_HEAD), form
+            yield name.replace(*_HEAD), spec
 
 
 def peft_config(names: Iterable[str], *, base_model: str, rank: int, alpha: float) -> bytes:

@@ -1,41 +1,28 @@
 """All parameters of a model as one run trains them: a decoder of its own, with fp32 masters behind it.
 
 Every tensor belongs to one part, and the parts that the run does not train are those of the engine's own decoder, shared and not copied:
-`attn` (projections, norms of queries and keys, and the norm before), `mlp` (projections or experts with their router, and the norm before),
-`unembed` (token embedding, per-layer inputs, last norm and head: both sides of the vocabulary). In fp32 the decoder's trained tensors are the
-masters themselves.
+`attn` (projections, norms of queries and keys, whatever else a mixer has, and the norm before), `mlp` (projections or experts with their router, and
+the norm before), `unembed` (token embedding, per-layer inputs, last norm and head: both sides of the vocabulary). In fp32 the decoder's trained
+tensors are the masters themselves.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bloomery.models.adapters import FusedAdapter
+from bloomery.models.attention import pad_to
 from bloomery.models.decoder import Decoder
 from bloomery.models.load import stored_tensors
 from bloomery.models.memory import free_bytes
-from bloomery.types.errors import InvalidInput
+from bloomery.train.trainable import lay_out
 from bloomery.types.footprint import check_room, trained_parts
 from bloomery.types.operations import LoraSpec
 
 _ALIGN = 16
 """Elements: every view begins at a cache line, as tensors of their own do, so that products with them take the same kernels."""
-_ATTENTION = ("attention_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "latent", "o", "attention_out_norm")
-
-
-class Slot(NamedTuple):
-    """Where one tensor lives in the flat vectors."""
-
-    name: str
-    shape: torch.Size
-    start: int
-
-    @property
-    def stop(self) -> int:
-        """Behind its last element; zeros follow up to the next slot."""
-        return self.start + self.shape.numel()
+_ATTENTION = ("attention_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "latent", "recurrent", "o", "attention_out_norm")
 
 
 class FullParameters:
@@ -43,12 +30,10 @@ class FullParameters:
 
     def __init__(self, base: Decoder, spec: LoraSpec) -> None:
         parts = trained_parts(spec)
-        if not parts:
-            raise InvalidInput("nothing to train: set at least one of train_attn, train_mlp and train_unembed", field="lora_config")
         chosen = {name: tensor for name, tensor in base.named_parameters() if part_of(name) in parts}
         check_room(sum(tensor.numel() for tensor in chosen.values()), free_bytes(base.device))
-        self.spec, self.slots = spec, _slots(chosen)
-        self.masters = torch.zeros(_padded(self.slots[-1].stop), device=base.device)
+        self.spec, self.slots = spec, lay_out({name: tensor.shape for name, tensor in chosen.items()}, align=_ALIGN)
+        self.masters = torch.zeros(pad_to(self.slots[-1].stop, _ALIGN), device=base.device)
         self.gradients = torch.zeros_like(self.masters)
         for name, master in self.named(self.masters):
             master.copy_(chosen[name])
@@ -96,7 +81,7 @@ class FullParameters:
     def named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Each trained tensor's view of a flat vector, named as in the decoder."""
         for slot in self.slots:
-            yield slot.name, flat[slot.start : slot.stop].view(slot.shape)
+            yield slot.name, slot.of(flat)
 
     def _own_decoder(self, base: Decoder) -> Decoder:
         masters = dict(self.named(self.masters))
@@ -122,14 +107,3 @@ def count_parts(decoder: Decoder) -> dict[str, int]:
     for name, tensor in decoder.named_parameters():
         counts[part_of(name)] = counts.get(part_of(name), 0) + tensor.numel()
     return counts
-
-
-def _slots(tensors: dict[str, nn.Parameter]) -> list[Slot]:
-    slots: list[Slot] = []
-    for name, tensor in tensors.items():
-        slots.append(Slot(name, tensor.shape, _padded(slots[-1].stop) if slots else 0))
-    return slots
-
-
-def _padded(count: int) -> int:
-    return -(-count // _ALIGN) * _ALIGN

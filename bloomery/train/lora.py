@@ -6,25 +6,16 @@ zeros around them; what a backward leaves at those zeros is never gathered. A sn
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import torch
 from blake3 import blake3
 from torch import Tensor
 
-from bloomery.models.adapters import PUBLISHED_EXPERTS, PUBLISHED_PREFIX, Factors, FusedAdapter, TargetShape, target_shapes
+from bloomery.models.adapters import Factors, FusedAdapter, TargetShape, published_name, target_shapes
 from bloomery.models.decoder import Decoder
+from bloomery.train.trainable import Slot, lay_out
 from bloomery.types.errors import InvalidInput
 from bloomery.types.operations import LoraSpec
-
-
-class Slot(NamedTuple):
-    """Where one factor lives in the flat vectors."""
-
-    name: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
 
 
 class Lora:
@@ -33,9 +24,9 @@ class Lora:
     def __init__(self, decoder: Decoder, spec: LoraSpec) -> None:
         shapes = target_shapes(decoder.config, attention=spec.train_attn, mlp=spec.train_mlp, unembed=spec.train_unembed)
         if not shapes:
-            raise InvalidInput("nothing to train: set at least one of train_attn, train_mlp and train_unembed", field="lora_config")
+            raise InvalidInput("nothing to train: set at least one of train_attn, train_mlp and train_unembed", field="train_attn")
         self.decoder, self.spec = decoder, spec
-        self.slots = _slots(shapes, spec.rank)
+        self.slots = lay_out(_factor_shapes(shapes, spec.rank))
         self.masters = torch.cat([_initial(slot, spec.seed).flatten() for slot in self.slots]).to(decoder.device)
         self.gradients = torch.zeros_like(self.masters)
         self._targets, self._scale = tuple(shapes), spec.alpha / spec.rank
@@ -78,38 +69,25 @@ class Lora:
         self.discard_ungathered()
 
     def published(self) -> dict[str, Tensor]:
-        """The factors in the compute dtype, unpadded, under the names that PEFT uses; those of experts are stacked, under `mlp.experts.*`."""
-        return {_published_name(slot): _view(slot, self.masters).to(self.decoder.dtype) for slot in self.slots}
+        """The factors in the compute dtype, unpadded, under the names that PEFT uses; those of experts are stacked, under `experts.*`."""
+        return {published_name(slot.name, stacked=len(slot.shape) == 3): slot.of(self.masters).to(self.decoder.dtype) for slot in self.slots}
 
     def named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Each factor's view of a flat vector (masters, gradients, optimizer moments)."""
         for slot in self.slots:
-            yield slot.name, _view(slot, flat)
+            yield slot.name, slot.of(flat)
 
 
 def _factors(tensors: Mapping[str, Tensor], target: str) -> Factors:
     return Factors(tensors[f"{target}.lora_A"], tensors[f"{target}.lora_B"])
 
 
-def _view(slot: Slot, flat: Tensor) -> Tensor:
-    return flat[slot.start : slot.stop].view(slot.shape)
-
-
-def _published_name(slot: Slot) -> str:
-    stacked = slot.name.replace(".mlp.", PUBLISHED_EXPERTS) if len(slot.shape) == 3 else slot.name
-    return f"{PUBLISHED_PREFIX}{stacked}.weight"
-
-
-def _slots(shapes: dict[str, TargetShape], rank: int) -> list[Slot]:
-    slots: list[Slot] = []
-    start = 0
-    for target, (experts, inputs, outputs) in shapes.items():
+def _factor_shapes(targets: Mapping[str, TargetShape], rank: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for target, (experts, inputs, outputs) in targets.items():
         lead = (experts,) if experts else ()
-        for name, shape in (("lora_A", (*lead, rank, inputs)), ("lora_B", (*lead, outputs, rank))):
-            stop = start + torch.Size(shape).numel()
-            slots.append(Slot(f"{target}.{name}", shape, start, stop))
-            start = stop
-    return slots
+        shapes[f"{target}.lora_A"], shapes[f"{target}.lora_B"] = (*lead, rank, inputs), (*lead, outputs, rank)
+    return shapes
 
 
 def _initial(slot: Slot, seed: int) -> Tensor:

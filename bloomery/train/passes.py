@@ -1,8 +1,9 @@
 """One forward, and one backward, over micro-batches of several runs.
 
 A pass computes the base model once for the rows of all its shares, but what follows the last attention apart for the rows that learn and for others,
-of which nobody needs a backward. Each run keeps the numbers that it has alone: rows are padded by their own
-sequence, an adapter applies to its own range of rows, and terms and factors of a run are reduced over its own rows in their own order.
+of which nobody needs a backward; where only metrics are asked for, rows without loss are not finished. Each run keeps the numbers that it has alone:
+rows are padded by their own sequence, an adapter applies to its own range of rows, and terms and factors of a run are reduced over its own rows in
+their own order.
 Shapes: R packed rows, D hidden, K soft targets per row.
 """
 
@@ -32,6 +33,8 @@ class Share(NamedTuple):
     backward: bool
     routing: bool = False
     """Whether to tell which experts the rows went to."""
+    logprobs: bool = True
+    """Whether those of rows without loss are wanted."""
 
     @property
     def rows(self) -> int:
@@ -48,6 +51,7 @@ class Computed(NamedTuple):
     """What a share gave, on the host."""
 
     logprobs_RK: Tensor
+    """0 in rows whose log-probabilities are not wanted."""
     routing_RLT: Tensor | None
     """Experts of each of the L sparse layers, where that was asked."""
 
@@ -65,7 +69,7 @@ def compute(shares: Sequence[Share]) -> list[Computed]:
         learned = _logprobs(ending, places, learning)
         terms = [_terms(place, rows, logprobs) for place, rows, logprobs in zip(places, learning, learned, strict=True) if len(rows)]
         with torch.no_grad():
-            others = [torch.where(place.packed.real_R & ~place.learns_R)[0] for place in places]
+            others = [place.others for place in places]
             unlearned = _logprobs(ending, places, others)
         if terms:
             torch.autograd.backward(terms, [torch.ones_like(term) for term in terms])
@@ -88,14 +92,20 @@ class _Place(NamedTuple):
     start: int
 
     @property
-    def learns_R(self) -> Tensor:
-        """Which rows get a gradient."""
-        return self.share.loss.learns(self.packed.inputs) & self.packed.real_R & self.share.backward
+    def learning(self) -> Tensor:
+        """Numbers of the rows that get a gradient."""
+        return torch.where(self._counts_R & self.share.backward)[0]
 
     @property
-    def learning(self) -> Tensor:
-        """Their numbers in the share."""
-        return torch.where(self.learns_R)[0]
+    def others(self) -> Tensor:
+        """Numbers of the rows of which nothing but the log-probability is wanted."""
+        wanted_R = self.packed.real_R if self.share.logprobs else self._counts_R
+        return torch.where(wanted_R & ~(self._counts_R & self.share.backward))[0]
+
+    @property
+    def _counts_R(self) -> Tensor:
+        """Which rows the loss looks at."""
+        return self.share.loss.learns(self.packed.inputs) & self.packed.real_R
 
 
 def _lay_out(shares: Sequence[Share], device: torch.device) -> list[_Place]:

@@ -152,7 +152,7 @@ class TrainableRun:
         routing: list[np.ndarray] = []
         for part in batch.split([datum.tokens.shape[0] for datum in operation.data], self.spec.micro_batch_tokens):
             data = operation.data[part]
-            share = Share(self.weights, batch.pack(data, loss), loss, operation.backward, operation.return_routing)
+            share = Share(self.weights, batch.pack(data, loss), loss, operation.backward, operation.return_routing, operation.return_logprobs)
             computed = yield share
             logprobs += batch.unpack(computed.logprobs_RK, data)
             if computed.routing_RLT is not None:
@@ -160,7 +160,7 @@ class TrainableRun:
             if operation.backward:
                 self.weights.gather_gradients()
                 self._has_gradients |= bool(loss.learns(share.packed.inputs).any())
-        return _with_routing(_result(loss, operation.data, logprobs), routing)
+        return _with_routing(_result(loss, operation, logprobs), routing)
 
     def _custom_loss(self, operation: ForwardBackward, loss: CustomLoss) -> Work[ForwardBackwardResult]:
         """Per micro-batch a forward, the loss of each of its data on the host, and a backward of its derivatives as signed weights."""
@@ -187,7 +187,7 @@ class TrainableRun:
 
     def _backward_weighted(self, data: list[Datum]) -> Work[None]:
         """Add the gradients of weighted log-probabilities."""
-        share = Share(self.weights, batch.pack(data, custom.WEIGHTED), custom.WEIGHTED, True)
+        share = Share(self.weights, batch.pack(data, custom.WEIGHTED), custom.WEIGHTED, True, logprobs=False)
         yield share
         self.weights.gather_gradients()
         self._has_gradients |= bool(custom.WEIGHTED.learns(share.packed.inputs).any())
@@ -234,10 +234,10 @@ class TrainableRun:
             self._spoiled_by = culprit
 
 
-def _result(loss: Loss, data: tuple[Datum, ...], logprobs: list[np.ndarray]) -> ForwardBackwardResult:
+def _result(loss: Loss, operation: ForwardBackward, logprobs: list[np.ndarray]) -> ForwardBackwardResult:
     """Outputs and metrics, computed over the whole operation at once so that the micro-batches leave no trace in them."""
     flat = torch.from_numpy(np.concatenate([values.ravel() for values in logprobs]))
-    rows = [batch.loss_inputs(datum, loss) for datum in data]
+    rows = [batch.loss_inputs(datum, loss) for datum in operation.data]
     inputs = {name: torch.from_numpy(np.concatenate([row[name].ravel() for row in rows])) for name in rows[0]}
     ends = np.cumsum([values.size for values in logprobs])[:-1]
     sequence = torch.from_numpy(np.repeat(np.arange(len(logprobs)), [values.size for values in logprobs]))
@@ -247,10 +247,13 @@ def _result(loss: Loss, data: tuple[Datum, ...], logprobs: list[np.ndarray]) -> 
     for index, value in enumerate(sums):
         if not np.isfinite(value):
             raise InvalidInput(f"data[{index}]: the loss is {value}; the gradients were cleared. Check this datum's inputs, then the learning rate")
+    metrics = {"loss:sum": float(np.sum(sums))} | loss.metrics(flat, inputs, sequence)
+    if not operation.return_logprobs:
+        return ForwardBackwardResult(outputs=({},) * len(operation.data), metrics=metrics)
     outputs = [{"logprobs": Array.of(values)} for values in logprobs]
     if loss.form.term_output is not None:
         outputs = [output | {loss.form.term_output: Array.of(values)} for output, values in zip(outputs, terms, strict=True)]
-    return ForwardBackwardResult(outputs=tuple(outputs), metrics={"loss:sum": float(np.sum(sums))} | loss.metrics(flat, inputs, sequence))
+    return ForwardBackwardResult(outputs=tuple(outputs), metrics=metrics)
 
 
 def _with_routing(result: ForwardBackwardResult, routing: list[np.ndarray]) -> ForwardBackwardResult:

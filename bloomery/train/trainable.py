@@ -4,13 +4,15 @@ Both keep fp32 masters and gradients as flat vectors with a named view per tenso
 forward computes with the copies, and a snapshot holds them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
+import torch
 from blake3 import blake3
 from torch import Tensor
 
 from bloomery.models.adapters import FusedAdapter
+from bloomery.models.attention import pad_to
 from bloomery.models.decoder import Decoder
 from bloomery.models.tensor_bytes import values
 from bloomery.types.operations import LoraSpec
@@ -59,6 +61,31 @@ class Trainable(Protocol):
     def named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Each tensor's view of a flat vector (masters, gradients, optimizer moments), in a fixed order."""
         ...
+
+
+class Slot(NamedTuple):
+    """Where one tensor lives in the flat vectors."""
+
+    name: str
+    shape: torch.Size
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """Behind its last element."""
+        return self.start + self.shape.numel()
+
+    def of(self, flat: Tensor) -> Tensor:
+        """Its view of a flat vector."""
+        return flat[self.start : self.stop].view(self.shape)
+
+
+def lay_out(shapes: Mapping[str, Sequence[int]], *, align: int = 1) -> list[Slot]:
+    """Slots one after the other, each beginning at a multiple of `align` elements."""
+    slots: list[Slot] = []
+    for name, shape in shapes.items():
+        slots.append(Slot(name, torch.Size(shape), pad_to(slots[-1].stop, align) if slots else 0))
+    return slots
 
 
 def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:

@@ -186,6 +186,9 @@ def check_forward_backward(operation: ForwardBackward, size: Bounds) -> None:
             check_routing(datum.routing, datum.tokens.shape[0], size.routing, f"data[{index}].loss_fn_inputs.routing")
     if operation.return_routing and size.routing is None:
         raise InvalidInput("`return_routing`: this model has no experts, leave it out", field="loss_fn_config.return_routing")
+    if not operation.return_logprobs and operation.custom is not None:
+        message = "`return_logprobs`: a custom loss is computed from all log-probabilities, so leaving them out saves nothing; leave out the option"
+        raise InvalidInput(message, field="loss_fn_config.return_logprobs")
     targets = sum(math.prod(datum.inputs[TARGETS].shape) for datum in operation.data)
     if targets > MAX_TARGETS:
         raise InvalidInput(f"`data` has {targets} targets, at most {MAX_TARGETS} are taken at a time: send it in parts", field="data")

@@ -1,5 +1,6 @@
 """The one error tree: raise where you know, answer at the door (only the `errors` of a contract map codes to HTTP)."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar, Literal
@@ -39,6 +40,11 @@ class RateLimited(BloomeryError):
     def __init__(self, message: str, *, field: str | None = None, resource: str = "requests", retry_after_s: float = 1.0) -> None:
         super().__init__(message, field=field)
         self.resource, self.retry_after_s = resource, retry_after_s
+
+    @property
+    def retry_after(self) -> str:
+        """The same as whole seconds, and never a moment too early."""
+        return str(max(1, math.ceil(self.retry_after_s)))
 
 
 class NotFound(BloomeryError):

@@ -11,7 +11,10 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bloomery.types.arrays import Array
 from bloomery.types.errors import WorkerError
+from bloomery.types.generation import Generate, GenerateFailed, Priority, SampledToken, SamplerEvent, SamplingParams, Weights
+from bloomery.types.wire import Wire
 
 Mode = Literal["exact", "plain"]
 """What is promised: equal bits, or numbers that are close."""
@@ -33,16 +36,16 @@ class Prompt(NamedTuple):
     late: bool
 
 
-class Sampled(NamedTuple):
+class Sampled(Wire, frozen=True):
     """One answer of a sampler: all tokens, those of the prompt first, and the float32 log-probabilities [N - P] of the others."""
 
     tokens: tuple[int, ...]
-    logprobs: NDArray[np.float32]
+    logprobs: Array
 
     @property
     def prompt(self) -> tuple[int, ...]:
         """The first P."""
-        return self.tokens[: len(self.tokens) - len(self.logprobs)]
+        return self.tokens[: len(self.tokens) - self.logprobs.shape[0]]
 
 
 class Numbers(NamedTuple):
@@ -75,9 +78,38 @@ def prompts(tokens: Sequence[int], context: int, max_tokens: int, lengths: Seque
     return [*asked, Prompt(pieces[group], 1, len(pieces), late=True)]
 
 
+def request(prompt: Prompt, weights: Weights, max_tokens: int, request_id: str, *, priority: Priority = "rollout") -> Generate:
+    """A prompt as a request for `max_tokens` tokens at temperature 1."""
+    return Generate(
+        request_id=request_id,
+        weights=weights,
+        prompt=Array.of(np.asarray(prompt.tokens, np.int32)),
+        params=SamplingParams(max_tokens=max_tokens, seed=prompt.seed),
+        num_samples=prompt.num_samples,
+        priority=priority,
+    )
+
+
+def answers(asked: Generate, events: Sequence[SamplerEvent]) -> list[Sampled]:
+    """What came of one request, among events that may be of others too."""
+    own = [event for event in events if event.request_id == asked.request_id]
+    for event in own:
+        if isinstance(event, GenerateFailed):
+            raise WorkerError(f"the sampler could not answer: {event.message}")
+    prompt: list[int] = asked.prompt.numpy().tolist()
+    told: list[list[SampledToken]] = [[] for _ in range(asked.num_samples)]
+    for event in own:
+        if isinstance(event, SampledToken):
+            told[event.sample].append(event)
+    return [
+        Sampled(tokens=(*prompt, *(event.token for event in tokens)), logprobs=Array.of(np.array([event.logprob for event in tokens], np.float32)))
+        for tokens in told
+    ]
+
+
 def compare(sampled: Sequence[Sampled], trainer: Sequence[NDArray[np.float32]]) -> Numbers:
     """Both sides of the same tokens; `trainer` holds one array for each sequence."""
-    differences = [theirs.astype(np.float64) - each.logprobs.astype(np.float64) for each, theirs in zip(sampled, trainer, strict=True)]
+    differences = [theirs.astype(np.float64) - each.logprobs.numpy().astype(np.float64) for each, theirs in zip(sampled, trainer, strict=True)]
     all_N = np.concatenate(differences)
     if not len(all_N) or not np.isfinite(all_N).all():
         raise WorkerError("these weights give no finite log-probabilities to compare: train them again from an earlier checkpoint")

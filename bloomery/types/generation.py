@@ -93,6 +93,8 @@ class Generate(Wire, frozen=True, tag="generate"):
     targets: PromptTargets | None = None
     prompt_draws: int = 0
     """Tokens to draw at each position of the prompt but the first, at the request's temperature and from all tokens."""
+    prompt_ranks: bool = False
+    """Whether to tell, with `prompt_logprobs`, which place each token of the prompt has among all."""
     top_logprobs: int = 0
     routing: bool = False
     """Whether to tell which experts the tokens went to; of a mixture of experts alone."""
@@ -127,9 +129,10 @@ class PromptFound(Wire, frozen=True, tag="prompt_found"):
 class PromptScored(Wire, frozen=True, tag="prompt_scored"):
     """`logprobs` float32 [P], NaN before `scored_from`.
 
-    With `prompt_top_k` k also `top_ids` int32 [P, k] and `top_logprobs` float32 [P, k] (0 and -99999 before `scored_from`), with `targets` their
-    log-probabilities float32 [C], with `prompt_draws` k `drawn_ids` int32 [P - 1, k] and `drawn_logprobs` float32 [P - 1, k], whose row i is
-    drawn for position i + 1. All log-probabilities are the model's own.
+    With `prompt_ranks` also `ranks` int32 [P], which are 1 for the likeliest token and 0 before `scored_from`, with `prompt_top_k` k `top_ids` int32
+    [P, k] and `top_logprobs` float32 [P, k] (0 and -99999 before `scored_from`), with `targets` their log-probabilities float32 [C], with
+    `prompt_draws` k `drawn_ids` int32 [P - 1, k] and `drawn_logprobs` float32 [P - 1, k], whose row i is drawn for position i + 1. All
+    log-probabilities are the model's own.
     """
 
     request_id: str
@@ -139,6 +142,7 @@ class PromptScored(Wire, frozen=True, tag="prompt_scored"):
     target_logprobs: Array | None = None
     drawn_ids: Array | None = None
     drawn_logprobs: Array | None = None
+    ranks: Array | None = None
 
 
 class PromptRouted(Wire, frozen=True, tag="prompt_routed"):

@@ -70,6 +70,8 @@ class ForwardBackward(Wire, frozen=True, tag="forward_backward"):
     backward: bool = True
     return_routing: bool = False
     """Whether the outputs have `routing` int32 [N, L, T]."""
+    return_logprobs: bool = True
+    """Whether the outputs have numbers per token. Without them predictions without loss are not made; metrics and gradients are the same bits."""
     custom: CustomLoss | None = None
     """The loss itself where `loss` is `custom`: a replay needs nothing beside the journal."""
 
@@ -133,7 +135,7 @@ def effect_of_failure(operation: Operation) -> Effect:
 
 
 class ForwardBackwardResult(Wire, frozen=True, tag="forward_backward"):
-    """Per datum its named outputs (`logprobs` float32 [N] or [N, K], ...), and metrics named `name:reduction`."""
+    """Per datum its named outputs (`logprobs` float32 [N] or [N, K], ...; none that were not asked for), and metrics named `name:reduction`."""
 
     outputs: tuple[dict[str, Array], ...]
     metrics: dict[str, float]

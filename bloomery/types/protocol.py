@@ -11,8 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from bloomery.types.arrays import Array
-from bloomery.types.fidelity import Mode
+from bloomery.types.fidelity import Mode, Sampled
 from bloomery.types.generation import Abort, Generate, SamplerEvent, Weights
 from bloomery.types.operations import Operation, Result, RunSpec
 from bloomery.types.wire import Wire, encode
@@ -70,19 +69,12 @@ class Drain(Wire, frozen=True, tag="drain"):
     """Clean stop: finish what runs, checkpoint every run, answer `Drained`."""
 
 
-class Answer(Wire, frozen=True):
-    """One answer of a sampler: `tokens` int32 [N], those of the prompt first, and float32 `logprobs` of the others."""
-
-    tokens: Array
-    logprobs: Array
-
-
 class Compare(Wire, frozen=True, tag="compare"):
     """Make a fidelity card: what does the trainer's forward say of these answers, which a sampler gave with these weights?"""
 
     request_id: str
     weights: Weights
-    answers: tuple[Answer, ...]
+    answers: tuple[Sampled, ...]
     mode: Mode
 
 

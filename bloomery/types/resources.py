@@ -371,7 +371,7 @@ class CreateKey(Resource):
     ttl_s: int | None = Field(None, ge=1, le=10 * 365 * 86_400)
     """Seconds after which it is refused; without it the key lasts until it is revoked."""
     requests_per_minute: int | None = Field(None, ge=1, le=10**9)
-    """Under the OpenAI contract; without it there is no limit."""
+    """That ask a model for an answer, under the OpenAI contract or by `asample`; without it there is no limit."""
     tokens_per_minute: int | None = Field(None, ge=1, le=10**12)
     """The same, of prompts and answers together."""
 
@@ -405,6 +405,8 @@ class EngineState(Resource):
     base_hash: str
     aliases: list[str]
     ready: bool
+    stands_in: bool
+    """Whether it takes what its replicas should, because none of them answers."""
     detail: dict[str, Any]
 
 

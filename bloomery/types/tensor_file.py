@@ -15,7 +15,7 @@ START_BYTES: Final = 8
 _ALIGNMENT: Final = 8
 
 
-class Form(NamedTuple):
+class TensorSpec(NamedTuple):
     """A tensor without its values; `dtype` as safetensors calls it (F32, BF16, ...)."""
 
     dtype: str
@@ -27,21 +27,21 @@ class Form(NamedTuple):
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor's values lie in a file, from its first byte on."""
 
-    form: Form
+    spec: TensorSpec
     start: int
     stop: int
 
 
-def header(tensors: Mapping[str, Form], metadata: Mapping[str, str]) -> bytes:
+def header(tensors: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> bytes:
     """The first bytes of a file whose values follow in the order of `tensors`; equal arguments give equal bytes."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
-    for name, form in tensors.items():
-        entries[name] = {"dtype": form.dtype, "shape": list(form.shape), "data_offsets": [start, start + form.size_bytes]}
-        start += form.size_bytes
+    for name, spec in tensors.items():
+        entries[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [start, start + spec.size_bytes]}
+        start += spec.size_bytes
     text = json.dumps(entries, separators=(",", ":")).encode()
     padded = text + b" " * (-len(text) % _ALIGNMENT)
     return len(padded).to_bytes(START_BYTES, "little") + padded
@@ -52,22 +52,22 @@ def header_bytes(start: bytes) -> int:
     return START_BYTES + int.from_bytes(start[:START_BYTES], "little")
 
 
-def places(data: bytes | memoryview, *, size: int) -> dict[str, Place]:
+def places(data: bytes | memoryview, *, size: int) -> dict[str, TensorPlace]:
     """Every tensor of a file of `size` bytes that begins with `data` (its header, or more)."""
     begin = header_bytes(bytes(data[:START_BYTES]))
-    found: dict[str, Place] = {}
+    found: dict[str, TensorPlace] = {}
     for name, entry in _header(data, begin).items():
         if name == "__metadata__":
             continue
         try:
-            form = Form(entry["dtype"], tuple(entry["shape"]))
+            spec = TensorSpec(entry["dtype"], tuple(entry["shape"]))
             first, last = entry["data_offsets"]
-            fits = last - first == form.size_bytes and 0 <= first <= last <= size - begin
+            fits = last - first == spec.size_bytes and 0 <= first <= last <= size - begin
         except (TypeError, KeyError, ValueError) as error:
             raise Corrupt(f"tensor `{name}` of a weights file has no form: {error!r}") from error
         if not fits:
             raise Corrupt(f"a weights file of {size} bytes does not hold its tensor `{name}`")
-        found[name] = Place(form, begin + first, begin + last)
+        found[name] = TensorPlace(spec, begin + first, begin + last)
     return found
 
 

@@ -64,7 +64,8 @@ async function get(path) {
 
 async function showStatus() {
   const status = await get("/status");
-  const engines = status.engines.map((engine) => `${engine.aliases.join(", ")}: ${engine.ready ? "ready" : "starting"}`).join(" · ");
+  const ready = (engine) => (engine.stands_in ? "ready, serves for its replicas" : "ready");
+  const engines = status.engines.map((engine) => `${engine.aliases.join(", ")}: ${engine.ready ? ready(engine) : "starting"}`).join(" · ");
   const wanted = status.replicas.filter((replica) => replica.wanted);
   const replicas = wanted.length ? ` · ${wanted.filter((replica) => replica.ready).length} of ${wanted.length} replicas ready` : "";
   const { mode, dropped, failed } = status.traffic;

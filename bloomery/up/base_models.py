@@ -53,6 +53,9 @@ class CheckedModel(NamedTuple):
     directory: Path
     parameters: int
     needs_bytes: int
+    """Of an engine."""
+    replica_bytes: int
+    """Of a replica, which holds nothing but what it multiplies with."""
 
 
 def model_arguments(values: Sequence[str]) -> tuple[ModelArgument, ...]:
@@ -72,8 +75,12 @@ def check(model: ModelArgument, dtype: str) -> CheckedModel:
     with blame(InvalidInput, f"the weights in {model.directory} cannot be used"):
         parameters = check_weights(model.directory, config)
     _check_tokenizer(model.directory, config.vocab_size)
-    needs = int(parameters * BYTES_PER_PARAMETER[dtype] * (_HEADROOM + _PACKED)) + _PROCESS_BYTES
-    return CheckedModel(model.alias, model.directory, parameters, needs)
+    # A tied head is packed beside the embedding.
+    added = config.vocab_size * config.hidden_size if config.tied_head else 0
+    needs, replica = (
+        int(numbers * BYTES_PER_PARAMETER[dtype]) + _PROCESS_BYTES for numbers in (parameters * (_HEADROOM + _PACKED), parameters * _HEADROOM + added)
+    )
+    return CheckedModel(model.alias, model.directory, parameters, needs, replica)
 
 
 def announce(model: CheckedModel, dtype: str, free_bytes: int, *, flags: frozenset[str] | None = None) -> str:
@@ -87,12 +94,18 @@ def announce(model: CheckedModel, dtype: str, free_bytes: int, *, flags: frozens
     return f"{model.alias}: {size} parameters, {_SHORT[dtype]}{slow}, needs {needs}, {free} free"
 
 
-def refuse_what_does_not_fit(models: Sequence[CheckedModel], dtype: str, free_bytes: int) -> None:
-    """All engines together must fit into memory; one that does not would take the others down with it."""
-    needs = sum(model.needs_bytes for model in models)
+def needed_bytes(models: Sequence[CheckedModel], replicas: int) -> int:
+    """Of all engines, and so many replicas of each."""
+    return sum(model.needs_bytes + replicas * model.replica_bytes for model in models)
+
+
+def refuse_what_does_not_fit(models: Sequence[CheckedModel], dtype: str, free_bytes: int, *, replicas: int = 0) -> None:
+    """All engines and replicas together must fit into memory; one that does not would take the others down with it."""
+    needs = needed_bytes(models, replicas)
     if needs > free_bytes:
         names = ", ".join(model.alias for model in models)
-        smaller = sum(model.parameters for model in models) * BYTES_PER_PARAMETER["bfloat16"] * (_HEADROOM + _PACKED) + _PROCESS_BYTES * len(models)
+        processes = _PROCESS_BYTES * len(models) * (1 + replicas)
+        smaller = (needs - processes) // 2 + processes
         hint = "use --dtype bfloat16 or a smaller model" if dtype == "float32" and smaller <= free_bytes else "free memory or use a smaller model"
         raise InvalidInput(f"{names} needs {gigabytes(needs)}, {gigabytes(free_bytes)} free: {hint}", field="model")
 

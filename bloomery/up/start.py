@@ -22,7 +22,7 @@ from bloomery.types.errors import Conflict, InvalidInput
 from bloomery.types.ids import now_us
 from bloomery.types.keys import PREFIX
 from bloomery.up import base_models, cores, health, keys, layout
-from bloomery.up.base_models import BaseModel
+from bloomery.up.base_models import CheckedModel
 from bloomery.up.children import REPLICA, Child, Program
 from bloomery.up.cores import Shares
 from bloomery.up.lock import Holder, Lock, check_free, locked
@@ -60,7 +60,7 @@ class UpOptions:
 def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
     """Serve in the foreground until a stop signal; what is refused is refused before anything is written."""
     _check_host(options.host, environment)
-    models = [base_models.check(model, options.dtype) for model in base_models.wanted(options.models)]
+    models = [base_models.check(model, options.dtype) for model in base_models.model_arguments(options.models)]
     replicas = _check_memory(models, options.dtype, options.replicas)
     data = DataDir(options.data_dir.expanduser().resolve())
     layout.check(data)
@@ -76,7 +76,7 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
         lock.announce(holder)
         try:
             supervisor = _supervisor(options, models, replicas, data, holder, lock, environment)
-            gigabytes = (1 + (options.replicas or 0)) * sum(model.needs_bytes for model in models) / 1e9
+            gigabytes = base_models.needed_bytes(models, options.replicas or 0) / 1e9
             supervisor.run(ready_within_s=_READY_S + _READY_S_PER_GB * gigabytes, on_ready=lambda: _greet(holder, key, data))
         finally:
             shutil.rmtree(runtime)
@@ -98,7 +98,7 @@ def say(line: str) -> None:
 
 
 def _supervisor(
-    options: UpOptions, models: Sequence[BaseModel], replicas: int, data: DataDir, holder: Holder, lock: Lock, environment: Mapping[str, str]
+    options: UpOptions, models: Sequence[CheckedModel], replicas: int, data: DataDir, holder: Holder, lock: Lock, environment: Mapping[str, str]
 ) -> Supervisor:
     hashes = [base_models.base_hash(model.directory) for model in models]
     from_start = options.replicas is not None
@@ -149,7 +149,7 @@ def _processes(data: DataDir, served: ModelConfig, shares: Shares, *, plain: boo
 
 
 def _model_configs(
-    options: UpOptions, models: Sequence[BaseModel], hashes: Sequence[str], replicas: int, shares: Shares, runtime: Path
+    options: UpOptions, models: Sequence[CheckedModel], hashes: Sequence[str], replicas: int, shares: Shares, runtime: Path
 ) -> tuple[ModelConfig, ...]:
     """Names of the same base share one engine, its socket, and its replicas, which bear the first of the names."""
     first: dict[str, int] = {}
@@ -218,16 +218,16 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _check_memory(models: Sequence[BaseModel], dtype: str, replicas: int | None) -> int:
+def _check_memory(models: Sequence[CheckedModel], dtype: str, replicas: int | None) -> int:
     """Refuse what does not fit; says how many replicas of each base there can be. Each holds the weights once more."""
     free = free_memory_bytes()
     for model in models:
         say(base_models.announce(model, dtype, free))
     one_of_each = list({model.directory: model for model in models}.values())
-    base_models.refuse_what_does_not_fit(one_of_each * (1 + (replicas or 0)), dtype, free)
+    base_models.refuse_what_does_not_fit(one_of_each, dtype, free, replicas=replicas or 0)
     if replicas is not None:
         return replicas
-    if 2 * sum(model.needs_bytes for model in one_of_each) <= free:
+    if base_models.needed_bytes(one_of_each, replicas=1) <= free:
         return 1
     say("there is no memory for a replica of its own: the engine serves what is deployed, and answers wait for training")
     return 0

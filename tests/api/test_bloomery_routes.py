@@ -63,6 +63,15 @@ def test_a_run_is_created_trained_and_shown(server: Server) -> None:
     assert [run["id"] for run in ok(server, "GET", "/runs")["data"]] == [run]
 
 
+def test_what_is_wrong_with_an_operation_is_told_by_the_names_of_this_contract(server: Server) -> None:
+    run, step = new_run(server), encode(OptimStep(adam=AdamParams(learning_rate=1e-3)))
+    ahead = server.http.post(f"/api/v1/runs/{run}/operations/1000000", content=step, headers=MSGPACK)
+    unknown = server.http.get(f"/api/v1/runs/{run}/operations/7")
+    unsaved = server.http.post(f"/api/v1/runs/{run}/operations/1/load", json={"run_id": run, "name": "never"})
+    told = [(answer.status_code, answer.json()["error"]["field"]) for answer in (ahead, unknown, unsaved)]
+    assert told == [(400, "seq"), (404, "seq"), (404, "name")]
+
+
 def test_a_run_that_is_asked_for_again_under_its_key_is_the_same_run(server: Server) -> None:
     def create(key: str, body: dict[str, Any]) -> Any:
         return server.http.post("/api/v1/runs", json={"base_model": "tiny", "rank": 4, **body}, headers={"x-idempotency-key": key})

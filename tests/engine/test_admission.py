@@ -1,5 +1,6 @@
 """What an operation needs is foreseen, and what cannot fit is refused before it runs."""
 
+import json
 import subprocess
 import sys
 
@@ -18,8 +19,10 @@ from tests.train.builders import datum, learn, step, supervised
 
 # In a process of its own: peaks of memory never go down again.
 PEAK = """
-import sys, torch
+import json, sys, torch
 from bench.shapes import decoder, supervised
+from bloomery.models.decoder import Decoder
+from bloomery.models.families import parse_config
 from bloomery.engine.admission import pass_bytes
 from bloomery.train import batch
 from bloomery.train.lora import Lora
@@ -32,7 +35,13 @@ def of_process(name):
 
 torch.set_num_threads(1)
 lengths, backward = [int(length) for length in sys.argv[1].split(",")], sys.argv[2] == "backward"
-model, loss = decoder("5M"), find_loss("cross_entropy", {})
+loss = find_loss("cross_entropy", {})
+if len(sys.argv) == 3:
+    model = decoder("5M")
+else:
+    model = Decoder(parse_config(json.loads(sys.argv[3])), dtype=torch.float32).requires_grad_(False)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
 lora = Lora(model, LoraSpec(rank=8, seed=1))
 compute([Share(lora, batch.pack(supervised(4096, [8], 0), loss), loss, backward)])
 data = supervised(4096, lengths, 0)
@@ -44,13 +53,42 @@ print(of_process("VmHWM") - before, pass_bytes(data, model.config, torch.float32
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("lengths", "direction"), [("2048", "backward"), ("2048", "forward"), ("1000,1000,1000", "backward"), ("64,64", "backward")])
-def test_the_estimate_is_an_upper_bound_and_not_a_wild_one(lengths, direction):
-    printed = subprocess.run([sys.executable, "-c", PEAK, lengths, direction], capture_output=True, text=True, check=True, timeout=240).stdout
+WITH_STATES = {
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "linear_attention", "mlp"],
+        "mamba_num_heads": 16,
+        "mamba_head_dim": 32,
+        "ssm_state_size": 64,
+    },
+    "qwen3_5_text": {
+        "num_hidden_layers": 4,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+    },
+}
+SIZES = {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+
+
+def assert_an_upper_bound_and_not_a_wild_one(*arguments: str) -> None:
+    printed = subprocess.run([sys.executable, "-c", PEAK, *arguments], capture_output=True, text=True, check=True, timeout=240).stdout
     measured, estimated = map(int, printed.split())
     assert measured <= estimated
     assert estimated <= 4 * measured + (256 << 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lengths", "direction"), [("2048", "backward"), ("2048", "forward"), ("1000,1000,1000", "backward"), ("64,64", "backward")])
+def test_the_estimate_is_an_upper_bound_and_not_a_wild_one(lengths, direction):
+    assert_an_upper_bound_and_not_a_wild_one(lengths, direction)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lengths", "direction"), [("2048", "backward"), ("2048", "forward"), (",".join(["20"] * 100), "backward")])
+@pytest.mark.parametrize("family", WITH_STATES)
+def test_it_is_one_for_layers_with_states_too(family, lengths, direction):
+    assert_an_upper_bound_and_not_a_wild_one(lengths, direction, json.dumps({"model_type": family, **SIZES, **WITH_STATES[family]}))
 
 
 def test_a_longer_sequence_and_more_targets_need_more():

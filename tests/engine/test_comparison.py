@@ -9,11 +9,10 @@ from bloomery.engine.shelf import BlobShelf
 from bloomery.infer.fidelity import sample
 from bloomery.models.numerics import Form
 from bloomery.store.blobs import Blobs
-from bloomery.types.arrays import Array
 from bloomery.types.fidelity import prompts
 from bloomery.types.generation import Weights
 from bloomery.types.operations import SnapshotResult
-from bloomery.types.protocol import Answer, Compare, Compared
+from bloomery.types.protocol import Compare, Compared
 from bloomery.types.resources import Fidelity
 from tests.train.builders import BASE_HASH, SAVE, VOCAB, decoder, learn, run, step, supervised, train
 
@@ -33,9 +32,8 @@ class Bench:
         self.comparisons = Comparisons(self.shelf, model, Form(), self.sent.append)
 
     def order(self, request_id: str, sampled_with: Weights, says: Weights) -> Compare:
-        answered = sample(self.shelf.load(sampled_with), prompts(TEXT, 1024, 4, (3, 600, 610, 20)), 4, Form())
-        answers = tuple(Answer(tokens=Array.of(np.asarray(each.tokens, np.int32)), logprobs=Array.of(each.logprobs)) for each in answered)
-        return Compare(request_id=request_id, weights=says, answers=answers, mode="exact")
+        answers = sample(self.shelf.load(sampled_with), prompts(TEXT, 1024, 4, (3, 600, 610, 20)), 4, Form())
+        return Compare(request_id=request_id, weights=says, answers=tuple(answers), mode="exact")
 
 
 def test_a_card_takes_a_turn_for_each_pass_and_one_for_itself(tmp_path: Path) -> None:

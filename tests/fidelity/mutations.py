@@ -3,7 +3,7 @@
 A bug is a decoder (or an adapter) beside the right one; nothing of ours is patched. The card gets both.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -15,8 +15,11 @@ from bloomery.infer.attention import ChunkAttention, StepAttention
 from bloomery.infer.versions import Model
 from bloomery.models.adapters import AdapterRows
 from bloomery.models.attention import Attention
-from bloomery.models.decoder import Block, Decoder
+from bloomery.models.decoder import Block, Decoder, Wanted
 from bloomery.models.experts import Experts, Routing
+from bloomery.models.gated_delta import GatedDelta
+from bloomery.models.mamba import Mamba
+from bloomery.models.recurrent import Carried
 from bloomery.models.rope import Rope
 from tests.fidelity.instances import STEPS, adapted, trained
 
@@ -88,8 +91,34 @@ def _see(window: int | None) -> Callable[[Model], Model]:
     return _each_block(lambda block: setattr(block, "window", window))
 
 
+_uncentred = _each_block(lambda block: setattr(block, "config", replace(block.config, centred_norms=False)))
+
+
 def _eps(eps: float) -> Callable[[Model], Model]:
     return _each_block(lambda block: setattr(block, "config", replace(block.config, norm_eps=eps)))
+
+
+class _Forgetful(Mamba):
+    """Every chunk begins as the first one does."""
+
+    def across(self, parts: Sequence[Tensor], state_N: Tensor, carried: int) -> Carried:
+        return super().across(parts, torch.zeros_like(state_N), carried)
+
+
+def _forget_state(block: Block) -> None:
+    if isinstance(right := block.recurrent, Mamba):
+        block.recurrent = _Forgetful(right.config, right.eps, right.norm.dtype)
+        block.recurrent.load_state_dict(right.state_dict())
+
+
+def _keep_all(block: Block) -> None:
+    if isinstance(block.recurrent, GatedDelta):
+        block.recurrent.log_rate.fill_(-20)
+
+
+def _skip_nothing(block: Block) -> None:
+    if isinstance(block.recurrent, Mamba):
+        block.recurrent.skip.zero_()
 
 
 class Forward(Decoder):
@@ -103,8 +132,16 @@ class Forward(Decoder):
 class _LateSteps(Forward):
     """Decode counts its positions from one."""
 
-    def hidden(self, tokens_R: Tensor, positions_R: Tensor, attention: Attention, adapters: AdapterRows, routing: Routing | None = None) -> Tensor:
-        return super().hidden(tokens_R, positions_R + isinstance(attention, StepAttention), attention, adapters, routing)
+    def hidden(
+        self,
+        tokens_R: Tensor,
+        positions_R: Tensor,
+        attention: Attention,
+        adapters: AdapterRows,
+        routing: Routing | None = None,
+        wanted: Wanted | None = None,
+    ) -> Tensor:
+        return super().hidden(tokens_R, positions_R + isinstance(attention, StepAttention), attention, adapters, routing, wanted)
 
 
 def _instead(kind: Callable[[Decoder], Decoder]) -> Callable[[Model], Model]:
@@ -126,8 +163,16 @@ class _Unscaled:
 
 
 class _WithoutScale(Forward):
-    def hidden(self, tokens_R: Tensor, positions_R: Tensor, attention: Attention, adapters: AdapterRows, routing: Routing | None = None) -> Tensor:
-        return super().hidden(tokens_R, positions_R, _Unscaled(attention), adapters, routing)
+    def hidden(
+        self,
+        tokens_R: Tensor,
+        positions_R: Tensor,
+        attention: Attention,
+        adapters: AdapterRows,
+        routing: Routing | None = None,
+        wanted: Wanted | None = None,
+    ) -> Tensor:
+        return super().hidden(tokens_R, positions_R, _Unscaled(attention), adapters, routing, wanted)
 
 
 class _StalePrefix(Forward):
@@ -137,10 +182,18 @@ class _StalePrefix(Forward):
         super().__init__(right)
         self._before = [before]
 
-    def hidden(self, tokens_R: Tensor, positions_R: Tensor, attention: Attention, adapters: AdapterRows, routing: Routing | None = None) -> Tensor:
+    def hidden(
+        self,
+        tokens_R: Tensor,
+        positions_R: Tensor,
+        attention: Attention,
+        adapters: AdapterRows,
+        routing: Routing | None = None,
+        wanted: Wanted | None = None,
+    ) -> Tensor:
         if isinstance(attention, ChunkAttention):
-            return self._before[0].hidden(tokens_R, positions_R, attention, adapters, routing)
-        return super().hidden(tokens_R, positions_R, attention, adapters, routing)
+            return self._before[0].hidden(tokens_R, positions_R, attention, adapters, routing, wanted)
+        return super().hidden(tokens_R, positions_R, attention, adapters, routing, wanted)
 
 
 MUTATIONS: Final = (
@@ -163,6 +216,10 @@ MUTATIONS: Final = (
         lambda model: adapted("qwen3").model(adapted("qwen3").alpha * 16),
         "layer 0, attention",
     ),
+    Mutation("a state that does not decay", "qwen3_5_text", _dense("qwen3_5_text"), _each_block(_keep_all), "layer 0, attention"),
+    Mutation("norms that weigh by their weight alone", "qwen3_5_text", _dense("qwen3_5_text"), _uncentred, "layer 0, attention"),
+    Mutation("a state not carried on", "nemotron_h", _dense("nemotron_h"), _each_block(_forget_state), "layer 1, attention", seen_by_k3=False),
+    Mutation("what passes a state by left out", "nemotron_h", _dense("nemotron_h"), _each_block(_skip_nothing), "layer 1, attention"),
     Mutation("norm eps 1e-3 for 1e-6", "qwen3", _dense("qwen3"), _eps(1e-3), "layer 0, attention", seen_by_k3=False),
     Mutation("norm eps 1e-5 for 1e-6", "qwen3", _dense("qwen3"), _eps(1e-5), "layer 0, attention", seen_by_k3=False),
 )

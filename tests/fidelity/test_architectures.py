@@ -22,7 +22,7 @@ def test_a_trained_instance_passes_to_the_bit(architecture):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe", "kimi_k2"])
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe", "kimi_k2", "nemotron_h"])
 def test_half_precision_passes_too(architecture):
     instance = trained(architecture, torch.bfloat16)
     assert measure(instance.model, instance.model, asked(), MAX_TOKENS, "exact", probe(instance.decoder).form).verdict == "pass"

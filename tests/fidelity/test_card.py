@@ -11,6 +11,7 @@ from bloomery.infer.versions import Model
 from bloomery.models.attention import ROW_PAD
 from bloomery.models.numerics import Form, plain_form, probe
 from bloomery.train import snapshot
+from bloomery.types.arrays import Array
 from bloomery.types.errors import WorkerError
 from bloomery.types.fidelity import LENGTHS, PLAIN_K3, TEXT_TOKENS, Prompt, Sampled, compare, prompts, text, verdict
 from tests.fidelity.mutations import Forward
@@ -26,7 +27,7 @@ def model(**options: object) -> Model:
 
 
 def sampled(*values: float) -> Sampled:
-    return Sampled(tuple(range(len(values) + 2)), np.array(values, np.float32))
+    return Sampled(tokens=tuple(range(len(values) + 2)), logprobs=Array.of(np.array(values, np.float32)))
 
 
 def test_k3_is_the_mean_of_exp_d_less_one_less_d():
@@ -92,7 +93,7 @@ def test_the_trainers_side_has_the_bits_of_a_training_pass():
 def test_answers_come_in_the_order_of_the_prompts_with_all_their_samples():
     answers = sample(model(), SHORT, 4, Form())
     assert [each.prompt for each in answers] == [SHORT[0].tokens, *[SHORT[1].tokens] * 3]
-    assert {len(each.logprobs) for each in answers} == {4}
+    assert {each.logprobs.shape for each in answers} == {(4,)}
     assert len({each.tokens for each in answers[1:]}) == 3
 
 
@@ -134,8 +135,8 @@ class OtherHead(Forward):
 
 
 class OtherInCompany(Forward):
-    def hidden(self, tokens_R, positions_R, attention, adapters, routing=None):
-        hidden_RD = super().hidden(tokens_R, positions_R, attention, adapters, routing)
+    def hidden(self, tokens_R, positions_R, attention, adapters, routing=None, wanted=None):
+        hidden_RD = super().hidden(tokens_R, positions_R, attention, adapters, routing, wanted)
         return hidden_RD * 1.01 if isinstance(attention, StepAttention) and len(tokens_R) > ROW_PAD else hidden_RD
 
 

@@ -18,7 +18,7 @@ from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFoun
 from bloomery.types.generation import Abort, Generate, Live, PromptFound, SampledToken, SampleFinished, Weights
 from bloomery.types.serving import MODEL, VersionSpan, version_spans
 from tests.infer.builders import Adapters, adapter, prompt, request
-from tests.infer.fake_engine import FakeEngine, Script, numbers
+from tests.infer.hash_engine import HashEngine, Script, numbers
 from tests.infer.test_versions import other_model
 from tests.train.builders import decoder
 
@@ -61,7 +61,7 @@ async def embedded() -> AsyncIterator[Stage]:
 @asynccontextmanager
 async def fake(script: Script | None = None) -> AsyncIterator[Stage]:
     disk = {"v0": numbers(10), "v1": numbers(11), "whole": numbers(12), "broken": None}
-    yield Stage(FakeEngine(numbers(0), disk, script), numbers, "w", ("w", (4, 4)))
+    yield Stage(HashEngine(numbers(0), disk, script), numbers, "w", ("w", (4, 4)))
 
 
 @pytest.fixture(params=[embedded, fake], ids=["embedded", "fake"])
@@ -320,7 +320,7 @@ async def test_an_update_that_does_not_fit_is_refused_whole_and_goes_on(stage: S
             await engine.apply(MODEL, update)
     same = await engine.commit(MODEL, "keep")
     assert same.checksum == before.checksum
-    for used in ("new", "base", "v0" if isinstance(engine, FakeEngine) else "base"):
+    for used in ("new", "base", "v0" if isinstance(engine, HashEngine) else "base"):
         with pytest.raises(Conflict, match="names other weights already"):
             await engine.begin_update(MODEL, used)
     await engine.begin_update(MODEL, "newest")

@@ -1,5 +1,7 @@
 """The forms in which the sampler computes: the fast exact one has the trainer's bits, and plain ones the same distribution."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -107,3 +109,36 @@ def test_a_whole_model_is_weighed_with_its_packed_matrices_and_its_twin_goes_wit
     loaded = packing.load(whole).decoder
     assert packing.twin(loaded) is packing.twin(loaded)
     assert packing.twin(packing.load(Weights(version="v0", key="k")).decoder) is packing.twin(model)
+
+
+@pytest.mark.skipif(not PACKS, reason="no oneDNN here")
+@pytest.mark.parametrize("experts", [False, True])
+def test_a_sampler_that_is_alone_holds_no_plain_matrices_and_gives_the_same_bits(experts):
+    weights = {"whole": halved(decoder(experts=experts))}
+    asks = [
+        request(f"{version} {length}", prompt(length), version=version, seed=length, max_tokens=5)
+        for length in (9, 130)
+        for version in ("base", "whole")
+    ]
+    asks.append(request("scored", prompt(90), max_tokens=2, asked={"prompt_logprobs": True}))
+    found = []
+    for alone in (False, True):
+        model, source = decoder(experts=experts), Adapters(decoder(), {"whole": copy.deepcopy(weights["whole"])})
+        source.decoder = model
+        found.append(generate(Sampler(model, source, form=Form(packed=True), alone=alone), *asks))
+        held = [*model.layers.parameters(), *source.by_version["whole"].layers.parameters()]
+        assert alone == all(parameter.is_mkldnn for parameter in held if parameter.dim() > 1 and len(parameter) > 4)
+    together, one = ({name: answer.told for name, answer in each.items()} for each in found)
+    for name, answer in together.items():
+        assert (answer.tokens, answer.logprobs) == (one[name].tokens, one[name].logprobs)
+    assert np.array_equal(together["scored"].score.logprobs.numpy()[1:], one["scored"].score.logprobs.numpy()[1:])
+
+
+@pytest.mark.skipif(not PACKS, reason="no oneDNN here")
+def test_experts_are_packed_one_by_one():
+    model = decoder(experts=True)
+    twin = pack(model)
+    assert [matrix.is_mkldnn for matrix in twin.layers[1].mlp.gate_up] == [True] * 4
+    assert model.layers[1].mlp.gate_up.dim() == 3
+    assert pack(twin) is twin
+    assert packed_bytes(model) > model.layers[1].mlp.gate_up.nbytes + model.layers[1].mlp.down.nbytes

@@ -4,20 +4,22 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tokenizers import AddedToken, Tokenizer
 
-from bloomery.infer.grammar import Grammars
+from bloomery.infer.grammar import FOLLOWERS, Grammars
 from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.models.decoder import Decoder
 from bloomery.types.errors import InvalidInput
-from bloomery.types.generation import Generate, Grammar
+from bloomery.types.generation import Abort, Generate, Grammar, SampledToken, SampleFinished
 from bloomery.types.grammar import MAX_GRAMMAR_CHARS, check_grammar, lark
-from tests.infer.builders import Adapters, Answer, full_logprobs, generate, prompt, request
+from tests.infer.builders import Adapters, Answer, answers, drain, full_logprobs, generate, prompt, request
 from tests.render.builders import byte_level, metaspace, write
 from tests.train.builders import VOCAB, decoder
 
@@ -137,11 +139,65 @@ def test_an_answer_is_the_same_alone_in_company_preempted_and_repeated(model: De
     assert all(together[each.request_id].told == unbothered[each.request_id].told for each in free)
 
 
+def test_others_go_on_while_a_grammar_is_compiled(model: Decoder, tmp_path: Path) -> None:
+    grammars, compiled = Grammars(write(tmp_path, byte_level()), VOCAB), Event()
+    grammars._compiler.submit(compiled.wait)
+    engine, beside = sampler(model, grammars), request("b", prompt(30), max_tokens=20, seed=3)
+    engine.submit(guided("a", regex("[a-f]{3}")))
+    engine.submit(beside)
+    events = []
+    while len(events) < 21:
+        events += engine.step()
+    assert {event.request_id for event in events} == {"b"}
+    assert (engine.busy, engine.waiting_sequences) == (True, 4)
+    compiled.set()
+    texts(answers(drain(engine))["a"])
+    compiled.clear()
+    grammars._compiler.submit(compiled.wait)
+    engine.submit(guided("c", regex("[a-f]{4}")))
+    engine.abort(Abort(request_id="c"))
+    assert answers(drain(engine))["c"].reasons == dict.fromkeys(range(4), "abort")
+    compiled.set()
+
+
+def test_a_sample_whose_guide_is_late_keeps_nobody_waiting_and_says_the_same(model: Decoder, tmp_path: Path) -> None:
+    grammars = Grammars(write(tmp_path, byte_level()), VOCAB)
+    asked, beside = guided("a", schema(SCHEMAS["an object"][0]), num_samples=2), request("b", prompt(30), max_tokens=40, seed=3)
+    alone = generate(sampler(model, grammars), asked)["a"]
+    engine, events, held = sampler(model, grammars), [], Event()
+    engine.submit(asked)
+    while not events:
+        events += engine.step()
+    for _ in range(FOLLOWERS):
+        grammars._followers.submit(held.wait)
+    engine.submit(beside)
+    while not any(event.request_id == "b" and isinstance(event, SampleFinished) for event in events):
+        events += engine.step()
+    assert max(len(tokens) for tokens in answers(events)["a"].tokens.values()) <= 2
+    held.set()
+    events += drain(engine)
+    assert answers(events)["a"].told == alone.told
+    assert answers(events)["b"].told == generate(sampler(model, None), beside)["b"].told
+
+
+def test_a_resumed_answer_is_led_behind_what_was_begun(model: Decoder, grammars: Grammars) -> None:
+    asked = guided("a", schema(SCHEMAS["an object"][0]), num_samples=2)
+    whole = generate(sampler(model, grammars), asked)["a"]
+    begun = tuple(tuple(tokens[: 3 * index]) for index, tokens in sorted(whole.tokens.items()))
+    engine = sampler(model, grammars)
+    engine.submit(replace(asked, begun=begun))
+    rest: dict[int, list[int]] = {index: [] for index in whole.tokens}
+    for event in drain(engine):
+        if isinstance(event, SampledToken):
+            rest[event.sample].append(event.token)
+    assert {index: [*begun[index], *tokens] for index, tokens in rest.items()} == {index: list(tokens) for index, tokens in whole.tokens.items()}
+
+
 def test_log_probabilities_are_the_models_own_beside_those_of_what_was_drawn_from(model: Decoder, grammars: Grammars) -> None:
     asked = guided("a", regex("(yes|no)"), num_samples=1, seed=5)
     engine = sampler(model, grammars)
     engine.submit(asked)
-    events = [event for _ in range(12) for event in engine.step() if hasattr(event, "token")]
+    events = [event for event in drain(engine) if isinstance(event, SampledToken)]
     tokens, start = [event.token for event in events], asked.prompt.shape[0]
     own = full_logprobs(model, [*asked.prompt.numpy().tolist(), *tokens], None)[start - 1 :].tolist()
     assert [event.logprob for event in events] == own

@@ -35,7 +35,7 @@ def samples_of(
     return [Sample(request_id, index, shared, length, reusable, decodes=decodes, left=left, priority=priority) for index in range(count)]
 
 
-class FakeEngine:
+class Simulation:
     """Obeys plans; every sample ends when it has sampled `quota` tokens, and `keeping` of those that ended are kept."""
 
     def __init__(self, limits: Limits, *, keeping: int = 0) -> None:
@@ -61,6 +61,10 @@ class FakeEngine:
             sample.cached = 0
         self.waiting = [*plan.preempt, *(sample for sample in self.waiting if sample not in plan.admit)]
         self.running += plan.admit
+        for sample in plan.admit:
+            sample.passed = 0
+        for sample in plan.passed:
+            sample.passed += 1
         for fork in plan.found:
             self.fork(fork)
         for chunk in plan.prefill:
@@ -194,7 +198,7 @@ small_limits = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(arriving=arrivals(), limits=small_limits, pause=st.integers(0, 5), keeping=st.integers(0, 4))
 def test_everyone_is_served_within_the_budget_and_in_order(arriving, limits, pause, keeping):
-    engine, submitted = FakeEngine(limits, keeping=keeping), 0
+    engine, submitted = Simulation(limits, keeping=keeping), 0
     for arrival in arriving:
         engine.submit(arrival.samples, arrival.quota)
         submitted += len(arrival.samples)
@@ -206,10 +210,15 @@ def test_everyone_is_served_within_the_budget_and_in_order(arriving, limits, pau
 
 
 @settings(max_examples=60, deadline=None)
-@given(limits=small_limits, lengths=st.lists(st.integers(1, 900), min_size=1, max_size=5), meek=st.sampled_from(["rollout", "evaluation"]))
-def test_no_class_starves_however_much_of_those_before_it_arrives(limits, lengths, meek):
-    engine, steps, number = FakeEngine(limits), 0, 0
-    (sample,) = samples_of("meek", prompt=300, priority=meek)
+@given(
+    limits=small_limits,
+    lengths=st.lists(st.integers(1, 900), min_size=1, max_size=5),
+    meek=st.sampled_from(["rollout", "evaluation"]),
+    length=st.sampled_from([300, 3000]),
+)
+def test_no_class_starves_however_much_of_those_before_it_arrives(limits, lengths, meek, length):
+    engine, steps, number = Simulation(limits), 0, 0
+    (sample,) = samples_of("meek", prompt=length, priority=meek)
     while sample not in engine.finished:
         while len(engine.waiting) <= limits.slots:
             before = CLASSES[number % CLASSES.index(meek)]
@@ -220,6 +229,37 @@ def test_no_class_starves_however_much_of_those_before_it_arrives(limits, length
         engine.step()
         steps += 1
         assert steps < 2000, "it starves"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arriving=st.lists(st.tuples(st.sampled_from(CLASSES), st.integers(1, 3000), st.integers(1, 9), st.integers(0, 3)), max_size=12),
+    slots=st.integers(1, 9),
+    cache_tokens=st.integers(1, 9000),
+)
+def test_who_waits_for_room_holds_up_no_class_before_his_until_enough_have_passed_him(arriving, slots, cache_tokens):
+    """Every class gets what it would get if those behind it who are to wait had never come."""
+    engine = Simulation(Limits(slots=slots, token_budget=1 << 20, cache_tokens=cache_tokens))
+
+    def step() -> None:
+        plan = plan_step(engine.waiting, engine.running, engine.limits)
+        in_vain = {sample for sample in engine.waiting if sample not in plan.admit and sample.passed < slots}
+        for rank, priority in enumerate(CLASSES):
+            others = [sample for sample in engine.waiting if sample not in in_vain or CLASSES.index(sample.priority) <= rank]
+            without = plan_step(others, engine.running, engine.limits)
+            assert of(priority, without.admit) == of(priority, plan.admit)
+            assert of(priority, without.preempt) == of(priority, plan.preempt)
+        engine.step()
+        assert all(sample.passed < 2 * slots for sample in engine.waiting)
+
+    for number, (priority, length, quota, steps) in enumerate(arriving):
+        engine.submit(samples_of(f"r{number}", prompt=length, priority=priority), quota)
+        for _ in range(steps):
+            if engine.waiting or engine.running:
+                step()
+    while engine.waiting or engine.running:
+        step()
+    assert len(engine.finished) == len(arriving)
 
 
 @given(first=st.lists(st.integers(0, 2), max_size=40), second=st.lists(st.integers(0, 2), max_size=40), same=st.booleans())
@@ -233,7 +273,7 @@ def test_what_two_stems_have_in_common_is_in_both(first, second, same):
 
 
 def test_a_prompt_longer_than_the_budget_is_prefilled_in_chunks_while_others_decode():
-    engine = FakeEngine(Limits(slots=4, token_budget=64))
+    engine = Simulation(Limits(slots=4, token_budget=64))
     engine.submit(samples_of("short", prompt=5), quota=50)
     engine.step()
     engine.submit(samples_of("long", prompt=400), quota=1)
@@ -245,7 +285,7 @@ def test_a_prompt_longer_than_the_budget_is_prefilled_in_chunks_while_others_dec
 
 
 def test_samples_of_a_request_prefill_their_prompt_once():
-    engine = FakeEngine(Limits(slots=8, token_budget=300))
+    engine = Simulation(Limits(slots=8, token_budget=300))
     engine.submit(samples_of("group", prompt=200, count=8), quota=3)
     plans = engine.run()
     assert engine.prefilled == 199
@@ -254,7 +294,7 @@ def test_samples_of_a_request_prefill_their_prompt_once():
 
 
 def test_samples_beyond_the_slots_fork_from_siblings_that_still_run():
-    engine = FakeEngine(Limits(slots=2, token_budget=300))
+    engine = Simulation(Limits(slots=2, token_budget=300))
     first, second, third = samples_of("group", prompt=100, count=3)
     engine.submit([first], quota=9)
     engine.submit([second], quota=2)
@@ -264,7 +304,7 @@ def test_samples_beyond_the_slots_fork_from_siblings_that_still_run():
 
 
 def test_the_youngest_gives_way_when_the_cache_is_full_and_is_prefilled_again_later():
-    engine = FakeEngine(Limits(slots=4, token_budget=600, cache_tokens=1024))
+    engine = Simulation(Limits(slots=4, token_budget=600, cache_tokens=1024))
     engine.submit(samples_of("old", prompt=500), quota=30)
     engine.submit(samples_of("young", prompt=40), quota=100)
     plans = engine.run()
@@ -276,7 +316,7 @@ def test_the_youngest_gives_way_when_the_cache_is_full_and_is_prefilled_again_la
 
 
 def test_a_sample_larger_than_the_cache_runs_alone():
-    engine = FakeEngine(Limits(slots=4, token_budget=600, cache_tokens=512))
+    engine = Simulation(Limits(slots=4, token_budget=600, cache_tokens=512))
     engine.submit(samples_of("huge", prompt=900), quota=2)
     engine.submit(samples_of("next", prompt=9), quota=2)
     engine.run()
@@ -293,7 +333,7 @@ def long_limits(slots: int = 8) -> Limits:
 
 
 def test_equal_prompts_of_different_requests_are_prefilled_once():
-    engine = FakeEngine(long_limits())
+    engine = Simulation(long_limits())
     for number in range(6):
         engine.submit(samples_of(f"r{number}", prompt=stem(300)), quota=2 + number)
     plans = engine.run()
@@ -302,7 +342,7 @@ def test_equal_prompts_of_different_requests_are_prefilled_once():
 
 
 def test_a_common_beginning_is_prefilled_once_and_the_rest_by_each():
-    engine = FakeEngine(long_limits())
+    engine = Simulation(long_limits())
     for number in range(4):
         engine.submit(samples_of(f"r{number}", prompt=stem(300 + number, own=20)), quota=3)
     engine.run()
@@ -310,7 +350,7 @@ def test_a_common_beginning_is_prefilled_once_and_the_rest_by_each():
 
 
 def test_nothing_is_taken_over_from_other_weights_or_for_a_few_tokens():
-    engine = FakeEngine(long_limits())
+    engine = Simulation(long_limits())
     engine.submit(samples_of("a", prompt=stem(300, version="v")), quota=9)
     engine.submit(samples_of("b", prompt=stem(300, version="w")), quota=9)
     few = stem(300).tokens.copy()
@@ -321,7 +361,7 @@ def test_nothing_is_taken_over_from_other_weights_or_for_a_few_tokens():
 
 
 def test_what_has_left_and_was_kept_need_not_be_computed_again():
-    engine = FakeEngine(long_limits(), keeping=1)
+    engine = Simulation(long_limits(), keeping=1)
     engine.submit(samples_of("first", prompt=stem(300)), quota=5)
     engine.run()
     engine.submit(samples_of("again", prompt=stem(300), count=3), quota=5)
@@ -332,7 +372,7 @@ def test_what_has_left_and_was_kept_need_not_be_computed_again():
 
 
 def test_the_next_turn_of_a_conversation_prefills_what_is_new():
-    engine = FakeEngine(long_limits(), keeping=1)
+    engine = Simulation(long_limits(), keeping=1)
     engine.submit(samples_of("turn", prompt=stem(300)), quota=40)
     engine.run()
     said = np.concatenate([engine.kept[0].stem.tokens, np.arange(2000, 2050, dtype=np.int32)])
@@ -342,7 +382,7 @@ def test_the_next_turn_of_a_conversation_prefills_what_is_new():
 
 
 def test_tokens_whose_scores_are_asked_for_are_computed_and_those_before_them_are_not():
-    engine = FakeEngine(long_limits(), keeping=1)
+    engine = Simulation(long_limits(), keeping=1)
     engine.submit(samples_of("first", prompt=stem(300)), quota=1)
     engine.run()
     engine.submit(samples_of("end", prompt=stem(300), decodes=False, first_scored=290), quota=1)
@@ -354,14 +394,14 @@ def test_tokens_whose_scores_are_asked_for_are_computed_and_those_before_them_ar
 
 
 def test_a_prompt_that_wants_one_token_is_prefilled_to_its_end_and_not_decoded():
-    engine = FakeEngine(long_limits())
+    engine = Simulation(long_limits())
     engine.submit(samples_of("r", prompt=stem(300), decodes=False, left=0), quota=1)
     (plan,) = engine.run()
     assert (engine.prefilled, plan.decode) == (300, ())
 
 
 def test_a_prompt_that_another_is_just_prefilling_is_waited_for():
-    engine = FakeEngine(Limits(slots=4, token_budget=64, cache_tokens=1 << 16))
+    engine = Simulation(Limits(slots=4, token_budget=64, cache_tokens=1 << 16))
     engine.submit(samples_of("first", prompt=stem(500)), quota=3)
     engine.submit(samples_of("second", prompt=stem(520)), quota=3)
     engine.run()
@@ -369,7 +409,7 @@ def test_a_prompt_that_another_is_just_prefilling_is_waited_for():
 
 
 def test_production_takes_the_places_of_rollouts_but_for_their_floor():
-    engine = FakeEngine(long_limits(slots=8))
+    engine = Simulation(long_limits(slots=8))
     engine.submit(samples_of("rollouts", prompt=20, count=12, priority="rollout"), quota=50)
     engine.step()
     assert len(engine.running) == 8
@@ -380,8 +420,48 @@ def test_production_takes_the_places_of_rollouts_but_for_their_floor():
     assert [sample.request_id for sample in engine.finished][:9] == ["served"] * 9
 
 
+ROOM_FOR_EIGHT = Limits(slots=8, token_budget=4096, cache_tokens=8 * 512)
+
+
+def test_one_who_is_served_does_not_wait_behind_a_long_evaluation_that_waits_for_room():
+    engine = Simulation(ROOM_FOR_EIGHT)
+    engine.submit(samples_of("first", prompt=30, count=4, priority="production"), quota=50)
+    engine.step()
+    engine.submit(samples_of("long", prompt=2000, priority="evaluation"), quota=2)
+    engine.submit(samples_of("also judged", prompt=40, priority="evaluation"), quota=2)
+    engine.submit(samples_of("served", prompt=40, priority="production"), quota=5)
+    assert [sample.request_id for sample in engine.step().admit] == ["served"]
+    engine.run()
+    assert [sample.request_id for sample in engine.finished] == ["served", *["first"] * 4, "long", "also judged"]
+
+
+def test_so_many_pass_one_who_waits_for_room_as_have_places_and_then_nobody():
+    engine, passing = Simulation(ROOM_FOR_EIGHT), 0
+    engine.submit(samples_of("first", prompt=30, count=2, priority="production"), quota=9)
+    engine.step()
+    (long,) = samples_of("long", prompt=3000, priority="evaluation")
+    engine.submit([long], quota=2)
+    for number in range(100):
+        engine.submit(samples_of(f"r{number}", prompt=30, priority="production"), quota=9)
+        plan = engine.step()
+        if long in plan.admit:
+            break
+        passing += len(plan.admit)
+    assert passing == ROOM_FOR_EIGHT.slots
+    assert long.passed == 0
+    engine.run()
+
+
+def test_one_who_has_grown_too_long_takes_nobody_of_a_class_before_with_him():
+    engine = Simulation(ROOM_FOR_EIGHT)
+    engine.submit(samples_of("served", prompt=30, count=6, priority="production"), quota=50)
+    engine.submit(samples_of("judged", prompt=510, priority="evaluation"), quota=9)
+    left = [sample.request_id for plan in engine.run() for sample in plan.preempt]
+    assert left == ["judged"]
+
+
 def test_one_who_is_served_waits_for_no_long_prompt_of_a_rollout():
-    engine = FakeEngine(Limits(slots=4, token_budget=64))
+    engine = Simulation(Limits(slots=4, token_budget=64))
     engine.submit(samples_of("long", prompt=3000, priority="rollout"), quota=1)
     engine.step()
     engine.submit(samples_of("served", prompt=40, priority="production"), quota=1)
@@ -391,7 +471,7 @@ def test_one_who_is_served_waits_for_no_long_prompt_of_a_rollout():
 
 
 def test_one_who_is_served_does_not_wait_for_what_an_evaluation_computes():
-    engine = FakeEngine(Limits(slots=4, token_budget=64, cache_tokens=1 << 16))
+    engine = Simulation(Limits(slots=4, token_budget=64, cache_tokens=1 << 16))
     engine.submit(samples_of("judged", prompt=stem(500), priority="evaluation"), quota=3)
     engine.step()
     engine.submit(samples_of("served", prompt=stem(520), priority="production"), quota=3)
@@ -401,7 +481,7 @@ def test_one_who_is_served_does_not_wait_for_what_an_evaluation_computes():
 
 
 def test_every_class_prefills_in_every_step():
-    engine = FakeEngine(Limits(slots=4, token_budget=100))
+    engine = Simulation(Limits(slots=4, token_budget=100))
     for priority in CLASSES:
         engine.submit(samples_of(priority, prompt=2000, priority=priority), quota=1)
     engine.step()

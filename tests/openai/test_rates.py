@@ -1,6 +1,6 @@
 """What a key may use per minute, how many samples may wait, and requests that are sent twice."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -11,10 +11,10 @@ import openai
 import pytest
 from openai import OpenAI
 
-from bloomery.services.limits import Limits, duration
+from bloomery.services.limits import RateLimits, duration
 from bloomery.services.principal import Allowance, Principal
 from bloomery.types.arrays import Array
-from bloomery.types.errors import RateLimited
+from bloomery.types.errors import InvalidInput, RateLimited
 from bloomery.types.generation import Generate, SamplingParams, Weights
 from bloomery.types.ids import new_id
 from tests.live import wait_until
@@ -69,9 +69,45 @@ def test_tokens_of_prompts_and_answers_count(server: ScriptedServer) -> None:
 
 
 def test_a_prompt_that_no_minute_holds_is_refused_for_good(server: ScriptedServer) -> None:
-    with limited(server, tokens_per_minute=3) as sdk, pytest.raises(openai.RateLimitError, match="may use 3 per minute: shorten the prompt"):
-        raw_chat(sdk)
+    with limited(server, tokens_per_minute=3) as sdk:
+        asked: dict[str, Callable[[], Any]] = {
+            "messages": lambda: raw_chat(sdk),
+            "prompt": lambda: sdk.completions.create(model="tiny", prompt=[5] * 4),
+            "input": lambda: sdk.embeddings.create(model="tiny", input=[[5] * 2] * 2),
+        }
+        for field, ask in asked.items():
+            with pytest.raises(openai.BadRequestError, match=rf"`{field}` has \d+ tokens, and this key may use 3 per minute: shorten it") as refused:
+                ask()
+            assert refused.value.param == field
+        with pytest.raises(openai.BadRequestError) as refused:
+            sdk.responses.create(model="tiny", input="x")
+        assert refused.value.param == "input"
     assert server.scripted.requests == []
+
+
+def test_a_prompt_of_which_nothing_came_is_not_paid_for(server: ScriptedServer) -> None:
+    with limited(server, tokens_per_minute=2000) as sdk:
+        asked: list[Callable[[], Any]] = [
+            lambda: raw_chat(sdk),
+            lambda: raw_chat(sdk, stream=True),
+            lambda: sdk.completions.create(model="tiny", prompt=["x", "y"]),
+            lambda: sdk.embeddings.create(model="tiny", input=["x", "y"]),
+        ]
+        with full_queue(server):
+            for ask in asked:
+                with pytest.raises(openai.InternalServerError) as refused:
+                    ask()
+                assert refused.value.status_code == 503
+                assert refused.value.response.headers["x-ratelimit-remaining-tokens"] == "2000"
+        server.scripted.script.fail_after = 0
+        for ask in asked[:3]:
+            with pytest.raises(openai.InternalServerError) as refused:
+                ask()
+            assert refused.value.response.headers["x-ratelimit-remaining-tokens"] == "2000"
+        server.scripted.script.fail_after = 1
+        with pytest.raises(openai.InternalServerError) as refused:
+            raw_chat(sdk)
+        assert int(refused.value.response.headers["x-ratelimit-remaining-tokens"]) < 2000
 
 
 def test_streams_and_every_route_that_answers_are_counted(server: ScriptedServer) -> None:
@@ -97,13 +133,13 @@ def test_keys_do_not_share_their_limits_and_those_without_have_none(server: Scri
 def test_a_bucket_fills_evenly_and_debt_is_paid_back() -> None:
     now_s = 0.0
     caller, refusals = Principal("p", "k", frozenset(), Allowance(requests=60, tokens=600)), []
-    limits = Limits(refusals.append, clock=lambda: now_s)
+    limits = RateLimits(refusals.append, clock=lambda: now_s)
     for _ in range(60):
         limits.request(caller)
     with pytest.raises(RateLimited) as refused:
         limits.request(caller)
     assert (refused.value.retry_after_s, refusals) == (1.0, ["requests"])
-    limits.prompt(caller, 600)
+    limits.prompt(caller, 600, field="prompt")
     limits.sampled(caller, 50)
     assert limits.headers(caller) == {
         "x-ratelimit-limit-requests": "60",
@@ -115,12 +151,27 @@ def test_a_bucket_fills_evenly_and_debt_is_paid_back() -> None:
     }
     now_s = 5.0
     with pytest.raises(RateLimited) as refused:
-        limits.prompt(caller, 100)
+        limits.prompt(caller, 100, field="prompt")
     assert refused.value.retry_after_s == pytest.approx(10.0)
     now_s = 15.0
-    limits.prompt(caller, 100)
+    limits.prompt(caller, 100, field="prompt")
     now_s = 1000.0
     assert limits.headers(caller)["x-ratelimit-remaining-tokens"] == "600"
+    limits.prompt(caller, 100, field="prompt")
+    limits.give_back(caller, 100)
+    limits.give_back(caller, 100)
+    assert limits.headers(caller)["x-ratelimit-remaining-tokens"] == "600"
+
+
+def test_a_rollout_takes_a_request_and_its_prompt_or_neither() -> None:
+    caller = Principal("p", "k", frozenset(), Allowance(requests=3, tokens=100))
+    limits = RateLimits(lambda reason: None, clock=lambda: 0.0)
+    limits.rollout(caller, 60, field="prompt")
+    for tokens, error in ((60, RateLimited), (101, InvalidInput)) * 5:
+        with pytest.raises(error):
+            limits.rollout(caller, tokens, field="prompt")
+    told = limits.headers(caller)
+    assert (told["x-ratelimit-remaining-requests"], told["x-ratelimit-remaining-tokens"]) == ("2", "40")
 
 
 def test_times_are_written_as_openai_writes_them() -> None:
@@ -134,6 +185,19 @@ def test_limits_are_shown_with_the_key_and_outlive_the_server(server: ScriptedSe
     listed = {key["name"]: key for key in server.http.get("/api/v1/keys").json()["data"]}
     assert (listed["kept"]["requests_per_minute"], listed["kept"]["tokens_per_minute"]) == (7, 8)
     assert server.http.post("/api/v1/keys", json={"name": "none", "scopes": ["infer"], "requests_per_minute": 0}).status_code == 400
+
+
+@contextmanager
+def full_queue(server: ScriptedServer) -> Iterator[None]:
+    """Nobody else may wait."""
+    waits = Generate(request_id="r", weights=Weights(version=BASE), prompt=Array.of(np.array([1], np.int32)), params=SAMPLED, num_samples=64)
+    most, server.services.meters.max_waiting = server.services.meters.max_waiting, 64
+    meter = server.services.meters.request(BASE, waits, bounded=True)
+    try:
+        yield
+    finally:
+        meter.close(0)
+        server.services.meters.max_waiting = most
 
 
 def test_a_full_queue_sends_requests_away_for_a_moment(server: ScriptedServer, sdk: OpenAI) -> None:

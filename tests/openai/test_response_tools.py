@@ -1,8 +1,6 @@
 """Functions and schemas in `/v1/responses`, by the unmodified `openai` SDK."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -13,7 +11,7 @@ from pydantic import BaseModel
 
 from tests.live import LiveServer
 from tests.openai.server import Script, ScriptedServer
-from tests.openai.test_tools import SUM, TEMPLATE, TWO_CALLS
+from tests.openai.tool_model import SUM, TWO_CALLS
 from tests.render.builders import byte_level
 
 ADD = {"type": "function", "name": "add", "description": "Adds.", "parameters": SUM, "strict": True}
@@ -27,25 +25,11 @@ class Sum(BaseModel):
     total: int
 
 
-@pytest.fixture(scope="module")
-def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
-    server = ScriptedServer(tmp_path_factory.mktemp("tools"))
-    (Path(server.config.models[0].path) / "chat_template.jinja").write_text(TEMPLATE)
-    with server.listening():
-        yield server
-
-
 @pytest.fixture
 def server(tool_server: ScriptedServer) -> ScriptedServer:
     tool_server.scripted.script = Script(says=(TWO_CALLS,))
     tool_server.scripted.requests.clear()
     return tool_server
-
-
-@pytest.fixture
-def sdk(server: ScriptedServer) -> Iterator[OpenAI]:
-    with server.sdk() as client:
-        yield client
 
 
 def respond(sdk: OpenAI, **options: Any) -> Any:

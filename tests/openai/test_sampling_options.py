@@ -7,7 +7,7 @@ import pytest
 from openai import OpenAI
 
 from tests.live import wait_until
-from tests.openai.server import END, OTHER_TOKEN, PROCESSED_LOGPROB, ScriptedServer, logprob_at
+from tests.openai.server import END, OTHER_TOKEN, PROCESSED_LOGPROB, RANK, ScriptedServer, logprob_at
 from tests.openai.test_contract import chat, complete, tokens_of
 from tests.render.builders import byte_level
 
@@ -134,7 +134,7 @@ def test_a_prompt_is_told_token_by_token(sdk: OpenAI, server: ScriptedServer) ->
     sent = server.scripted.requests[-1].prompt.numpy().tolist()
     assert [None if row is None else {int(token): told["rank"] for token, told in row.items()} for row in table] == [
         None,
-        *({token: None} for token in sent[1:]),
+        *({token: RANK} for token in sent[1:]),
     ]
     assert "prompt_logprobs" not in chat(sdk).model_extra
 

@@ -16,7 +16,7 @@ from bloomery.models import tiny
 from bloomery.types.generation import Grammar
 from tests.live import LiveServer, running_server
 from tests.openai.server import ScriptedServer
-from tests.openai.test_tools import TEMPLATE
+from tests.openai.tool_model import TEMPLATE
 
 USER = [{"role": "user", "content": "Which package reads CSV files?"}]
 SAMPLED = {"model": "bloomery-tiny", "messages": USER, "max_tokens": 500, "seed": 5}

@@ -1,7 +1,6 @@
 """Tools over the unmodified `openai` SDK: what the model is told, what it must write, and what comes of that."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,36 +10,14 @@ from openai import OpenAI
 
 from bloomery.types.generation import Generate
 from tests.openai.server import Script, ScriptedServer
+from tests.openai.tool_model import SUM, TWO_CALLS
 from tests.render.builders import byte_level
 from tests.services.fake_engine import BASE
 
-TEMPLATE = """{%- if tools %}<|im_start|>system
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}Call them so: <tool_call>
-{"name": ..., "arguments": ...}
-</tool_call><|im_end|>
-{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>{% endfor %}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-SUM = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"], "additionalProperties": False}
 ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SUM}}
 NOW = {"type": "function", "function": {"name": "now"}}
 TOOLS = [ADD, NOW]
 USER = [{"role": "user", "content": "What is 12 plus 3?"}]
-TWO_CALLS = (
-    'I add.<tool_call>\n{"name": "add", "arguments": {"a": 12, "b": 3}}\n</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-)
-
-
-@pytest.fixture(scope="module")
-def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
-    server = ScriptedServer(tmp_path_factory.mktemp("tools"))
-    (Path(server.config.models[0].path) / "chat_template.jinja").write_text(TEMPLATE)
-    with server.listening():
-        yield server
 
 
 @pytest.fixture
@@ -48,12 +25,6 @@ def server(tool_server: ScriptedServer) -> ScriptedServer:
     tool_server.scripted.script = Script(says=(TWO_CALLS,))
     tool_server.scripted.requests.clear()
     return tool_server
-
-
-@pytest.fixture
-def sdk(server: ScriptedServer) -> Iterator[OpenAI]:
-    with server.sdk() as client:
-        yield client
 
 
 def chat(sdk: OpenAI, **options: Any) -> Any:

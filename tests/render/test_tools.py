@@ -16,7 +16,7 @@ from bloomery.render.tool_grammar import forced_calls, possible_calls
 from bloomery.render.tools import CallReader, Dialect, Function, dialect_of
 from bloomery.types.errors import NotSupported
 from bloomery.types.generation import Grammar
-from bloomery.types.grammar import BLANKS, check_grammar
+from bloomery.types.grammar import check_grammar
 from tests.render.builders import byte_level, write
 
 SUM = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"], "additionalProperties": False}
@@ -221,7 +221,7 @@ def test_what_is_enforced_is_read_again_and_fits(grammars: Grammars, name: str) 
     random = np.random.default_rng(0)
     for parallel in (True, False):
         for _ in range(3):
-            said = wander(grammars, forced_calls(DIALECTS[name], FUNCTIONS, {}, BLANKS, parallel=parallel), random)
+            said = wander(grammars, forced_calls(DIALECTS[name], FUNCTIONS, {}, parallel=parallel), random)
             text, calls = read(DIALECTS[name], cut(said, 3))
             assert text == ""
             assert calls
@@ -239,7 +239,7 @@ def test_what_is_enforced_is_read_again_and_fits(grammars: Grammars, name: str) 
 @pytest.mark.parametrize("name", sorted(set(DIALECTS) - {"GEMMA"}))
 def test_strict_calls_leave_text_free_and_hold_calls_to_it(grammars: Grammars, name: str) -> None:
     dialect = DIALECTS[name]
-    strict = possible_calls(dialect, FUNCTIONS[1:], {}, BLANKS, parallel=True, answer=None)
+    strict = possible_calls(dialect, FUNCTIONS[1:], {}, parallel=True, answer=None)
     guide = grammars.guide(Grammar(kind="lark", text=strict), [2])
     for token in byte_level().encode("The quick brown fox", add_special_tokens=False).ids:
         assert guide.allowed_V[token]
@@ -247,7 +247,7 @@ def test_strict_calls_leave_text_free_and_hold_calls_to_it(grammars: Grammars, n
     assert guide.allowed_V[2]
     random, answer = np.random.default_rng(1), {"enum": ["yes", "no"]}
     for _ in range(4):
-        text, calls = read(dialect, cut(wander(grammars, possible_calls(dialect, FUNCTIONS, {}, BLANKS, parallel=True, answer=answer), random), 5))
+        text, calls = read(dialect, cut(wander(grammars, possible_calls(dialect, FUNCTIONS, {}, parallel=True, answer=answer), random), 5))
         assert bool(calls) != (text in ('"yes"', '"no"'))
 
 
@@ -257,7 +257,7 @@ def test_a_model_may_think_before_a_strict_call(tmp_path: Path) -> None:
     known = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
     spoken = [known["<think>"], known["</think>"], known["<tool_call>"], known["</tool_call>"]]
     grammars = Grammars(write(tmp_path, tokenizer), tokenizer.get_vocab_size())
-    text = possible_calls(tools.HERMES, FUNCTIONS[1:], known, BLANKS, parallel=False, answer=None, spoken=spoken)
+    text = possible_calls(tools.HERMES, FUNCTIONS[1:], known, parallel=False, answer=None, spoken=spoken)
     guide = grammars.guide(Grammar(kind="lark", text=text), [2])
     said = '<think>\nHm?\n</think>\n\nI add.<tool_call>\n{"name": "add-up", "arguments": {"a":1,"b":2}}\n</tool_call>'
     for token in tokenizer.encode(said, add_special_tokens=False).ids:
@@ -267,16 +267,16 @@ def test_a_model_may_think_before_a_strict_call(tmp_path: Path) -> None:
 
 
 def test_marks_that_are_tokens_are_those_tokens() -> None:
-    text = forced_calls(tools.HERMES, FUNCTIONS, {"<tool_call>": 7, "</tool_call>": 8}, BLANKS, parallel=False)
+    text = forced_calls(tools.HERMES, FUNCTIONS, {"<tool_call>": 7, "</tool_call>": 8}, parallel=False)
     assert 'call: <[7]> "\\n" body "\\n" <[8]>' in text
 
 
 def test_what_cannot_be_enforced_is_refused() -> None:
     with pytest.raises(NotSupported, match="read and not enforced"):
-        forced_calls(tools.GEMMA, FUNCTIONS, {}, BLANKS, parallel=True)
+        forced_calls(tools.GEMMA, FUNCTIONS, {}, parallel=True)
     bounded = Function("f", {"type": "object", "properties": {"x": {"type": "string", "maxLength": 3}}})
     with pytest.raises(NotSupported, match="maxLength"):
-        forced_calls(tools.PARAMETERS, [bounded], {}, BLANKS, parallel=True)
+        forced_calls(tools.PARAMETERS, [bounded], {}, parallel=True)
 
 
 def test_what_is_garbled_is_read_alike_in_pieces_of_any_size() -> None:

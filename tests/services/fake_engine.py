@@ -16,7 +16,7 @@ from bloomery.store.blobs import Blobs
 from bloomery.types import protocol
 from bloomery.types.arrays import Array
 from bloomery.types.errors import NotFound
-from bloomery.types.fidelity import Sampled, compare, verdict
+from bloomery.types.fidelity import compare, verdict
 from bloomery.types.generation import (
     NO_LOGPROB,
     Abort,
@@ -213,8 +213,7 @@ class FakeEngine:
         if self.refuse_to_compare is not None:
             self._post(Compared(request_id=message.request_id, error=self.refuse_to_compare))
             return
-        sampled = [Sampled(tuple(answer.tokens.numpy().tolist()), answer.logprobs.numpy()) for answer in message.answers]
-        numbers = compare(sampled, [np.full(len(each.logprobs), -1.0, np.float32) for each in sampled])
+        numbers = compare(message.answers, [np.full(each.logprobs.shape, -1.0, np.float32) for each in message.answers])
         known = {name: value for name, value in numbers._asdict().items() if name != "worst"} | {"measured_us": len(self.compared)}
         card = Fidelity(
             mode=message.mode, verdict=verdict(numbers, message.mode), first_difference=None, dtype="float32", numerics=self.numerics, **known

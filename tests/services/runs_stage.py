@@ -14,9 +14,9 @@ from bloomery.services.active import Patience
 from bloomery.services.activity import Activity
 from bloomery.services.checkpoints import Checkpoints
 from bloomery.services.engines import EngineLink, Inbox
-from bloomery.services.metrics import Metrics
 from bloomery.services.models import Models
 from bloomery.services.principal import SCOPES, Principal
+from bloomery.services.run_metrics import RunMetricsReader
 from bloomery.services.run_rows import RunRow
 from bloomery.services.runs import Runs
 from bloomery.store import rows
@@ -41,7 +41,7 @@ class Api:
     activity: Activity
     runs: Runs
     checkpoints: Checkpoints
-    metrics: Metrics
+    run_metrics: RunMetricsReader
 
     async def new_run(self, **options: Any) -> RunRow:
         """A run on the fake base."""
@@ -83,7 +83,9 @@ async def open_api(directory: Path, patience: Patience | None = None) -> AsyncIt
         await stack.enter_async_context(activity)
         await stack.enter_async_context(link)
         runs = Runs(database=database, models=models, checkpoints=checkpoints, activity=activity)
-        yield Api(database=database, blobs=blobs, link=link, activity=activity, runs=runs, checkpoints=checkpoints, metrics=Metrics(database))
+        yield Api(
+            database=database, blobs=blobs, link=link, activity=activity, runs=runs, checkpoints=checkpoints, run_metrics=RunMetricsReader(database)
+        )
 
 
 def play(directory: Path, story: Callable[[FakeEngine], Awaitable[None]], **options: int) -> None:

@@ -100,6 +100,7 @@ def with_input(**inputs: Array | None) -> ForwardBackward:
         (msgspec.structs.replace(OPERATION, custom=None), "loss_fn_config.loss_id", "must come with its definition"),
         (msgspec.structs.replace(OPERATION, loss="ppo"), "custom", "loss `ppo` takes no definition"),
         (msgspec.structs.replace(OPERATION, loss_config={"beta": 1.0}), "loss_fn_config", "has no options"),
+        (msgspec.structs.replace(OPERATION, return_logprobs=False), "loss_fn_config.return_logprobs", "leave out the option"),
         (msgspec.structs.replace(OPERATION, custom=msgspec.structs.replace(LOSS, loss=9)), "graph", "does not return its loss"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from bloomery.services.core import Services
 from bloomery.services.engines import EngineLink
-from bloomery.services.fidelity import TOKENS, TRIES, Cards, Pace, _wanted
+from bloomery.services.fidelity import TOKENS, TRIES, Cards, Pace, _candidates
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
 from bloomery.sync.publish import card_key
@@ -93,7 +93,7 @@ def test_the_answers_are_those_of_the_version_and_come_behind_other_work(tmp_pat
         assert {request.priority for request in engine.sampled} == {"evaluation"}
         assert {request.weights.version for request in engine.sampled} == {order.weights.version} == {version}
         prompts = [request.prompt.numpy().tolist() for request in engine.sampled for _ in range(request.num_samples)]
-        assert [answer.tokens.numpy().tolist()[:-TOKENS] for answer in order.answers] == prompts
+        assert [list(answer.tokens[:-TOKENS]) for answer in order.answers] == prompts
         assert all(len(prompt) + TOKENS <= services.models.size(BASE).context for prompt in prompts)
 
     tell(tmp_path, story, NEVER_OF_ITSELF)
@@ -243,6 +243,6 @@ def test_weights_whose_base_is_not_served_cannot_be_measured(tmp_path: Path) -> 
 
 
 def test_looking_for_what_has_no_card_reads_the_newest_of_what_was_saved_and_no_more(tmp_path: Path) -> None:
-    found = plan(tmp_path, _wanted)
+    found = plan(tmp_path, _candidates)
     assert "SCAN checkpoint USING INDEX" in found
     assert "SCAN run" not in found

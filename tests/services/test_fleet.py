@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bloomery.services.engines import EngineLink
-from bloomery.services.fleet import AFFINITY_TOKENS, Fleet, Group, deployed_bases
+from bloomery.services.fleet import AFFINITY_TOKENS, PATIENCE_S, Fleet, Group, deployed_bases
 from bloomery.services.meters import Meter, Meters
 from bloomery.services.models import Models
 from bloomery.services.sampling import Progress, SampleStream
@@ -41,6 +41,19 @@ class Mortal(FakeEngine):
             self.hang_up()
 
 
+class Deadly(FakeEngine):
+    """Dies of its first request."""
+
+    dead = False
+
+    def _sample(self, request: Generate) -> None:
+        assert self._server is not None
+        self.dead = True
+        self._server.close()
+        self.socket.unlink()
+        self.hang_up()
+
+
 @dataclass
 class Stand:
     """An engine, two replicas, and the api's end of them."""
@@ -56,8 +69,15 @@ class Stand:
         await self.processes[name].start()
         self.stack.push_async_callback(self.processes[name].crash)
 
-    def fleet(self, *replicas: str, deployed: frozenset[str] = frozenset()) -> Fleet:
-        return Fleet({BASE: self.links["engine"]}, {BASE: {name: self.links[name] for name in replicas}}, deployed)
+    async def turn(self, process: FakeEngine, numerics: str) -> None:
+        """As if it had been started again on another machine."""
+        link = self.links[next(name for name, each in self.processes.items() if each is process)]
+        process.numerics = numerics
+        process.hang_up()
+        await until(lambda: (welcome := link.welcome) is not None and welcome.numerics == numerics)
+
+    def fleet(self, *replicas: str, deployed: frozenset[str] = frozenset(), patience_s: float = PATIENCE_S) -> Fleet:
+        return Fleet({BASE: self.links["engine"]}, {BASE: {name: self.links[name] for name in replicas}}, deployed, patience_s)
 
     def stream(self, group: Group | None, request: Generate) -> SampleStream:
         assert group is not None
@@ -149,11 +169,10 @@ def test_a_stream_goes_on_only_where_the_numerics_are_its_own(tmp_path: Path) ->
         first = await stand.first(group)
         first.deaths = 1
         other = next(stand.processes[name] for name in REPLICAS if stand.processes[name] is not first)
-        other.numerics = "other"
-        other.hang_up()
-        await until(lambda: {chosen.welcome.numerics for chosen in group.links if chosen.welcome} == {"other", "fake-numerics"})
+        await stand.turn(other, "other")
         assert positions(await read(stand.stream(group, ask()))) == [0, 1, 2, 3, 4, 5]
         assert (len(first.sampled), len(other.sampled)) == (2, 0)
+        await stand.turn(stand.processes["engine"], "other")
         first.deaths, first.numerics_after = 1, "other"
         with pytest.raises(Unavailable, match="nobody among the replicas of base model"):
             await read(stand.stream(group, ask(*first.sampled[0].prompt.numpy().tolist())))
@@ -201,6 +220,82 @@ def test_a_wait_for_replicas_has_an_end_that_names_them(tmp_path: Path) -> None:
     async def story(stand: Stand) -> None:
         with pytest.raises(Unavailable, match=f"waited 0.01 s for the replicas of base model {BASE}: "):
             await served(stand.fleet(*REPLICAS)).choose(ask(), None, timeout_s=0.01)
+
+    play(tmp_path, story, running=("engine",))
+
+
+def test_the_engine_stands_in_for_replicas_that_do_not_come_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+    def told() -> list[str]:
+        return [record.message for record in caplog.records if record.name == "bloomery.services.fleet" and "requests" in record.message]
+
+    async def story(stand: Stand) -> None:
+        fleet = stand.fleet(*REPLICAS, patience_s=0.02)
+        assert fleet.stood_in == set()
+        for _ in range(2):
+            assert positions(await read(stand.stream(served(fleet), ask()))) == [0, 1, 2, 3, 4, 5]
+        assert len(stand.processes["engine"].sampled) == 2
+        assert fleet.stood_in == {BASE}
+        (warned,) = told()
+        assert warned.startswith(f"the engine takes the requests of the replicas of base model {BASE}, nobody of whom has answered for 0.02 s: ")
+        await stand.start("replica-1", "replica")
+        await stand.links["replica-1"].wait_ready(10)
+        assert fleet.stood_in == set()
+        await read(stand.stream(served(fleet), ask()))
+        assert (len(stand.processes["engine"].sampled), len(stand.processes["replica-1"].sampled)) == (2, 1)
+        assert told()[1:] == [f"the replicas of base model {BASE} answer again, and take their requests themselves"]
+
+    play(tmp_path, story, running=("engine",))
+
+
+@pytest.mark.parametrize("numerics", ["fake-numerics", "other"])
+def test_an_answer_that_a_replica_began_goes_on_at_the_engine_only_where_the_numerics_are_its_own(tmp_path: Path, numerics: str) -> None:
+    async def story(stand: Stand) -> None:
+        await stand.turn(stand.processes["engine"], numerics)
+        replica = stand.processes["replica-0"]
+        async with aclosing(stand.stream(served(stand.fleet("replica-0", patience_s=0.02)), ask())) as stream:
+            replica.deaths = 1
+            got = [await anext(stream), await anext(stream)]
+            await replica.crash()
+            if numerics == "other":
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.2):
+                        await anext(stream)
+                assert stand.processes["engine"].sampled == []
+                return
+            got += [event async for event in stream]
+        assert positions(got) == [0, 1, 2, 3, 4, 5]
+        assert [len(request.begun[0]) for request in stand.processes["engine"].sampled] == [1]
+
+    play(tmp_path, story, running=("engine", "replica-0"))
+
+
+def test_what_an_engine_began_goes_on_there_although_replicas_of_other_numerics_are_back(tmp_path: Path) -> None:
+    async def story(stand: Stand) -> None:
+        engine = stand.processes["engine"]
+        engine.deaths = 1
+        async with aclosing(stand.stream(served(stand.fleet("replica-0", patience_s=0.02)), ask())) as stream:
+            got = [await anext(stream)]
+            await stand.start("replica-0", "replica")
+            await stand.turn(stand.processes["replica-0"], "other")
+            got += [event async for event in stream]
+        assert positions(got) == [0, 1, 2, 3, 4, 5]
+        assert (len(engine.sampled), stand.processes["replica-0"].sampled) == (2, [])
+
+    play(tmp_path, story, running=("engine",))
+
+
+def test_a_request_that_may_have_killed_its_replica_is_kept_from_the_engine(tmp_path: Path) -> None:
+    async def story(stand: Stand) -> None:
+        replica = Deadly(stand.directory / "replica-0", Blobs(stand.directory / "blobs"), role="replica")
+        await replica.start()
+        await stand.links["replica-0"].wait_ready(10)
+        group = served(stand.fleet("replica-0", patience_s=0.02))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await read(stand.stream(group, ask()))
+        assert (replica.dead, group.stood_in, stand.processes["engine"].sampled) == (True, True, [])
 
     play(tmp_path, story, running=("engine",))
 

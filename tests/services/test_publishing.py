@@ -6,9 +6,9 @@ import pytest
 
 from bloomery.services.checkpoints import EXTERNAL, SNAPSHOT, CheckpointRow
 from bloomery.services.models import Models
-from bloomery.services.publishing import Destination, Publishing, Slot
+from bloomery.services.publishing import Destination, Publishing, SessionSlot
 from bloomery.services.run_rows import COPY
-from bloomery.services.session_search import Place, SessionSearch, Wanted
+from bloomery.services.session_search import SessionCursor, SessionFilter, SessionSearch
 from bloomery.services.sessions import Sessions
 from bloomery.services.versions import Version, Versions
 from bloomery.store.blobs import Blobs
@@ -55,9 +55,9 @@ def test_a_copy_shares_the_blob_and_its_run_takes_no_operations(tmp_path: Path) 
         async with open_api(tmp_path) as api:
             publishing, source = Publishing(api.database, api.checkpoints), await saved(api)
             session = await Sessions(api.database).create(ME, tags=[], user_metadata={}, sdk_version="x")
-            path = await publishing.copy(ME, source, Slot(session.id, 4), ttl_s=3600, name_of=name_of)
+            path = await publishing.copy(ME, source, SessionSlot(session.id, 4), ttl_s=3600, name_of=name_of)
             assert path == f"tinker://{session.id}:train:4/weights/kept"
-            assert await publishing.copy(ME, source, Slot(session.id, 4), ttl_s=3600, name_of=name_of) == path
+            assert await publishing.copy(ME, source, SessionSlot(session.id, 4), ttl_s=3600, name_of=name_of) == path
             copied = await api.checkpoints.find(ME, path)
             assert (copied.key, copied.digest, copied.step, copied.metadata) == (source.key, source.digest, source.step, source.metadata)
             assert copied.expires_us is not None
@@ -69,7 +69,7 @@ def test_a_copy_shares_the_blob_and_its_run_takes_no_operations(tmp_path: Path) 
             with pytest.raises(Conflict, match="is taken"):
                 await api.new_run(tinker_id=name_of(session.id, 4))
             with pytest.raises(Conflict, match="other weights"):
-                await publishing.copy(ME, await saved(api, "other"), Slot(session.id, 4), ttl_s=None, name_of=name_of)
+                await publishing.copy(ME, await saved(api, "other"), SessionSlot(session.id, 4), ttl_s=None, name_of=name_of)
             await api.checkpoints.delete(ME, str(source.path))
             heir = await api.runs.create(ME, base_model="tiny", lora=source.lora, metadata={}, begins_with_load=True)
             await api.runs.load(ME, heir.id, 0, copied, optimizer=True)
@@ -173,9 +173,9 @@ def test_a_search_reads_on_where_it_stopped(tmp_path: Path) -> None:
             await api.runs.checkpoint(ME, run.id, 1, "kept")
             await api.results(run.id, 1)
 
-            async def ids(wanted: Wanted, limit: int = 2) -> list[int]:
+            async def ids(wanted: SessionFilter, limit: int = 2) -> list[int]:
                 found: list[int] = []
-                behind: Place | None = None
+                behind: SessionCursor | None = None
                 while True:
                     page = await search.find(ME, wanted, behind=behind, limit=limit)
                     found += [[session.id for session in made].index(each.id) for each in page.sessions]
@@ -183,16 +183,16 @@ def test_a_search_reads_on_where_it_stopped(tmp_path: Path) -> None:
                     if behind is None:
                         return found
 
-            assert await ids(Wanted()) == [5, 4, 3, 2, 1, 0]
-            assert await ids(Wanted(words=("sweep",)), limit=1) == [3, 2, 1, 0]
-            assert await ids(Wanted(words=("sweep", "2"))) == [2]
-            assert await ids(Wanted(session_id=made[5].id, words=("sweep",), metadata={"n": "1"})) == [5, 3, 1]
-            assert await ids(Wanted(active=False, silent=False, reasons=frozenset({"errored"}))) == [0]
-            assert await ids(Wanted(active=False, silent=False, reasons=frozenset({"success"}))) == []
-            assert await ids(Wanted(finished=False)) == [5, 4, 3, 2, 1]
-            (broken,) = (await search.find(ME, Wanted(active=False, silent=False), behind=None, limit=5)).sessions
+            assert await ids(SessionFilter()) == [5, 4, 3, 2, 1, 0]
+            assert await ids(SessionFilter(words=("sweep",)), limit=1) == [3, 2, 1, 0]
+            assert await ids(SessionFilter(words=("sweep", "2"))) == [2]
+            assert await ids(SessionFilter(session_id=made[5].id, words=("sweep",), metadata={"n": "1"})) == [5, 3, 1]
+            assert await ids(SessionFilter(active=False, silent=False, reasons=frozenset({"errored"}))) == [0]
+            assert await ids(SessionFilter(active=False, silent=False, reasons=frozenset({"success"}))) == []
+            assert await ids(SessionFilter(finished=False)) == [5, 4, 3, 2, 1]
+            (broken,) = (await search.find(ME, SessionFilter(active=False, silent=False), behind=None, limit=5)).sessions
             assert broken.ended == ("errored", "it broke: twice")
-            (counted,) = (await search.find(ME, Wanted(words=("sweep", "1")), behind=None, limit=5)).sessions
+            (counted,) = (await search.find(ME, SessionFilter(words=("sweep", "1")), behind=None, limit=5)).sessions
             assert (counted.checkpoints, counted.checkpoint_bytes > 0) == (1, True)
 
     play(tmp_path, story)

@@ -1,26 +1,17 @@
-"""What was accepted is executed once, in order, and answered, whoever dies in between."""
+"""What is accepted is executed once, in order, and answered; what cannot be is refused."""
 
-import asyncio
 import math
-import os
-import signal
-import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from sqlalchemy import update
 
 from bloomery.services.active import Patience
 from bloomery.services.history import MAX_WAITING
 from bloomery.services.run_rows import Repeatable
-from bloomery.services.settle import RestorePoint, restore_point
 from bloomery.store import rows
-from bloomery.types.errors import Conflict, Corrupt, Forbidden, InvalidInput, NotFound, NotSupported
+from bloomery.types.errors import Conflict, Forbidden, InvalidInput, NotFound, NotSupported
 from bloomery.types.operations import (
-    CheckpointResult,
     Failed,
     ForwardBackward,
     ForwardBackwardResult,
@@ -28,42 +19,11 @@ from bloomery.types.operations import (
     LoraSpec,
     Operation,
     OptimStepResult,
-    Result,
     SaveCheckpoint,
     SaveSnapshot,
 )
 from tests.services.fake_engine import CONTEXT, VOCABULARY, FakeEngine
-from tests.services.runs_stage import LORA, ME, STRANGER, Api, datum, forward_backward, open_api, operation, play, step, until
-
-LAST = 12
-NEVER = RestorePoint(-1, "")
-_ALSO = ["journal.operation.written@5", "journal.result.written@3", "store.row.committed@9", "segment.dropped@1"]
-POINTS = [
-    "journal.operation.synced@6",
-    "journal.result.synced@4",
-    "checkpoint.row.committed@2",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in _ALSO),
-]
-
-
-class Reference(NamedTuple):
-    """What comes of the operations when nobody dies: results, and the weights at the end."""
-
-    results: list[Result]
-    state: str
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    directory, found = tmp_path_factory.mktemp("reference"), []
-
-    async def story(engine: FakeEngine) -> None:
-        async with open_api(directory) as api:
-            run = await api.new_run()
-            found.append(Reference(await api.train(run.id, 1, LAST), await _final_state(api, run.id)))
-
-    play(directory, story)
-    return found[0]
+from tests.services.runs_stage import LORA, ME, STRANGER, datum, forward_backward, open_api, operation, play, step
 
 
 def test_operations_run_in_order_and_are_answered_again_and_again(tmp_path: Path) -> None:
@@ -82,97 +42,6 @@ def test_operations_run_in_order_and_are_answered_again_and_again(tmp_path: Path
         assert len(engine.executed) == 6
 
     play(tmp_path, story)
-
-
-def test_an_engine_that_dies_changes_nothing(tmp_path: Path, reference: Reference) -> None:
-    async def story(engine: FakeEngine) -> None:
-        async with open_api(tmp_path) as api:
-            run = await api.new_run()
-            results = await api.train(run.id, 1, 5)
-            engine.gate.clear()
-            for seq in range(6, LAST + 1):
-                await api.runs.submit(ME, run.id, seq, operation(seq))
-            await engine.crash()
-            engine.gate.set()
-            await engine.start()
-            results += await api.results(run.id, *range(6, LAST + 1))
-            # Operation 4 was the last before a checkpoint: 5 was computed again, and nothing before it.
-            assert [(message.checkpoint is not None, message.last_seq) for message in engine.opened] == [(False, 0), (True, 4)]
-            again = [message.seq for message in engine.executed if message.replay]
-            assert again == [5]
-            assert await api.events() == []
-            assert Reference(results, await _final_state(api, run.id)) == reference
-
-    play(tmp_path, story)
-
-
-def test_an_api_that_dies_finds_engine_and_futures_again(tmp_path: Path, reference: Reference) -> None:
-    async def story(engine: FakeEngine) -> None:
-        async with open_api(tmp_path) as api:
-            run = await api.new_run()
-            await api.train(run.id, 1, 3)
-            engine.gate.clear()
-            for seq in range(4, LAST + 1):
-                await api.runs.submit(ME, run.id, seq, operation(seq))
-        engine.gate.set()
-        async with open_api(tmp_path) as api:
-            results = await api.results(run.id, *range(1, LAST + 1))
-            assert [message.seq for message in engine.executed] == list(range(1, LAST + 1))
-            assert len(engine.opened) == 1
-            assert Reference(results, await _final_state(api, run.id)) == reference
-
-    play(tmp_path, story)
-
-
-def test_results_that_were_not_acknowledged_are_sent_again(tmp_path: Path) -> None:
-    async def story(engine: FakeEngine) -> None:
-        async with open_api(tmp_path) as api:
-            run = await api.new_run()
-            await api.train(run.id, 1, 2)
-            engine.gate.clear()
-            await api.runs.submit(ME, run.id, 3, operation(3))
-            await until(lambda: bool(engine._queue))
-        # Nobody is connected when it is done.
-        engine.gate.set()
-        await until(lambda: not engine._queue or len(engine.executed) == 3)
-        async with open_api(tmp_path) as api:
-            assert isinstance((await api.results(run.id, 3))[0], ForwardBackwardResult)
-            await until(lambda: not engine.runs[run.id].unacknowledged)
-
-    play(tmp_path, story)
-
-
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data())
-def test_no_order_of_arrival_and_no_death_changes_the_history(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, reference: Reference
-) -> None:
-    directory = tmp_path_factory.mktemp("history")
-    arrivals = data.draw(st.permutations([*range(1, LAST + 1), *data.draw(st.lists(st.integers(1, LAST), max_size=4))]))
-    deaths = data.draw(st.dictionaries(st.integers(0, len(arrivals) - 1), st.sampled_from(["api", "engine", "connection", "both"]), max_size=3))
-
-    async def story(engine: FakeEngine) -> None:
-        run_id, start = None, 0
-        for stop in [*sorted(deaths), len(arrivals)]:
-            async with open_api(directory) as api:
-                run_id = run_id or (await api.new_run()).id
-                for seq in arrivals[start:stop]:
-                    await api.runs.submit(ME, run_id, seq, operation(seq))
-                if stop == len(arrivals):
-                    results = await api.results(run_id, *range(1, LAST + 1))
-                    assert Reference(results, await _final_state(api, run_id)) == reference
-                    assert await api.events() == []
-                elif deaths[stop] == "connection":
-                    engine.hang_up()
-                elif deaths[stop] == "engine":
-                    await engine.crash()
-                    await engine.start()
-            start = stop
-            if deaths.get(stop) == "both":
-                await engine.crash()
-                await engine.start()
-
-    play(directory, story)
 
 
 def test_a_gap_is_waited_for_then_given_up_and_the_sequence_moves_on(tmp_path: Path) -> None:
@@ -200,21 +69,6 @@ def test_a_gap_is_waited_for_then_given_up_and_the_sequence_moves_on(tmp_path: P
     play(tmp_path, story)
 
 
-def test_a_gap_given_up_is_given_up_in_a_replay_too(tmp_path: Path) -> None:
-    async def story(engine: FakeEngine) -> None:
-        async with open_api(tmp_path, Patience(gap_s=0.05)) as api:
-            run = await api.new_run()
-            await api.runs.submit(ME, run.id, 2, forward_backward(2))
-            before = await api.results(run.id, 1, 2)
-            await engine.crash()
-            await engine.start()
-            await api.train(run.id, 3, 4)
-            assert await api.results(run.id, 1, 2) == before
-            assert await api.events() == []
-
-    play(tmp_path, story)
-
-
 def test_numbers_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     async def story(engine: FakeEngine) -> None:
         async with open_api(tmp_path) as api:
@@ -222,7 +76,7 @@ def test_numbers_that_make_no_sense_are_refused(tmp_path: Path) -> None:
             for seq in (-1, 0, MAX_WAITING + 1, 10**9):
                 with pytest.raises(InvalidInput) as refused:
                     await api.runs.submit(ME, run.id, seq, step())
-                assert refused.value.field == "seq_id"
+                assert refused.value.field == "seq"
             with pytest.raises(NotFound, match="no operation 1"):
                 await api.runs.result(ME, run.id, 1, 0.0)
             await api.train(run.id, 1, 2)
@@ -379,146 +233,6 @@ def test_a_busy_run_is_not_unloaded(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_an_engine_that_answers_differently_is_noticed(tmp_path: Path) -> None:
-    async def story(engine: FakeEngine) -> None:
-        async with open_api(tmp_path) as api:
-            run = await api.new_run()
-            results = await api.train(run.id, 1, 5)
-            await engine.crash()
-            engine.salt = "wrong"
-            await engine.start()
-            await api.until_events(["run.diverged"])
-            engine.numerics = "another machine"
-            await engine.crash()
-            await engine.start()
-            await api.until_events(["run.diverged", "run.numerics_changed"])
-            assert await api.results(run.id, 1, 2, 3, 4, 5) == results
-
-    play(tmp_path, story)
-
-
-def test_an_operation_that_failed_fails_again_in_a_replay(tmp_path: Path) -> None:
-    """Also when the engine would succeed now: the caller was told that it did not happen."""
-
-    async def story(engine: FakeEngine) -> None:
-        async with open_api(tmp_path, Patience(reopen_s=0.02)) as api:
-            run = await api.new_run()
-            await api.train(run.id, 1, 4)
-            engine.refuse_to_open = "no memory"
-            await engine.crash()
-            await engine.start()
-            await api.runs.submit(ME, run.id, 5, operation(5))
-            (failed,) = await api.results(run.id, 5)
-            assert failed == Failed(message="the engine cannot open the run: no memory", category="server")
-            assert (await api.runs.get(ME, run.id)).state == "broken"
-            engine.refuse_to_open = None
-            six, *rest = await api.train(run.id, 6, 8)
-            assert isinstance(six, Failed)
-            assert isinstance(rest[1], OptimStepResult)
-            assert await api.results(run.id, 5) == [failed]
-            assert (await api.runs.get(ME, run.id)).state == "active"
-            assert await api.events() == ["run.broken", "run.active"]
-
-    play(tmp_path, story)
-
-
-def test_an_unreadable_checkpoint_is_replaced_by_the_one_before(tmp_path: Path, reference: Reference) -> None:
-    async def story(engine: FakeEngine) -> None:
-        async with open_api(tmp_path, Patience(reopen_s=0.02)) as api:
-            run = await api.new_run()
-            await api.train(run.id, 1, LAST - 1)
-            await api.activity.stored(10)
-            newest = max(engine.blobs.list(f"checkpoints/{run.id}"), key=lambda blob: int(blob.key.split("/")[-1].split("-")[0]))
-            await engine.crash()
-            engine.blobs.delete(newest.key)
-            await engine.start()
-            await api.train(run.id, LAST, LAST)
-            assert engine.opened[-1].last_seq < engine.opened[-2].last_seq
-            results = await api.results(run.id, *range(1, LAST + 1))
-            assert Reference(results, await _final_state(api, run.id)) == reference
-
-    play(tmp_path, story)
-
-
-def test_payloads_before_the_checkpoints_are_dropped_and_results_stay(tmp_path: Path) -> None:
-    async def story(engine: FakeEngine) -> None:
-        async with open_api(tmp_path) as api:
-            run = await api.new_run()
-            results = []
-            for first in range(1, 41, 4):
-                results += await api.train(run.id, first, first + 3)
-                await api.activity.stored(10)
-            kept = [int(path.stem.split("-")[1]) for path in (tmp_path / "runs" / run.id).glob("ops-*")]
-            assert min(kept, default=99) > 20
-            await until(lambda: len(engine.blobs.list(f"checkpoints/{run.id}")) == 2)
-            assert await api.results(run.id, *range(1, 41)) == results
-        async with open_api(tmp_path) as api:
-            assert await api.results(run.id, *range(1, 41)) == results
-            await api.train(run.id, 41, 42)
-
-    play(tmp_path, story)
-
-
-def test_a_damaged_journal_breaks_its_run_and_no_other(tmp_path: Path) -> None:
-    async def story(engine: FakeEngine) -> None:
-        async with open_api(tmp_path) as api:
-            broken, healthy = await api.new_run(), await api.new_run()
-            for run in (broken, healthy):
-                await api.train(run.id, 1, 3)
-            engine.gate.clear()
-            for run in (broken, healthy):
-                await api.runs.submit(ME, run.id, 4, operation(4))
-        engine.gate.set()
-        segment = next((tmp_path / "runs" / broken.id).glob("ops-*"))
-        content = bytearray(segment.read_bytes())
-        content[40] ^= 1
-        segment.write_bytes(content)
-        async with open_api(tmp_path) as api:
-            await api.results(healthy.id, 4)
-            with pytest.raises(Corrupt, match=f"{segment.name}.*offset 0"):
-                await api.runs.result(ME, broken.id, 1, 1.0)
-            shown = await api.runs.get(ME, broken.id)
-            assert shown.state == "broken"
-            assert segment.name in str(shown.error)
-
-    play(tmp_path, story)
-
-
-def test_a_run_can_leave_the_engine_and_come_back(tmp_path: Path, reference: Reference) -> None:
-    async def story(engine: FakeEngine) -> None:
-        async with open_api(tmp_path) as api:
-            run = await api.new_run()
-            results = await api.train(run.id, 1, 8)
-            await api.runs.unload(ME, run.id)
-            assert engine.runs == {}
-            assert api.activity.get(run.id) is None
-            assert await api.results(run.id, 3) == [results[2]]
-            assert len(engine.opened) == 1, "looking at results does not need the engine"
-            results += await api.train(run.id, 9, LAST)
-            assert [message.seq for message in engine.executed if message.replay] == []
-            assert Reference(results, await _final_state(api, run.id)) == reference
-
-    play(tmp_path, story)
-
-
-def test_runs_that_nobody_asked_for_since_the_start_leave_the_engine_too(tmp_path: Path, reference: Reference) -> None:
-    async def story(engine: FakeEngine) -> None:
-        async with open_api(tmp_path) as api:
-            run = await api.new_run()
-            results = await api.train(run.id, 1, 2)
-            await api.activity.stored(10)
-        async with open_api(tmp_path) as api:
-            await api.link.wait_ready()
-            assert list(engine.runs) == [run.id]
-            await api.activity.tidy()
-            await until(lambda: engine.runs == {})
-            results += await api.train(run.id, 3, LAST)
-            assert [(order.checkpoint is not None, order.last_seq) for order in engine.opened] == [(False, 0), (True, 2)]
-            assert Reference(results, await _final_state(api, run.id)) == reference
-
-    play(tmp_path, story)
-
-
 def test_a_run_whose_base_is_not_served_any_more_keeps_its_history(tmp_path: Path) -> None:
     async def story(engine: FakeEngine) -> None:
         async with open_api(tmp_path) as api:
@@ -557,7 +271,7 @@ def test_metrics_of_results_become_points_of_curves(tmp_path: Path) -> None:
             await api.runs.submit(ME, run.id, 3, forward_backward(backward=False))
             await api.results(run.id, 3)
             await api.activity.stored(10)
-            points = (await api.metrics.series(ME, run.id)).data
+            points = (await api.run_metrics.series(ME, run.id)).data
             assert isinstance(first, ForwardBackwardResult)
             assert [(point.seq, point.step) for point in points] == [(1, 0), (2, 1), (3, 1)]
             assert points[0].values["loss"] == pytest.approx(first.metrics["loss:sum"] / 2.0)
@@ -567,71 +281,6 @@ def test_metrics_of_results_become_points_of_curves(tmp_path: Path) -> None:
             assert "loss" not in points[2].values
 
     play(tmp_path, story)
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_an_api_killed_at_any_durable_boundary_loses_nothing_it_acknowledged(tmp_path: Path, point: str, reference: Reference) -> None:
-    async def story(engine: FakeEngine) -> None:
-        marker = tmp_path / "marker"
-        died, told = await _run_child(tmp_path, {"BLOOMERY_FAILPOINTS": f"{point}:{marker}"})
-        assert died == -signal.SIGKILL
-        assert marker.exists()
-        submitted = {int(words[1]) for words in told if words[0] == "submitted"}
-        seen = {int(words[1]): words[2] for words in told if words[0] == "result"}
-        finished, told = await _run_child(tmp_path, {})
-        assert finished == 0
-        again = {int(words[1]): words[2] for words in told if words[0] == "result"}
-        assert submitted <= {int(words[1]) for words in told if words[0] == "known"}
-        assert seen.items() <= again.items()
-        assert again == {seq: _mark(result) for seq, result in enumerate(reference.results, 1)}
-        assert told[-1] == ["state", reference.state]
-
-    play(tmp_path, story)
-
-
-async def child(directory: Path) -> None:
-    """An api with a client that submits, resumes and asks; prints what it was told."""
-    async with open_api(directory) as api:
-        run = await api.new_run(tinker_id="victim:train:0")
-        for seq in range(1, run.next_seq):
-            print("known", seq, flush=True)
-        for seq in range(run.next_seq, LAST + 1):
-            await api.runs.submit(ME, run.id, seq, operation(seq))
-            print("submitted", seq, flush=True)
-            if seq % 4 == 0:
-                print("result", seq, _mark((await api.results(run.id, seq))[0]), flush=True)
-                while (await api.database.read(lambda connection: restore_point(connection, run.id, done=LAST)) or NEVER).seq < seq:
-                    await asyncio.sleep(0.01)
-        for seq, result in enumerate(await api.results(run.id, *range(1, LAST + 1)), 1):
-            print("result", seq, _mark(result), flush=True)
-        await api.activity.stored(10)
-        print("state", await _final_state(api, run.id), flush=True)
-
-
-async def _run_child(directory: Path, environment: dict[str, str]) -> tuple[int, list[list[str]]]:
-    program = "import asyncio, sys; from pathlib import Path; from tests.services.test_runs import child; asyncio.run(child(Path(sys.argv[1])))"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, str(directory), env={**os.environ, **environment}, stdout=asyncio.subprocess.PIPE
-    )
-    said, _ = await process.communicate()
-    return process.returncode or 0, [line.split() for line in said.decode().splitlines()]
-
-
-def _mark(result: Result) -> str:
-    """A result in a word."""
-    match result:
-        case ForwardBackwardResult() | OptimStepResult():
-            return repr(sorted(result.metrics.items())).replace(" ", "")
-        case _:
-            return repr(result).replace(" ", "")
-
-
-async def _final_state(api: Api, run_id: str) -> str:
-    """Hash of the weights after operation `LAST`."""
-    await api.runs.checkpoint(ME, run_id, LAST + 1, "end")
-    (saved,) = await api.results(run_id, LAST + 1)
-    assert isinstance(saved, CheckpointResult)
-    return saved.digest
 
 
 def test_a_run_is_shown_as_the_results_that_were_told_left_it(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from bloomery.config import ApiConfig
 from bloomery.services.checkpoints import EXTERNAL, NAMED
 from bloomery.services.core import Services
 from bloomery.services.principal import SCOPES, Principal
-from bloomery.services.session_search import Wanted
+from bloomery.services.session_search import SessionFilter
 from bloomery.services.sessions import Session
 from bloomery.services.versions import Version
 from bloomery.types.arrays import Array
@@ -72,7 +72,7 @@ SCOPES_OF = {
     "Garbage.collect": "admin",
     "Judgements.give": "infer",
     "Judgements.list": "read",
-    "Metrics.series": LOOK,
+    "RunMetricsReader.series": LOOK,
     "Models.list": "infer read train deploy",
     "Publishing.copy": "train",
     "Publishing.publish": "train",
@@ -109,7 +109,16 @@ SCOPES_OF = {
     "Versions.find": "infer read train deploy",
 }
 """Any one of the scopes is enough."""
-OF_THE_KEY_ITSELF = {"Auth.mine", "Auth.give_up", "Limits.headers", "Limits.prompt", "Limits.request", "Limits.sampled"}
+OF_THE_KEY_ITSELF = {
+    "Auth.mine",
+    "Auth.give_up",
+    "RateLimits.give_back",
+    "RateLimits.headers",
+    "RateLimits.prompt",
+    "RateLimits.request",
+    "RateLimits.rollout",
+    "RateLimits.sampled",
+}
 """Any key may look at itself, give itself up, and use up what it may."""
 NOT_ASKED_BY_CALLERS = {
     # What a process does for itself, or what says who calls in the first place.
@@ -255,9 +264,9 @@ SHOW_ONES_OWN: dict[str, Attempt] = {
     "Deployments.names": lambda s, w: s.deployments.names(STRANGER),
     "Deployments.target": lambda s, w: s.deployments.target(STRANGER, w.deployment),
     "Judgements.list": lambda s, w: s.feedback.list(STRANGER, target=w.span),
-    "Metrics.series": lambda s, w: s.metrics.series(STRANGER, w.run),
+    "RunMetricsReader.series": lambda s, w: s.run_metrics.series(STRANGER, w.run),
     "Runs.list": lambda s, w: s.runs.list(STRANGER),
-    "SessionSearch.find": lambda s, w: s.session_search.find(STRANGER, Wanted(), behind=None, limit=100),
+    "SessionSearch.find": lambda s, w: s.session_search.find(STRANGER, SessionFilter(), behind=None, limit=100),
     "Sessions.list": lambda s, w: s.sessions.list(STRANGER, limit=100, offset=0),
     "Sessions.run_names": lambda s, w: s.sessions.run_names(STRANGER, w.session),
     "Sessions.samplers": lambda s, w: s.sessions.samplers(STRANGER, w.session),

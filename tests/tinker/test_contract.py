@@ -353,6 +353,11 @@ def test_an_undecodable_body_has_an_answer_with_a_body(server: Served, body: byt
     assert (answer.status_code, answer.json()["category"]) == (400, "user")
 
 
+def test_a_number_that_makes_no_sense_is_named_as_this_contract_names_it(server: Served, run: tinker.TrainingClient) -> None:
+    answer = post(server, "/optim_step", {"model_id": run.model_id, "seq_id": 10**6, "adam_params": {}})
+    assert (answer.status_code, answer.json()["field"]) == (400, "seq_id")
+
+
 def test_an_operation_that_makes_no_sense_keeps_its_place(server: Served, run: tinker.TrainingClient) -> None:
     for seq, name in enumerate(("momentum", "\ud800"), start=1):
         answer = post(server, "/optim_step", {"model_id": run.model_id, "seq_id": seq, "adam_params": {name: 0.9}})

@@ -123,3 +123,33 @@ def test_our_own_client_has_all_losses(live_server: LiveServer, rollout: types.D
         assert losses[name] == pytest.approx(-ADVANTAGE * sampled(rollout), rel=1e-4)
     for name in ("dro", "stable_reinforce", "reinforce"):
         assert losses[name] == pytest.approx(losses["cispo"], rel=1e-4)
+
+
+@pytest.mark.contract("any loss", "loss_fn_config.return_logprobs")
+def test_who_asks_for_metrics_alone_gets_the_same_metrics_and_weights(client: tinker.ServiceClient, rollout: types.Datum) -> None:
+    digests = []
+    for config in ({}, {"return_logprobs": 0.0}):
+        run = client.create_lora_training_client(base_model=MODEL, rank=8, seed=4).result()
+        results = [run.forward_backward([for_loss(rollout, name)] * 2, name, config).result() for name in ("cross_entropy", "ppo")]
+        norm = run.optim_step(types.AdamParams(learning_rate=1e-2)).result().metrics
+        digests.append(([result.metrics for result in results], norm, run.forward([rollout], "ppo").result().loss_fn_outputs[0]["logprobs"].data))
+        assert [list(result.loss_fn_outputs[0]) for result in results] == ([[], []] if config else [["elementwise_loss", "logprobs"], ["logprobs"]])
+        assert all(len(result.loss_fn_outputs) == 2 for result in results)
+    assert digests[0] == digests[1]
+    with pytest.raises(tinker.RequestFailedError, match=r"return_logprobs` is 0\.5: it must be 0 or 1"):
+        run.forward([rollout], "ppo", {"return_logprobs": 0.5}).result()
+
+
+def test_our_own_client_gets_metrics_alone_and_the_same_weights(live_server: LiveServer, rollout: types.Datum) -> None:
+    inputs = {name: Array.of(tensor.to_numpy()) for name, tensor in for_loss(rollout, "cross_entropy").loss_fn_inputs.items()}
+    data = [Datum(tokens=Array.of(np.asarray(rollout.model_input.to_ints(), np.int32)), inputs=inputs)]
+    ends = []
+    for rank in (4, 0):
+        for logprobs in (True, False):
+            run = Client(live_server.url, live_server.key).create_run(MODEL, rank=rank, seed=2)
+            learned, scored = run.forward_backward(data, logprobs=logprobs).result(), run.forward(data, logprobs=logprobs).result()
+            run.optim_step(1e-2)
+            ends.append((learned.metrics, scored.metrics, run.save_checkpoint("end").result().digest))
+            assert [len(result.outputs[0]) for result in (learned, scored)] == ([2, 2] if logprobs else [0, 0])
+    assert ends[0] == ends[1]
+    assert ends[2] == ends[3]

@@ -14,11 +14,13 @@ import pytest
 import tinker
 
 from bloomery.config import RecordMode
+from bloomery.services.principal import Allowance
 from bloomery.services.sessions import Sessions
 from bloomery.services.versions import Version
 from bloomery.store.database import READERS, Database
 from bloomery.types.errors import NotFound
 from bloomery.types.generation import GenerateFailed, Weights
+from bloomery.types.ids import new_id
 from bloomery.types.protocol import SamplerEvents
 from tests.live import wait_until
 from tests.render.builders import byte_level
@@ -56,6 +58,26 @@ def test_a_sample_waits_for_no_database(server: Served, service: tinker.ServiceC
     with no_reading(server):
         answers = [ask(sampler, seed=seed) for seed in range(5)]
         assert [len(answer.result(timeout=30).sequences[0].tokens) for answer in answers] == [2] * 5
+
+
+def test_samples_count_against_the_limits_of_their_key_once(server: Served, service: tinker.ServiceClient) -> None:
+    sampler = sampler_of(service)
+    allowance = Allowance(requests=3, tokens=40)
+    made = server.do(lambda: server.services.auth.create(ME, new_id("key"), frozenset({"infer"}), allowance=allowance))
+
+    def sample(seq: int, prompt: int) -> httpx.Response:
+        body: dict[str, Any] = {"sampling_session_id": sampler._sampling_session_id, "seq_id": seq, "sampling_params": {"max_tokens": 2}}
+        body["prompt"] = {"chunks": [{"type": "encoded_text", "tokens": [1] * prompt}]}
+        return httpx.post(f"{server.url}/api/v1/asample", json=body, headers={"x-api-key": made.key})
+
+    assert [sample(1000, 20).status_code for _ in range(5)] == [200] * 5
+    refused = sample(1001, 25)
+    assert (refused.status_code, refused.json()["code"]) == (429, "rate_limit_exceeded")
+    assert "40 tokens per minute and this prompt takes 25" in refused.json()["error"]
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    hopeless = sample(1002, 41)
+    assert (hopeless.status_code, hopeless.json()["field"]) == (400, "prompt")
+    assert [sample(seq, 1).status_code for seq in (1003, 1004, 1005)] == [200, 200, 429]
 
 
 def test_a_remembered_sampler_is_still_its_projects_alone(server: Served, service: tinker.ServiceClient) -> None:

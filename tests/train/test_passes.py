@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from bloomery.models import attention
+from bloomery.models.decoder import Decoder
+from bloomery.models.families import parse_config
 from bloomery.train import batch, passes
 from bloomery.train.passes import Share, compute, goes_with
 from bloomery.train.run import TrainableRun
 from bloomery.types.operations import ForwardBackward, LoraSpec, RunSpec
+from tests.models.builders import NEMOTRON
 from tests.train import builders
 from tests.train.builders import BASE_HASH, VOCAB, datum, learn, supervised
 
@@ -115,6 +118,14 @@ def test_company_changes_no_bit_in_half_precision():
 
 def test_company_changes_no_bit_of_a_model_with_experts():
     assert differences(builders.decoder(experts=True), count=6, seed=5) == []
+
+
+def test_company_changes_no_bit_of_a_model_with_states():
+    config = parse_config({"model_type": "nemotron_h", "hybrid_override_pattern": "M*M-", **NEMOTRON})
+    model = Decoder(config, dtype=torch.float32).requires_grad_(False)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    assert differences(model, count=6, seed=5) == []
 
 
 @pytest.mark.slow

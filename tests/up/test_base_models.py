@@ -163,7 +163,14 @@ def test_what_a_model_needs_follows_its_parameters_and_dtype(tmp_path: Path) -> 
     assert full.needs_bytes - half.needs_bytes == pytest.approx(full.parameters * 2 * 2.25, abs=1)
 
 
-LARGE = CheckedModel("large", Path("large"), 4_000_000_000, 36_300_000_000)
+def test_a_replica_needs_the_weights_once(tmp_path: Path) -> None:
+    argument = ModelArgument("mine", model(tmp_path / "mine"))
+    full, half = base_models.check(argument, "float32"), base_models.check(argument, "bfloat16")
+    tied = 64 * 32 if CONFIG["tie_word_embeddings"] else 0
+    assert full.replica_bytes - half.replica_bytes == pytest.approx((full.parameters * 1.25 + tied) * 2, abs=1)
+
+
+LARGE = CheckedModel("large", Path("large"), 4_000_000_000, 36_300_000_000, 20_300_000_000)
 
 
 def test_the_announcement_says_where_bfloat16_is_slow() -> None:
@@ -188,6 +195,9 @@ def test_models_that_fit_alone_may_not_fit_together() -> None:
     base_models.refuse_what_does_not_fit([LARGE], "float32", 37_000_000_000)
     with pytest.raises(InvalidInput, match=r"needs 72\.6 GB, 37\.0 GB free"):
         base_models.refuse_what_does_not_fit([LARGE, LARGE], "float32", 37_000_000_000)
+    base_models.refuse_what_does_not_fit([LARGE], "float32", 57_000_000_000, replicas=1)
+    with pytest.raises(InvalidInput, match=r"needs 56\.6 GB, 50\.0 GB free: use --dtype bfloat16"):
+        base_models.refuse_what_does_not_fit([LARGE], "float32", 50_000_000_000, replicas=1)
 
 
 def test_the_base_hash_is_of_content_and_not_of_place(tmp_path: Path) -> None:

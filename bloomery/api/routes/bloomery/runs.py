@@ -62,7 +62,7 @@ async def get(run_id: str, services: Svc, caller: Caller) -> Run:
 async def metrics(run_id: str, services: Svc, caller: Caller, after: After = -1) -> RunMetrics:
     """Metrics of the operations behind number `after`."""
     run = await services.runs.get(caller, run_id)
-    return await services.metrics.series(caller, run.id, after=after)
+    return await services.run_metrics.series(caller, run.id, after=after)
 
 
 @router.get("/runs/{run_id}/checkpoints")

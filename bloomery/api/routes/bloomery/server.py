@@ -39,8 +39,11 @@ def _engines(services: Services) -> list[EngineState]:
     aliases: dict[str, list[str]] = {}
     for base in services.models.all():
         aliases.setdefault(base.base_hash, []).append(base.alias)
-    links = services.links
-    return [EngineState(base_hash=key, aliases=names, ready=links[key].ready, detail=links[key].detail()) for key, names in aliases.items()]
+    links, stood_in = services.links, services.fleet.stood_in
+    return [
+        EngineState(base_hash=key, aliases=names, ready=links[key].ready, stands_in=key in stood_in, detail=links[key].detail())
+        for key, names in aliases.items()
+    ]
 
 
 def _replicas(services: Services) -> list[ReplicaState]:

@@ -6,10 +6,10 @@ from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
 from bloomery.api.deps import Caller, Svc
-from bloomery.services.exports import MAX_SHARD_BYTES, Form
+from bloomery.services.exports import MAX_SHARD_BYTES, ExportForm
 from bloomery.types.resources import Fidelity, VersionFile, VersionFiles
 
-Chosen = Annotated[Form | None, Query()]
+FormQuery = Annotated[ExportForm | None, Query()]
 ShardBytes = Annotated[int, Query(ge=1 << 20, lt=1 << 50)]
 FILES: Final = "/versions/{version:path}/files"
 FIDELITY: Final = "/versions/{version:path}/fidelity"
@@ -18,7 +18,7 @@ router = APIRouter(tags=["versions"])
 
 @router.get(f"{FILES}/{{name}}", response_class=StreamingResponse)
 async def download(
-    version: str, name: str, services: Svc, caller: Caller, form: Chosen = None, max_shard_bytes: ShardBytes = MAX_SHARD_BYTES
+    version: str, name: str, services: Svc, caller: Caller, form: FormQuery = None, max_shard_bytes: ShardBytes = MAX_SHARD_BYTES
 ) -> StreamingResponse:
     """The bytes of one file."""
     file = await services.exports.file(caller, version, form, name, max_shard_bytes=max_shard_bytes)
@@ -27,7 +27,7 @@ async def download(
 
 
 @router.get(FILES)
-async def files(version: str, services: Svc, caller: Caller, form: Chosen = None, max_shard_bytes: ShardBytes = MAX_SHARD_BYTES) -> VersionFiles:
+async def files(version: str, services: Svc, caller: Caller, form: FormQuery = None, max_shard_bytes: ShardBytes = MAX_SHARD_BYTES) -> VersionFiles:
     """What a version consists of as an adapter for `peft`, or merged as a model for `transformers`."""
     export = await services.exports.lay_out(caller, version, form, max_shard_bytes=max_shard_bytes)
     shown = [VersionFile(name=file.name, size_bytes=file.size_bytes) for file in export.files]

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from bloomery.api.routes.openai.choices import Piece, ShownToken, Spelled
 from bloomery.api.routes.openai.jobs import Job
-from bloomery.api.routes.openai.tools import Calls, whole_message
+from bloomery.api.routes.openai.tools import AnswerCalls, whole_message
 
 PromptTable = list[dict[str, Any] | None]
 """Of each token of a prompt, by id: its log-probability and those of the likeliest ones."""
@@ -80,7 +80,7 @@ class ChatAnswers(Answers):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self._calls: dict[int, Calls] = {}
+        self._calls: dict[int, AnswerCalls] = {}
 
     def prompts(self, choices: list[dict[str, Any]], tables: Sequence[PromptTable]) -> dict[str, Any]:
         """A conversation is one prompt."""
@@ -101,7 +101,7 @@ class ChatAnswers(Answers):
         """More of a message."""
         delta = {"content": piece.text} if piece.text else {}
         if self.job.tools is not None:
-            calls = self._calls.setdefault(index, Calls(self.job.tools, self._key(index)))
+            calls = self._calls.setdefault(index, AnswerCalls(self.job.tools, self._key(index)))
             delta, reason = calls.delta(piece.text, reason), calls.reason(reason)
         logprobs = self._logprobs(piece.tokens) if piece.tokens else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}

@@ -130,17 +130,15 @@ def prompt_piece(tokenizer: Tokens, prompt: Sequence[int], scored: PromptScored 
 
 
 def prompt_table(tokenizer: Tokens, prompt: Sequence[int], scored: PromptScored, top: int) -> list[dict[str, Any] | None]:
-    """For each token of the prompt by id its log-probability, rank and text, and those of the `top` likeliest; nothing for the first.
-
-    Beyond the likeliest nobody counts, so there the rank is null.
-    """
-    rows = zip(prompt, _logprobs_of(scored), _tops_of(scored, top), strict=True)
-    return [None if logprob is None else _table_row(tokenizer, token, logprob, likeliest) for token, logprob, likeliest in rows]
+    """For each token of the prompt by id its log-probability, rank and text, and those of the `top` likeliest; nothing for the first."""
+    assert scored.ranks is not None, "asked with the log-probabilities that are shown here"
+    rows = zip(prompt, _logprobs_of(scored), scored.ranks.numpy().tolist(), _tops_of(scored, top), strict=True)
+    return [None if logprob is None else _table_row(tokenizer, token, (logprob, rank), likeliest) for token, logprob, rank, likeliest in rows]
 
 
-def _table_row(tokenizer: Tokens, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> dict[str, Any]:
+def _table_row(tokenizer: Tokens, token: int, told: tuple[float, int], top: Sequence[tuple[int, float]]) -> dict[str, Any]:
     ranked = {other: (value, rank) for rank, (other, value) in enumerate(top, 1)}
-    entries = {token: ranked.get(token, (logprob, None))} | ranked
+    entries = {token: ranked.get(token, told)} | ranked
     return {
         str(other): {"logprob": max(value, LOWEST_LOGPROB), "rank": rank, "decoded_token": _spelled(tokenizer, other, value).text}
         for other, (value, rank) in entries.items()

@@ -6,18 +6,17 @@ Every model here has such states, so each can be asked. How well they tell texts
 import asyncio
 import base64
 from contextlib import aclosing
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from msgspec import Meta
 from numpy.typing import NDArray
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.openai.closed import Closed
 from bloomery.api.routes.openai.http import read_body, respond_whole, version_headers
 from bloomery.api.routes.openai.jobs import is_tokens
-from bloomery.api.routes.openai.requests import Refused, parse
+from bloomery.api.routes.openai.requests import ModelName, Refused, User, parse
 from bloomery.api.routes.openai.shapes import body_of
 from bloomery.services.core import Services
 from bloomery.services.principal import Principal
@@ -42,10 +41,10 @@ Floats = NDArray[np.float32]
 class EmbeddingRequest(Closed, frozen=True, kw_only=True):
     """Body of `/v1/embeddings`; an input is a text, token ids, or a list of either."""
 
-    model: Annotated[str, Meta(min_length=1)]
+    model: ModelName
     input: str | list[Any]
     encoding_format: Literal["float", "base64"] | None = None
-    user: Annotated[str, Meta(max_length=512)] | None = None
+    user: User | None = None
 
 
 @router.post("/embeddings", openapi_extra=body_of(EmbeddingRequest))
@@ -54,7 +53,7 @@ async def embeddings(request: Request, services: Svc, caller: Caller) -> Respons
     asked = parse(await read_body(request), EmbeddingRequest, REFUSED)
     target = await services.sampling.resolve(caller, asked.model)
     inputs = await _tokens(services, target, asked)
-    services.limits.prompt(caller, sum(map(len, inputs)))
+    services.limits.prompt(caller, sum(map(len, inputs)), field="input")
     return await respond_whole(request, _answer(services, caller, target, asked, inputs), version_headers(target))
 
 
@@ -99,6 +98,10 @@ async def _vectors(services: Services, caller: Principal, target: Target, inputs
     tasks = [asyncio.create_task(vector(tokens)) for tokens in inputs]
     try:
         return [await task for task in tasks]
+    except Exception:
+        # Who hung up is no such case: what was begun for him was work.
+        services.limits.give_back(caller, sum(len(tokens) for task, tokens in zip(tasks, inputs, strict=True) if not _succeeded(task)))
+        raise
     finally:
         for task in tasks:
             task.cancel()
@@ -123,6 +126,10 @@ async def _vector(services: Services, caller: Principal, target: Target, tokens:
         raise WorkerError(f"the engine of `{target.display}` gave no vector")
     vector_D: Floats = (found / np.linalg.norm(found)).astype(np.float32)
     return vector_D
+
+
+def _succeeded(task: asyncio.Task[Floats]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 def _floats(vector_D: Floats) -> list[float]:

@@ -56,16 +56,16 @@ class StructuredOutputs(Closed, frozen=True, kw_only=True):
     """In Lark's notation or in GBNF."""
 
 
-class Form(NamedTuple):
-    """A form, the field that asked for it, and its schema where it is JSON."""
+class AnswerFormat(NamedTuple):
+    """What holds the answer to its format, the field that asked for it, and its schema where it is JSON."""
 
     grammar: Grammar
     field: str
     schema: Schema | None = None
 
 
-def form_of(response_format: ResponseFormat | None, structured: StructuredOutputs | None) -> Form | None:
-    """The form that a request asks for, if any."""
+def answer_format(response_format: ResponseFormat | None, structured: StructuredOutputs | None) -> AnswerFormat | None:
+    """The format that a request asks for, if any."""
     if isinstance(response_format, TextFormat):
         response_format = None
     if structured is None:
@@ -75,13 +75,13 @@ def form_of(response_format: ResponseFormat | None, structured: StructuredOutput
     return _of_structured(structured)
 
 
-def _of_format(response_format: JsonObject | JsonSchema) -> Form:
+def _of_format(response_format: JsonObject | JsonSchema) -> AnswerFormat:
     if isinstance(response_format, JsonObject):
-        return _json_form({"type": "object"}, "response_format")
-    return _json_form(response_format.json_schema.schema or {"type": "object"}, "response_format.json_schema.schema")
+        return _json_format({"type": "object"}, "response_format")
+    return _json_format(response_format.json_schema.schema or {"type": "object"}, "response_format.json_schema.schema")
 
 
-def _of_structured(structured: StructuredOutputs) -> Form:
+def _of_structured(structured: StructuredOutputs) -> AnswerFormat:
     given = {name: value for name in structured.__struct_fields__ if (value := getattr(structured, name)) is not UNSET}
     if len(given) != 1:
         raise InvalidInput("`structured_outputs` takes exactly one of json, json_object, regex, choice and grammar", field="structured_outputs")
@@ -89,18 +89,18 @@ def _of_structured(structured: StructuredOutputs) -> Form:
     field = f"structured_outputs.{name}"
     match name:
         case "json" if isinstance(value, str):
-            return Form(Grammar(kind="json_schema", text=value), field)
+            return AnswerFormat(Grammar(kind="json_schema", text=value), field)
         case "json":
-            return _json_form(value, field)
+            return _json_format(value, field)
         case "json_object":
-            return _json_form({"type": "object"}, field)
+            return _json_format({"type": "object"}, field)
         case "regex":
-            return Form(Grammar(kind="regex", text=value), field)
+            return AnswerFormat(Grammar(kind="regex", text=value), field)
         case "choice":
-            return Form(Grammar(kind="regex", text="|".join(_SYNTAX.sub(r"\\\g<0>", text) for text in value)), field)
+            return AnswerFormat(Grammar(kind="regex", text="|".join(_SYNTAX.sub(r"\\\g<0>", text) for text in value)), field)
         case _:
-            return Form(lark(value, field), field)
+            return AnswerFormat(lark(value, field), field)
 
 
-def _json_form(schema: Schema, field: str) -> Form:
-    return Form(Grammar(kind="json_schema", text=json.dumps(schema, ensure_ascii=False)), field, schema)
+def _json_format(schema: Schema, field: str) -> AnswerFormat:
+    return AnswerFormat(Grammar(kind="json_schema", text=json.dumps(schema, ensure_ascii=False)), field, schema)

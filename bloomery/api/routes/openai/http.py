@@ -1,27 +1,26 @@
 """Bodies in, answers out; work stops when the client hangs up."""
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from bloomery.api.errors import openai_envelope
+from bloomery.api.exchange import note_broken, read_bytes, unless_gone
 from bloomery.api.routes import VERSION_HEADER
 from bloomery.api.routes.openai.requests import MAX_BODY_BYTES
 from bloomery.api.routes.openai.serving import Serving
 from bloomery.services.target import Target
-from bloomery.types.errors import BloomeryError, InvalidInput, TooLarge
+from bloomery.types.errors import BloomeryError, InvalidInput
 
 CLIENT_GONE: Final = 499
 """Nobody reads it; it is for logs."""
 _JSON: Final = "application/json"
-_BROKE_OFF: Final = "bloomery.broke_off"
 
 log = logging.getLogger(__name__)
 
@@ -34,25 +33,12 @@ async def read_body(request: Request) -> dict[str, Any]:
     if kind != _JSON:
         raise InvalidInput(f"the body is said to be `{kind}`: send JSON, with the header `content-type: {_JSON}`", field="content-type")
     try:
-        content = msgspec.json.decode(await read_bytes(request))
+        content = msgspec.json.decode(await read_bytes(request, MAX_BODY_BYTES))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"the body is not JSON: {error}", field="body") from None
     if not isinstance(content, dict):
         raise InvalidInput("the body is a JSON object", field="body")
     return content
-
-
-async def read_bytes(request: Request) -> bytes:
-    """The body, read no further than to where it is too large."""
-    body = bytearray()
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_BODY_BYTES:
-                raise TooLarge(f"the body is over the limit of {MAX_BODY_BYTES >> 20} MiB: shorten it", field="body")
-    except ClientDisconnect:
-        raise InvalidInput("the body broke off: its sender hung up", field="body") from None
-    return bytes(body)
 
 
 class Framing(NamedTuple):
@@ -80,13 +66,13 @@ async def respond(request: Request, serving: Serving) -> Response:
 
 async def respond_whole(request: Request, work: Coroutine[Any, Any, dict[str, Any]], headers: dict[str, str]) -> Response:
     """The answer in one piece, unless nobody waits for it any more."""
-    body = await _unless_gone(request.receive, work)
+    body = await unless_gone(request.receive, work)
     return Response(status_code=CLIENT_GONE) if body is None else Response(msgspec.json.encode(body), 200, headers, "application/json")
 
 
 async def respond_stream(request: Request, chunks: AsyncGenerator[dict[str, Any], None], headers: dict[str, str], framing: Framing) -> Response:
     """The answer as a stream; until its first chunk an error still has a status of its own."""
-    first = await _unless_gone(request.receive, _first(chunks))
+    first = await unless_gone(request.receive, _first(chunks))
     return Response(status_code=CLIENT_GONE) if first is None else EventStream(first, chunks, headers, framing)
 
 
@@ -96,16 +82,6 @@ def version_headers(target: Target) -> dict[str, str]:
     if target.deployment is not None:
         headers |= {"x-bloomery-deployment": target.deployment, "x-bloomery-revision": str(target.revision)}
     return headers
-
-
-def broke_off(scope: Scope) -> bool:
-    """Whether the stream that answered this request ended with an error."""
-    return bool(scope.get(_BROKE_OFF, [False])[-1])
-
-
-def watch_stream(scope: Scope) -> None:
-    """Have `broke_off` tell, later, of a stream that answers this request."""
-    scope[_BROKE_OFF] = [False]
 
 
 class EventStream(Response):
@@ -120,7 +96,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the end, or until nobody listens."""
-        await _unless_gone(receive, self._send_all(scope, send))
+        await unless_gone(receive, self._send_all(scope, send))
 
     async def _send_all(self, scope: Scope, send: Send) -> bool:
         async with aclosing(self._chunks):
@@ -135,7 +111,7 @@ class EventStream(Response):
             async for chunk in self._chunks:
                 await _send(send, self._framing.event(chunk))
         except Exception as error:
-            scope.get(_BROKE_OFF, []).append(True)
+            note_broken(scope)
             await _send(send, self._framing.event(self._framing.broken(_told(error))))
             return
         if self._framing.end:
@@ -155,21 +131,3 @@ def _told(error: Exception) -> BloomeryError:
 
 async def _first(chunks: AsyncGenerator[T, None]) -> T:
     return await anext(chunks)
-
-
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of `work`, or None if the client hangs up first; `work` has ended either way."""
-    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
-    try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        finished = working.done()
-        working.cancel()
-        gone.cancel()
-        await asyncio.wait({working, gone})
-    return await working if finished else None
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

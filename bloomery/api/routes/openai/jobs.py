@@ -7,15 +7,15 @@ from typing import Any, Final, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
-from bloomery.api.routes.openai.formats import ResponseFormat, form_of
+from bloomery.api.routes.openai.formats import ResponseFormat, answer_format
 from bloomery.api.routes.openai.requests import MAX_PROMPTS, Asked, ChatRequest, CompletionRequest, Limit
 from bloomery.api.routes.openai.tools import use_of
-from bloomery.services.calls import ToolUse, checked_grammar
 from bloomery.services.core import Services
 from bloomery.services.models import Size
 from bloomery.services.principal import Principal
 from bloomery.services.sampling import draw_seed
 from bloomery.services.target import Target
+from bloomery.services.tool_use import ToolUse, checked_grammar
 from bloomery.types.arrays import Array
 from bloomery.types.checks import MAX_SAMPLES, MAX_SEED
 from bloomery.types.errors import InvalidInput
@@ -81,6 +81,7 @@ class Job:
             params=self._params(prompt),
             num_samples=self.samples,
             prompt_logprobs=echoed or told is not None,
+            prompt_ranks=told is not None,
             prompt_top_k=max((self.top_logprobs or 0) if echoed else 0, told or 0),
             top_logprobs=self.top_logprobs or 0,
             priority=self.target.priority,
@@ -141,13 +142,13 @@ async def chat_job(services: Services, caller: Principal, body: dict[str, Any], 
 
 async def _grammar(asked: Asked, response_format: ResponseFormat | None, tools: ToolUse | None) -> Grammar | None:
     # A long grammar takes a while to read.
-    form = await asyncio.to_thread(form_of, response_format, asked.structured_outputs)
-    if tools is not None and form is not None and (tools.forced or form.schema is None):
+    wanted = await asyncio.to_thread(answer_format, response_format, asked.structured_outputs)
+    if tools is not None and wanted is not None and (tools.forced or wanted.schema is None):
         instead = "`tool_choice` `auto` and a JSON schema go together, or leave out one of them"
-        raise InvalidInput(f"`{form.field}` says what the answer is, and so do the `tools`: {instead}", field=form.field)
-    if form is None:
+        raise InvalidInput(f"`{wanted.field}` says what the answer is, and so do the `tools`: {instead}", field=wanted.field)
+    if wanted is None:
         return await checked_grammar(None, "tools", tools, None)
-    return await checked_grammar(form.grammar, form.field, tools, form.schema)
+    return await checked_grammar(wanted.grammar, wanted.field, tools, wanted.schema)
 
 
 async def completion_job(services: Services, caller: Principal, body: dict[str, Any], asked: CompletionRequest, headers: Mapping[str, str]) -> Job:

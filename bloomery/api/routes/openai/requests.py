@@ -21,6 +21,8 @@ MAX_BODY_BYTES: Final = 16 << 20
 MAX_CHOICES: Final = 128
 MAX_PROMPTS: Final = 256
 
+ModelName = Annotated[str, Meta(min_length=1)]
+User = Annotated[str, Meta(max_length=512)]
 Count = Annotated[int, Meta(ge=0)]
 Few = Annotated[int, Meta(ge=0, le=20)]
 Penalty = Annotated[float, Meta(ge=-MAX_PENALTY, le=MAX_PENALTY)]
@@ -47,25 +49,30 @@ class Limit(NamedTuple):
     field: str
 
 
-class Asked(Closed, frozen=True, kw_only=True):
-    """The fields of both contracts, and behind `store` those of an engine, under the names that vLLM gave them; None is the default everywhere."""
+class SamplingFields(Closed, frozen=True, kw_only=True):
+    """The fields of whatever samples; None is the default everywhere. `top_k` is vLLM's, and `seed` is no field of OpenAI's responses."""
 
-    model: Annotated[str, Meta(min_length=1)]
-    max_tokens: Count | None = None
+    model: ModelName
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    seed: Count | None = None
+    stream: bool | None = None
+    user: User | None = None
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None
+    store: bool | None = None
+
+
+class Asked(SamplingFields, frozen=True, kw_only=True):
+    """The fields of both completions, and behind `stream_options` those of an engine, under the names that vLLM gave them."""
+
+    max_tokens: Count | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[TokenKey, Bias], Meta(max_length=1024)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    seed: Count | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Annotated[str, Meta(max_length=512)] | None = None
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None
-    store: bool | None = None
-    top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = None
     min_tokens: Count | None = None

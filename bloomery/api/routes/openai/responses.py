@@ -15,11 +15,12 @@ from msgspec import Meta
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.openai.closed import Closed
 from bloomery.api.routes.openai.completions import serve_chat
-from bloomery.api.routes.openai.formats import JsonObject, TextFormat
+from bloomery.api.routes.openai.formats import JsonObject, NamedSchema, TextFormat
 from bloomery.api.routes.openai.http import Framing, read_body, respond_stream, respond_whole, version_headers
-from bloomery.api.routes.openai.requests import Count, Few, MetadataKey, MetadataValue, Refused, parse
+from bloomery.api.routes.openai.requests import Few, Refused, SamplingFields, parse
 from bloomery.api.routes.openai.response_events import ResponseEvents, whole
 from bloomery.api.routes.openai.shapes import body_of
+from bloomery.api.routes.openai.tools import ChosenFunction, FunctionTool
 from bloomery.types.errors import BloomeryError, InvalidInput, NotSupported
 from bloomery.types.ids import new_id
 
@@ -63,7 +64,7 @@ class Part(Closed, frozen=True, kw_only=True):
     """These two as an answer had them: when it comes back, its text counts."""
 
 
-class Message(Closed, frozen=True, kw_only=True, tag="message", tag_field="type"):
+class InputMessage(Closed, frozen=True, kw_only=True, tag="message", tag_field="type"):
     """A turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -103,71 +104,52 @@ class FunctionCallOutput(Closed, frozen=True, kw_only=True, tag="function_call_o
         return {"role": "tool", "tool_call_id": self.call_id, "content": _text(self.output)}
 
 
-Item = Message | FunctionCall | FunctionCallOutput
+Item = InputMessage | FunctionCall | FunctionCallOutput
 
 
-class Function(Closed, frozen=True, kw_only=True, tag="function", tag_field="type"):
+class ResponseTool(FunctionTool, frozen=True, kw_only=True, tag="function", tag_field="type"):
     """A tool that the caller runs."""
-
-    name: Annotated[str, Meta(min_length=1)]
-    parameters: dict[str, Any] | None = None
-    description: str | None = None
-    strict: bool | None = None
 
     def chat(self) -> dict[str, Any]:
         """As chat tools are written."""
         return {"type": "function", "function": _given(self, "name", "parameters", "description", "strict")}
 
 
-class FunctionChoice(Closed, frozen=True, kw_only=True, tag="function", tag_field="type"):
+class ResponseToolChoice(ChosenFunction, frozen=True, kw_only=True, tag="function", tag_field="type"):
     """The tool that must be called."""
 
-    name: Annotated[str, Meta(min_length=1)]
 
+class ResponseJsonSchema(NamedSchema, frozen=True, kw_only=True, tag="json_schema", tag_field="type"):
+    """JSON that fits a schema, which is not left out here."""
 
-class JsonSchema(Closed, frozen=True, kw_only=True, tag="json_schema", tag_field="type"):
-    """JSON that fits a schema."""
-
-    name: Annotated[str, Meta(min_length=1)]
     schema: dict[str, Any]
-    description: str | None = None
-    strict: bool | None = None
 
 
 class TextConfig(Closed, frozen=True, kw_only=True):
     """What the answer looks like."""
 
-    format: TextFormat | JsonObject | JsonSchema | None = None
+    format: TextFormat | JsonObject | ResponseJsonSchema | None = None
 
 
-class StreamOptions(Closed, frozen=True, kw_only=True):
+class ResponseStreamOptions(Closed, frozen=True, kw_only=True):
     """Nothing of it is offered but what asks for nothing."""
 
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponseRequest(Closed, frozen=True, kw_only=True):
+class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
     """Body of `/v1/responses`; `seed` and `top_k` are our additions."""
 
-    model: Annotated[str, Meta(min_length=1)]
     input: str | Annotated[list[Item], Meta(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
-    seed: Count | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     text: TextConfig | None = None
-    tools: list[Function] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     top_logprobs: Few | None = None
     include: list[str] | None = None
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None
-    user: Annotated[str, Meta(max_length=512)] | None = None
-    store: bool | None = None
 
     @property
     def shows_tokens(self) -> bool:
@@ -271,12 +253,12 @@ def _text(content: str | list[Part]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def _choice(choice: str | FunctionChoice) -> Any:
+def _choice(choice: str | ResponseToolChoice) -> Any:
     return choice if isinstance(choice, str) else {"type": "function", "function": {"name": choice.name}}
 
 
-def _format(form: TextFormat | JsonObject | JsonSchema) -> dict[str, Any]:
-    if isinstance(form, JsonSchema):
+def _format(form: TextFormat | JsonObject | ResponseJsonSchema) -> dict[str, Any]:
+    if isinstance(form, ResponseJsonSchema):
         return {"type": "json_schema", "json_schema": _given(form, "name", "schema", "description", "strict")}
     return {"type": "text" if isinstance(form, TextFormat) else "json_object"}
 

@@ -35,11 +35,13 @@ class Serving:
         self._scored: dict[int, PromptScored] = {}
         self._echoes: dict[int, Piece] = {}
         self._first_token_us: int | None = None
+        self._begun: set[int] = set()
+        """Prompts of which something came."""
         self._status: SpanStatus = "cancelled"
         self._error_code: str | None = None
         requests = map(self.job.generate, range(len(self.job.prompts)))
         self._streams = [services.sampling.stream(caller, self.job.target, request, bounded=True) for request in requests]
-        self._limits.prompt(caller, self.usage.prompt)
+        self._limits.prompt(caller, self.usage.prompt, field="messages" if self.job.kind == "chat" else "prompt")
 
     @property
     def usage(self) -> Usage:
@@ -82,10 +84,17 @@ class Serving:
             self._status, self._error_code = "error", error.code if isinstance(error, BloomeryError) else BloomeryError.code
             raise
         finally:
-            self._limits.sampled(self._caller, self.usage.completion)
+            self._charge()
             self._record()
 
+    def _charge(self) -> None:
+        """The key pays for what was sampled, and not for prompts that were refused before anything came of them."""
+        if self._status == "error":
+            self._limits.give_back(self._caller, sum(len(tokens) for prompt, tokens in enumerate(self.job.prompts) if prompt not in self._begun))
+        self._limits.sampled(self._caller, self.usage.completion)
+
     def _take(self, prompt: int, event: Progress) -> Step | None:
+        self._begun.add(prompt)
         if isinstance(event, PromptScored):
             self._scored[prompt] = event
         if isinstance(event, PromptScored | PromptRouted | PromptEmbedded):

@@ -8,8 +8,8 @@ from blake3 import blake3
 from msgspec import Meta
 
 from bloomery.api.routes.openai.closed import Closed
-from bloomery.services.calls import Tools, ToolUse, tool_use
 from bloomery.services.models import Models
+from bloomery.services.tool_use import Tools, ToolUse, tool_use
 from bloomery.types.errors import InvalidInput
 
 MAX_TOOLS: Final = 128
@@ -104,7 +104,7 @@ def use_of(models: Models, base_hash: str, tools: Sequence[Tool] | None, choice:
     return tool_use(models.tokenizer(base_hash), functions, named=named, forced=choice not in (None, "auto"), parallel=parallel)
 
 
-class Calls:
+class AnswerCalls:
     """The calls of one answer, in the contract's form. `key` is the answer's own: ids of calls follow from it, so that all who look see the same."""
 
     def __init__(self, use: ToolUse, key: str) -> None:
@@ -137,7 +137,7 @@ class Calls:
 
 def whole_message(use: ToolUse, key: str, text: str, reason: str | None) -> tuple[dict[str, Any], str | None]:
     """A message in one piece, and why it ended."""
-    calls = Calls(use, key)
+    calls = AnswerCalls(use, key)
     # An answer that was broken off is read like one that ended: what it began is shown as text.
     delta = calls.delta(text, reason or "abort")
     message = {"role": "assistant", "content": delta.get("content"), "refusal": None}

@@ -16,16 +16,16 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from bloomery.api.routes.tinker.encoding import decoded
-from bloomery.types.errors import BloomeryError, InvalidInput, InvalidToken
+from bloomery.types.errors import BloomeryError, InvalidInput, InvalidToken, RateLimited
 from bloomery.types.operations import Failed
 
-_STATUS: Final = {"unauthorized": 401, "forbidden": 403, "not_found": 404, "gone": 410, "unavailable": 503}
+_STATUS: Final = {"unauthorized": 401, "forbidden": 403, "not_found": 404, "gone": 410, "rate_limit_exceeded": 429, "unavailable": 503}
 _REFUSED: Final = 400
 _POLL: Final = "/retrieve_future"
 _PACED: Final = (_POLL, "/asample")
 """Where the SDK repeats a 503 at once or gives up on it, but waits a little and goes on after a 429."""
 _SLOW_DOWN: Final = 429
-_THEIRS: Final = {"run_id": "model_id"}
+_THEIRS: Final = {"run_id": "model_id", "seq": "seq_id"}
 """Fields that this contract calls otherwise."""
 _INVALID_TOKEN: Final = {"www-authenticate": 'Bearer error="invalid_token"'}
 """Upon which the SDK exchanges its key for another token and asks again."""
@@ -59,7 +59,13 @@ def refusal(request: Request, error: Exception) -> JSONResponse:
     if ours.category == "server" and ours.code != "unavailable":
         log.error("%s %s: %s", request.method, request.url.path, ours.message, exc_info=error)
     body = {**failure(ours), "code": ours.code, "field": _THEIRS.get(ours.field or "", ours.field)}
-    return JSONResponse(body, _status(ours, request.url.path), headers=_INVALID_TOKEN if isinstance(ours, InvalidToken) else None)
+    return JSONResponse(body, _status(ours, request.url.path), headers=_advice(ours))
+
+
+def _advice(error: BloomeryError) -> dict[str, str] | None:
+    if isinstance(error, RateLimited):
+        return {"retry-after": error.retry_after}
+    return _INVALID_TOKEN if isinstance(error, InvalidToken) else None
 
 
 def _status(error: BloomeryError, path: str) -> int:

@@ -74,8 +74,11 @@ class SampleFutures:
         self.turned_away = 0
         """Submissions that found no room."""
 
-    def start(self, future: SampleFuture, owner: str, load: Load, make: Make) -> None:
-        """Begin a sample; a repeated submission joins the one that is there. One that is too large for any bound is made alone."""
+    def start(self, future: SampleFuture, owner: str, load: Load, make: Make, admit: Callable[[], None] = lambda: None) -> None:
+        """Begin a sample; a repeated submission joins the one that is there. One that is too large for any bound is made alone.
+
+        `admit` may refuse a sample that is to be begun, by raising.
+        """
         if future.request_id in self._entries:
             return
         sequences, tokens = self._running.sequences + load.sequences, self._running.tokens + load.tokens
@@ -83,6 +86,7 @@ class SampleFutures:
             self.turned_away += 1
             running = f"{self._running.sequences} sequences with prompts of {self._running.tokens} tokens"
             raise Unavailable(f"{running} are in the making; try again when some are done")
+        admit()
         self._completions.begin(future)
         task = asyncio.create_task(_settled(make))
         self._entries[future.request_id] = _Entry(owner, load, task)

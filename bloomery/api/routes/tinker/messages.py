@@ -18,6 +18,8 @@ ROUTING: Final = "routing"
 """Name of the experts of each token, among the inputs of a datum and among its outputs; this contract has no field of its own for them."""
 RETURN_ROUTING: Final = "return_routing"
 """The option of every loss that asks for them."""
+RETURN_LOGPROBS: Final = "return_logprobs"
+"""The option of every loss that asks for outputs per token, as everybody gets them who does not say 0."""
 
 
 class SampleOut(NamedTuple):
@@ -56,6 +58,7 @@ def forward_backward(request: Any) -> ForwardBackward:
     return ForwardBackward(
         loss=request.loss_fn,
         return_routing=_flag(config.pop(RETURN_ROUTING, 0.0), RETURN_ROUTING),
+        return_logprobs=_flag(config.pop(RETURN_LOGPROBS, 1.0), RETURN_LOGPROBS),
         loss_config=config,
         data=tuple(_datum(datum, f"data[{index}]", request.loss_fn) for index, datum in enumerate(request.data)),
         backward=not request.forward_only,

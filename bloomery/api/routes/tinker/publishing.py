@@ -9,7 +9,7 @@ from bloomery.api.routes.tinker import bodies
 from bloomery.api.routes.tinker.access import reader
 from bloomery.api.routes.tinker.errors import TinkerRoute
 from bloomery.api.routes.tinker.names import model_name
-from bloomery.services.publishing import Destination, Slot
+from bloomery.services.publishing import Destination, SessionSlot
 from bloomery.types.errors import InvalidInput
 
 CHECKPOINT = "/training_runs/{run_id}/checkpoints/{folder}/{name}"
@@ -42,7 +42,7 @@ async def copy_weights(
     match body.session_id, body.model_seq_id, body.destination_project_id:
         case str(session_id), int(number), None:
             await services.sessions.require_open(caller, session_id)
-            to: Slot | Destination = Slot(session_id, number)
+            to: SessionSlot | Destination = SessionSlot(session_id, number)
         case None, None, str(project):
             to = Destination(project, x_idempotency_key)
         case _:

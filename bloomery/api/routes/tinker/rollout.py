@@ -6,9 +6,10 @@ from dataclasses import replace
 from bloomery.api.routes.tinker.futures import SampleAnswer
 from bloomery.api.routes.tinker.gather import Gathering
 from bloomery.api.routes.tinker.messages import PromptOut, encode_sample
+from bloomery.services.core import Services
+from bloomery.services.principal import Principal
 from bloomery.services.sampling import Progress, SampleStream
 from bloomery.services.span_rows import Inference, RecordedSample, SpanStatus
-from bloomery.services.traffic import Traffic
 from bloomery.types.errors import BloomeryError
 from bloomery.types.generation import FinishReason, SampledToken, SampleFinished
 from bloomery.types.ids import now_us
@@ -17,8 +18,13 @@ from bloomery.types.ids import now_us
 class Rollout:
     """`known` is what can be recorded before anything is sampled, `prompt` what is to be told of the prompt."""
 
-    def __init__(self, traffic: Traffic, stream: SampleStream, gathering: Gathering, known: Inference, prompt: PromptOut) -> None:
-        self._traffic, self._stream, self._gathering, self._known, self._prompt = traffic, stream, gathering, known, prompt
+    def __init__(
+        self, services: Services, caller: Principal, stream: SampleStream, gathering: Gathering, known: Inference, prompt: PromptOut
+    ) -> None:
+        self._traffic, self._limits, self._caller = services.traffic, services.limits, caller
+        self._stream, self._gathering, self._known, self._prompt = stream, gathering, known, prompt
+        self._begun = False
+        """Whether something came of the prompt."""
         self._reasons: dict[int, FinishReason] = {}
         self._first_token_us: int | None = None
         self._status: SpanStatus = "cancelled"
@@ -33,6 +39,7 @@ class Rollout:
             self._status, self._error_code = "error", error.code if isinstance(error, BloomeryError) else BloomeryError.code
             raise
         finally:
+            self._charge()
             self._traffic.record(self._inference())
         prompt = self._prompt._replace(scored=self._gathering.scored, found=self._stream.found_tokens)
         return SampleAnswer(encode_sample(self._gathering.samples(), prompt), self._known.target.weights.version)
@@ -41,12 +48,19 @@ class Rollout:
         """A sample whose stop string came is aborted; its siblings go on."""
         async with aclosing(self._stream):
             async for event in self._stream:
+                self._begun = True
                 stopped = self._gathering.take(event)
                 self._note(event, stopped)
                 if self._gathering.complete:
                     break
                 if stopped is not None:
                     self._stream.abort(stopped)
+
+    def _charge(self) -> None:
+        """The key pays for what was sampled, and not for a prompt that was refused before anything came of it."""
+        if self._status == "error" and not self._begun:
+            self._limits.give_back(self._caller, len(self._known.prompt_tokens))
+        self._limits.sampled(self._caller, sum(len(out.tokens) for out in self._gathering.samples()))
 
     def _note(self, event: Progress, stopped: int | None) -> None:
         if stopped is not None:

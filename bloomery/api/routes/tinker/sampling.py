@@ -102,8 +102,9 @@ async def asample(
     prompt = PromptOut(logprobs=body.prompt_logprobs, cells=None if targets is None else targets.cells)
     future = SampleFuture(session.id, body.seq_id)
     load = Load(generate.num_samples, len(tokens))
-    make = Rollout(services.traffic, stream, gathering, known, prompt).answer
-    futures.start(future, caller.project, load, routings.keeping(future, caller.project, gathering, make) if routing else make)
+    make = Rollout(services, caller, stream, gathering, known, prompt).answer
+    admit = partial(services.limits.rollout, caller, len(tokens), field="prompt")
+    futures.start(future, caller.project, load, routings.keeping(future, caller.project, gathering, make) if routing else make, admit)
     return future.accepted(generate.num_samples)
 
 

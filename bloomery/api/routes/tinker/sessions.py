@@ -12,7 +12,7 @@ from bloomery.api.routes.tinker.names import samples_of
 from bloomery.api.routes.tinker.times import shown_time
 from bloomery.services.identity import user_urn
 from bloomery.services.principal import Principal
-from bloomery.services.session_search import Found, Place, Wanted
+from bloomery.services.session_search import Found, SessionCursor, SessionFilter
 from bloomery.services.validate import check_labels
 from bloomery.types.errors import Forbidden, NotSupported
 
@@ -81,8 +81,8 @@ async def search_sessions(body: bodies.SearchSessions, services: Svc, caller: Ca
     if body.owner.type == "user" and user_urn(caller.project) not in body.owner.owner_urns:
         return {"sessions": []}
     cursor = body.cursor
-    behind = None if cursor is None else Place(round(cursor.last_created_at.timestamp() * 1e6), cursor.last_session_id)
-    page = await services.session_search.find(caller, _wanted(body), behind=behind, limit=body.limit)
+    behind = None if cursor is None else SessionCursor(round(cursor.last_created_at.timestamp() * 1e6), cursor.last_session_id)
+    page = await services.session_search.find(caller, _filter(body), behind=behind, limit=body.limit)
     shown = {"sessions": [_summary(found, caller) for found in page.sessions]}
     if page.next is None:
         return shown
@@ -107,15 +107,15 @@ def check_project(caller: Principal, project_id: str | None) -> None:
         raise NotSupported(f"`project_id` {project_id} is not this key's project `{caller.project}`: leave it out", field="project_id")
 
 
-def _wanted(body: bodies.SearchSessions) -> Wanted:
+def _filter(body: bodies.SearchSessions) -> SessionFilter:
     words = tuple((body.display_name or "").split())
     if body.statuses is None:
-        return Wanted(body.session_id, words, body.user_metadata)
+        return SessionFilter(body.session_id, words, body.user_metadata)
     ended = [status.reasons for status in body.statuses if status.type == "client_finished"]
     reasons = None if None in ended else frozenset(reason for some in ended for reason in some or ())
     # Nobody cancels sessions here, and what fails is an operation: sessions of those states are none.
     active = any(status.type == "active" for status in body.statuses)
-    return Wanted(body.session_id, words, body.user_metadata, active=active, finished=bool(ended), silent=False, reasons=reasons)
+    return SessionFilter(body.session_id, words, body.user_metadata, active=active, finished=bool(ended), silent=False, reasons=reasons)
 
 
 def _summary(found: Found, caller: Principal) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from bloomery.render.tool_grammar import forced_calls, possible_calls
 from bloomery.render.tools import CallReader, Dialect, Function
 from bloomery.types.errors import InvalidInput
 from bloomery.types.generation import Grammar
-from bloomery.types.grammar import BLANKS, check_grammar
+from bloomery.types.grammar import check_grammar
 
 Tools = Sequence[tuple[str, Mapping[str, Any], bool]]
 """Of each its name, the JSON schema of its arguments, and whether they fit that in any case."""
@@ -41,9 +41,9 @@ class ToolUse:
         """What holds the answer to it, where anything does; `answer` is the JSON schema of one that calls nothing."""
         functions = [self.functions[place] for place in self.callable]
         if self.forced:
-            text = forced_calls(self.dialect, functions, self.tokens, BLANKS, parallel=self.parallel)
+            text = forced_calls(self.dialect, functions, self.tokens, parallel=self.parallel)
         elif self.guided(answer):
-            text = possible_calls(self.dialect, functions, self.tokens, BLANKS, parallel=self.parallel, answer=answer, spoken=self.spoken)
+            text = possible_calls(self.dialect, functions, self.tokens, parallel=self.parallel, answer=answer, spoken=self.spoken)
         else:
             return None
         return Grammar(kind="lark", text=text)

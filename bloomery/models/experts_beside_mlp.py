@@ -13,7 +13,7 @@ from bloomery.models.pointwise import rms_norm, unit_norm
 from bloomery.models.products import linear
 
 
-class ParallelExperts(Experts):
+class ExpertsBesideMlp(Experts):
     """Router and experts of one layer, the norms around them, and the norm behind the dense MLP."""
 
     def __init__(self, config: ExpertsConfig, width: int, activation: str, eps: float, dtype: torch.dtype) -> None:

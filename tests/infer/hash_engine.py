@@ -51,7 +51,7 @@ class Run:
     aborted: set[int] = field(default_factory=set)
 
 
-class FakeEngine:
+class HashEngine:
     """Serves `base` and what `disk` holds; a version of the disk that is None is damaged."""
 
     def __init__(self, base: Numbers, disk: Mapping[str, Numbers | None], script: Script | None = None) -> None:

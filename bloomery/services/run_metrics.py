@@ -13,7 +13,7 @@ MAX_POINTS = 50_000
 """Values in one answer; whoever wants more asks again behind the last operation."""
 
 
-class Metrics:
+class RunMetricsReader:
     """Reads `run_metric` rows."""
 
     def __init__(self, database: Database) -> None:

@@ -1,0 +1,74 @@
+"""The probe finds kernels that depend on their company, for every shape that is computed with. Bad kernels are torch's own, made worse."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bloomery.models.config import LayerHeads
+from bloomery.models.decoder import Decoder
+from bloomery.models.numerics import probe
+from bloomery.models.products import can_pack
+from tests.train.builders import decoder
+
+PACKS = can_pack(torch.float32, torch.device("cpu"))
+
+
+def with_two_kinds_of_heads() -> Decoder:
+    """Layers of two key heads of 16, and of one of 32."""
+    config = dataclasses.replace(decoder().config, head_dim=32, layer_heads=(LayerHeads(2, 16), LayerHeads(1, 32)))
+    model = Decoder(config, dtype=torch.float32).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(0))
+    return model
+
+
+@pytest.mark.parametrize(("kv_heads", "head_dim"), [(2, 16), (1, 32)])
+def test_attention_is_probed_with_the_heads_of_every_layer(monkeypatch, kv_heads, head_dim):
+    assert probe(with_two_kinds_of_heads()).bit_exact
+    attend = F.scaled_dot_product_attention
+
+    def worse(query, key, value, **options):
+        """Rounds otherwise for few queries of these heads."""
+        out = attend(query, key, value, **options)
+        return out * (1 + 2**-20) if (key.shape[1], key.shape[3]) == (kv_heads, head_dim) and query.shape[2] < 16 else out
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", worse)
+    failures = probe(with_two_kinds_of_heads()).failures
+    assert failures
+    assert all(f"attention of {kv_heads} key heads of {head_dim} " in failure for failure in failures)
+
+
+@pytest.mark.skipif(not PACKS, reason="no oneDNN here")
+@pytest.mark.parametrize("rows", [4, 64, 260, 700])
+def test_packed_weights_are_probed_with_as_many_rows_as_a_chunk_of_prompts_has(monkeypatch, rows):
+    assert probe(decoder()).form.packed
+    multiply = torch.ops.mkldnn._linear_pointwise
+
+    def worse(input_RI, weight_OI, *options):
+        """Rounds otherwise behind so many rows."""
+        out_RO = multiply(input_RI, weight_OI, *options)
+        if weight_OI.is_mkldnn:
+            out_RO[rows - 1 :] *= 1 + 2**-20
+        return out_RO
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", worse)
+    report = probe(decoder())
+    assert report.bit_exact, "plain weights are as good as before"
+    assert not report.form.packed
+
+
+@pytest.mark.skipif(not PACKS, reason="no oneDNN here")
+def test_a_product_whose_later_rows_depend_on_their_number_is_found(monkeypatch):
+    multiply = torch.ops.mkldnn._linear_pointwise
+
+    def worse(input_RI, weight_OI, *options):
+        """Rounds the ninth row otherwise where it is among the last."""
+        out_RO = multiply(input_RI, weight_OI, *options)
+        if len(out_RO) == 12:
+            out_RO[8] *= 1 + 2**-20
+        return out_RO
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", worse)
+    assert any("depends on the number of rows" in failure for failure in probe(decoder()).failures)
