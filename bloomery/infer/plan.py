@@ -4,7 +4,8 @@ A sample of n tokens needs the keys and values of its first n - 1 in the cache (
 (decode). Keys and values are a function of the weights and of the tokens up to theirs, so nobody computes what lies there already: a newcomer
 takes over the longest beginning that it has in common with a sample in the cache, or with one that has left and whose keys were kept.
 Within a class who arrives first goes first; production goes before rollouts and those before evaluation, but for a floor of each class: so many
-places, and so many tokens of each step's prefill, that no other class takes while one of its own wants them. Whoever has a place beyond the floor
+places, and so many tokens of each step's prefill, that no other class takes while one of its own wants them. While a class decodes, those behind it
+prefill little in a step, because a step is as long as the gap between its tokens. Whoever has a place beyond the floor
 of his class makes room for a class before his, and when the cache cannot hold all who run, the last in that order go back to the queue and are
 prefilled again later; that costs time and changes no token. Who waits for more room than there is lets those of classes before his pass, as many as
 have places together; then nobody passes any more, or a steady load of short requests would keep the room that a long one waits for.
@@ -28,6 +29,8 @@ _FLOOR: Final[dict[Priority, int]] = {"production": 2, "rollout": 4, "evaluation
 """A class is sure of one place in so many."""
 _PREFILL_FLOOR: Final = 8
 """And of one token in so many of what a step prefills."""
+_PREFILL_BESIDE: Final = 4
+"""All classes behind one that decodes prefill one token in so many of what a step could."""
 _LEAST_PREFILL: Final = 2 * ROW_PAD
 LEAST_SHARED = 16
 """Tokens: for fewer a copy is not worth its while, unless they are all that is missing."""
@@ -161,7 +164,11 @@ def plan_step(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limi
     queues = {priority: queue for priority in CLASSES if (queue := [sample for sample in wanting if sample.priority == priority])}
     budget = limits.token_budget - len(step.decode)
     floor = max(_LEAST_PREFILL, budget // _PREFILL_FLOOR)
-    for others, queue in zip(reversed(range(len(queues))), queues.values(), strict=True):
+    beside = budget // _PREFILL_BESIDE
+    decoding = [CLASSES.index(sample.priority) for sample in step.decode]
+    for others, (priority, queue) in zip(reversed(range(len(queues))), queues.items(), strict=True):
+        if any(rank < CLASSES.index(priority) for rank in decoding):
+            budget = min(budget, max(beside, (others + 1) * floor))
         budget -= step.serve(queue, budget - others * floor)
     leave = tuple(sample for sample in running if sample not in step.stay)
     passed = tuple(waits for sample, waits in places.passing if sample in step.admit)

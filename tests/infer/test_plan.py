@@ -480,6 +480,18 @@ def test_one_who_is_served_does_not_wait_for_what_an_evaluation_computes():
     assert plan.prefill[0].sample.request_id == "served"
 
 
+def test_classes_behind_one_that_decodes_prefill_little_in_a_step():
+    engine = Simulation(Limits(slots=4, token_budget=101))
+    engine.submit(samples_of("served", prompt=10, priority="production"), quota=3)
+    engine.step()
+    engine.submit([*samples_of("long", prompt=500, priority="rollout"), *samples_of("judged", prompt=500, priority="evaluation")], quota=1)
+    plan = engine.step()
+    assert [sample.request_id for sample in plan.decode] == ["served"]
+    assert {chunk.sample.priority: chunk.stop - chunk.start for chunk in plan.prefill} == {"rollout": 12, "evaluation": 8}
+    engine.step()
+    assert sum(chunk.stop - chunk.start for chunk in engine.step().prefill) > 90
+
+
 def test_every_class_prefills_in_every_step():
     engine = Simulation(Limits(slots=4, token_budget=100))
     for priority in CLASSES:
