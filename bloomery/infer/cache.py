@@ -125,7 +125,9 @@ class KeyValueCache:
                 storage[:, slot, :, :tokens] = kept_NKTE[:, :, :tokens]
         if self.states is not None:
             beginnings = self._beginnings(source) if isinstance(source, Sample) else self._kept[source].beginnings
-            beginning = next(each for each in beginnings if each.stretch.first <= tokens <= each.stretch.last)
+            beginning = next((each for each in beginnings if each.stretch.first <= tokens <= each.stretch.last), None)
+            if beginning is None:
+                raise RuntimeError(f"the plan goes on behind token {tokens}, but no state is kept there: {[each.stretch for each in beginnings]}")
             self.states.begin(self.slot(target), beginning, tokens)
         target.cached = tokens
 

@@ -39,7 +39,6 @@ FAMILIES = (
 )
 _QWEN3_5: Final = ("qwen3_5_text", "qwen3_5_moe_text")
 _LATENT: Final = ("glm4_moe_lite", "deepseek_v3", "kimi_k2")
-_SIGMOID: Final = ("glm4_moe", *_LATENT)
 
 _SIZES: Final = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 _SIZES_WITH_DEFAULT: Final = ("num_key_value_heads", "head_dim")

@@ -162,6 +162,13 @@ def test_an_unknown_model_is_not_found(sdk: OpenAI) -> None:
     assert unknown.value.code == "model_not_found"
 
 
+def test_a_name_of_the_callers_that_resembles_a_field_is_told_as_it_is(sdk: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="`response_format_v2`"):
+        respond(sdk, tools=[FUNCTION], tool_choice={"type": "function", "name": "response_format_v2"})
+    with pytest.raises(openai.NotFoundError, match="`messages-large`"):
+        respond(sdk, model="messages-large")
+
+
 def test_values_that_ask_for_nothing_may_be_sent(sdk: OpenAI) -> None:
     nothing = {"background": False, "truncation": "disabled", "service_tier": "auto", "tools": [], "include": [], "parallel_tool_calls": True}
     assert respond(sdk, previous_response_id=None, text={"format": {"type": "text"}}, **nothing).status == "completed"

@@ -270,10 +270,10 @@ def _given(source: msgspec.Struct, *names: str) -> dict[str, Any]:
 
 _NAMED: Final = re.compile(r"`([^`]+)`")
 _THEIRS: Final = (
-    (re.compile(r"^messages\b.*"), "input"),
+    (re.compile(r"^messages(\.[\w.]+)?$"), "input"),
     (re.compile(r"^max_completion_tokens$"), "max_output_tokens"),
-    (re.compile(r"^response_format(\.json_schema)?"), "text.format"),
-    (re.compile(r"^(tools\.\d+|tool_choice)\.function\b"), r"\1"),
+    (re.compile(r"^response_format(\.json_schema)?(?=\.|$)"), "text.format"),
+    (re.compile(r"^(tools\.\d+|tool_choice)\.function(?=\.|$)"), r"\1"),
 )
 
 
