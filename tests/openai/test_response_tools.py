@@ -114,6 +114,11 @@ def test_a_choice_of_tools_is_passed_on(sdk: OpenAI, server: ScriptedServer, cho
     assert (server.scripted.requests[-1].grammar is not None) == held
 
 
+def test_a_function_whose_name_resembles_a_field_is_told_by_its_name(sdk: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="`response_format_v2`"):
+        respond(sdk, tool_choice={"type": "function", "name": "response_format_v2"})
+
+
 def test_a_schema_of_the_text_is_passed_on_and_a_bad_one_refused_by_its_name(sdk: OpenAI, server: ScriptedServer) -> None:
     server.scripted.script.says = ('{"total": 15}',)
     parsed = sdk.responses.parse(model="tiny", input=QUESTION, text_format=Sum)
