@@ -107,7 +107,7 @@ class EmbeddedEngine:
             while unfinished:
                 for event in await stream.events.get():
                     if isinstance(event, GenerateFailed):
-                        raise InvalidInput(event.message) if event.category == "user" else WorkerError(event.message)
+                        raise InvalidInput(event.message, field=event.field) if event.category == "user" else WorkerError(event.message)
                     unfinished -= isinstance(event, SampleFinished)
                     yield event
         finally:

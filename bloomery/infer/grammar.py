@@ -60,7 +60,7 @@ class Grammars:
         stops = generate.params.stop_tokens
         first = self.guide(grammar, stops)
         if first.problem is not None:
-            raise InvalidInput(f"`grammar`: {first.problem}", field="grammar")
+            raise InvalidInput(f"`{grammar.field}`: {first.problem}", field=grammar.field)
         guides = [first.fork() for _ in range(generate.num_samples)]
         for guide, begun in zip(guides, generate.begun, strict=False):
             guide.take(*(token for token in begun if token not in stops))
@@ -75,9 +75,9 @@ class Grammars:
         return self._compiled[grammar]
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, native(grammar), limits=LIMITS, log_level=0)
+        matcher = LLMatcher(self._tokenizer, native(grammar, grammar.field), limits=LIMITS, log_level=0)
         if matcher.is_error():
-            raise InvalidInput(f"`grammar` cannot be followed: {brief(matcher.get_error())}", field="grammar")
+            raise InvalidInput(f"`{grammar.field}` cannot be followed: {brief(matcher.get_error())}", field=grammar.field)
         return matcher
 
     @cached_property

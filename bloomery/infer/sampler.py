@@ -294,7 +294,7 @@ class Sampler:
         swap.done.set_result(model)
 
     def _refuse(self, generate: Generate, error: BloomeryError) -> None:
-        self._events.append(GenerateFailed(request_id=generate.request_id, message=error.message, category=error.category))
+        self._events.append(GenerateFailed(request_id=generate.request_id, message=error.message, category=error.category, field=error.field))
 
     def _end_unbegun(self, generate: Generate) -> None:
         for index in range(generate.num_samples):
@@ -417,6 +417,8 @@ class Sampler:
         self._events.append(token)
         self.tokens_sampled += 1
         sample.length += 1
+        # Nothing more is prefilled for it, also where the prefill gave this token and its guide is late.
+        sample.left = 1
         guide = request.append(sample.index, token.token)
         if guide is None or self._grammars is None:
             self._go_on(sample)

@@ -229,8 +229,8 @@ class _Passed:
     def fresh(self, event: SamplerEvent) -> Progress | None:
         """The event if it is news; None for a repetition."""
         match event:
-            case GenerateFailed(message=message, category=category):
-                raise InvalidInput(message) if category == "user" else WorkerError(message)
+            case GenerateFailed(message=message, category=category, field=field):
+                raise InvalidInput(message, field=field) if category == "user" else WorkerError(message)
             case PromptFound(tokens=tokens):
                 self.found_tokens = tokens
                 return None

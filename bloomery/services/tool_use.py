@@ -46,7 +46,7 @@ class ToolUse:
             text = possible_calls(self.dialect, functions, self.tokens, parallel=self.parallel, answer=answer, spoken=self.spoken)
         else:
             return None
-        return Grammar(kind="lark", text=text)
+        return Grammar(kind="lark", text=text, field="tools")
 
     def guided(self, answer: Mapping[str, Any] | None) -> bool:
         """Whether a grammar is needed."""
@@ -79,6 +79,7 @@ async def checked_grammar(wanted: Grammar | None, field: str, tools: ToolUse | N
 
 def _checked(wanted: Grammar | None, field: str, tools: ToolUse | None, answer: Mapping[str, Any] | None) -> Grammar | None:
     if wanted is not None:
+        wanted = msgspec.structs.replace(wanted, field=field)
         check_grammar(wanted, field)
     if tools is None:
         return wanted

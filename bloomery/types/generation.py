@@ -69,6 +69,8 @@ class Grammar(Wire, frozen=True):
 
     kind: Literal["json_schema", "regex", "lark"]
     text: str
+    field: str = "grammar"
+    """Its name as the caller knows it, for refusals."""
 
 
 class PromptTargets(Wire, frozen=True):
@@ -203,6 +205,8 @@ class GenerateFailed(Wire, frozen=True, tag="generate_failed"):
     request_id: str
     message: str
     category: Literal["user", "server"]
+    field: str | None = None
+    """What of the request is wrong, where it is one field."""
 
 
 SamplerEvent = PromptFound | PromptScored | PromptRouted | PromptEmbedded | SampledToken | SampleFinished | GenerateFailed

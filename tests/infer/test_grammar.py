@@ -2,7 +2,9 @@
 
 import json
 import re
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import AddedToken, Tokenizer
 
-from bloomery.infer.grammar import FOLLOWERS, Grammars
+from bloomery.infer.grammar import FOLLOWERS, Grammars, Guide
 from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.models.decoder import Decoder
@@ -221,6 +223,26 @@ def test_one_token_that_the_prefill_gives_follows_the_grammar_too(model: Decoder
     for seed in range(8):
         answer = generate(sampler(model, grammars), guided("a", regex("[xyz]"), max_tokens=1, num_samples=1, seed=seed))["a"]
         assert texts(answer)[0] in "xyz"
+
+
+class LateGuides(Grammars):
+    """Its guides take longer than a step waits for them."""
+
+    def follow(self, guide: Guide, token: int) -> "Future[None]":
+        def late() -> None:
+            time.sleep(0.03)
+            guide.take(token)
+
+        return self._followers.submit(late)
+
+
+@pytest.mark.parametrize(("max_tokens", "num_samples"), [(1, 1), (1, 2), (3, 1)])
+def test_a_late_guide_costs_steps_and_no_token(max_tokens: int, num_samples: int, model: Decoder, grammars: Grammars, tmp_path: Path) -> None:
+    wanted = guided("a", regex("[xyz]{4}"), max_tokens=max_tokens, num_samples=num_samples, stop_tokens=())
+    late = generate(sampler(model, LateGuides(write(tmp_path, byte_level()), VOCAB)), wanted)["a"]
+    in_time = generate(sampler(model, grammars), wanted)["a"]
+    assert (late.tokens, late.reasons) == (in_time.tokens, in_time.reasons)
+    assert [len(tokens) for tokens in late.tokens.values()] == [max_tokens] * num_samples
 
 
 @pytest.mark.parametrize(

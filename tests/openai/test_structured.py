@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import openai
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 from pydantic import BaseModel, Field
 
 from bloomery.models import tiny
@@ -49,10 +49,15 @@ def chat(sdk: OpenAI, **options: Any) -> Any:
 )
 def test_the_form_reaches_the_engine(sdk: OpenAI, server: ScriptedServer, options: dict[str, Any], expected: Grammar | None) -> None:
     chat(sdk, **options)
-    assert server.scripted.requests[-1].grammar == expected
+    assert _unnamed(server.scripted.requests[-1].grammar) == expected
     if "extra_body" in options:
         sdk.completions.create(model="tiny", prompt="x", **options)
-        assert server.scripted.requests[-1].grammar == expected
+        assert _unnamed(server.scripted.requests[-1].grammar) == expected
+
+
+def _unnamed(grammar: Grammar | None) -> Grammar | None:
+    """Without the name that the caller knows it by."""
+    return None if grammar is None else Grammar(kind=grammar.kind, text=grammar.text)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +117,29 @@ def test_parse_gives_the_model_of_the_caller(live_sdk: OpenAI) -> None:
         assert choice.message.parsed == Package.model_validate_json(choice.message.content)
     again = live_sdk.chat.completions.parse(response_format=Package, n=2, **SAMPLED)
     assert [choice.message.content for choice in again.choices] == [choice.message.content for choice in answer.choices]
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"extra_body": {"structured_outputs": {"json": {"$ref": "#"}}}}, "structured_outputs.json"),
+        ({"extra_body": {"structured_outputs": {"regex": r"[^\s\S]"}}}, "structured_outputs.regex"),
+        ({"response_format": named({"$ref": "#"})}, "response_format.json_schema.schema"),
+    ],
+    ids=str,
+)
+def test_what_only_the_engine_finds_wrong_is_refused_by_name_too(live_sdk: OpenAI, options: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        live_sdk.chat.completions.create(**SAMPLED, **options)
+    assert refused.value.param == field
+    assert f"`{field}`" in refused.value.message
+
+
+def test_a_response_is_told_so_in_its_own_words(live_sdk: OpenAI) -> None:
+    form: Any = {"format": {"type": "json_schema", "name": "answer", "schema": {"$ref": "#"}}}
+    with pytest.raises(BadRequestError) as refused:
+        live_sdk.responses.create(model=SAMPLED["model"], input="Hello", text=form)
+    assert refused.value.param == "text.format.schema"
 
 
 def test_choices_patterns_and_grammars_hold_streamed_or_not(live_sdk: OpenAI) -> None:

@@ -11,7 +11,7 @@ from bloomery.types.errors import InvalidToken
 from bloomery.types.ids import now_us
 
 TOKENS = Tokens(b"k" * 32)
-SOON_S = now_us() // 1_000_000 + 600
+SOON_S = now_us() // 1_000_000 + 86_400
 TOKEN = TOKENS.sign("login", {"sub": "me"}, expires_s=SOON_S)
 
 

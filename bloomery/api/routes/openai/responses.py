@@ -5,7 +5,7 @@ The request becomes a conversation and is answered as one; `response_events` giv
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -168,9 +168,9 @@ async def create_response(request: Request, services: Svc, caller: Caller) -> Re
         raise _in_our_words(error) from error
     headers = version_headers(serving.job.target)
     if not asked.stream:
-        return await respond_whole(request, whole(serving, body), headers)
+        return await respond_whole(request, _told_in_our_words(whole(serving, body)), headers)
     events = ResponseEvents(serving, body)
-    return await respond_stream(request, events.stream(), headers, Framing(_event, events.failed, b""))
+    return await respond_stream(request, events.stream(), headers, Framing(_event, lambda error: events.failed(_in_our_words(error)), b""))
 
 
 def parse_response(body: Mapping[str, Any]) -> ResponseRequest:
@@ -275,6 +275,13 @@ _THEIRS: Final = (
     (re.compile(r"^response_format(\.json_schema)?(?=\.|$)"), "text.format"),
     (re.compile(r"^(tools\.\d+|tool_choice)\.function(?=\.|$)"), r"\1"),
 )
+
+
+async def _told_in_our_words(answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return await answer
+    except BloomeryError as error:
+        raise _in_our_words(error) from error
 
 
 def _in_our_words(error: BloomeryError) -> BloomeryError:

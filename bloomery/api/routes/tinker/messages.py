@@ -118,7 +118,7 @@ def _loss_config(request: Any) -> dict[str, float | str]:
 
 def _flag(value: float | str, name: str) -> bool:
     if value not in (0.0, 1.0):
-        raise InvalidInput(f"`loss_fn_config.{name}` is {value}: it must be 0 or 1", field=f"loss_fn_config.{name}")
+        raise InvalidInput(f"`loss_fn_config.{name}` is {value!r}: it must be 0 or 1", field=f"loss_fn_config.{name}")
     return value == 1.0
 
 
