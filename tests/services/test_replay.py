@@ -346,7 +346,8 @@ async def _run_child(directory: Path, environment: dict[str, str]) -> tuple[int,
         sys.executable, "-c", program, str(directory), env={**os.environ, **environment}, stdout=asyncio.subprocess.PIPE
     )
     said, _ = await process.communicate()
-    return process.returncode or 0, [line.split() for line in said.decode().splitlines()]
+    # The last line of a killed process may be half a line.
+    return process.returncode or 0, [line.split() for line in said.decode().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def _mark(result: Result) -> str:
