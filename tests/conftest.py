@@ -9,6 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+# Torch reads these when it is imported. Threads that spin at a barrier beside busy workers and servers take ten times as long as those that sleep.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from tests.live import LiveServer, running_server
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
