@@ -1,21 +1,25 @@
 """The server's own cost of an operation: `python -m bench.operation` prints one JSON line.
 
 A model of one narrow block makes the computation almost nothing; what is left between submission and result is HTTP, journal (with its fdatasync),
-socket and event loops. Measured one operation at a time, through our client and through the `tinker` SDK, beside the limits of this machine in the
-same run: an HTTP request that does nothing, and an fdatasync of one small record. `engine_forward` is what the engine computed for each `forward`;
-`server_own` is the rest, from submission to result, the client's side included; `step` is a `forward_backward` and an `optim_step`.
+socket and event loops. Measured one operation at a time: over a bare connection with a body that lies ready (`bare_forward`), through our client and
+through the `tinker` SDK, beside the limits of this machine in the same run: an HTTP request that does nothing, and an fdatasync of one small record.
+`engine_forward` is what the engine computed for each `forward`; `server_own` is the rest of `bare_forward`, from submission to result. What a client
+takes for itself is in `forward`, `step` (a `forward_backward` and an `optim_step`) and `sdk_forward`.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import tinker
 
@@ -23,6 +27,8 @@ from bench.machine import machine
 from bench.shapes import EMPTY, supervised, write_directory
 from bloomery.cli.demo_server import Server, serving
 from bloomery.client import Client, TrainingRun
+from bloomery.types.operations import ForwardBackward
+from bloomery.types.wire import encode
 
 
 def main() -> None:
@@ -33,8 +39,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         model = write_directory(EMPTY, Path(place) / "empty")
         with serving(str(model), keep=False) as server:
-            figures = {**_client(server, rounds), **_sdk(server, rounds)}
-        figures["server_own"] = figures["forward"] - figures["engine_forward"]
+            figures = {**_bare(server, rounds), **_client(server, rounds), **_sdk(server, rounds)}
         figures["fdatasync"] = _median(_synced(Path(place)), rounds)
     print(json.dumps({"bench": "operation", **machine(), "rounds": rounds, "ratio": _ratio(figures), "milliseconds": _rounded(figures)}))
 
@@ -48,6 +53,31 @@ def _ratio(figures: dict[str, float]) -> float:
     return round(figures["server_own"] / (2 * figures["http_request"] + 2 * figures["fdatasync"]), 2)
 
 
+def _bare(server: Server, rounds: int) -> dict[str, float]:
+    """Two requests per operation over one connection: its submission, and one that waits for its result."""
+    with Client(server.url, server.key) as client, closing(HTTPConnection(urlsplit(server.url).netloc)) as connection:
+        run = client.create_run(client.models()[0].alias, rank=1, seed=0)
+        headers = {"x-api-key": server.key, "content-type": "application/msgpack"}
+        body = encode(ForwardBackward(loss="cross_entropy", loss_config={}, data=supervised(EMPTY.vocab_size, [4], 0), backward=False))
+        numbers = itertools.count(run.state().next_seq)
+
+        def ask(method: str, path: str, content: bytes | None = None, *, status: int = 200) -> None:
+            connection.request(method, path, content, headers)
+            response = connection.getresponse()
+            said = response.read()
+            if response.status != status:
+                raise SystemExit(f"{method} {path}: {response.status}: {said[:500]!r}")
+
+        def forward() -> None:
+            path = f"/api/v1/runs/{run.id}/operations/{next(numbers)}"
+            ask("POST", path, body, status=202)
+            ask("GET", f"{path}?wait=20")
+
+        figures = {"bare_forward": _median(forward, rounds), "http_request": _median(lambda: ask("GET", "/api/v1/models"), rounds)}
+        engine = _median_of_engine(run, rounds)
+        return {**figures, "engine_forward": engine, "server_own": figures["bare_forward"] - engine}
+
+
 def _client(server: Server, rounds: int) -> dict[str, float]:
     with Client(server.url, server.key) as client:
         run = client.create_run(client.models()[0].alias, rank=1, seed=0)
@@ -55,8 +85,7 @@ def _client(server: Server, rounds: int) -> dict[str, float]:
         return {
             "forward": _median(lambda: run.forward(data).result(), rounds),
             "step": _median(lambda: (run.forward_backward(data), run.optim_step(1e-4).result()), rounds),
-            "http_request": _median(client.models, rounds),
-            "engine_forward": _median_of_engine(run, rounds),
+            "client_request": _median(client.models, rounds),
         }
 
 

@@ -25,8 +25,9 @@ def python_of(peer: str) -> Path:
     interpreter, ready = place / "bin" / "python", place / "ready"
     if not ready.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
-        for package in (PACKAGES[peer][:1], PACKAGES[peer][1:]):
-            _install(interpreter, package)
+        # The first again with the rest, or one of these may bring another version of it.
+        for packages in (PACKAGES[peer][:1], PACKAGES[peer]):
+            _install(interpreter, packages)
         ready.touch()
     return interpreter
 

@@ -133,7 +133,8 @@ def test_who_asks_for_metrics_alone_gets_the_same_metrics_and_weights(client: ti
         results = [run.forward_backward([for_loss(rollout, name)] * 2, name, config).result() for name in ("cross_entropy", "ppo")]
         norm = run.optim_step(types.AdamParams(learning_rate=1e-2)).result().metrics
         digests.append(([result.metrics for result in results], norm, run.forward([rollout], "ppo").result().loss_fn_outputs[0]["logprobs"].data))
-        assert [set(result.loss_fn_outputs[0]) for result in results] == ([set(), set()] if config else [{"elementwise_loss", "logprobs"}, {"logprobs"}])
+        expected: list[set[str]] = [set(), set()] if config else [{"elementwise_loss", "logprobs"}, {"logprobs"}]
+        assert [set(result.loss_fn_outputs[0]) for result in results] == expected
         assert all(len(result.loss_fn_outputs) == 2 for result in results)
     assert digests[0] == digests[1]
     with pytest.raises(tinker.RequestFailedError, match=r"return_logprobs` is 0\.5: it must be 0 or 1"):
