@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import typer
 from typer.core import TyperGroup
 
@@ -22,6 +23,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(sh|python)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_blocks_of_the_quickstart_run_in_order(tmp_path: Path) -> None:
     parts = [content if language == "sh" else f"python <<'PYTHON'\n{content}PYTHON\n" for language, content in blocks(QUICKSTART)]
     # The block that stops the server is the last but one to talk to it; a failed block must not leave it behind.

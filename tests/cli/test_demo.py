@@ -56,6 +56,7 @@ def test_a_demo_that_is_told_to_end_leaves_neither_server_nor_files(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_demo_that_is_told_to_end_while_it_asks_leaves_nothing_either(tmp_path: Path) -> None:
     with demo(tmp_path) as process:
         wait_until(lambda: any(tmp_path.glob("bloomery-demo-*/data/blobs/bodies/**/*")), 60)

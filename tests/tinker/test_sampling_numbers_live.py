@@ -245,6 +245,7 @@ def test_without_a_number_of_tokens_the_context_ends_a_sample(live: Live) -> Non
     assert (len(sequence.tokens), sequence.stop_reason) == (3, "length")
 
 
+@pytest.mark.slow
 def test_samples_survive_the_death_of_the_api(tmp_path: Path) -> None:
     params = [types.SamplingParams(max_tokens=150, seed=seed, stop=[]) for seed in range(12)]
     with running_server(tmp_path / "data") as server, connected(server) as client:
