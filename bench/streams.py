@@ -214,6 +214,12 @@ def _run_engine(address: Path, step_s: float) -> None:
     asyncio.run(_Engine(step_s).listen(address))
 
 
+async def _say_alive(writer: asyncio.StreamWriter) -> None:
+    while True:
+        await asyncio.sleep(protocol.ALIVE_EVERY_S)
+        writer.write(protocol.frame(protocol.Alive()))
+
+
 class _Engine:
     """The engine's end: every request gets the same tokens, one per step, all requests in one frame. A step of 0 s comes as soon as there is work."""
 
@@ -230,6 +236,7 @@ class _Engine:
         at_work: dict[str, list[int]] = {}
         there_is_work = asyncio.Event()
         stepping = asyncio.create_task(self._step(at_work, there_is_work, writer))
+        beating = asyncio.create_task(_say_alive(writer))
         try:
             while True:
                 match protocol.parse_to_engine(await _read(reader)):
@@ -242,6 +249,7 @@ class _Engine:
                         writer.write(protocol.frame(Drained()))
         except asyncio.IncompleteReadError:
             stepping.cancel()
+            beating.cancel()
 
     async def _step(self, at_work: dict[str, list[int]], there_is_work: asyncio.Event, writer: asyncio.StreamWriter) -> None:
         while True:

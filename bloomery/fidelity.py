@@ -11,7 +11,8 @@ from bloomery.models.load import load_decoder
 from bloomery.models.numerics import plain_form, probe
 from bloomery.obs.machine import free_memory_bytes, usable_cpus
 from bloomery.render.tokenizer import ChatTokenizer
-from bloomery.types.fidelity import TEXT_TOKENS, Mode, prompts, text
+from bloomery.types.fidelity import TEXT_TOKENS, Mode, prompts
+from bloomery.types.fidelity_text import TEXT
 from bloomery.types.resources import Fidelity
 from bloomery.up import base_models
 from bloomery.up.base_models import ModelArgument
@@ -37,7 +38,7 @@ def _report(argument: ModelArgument, dtype: str, max_tokens: int, *, plain: bool
     decoder = load_decoder(argument.directory, dtype=getattr(torch, dtype))
     tokenizer = ChatTokenizer.load(argument.directory)
     try:
-        asked = prompts(tokenizer.encode(text())[:TEXT_TOKENS], decoder.config.context, max_tokens)
+        asked = prompts(tokenizer.encode(TEXT)[:TEXT_TOKENS], decoder.config.context, max_tokens)
     finally:
         tokenizer.close()
     model = Model(argument.alias, decoder, None)

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "train": SLAB | {"models"},
     "infer": SLAB | {"models"},
     "engine": SLAB | {"models", "train", "infer", "sync", "store"},
-    "services": SLAB | {"store", "render", "sync"},
+    "services": SLAB | {"store", "render", "models", "sync"},
     "ui": set(),
     "api": SLAB | {"services", "ui"},
     "client": {"types"},

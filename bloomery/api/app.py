@@ -37,7 +37,7 @@ def create_app(services: Services) -> FastAPI:
     """The whole HTTP surface over `services`; opening and closing them is the caller's business."""
     app = FastAPI(title="Bloomery", version=__version__, openapi_url="/api/v1/openapi.json", docs_url=None, redoc_url=None)
     app.state.services = services
-    app.add_middleware(Idempotent, most_bytes=OPENAI_BODY_BYTES)
+    app.add_middleware(Idempotent, most_bytes=OPENAI_BODY_BYTES, standing=services.limits.headers)
     app.add_middleware(Callers)
     app.add_middleware(BodyLimit)
     app.add_middleware(AnswerHeaders)
@@ -70,8 +70,9 @@ def _process_router() -> APIRouter:
 
     @router.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
     async def healthz(services: Svc) -> JSONResponse:
-        """200 once every engine answers, 503 with the names of those that do not yet; and whose replicas are to run, and which do."""
-        replicas = {"wanted": sorted(services.fleet.wanted), "ready": services.fleet.ready}
+        """200 once every engine answers, 503 with the names of those that do not yet; and of replicas which are to run, do, and stand still."""
+        fleet = services.fleet
+        replicas = {"wanted": sorted(fleet.wanted), "ready": fleet.ready, "silent": fleet.silent}
         waiting = [model.alias for model in services.models.all() if not model.ready]
         if waiting:
             return JSONResponse({"status": "starting", "waiting_for": waiting, "replicas": replicas}, 503, headers={"retry-after": "1"})

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bloomery.api import errors
 from bloomery.api.exchange import broke_off, read_bytes, unless_gone, watch_stream
+from bloomery.api.headers import answer_headers
 from bloomery.services.principal import Principal
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, Unavailable
 
@@ -83,10 +84,18 @@ class _Sent:
 
 
 class Idempotent:
-    """Answers repetitions from what was answered before; `most_bytes` of a body are read."""
+    """Answers repetitions from what was answered before; at most `most_bytes` of a body are read; `standing`: headers that say how a key stands."""
 
-    def __init__(self, app: ASGIApp, most_bytes: int, *, kept_bytes: int = KEPT_BYTES, waiting_bytes: int = WAITING_BYTES) -> None:
-        self._app, self._most_bytes = app, most_bytes
+    def __init__(
+        self,
+        app: ASGIApp,
+        most_bytes: int,
+        standing: Callable[[Principal], dict[str, str]],
+        *,
+        kept_bytes: int = KEPT_BYTES,
+        waiting_bytes: int = WAITING_BYTES,
+    ) -> None:
+        self._app, self._most_bytes, self._standing = app, most_bytes, standing
         self._answers = _Answers(kept_bytes)
         self._waiting_bytes, self._most_waiting_bytes = 0, waiting_bytes
 
@@ -104,10 +113,12 @@ class Idempotent:
             del body
             entry = await unless_gone(receive, self._wait_for_turn(name, asked, sent))
         except BloomeryError as refusal:
+            answer_headers(scope).append(lambda: self._standing(caller))
             return await errors.respond(scope["path"], refusal)(scope, receive, send)
         if entry is None:
             return None
         if entry.answer is not None:
+            answer_headers(scope).append(lambda: self._standing(caller))
             return await _replay(entry.answer, send)
         await self._serve(name, entry, scope, sent.received(receive), send)
 
@@ -117,7 +128,7 @@ class Idempotent:
             async with asyncio.timeout(WAIT_S):
                 while (entry := self._answers.get(name)) is not None:
                     if entry.asked != asked:
-                        what = "a key belongs to one path, one body and the same `x-bloomery-` headers"
+                        what = "a key belongs to one path with its query, one body and the same `x-bloomery-` headers"
                         raise Conflict(f"`{HEADER}` was used for another request: {what}, take a fresh one", field=HEADER)
                     if entry.answer is not None:
                         return entry
@@ -243,7 +254,7 @@ def _creates_an_answer(scope: Scope) -> bool:
 
 def _fingerprint(scope: Scope, body: bytes) -> bytes:
     ours = sorted(name + b": " + value for name, value in scope["headers"] if name.startswith(_OURS))
-    return hashlib.sha256(b"\0".join([scope["path"].encode(), *ours]) + b"\0\0" + body).digest()
+    return hashlib.sha256(b"\0".join([scope["path"].encode(), scope["query_string"], *ours]) + b"\0\0" + body).digest()
 
 
 async def _replay(answer: _Answer, send: Send) -> None:

@@ -106,7 +106,7 @@ class Executor:
         self._conversation: int | None = None
         self._paused = self._draining = self._stopping = False
         self._slice_s = 0.0
-        self._told, self._told_at = self._status(), 0.0
+        self._told, self._told_at_s = self._status(), 0.0
         wait([prepared])
         log.info("holds %s: %d parameters, numerics %s", config.model.base_hash, self._base.parameters, self._numerics)
         for failure in self._probe.failures:
@@ -167,7 +167,7 @@ class Executor:
         """Whoever connects learns where every run is, and hears again what was not acknowledged; requests of an earlier conversation are dropped."""
         self._conversation = conversation
         self._paused = self._draining = False
-        self._told_at = 0.0
+        self._told_at_s = 0.0
         self._sampler.forget_all()
         self._comparisons.forget_all()
         self._send(
@@ -241,9 +241,9 @@ class Executor:
 
     def _next_status_s(self) -> float:
         pause_s = HEARTBEAT_S if self._status() == self._told else STATUS_S
-        return max(0.0, self._told_at + pause_s - time.monotonic())
+        return max(0.0, self._told_at_s + pause_s - time.monotonic())
 
     def _tell_status(self) -> None:
         if self._next_status_s() == 0.0:
-            self._told, self._told_at = self._status(), time.monotonic()
+            self._told, self._told_at_s = self._status(), time.monotonic()
             self._send(self._told)

@@ -1,7 +1,7 @@
 """The socket of an engine: one conversation at a time, and a newer one ends the one before.
 
 Frames that arrive go to the executor's inbox in order, behind a `Connected`; messages of the executor carry the number of the conversation that they
-belong to, and those of an earlier one are dropped.
+belong to, and those of an earlier one are dropped. The event loop itself says that the process is alive, however long a step of the executor takes.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import msgspec
 
 from bloomery.engine.executor import Connected, Disconnected, Inbox
 from bloomery.obs.failpoints import failpoint
-from bloomery.types.protocol import FromEngine, OperationDone, frame, frame_length, parse_to_engine
+from bloomery.types.protocol import ALIVE_EVERY_S, Alive, FromEngine, OperationDone, frame, frame_length, parse_to_engine
 
 log = logging.getLogger(__name__)
 
@@ -25,20 +25,26 @@ _FLUSH_S: Final = 5.0
 class Server:
     """Listens while it is entered."""
 
-    def __init__(self, path: Path, inbox: Inbox) -> None:
-        self._path, self._inbox = path, inbox
+    def __init__(self, path: Path, inbox: Inbox, alive_every_s: float = ALIVE_EVERY_S) -> None:
+        self._path, self._inbox, self._alive_every_s = path, inbox, alive_every_s
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._conversation = 0
+        self._begun = 0
+        """The last conversation that the executor has said something in: nothing goes before its welcome."""
+        self._beat: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_unix_server(self._converse, self._path, limit=_BUFFER_BYTES)
+        self._beat = asyncio.create_task(self._say_alive(), name="signs-of-life")
         log.info("listens at %s", self._path)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         assert self._server is not None
+        assert self._beat is not None
+        self._beat.cancel()
         self._server.close()
         if self._writer is not None:
             await self._flush(self._writer)
@@ -51,9 +57,16 @@ class Server:
     def _write(self, conversation: int, data: bytes, is_result: bool) -> None:
         if conversation != self._conversation or self._writer is None:
             return
+        self._begun = conversation
         self._writer.write(data)
         if is_result:
             failpoint("engine.result.sent")
+
+    async def _say_alive(self) -> None:
+        while True:
+            await asyncio.sleep(self._alive_every_s)
+            if self._writer is not None and self._begun == self._conversation:
+                self._writer.write(frame(Alive()))
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._writer is not None:

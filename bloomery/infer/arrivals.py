@@ -8,6 +8,7 @@ before he has got it.
 from collections import Counter
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
+from enum import IntEnum
 from typing import Final, NamedTuple
 
 from bloomery.infer.grammar import Guide
@@ -21,7 +22,6 @@ _WAIT_S: Final = 0.05
 """How long a step waits for weights that are being loaded, when there is nothing else to do: whatever else the caller has to do can wait as long."""
 _MAY_PASS: Final = 64
 """Requests that may pass one who waits for room."""
-_GIVEN_ROOM, _PASSED = range(2)
 
 Guides = Future[list[Guide]]
 
@@ -46,6 +46,24 @@ class Ready(NamedTuple):
     """Where it has a grammar: done, one for each sample, or why there can be none."""
 
 
+class _Rank(IntEnum):
+    """Why somebody has his turn; the first goes first."""
+
+    GIVEN_ROOM = 0
+    """His weights have room in memory, which he would keep unused."""
+    PASSED = 1
+    """As many have passed him as may."""
+    OF_CLASS = 2
+
+
+class _Turn(NamedTuple):
+    """When a request is looked at, among others."""
+
+    rank: _Rank
+    place: int = 0
+    """That of its class."""
+
+
 class Arrivals:
     """Who waits for weights. While the sampler is paused newcomers stand apart, until it resumes."""
 
@@ -66,6 +84,11 @@ class Arrivals:
     def requests(self) -> int:
         """How many requests wait that came before a pause."""
         return len(self._requests)
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Of the same."""
+        return [each.request_id for each in self._requests]
 
     @property
     def swaps(self) -> int:
@@ -106,6 +129,12 @@ class Arrivals:
         swap.done.set_running_or_notify_cancel()
         self._swaps.append(swap)
         return swap.done
+
+    def call_off_swaps(self, error: BloomeryError) -> None:
+        """No name gets the weights that are on their way."""
+        for swap in self._swaps:
+            swap.done.set_exception(error)
+        self._swaps.clear()
 
     def withdraw(self, name: str) -> Weights:
         """Nothing is served under a name any more; returns what was."""
@@ -183,11 +212,12 @@ class Arrivals:
         turns = {generate.request_id: self._turn(generate) for generate in self._requests}
         for generate in sorted(self._requests, key=lambda each: turns[each.request_id]):
             turn = turns[generate.request_id]
-            if turn != _GIVEN_ROOM and (closed or (lacking is not None and not _PASSED < turn == turns[lacking.request_id])):
+            may_pass = lacking is None or (turn.rank == _Rank.OF_CLASS and turn == turns[lacking.request_id])
+            if turn.rank != _Rank.GIVEN_ROOM and (closed or not may_pass):
                 break
             try:
                 weights = self._weights(generate)
-                there = turn == _GIVEN_ROOM or weights.version in in_use or weights.version in self._versions.held
+                there = turn.rank == _Rank.GIVEN_ROOM or weights.version in in_use or weights.version in self._versions.held
                 if not there and (swap_lacks_room or lacking is not None):
                     continue
                 found: Model | BloomeryError | None = self._obtain(weights, in_use)
@@ -203,12 +233,13 @@ class Arrivals:
             self._count_passing(ready)
         return self._leave(ready)
 
-    def _turn(self, generate: Generate) -> int:
-        """First whose weights have been given room, so that they do not keep it unused; then who was passed by enough; then class by class."""
+    def _turn(self, generate: Generate) -> _Turn:
         weights = self.names.get(generate.weights.name) if isinstance(generate.weights, Live) else generate.weights
         if weights is not None and weights.version in self._versions.loading:
-            return _GIVEN_ROOM
-        return _PASSED if self._passed[generate.request_id] >= _MAY_PASS else _PASSED + 1 + CLASSES.index(generate.priority)
+            return _Turn(_Rank.GIVEN_ROOM)
+        if self._passed[generate.request_id] >= _MAY_PASS:
+            return _Turn(_Rank.PASSED)
+        return _Turn(_Rank.OF_CLASS, CLASSES.index(generate.priority))
 
     def _count_passing(self, ready: Collection[str]) -> None:
         passing = 0

@@ -18,7 +18,7 @@ from torch import Tensor
 from bloomery.infer.cache import KeyValueCache
 from bloomery.models.attention import ROW_PAD, causal_mask, pad_to
 from bloomery.models.numerics import Form
-from bloomery.models.recurrent import Chunks, Recurrence, Run, gathered
+from bloomery.models.recurrent import Chunks, Recurrence, SequenceRows, gathered
 
 
 class Span(NamedTuple):
@@ -99,7 +99,7 @@ class ChunkAttention:
         chunks, slots_S, in_order_S, tail_index_SL = self._chunks
         state_S, tails_SLX = self._cache.states.states_NS[place], self._cache.states.tails_NSLX[place]
         own_SLX = tails_SLX[slots_S]
-        read_NTI, states = chunks.through(mixer, gathered(rows_RX, chunks.index_NL, own_SLX), state_S[in_order_S])
+        read_NTI, states = chunks.scan(mixer, gathered(rows_RX, chunks.index_NL, own_SLX), state_S[in_order_S])
         state_S[in_order_S] = chunks.ends(states)
         tails_SLX[slots_S] = gathered(rows_RX, tail_index_SL, own_SLX)
         read_RI = read_NTI.new_zeros(len(rows_RX), read_NTI.shape[2])
@@ -155,11 +155,11 @@ class StepAttention:
         state_S, tails_SLX = states.states_NS[place], states.tails_NSLX[place]
         within_F = self._positions_F % states.rows
         tails_SLX[self._slots_F, states.earlier + within_F] = rows_RX.index_select(0, self._rows_F)
-        parts = mixer.within(tails_SLX[self._slots_F])
-        read_FTI, _ = mixer.across(parts, state_S[self._slots_F], 0)
+        intra = mixer.intra_chunk(tails_SLX[self._slots_F])
+        read_FTI, _ = mixer.inter_chunk(intra, state_S[self._slots_F], 0)
         if len(full_C := torch.where(within_F == states.rows - 1)[0]):
             slots_C = self._slots_F[full_C]
-            state_S[slots_C] = mixer.across([part[full_C] for part in parts], state_S[slots_C], len(full_C)).state_N
+            state_S[slots_C] = mixer.inter_chunk([part[full_C] for part in intra], state_S[slots_C], len(full_C)).state_N
             tails_SLX[slots_C, : states.earlier] = tails_SLX[slots_C, states.rows :]
         read_RI = read_FTI.new_zeros(self._rows, read_FTI.shape[2])
         read_RI[self._rows_F] = read_FTI[torch.arange(len(within_F), device=within_F.device), within_F]
@@ -182,8 +182,8 @@ class _SpanChunks(NamedTuple):
 
 
 def _span_chunks(spans: Sequence[Span], rows: int, mixer: Recurrence, device: torch.device) -> _SpanChunks:
-    runs = [Run(span.row, span.stop - span.start, span.start % mixer.config.chunk_rows) for span in spans]
-    chunks = Chunks(runs, rows, mixer.config, device, tails=True)
+    sequences = [SequenceRows(span.row, span.stop - span.start, span.start % mixer.config.chunk_rows) for span in spans]
+    chunks = Chunks(sequences, rows, mixer.config, device, tails=True)
     slots_S = torch.tensor([span.slot for span in spans], device=device)
     return _SpanChunks(chunks, slots_S, slots_S[chunks.order], chunks.tail_index())
 

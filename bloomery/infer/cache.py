@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bloomery.infer.plan import LEAST_SHARED, Kept, Sample, Stem, in_common
+from bloomery.infer.plan import LEAST_SHARED, Kept, Sample, Stem, Stretch, in_common
 from bloomery.infer.states import Beginning, States
 from bloomery.models.attention import KEY_PAD, pad_to
 from bloomery.models.config import DecoderConfig
@@ -92,7 +92,7 @@ class KeyValueCache:
             self.samples[slot] = moved
         self.samples.pop()
         if self.states is not None:
-            self.states.forget_marks({sample.stem for sample in self.samples})
+            self.states.retain_marks({sample.stem for sample in self.samples})
         if not self.samples and self.keys_NSKLE.nbytes + self.values_NSKLE.nbytes > _KEEP_BYTES:
             self._give_back()
 
@@ -111,7 +111,8 @@ class KeyValueCache:
                 del self._kept[other]
         slot = self.slot(sample)
         contents = _Contents(tuple(storage[:, slot, :, :tokens].clone() for storage in self._storages), self._beginnings(sample))
-        self._kept[Kept(stem, tuple(beginning.stretch for beginning in contents.beginnings))] = contents
+        stretches = tuple(beginning.stretch for beginning in contents.beginnings) if self.states is not None else (Stretch(0, tokens),)
+        self._kept[Kept(stem, stretches)] = contents
         while len(self._kept) > MAX_KEPT or sum(len(each.stem.tokens) + self._state_tokens for each in self._kept) > self._kept_tokens:
             del self._kept[next(iter(self._kept))]
 
@@ -147,8 +148,6 @@ class KeyValueCache:
         self.samples.clear()
         self._kept.clear()
         self._give_back()
-        if self.states is not None:
-            self.states.forget_marks()
 
     def reserve(self, length: int) -> None:
         """Make room for `length` tokens in every placed sample's slot, keeping what is cached."""

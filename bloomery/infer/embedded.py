@@ -1,16 +1,14 @@
-"""The engine of this process: a thread that steps a `Sampler`, behind the `Engine` protocol.
+"""The engine of this process: a `Sampler` on a thread of its own, behind the `Engine` protocol.
 
-Orders reach the thread between two steps; events reach each request's event loop. New weights are copied and read on other threads, so that what
-the sampler's thread does for a swap is to exchange a reference.
+New weights are copied and read on other threads, so that what the sampler's thread does for a swap is to exchange a reference. Which names are being
+updated, and which versions there were, that thread alone writes down: of two who want the same, one comes first.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
-from queue import Empty, SimpleQueue
-from threading import Thread
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from dataclasses import dataclass
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -18,51 +16,46 @@ from bloomery.infer.engine import EngineEvent, Update
 from bloomery.infer.grammar import Grammars
 from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
+from bloomery.infer.sampler_thread import SamplerThread, within
 from bloomery.infer.staging import Staging, checksum
 from bloomery.infer.versions import VERSIONS_IN_MEMORY, Model, Source
 from bloomery.models.decoder import Decoder
 from bloomery.models.numerics import Form
 from bloomery.types.arrays import Array
-from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotSupported, Unavailable, WorkerError
-from bloomery.types.generation import Abort, Generate, GenerateFailed, Live, PromptScored, SampleFinished, SamplerEvent, SamplingParams, Weights
+from bloomery.types.errors import Conflict, InvalidInput, NotSupported, Unavailable
+from bloomery.types.generation import Abort, Generate, Live, PromptScored, SamplingParams, Weights
 from bloomery.types.ids import new_id
 from bloomery.types.serving import MODEL, Capabilities, EngineMetrics, KvPolicy, PauseMode, WeightInfo
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
-_CLOSED: Final = "the engine was closed"
 
 
-class _Stream(NamedTuple):
-    """Where the events of a request go, those of one step at a time."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deadlines:
+    """How long anybody waits at most, and then hears for whom. For a request's turn its caller alone knows how long."""
 
-    loop: asyncio.AbstractEventLoop
-    events: asyncio.Queue[list[SamplerEvent]]
+    step_s: float = 300.0
+    """For the end of a step: that of a large model on few cores takes long."""
+    weights_s: float = 1800.0
+    """For weights to be read, copied or summed, and to have room in memory."""
+    drain_s: float = 3600.0
+    """For requests in hand to end."""
 
-    def put(self, events: list[SamplerEvent]) -> None:
-        """From any thread; a loop that is closed waits for nothing."""
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self.events.put_nowait, events)
 
+@dataclass(slots=True, eq=False)
+class _NewWeights:
+    """An update of what a name stands for."""
 
-class _Order(NamedTuple):
-    """Something for the thread to do between two steps."""
-
-    work: Callable[[], Any]
-    answer: Future[Any]
-
-    def obey(self) -> None:
-        """Do it; whatever it raises is its answer."""
-        try:
-            self.answer.set_result(self.work())
-        except Exception as error:
-            self.answer.set_exception(error)
+    version: str
+    staging: Staging | None = None
+    """None while the copy is made."""
 
 
 class EmbeddedEngine:
     """Our own sampler on a thread of its own; an async context manager that begins and ends it.
 
-    `version` is what the bare `decoder` is called, and `bit_exact` what the probe of this machine found (`models/numerics`).
+    `version` is what the bare `decoder` is called, and `bit_exact` what the probe of this machine found (`models/numerics`). Whatever takes longer
+    than its deadline is `Unavailable`, and may be done later all the same.
     """
 
     def __init__(
@@ -76,17 +69,17 @@ class EmbeddedEngine:
         grammars: Grammars | None = None,
         form: Form | None = None,
         versions_in_memory: int = VERSIONS_IN_MEMORY,
+        deadlines: Deadlines | None = None,
     ) -> None:
         self._config, self._source, self._bit_exact, self._versions_in_memory = decoder.config, source, bit_exact, versions_in_memory
         self._sampler = Sampler(decoder, source, limits, grammars, form, versions_in_memory=versions_in_memory)
-        self._inbox: SimpleQueue[_Order] = SimpleQueue()
-        self._streams: dict[str, _Stream] = {}
-        self._drains: list[Future[None]] = []
-        self._stagings: dict[str, Staging] = {}
+        self._deadlines = deadlines or Deadlines()
+        self._thread = SamplerThread(self._sampler, step_s=self._deadlines.step_s)
+        self._do = self._thread.do
+        self._updates: dict[str, _NewWeights] = {}
         self._versions_given = {version}
-        self._asleep = self._closed = False
+        self._asleep = False
         self._paused_before_sleep: PauseMode | None = None
-        self._thread = Thread(target=self._run, name="embedded engine")
         self._sampler.serve(MODEL, Weights(version=version))
         self._sampler.step()
 
@@ -95,23 +88,11 @@ class EmbeddedEngine:
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        await self._do(self._close)
-        await asyncio.to_thread(self._thread.join)
+        await self._thread.stop()
 
-    async def generate(self, request: Generate) -> AsyncGenerator[EngineEvent, None]:
+    def generate(self, request: Generate) -> AsyncGenerator[EngineEvent, None]:
         """Serve a request."""
-        stream = _Stream(asyncio.get_running_loop(), asyncio.Queue())
-        await self._do(lambda: self._begin(request, stream))
-        unfinished = request.num_samples
-        try:
-            while unfinished:
-                for event in await stream.events.get():
-                    if isinstance(event, GenerateFailed):
-                        raise InvalidInput(event.message, field=event.field) if event.category == "user" else WorkerError(event.message)
-                    unfinished -= isinstance(event, SampleFinished)
-                    yield event
-        finally:
-            self._post(lambda: self._end(request.request_id))
+        return self._thread.generate(request)
 
     async def score(self, prompt: list[int], weights: Weights | Live, *, top_k: int = 0) -> PromptScored:
         """Score a prompt."""
@@ -134,11 +115,21 @@ class EmbeddedEngine:
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling; with `drain`, when all that was in hand is done."""
-        await self._do(lambda: self._pause(mode))
-        if mode == "drain":
-            done: Future[None] = Future()
-            await self._do(lambda: self._drains.append(done))
-            await asyncio.wrap_future(done)
+        if mode != "drain":
+            await self._do(lambda: self._pause(mode))
+            return
+        drained = asyncio.wrap_future(await self._do(self._drain))
+        try:
+            await asyncio.wait([drained], timeout=self._deadlines.drain_s)
+        finally:
+            late = drained.cancel()
+        if late:
+            open_ids = await self._do(lambda: self._sampler.requests_in_hand)
+            raise Unavailable(
+                f"waited {self._deadlines.drain_s:g} s for requests in hand: {len(open_ids)} have not ended, {', '.join(open_ids[:3])} among them; "
+                f"the engine stays paused: ask again, or pause with `abort`"
+            )
+        drained.result()
 
     async def resume(self) -> None:
         """Go on."""
@@ -146,48 +137,45 @@ class EmbeddedEngine:
 
     async def begin_update(self, name: str, version: str) -> None:
         """Copy what is served under a name."""
-        if name in self._stagings:
-            raise Conflict(f"an update of `{name}` is staged already: commit or cancel it", field="name")
-        model = await self._model(name)
-        if version in self._versions_given or version in await self._do(lambda: set(self._sampler.versions.held)):
-            raise Conflict(f"version `{version}` names other weights already: every update needs a name of its own", field="version")
-        self._versions_given.add(version)
-        self._stagings[name] = await asyncio.to_thread(Staging, model, version)
+        update = _NewWeights(version)
+        try:
+            weights, held = await self._do(lambda: self._reserve(name, update))
+            model = await self._read(weights) if held is None else held
+            update.staging = await self._aside(f"a copy of `{name}`", lambda: Staging(model, version))
+        except BaseException:
+            self._thread.post(lambda: self._release(name, update))
+            raise
+        if self._updates.get(name) is not update:
+            raise Conflict(f"the update of `{name}` was cancelled before it was staged: begin another", field="name")
 
     async def apply(self, name: str, update: Mapping[str, Update]) -> None:
         """Change the copy."""
-        await asyncio.to_thread(self._staging(name).apply, update)
+        staging = self._staging(name)
+        await self._aside(f"tensors to be applied to the update of `{name}`", lambda: staging.apply(update))
 
     async def commit(self, name: str, policy: KvPolicy) -> WeightInfo:
-        """Serve the copy."""
+        """Serve the copy; where that fails it can be committed again or cancelled, and is not changed any more."""
         staging = self._staging(name)
-        model = staging.model()
-        await asyncio.to_thread(self._sampler.prepare, model)
-        swapped = await self._do(lambda: self._hold_and_swap(name, staging, policy))
-        del self._stagings[name]
-        await asyncio.wrap_future(swapped)
-        return WeightInfo(name, model.version, await asyncio.to_thread(checksum, model))
+        staging.seal()
+        await self._aside(f"the update of `{name}` to be prepared", lambda: self._sampler.prepare(staging.model()))
+        return await self._served(name, await self._do(lambda: self._hold_and_swap(name, staging, policy)))
 
     async def cancel_update(self, name: str) -> None:
         """Forget the copy."""
-        self._staging(name)
-        del self._stagings[name]
+        await self._do(lambda: self._cancel(name))
 
     async def switch(self, name: str, weights: Weights, policy: KvPolicy) -> WeightInfo:
         """Serve weights of the disk."""
-        if name in self._stagings:
-            raise Conflict(f"an update of `{name}` is staged: commit or cancel it first", field="name")
-        model = await asyncio.wrap_future(await self._do(lambda: self._sampler.swap(name, weights, policy)))
-        return WeightInfo(name, model.version, await asyncio.to_thread(checksum, model))
+        return await self._served(name, await self._do(lambda: self._switch(name, weights, policy)))
 
     async def weight_info(self, name: str) -> WeightInfo:
         """What is served under a name."""
-        model = await self._model(name)
-        return WeightInfo(name, model.version, await asyncio.to_thread(checksum, model))
+        weights, held = await self._do(lambda: self._current(name))
+        return await self._info(name, await self._read(weights) if held is None else held)
 
     async def load_adapter(self, name: str, weights: Weights) -> None:
         """Serve an adapter of the disk."""
-        model = await asyncio.wrap_future(await self._do(lambda: self._sampler.serve(name, weights)))
+        model = await self._swapped(name, await self._do(lambda: self._sampler.serve(name, weights)))
         if model.adapter is None:
             await self._do(lambda: self._sampler.withdraw(name))
             raise InvalidInput(f"version {weights.version} is a whole model, not an adapter: switch `{MODEL}` to it", field="weights")
@@ -196,8 +184,7 @@ class EmbeddedEngine:
         """Serve an adapter no longer."""
         if name == MODEL:
             raise NotSupported(f"`{MODEL}` is the engine's own model, which is always there: only adapters are unloaded", field="name")
-        await self._do(lambda: self._sampler.withdraw(name))
-        self._stagings.pop(name, None)
+        await self._do(lambda: self._unload(name))
 
     async def adapters(self) -> dict[str, str]:
         """Names and versions."""
@@ -233,76 +220,85 @@ class EmbeddedEngine:
         """What the sampler is doing."""
         return await self._do(self._metrics)
 
-    async def _do(self, work: Callable[[], T]) -> T:
-        """Have the thread do something between two steps."""
-        order = self._post(work)
-        if self._closed:
-            raise Unavailable(_CLOSED)
-        return await asyncio.wrap_future(order)
+    async def _aside(self, whom: str, work: Callable[[], T]) -> T:
+        """Have another thread do what takes longer than the sampler may stand still."""
+        return await within(self._deadlines.weights_s, whom, asyncio.to_thread(work))
 
-    def _post(self, work: Callable[[], T]) -> Future[T]:
-        answer: Future[T] = Future()
-        # Who stops waiting for it does not undo it.
-        answer.set_running_or_notify_cancel()
-        self._inbox.put(_Order(work, answer))
-        return answer
+    async def _read(self, weights: Weights) -> Model:
+        return await self._aside(f"version {weights.version} to be read", lambda: self._source.load(weights))
 
-    async def _model(self, name: str) -> Model:
-        """What is served under a name; read from the disk where it is not in memory."""
-        weights = await self._do(lambda: self._sampler.served(name))
-        held = await self._do(lambda: self._sampler.versions.take(weights.version))
-        return await asyncio.to_thread(self._source.load, weights) if held is None else held
+    async def _swapped(self, name: str, swap: Future[Model]) -> Model:
+        whom = f"the weights of `{name}` to be read and to have room in memory: they are served as soon as they have"
+        return await within(self._deadlines.weights_s, whom, asyncio.wrap_future(swap))
+
+    async def _served(self, name: str, swap: Future[Model]) -> WeightInfo:
+        return await self._info(name, await self._swapped(name, swap))
+
+    async def _info(self, name: str, model: Model) -> WeightInfo:
+        return WeightInfo(name, model.version, await self._aside(f"the checksum of `{name}`", lambda: checksum(model)))
+
+    def _update(self, name: str) -> _NewWeights:
+        if (update := self._updates.get(name)) is None:
+            raise Conflict(f"no update of `{name}` is staged: begin one", field="name")
+        return update
 
     def _staging(self, name: str) -> Staging:
-        if name not in self._stagings:
-            raise Conflict(f"no update of `{name}` is staged: begin one", field="name")
-        return self._stagings[name]
+        if (staging := self._update(name).staging) is None:
+            raise Conflict(f"an update of `{name}` is just being staged: wait until it has begun", field="name")
+        return staging
 
     # On the thread.
 
-    def _run(self) -> None:
-        while not self._closed:
-            self._obey()
-            if self._sampler.busy:
-                self._step()
-            if not self._sampler.in_hand:
-                self._end_drains(None)
-        while not self._inbox.empty():
-            self._inbox.get().answer.set_exception(Unavailable(_CLOSED))
+    def _current(self, name: str) -> tuple[Weights, Model | None]:
+        """What is served under a name, and its model if that is in memory."""
+        weights = self._sampler.served(name)
+        return weights, self._sampler.versions.take(weights.version)
 
-    def _obey(self) -> None:
-        """Every order that has come; waits for one while there is nothing to sample."""
-        try:
-            if not self._sampler.busy:
-                self._inbox.get().obey()
-            while True:
-                self._inbox.get_nowait().obey()
-        except Empty:
-            return
+    def _reserve(self, name: str, update: _NewWeights) -> tuple[Weights, Model | None]:
+        """Name and version are taken from here on; returns what the update begins from."""
+        if name in self._updates:
+            raise Conflict(f"an update of `{name}` is staged already: commit or cancel it", field="name")
+        if self._sampler.is_swapped(name):
+            raise Conflict(f"`{name}` is just being given other weights: wait for them, then begin", field="name")
+        current = self._current(name)
+        version = update.version
+        if version in self._versions_given or version in self._sampler.versions.held:
+            raise Conflict(f"version `{version}` names other weights already: every update needs a name of its own", field="version")
+        self._updates[name] = update
+        self._versions_given.add(version)
+        return current
 
-    def _step(self) -> None:
-        try:
-            events = self._sampler.step()
-        except Exception as error:
-            log.exception("a sampling step broke")
-            self._sampler.fail_running(f"sampling broke: {type(error).__name__}: {error}")
-            return
-        by_request: dict[str, list[SamplerEvent]] = {}
-        for event in events:
-            by_request.setdefault(event.request_id, []).append(event)
-        for request_id, own in by_request.items():
-            if request_id in self._streams:
-                self._streams[request_id].put(own)
+    def _release(self, name: str, update: _NewWeights) -> None:
+        """Of an update that never was staged."""
+        if self._updates.get(name) is update:
+            del self._updates[name]
+            self._versions_given.discard(update.version)
 
-    def _begin(self, request: Generate, stream: _Stream) -> None:
-        if request.request_id in self._streams:
-            raise Conflict(f"request `{request.request_id}` is being served already: choose a fresh id", field="request_id")
-        self._streams[request.request_id] = stream
-        self._sampler.submit(request)
+    def _cancel(self, name: str) -> None:
+        self._update(name)
+        del self._updates[name]
 
-    def _end(self, request_id: str) -> None:
-        del self._streams[request_id]
-        self._sampler.abort(Abort(request_id=request_id))
+    def _hold_and_swap(self, name: str, staging: Staging, policy: KvPolicy) -> Future[Model]:
+        """The update is over when its weights are held: nobody commits it twice, or cancels it."""
+        if self._update(name).staging is not staging:
+            raise Conflict(f"this update of `{name}` was cancelled before it was committed: begin another", field="name")
+        model = staging.model()
+        self._sampler.versions.hold(model, staging.size_bytes, pinned=True)
+        del self._updates[name]
+        return self._sampler.swap(name, Weights(version=model.version), policy)
+
+    def _switch(self, name: str, weights: Weights, policy: KvPolicy) -> Future[Model]:
+        if name in self._updates:
+            raise Conflict(f"an update of `{name}` is staged: commit or cancel it first", field="name")
+        return self._sampler.swap(name, weights, policy)
+
+    def _unload(self, name: str) -> None:
+        self._sampler.withdraw(name)
+        self._updates.pop(name, None)
+
+    def _drain(self) -> Future[None]:
+        self._pause("drain")
+        return self._thread.drained()
 
     def _pause(self, mode: PauseMode) -> None:
         self._refuse_asleep()
@@ -310,13 +306,8 @@ class EmbeddedEngine:
 
     def _resume(self) -> None:
         self._refuse_asleep()
-        self._end_drains(Conflict("the engine was resumed before it had drained", field="mode"))
+        self._thread.end_drains(Conflict("the engine was resumed before it had drained", field="mode"))
         self._sampler.resume()
-
-    def _hold_and_swap(self, name: str, staging: Staging, policy: KvPolicy) -> Future[Model]:
-        self._sampler.served(name)
-        self._sampler.versions.hold(staging.model(), staging.size_bytes, pinned=True)
-        return self._sampler.swap(name, Weights(version=staging.model().version), policy)
 
     def _sleep(self) -> None:
         self._refuse_asleep()
@@ -350,15 +341,3 @@ class EmbeddedEngine:
             paused=None if self._asleep else self._sampler.paused,
             asleep=self._asleep,
         )
-
-    def _end_drains(self, error: BloomeryError | None) -> None:
-        for done in self._drains:
-            if done.set_running_or_notify_cancel():
-                done.set_result(None) if error is None else done.set_exception(error)
-        self._drains.clear()
-
-    def _close(self) -> None:
-        self._closed = True
-        self._end_drains(Unavailable(_CLOSED))
-        for request_id, stream in self._streams.items():
-            stream.put([GenerateFailed(request_id=request_id, message=_CLOSED, category="server")])

@@ -2,7 +2,8 @@
 
 Requests stream. Weights have names: `MODEL` is the engine's own model, every other name an adapter's. A request names a version and keeps it to its
 end, or a name (`Live`) and follows it. New weights are staged (`begin_update`, `apply`) while requests run, and swapped in (`commit`) between two
-steps. Every method may raise `NotSupported` for what `capabilities` says that the engine cannot do, and `Conflict` for what it cannot do now.
+steps. Every method may raise `NotSupported` for what `capabilities` says that the engine cannot do, `Conflict` for what it cannot do now, and
+`Unavailable` for what took too long, naming what it waited for.
 """
 
 from collections.abc import AsyncGenerator, Mapping

@@ -11,9 +11,11 @@ prefilled again later; that costs time and changes no token. Who waits for more 
 have places together; then nobody passes any more, or a steady load of short requests would keep the room that a long one waits for.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from itertools import islice
 from typing import Final, NamedTuple, get_args
 
@@ -34,6 +36,8 @@ _PREFILL_BESIDE: Final = 4
 _LEAST_PREFILL: Final = 2 * ROW_PAD
 LEAST_SHARED = 16
 """Tokens: for fewer a copy is not worth its while, unless they are all that is missing."""
+_ENDLESS: Final = sys.maxsize
+"""Tokens of a chunk that is as long as any sequence."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +54,10 @@ class Stem:
 
 
 class Stretch(NamedTuple):
-    """Tokens of a sequence behind `first` to `last` of which one can go on, because the states at `first` are known, and the rows since."""
+    """Leading tokens of a sequence, `first` to `last`, behind which one can go on: the states behind `first` are known, and the rows since.
+
+    In a model without states it is all of what is cached, from 0 on.
+    """
 
     first: int
     last: int
@@ -61,8 +68,8 @@ class Kept:
     """A sequence that has left and whose keys and values were kept."""
 
     stem: Stem
-    stretches: tuple["Stretch", ...] = ()
-    """Where one can go on, in a model with states."""
+    stretches: tuple[Stretch, ...]
+    """Where one can go on."""
 
 
 @dataclass(slots=True, eq=False)
@@ -142,8 +149,8 @@ class Limits:
     """Places in the cache: samples that run times the padded length of the longest."""
     kept_tokens: int = 1 << 14
     """Places for keys and values of sequences that have left; 0 keeps none."""
-    chunk_rows: int = 1
-    """In a model with states, which are known where chunks of so many tokens begin; 1 where keys and values are all."""
+    chunk_rows: int = _ENDLESS
+    """Tokens of a chunk: one goes on anywhere in that in which a sequence stands. Without states all of a sequence is one."""
     state_tokens: int = 0
     """Places that the states of a sample count as, whatever its length."""
 
@@ -192,16 +199,16 @@ class _Step:
         left = budget
         for sample in queue:
             placed = sample in self.stay
-            offer = None if placed or left < 1 else _best_offer(sample, self.stay, self.prefill, self._kept, self._chunk_rows)
+            offer = None if placed or left < 1 else self._best_offer(sample)
             start = sample.cached if offer is None else offer.tokens
             needed = sample.length - sample.left
-            tokens = 0 if offer is not None and offer.when == _LATER else self._whole(sample, start, _affordable(needed - start, left))
-            if left < 1 or start + tokens == sample.cached < needed or (offer is not None and offer.when == _NOT_YET):
+            tokens = 0 if offer is not None and offer.when == _When.PREFILLED else self._whole(sample, start, _affordable(needed - start, left))
+            if left < 1 or start + tokens == sample.cached < needed or (offer is not None and offer.when == _When.NOT_YET):
                 break
             if not placed:
                 self.admit.append(sample)
             if offer is not None:
-                (self.found if offer.when == _NOW else self.forks).append(Fork(sample, offer.source, offer.tokens))
+                (self.found if offer.when == _When.NOW else self.forks).append(Fork(sample, offer.source, offer.tokens))
             if tokens:
                 self.prefill.append(Chunk(sample, start, start + tokens))
             if sample.decodes and start + tokens == needed:
@@ -209,10 +216,16 @@ class _Step:
             left -= tokens + 1
         return budget - left
 
+    def _best_offer(self, sample: Sample) -> "_Offer | None":
+        """The longest beginning that is worth a copy, or worth waiting for: its prefill takes the budget of the steps until it is there."""
+        # Of siblings one computes, and answers for it, also where it has only been placed in this step and begins in the next.
+        others = [*self.stay, *(other for other in self.admit if other.request_id == sample.request_id)]
+        return max(_offers(sample, others, self.prefill, self._kept, self._chunk_rows), key=lambda offer: offer[:2], default=None)
+
     def _whole(self, sample: Sample, start: int, tokens: int) -> int:
         """Not beyond the chunk in which the prompt ends, before all of the prompt is there: siblings begin in it."""
         rows, shared = self._chunk_rows, sample.shared
-        return shared - start if rows > 1 and start < shared and (start + tokens) // rows > shared // rows else tokens
+        return shared - start if start < shared and (start + tokens) // rows > shared // rows else tokens
 
 
 def in_common(first: Stem, second: Stem) -> int:
@@ -231,12 +244,8 @@ def key_length(samples: Sequence[Sample]) -> int:
     return pad_to(max(sample.length for sample in samples), KEY_PAD)
 
 
-def fits(samples: Sequence[Sample], limits: Limits) -> bool:
-    """Whether the cache holds all of them; one alone always may run."""
-    return _fit(len(samples), max((sample.length for sample in samples), default=0), limits)
-
-
 def _fit(count: int, longest: int, limits: Limits) -> bool:
+    """Whether the cache holds so many samples, the longest of which has so many tokens; one alone always may run."""
     return count <= 1 or (count <= limits.slots and count * (pad_to(longest, KEY_PAD) + limits.state_tokens) <= limits.cache_tokens)
 
 
@@ -299,41 +308,41 @@ def _claims(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limits
         yield from queue
 
 
-_NOT_YET, _LATER, _NOW = range(3)
+class _When(IntEnum):
+    """When a beginning can be copied; the later value is the better one."""
+
+    NOT_YET = 0
+    """Whoever computes it is not that far yet."""
+    PREFILLED = 1
+    """After the prefill of this step."""
+    NOW = 2
 
 
 class _Offer(NamedTuple):
-    """A beginning that need not be computed. It lies there now, or after the prefill of this step, or whoever computes it is not that far yet."""
+    """A beginning that need not be computed."""
 
     tokens: int
-    when: int
+    when: _When
     source: Sample | Kept
 
 
-def _best_offer(sample: Sample, stay: Iterable[Sample], chunks: Sequence[Chunk], kept: Sequence[Kept], chunk_rows: int) -> _Offer | None:
-    """The longest beginning that is worth a copy, or worth waiting for: its prefill takes the budget of the steps until it is there."""
-    best = max(_offers(sample, stay, chunks, kept, chunk_rows), key=lambda offer: offer[:2], default=None)
-    return best if best is not None and best.tokens else None
-
-
-def _offers(sample: Sample, stay: Iterable[Sample], chunks: Sequence[Chunk], kept: Sequence[Kept], chunk_rows: int) -> Iterator[_Offer]:
+def _offers(sample: Sample, others: Iterable[Sample], chunks: Sequence[Chunk], kept: Sequence[Kept], chunk_rows: int) -> Iterator[_Offer]:
     reached = {chunk.sample: chunk.stop for chunk in chunks}
-    for other in dict.fromkeys([*stay, *reached]):
+    for other in dict.fromkeys([*others, *reached]):
         # What a sibling has cached is answered for: it was computed under the same limit.
         limit = sample.shared if other.request_id == sample.request_id else sample.reusable
-        tokens = _worthwhile(min(in_common(sample.stem, other.stem), other.shared), limit)
-        when = _NOW if other.cached >= tokens else _LATER if reached.get(other, 0) >= tokens else _NOT_YET
-        if chunk_rows > 1:
-            at = {_NOW: other.cached, _LATER: reached.get(other, 0), _NOT_YET: other.shared}[when]
-            tokens = _worthwhile(_resumable(tokens, [_stretch(at, chunk_rows), _stretch(min(at, other.shared), chunk_rows)]), limit)
+        if not (tokens := _worthwhile(min(in_common(sample.stem, other.stem), other.shared), limit)):
+            continue
+        when = _When.NOW if other.cached >= tokens else _When.PREFILLED if reached.get(other, 0) >= tokens else _When.NOT_YET
+        at = {_When.NOW: other.cached, _When.PREFILLED: reached.get(other, 0), _When.NOT_YET: other.shared}[when]
+        tokens = _worthwhile(_resumable(tokens, [_stretch(at, chunk_rows), _stretch(min(at, other.shared), chunk_rows)]), limit)
         # Nobody waits for what a class behind his is computing with the little that it has.
-        if when != _NOT_YET or not _before(sample, other):
+        if tokens and (when != _When.NOT_YET or not _before(sample, other)):
             yield _Offer(tokens, when, other)
     for each in kept:
         tokens = _worthwhile(in_common(sample.stem, each.stem), sample.reusable)
-        if chunk_rows > 1:
-            tokens = _worthwhile(_resumable(tokens, each.stretches), sample.reusable)
-        yield _Offer(tokens, _NOW, each)
+        if tokens := _worthwhile(_resumable(tokens, each.stretches), sample.reusable):
+            yield _Offer(tokens, _When.NOW, each)
 
 
 def _stretch(tokens: int, chunk_rows: int) -> Stretch:

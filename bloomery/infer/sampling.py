@@ -1,10 +1,10 @@
 """From logits to tokens: the noise of a token is a function of (seed, sample, position) and of nothing else.
 
-Noise: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), key = seed, counter = (token id / 4, position, sample, 0);
-the four output words belong to four consecutive token ids. A token is the argmax of `(logits - max) / temperature + Gumbel noise`, which draws
-from the softmax (the Gumbel-max trick). All in float32, uniforms with 23 bits.
+Noise: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), key = seed, counter = (0, position, sample, 0), or, for
+alternatives to the tokens of a prompt, many of one row, (draw / 2, position in the prompt, 0, 1). Two words of a block are one number in (0, 1) with
+52 bits. A token is drawn by inversion: weights `exp((logits - max) / temperature)` in float32 are added up in float64, in the order of their ids,
+and the token is the one in whose share of the whole the number falls. One number for a token, however large the vocabulary is.
 Penalties look at the tokens so far and at nothing that is kept between steps, so a sample that is resumed or repeated goes on alike.
-Alternatives to the tokens of a prompt are drawn by inversion, many from one row: counter = (draw / 4, position in the prompt, 0, 1).
 Everything works row by row, so a row's token does not depend on its batch. Shapes: B rows, V vocabulary, k draws of a row.
 """
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from bloomery.types.generation import SamplingParams
 
 Floats = npt.NDArray[np.float32]
+Numbers = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 """32-bit words, held in 64 bits so that products keep their high half."""
@@ -26,15 +27,13 @@ _HALF = np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _ROUNDS = 10
-_SPREAD = 1
-"""From the round behind this one on, every word of a block differs from those of others."""
 _COLDEST = 1e-30
 """Below this a temperature could round to 0 in float32; at this it is greedy already."""
 _SEED_MASK = (1 << 64) - 1
 _NUCLEUS = 1 << 10
 """Tokens that `top_p` is looked for among at first."""
-_NOISE_ROWS = 1 << 15
-"""Token ids whose noise is made at a time: intermediate words stay in the processor's cache."""
+_WEIGHTS = 1 << 15
+"""Weights that are added up at a time: they stay in the processor's cache."""
 
 
 class Draw(NamedTuple):
@@ -88,13 +87,12 @@ def choose(logits_BV: Floats, draws: Sequence[Draw]) -> DrawnTokens:
     tokens_B: Integers = adjusted_BV.argmax(-1)
     processed = {row: _certain(int(tokens_B[row]), draw) for row, draw in enumerate(draws) if draw.params.temperature == 0}
     noisy = [row for row, draw in enumerate(draws) if draw.params.temperature > 0]
-    vocab_size = logits_BV.shape[1]
-    step = max(1, _NOISE_ROWS // vocab_size)
+    numbers_B1 = uniforms([draws[row] for row in noisy])[:, None]
+    step = max(1, _WEIGHTS // logits_BV.shape[1])
     for start in range(0, len(noisy), step):
         rows = noisy[start : start + step]
-        chosen = [draws[row] for row in rows]
-        scaled_BV = scale_and_truncate(adjusted_BV[rows], [draw.params for draw in chosen])
-        tokens_B[rows] = (scaled_BV + gumbel(chosen, vocab_size)).argmax(-1)
+        scaled_BV = scale_and_truncate(adjusted_BV[rows], [draws[row].params for row in rows])
+        tokens_B[rows] = _invert(scaled_BV, numbers_B1[start : start + step])[:, 0]
         for row, scaled_V in zip(rows, scaled_BV, strict=True):
             if draws[row].shapes:
                 processed[row] = _told(scaled_V, int(tokens_B[row]), draws[row].top)
@@ -170,15 +168,22 @@ def draw_alternatives(logits_BV: Floats, positions_B: Integers, count: int, para
     if params.temperature == 0:
         return np.repeat(logits_BV.argmax(-1)[:, None], count, 1)
     drawn_Bk = np.empty((len(logits_BV), count), np.int64)
-    step = max(1, _NOISE_ROWS // logits_BV.shape[1])
-    temperature_11, uniform_Bk = np.array([[params.temperature]], np.float32), _uniforms(positions_B, count, params.seed)
+    numbers_Bk = _alternative_uniforms(positions_B, count, params.seed)
+    temperature_11, step = np.array([[params.temperature]], np.float32), max(1, _WEIGHTS // logits_BV.shape[1])
     for start in range(0, len(logits_BV), step):
         rows = slice(start, start + step)
-        mass_BV = np.cumsum(np.exp(_scaled(logits_BV[rows], temperature_11), dtype=np.float64), -1)
-        for row, (mass_V, uniform_k) in enumerate(zip(mass_BV, uniform_Bk[rows], strict=True), start):
-            drawn_Bk[row] = np.searchsorted(mass_V, uniform_k * mass_V[-1], side="right")
-    # Weights that give no numbers give no mass either.
-    within_Bk: Integers = np.minimum(drawn_Bk, logits_BV.shape[1] - 1)
+        drawn_Bk[rows] = _invert(_scaled(logits_BV[rows], temperature_11), numbers_Bk[rows])
+    return drawn_Bk
+
+
+def _invert(scaled_BV: Floats, numbers_Bk: Numbers) -> Integers:
+    """The tokens [B, k] in whose shares these numbers fall. One without weight has no share."""
+    mass_BV = np.cumsum(np.exp(scaled_BV), -1, dtype=np.float64)
+    found_Bk = np.empty(numbers_Bk.shape, np.int64)
+    for row, mass_V in enumerate(mass_BV):
+        found_Bk[row] = np.searchsorted(mass_V, numbers_Bk[row] * mass_V[-1], side="right")
+    # Logits that are no numbers have no mass either.
+    within_Bk: Integers = np.minimum(found_Bk, scaled_BV.shape[1] - 1)
     return within_Bk
 
 
@@ -232,54 +237,35 @@ def _largest(values_V: Floats, count: int) -> Floats:
     return values_V if count == len(values_V) else np.partition(values_V, len(values_V) - count)[len(values_V) - count :]
 
 
-def gumbel(draws: Sequence[Draw], vocab_size: int) -> Floats:
-    """Gumbel noise [B, V]."""
-    seeds, positions, samples = (
-        np.array([[value] for value in values], np.uint64)
-        for values in zip(*((draw.params.seed & _SEED_MASK, draw.position, draw.sample) for draw in draws), strict=True)
-    )
-    blocks = np.arange(-(-vocab_size // 4), dtype=np.uint64)[None] + np.zeros_like(seeds)
-    words = philox((blocks, positions, samples, np.zeros_like(seeds)), (seeds & _LOW, seeds >> _HALF))
-    uniform = np.empty((*blocks.shape, 4), np.float32)
-    for lane, word in enumerate(words):
-        uniform[..., lane] = word >> np.uint64(9)
-    # (k + 1/2) / 2**23 is exact in float32 and never 0 or 1.
-    uniform = (uniform + np.float32(0.5)) * np.float32(2**-23)
-    noise: Floats = -np.log(-np.log(uniform))
-    return noise.reshape(len(draws), -1)[:, :vocab_size]
+def uniforms(draws: Sequence[Draw]) -> Numbers:
+    """A number in (0, 1) for each: [B]."""
+    columns = zip(*((draw.params.seed & _SEED_MASK, draw.position, draw.sample) for draw in draws), strict=True)
+    seeds, positions, samples = (np.array(column, np.uint64) for column in columns) if draws else (np.zeros(0, np.uint64),) * 3
+    none = np.zeros_like(seeds)
+    return _numbers(philox((none, positions, samples, none), (seeds & _LOW, seeds >> _HALF)))[0]
 
 
-def _uniforms(positions_B: Integers, count: int, seed: int) -> npt.NDArray[np.float64]:
-    """Of 32 bits each, never 0 or 1: [B, k]."""
+def _alternative_uniforms(positions_B: Integers, count: int, seed: int) -> Numbers:
+    """The same for `count` draws at each of these positions of a prompt: [B, k]."""
     seed_11 = np.array([[seed & _SEED_MASK]], np.uint64)
-    blocks_1b = np.arange(-(-count // 4), dtype=np.uint64)[None]
-    zeros = np.zeros_like(blocks_1b)
-    words = philox((blocks_1b, positions_B.astype(np.uint64)[:, None], zeros, zeros + np.uint64(1)), (seed_11 & _LOW, seed_11 >> _HALF))
-    words_Bk = np.stack(np.broadcast_arrays(*words), -1).reshape(len(positions_B), -1)[:, :count]
-    return (words_Bk.astype(np.float64) + 0.5) * 2.0**-32
+    blocks_1b = np.arange(-(-count // 2), dtype=np.uint64)[None]
+    none = np.zeros_like(blocks_1b)
+    words = philox((blocks_1b, positions_B.astype(np.uint64)[:, None], none, none + np.uint64(1)), (seed_11 & _LOW, seed_11 >> _HALF))
+    return np.stack(_numbers(words), -1).reshape(len(positions_B), -1)[:, :count]
+
+
+def _numbers(words: tuple[Words, Words, Words, Words]) -> tuple[Numbers, Numbers]:
+    """Of 52 bits each: (k + 1/2) / 2**52 is exact in float64 and never 0 or 1."""
+    first, second = ((high << np.uint64(20) | low >> np.uint64(12)) for high, low in (words[:2], words[2:]))
+    return (first.astype(np.float64) + 0.5) * 2.0**-52, (second.astype(np.float64) + 0.5) * 2.0**-52
 
 
 def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, Words, Words, Words]:
     """Philox4x32-10 of broadcastable arrays of 32-bit words."""
-    shape = np.broadcast_shapes(*(words.shape for words in (*counter, *key)))
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for number in range(_ROUNDS):
+    for _ in range(_ROUNDS):
         even, odd = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        if number <= _SPREAD:
-            # Words that are the same in many places are computed once, until the rounds have spread them.
-            c0, c2 = (odd >> _HALF) ^ c1 ^ k0, (even >> _HALF) ^ c3 ^ k1
-        else:
-            # In place: the rounds are bound by memory.
-            for word, product, low, part in ((c0, odd, c1, k0), (c2, even, c3, k1)):
-                np.right_shift(product, _HALF, out=word)
-                word ^= low
-                word ^= part
-        if number == _SPREAD:
-            c0, c2 = (words if words.shape == shape else np.broadcast_to(words, shape).copy() for words in (c0, c2))
-        # Low words keep their high halves until they were mixed into others.
-        c0 &= _LOW
-        c2 &= _LOW
-        c1, c3 = odd, even
+        c0, c1, c2, c3 = (odd >> _HALF) ^ c1 ^ k0, odd & _LOW, (even >> _HALF) ^ c3 ^ k1, even & _LOW
         k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
-    return c0, c1 & _LOW, c2, c3 & _LOW
+    return c0, c1, c2, c3

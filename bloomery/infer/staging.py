@@ -1,6 +1,7 @@
 """New weights beside those that are served: a copy takes over tensors and patches, and nobody notices before it is swapped in."""
 
 from collections.abc import Callable, Mapping
+from threading import Lock
 
 import torch
 from blake3 import blake3
@@ -12,7 +13,7 @@ from bloomery.models.adapters import FusedAdapter, ScaledView, published_factor
 from bloomery.models.decoder import Decoder
 from bloomery.models.load import fill, stored_tensors
 from bloomery.models.tensor_bytes import values
-from bloomery.types.errors import InvalidInput
+from bloomery.types.errors import Conflict, InvalidInput
 
 
 class Staging:
@@ -24,6 +25,7 @@ class Staging:
         if self._adapter is None:
             self._decoder = _copy(model.decoder)
         self._views, self._ours = _views(self._decoder, self._adapter)
+        self._applying, self._sealed = Lock(), False
 
     @property
     def size_bytes(self) -> int:
@@ -31,12 +33,21 @@ class Staging:
         return sum(tensor.nbytes for tensor in _numbers(self._decoder, self._adapter).values())
 
     def apply(self, update: Mapping[str, Update]) -> None:
-        """Take over tensors under their published names; nothing of it, when one does not fit."""
-        for name, change in update.items():
-            _check(name, change, self._views.get(self._ours(name)))
-        with torch.no_grad():
+        """Take over tensors under their published names; nothing of it, when one does not fit. From any thread, one after the other."""
+        with self._applying, torch.no_grad():
+            if self._sealed:
+                raise Conflict("a commit of this update has begun: commit it again, or cancel it and begin another", field="name")
+            for name, change in update.items():
+                _check(name, change, self._views.get(self._ours(name)))
             for name, change in update.items():
                 _put(change, self._views[self._ours(name)])
+
+    def seal(self) -> None:
+        """Nothing is taken over any more, be it that requests run with these weights, or that others were made of them, as packed ones are."""
+        if not self._applying.acquire(blocking=False):
+            raise Conflict("tensors are just being applied to this update: wait until they are, then commit", field="name")
+        self._sealed = True
+        self._applying.release()
 
     def model(self) -> Model:
         """What came of it."""

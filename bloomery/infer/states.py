@@ -82,6 +82,6 @@ class States:
         """Where a prompt ends, if a sample has left that chunk."""
         return self._marks.get(stem)
 
-    def forget_marks(self, stems: Collection[Stem] = ()) -> None:
-        """All but those of these."""
+    def retain_marks(self, stems: Collection[Stem]) -> None:
+        """Forget where all other prompts end."""
         self._marks = {stem: mark for stem, mark in self._marks.items() if stem in stems}

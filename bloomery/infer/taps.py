@@ -19,7 +19,8 @@ from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
 from bloomery.models.adapters import AdapterRows
 from bloomery.models.attention import Attention, packed_starts
-from bloomery.models.decoder import Block, Decoder, Wanted
+from bloomery.models.block import Block
+from bloomery.models.decoder import Decoder, Wanted
 from bloomery.models.experts import Routing
 from bloomery.models.numerics import Form
 from bloomery.models.packed import pack

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bloomery.models.recurrent import Chunks, Recurrence, Run, packed_read
+from bloomery.models.recurrent import Chunks, Recurrence, SequenceRows, packed_scan
 
 ROW_PAD = 4
 """Matrix products give a row the same bits for any number of rows that is a multiple of this."""
@@ -95,9 +95,9 @@ class PackedAttention:
         """Each sequence from its first row on."""
         if self._chunks is None:
             starts = packed_starts(self._lengths)
-            runs = [Run(start, pad_to(length, ROW_PAD)) for start, length in zip(starts, self._lengths, strict=False)]
-            self._chunks = Chunks(runs, starts[-1], mixer.config, rows_RX.device, tails=False)
-        return packed_read(mixer, rows_RX, self._chunks)
+            sequences = [SequenceRows(start, pad_to(length, ROW_PAD)) for start, length in zip(starts, self._lengths, strict=False)]
+            self._chunks = Chunks(sequences, starts[-1], mixer.config, rows_RX.device, tails=False)
+        return packed_scan(mixer, rows_RX, self._chunks)
 
     def _attend(self, group: _Group, q_PHE: Tensor, k_PKE: Tensor, v_PKE: Tensor, window: int | None) -> Tensor:
         q_BHLE, k_BKLE, v_BKLE = (tensor.unflatten(0, (-1, group.length)).transpose(1, 2) for tensor in (q_PHE, k_PKE, v_PKE))

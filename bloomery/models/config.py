@@ -1,5 +1,5 @@
-"""`DecoderConfig`: what the decoder core must know about a model. `families.py` reads it from a Hugging Face `config.json`. No torch: the
-supervisor reads it."""
+"""`DecoderConfig`: what the decoder core must know about a model. `families` reads it from a Hugging Face `config.json`. No torch: the supervisor
+and the api read it too."""
 
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
@@ -151,6 +151,8 @@ class MambaConfig:
 RecurrentConfig = GatedDeltaConfig | MambaConfig
 Mixer = Literal["attention", "recurrent", "none"]
 """How the rows of a layer learn of those before them; in a layer with "none" they do not."""
+FeedForward = Literal["mlp", "experts", "both", "none"]
+"""What a layer computes row by row; with "both" a dense MLP and experts read the same residual."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,6 +172,10 @@ class LayerHeads(NamedTuple):
     """Otherwise the projected keys are the values too."""
     source: int | None = None
     """The layer before it whose keys and values this one attends to, having none of its own."""
+
+
+MixerConfig = LayerHeads | LatentConfig | RecurrentConfig
+"""Of grouped-query attention, of latent attention, or of a mixer with a state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,6 +244,14 @@ class DecoderConfig:
         return None if experts is None else RoutingShape(experts.sparse_layers, experts.top_k, experts.num_experts)
 
     @property
+    def partly_dense(self) -> bool:
+        """Whether a mixture of experts has dense MLPs, or experts that every token goes to, beside the others."""
+        if self.experts is None:
+            return False
+        kinds = {self.feed_forward(layer) for layer in range(self.num_layers)}
+        return "both" in kinds or ("experts" in kinds and ("mlp" in kinds or self.experts.shared_size > 0))
+
+    @property
     def kv_layers(self) -> tuple[int, ...]:
         """Layers that have keys and values of their own."""
         return tuple(layer for layer in range(self.num_layers) if self.mixer(layer) == "attention" and self.heads(layer).source is None)
@@ -255,6 +269,21 @@ class DecoderConfig:
     def mixer(self, layer: int) -> Mixer:
         """How a layer's rows learn of those before them."""
         return self.mixers[layer] if self.mixers else "attention"
+
+    def mixer_config(self, layer: int) -> MixerConfig | None:
+        """What a layer's mixer is made of; None where there is none. Its type says which kind of mixer it is."""
+        mixer = self.mixer(layer)
+        if mixer == "attention":
+            return self.heads(layer) if self.latent is None else self.latent
+        return self.recurrent if mixer == "recurrent" else None
+
+    def feed_forward(self, layer: int) -> FeedForward:
+        """What a layer computes row by row."""
+        if not self.has_mlp(layer):
+            return "none"
+        if self.experts is None or layer not in self.experts.sparse_layers:
+            return "mlp"
+        return "both" if self.experts.beside_mlp else "experts"
 
     def has_mlp(self, layer: int) -> bool:
         """Whether a layer has an MLP or experts."""

@@ -1,20 +1,44 @@
 """Mamba-2: a layer whose heads each carry one matrix along the sequence, which decays from row to row.
 
 Within a chunk rows look at the rows before them as attention does, weighted by the decay between the two; what lies before the chunk is in the
-state. All of it is float32, whatever the compute dtype is. Formulas: arXiv 2405.21060.
-Shapes: R packed rows, O numbers that a row is projected to, X those that later rows must know, N chunks, L rows of a chunk and the few before it,
+state. All of it is float32, whatever the compute dtype is. Formulas: arXiv 2405.21060, where the step is delta, what writes to the state B, and what
+reads from it C.
+Shapes: R packed rows, O numbers that a row is projected to, X those of them that are scanned, N chunks, L rows of a chunk and the few before it,
 T rows of a chunk, C channels, I numbers of all heads, G groups of heads, M heads of a group, H = G * M, P dimensions of a head, S dimensions of the
 vectors that write to the state and read from it, K = G * S. A state is [G, S, M * P].
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bloomery.models.config import MambaConfig
-from bloomery.models.recurrent import Carried, Recurrence, convolved
+from bloomery.models.recurrent import InterChunk, Recurrence, convolved
+
+
+class _Inputs(NamedTuple):
+    """Of every row in a chunk; each lies as its products take it, for any N."""
+
+    x_NGMTP: Tensor
+    step_NGMT: Tensor
+    write_NGTS: Tensor
+    read_NGTS: Tensor
+
+
+class _IntraChunk(NamedTuple):
+    """What chunks give without a state."""
+
+    own_NTI: Tensor
+    """What rows read of their own chunk."""
+    added_NGSI: Tensor
+    """What a chunk adds to the state behind it."""
+    read_NGTS: Tensor
+    """What rows read the state before the chunk with."""
+    kept_NGTM: Tensor
+    """The part of that state which each row still finds."""
 
 
 class Mamba(Recurrence):
@@ -30,12 +54,12 @@ class Mamba(Recurrence):
         self.step_bias, self.log_rate, self.skip = (nn.Parameter(torch.empty(config.heads, dtype=dtype)) for _ in range(3))
         self.norm = nn.Parameter(torch.empty(config.inner, dtype=dtype))
 
-    def remembered(self, projected_RO: Tensor) -> Tensor:
-        """What goes into chunks [R, X]."""
+    def scan_inputs(self, projected_RO: Tensor) -> Tensor:
+        """All but the gate [R, X]."""
         return projected_RO[:, self.config.inner :]
 
-    def within(self, rows_NLX: Tensor) -> tuple[Tensor, ...]:
-        """What chunks read of themselves and add to the state, what they read the state with, and how much of it each row still finds."""
+    def intra_chunk(self, rows_NLX: Tensor) -> _IntraChunk:
+        """As attention, each score weighted by the decay between its rows."""
         x_NGMTP, step_NGMT, write_NGTS, read_NGTS = self._inputs(rows_NLX)
         # Logarithms, since the chunk began; in float64, because it is differences of these sums that count.
         decay_NGMT = (step_NGMT * -self._by_head(self.log_rate).exp()[..., None]).double().cumsum(3)
@@ -44,14 +68,14 @@ class Mamba(Recurrence):
         own_NGMTP = own_NGMTP + x_NGMTP * self._by_head(self.skip)[..., None, None]
         left_NGMT = (decay_NGMT[..., -1:] - decay_NGMT).float().exp()
         added_NGSI = write_NGTS.transpose(2, 3) @ (fed_NGMTP * left_NGMT[..., None]).transpose(2, 3).flatten(3)
-        return own_NGMTP.permute(0, 3, 1, 2, 4).flatten(2), added_NGSI, read_NGTS, decay_NGMT.float().exp().transpose(2, 3)
+        return _IntraChunk(own_NGMTP.permute(0, 3, 1, 2, 4).flatten(2), added_NGSI, read_NGTS, decay_NGMT.float().exp().transpose(2, 3))
 
-    def across(self, parts: Sequence[Tensor], state_N: Tensor, carried: int) -> Carried:
+    def inter_chunk(self, intra: Sequence[Tensor], state_N: Tensor, carried: int) -> InterChunk:
         """Add what the rows read of the state before their chunk, and carry the first `carried` states over theirs."""
-        own_NTI, added_NGSI, read_NGTS, found_NGTM = parts
-        before_NGTMP = (read_NGTS @ state_N).unflatten(3, (found_NGTM.shape[3], -1)) * found_NGTM[..., None]
-        left_NG1I = found_NGTM[:carried, :, -1:].repeat_interleave(self.config.head_dim, 3)
-        return Carried(own_NTI + before_NGTMP.transpose(1, 2).flatten(2), state_N[:carried] * left_NG1I + added_NGSI[:carried])
+        own_NTI, added_NGSI, read_NGTS, kept_NGTM = _IntraChunk(*intra)
+        before_NGTMP = (read_NGTS @ state_N).unflatten(3, (kept_NGTM.shape[3], -1)) * kept_NGTM[..., None]
+        kept_NG1I = kept_NGTM[:carried, :, -1:].repeat_interleave(self.config.head_dim, 3)
+        return InterChunk(own_NTI + before_NGTMP.transpose(1, 2).flatten(2), state_N[:carried] * kept_NG1I + added_NGSI[:carried])
 
     def gated(self, read_RI: Tensor, projected_RO: Tensor) -> Tensor:
         """Gated, then normed group by group; in the compute dtype."""
@@ -61,8 +85,7 @@ class Mamba(Recurrence):
         mixed_RI: Tensor = (normed_RGI.flatten(1) * self.norm.float()).to(projected_RO.dtype)
         return mixed_RI
 
-    def _inputs(self, rows_NLX: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Inputs and steps of every head, what writes to the state and what reads from it; each lies as its products take it, for any N."""
+    def _inputs(self, rows_NLX: Tensor) -> _Inputs:
         config, groups = self.config, self.config.groups
         keys = groups * config.state_size
         conv_NLC, step_NLH = rows_NLX.float().split([config.channels, config.heads], -1)
@@ -71,11 +94,11 @@ class Mamba(Recurrence):
             mixed_NTC = mixed_NTC + self.conv_bias.float()
         x_NTI, write_NTK, read_NTK = F.silu(mixed_NTC).split([config.inner, keys, keys], -1)
         step_NTH = F.softplus(step_NLH[:, config.conv_width - 1 :] + self.step_bias.float()).clamp(min=config.least_step)
-        return (
-            x_NTI.unflatten(2, (groups, -1, config.head_dim)).permute(0, 2, 3, 1, 4).contiguous(),
-            step_NTH.unflatten(2, (groups, -1)).permute(0, 2, 3, 1).contiguous(),
-            write_NTK.unflatten(2, (groups, -1)).transpose(1, 2).contiguous(),
-            read_NTK.unflatten(2, (groups, -1)).transpose(1, 2).contiguous(),
+        return _Inputs(
+            x_NGMTP=x_NTI.unflatten(2, (groups, -1, config.head_dim)).permute(0, 2, 3, 1, 4).contiguous(),
+            step_NGMT=step_NTH.unflatten(2, (groups, -1)).permute(0, 2, 3, 1).contiguous(),
+            write_NGTS=write_NTK.unflatten(2, (groups, -1)).transpose(1, 2).contiguous(),
+            read_NGTS=read_NTK.unflatten(2, (groups, -1)).transpose(1, 2).contiguous(),
         )
 
     def _by_head(self, values_H: Tensor) -> Tensor:

@@ -4,10 +4,11 @@ Our parameters keep their roles, not their files: rows of `qkv` are queries, the
 `gate_up` are gate, then up.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Final, Literal, NamedTuple
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
-from bloomery.models.config import UNGATED, DecoderConfig, ExpertsConfig, GatedDeltaConfig, LatentConfig, MambaConfig, PerLayerConfig
+from bloomery.models.config import UNGATED, DecoderConfig, ExpertsConfig, GatedDeltaConfig, LatentConfig, LayerHeads, MambaConfig, PerLayerConfig
+from bloomery.models.families import FAMILIES
 
 
 class Place(NamedTuple):
@@ -43,34 +44,6 @@ class Projection(NamedTuple):
     """Otherwise no adapter is on it."""
 
 
-class _Norms(NamedTuple):
-    """What a directory calls the norms of a layer, in the order in which they apply."""
-
-    attention: str
-    attention_out: str
-    mlp: str
-    mlp_out: str
-
-
-_NORMS: Final = _Norms("input_layernorm", "", "post_attention_layernorm", "")
-_SANDWICH: Final[Mapping[str, _Norms]] = {
-    "glm4": _Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
-    "gemma4_text": _Norms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
-}
-
-
-_WORDS: Final[Mapping[str, Mapping[str, str]]] = {
-    "nemotron_h": {
-        "model": "backbone",
-        "embed_tokens": "embeddings",
-        "model.norm.weight": "backbone.norm_f.weight",
-        **dict.fromkeys(("self_attn", "linear_attn", "mlp"), "mixer"),
-        **dict.fromkeys(("input_layernorm", "post_attention_layernorm"), "norm"),
-    },
-}
-"""A family's own words for parts of names, or for whole ones."""
-
-
 def stored_places(config: DecoderConfig) -> Iterator[Stored]:
     """Name and place of every tensor that a directory with this config holds, in the order of the layers."""
     for name, place in _stored(config):
@@ -83,8 +56,7 @@ def module_of(stored: str) -> str:
 
 
 def _called(config: DecoderConfig, name: str) -> str:
-    if (words := _WORDS.get(config.model_type)) is None:
-        return name
+    words = FAMILIES[config.model_type].words
     return words.get(name) or ".".join(words.get(word, word) for word in name.split("."))
 
 
@@ -107,29 +79,45 @@ def projections(config: DecoderConfig, layer: int) -> Iterator[Projection]:
 
 
 def _projections(config: DecoderConfig, layer: int) -> Iterator[Projection]:
-    mixer = config.mixer(layer)
-    if mixer == "recurrent" and isinstance(config.recurrent, MambaConfig):
-        yield Projection("linear_attn", "in_proj", "qkv", config.recurrent.projection_width, config.hidden_size, part="attn")
-        # PEFT refuses an adapter on this one: kernels of others read its weight past the module.
-        yield Projection("linear_attn", "out_proj", "o", config.hidden_size, config.recurrent.inner, part="attn", adapted=False)
-    elif mixer == "recurrent" and isinstance(config.recurrent, GatedDeltaConfig):
-        yield from _delta_projections(config.recurrent, config.hidden_size)
-    elif mixer == "attention":
-        yield from _grouped(config, layer) if config.latent is None else _latent(config, config.latent)
-    if config.has_mlp(layer):
-        yield from _mlps(config, layer)
+    yield from _mixer(config, layer).projections
+    yield from _mlps(config, layer)
+
+
+class _Mixer(NamedTuple):
+    """What a layer's mixer has."""
+
+    projections: tuple[Projection, ...] = ()
+    between: tuple[Stored, ...] = ()
+    """Tensors of a state, between the two projections."""
+    norms: tuple[Stored, ...] = ()
+    """Of queries, keys and latents."""
+
+
+def _mixer(config: DecoderConfig, layer: int) -> _Mixer:
+    match config.mixer_config(layer):
+        case None:
+            return _Mixer()
+        case LayerHeads() as heads:
+            return _Mixer(tuple(_grouped(config, heads)), norms=tuple(_grouped_norms(config, heads)))
+        case LatentConfig() as latent:
+            return _Mixer(tuple(_latent(config, latent)), norms=tuple(_latent_norms(latent)))
+        case GatedDeltaConfig() as delta:
+            return _Mixer(tuple(_delta_projections(delta, config.hidden_size)), between=tuple(_gated_delta(delta)))
+        case MambaConfig() as mamba:
+            return _Mixer(tuple(_mamba_projections(mamba, config.hidden_size)), between=tuple(_mamba(mamba)))
 
 
 def _mlps(config: DecoderConfig, layer: int) -> Iterator[Projection]:
-    experts, width, gated = config.experts, config.hidden_size, config.activation not in UNGATED
-    sparse = experts is not None and layer in experts.sparse_layers
-    if experts is None or not sparse or experts.beside_mlp:
+    kind, experts, width, gated = config.feed_forward(layer), config.experts, config.hidden_size, config.activation not in UNGATED
+    if kind in ("mlp", "both"):
         yield from _mlp("mlp", "mlp", width, config.inner(layer), fused=config.fused_gate_up, gated=gated)
-    if experts is None or not sparse:
-        return
-    if experts.beside_mlp:
+    if kind == "both" and experts is not None:
         yield from _mlp("experts", "parallel", width, experts.intermediate_size, experts=experts.num_experts, fused=True)
-        return
+    if kind == "experts" and experts is not None:
+        yield from _experts(experts, width, gated=gated)
+
+
+def _experts(experts: ExpertsConfig, width: int, *, gated: bool) -> Iterator[Projection]:
     if experts.latent_size is not None:
         yield Projection("mlp", "fc1_latent_proj", "mlp.latent_in", experts.latent_size, width)
         yield Projection("mlp", "fc2_latent_proj", "mlp.latent_out", width, experts.latent_size)
@@ -140,26 +128,22 @@ def _mlps(config: DecoderConfig, layer: int) -> Iterator[Projection]:
 
 
 def _layer(config: DecoderConfig, layer: int) -> Iterator[Stored]:
-    width, norms = (config.hidden_size,), _SANDWICH[config.model_type] if config.sandwich_norms else _NORMS
-    mixer, has_mlp = config.mixer(layer), config.has_mlp(layer)
-    if mixer != "none":
+    width, norms = (config.hidden_size,), FAMILIES[config.model_type].norm_names
+    mixer, feed_forward = _mixer(config, layer), config.feed_forward(layer)
+    if mixer.projections:
         yield f"{norms.attention}.weight", Place("attention_norm", width)
-    if mixer == "recurrent" and isinstance(config.recurrent, MambaConfig):
-        yield from _mamba(config.recurrent)
-    if mixer == "recurrent" and isinstance(config.recurrent, GatedDeltaConfig):
-        yield from _gated_delta(config.recurrent)
+    yield from mixer.between
     for projection in _projections(config, layer):
         yield from _matrices(projection)
         if projection.parameter == "qkv" and config.qkv_bias:
             yield f"{projection.module}.{projection.name}.bias", Place("qkv_bias", (projection.outputs,), _rows(projection))
-    if mixer == "attention":
-        yield from _attention_norms(config, layer)
-    if has_mlp:
+    yield from mixer.norms
+    if feed_forward != "none":
         yield f"{norms.mlp}.weight", Place("mlp_norm", width)
     if config.sandwich_norms:
         yield f"{norms.attention_out}.weight", Place("attention_out_norm", width)
         yield f"{norms.mlp_out}.weight", Place("mlp_out_norm", width)
-    if config.experts is not None and layer in config.experts.sparse_layers:
+    if feed_forward in ("experts", "both") and config.experts is not None:
         yield from _router(config.experts, config.hidden_size)
     if config.per_layer is not None:
         yield "per_layer_input_gate.weight", Place("per_layer.gate", (config.per_layer.width, config.hidden_size))
@@ -191,6 +175,12 @@ def _router(experts: ExpertsConfig, width: int) -> Iterator[Stored]:
         yield "mlp.shared_expert_gate.weight", Place("mlp.shared_gate", (1, width))
     if experts.scoring == "sigmoid":
         yield "mlp.gate.e_score_correction_bias", Place("mlp.choice_bias", (count,), in_float32=True)
+
+
+def _mamba_projections(mamba: MambaConfig, width: int) -> Iterator[Projection]:
+    yield Projection("linear_attn", "in_proj", "qkv", mamba.projection_width, width, part="attn")
+    # PEFT refuses an adapter on this one: kernels of others read its weight past the module.
+    yield Projection("linear_attn", "out_proj", "o", width, mamba.inner, part="attn", adapted=False)
 
 
 def _mamba(mamba: MambaConfig) -> Iterator[Stored]:
@@ -234,28 +224,22 @@ def _rows(projection: Projection) -> slice:
     return slice(projection.first_row, projection.first_row + projection.outputs)
 
 
-def _attention_norms(config: DecoderConfig, layer: int) -> Iterator[Stored]:
-    if config.qk_norm:
-        head = (config.heads(layer).head_dim,)
-        yield "self_attn.q_norm.weight", Place("q_norm", head)
-        if config.heads(layer).source is None:
-            yield "self_attn.k_norm.weight", Place("k_norm", head)
-    if config.latent is not None:
-        yield "self_attn.kv_a_layernorm.weight", Place("latent.kv_norm", (config.latent.key_rank,))
-        if config.latent.query_rank is not None:
-            yield "self_attn.q_a_layernorm.weight", Place("latent.q_norm", (config.latent.query_rank,))
-
-
-def _grouped(config: DecoderConfig, layer: int) -> Iterator[Projection]:
-    kv_heads, head_dim, own_values, source = config.heads(layer)
-    queries, keys, width = config.num_heads * head_dim, kv_heads * head_dim, config.hidden_size
+def _grouped(config: DecoderConfig, heads: LayerHeads) -> Iterator[Projection]:
+    queries, keys, width = config.num_heads * heads.head_dim, heads.kv_heads * heads.head_dim, config.hidden_size
     gated = queries * (1 + config.attention_gate)
     yield Projection("self_attn", "q_proj", "qkv", gated, width, part="attn")
-    if source is None:
+    if heads.source is None:
         yield Projection("self_attn", "k_proj", "qkv", keys, width, gated, part="attn")
-    if source is None and own_values:
+    if heads.source is None and heads.own_values:
         yield Projection("self_attn", "v_proj", "qkv", keys, width, gated + keys, part="attn")
     yield Projection("self_attn", "o_proj", "o", width, queries, part="attn")
+
+
+def _grouped_norms(config: DecoderConfig, heads: LayerHeads) -> Iterator[Stored]:
+    if config.qk_norm:
+        yield "self_attn.q_norm.weight", Place("q_norm", (heads.head_dim,))
+    if config.qk_norm and heads.source is None:
+        yield "self_attn.k_norm.weight", Place("k_norm", (heads.head_dim,))
 
 
 def _latent(config: DecoderConfig, latent: LatentConfig) -> Iterator[Projection]:
@@ -270,6 +254,12 @@ def _latent(config: DecoderConfig, latent: LatentConfig) -> Iterator[Projection]
     yield Projection("self_attn", "kv_a_proj_with_mqa", "qkv", shared, width, first, part="attn")
     yield Projection("self_attn", "kv_b_proj", "latent.kv", heads * (latent.plain_dim + latent.value_dim), latent.key_rank, part="attn")
     yield Projection("self_attn", "o_proj", "o", width, heads * latent.value_dim, part="attn")
+
+
+def _latent_norms(latent: LatentConfig) -> Iterator[Stored]:
+    yield "self_attn.kv_a_layernorm.weight", Place("latent.kv_norm", (latent.key_rank,))
+    if latent.query_rank is not None:
+        yield "self_attn.q_a_layernorm.weight", Place("latent.q_norm", (latent.query_rank,))
 
 
 def _mlp(module: str, ours: str, width: int, inner: int, *, experts: int = 0, fused: bool = False, gated: bool = True) -> Iterator[Projection]:

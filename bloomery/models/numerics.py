@@ -21,7 +21,7 @@ from bloomery.models.head import capped
 from bloomery.models.mlp import ACTIVATIONS, gate_up_rows
 from bloomery.models.per_layer import per_layer_gate
 from bloomery.models.pointwise import rms_norm
-from bloomery.models.products import can_pack, library, linear, packed, product
+from bloomery.models.products import MATRICES, can_pack, library, linear, packed, product
 from bloomery.models.recurrent import Recurrence
 
 _ROW_COUNTS = (ROW_PAD, 8, 12, 36, 64, 132, 260, 708, 1028)
@@ -41,8 +41,6 @@ _CHUNK_ROWS = (36, 200)
 _PLAIN_KEY_PAD = 32
 _MEMBER = 20
 """Rows of each run in a pass of three."""
-_NO_MATRICES = ("embedding", "head", "conv", "shared_gate")
-"""Parameters that are looked up in, the head, which is told apart, and what no product is computed with."""
 
 
 class Form(NamedTuple):
@@ -157,7 +155,7 @@ class _Answers(NamedTuple):
 
 def _matrices(decoder: Decoder) -> Iterator[_Matrix]:
     """One of each shape, those of experts included; the head comes last."""
-    weights = {name: weight for name, weight in decoder.named_parameters() if weight.dim() > 1 and not name.endswith(_NO_MATRICES)}
+    weights = {name: weight for name, weight in decoder.named_parameters() if name.rpartition(".")[2] in MATRICES}
     by_shape = {tuple(weight.shape[-2:]): (name, weight if weight.dim() == 2 else weight[0]) for name, weight in reversed(weights.items())}
     head = decoder.head_weight
     by_shape.pop(tuple(head.shape), None)
@@ -236,21 +234,22 @@ def _attend(q_1HLE: Tensor, k_1KSE: Tensor, v_1KSE: Tensor, positions_L: Tensor)
 
 def _state_failures(decoder: Decoder) -> Iterator[str]:
     """Of layers with a state: a chunk has its bits beside any others, and its rows theirs before any others."""
-    mixer = next((block.recurrent for block in decoder.layers if isinstance(block.recurrent, Recurrence)), None)
+    mixer = next((module for module in decoder.modules() if isinstance(module, Recurrence)), None)
     if mixer is None:
         return
     config, most = mixer.config, max(_CHUNK_COUNTS)
     rows_NLX = _noise(most, config.conv_width - 1 + config.chunk_rows, config.row_width, like=decoder.norm)
     state_N = _noise(most, *config.state_shape, like=decoder.norm, seed=1).float()
-    whole = mixer.across(mixer.within(rows_NLX), state_N, most)
+    whole = mixer.inter_chunk(mixer.intra_chunk(rows_NLX), state_N, most)
     for count in _CHUNK_COUNTS:
-        few = mixer.across(mixer.within(rows_NLX[:count]), state_N[:count], count)
+        few = mixer.inter_chunk(mixer.intra_chunk(rows_NLX[:count]), state_N[:count], count)
         if not all(torch.equal(mine, theirs[:count]) for mine, theirs in zip(few, whole, strict=True)):
             yield f"{count} chunks of {config.chunk_rows} rows differ from those among {most}"
     for known in (1, config.chunk_rows // 3, config.chunk_rows - 1):
         unfinished_NLX = rows_NLX.clone()
         unfinished_NLX[:, config.conv_width - 1 + known :] = 0
-        if not torch.equal(mixer.across(mixer.within(unfinished_NLX), state_N, 0).read_NTI[:, :known], whole.read_NTI[:, :known]):
+        begun_NTI = mixer.inter_chunk(mixer.intra_chunk(unfinished_NLX), state_N, 0).read_NTI
+        if not torch.equal(begun_NTI[:, :known], whole.read_NTI[:, :known]):
             yield f"the first {known} rows of a chunk depend on those behind them"
     inner = config.inner
     if _depends_on_rows(lambda rows: mixer.gated(rows[:, :inner].float(), rows[:, inner:]), inner + config.projection_width, decoder):

@@ -7,15 +7,12 @@ ones: what is left gives the same products, and can be neither filled, nor train
 
 import copy
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from bloomery.models.decoder import Decoder
-from bloomery.models.products import packed
-
-PROJECTIONS: Final = frozenset({"qkv", "q", "kv", "o", "gate_up", "down", "latent_in", "latent_out", "gate", "projection"})
-"""Parameters that nothing but `product` reads: matrices, and of experts stacks of matrices."""
+from bloomery.models.products import PACKABLE, packed
 
 
 def pack(decoder: Decoder) -> Decoder:
@@ -55,7 +52,7 @@ class _Weight(NamedTuple):
 def _weights(decoder: Decoder) -> Iterator[_Weight]:
     for module in decoder.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            if name in PROJECTIONS:
+            if name in PACKABLE:
                 yield _Weight(module, name, parameter)
 
 

@@ -14,6 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+PACKABLE: Final = frozenset({"qkv", "q", "kv", "o", "gate_up", "down", "latent_in", "latent_out", "gate", "projection"})
+"""Parameters of a block that nothing but `product` reads: matrices, and of experts stacks of matrices."""
+MATRICES: Final = PACKABLE | {"router"}
+"""All that products are computed with, but for the head."""
 _PLAIN: Final[tuple[None, str, list[float], str]] = (None, "none", [], "")
 """No bias, and nothing applied to the result."""
 _PACKED_TYPES: Final = (torch.float32, torch.bfloat16)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bloomery.models.config import DecoderConfig
+from bloomery.models.families import FAMILIES
 from bloomery.models.names import stored_places
 from bloomery.types.errors import InvalidInput
 
@@ -109,7 +110,8 @@ def _unfit(directory: Path, config: DecoderConfig, found: Mapping[str, _Tensor])
 def _surplus(config: DecoderConfig, found: Mapping[str, _Tensor]) -> Iterator[str]:
     expected = {name for name, _ in stored_places(config)}
     further = range(config.num_layers, config.num_layers + config.passed_over_layers)
-    extra = tuple("mtp." if config.model_type == "nemotron_h" else f"model.layers.{layer}." for layer in further)
+    prefix = FAMILIES[config.model_type].mtp_prefix
+    extra = tuple(f"model.layers.{layer}." if prefix is None else prefix for layer in further)
     for name, tensor in found.items():
         # Old files hold the rotary tables, and the head though it is the embedding.
         old = name.endswith("rotary_emb.inv_freq") or (config.tied_head and name == "lm_head.weight") or _is_of_shared_layer(config, name)

@@ -53,21 +53,28 @@ class ControlTokens:
     def encode(self, text: str) -> Encoded:
         """The tokens of a rendered conversation."""
         if _MASKED.search(text) is None:
-            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+            # Of a batch, because the interpreter's lock is let go of meanwhile.
+            (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
             return Encoded(encoding.ids, [start for start, _ in encoding.offsets])
         pairs = list(self._encode_pieces(text))
         return Encoded([token for token, _ in pairs], [start for _, start in pairs])
 
+    def tokens(self, text: str) -> list[int]:
+        """The same without where they begin, which takes half as long."""
+        if _MASKED.search(text) is not None:
+            return self.encode(text).tokens
+        tokens: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return tokens
+
     def _encode_pieces(self, text: str) -> Iterator[tuple[int, int]]:
-        start = 0
-        for index, piece in enumerate(re.split(f"({self._pattern.pattern})", text)):
-            if index % 2:
-                yield self._ids[piece], start
-            else:
-                piece = self.unmask(piece)
-                encoding = self._plain.encode(piece, add_special_tokens=False)
-                yield from ((token, start + offset) for token, (offset, _) in zip(encoding.ids, encoding.offsets, strict=True))
+        parts = re.split(f"({self._pattern.pattern})", text)
+        pieces, start = [self.unmask(piece) for piece in parts[::2]], 0
+        for piece, encoding, control in zip(pieces, self._plain.encode_batch(pieces, add_special_tokens=False), [*parts[1::2], ""], strict=True):
+            yield from ((token, start + offset) for token, (offset, _) in zip(encoding.ids, encoding.offsets, strict=True))
             start += len(piece)
+            if control:
+                yield self._ids[control], start
+            start += len(control)
 
     @cached_property
     def _plain(self) -> Tokenizer:

@@ -16,7 +16,8 @@ def _byte_level_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
-_BYTES: Final = _byte_level_alphabet()
+BYTE_LEVEL_ALPHABET: Final = _byte_level_alphabet()
+"""The byte that each character stands for."""
 
 
 class Spelling:
@@ -35,7 +36,7 @@ class Spelling:
         if piece is None:
             return b""
         if self._byte_level:
-            return bytes(_BYTES[character] for character in piece if character in _BYTES)
+            return bytes(BYTE_LEVEL_ALPHABET[character] for character in piece if character in BYTE_LEVEL_ALPHABET)
         if match := _FALLBACK.fullmatch(piece):
             return bytes([int(match[1], 16)])
         return piece.replace("\u2581", " ").encode()

@@ -9,6 +9,7 @@ from blake3 import blake3
 from bloomery.render import chatml
 from bloomery.render.control import ControlTokens
 from bloomery.render.directory import Directory, read_directory
+from bloomery.render.length import Lengths
 from bloomery.render.sandbox import Sandbox
 from bloomery.render.spelling import Spelling
 from bloomery.render.tools import dialect_of
@@ -25,6 +26,7 @@ class ChatTokenizer:
         self._named_tokens = directory.named_tokens
         self._control = ControlTokens(directory.tokenizer)
         self._spelling = Spelling(directory.tokenizer)
+        self._lengths = Lengths(directory.tokenizer)
         self._sandbox = None if directory.template is None or directory.template in chatml.TEMPLATES else Sandbox(directory.template)
         self.end_tokens = directory.end_tokens
         """Any of these ends an answer."""
@@ -50,8 +52,15 @@ class ChatTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Tokens of a text; control tokens in it are control tokens, and what the model wants around every text (a first token) is added."""
         with blame(InvalidInput, "the text cannot be encoded"):
-            tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            # Of a batch, because the interpreter's lock is let go of meanwhile.
+            tokens: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return tokens
+
+    def check_fits(self, text: str, context: int, field: str) -> None:
+        """Refuse at once, as `field`, a text that is certainly longer than a context of so many tokens."""
+        if (least := self._lengths.least(text)) > context:
+            problem = f"`{field}` has at least {least} tokens and leaves no room in the model's context of {context}"
+            raise InvalidInput(f"{problem}: shorten it to at most {context - 1}", field=field)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, special ones included; what is not UTF-8 comes out as replacement characters."""
@@ -62,11 +71,20 @@ class ChatTokenizer:
         """The bytes that one token stands for."""
         return self._spelling.of(token)
 
-    def render_prompt(self, messages: Messages, add_generation_prompt: bool = True, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
-        """Tokens of a conversation as the model expects it, up to where its answer begins."""
+    def render_prompt(
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        context: int | None = None,
+    ) -> list[int]:
+        """Tokens of a conversation as the model expects it, up to where its answer begins; what a `context` cannot hold may be refused at once."""
         masked = self._masked(messages)
         with blame(InvalidInput, "the messages cannot be encoded"):
-            return self._control.encode(self._text(masked, add_generation_prompt, tools)).tokens
+            text = self._text(masked, add_generation_prompt, tools)
+            if context is not None:
+                self.check_fits(self._control.unmask(text), context, "messages")
+            return self._control.tokens(text)
 
     def render_training(self, messages: Messages) -> Rendered:
         """Tokens of a whole conversation, and a loss weight of 1 for what the assistant says, the token that ends its turn included."""

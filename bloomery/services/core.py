@@ -28,7 +28,7 @@ from bloomery.services.exports import Exports
 from bloomery.services.external import External
 from bloomery.services.feedback import Judgements
 from bloomery.services.fidelity import Cards
-from bloomery.services.fleet import Fleet, deployed_bases
+from bloomery.services.fleet import Fleet
 from bloomery.services.garbage import Garbage
 from bloomery.services.identity import Identity
 from bloomery.services.limits import RateLimits
@@ -111,7 +111,7 @@ class Services:
             traffic = await stack.enter_async_context(Traffic(database, blobs, config.record))
             checkpoints, versions, sessions = Checkpoints(database), Versions(database, models), Sessions(database)
             deployments = Deployments(database, models, versions)
-            deployments.bases |= await database.read(deployed_bases)
+            await deployments.load()
             fleet = Fleet(links, replicas, deployments.bases)
             processes = {base_hash: {"engine": link, **replicas[base_hash]} for base_hash, link in links.items()}
             meters = Meters(models, processes, config.max_waiting)

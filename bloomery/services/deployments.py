@@ -1,11 +1,15 @@
-"""Served names. A deployment has numbered revisions, of which exactly one is live; states change in `_switch` alone, by compare-and-swap."""
+"""Served names. A deployment has numbered revisions, of which exactly one is live; states change in `_switch` alone, by compare-and-swap.
 
+The api is the only writer, so what every name serves is held in memory: a request that names it touches no disk, and a change counts at once.
+"""
+
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, update
 
 from bloomery.services.held import require_kept
 from bloomery.services.models import Models
@@ -39,8 +43,15 @@ NEXT: Final = {
 }
 
 
+class _Live(NamedTuple):
+    """What a name serves."""
+
+    target: Target
+    base_model: str
+
+
 class Deployments:
-    """Creates deployments and moves their traffic between versions."""
+    """Creates deployments and moves their traffic between versions; `load` first, where there may be some already."""
 
     def __init__(self, database: Database, models: Models, versions: Versions) -> None:
         self.bases: set[str] = set()
@@ -48,6 +59,13 @@ class Deployments:
         self._database = database
         self._models = models
         self._versions = versions
+        self._live: dict[tuple[str, str], _Live] = {}
+        """By project and name."""
+
+    async def load(self) -> None:
+        """Read what every name serves."""
+        for row in await self._database.read(lambda connection: connection.execute(_LIVE).all()):
+            self._remember(row)
 
     async def create(self, p: Principal, name: str, version: str, evidence: dict[str, Any]) -> Deployment:
         """Serve a version under a new name."""
@@ -56,21 +74,19 @@ class Deployments:
         if name in {base.alias for base in self._models.all()}:
             raise Conflict(f"`{name}` is the name of a base model; choose another", field="name")
         found = await self._versions.find(p, version)
-        created = await self._database.write(lambda connection: _create(connection, p.project, name, found, evidence))
-        self.bases.add(found.base_hash)
-        return created
+        return await self._move(p, name, lambda connection: _create(connection, p.project, name, found, evidence))
 
     async def promote(self, p: Principal, name: str, version: str, evidence: dict[str, Any]) -> Deployment:
         """Make a version live as a new revision; the one before it retires in the same moment."""
         p.require("deploy")
         _check_evidence(evidence)
         found = await self._versions.find(p, version)
-        return await self._database.write(lambda connection: _promote(connection, p.project, name, found, evidence))
+        return await self._move(p, name, lambda connection: _promote(connection, p.project, name, found, evidence))
 
     async def rollback(self, p: Principal, name: str, number: int) -> Deployment:
         """Make an earlier revision live again."""
         p.require("deploy")
-        return await self._database.write(lambda connection: _rollback(connection, p.project, name, number))
+        return await self._move(p, name, lambda connection: _rollback(connection, p.project, name, number))
 
     async def get(self, p: Principal, name: str) -> Deployment:
         """One deployment with its revisions."""
@@ -93,21 +109,30 @@ class Deployments:
     async def target(self, p: Principal, name: str) -> Target | None:
         """What the name serves now, or None where there is no such deployment."""
         p.require("infer")
-        row = await self._live(p, name)
-        if row is None:
-            return None
-        weights = Weights(version=row.version, key=row.key)
-        return Target(weights, row.base_hash, name, row.number, name, deployment_id=row.deployment_id, revision_id=row.id)
+        live = self._live.get((p.project, name))
+        return None if live is None else live.target
 
     async def live_version(self, p: Principal, name: str) -> Version | None:
         """The version that the name serves now, for who does something else with it than ask it."""
         p.require("read", "train", "deploy")
-        row = await self._live(p, name)
-        return None if row is None else Version(Weights(version=row.version, key=row.key), row.base_hash, row.base_model)
+        live = self._live.get((p.project, name))
+        return None if live is None else Version(live.target.weights, live.target.base_hash, live.base_model)
 
-    async def _live(self, p: Principal, name: str) -> Row[Any] | None:
-        query = _live(p.project, name)
-        return await self._database.read(lambda connection: connection.execute(query).one_or_none())
+    async def _move(self, p: Principal, name: str, change: Callable[[Connection], Deployment]) -> Deployment:
+        """Commit a change of what a name serves. Shielded: what is in memory follows what is stored, also when the caller has hung up meanwhile."""
+        return await asyncio.shield(self._moved(_LIVE.where(*_of_name(p.project, name)), change))
+
+    async def _moved(self, live: Select[Any], change: Callable[[Connection], Deployment]) -> Deployment:
+        # Of changes at once, the answers come in the order of the commits.
+        moved, row = await self._database.write(lambda connection: (change(connection), connection.execute(live).one()))
+        self._remember(row)
+        return moved
+
+    def _remember(self, row: Row[Any]) -> None:
+        weights = Weights(version=row.version, key=row.key)
+        target = Target(weights, row.base_hash, row.name, row.number, row.name, deployment_id=row.deployment_id, revision_id=row.id)
+        self._live[row.project, row.name] = _Live(target, row.base_model)
+        self.bases.add(row.base_hash)
 
 
 def _check_evidence(evidence: dict[str, Any]) -> None:
@@ -186,14 +211,20 @@ def _switch(connection: Connection, revision_id: str, old: RevisionState, new: R
         raise Conflict(f"revision `{revision_id}` is not {old} any more: look again")
 
 
+_LIVE: Final[Select[Any]] = (
+    select(rows.revision, rows.deployment.c.name, rows.deployment.c.base_hash, rows.deployment.c.base_model)
+    .select_from(rows.revision.join(rows.deployment, rows.revision.c.deployment_id == rows.deployment.c.id))
+    .where(rows.revision.c.state == RevisionState.LIVE)
+)
+"""The live revision of every name."""
+
+
+def _of_name(project: str, name: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return rows.deployment.c.project == project, rows.deployment.c.name == name
+
+
 def _named(project: str, name: str) -> Select[Any]:
-    return select(rows.deployment).where(rows.deployment.c.project == project, rows.deployment.c.name == name)
-
-
-def _live(project: str, name: str) -> Select[Any]:
-    joined = rows.revision.join(rows.deployment, rows.revision.c.deployment_id == rows.deployment.c.id)
-    query = select(rows.revision, rows.deployment.c.base_hash, rows.deployment.c.base_model).select_from(joined)
-    return query.where(rows.deployment.c.project == project, rows.deployment.c.name == name, rows.revision.c.state == RevisionState.LIVE)
+    return select(rows.deployment).where(*_of_name(project, name))
 
 
 def _row(connection: Connection, project: str, name: str) -> Row[Any]:

@@ -2,7 +2,7 @@
 
 `EngineLink` connects, and connects again whenever the connection ends. What concerns runs goes to `inbox` in the order of arrival, beginning with
 the `Welcome` of each connection; sampler events go to the iterator of their request, which raises `EngineLost` when its connection ends, so that
-the request can be submitted again. Every wait has a deadline and names the engine.
+the request can be submitted again. A connection on which nothing comes any more is given up (`pulse`). Waits have deadlines and name the engine.
 """
 
 import asyncio
@@ -16,10 +16,12 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
+from bloomery.services.pulse import SILENCE, Pulse, Silence, Silent
 from bloomery.types import protocol
 from bloomery.types.errors import Unavailable, WorkerError
 from bloomery.types.generation import Abort, Generate, GenerateFailed, SampleFinished, SamplerEvent
 from bloomery.types.protocol import (
+    Alive,
     CheckpointWritten,
     Compare,
     Compared,
@@ -42,8 +44,6 @@ log = logging.getLogger(__name__)
 FIRST_DELAY_S: Final = 0.05
 LAST_DELAY_S: Final = 0.5
 WELCOME_S: Final = 30.0
-SILENCE_S: Final = 120.0
-"""An engine says something about once a second; one that is silent for so long is given up and connected to anew."""
 READY_S: Final = 120.0
 """How long a request waits for an engine that loads its model or is being restarted."""
 EVENT_S: Final = 300.0
@@ -60,8 +60,8 @@ class EngineLost(Unavailable):
 class Connection:
     """One conversation, from a `Welcome` to its end."""
 
-    def __init__(self, welcome: Welcome, writer: asyncio.StreamWriter) -> None:
-        self.welcome = welcome
+    def __init__(self, welcome: Welcome, writer: asyncio.StreamWriter, pulse: Pulse) -> None:
+        self.welcome, self.pulse = welcome, pulse
         self.held = dict(welcome.runs)
         """Last executed `seq` of the runs that this engine held when the conversation began and was not told to close since."""
         self.drained = asyncio.Event()
@@ -92,8 +92,8 @@ class Connection:
             raise EngineLost(f"the connection to the engine of {self.base_hash} ended while sending: {error}") from error
 
     def close(self) -> None:
-        """Nothing more can be sent."""
-        self._writer.close()
+        """Nothing more can be sent; what was not read yet never will be, and whoever waits for that hears of it."""
+        self._writer.transport.abort()
 
 
 class Received(NamedTuple):
@@ -109,7 +109,7 @@ Inbox = asyncio.Queue[Received]
 class EngineLink:
     """The way to the engine of one base model, or to a replica, which has no inbox because it has no runs; connects while it is entered."""
 
-    def __init__(self, base_hash: str, socket: Path, inbox: Inbox | None) -> None:
+    def __init__(self, base_hash: str, socket: Path, inbox: Inbox | None, silence: Silence = SILENCE) -> None:
         self.base_hash = base_hash
         self.connection: Connection | None = None
         self.status: EngineStatus | None = None
@@ -117,7 +117,9 @@ class EngineLink:
         """Why there is no connection, where there is none."""
         self.away_since_s: float | None = time.monotonic()
         """When it went, or was not there yet; None while there is a connection."""
-        self._socket = socket
+        self.silent = False
+        """Whether a process is at the other end and says nothing."""
+        self._socket, self._silence = socket, silence
         self._inbox = inbox
         self._role: Role = "engine" if inbox is not None else "replica"
         self._what = f"the {self._role} of base model {base_hash}"
@@ -139,6 +141,11 @@ class EngineLink:
     def ready(self) -> bool:
         """Whether the engine answers: a write may find the connection broken before the reader does."""
         return self.connection is not None and self.connection.open
+
+    @property
+    def late(self) -> bool:
+        """Whether a sign of life of it is missing."""
+        return self.connection is not None and self.connection.pulse.late
 
     @property
     def load(self) -> int:
@@ -220,8 +227,9 @@ class EngineLink:
             try:
                 await self._converse()
             except asyncio.IncompleteReadError as error:
-                self.problem = "it closed the connection" + (" in the middle of a message" if error.partial else "")
+                self.silent, self.problem = False, "it closed the connection" + (" in the middle of a message" if error.partial else "")
             except (OSError, ValueError, msgspec.MsgspecError, Unavailable) as error:
+                self.silent = isinstance(error, Silent)
                 self.problem = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             if self.connection is not None:
                 delay_s = FIRST_DELAY_S
@@ -231,15 +239,26 @@ class EngineLink:
 
     async def _converse(self) -> None:
         reader, writer = await asyncio.open_unix_connection(self._socket)
+        pulse = Pulse(self._silence)
         try:
-            self._begin_connection(Connection(await self._welcome(reader), writer))
-            while True:
-                self._take(await _read(reader, SILENCE_S))
+            connection = Connection(await self._welcome(reader), writer, pulse)
+            watching = asyncio.create_task(pulse.watch(reader), name=f"pulse-{self.base_hash[:8]}")
+            try:
+                self._begin_connection(connection)
+                while True:
+                    pulse.feel(message := await _read(reader))
+                    self._take(message)
+            finally:
+                watching.cancel()
         finally:
             writer.close()
 
     async def _welcome(self, reader: asyncio.StreamReader) -> Welcome:
-        message = await _read(reader, WELCOME_S)
+        try:
+            async with asyncio.timeout(WELCOME_S):
+                message = await _read(reader)
+        except TimeoutError:
+            raise Silent(f"it did not say who it is for {WELCOME_S:g} s") from None
         if not isinstance(message, Welcome):
             raise Unavailable(f"the process at {self._socket} began with {type(message).__name__}, not with a welcome: it is no engine")
         if message.base.base_hash != self.base_hash:
@@ -250,7 +269,7 @@ class EngineLink:
 
     def _begin_connection(self, connection: Connection) -> None:
         log.info("connected to %s (pid %d)", self._what, connection.welcome.pid)
-        self.connection, self.away_since_s = connection, None
+        self.connection, self.away_since_s, self.silent = connection, None, False
         self._connected.set()
         if self._inbox is not None:
             self._inbox.put_nowait(Received(connection, connection.welcome))
@@ -276,6 +295,8 @@ class EngineLink:
                         stream.put(event)
             case EngineStatus():
                 self.status = message
+            case Alive():
+                pass
             case Drained():
                 self.connection.drained.set()
             case Compared(request_id=request_id):
@@ -324,10 +345,6 @@ class _Stream:
         return event
 
 
-async def _read(reader: asyncio.StreamReader, timeout_s: float) -> FromEngine:
-    try:
-        async with asyncio.timeout(timeout_s):
-            length = protocol.frame_length(await reader.readexactly(4))
-            return protocol.parse_from_engine(await reader.readexactly(length))
-    except TimeoutError:
-        raise Unavailable(f"the engine was silent for {timeout_s:g} s") from None
+async def _read(reader: asyncio.StreamReader) -> FromEngine:
+    length = protocol.frame_length(await reader.readexactly(4))
+    return protocol.parse_from_engine(await reader.readexactly(length))

@@ -31,7 +31,8 @@ from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
 from bloomery.sync.publish import card_key
 from bloomery.types.errors import BloomeryError, NotFound
-from bloomery.types.fidelity import TEXT_TOKENS, Mode, Sampled, answers, prompts, request, text
+from bloomery.types.fidelity import TEXT_TOKENS, Mode, Sampled, answers, prompts, request
+from bloomery.types.fidelity_text import TEXT
 from bloomery.types.generation import Generate, Weights
 from bloomery.types.ids import new_id
 from bloomery.types.protocol import Compare
@@ -187,7 +188,7 @@ class Cards:
             if engine is None or group is None:
                 what = f"the base model {candidate.base_hash} of version {version} is not served"
                 raise NotFound(f"{what}: start the server with `--model DIR` of that base", field="version")
-            tokens = (await asyncio.to_thread(self._models.tokenizer(candidate.base_hash).encode, text()))[:TEXT_TOKENS]
+            tokens = (await asyncio.to_thread(self._models.tokenizer(candidate.base_hash).encode, TEXT))[:TEXT_TOKENS]
             asked = prompts(tokens, self._models.size(candidate.base_hash).context, TOKENS, PROMPT_LENGTHS)
             requests = [request(prompt, candidate.weights, TOKENS, new_id("generate"), priority="evaluation") for prompt in asked]
             sampler, numerics = await group.choose(requests[0], None, with_stand_in=False)

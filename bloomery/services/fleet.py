@@ -12,10 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
-from sqlalchemy import Connection, select
-
 from bloomery.services.engines import READY_S, EngineLink
-from bloomery.store import rows
 from bloomery.types.errors import Unavailable
 from bloomery.types.generation import Generate
 
@@ -53,7 +50,7 @@ class Group:
         return self._stand_in is not None and self._stand_in.ready and not any(link.ready for link in self.links) and self._patience_left_s() <= 0
 
     async def choose(self, request: Generate, numerics: str | None, *, timeout_s: float = READY_S, with_stand_in: bool = True) -> Chosen:
-        """The least loaded that answers, as soon as there is one; of those with these numerics, unless they are None."""
+        """The least loaded that answers, of those whose signs of life come; as soon as there is one with these numerics, unless they are None."""
         if self._asked_since_s is None:
             self._asked_since_s = time.monotonic()
         others = [] if self._stand_in is None or not with_stand_in else [self._stand_in]
@@ -70,7 +67,7 @@ class Group:
         """Who takes a request now, `others` if nobody else can; None while somebody may still come."""
         if alike := _alike(self.links, numerics):
             self._note(stood_in=False)
-            return min(alike, key=lambda chosen: (chosen.link.load, _affinity(request, self.links.index(chosen.link))))
+            return min(alike, key=lambda chosen: (chosen.link.late, chosen.link.load, _affinity(request, self.links.index(chosen.link))))
         # Where all of them answer, and none with these numerics, to wait for them would be in vain.
         in_vain = all(link.ready for link in self.links)
         if (in_vain or self._patience_left_s() <= 0) and (alike := _alike(others, numerics)):
@@ -138,21 +135,25 @@ class Fleet:
         return [name for links in self.replicas.values() for name, link in links.items() if link.ready]
 
     @property
+    def silent(self) -> list[str]:
+        """Names of the replicas that are there, and have said nothing for longer than one takes to start again."""
+        gone_s = time.monotonic() - PATIENCE_S
+        links = ((name, link) for links in self.replicas.values() for name, link in links.items())
+        return [name for name, link in links if link.silent and link.away_since_s is not None and link.away_since_s < gone_s]
+
+    @property
     def stood_in(self) -> set[str]:
         """Bases whose engine takes what their replicas should."""
         return {base_hash for base_hash in self.wanted if self._served[base_hash].stood_in}
 
+    def want(self, base_hash: str) -> None:
+        """Have the replicas of this base run from now on."""
+        self._asked.add(base_hash)
+
     def group(self, base_hash: str, *, production: bool) -> Group | None:
         """Who answers for this base; None where it is not served here."""
-        if not production or base_hash not in self._served:
-            return self._engines.get(base_hash)
-        self._asked.add(base_hash)
-        return self._served[base_hash]
-
-
-def deployed_bases(connection: Connection) -> set[str]:
-    """Bases that something is deployed on."""
-    return set(connection.scalars(select(rows.deployment.c.base_hash).distinct()))
+        served = self._served.get(base_hash) if production else None
+        return served or self._engines.get(base_hash)
 
 
 def _alike(links: Sequence[EngineLink], numerics: str | None) -> list[Chosen]:

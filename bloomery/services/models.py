@@ -1,7 +1,6 @@
 """The base models of this server: names from the configuration, sizes from their directories, readiness from their engines."""
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +9,7 @@ from typing import NamedTuple, Self
 from sqlalchemy import Connection, delete, insert
 
 from bloomery.config import ModelConfig
+from bloomery.models.families import read_config
 from bloomery.obs.machine import free_memory_bytes
 from bloomery.render import ChatTokenizer
 from bloomery.services.engines import EngineLink
@@ -42,8 +42,8 @@ class Size(NamedTuple):
     width: int
     routing: RoutingShape | None = None
     """Of a mixture of experts."""
-    mixed: bool = False
-    """Whether some layers of the mixture are dense, or have experts that every token goes to."""
+    partly_dense: bool = False
+    """Whether the mixture has dense MLPs, or experts that every token goes to, beside the others."""
 
 
 class Models:
@@ -114,13 +114,8 @@ class Models:
 def read_size(directory: Path) -> Size:
     """From a model directory's config."""
     with blame(InvalidInput, f"the model directory {directory} cannot be read"):
-        raw = json.loads((directory / "config.json").read_text())
-        routing = RoutingShape.of_config(raw)
-        sparse = 0 if routing is None else len(routing.sparse_layers)
-        # A family that says of each layer what it is does not say how many there are, and always has shared experts.
-        layers = raw.get("num_hidden_layers", sparse + 1)
-        mixed = sparse > 0 and (sparse < layers or bool(raw.get("n_shared_experts") or raw.get("enable_moe_block")))
-        return Size(raw.get("max_position_embeddings", 2048), raw["vocab_size"], raw["hidden_size"], routing, mixed)
+        config = read_config(directory)
+    return Size(config.context, config.vocab_size, config.hidden_size, config.routing, config.partly_dense)
 
 
 def _store(connection: Connection, configs: Sequence[ModelConfig]) -> None:

@@ -5,7 +5,7 @@ Few threads at a time work for each base, and what waits for them waits without 
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -28,11 +28,19 @@ class Rendering:
 
     async def prompt(self, base_hash: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """The tokens of a conversation in which these tools may be called, up to where the answer begins."""
-        return await self._on_thread(base_hash, lambda tokenizer: tokenizer.render_prompt(messages, tools=tools or None))
+        context = self._models.size(base_hash).context
+        return await self._on_thread(base_hash, lambda tokenizer: tokenizer.render_prompt(messages, tools=tools or None, context=context))
 
-    async def encode(self, base_hash: str, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text."""
-        return await self._on_thread(base_hash, lambda tokenizer: [tokenizer.encode(text) for text in texts])
+    async def encode(self, base_hash: str, texts: Sequence[str], fields: Iterable[str]) -> list[list[int]]:
+        """The tokens of each text; one that the context cannot hold may be refused at once, by the name of its field."""
+        context = self._models.size(base_hash).context
+
+        def encode(tokenizer: ChatTokenizer) -> list[list[int]]:
+            for text, field in zip(texts, fields, strict=False):
+                tokenizer.check_fits(text, context, field)
+            return [tokenizer.encode(text) for text in texts]
+
+        return await self._on_thread(base_hash, encode)
 
     async def _on_thread(self, base_hash: str, work: Callable[[ChatTokenizer], T]) -> T:
         turn, tokenizer = self._turns[base_hash], self._models.tokenizer(base_hash)

@@ -274,7 +274,7 @@ class Runs:
 
 def _check_expressible(lora: LoraSpec, size: Size) -> None:
     """An export without a choice of form is an adapter for PEFT, which cannot load one on experts and on dense layers or shared experts."""
-    if lora.rank and lora.train_mlp and size.mixed:
+    if lora.rank and lora.train_mlp and size.partly_dense:
         what = "the adapter is on experts and on dense or shared ones, which PEFT cannot load together"
         raise InvalidInput(f"{what}: save it for the sampler and write a whole model of it with `bloomery export --merged`", field="path")
 

@@ -88,7 +88,10 @@ class Sampling:
         """
         p.require("infer")
         check_generate(request, self._models.size(target.base_hash))
-        group = self._fleet.group(target.base_hash, production=request.priority == "production")
+        production = request.priority == "production"
+        if production:
+            self._fleet.want(target.base_hash)
+        group = self._fleet.group(target.base_hash, production=production)
         if group is None:
             what = f"the base model of `{target.display}` ({target.base_hash}) is not served"
             raise NotFound(f"{what}: start the server with `--model DIR` of that base", field="model")

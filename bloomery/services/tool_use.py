@@ -14,8 +14,7 @@ from bloomery.types.errors import InvalidInput
 from bloomery.types.generation import Grammar
 from bloomery.types.grammar import check_grammar
 
-Tools = Sequence[tuple[str, Mapping[str, Any], bool]]
-"""Of each its name, the JSON schema of its arguments, and whether they fit that in any case."""
+__all__ = ["Function", "ToolUse", "checked_grammar", "tool_use"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,11 +52,10 @@ class ToolUse:
         return self.forced or answer is not None or not self.parallel or any(function.strict for function in self.functions)
 
 
-def tool_use(tokenizer: ChatTokenizer, tools: Tools, *, named: str | None, forced: bool, parallel: bool) -> ToolUse:
+def tool_use(tokenizer: ChatTokenizer, functions: Sequence[Function], *, named: str | None, forced: bool, parallel: bool) -> ToolUse:
     """Tools for the model of a tokenizer: one of them is called where that is `forced`, and none but the one that is `named`."""
     if tokenizer.dialect is None:
         raise InvalidInput("the chat template of this model teaches no way of calling tools that is known here: leave out `tools`", field="tools")
-    functions = [Function(*tool) for tool in tools]
     callable_now = [place for place, function in enumerate(functions) if named in (None, function.name)]
     if not callable_now:
         raise InvalidInput(f"`tool_choice` names `{named}`, which is not among the `tools`", field="tool_choice")

@@ -5,7 +5,6 @@ between the two that is never negative and grows with every mistake, in either d
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -60,11 +59,6 @@ class Numbers(NamedTuple):
     """Share of the tokens whose two log-probabilities are the same float32."""
     worst: int
     """Number of the sequence with the largest difference."""
-
-
-def text() -> str:
-    """What whole models are asked to continue: this file, some English and some Python."""
-    return Path(__file__).read_text(encoding="utf-8")
 
 
 def prompts(tokens: Sequence[int], context: int, max_tokens: int, lengths: Sequence[int] = LENGTHS) -> list[Prompt]:

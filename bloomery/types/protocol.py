@@ -17,6 +17,7 @@ from bloomery.types.operations import Operation, Result, RunSpec
 from bloomery.types.wire import Wire, encode
 
 MAX_FRAME_BYTES: Final = 1 << 30
+ALIVE_EVERY_S: Final = 2.0
 Role = Literal["engine", "replica"]
 """What a process that holds a base model is for: an engine trains and samples, a replica only samples."""
 
@@ -152,6 +153,10 @@ class EngineStatus(Wire, frozen=True, tag="status"):
     """Sequences that had to leave the cache again before their end."""
 
 
+class Alive(Wire, frozen=True, tag="alive"):
+    """Sent every `ALIVE_EVERY_S` behind the `Welcome`: the process answers, whatever its executor is at."""
+
+
 class Compared(Wire, frozen=True, tag="compared"):
     """The card (JSON of `resources.Fidelity`), or why there is none."""
 
@@ -160,7 +165,7 @@ class Compared(Wire, frozen=True, tag="compared"):
     error: str | None = None
 
 
-FromEngine = Welcome | RunOpened | OperationDone | CheckpointWritten | RunClosed | Drained | SamplerEvents | EngineStatus | Compared
+FromEngine = Welcome | RunOpened | OperationDone | CheckpointWritten | RunClosed | Drained | SamplerEvents | EngineStatus | Alive | Compared
 
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

@@ -20,8 +20,10 @@ DEFAULT_MODEL: Final = "bloomery-tiny"
 
 BYTES_PER_PARAMETER: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2}
 _SHORT: Final[Mapping[str, str]] = {"float32": "fp32", "bfloat16": "bf16"}
-# An engine before it holds anything, and what activations, optimizers and caches of a few runs add to the weights.
+# An engine before it holds anything, what it holds of every token to follow grammars (1.3 kB with 150,000 of them), and what activations, optimizers
+# and caches of a few runs add to the weights.
 _PROCESS_BYTES: Final = 300_000_000
+_BYTES_PER_TOKEN: Final = 1_500
 _HEADROOM: Final = 1.25
 # The weights once more, as the sampler multiplies them (`infer/packing`).
 _PACKED: Final = 1
@@ -56,6 +58,8 @@ class CheckedModel(NamedTuple):
     """Of an engine."""
     replica_bytes: int
     """Of a replica, which holds nothing but what it multiplies with."""
+    process_bytes: int
+    """What either has beside weights, in any dtype."""
 
 
 def model_arguments(values: Sequence[str]) -> tuple[ModelArgument, ...]:
@@ -77,10 +81,11 @@ def check(model: ModelArgument, dtype: str) -> CheckedModel:
     _check_tokenizer(model.directory, config.vocab_size)
     # A tied head is packed beside the embedding.
     added = config.vocab_size * config.hidden_size if config.tied_head else 0
+    process = _PROCESS_BYTES + _BYTES_PER_TOKEN * config.vocab_size
     needs, replica = (
-        int(numbers * BYTES_PER_PARAMETER[dtype]) + _PROCESS_BYTES for numbers in (parameters * (_HEADROOM + _PACKED), parameters * _HEADROOM + added)
+        int(numbers * BYTES_PER_PARAMETER[dtype]) + process for numbers in (parameters * (_HEADROOM + _PACKED), parameters * _HEADROOM + added)
     )
-    return CheckedModel(model.alias, model.directory, parameters, needs, replica)
+    return CheckedModel(model.alias, model.directory, parameters, needs, replica, process)
 
 
 def announce(model: CheckedModel, dtype: str, free_bytes: int, *, flags: frozenset[str] | None = None) -> str:
@@ -104,7 +109,7 @@ def refuse_what_does_not_fit(models: Sequence[CheckedModel], dtype: str, free_by
     needs = needed_bytes(models, replicas)
     if needs > free_bytes:
         names = ", ".join(model.alias for model in models)
-        processes = _PROCESS_BYTES * len(models) * (1 + replicas)
+        processes = sum(model.process_bytes for model in models) * (1 + replicas)
         smaller = (needs - processes) // 2 + processes
         hint = "use --dtype bfloat16 or a smaller model" if dtype == "float32" and smaller <= free_bytes else "free memory or use a smaller model"
         raise InvalidInput(f"{names} needs {gigabytes(needs)}, {gigabytes(free_bytes)} free: {hint}", field="model")

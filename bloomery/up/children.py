@@ -65,7 +65,7 @@ class Child:
         """When `state` began."""
         self._begun = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._start_at = 0.0
+        self._start_at_s = 0.0
         self._placement = Placement()
 
     @property
@@ -135,14 +135,14 @@ class Child:
         if self._process is None or (status := self._process.poll()) is None:
             return None
         self.unready_deaths = 0 if self.ready else self.unready_deaths + 1
-        self._start_at = time.monotonic() + restart_delay_s(self.unready_deaths)
+        self._start_at_s = time.monotonic() + restart_delay_s(self.unready_deaths)
         self._process = None
         self._to(State.RESTARTING)
         return status
 
     def start_when_due(self) -> bool:
         """Begin the next life if there is none and its time has come."""
-        if self._process is not None or time.monotonic() < self._start_at:
+        if self._process is not None or time.monotonic() < self._start_at_s:
             return False
         self.restarts += 1
         self.start()

@@ -11,13 +11,14 @@ _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 class Health(NamedTuple):
     """`answers`: the api is there; `waiting_for`: aliases whose engine is not.
 
-    `wanted`: bases whose replicas are to run; `replicas`: names of those that answer.
+    `wanted`: bases whose replicas are to run; `replicas`: names of those that answer; `silent`: of those that are there, and have long said nothing.
     """
 
     answers: bool
     waiting_for: frozenset[str]
     wanted: frozenset[str] = frozenset()
     replicas: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()
 
 
 def ask(host: str, port: int) -> Health:
@@ -26,8 +27,8 @@ def ask(host: str, port: int) -> Health:
     try:
         connection.request("GET", "/healthz")
         answer = json.loads(connection.getresponse().read())
-        replicas = answer["replicas"]
-        return Health(True, frozenset(answer.get("waiting_for", ())), frozenset(replicas["wanted"]), frozenset(replicas["ready"]))
+        wanted, ready, silent = (frozenset(answer["replicas"][which]) for which in ("wanted", "ready", "silent"))
+        return Health(True, frozenset(answer.get("waiting_for", ())), wanted, ready, silent)
     except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError):
         # Nobody there, or somebody who says something else: an error, or another program on the port.
         return Health(answers=False, waiting_for=frozenset())

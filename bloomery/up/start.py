@@ -57,6 +57,26 @@ class UpOptions:
     plain: bool
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Plan:
+    """What is to run: all that was decided before the first process starts. `replicas` of each base, `hashes` of the bases of `models`."""
+
+    options: UpOptions
+    models: Sequence[CheckedModel]
+    hashes: Sequence[str]
+    replicas: int
+    shares: Shares
+    data: DataDir
+    holder: Holder
+    lock: Lock
+    environment: Mapping[str, str]
+
+    @property
+    def from_start(self) -> bool:
+        """Whether replicas run before anybody wants them."""
+        return self.options.replicas is not None
+
+
 def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
     """Serve in the foreground until a stop signal; what is refused is refused before anything is written."""
     _check_host(options.host, environment)
@@ -75,7 +95,20 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
         holder = Holder(pid=os.getpid(), host=options.host, port=port, started_us=now_us(), runtime_dir=str(runtime))
         lock.announce(holder)
         try:
-            supervisor = _supervisor(options, models, replicas, data, holder, lock, environment)
+            hashes = [base_models.base_hash(model.directory) for model in models]
+            shares = cores.share(engines=len(set(hashes)), replicas=replicas, from_start=options.replicas is not None, threads=options.threads)
+            plan = _Plan(
+                options=options,
+                models=models,
+                hashes=hashes,
+                replicas=replicas,
+                shares=shares,
+                data=data,
+                holder=holder,
+                lock=lock,
+                environment=environment,
+            )
+            supervisor = _supervisor(plan)
             gigabytes = base_models.needed_bytes(models, options.replicas or 0) / 1e9
             supervisor.run(ready_within_s=_READY_S + _READY_S_PER_GB * gigabytes, on_ready=lambda: _greet(holder, key, data))
         finally:
@@ -97,76 +130,71 @@ def say(line: str) -> None:
         print(line, flush=True)
 
 
-def _supervisor(
-    options: UpOptions, models: Sequence[CheckedModel], replicas: int, data: DataDir, holder: Holder, lock: Lock, environment: Mapping[str, str]
-) -> Supervisor:
-    hashes = [base_models.base_hash(model.directory) for model in models]
-    from_start = options.replicas is not None
-    shares = cores.share(engines=len(set(hashes)), replicas=replicas, from_start=from_start, threads=options.threads)
-    configs = _model_configs(options, models, hashes, replicas, shares, Path(holder.runtime_dir))
-    api = ApiConfig(
-        data_dir=str(data.root),
-        host=holder.host,
-        port=holder.port,
+def _supervisor(plan: _Plan) -> Supervisor:
+    configs = _model_configs(plan)
+    engines: dict[Child, frozenset[str]] = {}
+    serving: dict[Child, str] = {}
+    for served in {config.socket: config for config in reversed(configs)}.values():
+        say(f"{served.alias}: {cores.announce(plan.shares, plan.replicas, from_start=plan.from_start)}")
+        for config, name in _processes(plan, served):
+            child = _child(plan, name, "bloomery.engine", config)
+            if config.role == "replica":
+                child.put(plan.shares.replica)
+                serving[child] = served.base_hash
+            else:
+                engines[child] = frozenset(other.alias for other in configs if other.socket == served.socket)
+    return Supervisor(
+        _child(plan, "api", "bloomery.api", _api_config(plan, configs)),
+        engines,
+        serving,
+        wanted=frozenset(plan.hashes) if plan.from_start else frozenset(),
+        engine_placement=plan.shares.engine,
+        ask=lambda: health.ask(plan.holder.host, plan.holder.port),
+        state_file=plan.data.processes,
+        say=say,
+    )
+
+
+def _api_config(plan: _Plan, configs: tuple[ModelConfig, ...]) -> ApiConfig:
+    options = plan.options
+    return ApiConfig(
+        data_dir=str(plan.data.root),
+        host=plan.holder.host,
+        port=plan.holder.port,
         record=options.record,
         models=configs,
         custom_losses=options.custom_losses,
         max_waiting=options.max_waiting,
     )
 
-    def child(name: str, module: str, config: ApiConfig | EngineConfig, *, threads: int, socket_path: str | None = None) -> Child:
-        return Child(_program(name, module, to_json(config), data, holder, lock, _environment(environment, threads=threads), socket_path))
 
-    engines: dict[Child, frozenset[str]] = {}
-    serving: dict[Child, str] = {}
-    for served in {config.socket: config for config in reversed(configs)}.values():
-        say(f"{served.alias}: {cores.announce(shares, replicas, from_start=from_start)}")
-        for config, name in _processes(data, served, shares, plain=options.plain):
-            made = child(name, "bloomery.engine", config, threads=config.model.threads, socket_path=config.model.socket)
-            if config.role == "replica":
-                made.put(shares.replica)
-                serving[made] = served.base_hash
-            else:
-                engines[made] = frozenset(other.alias for other in configs if other.socket == served.socket)
-    return Supervisor(
-        child("api", "bloomery.api", api, threads=1),
-        engines,
-        serving,
-        wanted=frozenset(hashes) if from_start else frozenset(),
-        engine_placement=shares.engine,
-        ask=lambda: health.ask(holder.host, holder.port),
-        state_file=data.processes,
-        say=say,
-    )
-
-
-def _processes(data: DataDir, served: ModelConfig, shares: Shares, *, plain: bool) -> Iterator[tuple[EngineConfig, str]]:
+def _processes(plan: _Plan, served: ModelConfig) -> Iterator[tuple[EngineConfig, str]]:
     """The engine of a base and its replicas, with their names."""
-    yield EngineConfig(data_dir=str(data.root), model=served, plain=plain), "engine-" + _in_a_file_name(served.alias)
+    root, plain = str(plan.data.root), plan.options.plain
+    yield EngineConfig(data_dir=root, model=served, plain=plain), "engine-" + _in_a_file_name(served.alias)
     for replica in served.replicas:
-        model = replace(served, socket=replica.socket, threads=shares.replica_threads)
-        yield EngineConfig(data_dir=str(data.root), model=model, role="replica", plain=plain), replica.name
+        model = replace(served, socket=replica.socket, threads=plan.shares.replica_threads)
+        yield EngineConfig(data_dir=root, model=model, role="replica", plain=plain), replica.name
 
 
-def _model_configs(
-    options: UpOptions, models: Sequence[CheckedModel], hashes: Sequence[str], replicas: int, shares: Shares, runtime: Path
-) -> tuple[ModelConfig, ...]:
+def _model_configs(plan: _Plan) -> tuple[ModelConfig, ...]:
     """Names of the same base share one engine, its socket, and its replicas, which bear the first of the names."""
+    runtime = Path(plan.holder.runtime_dir)
     first: dict[str, int] = {}
     configs = []
-    for index, (model, base) in enumerate(zip(models, hashes, strict=True)):
+    for index, (model, base) in enumerate(zip(plan.models, plan.hashes, strict=True)):
         number = first.setdefault(base, index)
-        name = REPLICA + _in_a_file_name(models[number].alias)
+        name = REPLICA + _in_a_file_name(plan.models[number].alias)
         configs.append(
             ModelConfig(
                 alias=model.alias,
                 path=str(model.directory),
                 base_hash=base,
-                dtype=options.dtype,
-                threads=shares.threads,
+                dtype=plan.options.dtype,
+                threads=plan.shares.threads,
                 socket=str(runtime / f"engine-{number}.sock"),
                 replicas=tuple(
-                    ReplicaConfig(name=f"{name}-{copy}", socket=str(runtime / f"replica-{number}-{copy}.sock")) for copy in range(replicas)
+                    ReplicaConfig(name=f"{name}-{copy}", socket=str(runtime / f"replica-{number}-{copy}.sock")) for copy in range(plan.replicas)
                 ),
             )
         )
@@ -177,14 +205,20 @@ def _in_a_file_name(alias: str) -> str:
     return alias.replace("/", "-")
 
 
-def _program(
-    name: str, module: str, config: str, data: DataDir, holder: Holder, lock: Lock, env: Mapping[str, str], socket_path: str | None = None
-) -> Program:
-    path = Path(holder.runtime_dir) / f"{name}.json"
-    path.write_text(config)
-    # -P: whatever lies in the user's current directory is not ours to import.
-    argv = [sys.executable, "-P", "-m", module, str(path)]
-    return Program(name=name, argv=argv, env=env, log=data.log(name), socket=Path(socket_path) if socket_path else None, inherit=(lock.fd,))
+def _child(plan: _Plan, name: str, module: str, config: ApiConfig | EngineConfig) -> Child:
+    path = Path(plan.holder.runtime_dir) / f"{name}.json"
+    path.write_text(to_json(config))
+    model = config.model if isinstance(config, EngineConfig) else None
+    program = Program(
+        name=name,
+        # -P: whatever lies in the user's current directory is not ours to import.
+        argv=[sys.executable, "-P", "-m", module, str(path)],
+        env=_environment(plan.environment, threads=1 if model is None else model.threads),
+        log=plan.data.log(name),
+        socket=None if model is None else Path(model.socket),
+        inherit=(plan.lock.fd,),
+    )
+    return Child(program)
 
 
 def _environment(environment: Mapping[str, str], *, threads: int) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Keeps the children running until it is told to stop, then stops them in order: first the api, which lets go of its engines, then the others.
 
-Replicas of a base model run from the start, or from when the api first wants them; from then on the engines keep to processors of their own.
+Replicas of a base model run from the start, or from when the api first wants them; from then on the engines keep to processors of their own. One
+that stands still is killed, so that it starts again.
 """
 
 import json
@@ -13,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from bloomery.types.errors import WorkerError
-from bloomery.up.children import Child, describe_exit
+from bloomery.up.children import Child, State, describe_exit
 from bloomery.up.cores import Placement
 from bloomery.up.health import Health
 
@@ -143,7 +144,15 @@ class Supervisor:
             engine.note_ready(health.answers and engine.pid is not None and not aliases & health.waiting_for)
         for replica in self._replicas:
             replica.note_ready(replica.pid is not None and replica.name in health.replicas)
+            if replica.state is State.NOT_READY and replica.name in health.silent:
+                self._end_standstill(replica)
         return started or before != [child.state for child in self._children]
+
+    def _end_standstill(self, replica: Child) -> None:
+        """Only its end lets another life begin, and nothing of a replica is lost with it. An engine is left alone: it may have much to do."""
+        log.warning("%s lives and says nothing: it is killed", replica.name)
+        self._say(f"{replica.name} lives and says nothing: it is killed")
+        replica.signal(signal.SIGKILL)
 
     def _stop(self) -> None:
         self._stopping = True

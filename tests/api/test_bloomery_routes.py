@@ -202,7 +202,7 @@ def test_health_names_the_engine_that_is_missing(server: Server) -> None:
     server.call(server.engine.crash())
     server.call(wait_until_lost(server))
     answer = server.http.get("/healthz")
-    replicas: dict[str, list[str]] = {"wanted": [], "ready": []}
+    replicas: dict[str, list[str]] = {"wanted": [], "ready": [], "silent": []}
     assert (answer.status_code, answer.json()) == (503, {"status": "starting", "waiting_for": ["tiny"], "replicas": replicas})
 
 

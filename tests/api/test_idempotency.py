@@ -8,6 +8,7 @@ import httpx
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from bloomery.api.headers import AnswerHeaders
 from bloomery.api.idempotency import Idempotent
 from bloomery.services.principal import Principal
 
@@ -37,17 +38,18 @@ class Stand:
     """The layer over an echo, asked by keys of projects."""
 
     def __init__(self, echo: Echo, **bounds: int) -> None:
-        self.echo, self.layer = echo, Idempotent(echo, MOST, **bounds)
+        self.echo, self.layer = echo, Idempotent(echo, MOST, lambda caller: {"x-ratelimit-of": caller.key_id}, **bounds)
 
-    async def ask(self, key: str, body: bytes = b"x", caller: str = "project/key", **headers: str) -> httpx.Response:
+    async def ask(self, key: str, body: bytes = b"x", caller: str = "project/key", query: str = "", **headers: str) -> httpx.Response:
         project, key_id = caller.split("/")
         principal = Principal(project, key_id, frozenset({"infer"}))
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await self.layer({**scope, "state": {"caller": principal}}, receive, send)
 
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            return await client.post(PATH, content=body, headers={"idempotency-key": key} | headers)
+        transport = httpx.ASGITransport(AnswerHeaders(app))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post(PATH + query, content=body, headers={"idempotency-key": key} | headers)
 
     async def is_kept(self, key: str, body: bytes = b"x", caller: str = "project/key") -> bool:
         asked = len(self.echo.bodies)
@@ -73,6 +75,26 @@ def test_headers_of_ours_belong_to_what_was_asked_and_those_of_others_do_not() -
             assert refused.status_code == 409
             assert "`x-bloomery-` headers" in refused.json()["error"]["message"]
         assert len(stand.echo.bodies) == 1
+
+    play(story)
+
+
+def test_a_query_belongs_to_what_was_asked() -> None:
+    async def story(stand: Stand) -> None:
+        assert (await stand.ask("a", query="?beta=true")).status_code == 200
+        assert (await stand.ask("a", query="?beta=true")).headers["idempotent-replayed"] == "true"
+        for other in ("", "?beta=false", "?beta=true&more"):
+            assert (await stand.ask("a", query=other)).status_code == 409
+        assert len(stand.echo.bodies) == 1
+
+    play(story)
+
+
+def test_repetitions_and_what_is_refused_here_say_where_the_key_stands() -> None:
+    async def story(stand: Stand) -> None:
+        assert "x-ratelimit-of" not in (await stand.ask("a")).headers
+        for answer in (await stand.ask("a"), await stand.ask("a", b"another"), await stand.ask("k" * 256)):
+            assert answer.headers["x-ratelimit-of"] == "key"
 
     play(story)
 
@@ -161,7 +183,8 @@ def test_who_hangs_up_while_he_waits_waits_no_longer() -> None:
 
 def scope(key: str) -> dict[str, Any]:
     principal = Principal("project", "key", frozenset({"infer"}))
-    return {"type": "http", "method": "POST", "path": PATH, "headers": [(b"idempotency-key", key.encode())], "state": {"caller": principal}}
+    headers = [(b"idempotency-key", key.encode())]
+    return {"type": "http", "method": "POST", "path": PATH, "query_string": b"", "headers": headers, "state": {"caller": principal}}
 
 
 async def settled() -> None:

@@ -1,5 +1,6 @@
 """The process: it answers before its engines do, and a signal stops it cleanly."""
 
+import json
 import resource
 import signal
 import socket
@@ -11,12 +12,12 @@ import httpx
 
 from bloomery.config import ApiConfig, ModelConfig, to_json
 from tests.live import wait_until
-from tests.render.builders import chatml_directory
+from tests.render.builders import chatml_directory, small_config
 
 
 def test_the_process_answers_and_stops_cleanly(tmp_path: Path) -> None:
     model = chatml_directory(tmp_path / "model")
-    (model / "config.json").write_text('{"max_position_embeddings": 64, "vocab_size": 400, "hidden_size": 64}')
+    (model / "config.json").write_text(json.dumps(small_config(400)))
     base = ModelConfig(alias="tiny", path=str(model), base_hash="b", dtype="float32", threads=1, socket=str(tmp_path / "nobody"))
     config = ApiConfig(data_dir=str(tmp_path), host="127.0.0.1", port=free_port(), record="full", models=(base,))
     (tmp_path / "api.json").write_text(to_json(config))

@@ -15,11 +15,12 @@ from bloomery.infer.attention import ChunkAttention, StepAttention
 from bloomery.infer.versions import Model
 from bloomery.models.adapters import AdapterRows
 from bloomery.models.attention import Attention
-from bloomery.models.decoder import Block, Decoder, Wanted
+from bloomery.models.block import Block, RecurrentBlock
+from bloomery.models.decoder import Decoder, Wanted
 from bloomery.models.experts import Experts, Routing
 from bloomery.models.gated_delta import GatedDelta
 from bloomery.models.mamba import Mamba
-from bloomery.models.recurrent import Carried
+from bloomery.models.recurrent import InterChunk
 from bloomery.models.rope import Rope
 from tests.fidelity.instances import STEPS, adapted, trained
 
@@ -101,23 +102,23 @@ def _eps(eps: float) -> Callable[[Model], Model]:
 class _Forgetful(Mamba):
     """Every chunk begins as the first one does."""
 
-    def across(self, parts: Sequence[Tensor], state_N: Tensor, carried: int) -> Carried:
-        return super().across(parts, torch.zeros_like(state_N), carried)
+    def inter_chunk(self, intra: Sequence[Tensor], state_N: Tensor, carried: int) -> InterChunk:
+        return super().inter_chunk(intra, torch.zeros_like(state_N), carried)
 
 
 def _forget_state(block: Block) -> None:
-    if isinstance(right := block.recurrent, Mamba):
+    if isinstance(block, RecurrentBlock) and isinstance(right := block.recurrent, Mamba):
         block.recurrent = _Forgetful(right.config, right.eps, right.norm.dtype)
         block.recurrent.load_state_dict(right.state_dict())
 
 
 def _keep_all(block: Block) -> None:
-    if isinstance(block.recurrent, GatedDelta):
+    if isinstance(block, RecurrentBlock) and isinstance(block.recurrent, GatedDelta):
         block.recurrent.log_rate.fill_(-20)
 
 
 def _skip_nothing(block: Block) -> None:
-    if isinstance(block.recurrent, Mamba):
+    if isinstance(block, RecurrentBlock) and isinstance(block.recurrent, Mamba):
         block.recurrent.skip.zero_()
 
 

@@ -11,9 +11,10 @@ from bloomery.infer.versions import Model
 from bloomery.models.attention import ROW_PAD
 from bloomery.models.numerics import Form, plain_form, probe
 from bloomery.train import snapshot
+from bloomery.types import fidelity_text
 from bloomery.types.arrays import Array
 from bloomery.types.errors import WorkerError
-from bloomery.types.fidelity import LENGTHS, PLAIN_K3, TEXT_TOKENS, Prompt, Sampled, compare, prompts, text, verdict
+from bloomery.types.fidelity import LENGTHS, PLAIN_K3, TEXT_TOKENS, Prompt, Sampled, compare, prompts, verdict
 from tests.fidelity.mutations import Forward
 from tests.infer.builders import adapter
 from tests.train.builders import datum, decoder, learn, logprobs, run, step, supervised, train
@@ -76,7 +77,7 @@ def test_prompts_leave_room_and_stand_on_both_sides_of_the_pads(context):
 
 def test_the_text_is_long_enough_for_the_longest_prompt():
     # A token of any vocabulary stands for a handful of characters.
-    assert len(text()) > 6 * max(LENGTHS)
+    assert len(fidelity_text.TEXT) > 6 * max(LENGTHS)
 
 
 def test_the_trainers_side_has_the_bits_of_a_training_pass():

@@ -1,9 +1,9 @@
 """What every engine behind the protocol keeps to, shown on the embedded one and on a fake, and what the fake's scripts make of it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from bloomery.models.adapters import PUBLISHED_PREFIX
 from bloomery.models.load import stored_tensors
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound, NotSupported, Unavailable, WorkerError
 from bloomery.types.generation import Abort, Generate, Live, PromptFound, SampledToken, SampleFinished, Weights
-from bloomery.types.serving import MODEL, VersionSpan, version_spans
+from bloomery.types.serving import MODEL, VersionSpan, WeightInfo, version_spans
 from tests.infer.builders import Adapters, adapter, prompt, request
 from tests.infer.hash_engine import HashEngine, Script, numbers
 from tests.infer.test_versions import other_model
@@ -326,6 +326,42 @@ async def test_an_update_that_does_not_fit_is_refused_whole_and_goes_on(stage: S
     await engine.begin_update(MODEL, "newest")
     await engine.cancel_update(MODEL)
     assert await engine.weight_info(MODEL) == same
+
+
+async def outcomes(*calls: Coroutine[Any, Any, object]) -> list[type]:
+    """What comes of calls that are made at once, by its kind."""
+    return [type(found) for found in await asyncio.gather(*calls, return_exceptions=True)]
+
+
+async def test_of_two_who_begin_an_update_at_once_one_comes_first(stage: Stage):
+    engine = stage.engine
+    await engine.load_adapter("a", Weights(version="v0", key="k"))
+    of_one_name = await outcomes(engine.begin_update(MODEL, "first"), engine.begin_update(MODEL, "second"))
+    assert set(of_one_name) == {type(None), Conflict}
+    await engine.cancel_update(MODEL)
+    of_one_version = await outcomes(engine.begin_update(MODEL, "both"), engine.begin_update("a", "both"))
+    assert set(of_one_version) == {type(None), Conflict}
+    updated, other = (MODEL, "a") if of_one_version[0] is type(None) else ("a", MODEL)
+    assert (await engine.commit(updated, "keep")).version == "both"
+    await engine.begin_update(other, "of its own")
+
+
+async def test_of_a_commit_and_whoever_comes_with_it_one_takes_effect(stage: Stage):
+    engine = stage.engine
+    new = stage.whole(7)
+    for number, other in enumerate((lambda: engine.commit(MODEL, "keep"), lambda: engine.cancel_update(MODEL))):
+        await engine.begin_update(MODEL, f"new {number}")
+        await engine.apply(MODEL, new)
+        before = await engine.weight_info(MODEL)
+        found = await outcomes(engine.commit(MODEL, "keep"), other())
+        assert found.count(Conflict) == 1
+        after = await engine.weight_info(MODEL)
+        assert after.version == (f"new {number}" if WeightInfo in found else before.version)
+        for late in (engine.commit(MODEL, "keep"), engine.cancel_update(MODEL), engine.apply(MODEL, new)):
+            with pytest.raises(Conflict, match="no update of `model` is staged"):
+                await late
+    await engine.begin_update(MODEL, "newest")
+    assert (await engine.commit(MODEL, "keep")).version == "newest"
 
 
 async def test_adapters_come_and_go_while_requests_run(stage: Stage):

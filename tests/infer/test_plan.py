@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bloomery.infer.plan import CLASSES, LEAST_SHARED, Chunk, Fork, Kept, Limits, Plan, Sample, Stem, fits, in_common, plan_step
+from bloomery.infer.plan import CLASSES, LEAST_SHARED, Chunk, Fork, Kept, Limits, Plan, Sample, Stem, Stretch, in_common, plan_step
+from bloomery.models.attention import KEY_PAD, pad_to
 from bloomery.types.generation import Priority
 
 
@@ -33,6 +34,12 @@ def samples_of(
     length = len(shared.tokens)
     reusable = length - 1 if first_scored is None else first_scored - 1
     return [Sample(request_id, index, shared, length, reusable, decodes=decodes, left=left, priority=priority) for index in range(count)]
+
+
+def fits(samples: Sequence[Sample], limits: Limits) -> bool:
+    """Whether the cache holds all of them; one alone always may run."""
+    places = pad_to(max((sample.length for sample in samples), default=0), KEY_PAD) + limits.state_tokens
+    return len(samples) <= 1 or (len(samples) <= limits.slots and len(samples) * places <= limits.cache_tokens)
 
 
 class Simulation:
@@ -110,6 +117,8 @@ class Simulation:
         spent = sum(chunk.stop - chunk.start for chunk in plan.prefill) + len(plan.decode)
         assert spent > 0 or plan.preempt or plan.admit, "nothing happens although someone waits or runs"
         assert spent <= self.limits.token_budget
+        computed = [(chunk.sample.request_id, place) for chunk in plan.prefill for place in range(chunk.start, min(chunk.stop, chunk.sample.shared))]
+        assert len(set(computed)) == len(computed), "two siblings compute the same, and answer twice what is asked about it"
         for priority in CLASSES:
             admit, waiting, preempt, running = (of(priority, queue) for queue in (plan.admit, self.waiting, plan.preempt, self.running))
             assert admit == waiting[: len(admit)], "first come, first served"
@@ -145,7 +154,7 @@ class Simulation:
         assert answered >= sample.shared, "a prompt that is scored is computed to its end"
         if self.keeping:
             tokens = np.concatenate([sample.stem.tokens, np.full(max(0, sample.cached - len(sample.stem.tokens)), 7, np.int32)])
-            self.kept = [*self.kept, Kept(Stem(sample.stem.version, tokens[: sample.cached]))][-self.keeping :]
+            self.kept = [*self.kept, Kept(Stem(sample.stem.version, tokens[: sample.cached]), (Stretch(0, sample.cached),))][-self.keeping :]
 
     def run(self) -> list[Plan]:
         plans: list[Plan] = []
@@ -347,6 +356,19 @@ def test_a_common_beginning_is_prefilled_once_and_the_rest_by_each():
         engine.submit(samples_of(f"r{number}", prompt=stem(300 + number, own=20)), quota=3)
     engine.run()
     assert engine.prefilled == 299 + 20 + 21 + 22
+
+
+def test_a_sibling_waits_for_one_who_begins_behind_what_this_step_computes():
+    """Else both would compute, and answer for, what comes behind the common beginning."""
+    engine = Simulation(Limits())
+    engine.submit(samples_of("first", prompt=stem(45, "m", own=9)), quota=9)
+    siblings = samples_of("pair", prompt=stem(63, "m", own=27), count=2, first_scored=20)
+    engine.submit(siblings, quota=9)
+    plan = engine.step()
+    assert [fork.tokens for fork in plan.forks] == [19]
+    assert siblings[1] not in plan.admit
+    plan = engine.step()
+    assert (plan.prefill, plan.forks) == ((Chunk(siblings[0], 19, 62),), (Fork(siblings[1], siblings[0], 62),))
 
 
 def test_nothing_is_taken_over_from_other_weights_or_for_a_few_tokens():

@@ -240,6 +240,14 @@ def test_late_siblings_take_over_what_the_first_have_left(model):
     assert answer == generate(sampler(model, {}, ROOMY), group)["group"]
 
 
+def test_siblings_behind_a_beginning_that_another_computes_in_the_same_step_are_scored_once(model):
+    engine = sampler(model, {}, ROOMY)
+    scored = request("scored", [*prompt(40), *prompt(23, seed=1)], num_samples=2, max_tokens=3, asked={"targets": cells((25, 3), (60, 7))})
+    found = generate(engine, request("first", [*prompt(40), *prompt(5, seed=2)], max_tokens=3), scored)["scored"]
+    assert found.told == generate(sampler(model, {}, ROOMY), scored)["scored"].told
+    assert engine.tokens_prefilled == 44 + 62 - 24
+
+
 def test_broken_weights_are_not_kept(model):
     broken = adapter(model, 0)
     broken.get("layers.1.qkv").b.fill_(float("nan"))

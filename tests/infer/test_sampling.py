@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from bloomery.infer.sampling import Draw, choose, gumbel, kept, philox, scale_and_truncate
+from bloomery.infer.sampling import Draw, choose, kept, philox, scale_and_truncate, uniforms
 from bloomery.types.generation import SamplingParams
 
 
@@ -34,21 +34,40 @@ def test_philox_gives_the_published_answers(counter, key, expected):
     assert tuple(int(word[0]) for word in philox(words(*counter), words(*key))) == expected
 
 
-@pytest.mark.parametrize("vocab_size", [1, 3, 37, 300, 4096])
-def test_noise_of_a_row_is_the_same_alone_and_in_company(vocab_size):
+def test_a_number_belongs_to_seed_sample_and_position_alone():
     draws = [Draw(sample, position, params(seed=seed)) for seed in (0, 1, 2**63 + 5) for sample in (0, 1) for position in (0, 1, 700)]
-    together = gumbel(draws, vocab_size)
-    assert np.isfinite(together).all()
-    for row, draw in enumerate(draws):
-        assert np.array_equal(gumbel([draw], vocab_size)[0], together[row])
-    if vocab_size > 3:
-        assert len({row.tobytes() for row in together}) == len(draws)
+    together = uniforms(draws)
+    assert [uniforms([draw])[0] for draw in draws] == together.tolist()
+    assert len(set(together.tolist())) == len(draws)
 
 
-def test_noise_is_gumbel_distributed():
-    noise = gumbel([Draw(0, position, params()) for position in range(200)], 4096).ravel()
-    quantiles = np.linspace(0.05, 0.95, 19)
-    assert np.allclose((noise[:, None] < -np.log(-np.log(quantiles))).mean(0), quantiles, atol=0.002)
+def test_numbers_are_uniform():
+    numbers = uniforms([Draw(sample, position, params()) for position in range(20_000) for sample in range(2)])
+    assert (numbers > 0).all()
+    assert (numbers < 1).all()
+    assert chisquare(np.histogram(numbers, 100, (0, 1))[0]).pvalue > 0.001
+
+
+@pytest.mark.parametrize("vocab_size", [1, 3, 37, 300, 4099])
+def test_the_token_of_a_row_is_the_same_alone_and_in_company(vocab_size):
+    # Hardly any token is much likelier than others: a bit of difference in a sum would be seen.
+    rows, draws = logits(400, vocab_size) / 64, [Draw(row % 3, row, params(seed=row % 5)) for row in range(400)]
+    together = choose(rows, draws).tokens_B
+    assert [int(choose(rows[row : row + 1].copy(), [draw]).tokens_B[0]) for row, draw in enumerate(draws)] == together.tolist()
+
+
+def test_every_token_of_a_large_vocabulary_has_its_share():
+    vocab_size, count = 150_000, 500
+    rows = np.broadcast_to(np.zeros(vocab_size, np.float32), (count, vocab_size))
+    tokens = choose(rows, [Draw(0, position, params(seed=5)) for position in range(count)]).tokens_B
+    assert chisquare(np.histogram(tokens, 10, (0, vocab_size))[0]).pvalue > 0.001
+
+
+def test_a_number_at_either_end_finds_a_token_that_may_come(monkeypatch):
+    row = np.array([[-np.inf, 0.0, -np.inf, 1.0, -np.inf]], np.float32)
+    for number, token in ((2.0**-53, 1), (1 - 2.0**-53, 3)):
+        monkeypatch.setattr("bloomery.infer.sampling.uniforms", lambda draws, number=number: np.full(len(draws), number))
+        assert choose(row, [Draw(0, 0, params())]).tokens_B.tolist() == [token]
 
 
 def brute_force(row: np.ndarray, asked: SamplingParams) -> np.ndarray:

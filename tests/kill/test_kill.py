@@ -51,6 +51,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         return finish(start_workload(undisturbed, TENANTS)).reports
 
 
+@pytest.mark.slow
 def test_two_tenants_end_with_the_same_bits_after_several_deaths(tmp_path: Path) -> None:
     with running_server(tmp_path / "undisturbed") as undisturbed:
         reports = finish(start_workload(undisturbed, 2)).reports

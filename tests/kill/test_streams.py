@@ -1,4 +1,5 @@
-"""kill -9 of replicas and of the engine, and promotions, in the middle of streams: each ends with the text that its version and seed stand for.
+"""kill -9 of replicas and of the engine, replicas that stand still, and promotions, in the middle of streams: each ends with the text that its
+version and seed stand for.
 
 The texts that should come are sampled first, by the engine, from each snapshot under its version: nobody is killed then.
 """
@@ -24,6 +25,8 @@ from tests.live import LiveServer, running_server
 STREAMS = 240
 AT_ONCE = 12
 TOKENS = 64
+LONG = 200
+"""Tokens of streams that something is to happen to."""
 PROMOTIONS = 3
 PROMPTS = ["import os", "def main():", "class Tree:", "for line in", "return self.", "x = [", '"""Read', "if not"]
 NAME = "served"
@@ -51,7 +54,7 @@ class Chaos:
 
     async def rage(self, chance: random.Random) -> None:
         while True:
-            await self._until(lambda: self.open_streams > 0 and self._all_ready())
+            await until(lambda: self.open_streams > 0 and self._all_ready())
             await asyncio.sleep(chance.uniform(0.2, 2.0))
             self.promotions += 1
             await asyncio.to_thread(self.client.deployments.promote, NAME, self.versions[self.promotions % 2])
@@ -64,16 +67,11 @@ class Chaos:
             os.kill(pid, signal.SIGKILL)
         self.kills += len(names)
         self.struck += self.open_streams
-        await self._until(lambda: all(self.server.pids().get(name, pid) != pid for name, pid in before.items()))
+        await until(lambda: all(self.server.pids().get(name, pid) != pid for name, pid in before.items()))
 
     def _all_ready(self) -> bool:
         children = self.server.children()
         return all(children[name]["state"] == "ready" for name in self.victims)
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(RESTARTED_S):
-            while not condition():
-                await asyncio.sleep(0.02)
 
 
 @pytest.mark.slow
@@ -85,6 +83,51 @@ def test_no_stream_fails_and_none_says_anything_else_when_processes_die_and_weig
         chaos = Chaos(server, client, versions, victims=victims)
         assert asyncio.run(story(server, chaos, kills)) >= STREAMS
     assert chaos.struck >= kills
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_streams_leave_a_replica_that_stands_still_whether_it_goes_on_later_or_never(tmp_path: Path, comes_back: bool) -> None:
+    with running_server(tmp_path / "data", replicas=2) as server:
+        asyncio.run(standstill(server, "replica-bloomery-tiny-0", comes_back=comes_back))
+
+
+async def standstill(server: LiveServer, name: str, *, comes_back: bool) -> None:
+    async with asyncio.timeout(DEADLINE_S), openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0) as sdk:
+        expected = await asyncio.gather(*(text_of(sdk, prompt, asyncio.Event()) for prompt in PROMPTS))
+        begun = [asyncio.Event() for _ in PROMPTS]
+        streams = [asyncio.create_task(text_of(sdk, prompt, event)) for prompt, event in zip(PROMPTS, begun, strict=True)]
+        for event in begun:
+            await event.wait()
+        pid = server.pids()[name]
+        assert not any(stream.done() for stream in streams)
+        os.kill(pid, signal.SIGSTOP)
+        await until(lambda: server.children()[name]["state"] != "ready")
+        if comes_back:
+            os.kill(pid, signal.SIGCONT)
+        assert await asyncio.gather(*streams) == expected
+        await until(lambda: server.children()[name]["state"] == "ready")
+        assert (server.pids()[name] == pid) is comes_back
+        assert await asyncio.gather(*(text_of(sdk, prompt, asyncio.Event()) for prompt in PROMPTS)) == expected
+
+
+async def text_of(sdk: openai.AsyncOpenAI, prompt: str, begun: asyncio.Event) -> str:
+    text, goes_on = "", {"ignore_eos": True}
+    try:
+        async for chunk in await sdk.completions.create(
+            model="bloomery-tiny", prompt=prompt, seed=1, max_tokens=LONG, stream=True, extra_body=goes_on
+        ):
+            begun.set()
+            text += chunk.choices[0].text
+    finally:
+        begun.set()
+    return text
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(RESTARTED_S):
+        while not condition():
+            await asyncio.sleep(0.02)
 
 
 async def story(server: LiveServer, chaos: Chaos, kills: int) -> int:

@@ -20,12 +20,12 @@ from bloomery.models.load import load_decoder, stored_tensors
 from bloomery.models.names import Place, module_of, stored_places
 from bloomery.models.numerics import probe
 from bloomery.models.weight_files import check_weights
+from bloomery.services.models import read_size
 from bloomery.sync.export import adapter, merged
 from bloomery.sync.manifest import Manifest
 from bloomery.train.run import TrainableRun
 from bloomery.train.snapshot import read_model
 from bloomery.types.errors import BloomeryError, NotSupported
-from bloomery.types.routing import RoutingShape
 from tests.infer.builders import Adapters, full_routing, generate, naive, prompt, request
 from tests.infer.builders import adapter as random_adapter
 from tests.models.builders import GEMMA4, GEMMA4_SMALL, ILL_CONDITIONED, TRAINED, reference, saved
@@ -344,11 +344,14 @@ def test_a_text_model_that_was_saved_out_of_one_with_towers_is_read(directories:
 
 
 @pytest.mark.parametrize("family", TRAINED)
-def test_services_read_the_same_routing_as_the_engine(family: str, directories: Mapping[str, Path]) -> None:
-    raw = json.loads((directories[family] / "config.json").read_text())
-    routing = parse_config(raw).routing
-    assert RoutingShape.of_config(raw) == routing
-    assert (routing is not None) == (family in SPARSE)
+def test_services_know_the_experts_of_a_model(family: str, directories: Mapping[str, Path]) -> None:
+    size = read_size(directories[family])
+    assert (size.routing is not None) == (family in SPARSE)
+    # An adapter on experts goes to PEFT where nothing beside them is adapted: all of these have a dense layer, an MLP beside, or shared experts.
+    assert size.partly_dense == (family in SPARSE)
+    if size.routing is not None:
+        shape = full_routing(load_decoder(directories[family], dtype=torch.float32), prompt(3), None).shape
+        assert shape[1:] == (len(size.routing.sparse_layers), size.routing.top_k)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "gemma4_text, small"])

@@ -9,7 +9,7 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMamba2Mi
 
 from bloomery.models.config import MambaConfig
 from bloomery.models.mamba import Mamba
-from bloomery.models.recurrent import Chunks, Run, packed_read
+from bloomery.models.recurrent import Chunks, SequenceRows, packed_scan
 
 CONFIG = MambaConfig(heads=6, head_dim=8, state_size=16, groups=2, conv_width=4, conv_bias=True, least_step=0.02)
 EPS = 1e-5
@@ -31,8 +31,8 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 
 def chunked(mamba: Mamba, projected_RO: Tensor) -> Tensor:
     """What one sequence reads, as the trainer computes it."""
-    chunks = Chunks([Run(0, len(projected_RO))], len(projected_RO), mamba.config, "cpu", tails=False)
-    return packed_read(mamba, mamba.remembered(projected_RO), chunks)
+    chunks = Chunks([SequenceRows(0, len(projected_RO))], len(projected_RO), mamba.config, "cpu", tails=False)
+    return packed_scan(mamba, mamba.scan_inputs(projected_RO), chunks)
 
 
 def token_by_token(mamba: Mamba, projected_RO: Tensor) -> Tensor:
@@ -99,11 +99,11 @@ def test_a_rows_bits_depend_neither_on_rows_behind_it_nor_on_other_chunks() -> N
     rows_NLX = noise(5, lookback + CONFIG.chunk_rows, CONFIG.row_width)
     state_N = noise(5, *CONFIG.state_shape, seed=1)
     with torch.no_grad():
-        together = mamba.across(mamba.within(rows_NLX), state_N, 5)
-        alone = mamba.across(mamba.within(rows_NLX[3:4]), state_N[3:4], 1)
+        together = mamba.inter_chunk(mamba.intra_chunk(rows_NLX), state_N, 5)
+        alone = mamba.inter_chunk(mamba.intra_chunk(rows_NLX[3:4]), state_N[3:4], 1)
         cut_NLX = rows_NLX[3:4].clone()
         cut_NLX[:, lookback + 20 :] = 1e4
-        begun = mamba.across(mamba.within(cut_NLX), state_N[3:4], 0)
+        begun = mamba.inter_chunk(mamba.intra_chunk(cut_NLX), state_N[3:4], 0)
     assert torch.equal(alone.read_NTI[0], together.read_NTI[3])
     assert torch.equal(alone.state_N[0], together.state_N[3])
     assert torch.equal(begun.read_NTI[0, :20], together.read_NTI[3, :20])

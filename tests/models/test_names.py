@@ -10,9 +10,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bloomery.models.config import DecoderConfig
+from bloomery.models.decoder import Decoder
 from bloomery.models.families import read_config
 from bloomery.models.load import load_decoder, stored_tensors
 from bloomery.models.names import stored_places
+from bloomery.models.products import MATRICES
 from bloomery.models.weight_files import check_weights
 from bloomery.types.errors import InvalidInput
 from tests.models.builders import MODELS, reference, saved
@@ -43,6 +45,14 @@ def test_every_place_of_the_decoder_is_filled_by_one_tensor(family: str, tmp_pat
     untouched = load_decoder(tmp_path, dtype=torch.float32)
     for (name, changed), (_, before) in zip(decoder.named_parameters(), untouched.named_parameters(), strict=True):
         assert torch.equal(changed, before + 1.0), name
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_the_probe_and_the_packed_form_know_every_matrix(family: str, tmp_path: Path) -> None:
+    decoder = Decoder(read_config(saved(family, tmp_path)), dtype=torch.float32, device="meta")
+    found = {name.rpartition(".")[2] for name, parameter in decoder.named_parameters() if parameter.dim() > 1}
+    # Tables are looked up in, the head is told apart, and the others are summed without a product.
+    assert found <= MATRICES | {"embedding", "head", "conv", "shared_gate"}
 
 
 def drop(tensors: dict[str, Tensor]) -> None:

@@ -74,7 +74,7 @@ def test_adapters_are_on_every_projection_but_the_one_that_peft_refuses(tmp_path
 
 def test_services_know_that_its_experts_have_shared_ones_beside_them(tmp_path: Path) -> None:
     size = read_size(saved("nemotron_h", tmp_path / "sparse"))
-    assert size.mixed
+    assert size.partly_dense
     assert size.routing is not None
     assert size.routing.sparse_layers == (1, 4)
-    assert not read_size(saved("nemotron_h, dense", tmp_path / "dense")).mixed
+    assert not read_size(saved("nemotron_h, dense", tmp_path / "dense")).partly_dense

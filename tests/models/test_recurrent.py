@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bloomery.models.attention import PackedAttention, packed_starts
+from bloomery.models.block import RecurrentBlock
 from bloomery.models.config import GatedDeltaConfig
-from bloomery.models.decoder import Block
 from bloomery.models.gated_delta import GatedDelta
 from bloomery.models.load import load_decoder
 from bloomery.models.numerics import probe
@@ -90,15 +90,15 @@ def test_the_gradient_is_that_of_the_rule() -> None:
 class _Mean(GatedDelta):
     """Chunks that look at each other."""
 
-    def within(self, rows_NLX: Tensor) -> tuple[Tensor, ...]:
-        return super().within(rows_NLX + 1e-3 * rows_NLX.mean(0))
+    def intra_chunk(self, rows_NLX):
+        return super().intra_chunk(rows_NLX + 1e-3 * rows_NLX.mean(0))
 
 
 class _Later(GatedDelta):
     """Rows that look at those behind them."""
 
-    def within(self, rows_NLX: Tensor) -> tuple[Tensor, ...]:
-        return super().within(rows_NLX + 1e-3 * rows_NLX.mean(1, keepdim=True))
+    def intra_chunk(self, rows_NLX):
+        return super().intra_chunk(rows_NLX + 1e-3 * rows_NLX.mean(1, keepdim=True))
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,6 @@ class _Later(GatedDelta):
 def test_the_probe_finds_a_mixer_whose_bits_depend_on_the_company(broken: type[GatedDelta], says: str, tmp_path: Path) -> None:
     decoder = load_decoder(saved("qwen3_5_text", tmp_path), dtype=torch.float32)
     for block in decoder.layers:
-        if isinstance(block, Block) and isinstance(block.recurrent, GatedDelta):
+        if isinstance(block, RecurrentBlock):
             block.recurrent.__class__ = broken
     assert any(failure.startswith(says) for failure in probe(decoder).failures)

@@ -126,6 +126,24 @@ def test_too_many_tokens_are_told_how_many_fit_by_the_name_they_were_asked_by(sd
         chat(sdk, **{field: int(fits) + 1})
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "x" * 10**6}]}, "messages"),
+        ("completions", {"prompt": ["x", "y" * 10**6]}, "prompt"),
+        ("responses", {"input": "x" * 10**6}, "input"),
+        ("embeddings", {"input": ["x", "y" * 10**6]}, "input.1"),
+    ],
+)
+def test_a_text_that_is_far_too_long_is_refused_without_counting_its_tokens(
+    server: ScriptedServer, path: str, body: dict[str, Any], field: str
+) -> None:
+    answer = server.http.post(f"/v1/{path}", json={"model": "tiny"} | body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    assert re.search(rf"^`{field}` has at least \d+ tokens and leaves no room in the model's context of {CONTEXT}", answer.json()["error"]["message"])
+    assert server.scripted.requests == []
+
+
 def test_both_names_with_one_value_are_one_wish(sdk: OpenAI, server: ScriptedServer) -> None:
     chat(sdk, max_tokens=3, max_completion_tokens=3)
     assert server.scripted.requests[0].params.max_tokens == 3

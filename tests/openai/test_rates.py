@@ -253,6 +253,12 @@ def test_the_same_key_and_body_give_the_stored_answer(server: ScriptedServer, sd
     assert len(server.scripted.requests) == 2
 
 
+def test_a_repetition_takes_nothing_and_is_told_where_its_key_stands(server: ScriptedServer) -> None:
+    with limited(server, requests_per_minute=3) as sdk:
+        told = [raw_chat(sdk, extra_headers={"Idempotency-Key": key}).headers for key in ("one", "one", "two", "one")]
+        assert [headers["x-ratelimit-remaining-requests"] for headers in told] == ["2", "2", "1", "1"]
+
+
 def test_a_key_belongs_to_one_body_one_path_and_one_caller(server: ScriptedServer, sdk: OpenAI) -> None:
     key = {"extra_headers": {"Idempotency-Key": "mine"}}
     raw_chat(sdk, **key)

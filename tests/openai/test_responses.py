@@ -27,6 +27,8 @@ OUTSIDE = [
     ({"prompt": {"id": "p"}}, "prompt", "`instructions`"),
     ({"reasoning": {"effort": "high"}}, "reasoning", "leave it out"),
     ({"truncation": "auto"}, "truncation", "leave it out"),
+    ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]}, "input.0.arguments", "not the text of a JSON object"),
+    ({"tools": [{"type": "function", "name": "f"}] * 2}, "tools.1.name", "a name of its own"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type", "`web_search` are not offered"),
     ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools.0.type", "run them yourself"),
     ({"tool_choice": {"type": "file_search"}}, "tool_choice.type", "name a function"),

@@ -101,7 +101,7 @@ def test_both_log_probabilities_are_told_and_belong_together(sdk: OpenAI) -> Non
 
 
 def test_penalties_are_those_of_the_definition(sdk: OpenAI) -> None:
-    asked = {"presence_penalty": 0.7, "frequency_penalty": 0.4, "max_tokens": 40}
+    asked = {"presence_penalty": 0.7, "frequency_penalty": 0.4, "max_tokens": 80}
     raw, processed = (shown(sdk, **asked, extra_body={"logprobs_mode": mode}) for mode in ("raw_logprobs", "processed_logprobs"))
     said: list[bytes] = []
     penalised = 0

@@ -143,7 +143,7 @@ def test_an_answer_in_json_and_calls_go_together(sdk: OpenAI, server: ScriptedSe
     [
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0", ""),
         ({"tools": [{"type": "function", "function": {"name": "white space"}}]}, "tools.0.function.name", ""),
-        ({"tools": [ADD, ADD]}, "tools.1", "name of its own"),
+        ({"tools": [ADD, ADD]}, "tools.1.function.name", "name of its own"),
         ({"tools": [{"type": "function", "function": {"name": "f", "colour": "red"}}]}, "tools.0.function.colour", "unknown field"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs `tools`"),
         ({"tool_choice": {"type": "function", "function": {"name": "subtract"}}}, "tool_choice", "subtract"),

@@ -56,6 +56,12 @@ def metaspace() -> Tokenizer:
     return tokenizer
 
 
+def small_config(vocab_size: int, context: int = 2048) -> dict[str, Any]:
+    """The `config.json` of a model that nobody computes with."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return {"model_type": "qwen3", "vocab_size": vocab_size, "max_position_embeddings": context, **sizes}
+
+
 def write(directory: Path, tokenizer: Tokenizer | None, **files: Any) -> Path:
     """A model directory with this tokenizer; every other file is given by its name, `.json` where it is an object."""
     directory.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,9 @@ from bloomery.types.operations import (
     SnapshotResult,
 )
 from bloomery.types.protocol import (
+    ALIVE_EVERY_S,
     Acknowledge,
+    Alive,
     BaseInfo,
     CheckpointWritten,
     CloseRun,
@@ -66,7 +68,7 @@ from bloomery.types.protocol import (
 )
 from bloomery.types.resources import Fidelity
 from bloomery.types.wire import encode
-from tests.render.builders import CHATML, byte_level, write
+from tests.render.builders import CHATML, byte_level, small_config, write
 
 BASE = "base-1"
 PARTS = {"attn": 10**15, "mlp": 1000, "unembed": 1000}
@@ -76,9 +78,8 @@ VOCABULARY, CONTEXT = 300, 64
 
 def fake_base(directory: Path, alias: str = "tiny") -> ModelConfig:
     """The fake's base model as an api is told of it: files without weights, and the socket `s`, both in `directory`."""
-    sizes = {"max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY, "hidden_size": 64}
     chat = {"chat_template": CHATML, "eos_token": "<|im_end|>"}
-    model = write(directory / "model", byte_level(), config=sizes, tokenizer_config=chat)
+    model = write(directory / "model", byte_level(), config=small_config(VOCABULARY, CONTEXT), tokenizer_config=chat)
     return ModelConfig(alias=alias, path=str(model), base_hash=BASE, dtype="float32", threads=1, socket=str(directory / "s"))
 
 
@@ -98,11 +99,15 @@ class HeldRun:
 class FakeEngine:
     """`gate` holds the executor; `crash` is a death with all memory, `hang_up` only ends the connection."""
 
+    alive_every_s = ALIVE_EVERY_S
+
     def __init__(self, socket: Path, blobs: Blobs, *, checkpoint_every: int = 2, numerics: str = "fake-numerics", role: Role = "engine") -> None:
         self.socket, self.blobs, self.checkpoint_every, self.numerics, self.role = socket, blobs, checkpoint_every, numerics, role
         self.bit_exact = True
         self.gate = asyncio.Event()
         self.gate.set()
+        self._awake = asyncio.Event()
+        self._awake.set()
         self.runs: dict[str, HeldRun] = {}
         self.refuse_to_open: str | None = None
         self.stuck_at: int | None = None
@@ -123,6 +128,7 @@ class FakeEngine:
         self._server: asyncio.Server | None = None
         self._work = asyncio.Event()
         self._executor: asyncio.Task[None] | None = None
+        self._beat: asyncio.Task[None] | None = None
         self._boots = 0
 
     async def start(self) -> None:
@@ -130,13 +136,16 @@ class FakeEngine:
         self._boots += 1
         self._server = await asyncio.start_unix_server(self._serve, self.socket)
         self._executor = asyncio.create_task(self._execute_queue())
+        self._beat = asyncio.create_task(self._say_alive())
 
     async def crash(self) -> None:
         """Die: no more connection, no memory, no socket."""
         assert self._server is not None
         assert self._executor is not None
+        assert self._beat is not None
         self._executor.cancel()
-        await asyncio.wait({self._executor})
+        self._beat.cancel()
+        await asyncio.wait({self._executor, self._beat})
         self._server.close()
         self.hang_up()
         self.socket.unlink(missing_ok=True)
@@ -149,11 +158,31 @@ class FakeEngine:
             self._writer = None
         self._queue.clear()
 
+    def stand_still(self) -> None:
+        """As if by SIGSTOP."""
+        assert self._writer is not None
+        self._awake.clear()
+        self._writer.transport.pause_reading()  # type: ignore[attr-defined]
+
+    def go_on(self) -> None:
+        """As if by SIGCONT."""
+        assert self._writer is not None
+        self._awake.set()
+        if not self._writer.is_closing():
+            self._writer.transport.resume_reading()  # type: ignore[attr-defined]
+
     def say(self, *, queued_operations: int) -> None:
         """A status."""
         self._post(EngineStatus(running_sequences=0, waiting_sequences=0, queued_operations=queued_operations, tokens_sampled=0, tokens_trained=0))
 
+    async def _say_alive(self) -> None:
+        while True:
+            await asyncio.sleep(self.alive_every_s)
+            await self._awake.wait()
+            self._post(Alive())
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._awake.wait()
         self.hang_up()
         self._writer = writer
         base = BaseInfo(base_hash=BASE, model_type="fake", vocab_size=VOCABULARY, context=CONTEXT, parameters=1, dtype="float32", parts=PARTS)

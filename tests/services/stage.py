@@ -28,6 +28,7 @@ from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
 from bloomery.types.generation import Weights
+from tests.render.builders import small_config
 
 ME = Principal("default", "key-1", SCOPES)
 STRANGER = Principal("other", "key-2", SCOPES)
@@ -46,7 +47,14 @@ class Stage:
     feedback: Judgements
     datasets: Datasets
     garbage: Garbage
+    models: Models
     versions: Versions
+
+    async def reopened_deployments(self) -> Deployments:
+        """Those that a process finds which starts now."""
+        found = Deployments(self.database, self.models, self.versions)
+        await found.load()
+        return found
 
     async def add_snapshot(self, version: str, *, base_hash: str = BASE, run_id: str = "run-1") -> None:
         """As if a run had published weights."""
@@ -62,7 +70,7 @@ class Stage:
 @asynccontextmanager
 async def open_stage(directory: Path, *, mode: RecordMode = "full", capacity: int = 4096) -> AsyncIterator[Stage]:
     """Open everything; leaving closes it."""
-    (directory / "config.json").write_text(json.dumps({"max_position_embeddings": 64, "vocab_size": 100, "hidden_size": 64}))
+    (directory / "config.json").write_text(json.dumps(small_config(100, context=64)))
     config = ModelConfig(alias="tiny", path=str(directory), base_hash=BASE, dtype="float32", threads=1, socket=str(directory / "s"))
     models = Models([config], {BASE: EngineLink(BASE, directory / "s", asyncio.Queue())})
     async with AsyncExitStack() as stack:
@@ -74,6 +82,7 @@ async def open_stage(directory: Path, *, mode: RecordMode = "full", capacity: in
             database=database,
             blobs=blobs,
             deployments=Deployments(database, models, versions),
+            models=models,
             traffic=traffic,
             feedback=Judgements(database, traffic),
             datasets=Datasets(database, blobs, Curation(database, blobs, traffic)),

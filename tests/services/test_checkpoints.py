@@ -158,8 +158,8 @@ def mixture(directory: Path, api: Api) -> Models:
     """The base as a mixture of experts of two layers, the first of them dense."""
     config = fake_base(directory)
     file = Path(config.path) / "config.json"
-    layers = {"num_hidden_layers": 2, "mlp_only_layers": [0], "num_experts": 4, "num_experts_per_tok": 2}
-    file.write_text(json.dumps(json.loads(file.read_text()) | layers))
+    experts = {"model_type": "qwen3_moe", "mlp_only_layers": [0], "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    file.write_text(json.dumps(json.loads(file.read_text()) | experts))
     return Models([config], {BASE: api.link})
 
 

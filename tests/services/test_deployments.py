@@ -1,11 +1,15 @@
 """One live revision, whatever happens at once."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import Connection
 
 from bloomery.types.errors import BloomeryError, Conflict, Forbidden, InvalidInput, NotFound
 from tests.services.stage import BASE, ME, STRANGER, Stage, play
@@ -38,6 +42,34 @@ def test_a_deployment_resolves_to_the_weights_of_its_live_revision(tmp_path: Pat
         assert moved is not None
         assert (moved.weights.version, moved.weights.key, moved.revision) == (BASE, None, 2)
         assert await stage.deployments.target(STRANGER, "router") is None
+        assert await (await stage.reopened_deployments()).target(ME, "router") == moved
+
+    play(tmp_path, story)
+
+
+def test_who_hangs_up_in_the_middle_of_a_promotion_leaves_no_old_target(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.add_snapshot("v1")
+        await stage.deployments.create(ME, "router", "tiny", {})
+        stored, finish = asyncio.Event(), asyncio.Event()
+        write = stage.database.write
+
+        async def slow(change: Callable[[Connection], Any]) -> Any:
+            done = await write(change)
+            stored.set()
+            await finish.wait()
+            return done
+
+        with patch.object(stage.database, "write", slow):
+            asking = asyncio.create_task(stage.deployments.promote(ME, "router", "v1", {}))
+            await stored.wait()
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            finish.set()
+            async with asyncio.timeout(10):
+                while (target := await stage.deployments.target(ME, "router")) is None or target.revision != 2:
+                    await asyncio.sleep(0)
 
     play(tmp_path, story)
 
@@ -114,5 +146,8 @@ def test_after_any_moves_at_once_exactly_one_revision_is_live(moves: list[int], 
         final = await stage.deployments.get(ME, "router")
         assert [revision.state for revision in final.revisions].count("live") == 1
         assert [revision.number for revision in final.revisions] == list(range(1, moves.count(0) + 2))
+        served = await stage.deployments.target(ME, "router")
+        assert served is not None
+        assert served.revision == final.live.number
 
     play(tmp_path_factory.mktemp("stage"), story)

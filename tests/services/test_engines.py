@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bloomery.services.engines import EngineLink, EngineLost
+from bloomery.services.pulse import Silence
 from bloomery.store.blobs import Blobs
 from bloomery.types.arrays import Array
 from bloomery.types.errors import Unavailable
@@ -154,6 +155,18 @@ def test_a_lost_engine_ends_its_requests_so_that_they_can_be_asked_again(tmp_pat
             with pytest.raises(EngineLost, match=BASE):
                 await reading
             assert len(await collect(link, ask("r", tokens=4))) == 5
+
+    play(tmp_path, story)
+
+
+def test_a_request_that_a_process_standing_still_has_no_room_for_ends_with_the_connection(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with EngineLink(BASE, engine.socket, asyncio.Queue(), Silence(process=3, look_s=0.05)) as link:
+            await link.wait_ready(10)
+            engine.stand_still()
+            with pytest.raises(EngineLost):
+                await collect(link, ask("r", prompt=[5] * 3_000_000))
+            engine.go_on()
 
     play(tmp_path, story)
 

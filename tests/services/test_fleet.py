@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from bloomery.services.engines import EngineLink
-from bloomery.services.fleet import AFFINITY_TOKENS, PATIENCE_S, Fleet, Group, deployed_bases
+from bloomery.services.fleet import AFFINITY_TOKENS, PATIENCE_S, Fleet, Group
 from bloomery.services.meters import Meter, Meters
 from bloomery.services.models import Models
+from bloomery.services.pulse import Silence
 from bloomery.services.sampling import Progress, SampleStream
 from bloomery.store.blobs import Blobs
 from bloomery.types.arrays import Array
@@ -25,16 +26,22 @@ from tests.services.stage import ME, Stage
 from tests.services.stage import play as play_on_stage
 
 REPLICAS = ("replica-0", "replica-1")
+SOON = Silence(process=10, look_s=0.05)
 
 
 class Mortal(FakeEngine):
-    """Dies in the middle of an answer as often as it is told to."""
+    """Dies in the middle of an answer as often as it is told to, or stands still there."""
 
+    alive_every_s = 0.05
     deaths = 0
+    freezes = False
     numerics_after: str | None = None
 
     def _sample(self, request: Generate) -> None:
-        super()._sample(request if not self.deaths else with_tokens(request, 2))
+        super()._sample(with_tokens(request, 2) if self.deaths or self.freezes else request)
+        if self.freezes:
+            self.freezes = False
+            self.stand_still()
         if self.deaths:
             self.deaths -= 1
             self.numerics = self.numerics_after or self.numerics
@@ -98,7 +105,7 @@ async def open_stand(directory: Path) -> AsyncIterator[Stand]:
     async with AsyncExitStack() as stack:
         stand = Stand(directory, stack)
         for name in ("engine", *REPLICAS):
-            link = EngineLink(BASE, directory / name, asyncio.Queue() if name == "engine" else None)
+            link = EngineLink(BASE, directory / name, asyncio.Queue() if name == "engine" else None, SOON)
             stand.links[name] = await stack.enter_async_context(link)
         config = fake_base(directory)
         stand.meters.append(Meters(Models([config], {BASE: stand.links["engine"]}), {BASE: {"engine": stand.links["engine"]}}, 64))
@@ -146,6 +153,39 @@ def test_a_stream_whose_replica_dies_goes_on_at_another_one(tmp_path: Path) -> N
         (await stand.first(group)).deaths = 1
         assert positions(await read(stand.stream(group, ask()))) == [0, 1, 2, 3, 4, 5]
         assert {name: len(process.sampled) for name, process in stand.processes.items()} == {"engine": 0, **dict.fromkeys(REPLICAS, 1)}
+
+    play(tmp_path, story)
+
+
+def test_a_stream_whose_replica_stands_still_goes_on_at_another_one_and_what_comes_back_says_nothing_twice(tmp_path: Path) -> None:
+    async def story(stand: Stand) -> None:
+        fleet = stand.fleet(*REPLICAS)
+        frozen = await stand.first(served(fleet))
+        link = next(stand.links[name] for name in REPLICAS if stand.processes[name] is frozen)
+        frozen.freezes = True
+        assert positions(await read(stand.stream(served(fleet), ask()))) == [0, 1, 2, 3, 4, 5]
+        assert "process was silent for 0.5 s" in link.problem
+        assert (link.ready, link.silent, fleet.silent) == (False, True, [])
+        frozen.go_on()
+        await link.wait_ready(10)
+        assert not link.silent
+        assert await stand.first(served(fleet)) is frozen
+        assert positions(await read(stand.stream(served(fleet), ask()))) == [0, 1, 2, 3, 4, 5]
+
+    play(tmp_path, story)
+
+
+def test_whose_sign_of_life_is_late_is_asked_after_the_others(tmp_path: Path) -> None:
+    async def story(stand: Stand) -> None:
+        group = served(stand.fleet(*REPLICAS))
+        late = await stand.first(group)
+        late.stand_still()
+        await until(lambda: any(link.late for link in stand.links.values()))
+        assert await stand.first(group) is not late
+        assert all(link.ready for link in stand.links.values())
+        late.go_on()
+        await until(lambda: not any(link.late for link in stand.links.values()))
+        assert await stand.first(group) is late
 
     play(tmp_path, story)
 
@@ -207,7 +247,9 @@ def test_what_is_served_waits_for_replicas_that_are_started_because_of_it(tmp_pa
         fleet = stand.fleet(*REPLICAS)
         assert (fleet.wanted, fleet.ready) == (set(), [])
         reading = asyncio.create_task(read(stand.stream(fleet.group(BASE, production=True), ask())))
-        await until(lambda: fleet.wanted == {BASE})
+        assert fleet.wanted == set()
+        fleet.want(BASE)
+        assert fleet.wanted == {BASE}
         await stand.start("replica-1", "replica")
         assert positions(await reading) == [0, 1, 2, 3, 4, 5]
         assert fleet.ready == ["replica-1"]
@@ -326,12 +368,15 @@ def test_the_bases_of_deployments_want_their_replicas_now_and_after_a_restart(tm
         await stage.add_snapshot("version")
         assert stage.deployments.bases == set()
         made = await stage.deployments.create(ME, "served", "version", {})
-        assert stage.deployments.bases == {made.base_hash} == await stage.database.read(deployed_bases)
+        assert stage.deployments.bases == {made.base_hash}
+        again = await stage.reopened_deployments()
+        assert again.bases == {made.base_hash}
 
     play_on_stage(tmp_path, story)
 
 
 def served(fleet: Fleet) -> Group:
+    fleet.want(BASE)
     group = fleet.group(BASE, production=True)
     assert group is not None
     return group

@@ -11,7 +11,7 @@ from bloomery.services.engines import EngineLink
 from bloomery.services.models import Models
 from bloomery.services.rendering import THREADS, Rendering
 from bloomery.types.errors import InvalidInput
-from tests.render.builders import CHATML, byte_level, write
+from tests.render.builders import CHATML, byte_level, small_config, write
 
 USER = [{"role": "user", "content": "hello"}]
 SLOW = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -21,7 +21,7 @@ def play(directory: Path, story: Callable[[Rendering], Awaitable[None]]) -> None
     async def run() -> None:
         configs = []
         for alias, template in (("quick", CHATML), ("slow", SLOW)):
-            path = write(directory / alias, byte_level(), config={"vocab_size": 400, "hidden_size": 64}, chat_template=template)
+            path = write(directory / alias, byte_level(), config=small_config(400), chat_template=template)
             configs.append(ModelConfig(alias=alias, path=str(path), base_hash=alias, dtype="float32", threads=1, socket=str(directory / alias)))
         links = {config.base_hash: EngineLink(config.base_hash, Path(config.socket), asyncio.Queue()) for config in configs}
         with Models(configs, links) as models:
@@ -35,7 +35,7 @@ def test_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
     async def story(rendering: Rendering) -> None:
         tokens = await rendering.prompt("quick", USER)
         assert byte_level().decode(tokens, skip_special_tokens=False) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
-        assert await rendering.encode("quick", ["The", "fox"]) == [byte_level().encode(text).ids for text in ("The", "fox")]
+        assert await rendering.encode("quick", ["The", "fox"], ["prompt", "prompt"]) == [byte_level().encode(text).ids for text in ("The", "fox")]
 
     play(tmp_path, story)
 

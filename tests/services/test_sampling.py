@@ -1,6 +1,7 @@
 """Names become weights, bad requests are refused by field, and an answer survives the engine that began it."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
@@ -37,6 +38,7 @@ from bloomery.types.generation import (
 )
 from bloomery.types.protocol import SamplerEvents
 from bloomery.types.routing import RoutingShape
+from tests.render.builders import small_config
 from tests.services.fake_engine import BASE, FakeEngine, routed
 from tests.services.runs_stage import until
 from tests.services.stage import ME
@@ -71,7 +73,7 @@ class DyingEngine(FakeEngine):
 
 @asynccontextmanager
 async def open_sampling(directory: Path) -> AsyncIterator[Sampling]:
-    (directory / "config.json").write_text('{"max_position_embeddings": 64, "vocab_size": 300, "hidden_size": 64}')
+    (directory / "config.json").write_text(json.dumps(small_config(300, context=64)))
     config = ModelConfig(alias="tiny", path=str(directory), base_hash=BASE, dtype="float32", threads=1, socket=str(directory / "s"))
     async with AsyncExitStack() as stack:
         database = stack.enter_context(Database(directory / "bloomery.db"))

@@ -124,8 +124,9 @@ NOT_ASKED_BY_CALLERS = {
     # What a process does for itself, or what says who calls in the first place.
     "Cards": {"next", "on"},
     "Auth": {"load", "check", "check_fingerprint", "note_use"},
+    "Deployments": {"load"},
     "Identity": {"check", "exchange"},
-    "Fleet": {"group"},
+    "Fleet": {"group", "want"},
     "Garbage": {"expire"},
     "CustomLosses": {"require_offered"},
     "Meters": {"exposition", "refused", "request"},

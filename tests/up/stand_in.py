@@ -1,6 +1,7 @@
 """A supervisor with small programs in place of the api, the engine and a replica: `python -m tests.up.stand_in DIR [their codes]`.
 
-The programs append to DIR/events what happens to them; each is ready once DIR/ready-NAME exists. The replica is wanted once DIR/wanted exists.
+The programs append to DIR/events what happens to them; each is ready once DIR/ready-NAME exists. The replica is wanted once DIR/wanted exists, and
+says nothing once DIR/silent does.
 """
 
 import sys
@@ -36,7 +37,8 @@ def main(directory: Path, api_code: str = OBEDIENT, engine_code: str = OBEDIENT,
         late = frozenset() if (directory / "ready-engine").exists() else frozenset({"tiny"})
         wanted = frozenset({"base"}) if (directory / "wanted").exists() else frozenset()
         ready = frozenset({"replica-tiny-0"}) if (directory / "ready-replica-tiny-0").exists() else frozenset()
-        return Health(answers=(directory / "ready-api").exists(), waiting_for=late, wanted=wanted, replicas=ready)
+        silent = frozenset({"replica-tiny-0"}) if (directory / "silent").exists() else frozenset()
+        return Health((directory / "ready-api").exists(), late, wanted, ready, silent)
 
     engines = {child("engine", engine_code): frozenset({"tiny"})}
     replicas = {child("replica-tiny-0", replica_code): "base"}

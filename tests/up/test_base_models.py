@@ -11,7 +11,7 @@ from bloomery.types.errors import BloomeryError, InvalidInput, NotFound
 from bloomery.up import base_models
 from bloomery.up.base_models import CheckedModel, ModelArgument
 from tests.live import BLOOMERY
-from tests.up.builders import CONFIG, model
+from tests.up.builders import CONFIG, giant, model
 
 
 def test_without_a_choice_the_shipped_model_is_served() -> None:
@@ -170,7 +170,13 @@ def test_a_replica_needs_the_weights_once(tmp_path: Path) -> None:
     assert full.replica_bytes - half.replica_bytes == pytest.approx((full.parameters * 1.25 + tied) * 2, abs=1)
 
 
-LARGE = CheckedModel("large", Path("large"), 4_000_000_000, 36_300_000_000, 20_300_000_000)
+def test_a_vocabulary_costs_every_process_and_no_dtype_makes_it_cheaper(tmp_path: Path) -> None:
+    checked = [base_models.check(ModelArgument("giant", giant(tmp_path / "giant")), dtype) for dtype in ("float32", "bfloat16")]
+    assert len({each.process_bytes for each in checked}) == 1
+    assert checked[0].process_bytes - base_models.check(ModelArgument("small", model(tmp_path / "small")), "float32").process_bytes > 20 << 30
+
+
+LARGE = CheckedModel("large", Path("large"), 4_000_000_000, 36_300_000_000, 20_300_000_000, 300_000_000)
 
 
 def test_the_announcement_says_where_bfloat16_is_slow() -> None:

@@ -33,12 +33,15 @@ def saying(answer: Any) -> Iterator[int]:
         thread.join()
 
 
-@pytest.mark.parametrize("answer", [{"error": "internal"}, [], "ready", None, {"replicas": None}, {"replicas": {"wanted": 1, "ready": []}}])
+@pytest.mark.parametrize(
+    "answer", [{"error": "internal"}, [], "ready", None, {"replicas": None}, {"replicas": {"wanted": 1, "ready": [], "silent": []}}]
+)
 def test_an_answer_of_somebody_else_is_none(answer: Any) -> None:
     with saying(answer) as port:
         assert ask("127.0.0.1", port) == NOBODY
 
 
 def test_an_answer_of_the_api_is_understood() -> None:
-    with saying({"waiting_for": ["tiny"], "replicas": {"wanted": ["hash"], "ready": ["replica-0"]}}) as port:
-        assert ask("127.0.0.1", port) == Health(True, frozenset({"tiny"}), frozenset({"hash"}), frozenset({"replica-0"}))
+    with saying({"waiting_for": ["tiny"], "replicas": {"wanted": ["hash"], "ready": ["replica-0"], "silent": ["replica-1"]}}) as port:
+        told = Health(True, frozenset({"tiny"}), frozenset({"hash"}), frozenset({"replica-0"}), frozenset({"replica-1"}))
+        assert ask("127.0.0.1", port) == told

@@ -116,6 +116,21 @@ def test_a_replica_is_started_when_it_is_wanted_and_again_when_it_dies_and_stops
 
 
 @pytest.mark.slow
+def test_a_replica_that_stands_still_is_killed_once_and_starts_again(tmp_path: Path) -> None:
+    (tmp_path / "wanted").touch()
+    with supervisor(tmp_path) as running:
+        wait_until(lambda: rows(running).get(REPLICA) == "ready")
+        first = running.pid(REPLICA)
+        assert first is not None
+        os.kill(first, signal.SIGSTOP)
+        (tmp_path / "silent").touch()
+        (tmp_path / f"ready-{REPLICA}").unlink()
+        wait_until(lambda: running.restarted(REPLICA, first) and rows(running)[REPLICA] == "ready")
+        assert f"{REPLICA} lives and says nothing: it is killed" in running.said()
+        assert running.said().count("starting it again") == 1
+
+
+@pytest.mark.slow
 def test_a_replica_that_cannot_start_stops_nobody_else(tmp_path: Path) -> None:
     (tmp_path / "wanted").touch()
     with supervisor(tmp_path, OBEDIENT, OBEDIENT, BROKEN) as running:

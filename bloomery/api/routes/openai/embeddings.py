@@ -6,6 +6,7 @@ Every model here has such states, so each can be asked. How well they tell texts
 import asyncio
 import base64
 from contextlib import aclosing
+from itertools import count
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -62,7 +63,7 @@ async def _tokens(services: Services, target: Target, asked: EmbeddingRequest) -
     if not 0 < len(several) <= MAX_INPUTS:
         raise InvalidInput(f"`input` holds 1 to {MAX_INPUTS} texts, not {len(several)}", field="input")
     if all(isinstance(text, str) for text in several):
-        inputs = await services.rendering.encode(target.base_hash, several)
+        inputs = await services.rendering.encode(target.base_hash, several, (f"input.{index}" for index in count()))
     elif all(map(is_tokens, several)):
         inputs = several
     else:

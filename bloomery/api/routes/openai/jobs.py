@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Final, Literal, NamedTuple, cast, get_args
 
 import numpy as np
@@ -157,7 +158,7 @@ async def completion_job(services: Services, caller: Principal, body: dict[str, 
     target = await services.sampling.resolve(caller, asked.model)
     size = services.models.size(target.base_hash)
     texts, tokens = prompts_of(asked.prompt)
-    prompts = tokens + await services.rendering.encode(target.base_hash, texts)
+    prompts = tokens + await services.rendering.encode(target.base_hash, texts, repeat("prompt"))
     _check_tokens(prompts, size)
     shown, samples = asked.n or 1, asked.best_of or asked.n or 1
     if samples * len(prompts) > MAX_SAMPLES:

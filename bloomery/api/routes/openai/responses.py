@@ -20,7 +20,7 @@ from bloomery.api.routes.openai.http import Framing, read_body, respond_stream, 
 from bloomery.api.routes.openai.requests import Few, Refused, SamplingFields, parse
 from bloomery.api.routes.openai.response_events import ResponseEvents, whole
 from bloomery.api.routes.openai.shapes import body_of
-from bloomery.api.routes.openai.tools import ChosenFunction, FunctionTool
+from bloomery.api.routes.openai.tools import ChosenFunction, FunctionTool, read_arguments
 from bloomery.types.errors import BloomeryError, InvalidInput, NotSupported
 from bloomery.types.ids import new_id
 
@@ -184,6 +184,9 @@ def parse_response(body: Mapping[str, Any]) -> ResponseRequest:
         raise NotSupported(f"`include`: `{min(unknown)}` is not offered, `{LOGPROBS}` is", field="include")
     if asked.stream_options is not None and not asked.stream:
         raise InvalidInput("`stream_options` needs `stream` to be true", field="stream_options")
+    for index, item in enumerate(asked.input if isinstance(asked.input, list) else ()):
+        if isinstance(item, FunctionCall):
+            read_arguments(item.arguments, f"input.{index}.arguments")
     return asked
 
 

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from bloomery.api.routes.openai.closed import Closed
 from bloomery.services.models import Models
-from bloomery.services.tool_use import Tools, ToolUse, tool_use
+from bloomery.services.tool_use import Function, ToolUse, tool_use
 from bloomery.types.errors import InvalidInput
 
 MAX_TOOLS: Final = 128
@@ -76,13 +76,19 @@ class ToolCall(Closed, frozen=True, kw_only=True):
 
     def plain(self, field: str) -> dict[str, Any]:
         """As chat templates know it, with the arguments as an object."""
-        try:
-            arguments = json.loads(self.function.arguments or "{}")
-        except ValueError:
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise InvalidInput(f"`{field}.function.arguments` is not the text of a JSON object", field=f"{field}.function.arguments")
+        arguments = read_arguments(self.function.arguments, f"{field}.function.arguments")
         return {"id": self.id, "type": "function", "function": {"name": self.function.name, "arguments": arguments}}
+
+
+def read_arguments(text: str, field: str) -> dict[str, Any]:
+    """The arguments of a call that was made before; without any there is no text."""
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidInput(f"`{field}` is not the text of a JSON object", field=field)
+    return arguments
 
 
 def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:
@@ -90,7 +96,8 @@ def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None
     names = [tool.function.name for tool in tools or ()]
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise InvalidInput(f"`tools.{index}.function.name`: `{name}` is there already, each tool needs a name of its own", field=f"tools.{index}")
+            field = f"tools.{index}.function.name"
+            raise InvalidInput(f"`{field}`: `{name}` is there already, each tool needs a name of its own", field=field)
     if not names and choice not in (None, "none", "auto"):
         raise InvalidInput("`tool_choice` needs `tools` to choose from", field="tool_choice")
 
@@ -99,7 +106,7 @@ def use_of(models: Models, base_hash: str, tools: Sequence[Tool] | None, choice:
     """The tools as the model may use them now; None where it may not, and then it is not told of them."""
     if not tools or choice == "none":
         return None
-    functions: Tools = [(tool.function.name, tool.function.schema, bool(tool.function.strict)) for tool in tools]
+    functions = [Function(tool.function.name, tool.function.schema, bool(tool.function.strict)) for tool in tools]
     named = choice.function.name if isinstance(choice, NamedTool) else None
     return tool_use(models.tokenizer(base_hash), functions, named=named, forced=choice not in (None, "auto"), parallel=parallel)
 

@@ -1,0 +1,222 @@
+"""One step: `plan_step` decides, `Runner` computes, and what came of it is written down.
+
+Shapes: R packed rows, B samples, V vocabulary, D hidden.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from concurrent.futures import wait
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bloomery.infer.cache import KeyValueCache
+from bloomery.infer.grammar import Grammars
+from bloomery.infer.plan import Chunk, Fork, Limits, Plan, Sample, plan_step
+from bloomery.infer.queues import Queues
+from bloomery.infer.request import Request
+from bloomery.infer.runner import Feed, NextTokens, Runner
+from bloomery.infer.sampling import choose
+from bloomery.infer.scoring import Question
+from bloomery.types.arrays import Array
+from bloomery.types.generation import PromptEmbedded, PromptFound, PromptRouted, SampledToken
+
+_FOLLOW_S: Final = 0.005
+"""How long a step waits at most for guides: about as long as one of a small model takes."""
+_IDLE_S: Final = 0.05
+"""The same where there is nothing else to do; whatever else the caller has to do can wait as long."""
+
+
+class Stepper:
+    """Takes all samples in hand on by one step."""
+
+    def __init__(self, queues: Queues, cache: KeyValueCache, runner: Runner, limits: Limits, grammars: Grammars | None, *, context: int) -> None:
+        """`context`: tokens that a sequence may have."""
+        self._queues, self._cache, self._runner, self._limits = queues, cache, runner, limits
+        self._grammars, self._context = grammars, context
+        self.tokens_sampled = self.tokens_prefilled = self.preemptions = 0
+
+    def advance(self) -> None:
+        """At most one token per sample."""
+        queues = self._queues
+        plan = plan_step(queues.waiting, queues.running, self._limits, self._cache.kept)
+        self.preemptions += len(plan.preempt)
+        queues.preempt(plan.preempt)
+        queues.admit(plan.admit)
+        for sample in plan.passed:
+            sample.passed += 1
+        self._fork(plan.found)
+        ends = self._prefill(plan.prefill)
+        self._fork(plan.forks)
+        self._begin(plan)
+        self._commit_prompts([*plan.admit, *(chunk.sample for chunk in plan.prefill)])
+        late = set(queues.following)
+        decode = [sample for sample in plan.decode if sample.request_id in queues.requests and sample not in late]
+        self._decode(decode)
+        self._sample_in_prefill([end for end in ends if end.feed.sample.request_id in queues.requests])
+        self._follow(late, idle=not (plan.prefill or decode))
+
+    def _prefill(self, chunks: Sequence[Chunk]) -> list["_End"]:
+        """Compute and score; returns what ended where a token is to be sampled."""
+        if not chunks:
+            return []
+        inquiries = [self._queues.request(chunk.sample).inquiry for chunk in chunks]
+        # One sample of a request at most computes what is asked about its prompt; its siblings take that over.
+        questions = [None if inquiry is None else inquiry.question(chunk.stop) for inquiry, chunk in zip(inquiries, chunks, strict=True)]
+        feeds = [_wanting(self._feed(*chunk), question) for chunk, question in zip(chunks, questions, strict=True)]
+        ends = []
+        for feed, inquiry, question, hidden_RD in zip(feeds, inquiries, questions, self._runner.prefill(feeds), strict=True):
+            self.tokens_prefilled += len(feed.tokens)
+            if inquiry is not None and question is not None:
+                inquiry.take(question, self._runner.score(hidden_RD, feed, question))
+            if _ends(feed):
+                ends.append(_End(feed, hidden_RD))
+        return ends
+
+    def _fork(self, forks: Sequence[Fork]) -> None:
+        for fork in forks:
+            self._cache.fork(fork.source, fork.sample, fork.tokens)
+
+    def _begin(self, plan: Plan) -> None:
+        """Say of every request that has just got its first place how much of its prompt need not be computed."""
+        found = {fork.sample: fork.tokens for fork in (*plan.found, *plan.forks)}
+        for sample in plan.admit:
+            request = self._queues.request(sample)
+            if not request.begun and sample in found:
+                self._queues.events.append(PromptFound(request_id=sample.request_id, tokens=found[sample]))
+            request.begun = True
+
+    def _commit_prompts(self, samples: Sequence[Sample]) -> None:
+        for sample in dict.fromkeys(samples):
+            request = self._queues.requests.get(sample.request_id)
+            if request is None:
+                # A sibling's score was not finite, which ended the request.
+                continue
+            if request.inquiry is not None and request.inquiry.broken:
+                self._fail_broken(request)
+                continue
+            score = request.take_score()
+            if score is not None:
+                self._queues.events.append(score)
+            if request.owes_routing and not sample.missing:
+                experts = Array.of(self._cache.experts(sample, sample.shared))
+                self._queues.events.append(PromptRouted(request_id=sample.request_id, experts=experts))
+                request.owes_routing = False
+            if not sample.decodes and sample.left and not sample.missing:
+                self._queues.finish(sample, "length")
+
+    def _decode(self, samples: Sequence[Sample]) -> None:
+        if samples:
+            self._choose(samples, self._runner.decode([self._feed(sample, sample.length - 1, sample.length) for sample in samples]))
+
+    def _sample_in_prefill(self, ends: Sequence["_End"]) -> None:
+        for end in [end for end in ends if self._queues.request(end.feed.sample).generate.embed]:
+            self._embed(end)
+        ends = [end for end in ends if end.feed.sample.request_id in self._queues.requests]
+        if ends:
+            feeds = [end.feed for end in ends]
+            self._choose([feed.sample for feed in feeds], self._runner.after(feeds, [end.hidden_RD for end in ends]))
+
+    def _embed(self, end: "_End") -> None:
+        sample, vector_D = end.feed.sample, end.hidden_RD[end.feed.last_row].float().cpu().numpy()
+        if not np.isfinite(vector_D).all():
+            self._fail_broken(self._queues.request(sample))
+            return
+        self._queues.events.append(PromptEmbedded(request_id=sample.request_id, vector=Array.of(vector_D)))
+        self._queues.finish(sample, "length")
+
+    def _choose(self, samples: Sequence[Sample], next_tokens: NextTokens) -> None:
+        requests = [self._queues.request(sample) for sample in samples]
+        draws = [request.draw(sample.index) for request, sample in zip(requests, samples, strict=True)]
+        tokens_B, processed = choose(next_tokens.logits_BV.numpy(), draws)
+        logprobs = next_tokens.logprobs(torch.from_numpy(tokens_B)).tolist()
+        fed_experts = self._fed_experts([sample for sample, request in zip(samples, requests, strict=True) if request.generate.routing])
+        for row, (sample, request) in enumerate(zip(samples, requests, strict=True)):
+            token = SampledToken(
+                request_id=sample.request_id,
+                sample=sample.index,
+                position=draws[row].position,
+                token=int(tokens_B[row]),
+                logprob=logprobs[row],
+                top=next_tokens.top(row, request.generate.top_logprobs),
+                fed_experts=fed_experts.get(sample),
+                processed_logprob=processed[row].logprob if row in processed else None,
+                processed_top=processed[row].top if row in processed else None,
+                version=request.version_news(sample.index),
+            )
+            self._commit(sample, token)
+
+    def _commit(self, sample: Sample, token: SampledToken) -> None:
+        request = self._queues.requests.get(sample.request_id)
+        if request is None:
+            # A sibling in the same step had no finite log-probability, or could not go on, which ended the request.
+            return
+        if not math.isfinite(token.logprob):
+            self._fail_broken(request)
+            return
+        self._queues.events.append(token)
+        self.tokens_sampled += 1
+        sample.length += 1
+        # Nothing more is prefilled for it, also where the prefill gave this token and its guide is late.
+        sample.left = 1
+        guide = request.append(sample.index, token.token)
+        if guide is None or self._grammars is None:
+            self._go_on(sample)
+        else:
+            self._queues.following[sample] = self._grammars.follow(guide, token.token)
+
+    def _follow(self, late: Collection[Sample], *, idle: bool) -> None:
+        """Samples whose guides have taken their last tokens go on; the others stay out of decode steps until theirs have.
+
+        A step waits a moment for guides, but for those that were late before it: so a light grammar costs its samples no step, and a heavy one costs
+        others no more than that.
+        """
+        following = self._queues.following
+        if idle:
+            wait(following.values(), _IDLE_S, "FIRST_COMPLETED")
+        else:
+            wait([followed for sample, followed in following.items() if sample not in late], _FOLLOW_S)
+        for sample in [sample for sample, followed in following.items() if followed.done()]:
+            if (followed := following.pop(sample, None)) is not None:
+                followed.result()
+                self._go_on(sample)
+
+    def _go_on(self, sample: Sample) -> None:
+        """Or end, if that was the last token."""
+        request = self._queues.request(sample)
+        reason = request.end(sample.index, self._context)
+        if reason is not None:
+            self._queues.finish(sample, reason)
+        elif (problem := request.problem(sample.index)) is not None:
+            self._queues.fail(sample.request_id, problem, "user")
+
+    def _fed_experts(self, samples: Sequence[Sample]) -> dict[Sample, Array]:
+        """Where the token went that each of them was just fed."""
+        return dict(zip(samples, map(Array.of, self._cache.last_experts(samples)), strict=True)) if samples else {}
+
+    def _feed(self, sample: Sample, start: int, stop: int) -> Feed:
+        request = self._queues.request(sample)
+        return Feed(sample, request.model, request.tokens(sample.index, start, stop), start)
+
+    def _fail_broken(self, request: Request) -> None:
+        message = f"weights {request.model.version} are broken: they give log-probabilities that are not finite"
+        self._queues.fail(request.generate.request_id, message)
+
+
+class _End(NamedTuple):
+    """The end of a prompt that was prefilled to its last token, with the hidden states of its chunk."""
+
+    feed: Feed
+    hidden_RD: Tensor
+
+
+def _ends(feed: Feed) -> bool:
+    """Whether a token is to be sampled behind the last one that is prefilled."""
+    return not feed.sample.left and feed.stop == feed.sample.length
+
+
+def _wanting(feed: Feed, question: Question | None) -> Feed:
+    """With the first position that something is asked about."""
+    return feed._replace(wanted=question.start if question is not None else feed.stop - 1 if _ends(feed) else None)

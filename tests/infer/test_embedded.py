@@ -1,0 +1,246 @@
+"""What the embedded engine does where something takes too long or fails on the way: whoever waits hears for whom, and nothing stays behind."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from threading import Event
+
+import pytest
+import torch
+
+from bloomery.infer.embedded import Deadlines, EmbeddedEngine
+from bloomery.infer.versions import UPDATES_IN_MEMORY, Model
+from bloomery.models.adapters import PUBLISHED_PREFIX
+from bloomery.types.errors import Conflict, Unavailable, WorkerError
+from bloomery.types.generation import Weights
+from bloomery.types.serving import MODEL
+from tests.infer.builders import Adapters, adapter
+from tests.infer.test_engine_protocol import Going, answer, ask, idle, ids
+from tests.train.builders import decoder
+
+PATIENCE_S = 60
+SHORT_S = 0.25
+DECODER = decoder()
+TENSOR = f"{PUBLISHED_PREFIX}layers.1.self_attn.q_proj.lora_B.weight"
+CHANGED = {TENSOR: torch.full((64, 16), 0.25)}
+VERSIONS = {f"v{seed}": adapter(DECODER, seed) for seed in range(2)}
+
+
+class Disk(Adapters):
+    """Reads adapters when it may, and weighs them, which the sampler's thread waits for, when it may."""
+
+    def __init__(self) -> None:
+        super().__init__(DECODER, VERSIONS)
+        self.may_load, self.may_weigh, self.blocks = Event(), Event(), Event()
+        self.may_load.set()
+        self.may_weigh.set()
+        self.damaged = False
+
+    def weigh(self, weights: Weights) -> int:
+        if not self.may_weigh.is_set():
+            self.blocks.set()
+        assert self.may_weigh.wait(PATIENCE_S)
+        return 0 if weights.key is None else 1_000
+
+    def load(self, weights: Weights) -> Model:
+        assert weights.key is None or self.may_load.wait(PATIENCE_S)
+        if self.damaged:
+            raise WorkerError("damaged")
+        return super().load(weights)
+
+
+@asynccontextmanager
+async def running(disk: Disk, *, versions_in_memory: int = 64, **deadlines: float) -> AsyncIterator[EmbeddedEngine]:
+    engine = EmbeddedEngine(
+        DECODER,
+        disk,
+        version="base",
+        bit_exact=True,
+        versions_in_memory=versions_in_memory,
+        deadlines=Deadlines(**{"step_s": PATIENCE_S, **deadlines}),
+    )
+    try:
+        async with asyncio.timeout(PATIENCE_S), engine:
+            yield engine
+    finally:
+        disk.may_load.set()
+        disk.may_weigh.set()
+
+
+def stored(version: str) -> Weights:
+    return Weights(version=version, key="k")
+
+
+async def blocked(disk: Disk, engine: EmbeddedEngine) -> "asyncio.Task[None]":
+    """The engine's thread stands still, in the middle of loading `a`."""
+    disk.may_weigh.clear()
+    loading = asyncio.create_task(engine.load_adapter("a", stored("v0")))
+    assert await asyncio.to_thread(disk.blocks.wait, PATIENCE_S)
+    return loading
+
+
+async def test_a_thread_that_is_busy_is_waited_for_so_long_and_does_what_it_was_told_later():
+    disk = Disk()
+    async with running(disk, step_s=SHORT_S) as engine:
+        loading = await blocked(disk, engine)
+        with pytest.raises(Unavailable, match=r"waited 0\.25 s for the sampler's thread"):
+            await engine.pause("keep")
+        with pytest.raises(Unavailable, match="sampler's thread"):
+            await answer(engine, ask("r", max_tokens=5))
+        disk.may_weigh.set()
+        await loading
+        found = await engine.metrics()
+        assert (found.paused, found.waiting_sequences) == ("keep", 0)
+
+
+async def test_a_request_waits_for_its_turn_longer_than_for_the_thread():
+    disk = Disk()
+    async with running(disk, step_s=SHORT_S) as engine:
+        disk.may_load.clear()
+        going = Going(engine, ask("r", version="v0", max_tokens=5))
+        await asyncio.wait([asyncio.create_task(going.ended())], timeout=3 * SHORT_S)
+        assert going.waits
+        disk.may_load.set()
+        assert len(ids(await going.ended())) == 5
+
+
+async def test_who_goes_away_before_the_request_has_begun_leaves_nothing_behind():
+    disk = Disk()
+    async with running(disk) as engine:
+        loading = await blocked(disk, engine)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(SHORT_S):
+                await answer(engine, ask("r", max_tokens=5))
+        disk.may_weigh.set()
+        await loading
+        await idle(engine)
+        assert (await engine.metrics()).tokens_sampled == 0
+
+
+async def test_an_engine_that_does_not_end_says_so():
+    disk = Disk()
+    engine = EmbeddedEngine(DECODER, disk, version="base", bit_exact=True, deadlines=Deadlines(step_s=SHORT_S))
+    await engine.__aenter__()
+    loading = await blocked(disk, engine)
+    with pytest.raises(Unavailable, match="sampler's thread"):
+        await engine.__aexit__(None, None, None)
+    disk.may_weigh.set()
+    await loading
+
+
+async def test_who_waits_for_weights_hears_that_the_engine_was_closed():
+    disk = Disk()
+    async with running(disk) as engine:
+        disk.may_load.clear()
+        loading = asyncio.create_task(engine.load_adapter("a", stored("v0")))
+        await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="closed"):
+        await loading
+
+
+async def test_weights_that_do_not_come_are_waited_for_so_long():
+    disk = Disk()
+    async with running(disk, weights_s=SHORT_S) as engine:
+        disk.may_load.clear()
+        with pytest.raises(Unavailable, match=r"waited 0\.25 s for the weights of `a`"):
+            await engine.load_adapter("a", stored("v0"))
+        disk.may_load.set()
+        while await engine.adapters() != {"a": "v0"}:
+            await asyncio.sleep(0)
+
+
+async def test_a_drain_that_lasts_too_long_names_who_is_in_hand():
+    disk = Disk()
+    async with running(disk, drain_s=SHORT_S) as engine:
+        disk.may_load.clear()
+        going = Going(engine, ask("slow", version="v0", max_tokens=5))
+        while not (await engine.metrics()).waiting_sequences:
+            await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match=r"waited 0\.25 s for requests in hand: 1 have not ended, slow among them"):
+            await engine.pause("drain")
+        assert (await engine.metrics()).paused == "drain"
+        disk.may_load.set()
+        await going.ended()
+        await engine.pause("drain")
+
+
+@asynccontextmanager
+async def evicted(disk: Disk, **deadlines: float) -> AsyncIterator[EmbeddedEngine]:
+    """Serves `a` and `b`; the weights of `a` must be read again."""
+    async with running(disk, versions_in_memory=1, **deadlines) as engine:
+        for name, version in (("a", "v0"), ("b", "v1")):
+            await engine.load_adapter(name, stored(version))
+        yield engine
+
+
+async def test_an_update_whose_copy_fails_frees_its_name_and_its_version():
+    disk = Disk()
+    async with evicted(disk, weights_s=SHORT_S) as engine:
+        disk.damaged = True
+        with pytest.raises(WorkerError, match="damaged"):
+            await engine.begin_update("a", "new")
+        disk.damaged = False
+        disk.may_load.clear()
+        with pytest.raises(Unavailable, match="version v0 to be read"):
+            await engine.begin_update("a", "new")
+        disk.may_load.set()
+        await engine.begin_update("a", "new")
+        assert (await engine.commit("a", "keep")).version == "new"
+
+
+async def test_an_update_is_no_update_before_its_copy_is_there():
+    disk = Disk()
+    async with evicted(disk) as engine:
+        disk.may_load.clear()
+        beginning = asyncio.create_task(engine.begin_update("a", "new"))
+        await asyncio.sleep(0)
+        with pytest.raises(Conflict, match="staged already"):
+            await engine.begin_update("a", "other")
+        with pytest.raises(Conflict, match="version `new` names other weights"):
+            await engine.begin_update(MODEL, "new")
+        with pytest.raises(Conflict, match="just being staged"):
+            await engine.apply("a", CHANGED)
+        with pytest.raises(Conflict, match="just being staged"):
+            await engine.commit("a", "keep")
+        with pytest.raises(Conflict, match="is staged: commit or cancel it first"):
+            await engine.switch("a", stored("v1"), "keep")
+        await engine.cancel_update("a")
+        disk.may_load.set()
+        with pytest.raises(Conflict, match="was cancelled before it was staged"):
+            await beginning
+        await engine.begin_update("a", "newer")
+        assert (await engine.commit("a", "keep")).version == "newer"
+
+
+async def test_nothing_is_updated_while_other_weights_are_on_their_way():
+    disk = Disk()
+    async with running(disk) as engine:
+        await engine.load_adapter("a", stored("v0"))
+        disk.may_load.clear()
+        switching = asyncio.create_task(engine.switch("a", stored("v1"), "keep"))
+        await asyncio.sleep(0)
+        with pytest.raises(Conflict, match="just being given other weights"):
+            await engine.begin_update("a", "new")
+        disk.may_load.set()
+        assert (await switching).version == "v1"
+        await engine.begin_update("a", "new")
+        await engine.cancel_update("a")
+
+
+async def test_a_commit_that_fails_can_be_made_again_and_is_not_changed_in_between():
+    async with running(Disk()) as engine:
+        for number in range(UPDATES_IN_MEMORY + 1):
+            await engine.load_adapter(f"a{number}", stored("v0"))
+            await engine.begin_update(f"a{number}", f"new {number}")
+        await engine.apply("a16", CHANGED)
+        for number in range(UPDATES_IN_MEMORY):
+            await engine.commit(f"a{number}", "keep")
+        before = await engine.weight_info("a16")
+        with pytest.raises(Conflict, match="versions that were given as tensors are in memory"):
+            await engine.commit("a16", "keep")
+        with pytest.raises(Conflict, match="a commit of this update has begun"):
+            await engine.apply("a16", CHANGED)
+        assert await engine.weight_info("a16") == before
+        await engine.unload_adapter("a0")
+        after = await engine.commit("a16", "keep")
+        assert (after.version, after.checksum == before.checksum) == ("new 16", False)
