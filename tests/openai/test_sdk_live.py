@@ -101,7 +101,7 @@ def test_both_log_probabilities_are_told_and_belong_together(sdk: OpenAI) -> Non
 
 
 def test_penalties_are_those_of_the_definition(sdk: OpenAI) -> None:
-    asked = {"presence_penalty": 0.7, "frequency_penalty": 0.4, "max_tokens": 80}
+    asked = {"presence_penalty": 0.7, "frequency_penalty": 0.4, "max_tokens": 40}
     raw, processed = (shown(sdk, **asked, extra_body={"logprobs_mode": mode}) for mode in ("raw_logprobs", "processed_logprobs"))
     said: list[bytes] = []
     penalised = 0
@@ -116,7 +116,7 @@ def test_penalties_are_those_of_the_definition(sdk: OpenAI) -> None:
         gains = [value - expected[token] for token, value in told.items()]
         assert gains == pytest.approx([gains[0]] * len(gains), abs=1e-4)
         said.append(bytes(own.bytes))
-    assert penalised > 5
+    assert penalised > 2
 
 
 def test_a_bias_forces_and_bans(sdk: OpenAI) -> None:
