@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from bench.machine import machine
-from bench.peers import python_of
+from bench.peers import command, python_of
 from bench.shapes import SHAPES, Shape, write_directory
 from bloomery.models.load import load_decoder
 from bloomery.models.products import product, rows_gradient
@@ -34,6 +34,10 @@ from bloomery.types.batching import micro_batch_tokens
 from bloomery.types.operations import AdamParams, Datum, Failed, ForwardBackward, LoraSpec, Operation, OptimStep, Result, RunSpec
 
 PEER: Final = Path(__file__).parent / "peers" / "trl_steps.py"
+PEER_SAYS: Final = {
+    "peer": "trl 1.16.0 SFTTrainer, adamw_torch_fused, the better of padded and packed",
+    "peer_command": command("trl", "bench/peers/trl_steps.py", "JOB"),
+}
 BATCH, LEARNING_RATE, WARM_UP, PRODUCT_ROUNDS, HEAD_DIM = 16, 1e-3, 2, 9, 64
 PROMPT: Final = 2
 """One in so many tokens has no loss."""
@@ -61,7 +65,7 @@ def main() -> None:
         batches = _batches(SHAPES[asked.size].vocab_size, asked.steps)
         found = {f"{kind}_{dtype}": _compare(Path(place), model, batches, kind, dtype, asked) for kind, dtype in VARIANTS}
     setting = {"size": asked.size, "batch": BATCH, "steps": asked.steps, "threads": asked.threads, "rank": 8, "device": "cpu", "returned": "metrics"}
-    print(json.dumps({"bench": "sft", **machine(), **setting, "peer": "trl 1.16.0 SFTTrainer, adamw_torch_fused", **found}))
+    print(json.dumps({"bench": "sft", **machine(), **setting, **PEER_SAYS, **found}))
 
 
 def _batches(vocab_size: int, steps: int) -> list[list[Row]]:

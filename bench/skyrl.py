@@ -32,7 +32,7 @@ import torch
 from transformers import Qwen3Config
 
 from bench.machine import machine
-from bench.peers import python_of
+from bench.peers import command, python_of
 from bench.shapes import Shape, write_directory
 from bloomery.cli.demo_server import serving
 from bloomery.client import Client
@@ -65,6 +65,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         sizes = {name: measure(Path(place) / name, name, asked) for name in asked.sizes}
     setting = {"rank": 8, "threads": usable_cpus(), "device": "cpu", "dtype": asked.dtype, "peer": f"skyrl-tx 0.3.0, backend {PEER_BACKEND}"}
+    setting["peer_command"] = command("skyrl", *_server_arguments("PORT", "MODEL", "PLACE"))
     if asked.sample:
         counts = {name: getattr(asked, name) for name in ("prompts", "prompt_tokens", "samples", "new_tokens", "rounds")}
         print(json.dumps({"bench": "skyrl_sampling", **where, **setting, **counts, **sizes}))
@@ -159,6 +160,11 @@ def _for_transformers_4(model: Path, place: Path) -> Path:
     return place
 
 
+def _server_arguments(port: object, model: object, place: object) -> list[str]:
+    where = ["-m", "tx.tinker.api", "--host", "127.0.0.1", "--port", str(port), "--base-model", str(model)]
+    return [*where, "--checkpoints-base", f"{place}/checkpoints", "--database-url", f"sqlite:///{place}/t.db", "--backend-config", PEER_BACKEND]
+
+
 @contextmanager
 def _skyrl(model: Path) -> Iterator[tuple[str, str]]:
     python = python_of("skyrl")
@@ -167,8 +173,7 @@ def _skyrl(model: Path) -> Iterator[tuple[str, str]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     place = Path(tempfile.mkdtemp(prefix="skyrl-", dir=model.parent))
-    argv = [python, "-m", "tx.tinker.api", "--host", "127.0.0.1", "--port", str(port), "--base-model", model]
-    argv += ["--checkpoints-base", place / "checkpoints", "--database-url", f"sqlite:///{place}/t.db", "--backend-config", PEER_BACKEND]
+    argv = [python, *_server_arguments(port, model, place)]
     # It starts its engine through `uv run`, which looks for these.
     found = {"VIRTUAL_ENV": str(environment), "PATH": f"{environment}/bin:{os.environ['PATH']}", "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
     with (place / "log").open("w") as log:

@@ -32,5 +32,10 @@ def python_of(peer: str) -> Path:
     return interpreter
 
 
+def command(peer: str, *arguments: object) -> str:
+    """What was run, for the JSON line, with the packages of the environment it ran in."""
+    return f"({' '.join(PACKAGES[peer])}) python {' '.join(map(str, arguments))}"
+
+
 def _install(interpreter: Path, packages: Sequence[str]) -> None:
     subprocess.run([interpreter, "-m", "pip", "install", "-q", "--progress-bar", "off", *packages], check=True, stdout=sys.stderr)

@@ -84,14 +84,16 @@ class DrawnTokens(NamedTuple):
 def choose(logits_BV: Floats, draws: Sequence[Draw]) -> DrawnTokens:
     """The chosen token of every row; the lowest id wins a tie."""
     adjusted_BV = adjust(logits_BV, draws)
-    tokens_B: Integers = adjusted_BV.argmax(-1)
-    processed = {row: _certain(int(tokens_B[row]), draw) for row, draw in enumerate(draws) if draw.params.temperature == 0}
-    noisy = [row for row, draw in enumerate(draws) if draw.params.temperature > 0]
+    greedy, noisy = ([row for row, draw in enumerate(draws) if (draw.params.temperature > 0) is noise] for noise in (False, True))
+    tokens_B = np.empty(len(draws), np.int64)
+    tokens_B[greedy] = adjusted_BV[greedy].argmax(-1)
+    processed = {row: _certain(int(tokens_B[row]), draws[row]) for row in greedy}
+    drawn_BV = adjusted_BV[noisy] if greedy else adjusted_BV
     numbers_B1 = uniforms([draws[row] for row in noisy])[:, None]
     step = max(1, _WEIGHTS // logits_BV.shape[1])
     for start in range(0, len(noisy), step):
         rows = noisy[start : start + step]
-        scaled_BV = scale_and_truncate(adjusted_BV[rows], [draws[row].params for row in rows])
+        scaled_BV = scale_and_truncate(drawn_BV[start : start + step], [draws[row].params for row in rows])
         tokens_B[rows] = _invert(scaled_BV, numbers_B1[start : start + step])[:, 0]
         for row, scaled_V in zip(rows, scaled_BV, strict=True):
             if draws[row].shapes:
@@ -201,7 +203,8 @@ def scale_and_truncate(logits_BV: Floats, params: Sequence[SamplingParams]) -> F
 def _scaled(logits_BV: Floats, temperature_B1: Floats) -> Floats:
     # Relative to the largest, so that a tiny temperature gives -inf for the others and not inf for several.
     with np.errstate(over="ignore", invalid="ignore"):
-        scaled_BV: Floats = (logits_BV - logits_BV.max(-1, keepdims=True)) / np.maximum(temperature_B1, np.float32(_COLDEST))
+        scaled_BV: Floats = logits_BV - logits_BV.max(-1, keepdims=True)
+        scaled_BV /= np.maximum(temperature_B1, np.float32(_COLDEST))
     return scaled_BV
 
 
