@@ -5,6 +5,7 @@ The api is the only writer, so what every name serves is held in memory: a reque
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -22,6 +23,8 @@ from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.types.generation import Weights
 from bloomery.types.ids import new_id, now_us
 from bloomery.types.resources import Deployment, Page, Revision
+
+log = logging.getLogger(__name__)
 
 MAX_EVIDENCE_CHARS: Final = 65_536
 MAX_EVIDENCE_LEVELS: Final = 32
@@ -64,8 +67,11 @@ class Deployments:
 
     async def load(self) -> None:
         """Read what every name serves."""
+        aliases = {base.alias for base in self._models.all()}
         for row in await self._database.read(lambda connection: connection.execute(_LIVE).all()):
             self._remember(row)
+            if row.name in aliases:
+                log.warning("`%s` is a deployment, and the base model of that name cannot be asked for: serve it under another name", row.name)
 
     async def create(self, p: Principal, name: str, version: str, evidence: dict[str, Any]) -> Deployment:
         """Serve a version under a new name."""
