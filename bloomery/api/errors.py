@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from bloomery.types.errors import BloomeryError, InvalidInput, NotFound, RateLimited
+from bloomery.types.errors import BloomeryError, Deadly, InvalidInput, NotFound, RateLimited
 
 STATUS: Final[Mapping[str, int]] = {
     "invalid": 400,
@@ -32,6 +32,8 @@ STATUS: Final[Mapping[str, int]] = {
     "internal": 500,
 }
 _RETRY_AFTER_S: Final = "1"
+_NOT_AGAIN: Final = {"x-should-retry": "false"}
+"""OpenAI's SDK repeats what was answered with a 5xx, unless this header forbids it."""
 _OPENAI: Final = ("/v1", "/oai/api/v1")
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,8 @@ def invalid_input(problems: RequestValidationError) -> InvalidInput:
 def _advice(error: BloomeryError, status: int) -> dict[str, str] | None:
     if isinstance(error, RateLimited):
         return {"retry-after": error.retry_after}
+    if isinstance(error, Deadly):
+        return _NOT_AGAIN
     return {"retry-after": _RETRY_AFTER_S} if status == 503 else None
 
 

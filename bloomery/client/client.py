@@ -10,9 +10,8 @@ from urllib.parse import quote
 
 import httpx
 
-from bloomery.client.http import Http
+from bloomery.client.http import Http, error_in
 from bloomery.client.training import TrainingRun
-from bloomery.types.errors import WorkerError
 from bloomery.types.resources import (
     Collected,
     CreateRun,
@@ -114,7 +113,7 @@ class Client:
     def chat_stream(
         self, model: str, messages: list[dict[str, Any]], *, headers: Mapping[str, str] | None = None, **options: Any
     ) -> Iterator[dict[str, Any]]:
-        """The chunks of a chat completion as they come."""
+        """The chunks of a chat completion as they come; an error in the middle is raised as what it is, a lost connection as Unavailable."""
         body = {"model": model, "messages": messages, **options, "stream": True}
         with self._http.stream("/v1/chat/completions", body, headers=headers) as lines:
             for line in lines:
@@ -122,7 +121,7 @@ class Client:
                     return
                 chunk = json.loads(line)
                 if "error" in chunk:
-                    raise WorkerError(chunk["error"]["message"])
+                    raise error_in(chunk["error"])
                 yield chunk
 
 

@@ -95,7 +95,7 @@ class Http:
                 problem = error_of(response)
                 worth_it = response.status_code == 503
             except httpx.TransportError as error:
-                problem = Unavailable(f"{method} {self._client.base_url.join(path)}: {type(error).__name__}: {error}")
+                problem = self._lost(method, path, error)
                 worth_it = again or isinstance(error, httpx.ConnectError)
             if not worth_it or time.monotonic() + pause_s > deadline:
                 raise problem
@@ -122,11 +122,17 @@ class Http:
     @contextmanager
     def stream(self, path: str, body: Any, *, headers: Mapping[str, str] | None = None) -> Iterator[Iterator[str]]:
         """The `data:` lines of a server-sent stream, as they come. A stream is not repeated."""
-        with self._client.stream("POST", path, json=body, headers=headers) as response:
-            if not response.is_success:
-                response.read()
-                raise error_of(response)
-            yield (line.removeprefix("data:").strip() for line in _lines(response.iter_text()) if line.startswith("data:"))
+        try:
+            with self._client.stream("POST", path, json=body, headers=headers) as response:
+                if not response.is_success:
+                    response.read()
+                    raise error_of(response)
+                yield (line.removeprefix("data:").strip() for line in _lines(response.iter_text()) if line.startswith("data:"))
+        except httpx.TransportError as error:
+            raise self._lost("POST", path, error) from error
+
+    def _lost(self, method: str, path: str, error: httpx.TransportError) -> Unavailable:
+        return Unavailable(f"{method} {self._client.base_url.join(path)}: {type(error).__name__}: {error}")
 
 
 def _lines(chunks: Iterator[str]) -> Iterator[str]:
@@ -139,13 +145,15 @@ def _lines(chunks: Iterator[str]) -> Iterator[str]:
 
 
 def error_of(response: httpx.Response) -> BloomeryError:
-    """The error that an unsuccessful response carries, in either contract's envelope."""
+    """The error that an unsuccessful response carries."""
+    kind = _BY_STATUS.get(response.status_code) or (errors.InvalidInput if response.is_client_error else errors.WorkerError)
     try:
-        envelope = response.json()["error"]
-        code, message, field = envelope.get("code"), envelope["message"], envelope.get("field", envelope.get("param"))
+        return error_in(response.json()["error"], otherwise=kind)
     except (ValueError, KeyError, TypeError, AttributeError):
-        code, message, field = None, f"the server answers {response.status_code}: {response.text[:200]}", None
-    kind = _BY_CODE.get(code) or _BY_STATUS.get(response.status_code)
-    if kind is None:
-        kind = errors.InvalidInput if response.is_client_error else errors.WorkerError
-    return kind(message, field=field)
+        return kind(f"the server answers {response.status_code}: {response.text[:200]}")
+
+
+def error_in(envelope: Mapping[str, Any], otherwise: type[BloomeryError] = errors.WorkerError) -> BloomeryError:
+    """The error in either contract's envelope; `otherwise` where its code says too little."""
+    kind = _BY_CODE.get(str(envelope.get("code"))) or otherwise
+    return kind(envelope["message"], field=envelope.get("field", envelope.get("param")))

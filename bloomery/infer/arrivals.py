@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 from bloomery.infer.grammar import Guide
 from bloomery.infer.plan import CLASSES
 from bloomery.infer.versions import Model, Versions
-from bloomery.types.errors import BloomeryError, Conflict, NotFound, WorkerError, blame
+from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound, WorkerError, blame
 from bloomery.types.generation import Abort, Generate, Live, Weights
-from bloomery.types.serving import KvPolicy
+from bloomery.types.serving import MODEL, KvPolicy
 
 _WAIT_S: Final = 0.05
 """How long a step waits for weights that are being loaded, when there is nothing else to do: whatever else the caller has to do can wait as long."""
@@ -33,6 +33,8 @@ class Swap(NamedTuple):
     weights: Weights
     policy: KvPolicy
     done: Future[Model]
+    adapter_only: bool = False
+    """Whether a whole model is refused."""
 
 
 class Ready(NamedTuple):
@@ -81,7 +83,7 @@ class Arrivals:
         self._swaps_passed = 0
 
     @property
-    def requests(self) -> int:
+    def num_requests(self) -> int:
         """How many requests wait that came before a pause."""
         return len(self._requests)
 
@@ -91,7 +93,7 @@ class Arrivals:
         return [each.request_id for each in self._requests]
 
     @property
-    def swaps(self) -> int:
+    def num_swaps(self) -> int:
         """How many swaps wait."""
         return len(self._swaps)
 
@@ -122,9 +124,9 @@ class Arrivals:
         self._requests += self._newcomers
         self._newcomers.clear()
 
-    def swap(self, name: str, weights: Weights, policy: KvPolicy) -> Future[Model]:
-        """Weights for a name, be it new or not."""
-        swap = Swap(name, weights, policy, Future())
+    def swap(self, name: str, weights: Weights, policy: KvPolicy, *, adapter_only: bool = False) -> Future[Model]:
+        """Weights for a name, be it new or not; `adapter_only`: a whole model is InvalidInput."""
+        swap = Swap(name, weights, policy, Future(), adapter_only)
         # Nobody can cancel it any more.
         swap.done.set_running_or_notify_cancel()
         self._swaps.append(swap)
@@ -147,6 +149,10 @@ class Arrivals:
     def is_swapped(self, name: str) -> bool:
         """Whether weights for a name are on their way."""
         return any(swap.name == name for swap in self._swaps)
+
+    def is_named(self, version: str) -> bool:
+        """Whether a name stands for a version, or is just being given it."""
+        return any(weights.version == version for weights in (*self.names.values(), *(swap.weights for swap in self._swaps)))
 
     def abort(self, abort: Abort) -> Generate | None:
         """Nobody wants a request any more, or one of its samples; returns it when it ends so."""
@@ -180,6 +186,11 @@ class Arrivals:
         if self._requests or self._swaps:
             self._versions.wait(_WAIT_S, [guides for guides in self._guides.values() if not guides.done()])
 
+    def wait_in_pause(self) -> None:
+        """The same for swaps alone, which may lack room as long as the pause lasts: those who run stand still, and make none."""
+        if self._swaps:
+            self._versions.wait_for_more(_WAIT_S)
+
     def settle(self) -> None:
         """What was loaded for who is gone."""
         served = [self.names.get(each.weights.name) if isinstance(each.weights, Live) else each.weights for each in self._requests]
@@ -194,6 +205,9 @@ class Arrivals:
             before.add(swap.name)
             try:
                 model = self._obtain(swap.weights, in_use)
+                if swap.adapter_only and model is not None and model.adapter is None:
+                    says = f"version {model.version} is a whole model, not an adapter"
+                    raise InvalidInput(f"{says}: switch `{MODEL}` to it", field="weights")
             except BloomeryError as error:
                 self._swaps.remove(swap)
                 swap.done.set_exception(error)

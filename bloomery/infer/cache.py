@@ -39,11 +39,15 @@ class KeyValueCache:
     """Compact slots: a decode step reads slots 0 to n - 1 in one piece; a released slot is filled by the last one.
 
     Places that nobody wrote hold zeros: attention masks them, but a NaN left behind by another sample would pass through the mask.
+    Storage grows by several slots at a time, within `cache_tokens` places in all, or by those alone that are asked for.
     What is kept of sequences that have left lies apart, `kept_tokens` places in all, and the longest unused goes first.
     """
 
-    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu", kept_tokens: int = 0) -> None:
-        self._config, self._dtype, self._device, self._kept_tokens = config, dtype, device, kept_tokens
+    def __init__(
+        self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu", cache_tokens: int = 0, kept_tokens: int = 0
+    ) -> None:
+        self._config, self._dtype, self._device = config, dtype, device
+        self._cache_tokens, self._kept_tokens = cache_tokens, kept_tokens
         self.samples: list[Sample] = []
         """Who holds slot 0, 1, ..."""
         self._state_tokens = self.state_tokens(config, dtype)
@@ -185,8 +189,10 @@ class KeyValueCache:
 
     def _resized(self, old_NSKLE: Tensor, length: int) -> Tensor:
         layers, _, heads, _, width = old_NSKLE.shape
-        shape = (layers, pad_to(len(self.samples), _SLOT_STEP), heads, pad_to(length, KEY_PAD), width)
-        new_NSKLE = old_NSKLE.new_zeros(shape)
+        places = pad_to(length, KEY_PAD)
+        within = self._cache_tokens // (places + self._state_tokens)
+        slots = max(len(self.samples), min(pad_to(len(self.samples), _SLOT_STEP), within))
+        new_NSKLE = old_NSKLE.new_zeros(layers, slots, heads, places, width)
         for slot, sample in enumerate(self.samples):
             if sample.cached:
                 new_NSKLE[:, slot, :, : sample.cached] = old_NSKLE[:, slot, :, : sample.cached]

@@ -22,7 +22,7 @@ from bloomery.infer.versions import VERSIONS_IN_MEMORY, Model, Source
 from bloomery.models.decoder import Decoder
 from bloomery.models.numerics import Form
 from bloomery.types.arrays import Array
-from bloomery.types.errors import Conflict, InvalidInput, NotSupported, Unavailable
+from bloomery.types.errors import Conflict, NotSupported, Unavailable
 from bloomery.types.generation import Abort, Generate, Live, PromptScored, SamplingParams, Weights
 from bloomery.types.ids import new_id
 from bloomery.types.serving import MODEL, Capabilities, EngineMetrics, KvPolicy, PauseMode, WeightInfo
@@ -124,7 +124,7 @@ class EmbeddedEngine:
         finally:
             late = drained.cancel()
         if late:
-            open_ids = await self._do(lambda: self._sampler.requests_in_hand)
+            open_ids = await self._do(lambda: self._sampler.request_ids)
             raise Unavailable(
                 f"waited {self._deadlines.drain_s:g} s for requests in hand: {len(open_ids)} have not ended, {', '.join(open_ids[:3])} among them; "
                 f"the engine stays paused: ask again, or pause with `abort`"
@@ -175,10 +175,7 @@ class EmbeddedEngine:
 
     async def load_adapter(self, name: str, weights: Weights) -> None:
         """Serve an adapter of the disk."""
-        model = await self._swapped(name, await self._do(lambda: self._sampler.serve(name, weights)))
-        if model.adapter is None:
-            await self._do(lambda: self._sampler.withdraw(name))
-            raise InvalidInput(f"version {weights.version} is a whole model, not an adapter: switch `{MODEL}` to it", field="weights")
+        await self._swapped(name, await self._do(lambda: self._sampler.serve(name, weights, adapter_only=True)))
 
     async def unload_adapter(self, name: str) -> None:
         """Serve an adapter no longer."""
@@ -302,6 +299,8 @@ class EmbeddedEngine:
 
     def _pause(self, mode: PauseMode) -> None:
         self._refuse_asleep()
+        if mode == "keep":
+            self._thread.end_drains(Conflict("the engine was paused with `keep` before it had drained", field="mode"))
         self._sampler.pause(mode)
 
     def _resume(self) -> None:

@@ -87,6 +87,18 @@ class Queues:
         del self.requests[request_id]
         self.events.append(GenerateFailed(request_id=request_id, message=message, category=category))
 
+    def break_off(self, message: str) -> None:
+        """A step broke, and nothing in the cache can be relied on: every request that took part in it ends; where none runs, all that wait."""
+        broken = dict.fromkeys(sample.request_id for sample in self.running or self.waiting)
+        # Not released one by one: where memory ran out, a sample has a place without storage.
+        self._cache.clear()
+        self.running.clear()
+        self.waiting = [sample for sample in self.waiting if sample.request_id not in broken]
+        self.following = {sample: followed for sample, followed in self.following.items() if sample.request_id not in broken}
+        for request_id in broken:
+            del self.requests[request_id]
+            self.events.append(GenerateFailed(request_id=request_id, message=message, category="server"))
+
     def refuse(self, generate: Generate, error: BloomeryError) -> None:
         """Say why a request cannot begin."""
         self.events.append(GenerateFailed(request_id=generate.request_id, message=error.message, category=error.category, field=error.field))

@@ -54,7 +54,13 @@ class Sampler:
         packing = self._packing = Packing(source, decoder, in_place=alone) if form.packed else None
         self._versions = Versions(packing or source, lambda: free_bytes(decoder.device), limit_versions=versions_in_memory)
         self._limits = _with_states(limits or _limits(decoder), decoder)
-        self._cache = KeyValueCache(decoder.config, dtype=decoder.dtype, device=decoder.device, kept_tokens=self._limits.kept_tokens)
+        self._cache = KeyValueCache(
+            decoder.config,
+            dtype=decoder.dtype,
+            device=decoder.device,
+            cache_tokens=self._limits.cache_tokens,
+            kept_tokens=self._limits.kept_tokens,
+        )
         self._runner = Runner(self._cache, form, packing.twin if packing is not None else _unpacked)
         self._arrivals, self._queues = Arrivals(self._versions), Queues(self._cache)
         self._stepper = Stepper(self._queues, self._cache, self._runner, self._limits, grammars, context=self._config.context)
@@ -65,16 +71,16 @@ class Sampler:
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._queues.events or self._arrivals.swaps) or (self.in_hand and self.paused != "keep")
+        return bool(self._queues.events or self._arrivals.num_swaps) or (self.in_hand and self.paused != "keep")
 
     @property
     def in_hand(self) -> bool:
         """Whether requests are not finished, but for those that wait for the end of a pause."""
-        return bool(self._queues.requests or self._arrivals.requests)
+        return bool(self._queues.requests or self._arrivals.num_requests)
 
     @property
-    def requests_in_hand(self) -> list[str]:
-        """Their ids."""
+    def request_ids(self) -> list[str]:
+        """Of those that are in hand."""
         return [*self._queues.requests, *self._arrivals.request_ids]
 
     @property
@@ -154,15 +160,15 @@ class Sampler:
         if self._packing is not None:
             self._packing.twin(model.decoder)
 
-    def serve(self, name: str, weights: Weights) -> Future[Model]:
-        """Serve these weights under a new name as soon as they are in memory; done when that is so."""
+    def serve(self, name: str, weights: Weights, *, adapter_only: bool = False) -> Future[Model]:
+        """Serve these weights under a new name as soon as they are in memory; done when that is so. `adapter_only`: refuse a whole model."""
         if name in self._arrivals.names or self._arrivals.is_swapped(name):
             raise Conflict(f"`{name}` is served already: swap its weights, or unload it first", field="name")
-        return self._arrivals.swap(name, weights, "keep")
+        return self._arrivals.swap(name, weights, "keep", adapter_only=adapter_only)
 
     def withdraw(self, name: str) -> None:
         """Serve nothing under a name any more; requests that run keep its weights."""
-        self._versions.let_go(self._arrivals.withdraw(name).version)
+        self._let_go(self._arrivals.withdraw(name))
         for request in self._queues.requests.values():
             if request.name == name:
                 request.name = None
@@ -210,9 +216,7 @@ class Sampler:
 
     def fail_running(self, message: str) -> None:
         """A step broke: every request that took part in it ends, which the next step says."""
-        for request_id in dict.fromkeys(sample.request_id for sample in self._queues.running or self._queues.waiting):
-            self._queues.fail(request_id, message)
-        self._cache.clear()
+        self._queues.break_off(message)
 
     def forget_all(self) -> None:
         """Nobody listens any more: drop every request without a word."""
@@ -223,13 +227,16 @@ class Sampler:
 
     def _receive(self) -> None:
         """Flip what was swapped, and begin the requests whose weights are there."""
-        if not self._queues.events and (self.paused == "keep" or not self._queues.requests):
+        if not (self._queues.events or self._queues.requests or self.paused == "keep"):
             self._arrivals.wait()
         self._arrivals.settle()
         in_use = {request.model.version for request in self._queues.requests.values()}
-        for swap, model in self._arrivals.take_swaps(in_use):
+        swaps = self._arrivals.take_swaps(in_use)
+        for swap, model in swaps:
             self._flip(swap, model)
         if self.paused == "keep":
+            if not (swaps or self._queues.events):
+                self._arrivals.wait_in_pause()
             return
         for generate, weights, aborted, guides in self._arrivals.take_requests(in_use):
             try:
@@ -263,9 +270,13 @@ class Sampler:
             self._cache.forget_kept()
         if before is not None:
             self.swaps += 1
-            if before.version != swap.weights.version:
-                self._versions.let_go(before.version)
+            self._let_go(before)
         swap.done.set_result(model)
+
+    def _let_go(self, weights: Weights) -> None:
+        """Of what a name stood for, unless one still does."""
+        if not self._arrivals.is_named(weights.version):
+            self._versions.let_go(weights.version)
 
     def _guides(self, generate: Generate) -> Guides | None:
         """What the first tokens of its samples may be, which takes a while to find out."""

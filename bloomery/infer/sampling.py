@@ -94,7 +94,7 @@ def choose(logits_BV: Floats, draws: Sequence[Draw]) -> DrawnTokens:
     for start in range(0, len(noisy), step):
         rows = noisy[start : start + step]
         scaled_BV = scale_and_truncate(drawn_BV[start : start + step], [draws[row].params for row in rows])
-        tokens_B[rows] = _invert(scaled_BV, numbers_B1[start : start + step])[:, 0]
+        tokens_B[rows] = invert(scaled_BV, numbers_B1[start : start + step])[:, 0]
         for row, scaled_V in zip(rows, scaled_BV, strict=True):
             if draws[row].shapes:
                 processed[row] = _told(scaled_V, int(tokens_B[row]), draws[row].top)
@@ -174,12 +174,12 @@ def draw_alternatives(logits_BV: Floats, positions_B: Integers, count: int, para
     temperature_11, step = np.array([[params.temperature]], np.float32), max(1, _WEIGHTS // logits_BV.shape[1])
     for start in range(0, len(logits_BV), step):
         rows = slice(start, start + step)
-        drawn_Bk[rows] = _invert(_scaled(logits_BV[rows], temperature_11), numbers_Bk[rows])
+        drawn_Bk[rows] = invert(_scaled(logits_BV[rows], temperature_11), numbers_Bk[rows])
     return drawn_Bk
 
 
-def _invert(scaled_BV: Floats, numbers_Bk: Numbers) -> Integers:
-    """The tokens [B, k] in whose shares these numbers fall. One without weight has no share."""
+def invert(scaled_BV: Floats, numbers_Bk: Numbers) -> Integers:
+    """The tokens [B, k] in whose shares these numbers, from 0 to 1, fall. One without weight has no share."""
     mass_BV = np.cumsum(np.exp(scaled_BV), -1, dtype=np.float64)
     found_Bk = np.empty(numbers_Bk.shape, np.int64)
     for row, mass_V in enumerate(mass_BV):

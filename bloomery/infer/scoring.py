@@ -10,25 +10,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bloomery.infer.sampling import Floats, draw_alternatives
+from bloomery.infer.sampling import Floats, Integers, draw_alternatives
 from bloomery.models.attention import ROW_PAD
 from bloomery.types.generation import SamplingParams
 
 _CHUNK_BYTES: Final = 32 << 20
 _CHUNK_ROWS: Final = 64
 
-Ints = NDArray[np.int64]
-
 
 class Question(NamedTuple):
     """What is asked about consecutive rows of a prompt, of which row 0 predicts the token at position `start` + 1."""
 
     start: int
-    next_T: Ints
+    next_T: Integers
     top_k: int
-    rows_C: Ints
+    rows_C: Integers
     """Row of each single token, from 0, never falling."""
-    ids_C: Ints
+    ids_C: Integers
     draws: int
     params: SamplingParams
     ranks: bool = False
@@ -51,12 +49,12 @@ class PromptScores(NamedTuple):
     """
 
     logprobs_T: Floats
-    top_ids_Tk: Ints
+    top_ids_Tk: Integers
     top_logprobs_Tk: Floats
     target_logprobs_C: Floats
-    drawn_Tk: Ints
+    drawn_Tk: Integers
     drawn_logprobs_Tk: Floats
-    ranks_T: Ints
+    ranks_T: Integers
 
     @property
     def finite(self) -> bool:
@@ -94,18 +92,18 @@ def joined(parts: list[PromptScores]) -> PromptScores:
     return PromptScores(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _of(logits_TV: Tensor, lse_T1: Tensor, ids_Tk: Ints) -> Tensor:
+def _of(logits_TV: Tensor, lse_T1: Tensor, ids_Tk: Integers) -> Tensor:
     return logits_TV.gather(1, torch.from_numpy(ids_Tk).to(logits_TV.device)) - lse_T1
 
 
-def _ranks(logits_TV: Tensor, question: Question) -> Ints:
+def _ranks(logits_TV: Tensor, question: Question) -> Integers:
     if not question.ranks:
         return np.zeros(len(question.next_T), np.int64)
     next_T1 = torch.from_numpy(question.next_T[:, None]).to(logits_TV.device)
     return 1 + _numpy((logits_TV > logits_TV.gather(1, next_T1)).sum(-1))
 
 
-def _drawn(logits_TV: Tensor, question: Question) -> Ints:
+def _drawn(logits_TV: Tensor, question: Question) -> Integers:
     if not question.draws:
         return np.empty((len(question.next_T), 0), np.int64)
     positions = np.arange(question.start + 1, question.start + 1 + len(question.next_T))

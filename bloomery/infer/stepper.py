@@ -3,6 +3,7 @@
 Shapes: R packed rows, B samples, V vocabulary, D hidden.
 """
 
+import logging
 import math
 from collections.abc import Collection, Sequence
 from concurrent.futures import wait
@@ -22,6 +23,8 @@ from bloomery.infer.sampling import choose
 from bloomery.infer.scoring import Question
 from bloomery.types.arrays import Array
 from bloomery.types.generation import PromptEmbedded, PromptFound, PromptRouted, SampledToken
+
+log = logging.getLogger(__name__)
 
 _FOLLOW_S: Final = 0.005
 """How long a step waits at most for guides: about as long as one of a small model takes."""
@@ -179,9 +182,15 @@ class Stepper:
         else:
             wait([followed for sample, followed in following.items() if sample not in late], _FOLLOW_S)
         for sample in [sample for sample, followed in following.items() if followed.done()]:
-            if (followed := following.pop(sample, None)) is not None:
-                followed.result()
+            followed = following.pop(sample, None)
+            if followed is None:
+                # A sibling could not go on, which ended the request.
+                continue
+            if (error := followed.exception()) is None:
                 self._go_on(sample)
+            else:
+                log.error("a guide broke", exc_info=error)
+                self._queues.fail(sample.request_id, f"its grammar could not be followed: {type(error).__name__}: {error}")
 
     def _go_on(self, sample: Sample) -> None:
         """Or end, if that was the last token."""

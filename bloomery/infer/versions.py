@@ -125,6 +125,11 @@ class Versions:
         """Until something that was asked for is there, or one of `others`, but no longer than that."""
         wait([*(loading.future for loading in self._loading.values()), *others], timeout_s, return_when="FIRST_COMPLETED")
 
+    def wait_for_more(self, timeout_s: float) -> None:
+        """Until something is there that is not yet, but no longer than that; so long too where nothing was asked for."""
+        loading = [loading.future for loading in self._loading.values() if not loading.future.done()]
+        wait(loading or [Future()], timeout_s, return_when="FIRST_COMPLETED")
+
     def _make_room(self, version: str, needs: int, in_use: Collection[str]) -> bool:
         free = [other for other, held in self._held.items() if other not in in_use and not held.pinned]
         busy = bool(self._loading) or any(other in in_use and not held.pinned for other, held in self._held.items())

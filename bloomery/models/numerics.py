@@ -154,16 +154,24 @@ class _Answers(NamedTuple):
 
 
 def _matrices(decoder: Decoder) -> Iterator[_Matrix]:
-    """One of each shape, those of experts included; the head comes last."""
-    weights = {name: weight for name, weight in decoder.named_parameters() if name.rpartition(".")[2] in MATRICES}
-    by_shape = {tuple(weight.shape[-2:]): (name, weight if weight.dim() == 2 else weight[0]) for name, weight in reversed(weights.items())}
+    """One of each shape and dtype of a product, those of experts included; the head comes last."""
+    weights: dict[str, Tensor] = {name: weight for name, weight in decoder.named_parameters() if name.rpartition(".")[2] in MATRICES}
+    by_form = {(weight.shape[-2:], _product_dtype(decoder, name)): (name, weight) for name, weight in reversed(weights.items())}
     head = decoder.head_weight
-    by_shape.pop(tuple(head.shape), None)
-    for name, weight in (*by_shape.values(), ("head", head)):
+    by_form.pop((head.shape, head.dtype), None)
+    by_form[head.shape, head.dtype] = "head", head
+    for (_, dtype), (name, stored) in by_form.items():
+        weight = (stored if stored.dim() == 2 else stored[0]).to(dtype)
         counts = _HEAD_ROW_COUNTS if name == "head" and head.numel() >= _LARGE_HEAD else _ROW_COUNTS
         factors = Factors(_noise(RANK_PAD, weight.shape[1], like=weight), _noise(weight.shape[0], RANK_PAD, like=weight))
         rows_RI = _noise(max(counts), weight.shape[1], like=weight)
         yield _Matrix(name, weight, factors, rows_RI, counts, _projected(rows_RI, weight, factors))
+
+
+def _product_dtype(decoder: Decoder, name: str) -> torch.dtype:
+    """Routers that score every expert by itself do so in float32, whatever the dtype of the model."""
+    experts = decoder.config.experts
+    return torch.float32 if experts is not None and experts.scoring == "sigmoid" and name.endswith(".router") else decoder.dtype
 
 
 def _product_failures(matrix: _Matrix) -> Iterator[str]:

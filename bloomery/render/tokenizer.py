@@ -60,7 +60,7 @@ class ChatTokenizer:
         """Refuse at once, as `field`, a text that is certainly longer than a context of so many tokens."""
         if (least := self._lengths.least(text)) > context:
             problem = f"`{field}` has at least {least} tokens and leaves no room in the model's context of {context}"
-            raise InvalidInput(f"{problem}: shorten it to at most {context - 1}", field=field)
+            raise InvalidInput(f"{problem}: shorten it", field=field)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, special ones included; what is not UTF-8 comes out as replacement characters."""

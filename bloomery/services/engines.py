@@ -43,10 +43,8 @@ log = logging.getLogger(__name__)
 
 FIRST_DELAY_S: Final = 0.05
 LAST_DELAY_S: Final = 0.5
-WELCOME_S: Final = 30.0
 READY_S: Final = 120.0
 """How long a request waits for an engine that loads its model or is being restarted."""
-EVENT_S: Final = 300.0
 COMPARE_S: Final = 120.0
 STREAM_EVENTS: Final = 65_536
 
@@ -188,7 +186,7 @@ class EngineLink:
         try:
             await connection.send(request)
             while not stream.complete:
-                yield await stream.next(self._what)
+                yield await stream.next()
         finally:
             del self._streams[request.request_id]
             if not stream.complete and connection.open:
@@ -254,11 +252,13 @@ class EngineLink:
             writer.close()
 
     async def _welcome(self, reader: asyncio.StreamReader) -> Welcome:
+        # The executor says it, which may be in the middle of a step; nothing else is said before.
+        timeout_s = self._silence.executor * self._silence.look_s
         try:
-            async with asyncio.timeout(WELCOME_S):
+            async with asyncio.timeout(timeout_s):
                 message = await _read(reader)
         except TimeoutError:
-            raise Silent(f"it did not say who it is for {WELCOME_S:g} s") from None
+            raise Silent(f"it did not say who it is for {timeout_s:g} s") from None
         if not isinstance(message, Welcome):
             raise Unavailable(f"the process at {self._socket} began with {type(message).__name__}, not with a welcome: it is no engine")
         if message.base.base_hash != self.base_hash:
@@ -329,13 +329,9 @@ class _Stream:
         """Raise this after the events that are here."""
         self._queue.put_nowait(error)
 
-    async def next(self, whom: str) -> SamplerEvent:
-        """The next event."""
-        try:
-            async with asyncio.timeout(EVENT_S):
-                event = await self._queue.get()
-        except TimeoutError:
-            raise Unavailable(f"{whom} sent nothing for request `{self._request_id}` within {EVENT_S:g} s") from None
+    async def next(self) -> SamplerEvent:
+        """The next event, however long the request stands in a queue: what bounds the wait is the connection's pulse."""
+        event = await self._queue.get()
         if isinstance(event, Unavailable):
             raise event
         if isinstance(event, SampleFinished):

@@ -116,6 +116,7 @@ class Fleet:
         """`deployed`: bases that something is deployed on, kept up to date by who deploys."""
         self.replicas = replicas
         self._deployed = deployed
+        self._patience_s = patience_s
         self._asked: set[str] = set()
         self._engines = {base_hash: Group(f"the engine of base model {base_hash}", [link]) for base_hash, link in engines.items()}
         self._served = {
@@ -137,7 +138,7 @@ class Fleet:
     @property
     def silent(self) -> list[str]:
         """Names of the replicas that are there, and have said nothing for longer than one takes to start again."""
-        gone_s = time.monotonic() - PATIENCE_S
+        gone_s = time.monotonic() - self._patience_s
         links = ((name, link) for links in self.replicas.values() for name, link in links.items())
         return [name for name, link in links if link.silent and link.away_since_s is not None and link.away_since_s < gone_s]
 

@@ -19,7 +19,7 @@ class Silence(NamedTuple):
     process: int = 10
     """Five signs of life are missing then."""
     executor: int = 120
-    """It speaks between two steps, and no step takes so long."""
+    """It speaks between two steps. One that hangs cannot be told from a longer step, so after this whoever waits is answered elsewhere."""
     look_s: float = LOOK_S
 
 
@@ -40,7 +40,7 @@ class Pulse:
     @property
     def late(self) -> bool:
         """Whether a sign of life is missing, which need not mean anything yet."""
-        return self._process_silent > self._limit.process // 3
+        return self._process_silent >= self._limit.process // 3
 
     def feel(self, message: FromEngine) -> None:
         """Something was heard."""

@@ -22,8 +22,8 @@ T = TypeVar("T")
 class Rendering:
     """The tokenizers of all base models, for callers on the event loop."""
 
-    def __init__(self, models: Models) -> None:
-        self._models = models
+    def __init__(self, models: Models, wait_s: float = WAIT_S) -> None:
+        self._models, self._wait_s = models, wait_s
         self._turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(THREADS))
 
     async def prompt(self, base_hash: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
@@ -45,10 +45,11 @@ class Rendering:
     async def _on_thread(self, base_hash: str, work: Callable[[ChatTokenizer], T]) -> T:
         turn, tokenizer = self._turns[base_hash], self._models.tokenizer(base_hash)
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(self._wait_s):
                 await turn.acquire()
         except TimeoutError:
-            raise Unavailable(f"the chat template of base model {base_hash} is slow and has too much to do: send the request again") from None
+            what = f"waited {self._wait_s:g} s for a turn to make tokens for base model {base_hash}"
+            raise Unavailable(f"{what}, which has too many messages and texts in hand: send the request again") from None
         running = asyncio.get_running_loop().run_in_executor(None, work, tokenizer)
         # A caller who leaves does not stop the thread, so the turn ends when the thread does.
         running.add_done_callback(partial(_end_turn, turn))

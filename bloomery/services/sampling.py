@@ -22,7 +22,7 @@ from bloomery.services.principal import Principal
 from bloomery.services.target import Target
 from bloomery.services.versions import Versions
 from bloomery.types.checks import check_generate, check_seed
-from bloomery.types.errors import InvalidInput, NotFound, Unavailable, WorkerError
+from bloomery.types.errors import Deadly, InvalidInput, NotFound, Unavailable, WorkerError
 from bloomery.types.generation import (
     Abort,
     FinishReason,
@@ -74,12 +74,17 @@ class Sampling:
         self._versions = versions
 
     async def resolve(self, p: Principal, model: str) -> Target:
-        """The weights behind a deployment's name, a base model's alias, a snapshot's version or a `tinker://` sampler path."""
+        """The weights behind a deployment's name, a base model's alias, a snapshot's version or a `tinker://` sampler path, where they are served."""
+        target = await self._named(p, model)
+        self._group(target, production=True)
+        return target
+
+    async def served(self, p: Principal) -> list[Target]:
+        """Whatever has a name of its own and is served: base models, then deployments."""
         p.require("infer")
-        if (target := await self._deployments.target(p, model)) is not None:
-            return target
-        found = await self._versions.find(p, model)
-        return Target(found.weights, found.base_hash, None, None, model)
+        names = dict.fromkeys([*(base.alias for base in self._models.list(p)), *await self._deployments.names(p)])
+        targets = [await self._named(p, name) for name in names]
+        return [target for target in targets if self._fleet.group(target.base_hash, production=True) is not None]
 
     def stream(self, p: Principal, target: Target, request: Generate, *, bounded: bool = False) -> "SampleStream":
         """Events as they come; a bad request is refused here, before the first. The target's weights are used, whatever the request says.
@@ -87,14 +92,11 @@ class Sampling:
         A `bounded` one is Unavailable, as soon as it is read, where too many samples wait.
         """
         p.require("infer")
-        check_generate(request, self._models.size(target.base_hash))
         production = request.priority == "production"
+        group = self._group(target, production=production)
+        check_generate(request, self._models.size(target.base_hash))
         if production:
             self._fleet.want(target.base_hash)
-        group = self._fleet.group(target.base_hash, production=production)
-        if group is None:
-            what = f"the base model of `{target.display}` ({target.base_hash}) is not served"
-            raise NotFound(f"{what}: start the server with `--model DIR` of that base", field="model")
         request = msgspec.structs.replace(request, weights=target.weights)
         return SampleStream(group, request, lambda: self._meters.request(target.base_hash, request, bounded=bounded))
 
@@ -113,6 +115,21 @@ class Sampling:
                     case SampleFinished():
                         samples[event.sample] = samples[event.sample]._replace(reason=event.reason)
         return Completion(samples, prompt, target.weights.version)
+
+    async def _named(self, p: Principal, model: str) -> Target:
+        p.require("infer")
+        if (target := await self._deployments.target(p, model)) is not None:
+            return target
+        found = await self._versions.find(p, model)
+        return Target(found.weights, found.base_hash, None, None, model)
+
+    def _group(self, target: Target, *, production: bool) -> Group:
+        """Who answers; a deployment or a snapshot may be of a base that this start of the server was not given."""
+        group = self._fleet.group(target.base_hash, production=production)
+        if group is None:
+            what = f"the base model of `{target.display}` ({target.base_hash}) is not served"
+            raise NotFound(f"{what}: start the server with `--model DIR` of that base", field="model")
+        return group
 
 
 class SampleStream:
@@ -183,7 +200,7 @@ class SampleStream:
                 self._fruitless += 1
                 if self._fruitless == MAX_SUBMISSIONS:
                     told = f"whoever worked on this request went away {self._fruitless} times without anything new"
-                    raise Unavailable(f"{told}: {lost.message}") from lost
+                    raise Deadly(f"{told}, and it may be what kills: {lost.message}") from lost
 
     async def _submit(self) -> AsyncGenerator[Progress, None]:
         # A fresh id: an engine that outlived its connection may still be at work on the earlier one.

@@ -105,6 +105,10 @@ class WorkerError(BloomeryError):
     code = "worker"
 
 
+class Deadly(WorkerError):
+    """Whoever worked on this request went away, again and again: it may be what kills, so nobody is to repeat it unasked."""
+
+
 @contextmanager
 def blame(kind: type[BloomeryError], what: str) -> Iterator[None]:
     """Wrap foreign errors as `kind` naming `what` was being done; pass ours through."""

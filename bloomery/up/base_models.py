@@ -65,11 +65,18 @@ class CheckedModel(NamedTuple):
 def model_arguments(values: Sequence[str]) -> tuple[ModelArgument, ...]:
     """Read the values of `--model`; without any, the shipped model."""
     found = [_model_argument(value) for value in values or [DEFAULT_MODEL]]
-    aliases = [model.alias for model in found]
-    for alias in aliases:
-        if aliases.count(alias) > 1:
-            raise InvalidInput(f"two models are called `{alias}`: name one of them with --model other-name=DIR", field="model")
+    taken: dict[str, str] = {}
+    for model in found:
+        if (other := taken.get(file_name(model.alias))) is not None:
+            both = f"two models are called `{other}`" if other == model.alias else f"`{other}` and `{model.alias}` are alike in names of files"
+            raise InvalidInput(f"{both}: name one of them with --model other-name=DIR", field="model")
+        taken[file_name(model.alias)] = model.alias
     return tuple(found)
+
+
+def file_name(alias: str) -> str:
+    """An alias where it is part of the name of a file or a process."""
+    return alias.replace("/", "-")
 
 
 def check(model: ModelArgument, dtype: str) -> CheckedModel:
@@ -111,7 +118,10 @@ def refuse_what_does_not_fit(models: Sequence[CheckedModel], dtype: str, free_by
         names = ", ".join(model.alias for model in models)
         processes = sum(model.process_bytes for model in models) * (1 + replicas)
         smaller = (needs - processes) // 2 + processes
-        hint = "use --dtype bfloat16 or a smaller model" if dtype == "float32" and smaller <= free_bytes else "free memory or use a smaller model"
+        ways = ["--dtype bfloat16"] if dtype == "float32" and smaller <= free_bytes else []
+        if needed_bytes(models, replicas=0) <= free_bytes:
+            ways.append("fewer --replicas")
+        hint = f"use {', '.join(ways)} or a smaller model" if ways else "free memory or use a smaller model"
         raise InvalidInput(f"{names} needs {gigabytes(needs)}, {gigabytes(free_bytes)} free: {hint}", field="model")
 
 

@@ -60,6 +60,7 @@ class Child:
         self.program = program
         self.restarts = 0
         self.unready_deaths = 0
+        """In a row; being ready once ends the row."""
         self.state = State.STARTING
         self.since_us = now_us()
         """When `state` began."""
@@ -86,6 +87,7 @@ class Child:
     def note_ready(self, ready: bool) -> None:
         """What a look at a living child showed."""
         if ready and not self.ready:
+            self.unready_deaths = 0
             self._to(State.READY)
             self.put(self._placement)
         elif self.ready and not ready:
@@ -134,7 +136,8 @@ class Child:
         """The exit status when the process has died since the last look; decides when the next one starts."""
         if self._process is None or (status := self._process.poll()) is None:
             return None
-        self.unready_deaths = 0 if self.ready else self.unready_deaths + 1
+        if not self.ready:
+            self.unready_deaths += 1
         self._start_at_s = time.monotonic() + restart_delay_s(self.unready_deaths)
         self._process = None
         self._to(State.RESTARTING)

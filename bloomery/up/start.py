@@ -171,7 +171,7 @@ def _api_config(plan: _Plan, configs: tuple[ModelConfig, ...]) -> ApiConfig:
 def _processes(plan: _Plan, served: ModelConfig) -> Iterator[tuple[EngineConfig, str]]:
     """The engine of a base and its replicas, with their names."""
     root, plain = str(plan.data.root), plan.options.plain
-    yield EngineConfig(data_dir=root, model=served, plain=plain), "engine-" + _in_a_file_name(served.alias)
+    yield EngineConfig(data_dir=root, model=served, plain=plain), "engine-" + base_models.file_name(served.alias)
     for replica in served.replicas:
         model = replace(served, socket=replica.socket, threads=plan.shares.replica_threads)
         yield EngineConfig(data_dir=root, model=model, role="replica", plain=plain), replica.name
@@ -184,7 +184,7 @@ def _model_configs(plan: _Plan) -> tuple[ModelConfig, ...]:
     configs = []
     for index, (model, base) in enumerate(zip(plan.models, plan.hashes, strict=True)):
         number = first.setdefault(base, index)
-        name = REPLICA + _in_a_file_name(plan.models[number].alias)
+        name = REPLICA + base_models.file_name(plan.models[number].alias)
         configs.append(
             ModelConfig(
                 alias=model.alias,
@@ -199,10 +199,6 @@ def _model_configs(plan: _Plan) -> tuple[ModelConfig, ...]:
             )
         )
     return tuple(configs)
-
-
-def _in_a_file_name(alias: str) -> str:
-    return alias.replace("/", "-")
 
 
 def _child(plan: _Plan, name: str, module: str, config: ApiConfig | EngineConfig) -> Child:

@@ -149,7 +149,7 @@ class Supervisor:
         return started or before != [child.state for child in self._children]
 
     def _end_standstill(self, replica: Child) -> None:
-        """Only its end lets another life begin, and nothing of a replica is lost with it. An engine is left alone: it may have much to do."""
+        """Only its end lets another life begin, and nothing is lost with it. An engine is left alone: two deaths condemn the operation in hand."""
         log.warning("%s lives and says nothing: it is killed", replica.name)
         self._say(f"{replica.name} lives and says nothing: it is killed")
         replica.signal(signal.SIGKILL)

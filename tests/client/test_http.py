@@ -1,11 +1,13 @@
 """Requests survive a server that goes away, are not repeated where that would do harm, and errors arrive as what they are."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from bloomery.client import Client
 from bloomery.client.http import Http
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound, Unavailable, WorkerError
 
@@ -83,6 +85,34 @@ def test_a_refused_stream_raises_its_error() -> None:
     refused = Server(httpx.Response(400, json={"error": {"code": "invalid", "message": "m", "param": "top_p"}}))
     with pytest.raises(InvalidInput), http(refused).stream("/x", {}) as lines:
         list(lines)
+
+
+class Breaking(httpx.SyncByteStream):
+    """The connection is lost behind this."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._content
+        raise httpx.ReadError("reset")
+
+
+@pytest.mark.parametrize("trouble", [httpx.ConnectError("refused"), httpx.Response(200, stream=Breaking(b'data: {"choices": []}\n\n'))])
+def test_a_stream_whose_connection_is_lost_is_unavailable(trouble: Answer) -> None:
+    server = Server(trouble)
+    with pytest.raises(Unavailable, match=r"POST http://server/v1/chat/completions: (ConnectError: refused|ReadError: reset)"):
+        list(Client("http://server", "tml-key", transport=server).chat_stream("tiny", []))
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize(("code", "kind"), [("unavailable", Unavailable), ("invalid", InvalidInput), ("internal", WorkerError)])
+def test_an_error_in_a_stream_is_raised_as_what_it_is(code: str, kind: type[BloomeryError]) -> None:
+    told = json.dumps({"error": {"message": "m", "type": "t", "param": "prompt", "code": code}})
+    client = Client("http://server", "tml-key", transport=Server(httpx.Response(200, text=f"data: {told}\n\n")))
+    with pytest.raises(kind) as raised:
+        list(client.chat_stream("tiny", []))
+    assert (type(raised.value), raised.value.message, raised.value.field) == (kind, "m", "prompt")
 
 
 def test_queries_leave_out_what_is_not_given() -> None:

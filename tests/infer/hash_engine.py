@@ -107,8 +107,8 @@ class HashEngine:
             for run in self._runs.values():
                 run.aborted |= run.open
         while mode == "drain" and self._runs:
-            if self._paused is None:
-                raise Conflict("the engine was resumed before it had drained")
+            if self._paused in (None, "keep"):
+                raise Conflict("the engine was resumed, or paused with `keep`, before it had drained")
             await asyncio.sleep(0)
 
     async def resume(self) -> None:

@@ -55,7 +55,7 @@ def until_there(arrivals: Arrivals, in_use: set[str]) -> list[Ready]:
 
 def flip(arrivals: Arrivals) -> None:
     """Nothing is in use any more: every swap has its weights."""
-    while arrivals.swaps:
+    while arrivals.num_swaps:
         for swap, model in arrivals.take_swaps(set()):
             swap.done.set_result(model)
         arrivals.wait()
@@ -165,7 +165,7 @@ def test_everybody_finds_room_however_much_arrives_for_the_weights_in_memory(mee
     steps_left: Counter[tuple[str, str]] = Counter()
     waiting = True
     for step in range(600):
-        while arrivals.requests < in_queue:
+        while arrivals.num_requests < in_queue:
             version, priority, steps = others[number % len(others)]
             arrivals.add(ask(f"r{number} {steps}", version, priority), None, paused=False)
             number += 1

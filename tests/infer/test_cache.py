@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,7 +39,7 @@ COMMANDS = st.sampled_from(["place", "place", "grow", "grow", "fork", "release",
 @settings(max_examples=80, deadline=None)
 @given(commands=st.lists(st.tuples(COMMANDS, st.integers(0, 99)), max_size=60))
 def test_contents_follow_their_samples(commands):
-    cache = KeyValueCache(CONFIG, dtype=torch.float32, kept_tokens=KEPT_TOKENS)
+    cache = KeyValueCache(CONFIG, dtype=torch.float32, cache_tokens=6 * 512, kept_tokens=KEPT_TOKENS)
     content: dict[Sample, list[int]] = {}
     left: list[list[int]] = []
     for number, (command, pick) in enumerate(commands):
@@ -104,6 +105,15 @@ def test_storage_grows_in_key_pads_and_idle_slots_give_much_memory_back():
     for sample in samples:
         cache.release(sample)
     assert cache.keys_NSKLE.numel() == 0
+
+
+@pytest.mark.parametrize(("samples", "length", "slots"), [(1, 512, 8), (9, 512, 16), (1, 2048, 4), (3, 2048, 4), (1, 8192, 1), (1, 20_000, 1)])
+def test_slots_beyond_those_in_use_stay_within_the_bound(samples, length, slots):
+    cache = KeyValueCache(CONFIG, dtype=torch.float32, cache_tokens=1 << 13)
+    for number in range(samples):
+        cache.place(sample_of(number))
+    cache.reserve(length)
+    assert cache.keys_NSKLE.shape[1] == cache.values_NSKLE.shape[1] == cache.experts_NSKLE.shape[1] == slots
 
 
 def kept_of(cache: KeyValueCache, *starts: int, length: int = 100) -> list[int]:

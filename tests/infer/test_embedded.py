@@ -16,6 +16,7 @@ from bloomery.types.generation import Weights
 from bloomery.types.serving import MODEL
 from tests.infer.builders import Adapters, adapter
 from tests.infer.test_engine_protocol import Going, answer, ask, idle, ids
+from tests.infer.test_versions import other_model
 from tests.train.builders import decoder
 
 PATIENCE_S = 60
@@ -147,6 +148,19 @@ async def test_weights_that_do_not_come_are_waited_for_so_long():
         disk.may_load.set()
         while await engine.adapters() != {"a": "v0"}:
             await asyncio.sleep(0)
+
+
+async def test_a_whole_model_that_comes_too_late_is_not_served_as_an_adapter_either():
+    disk = Disk()
+    disk.by_version = {"whole": other_model(DECODER, 1)}
+    async with running(disk, weights_s=SHORT_S) as engine:
+        disk.may_load.clear()
+        with pytest.raises(Unavailable, match=r"waited 0\.25 s for the weights of `a`"):
+            await engine.load_adapter("a", stored("whole"))
+        disk.may_load.set()
+        while (await engine.metrics()).versions_in_memory < 2:
+            await asyncio.sleep(0)
+        assert await engine.adapters() == {}
 
 
 async def test_a_drain_that_lasts_too_long_names_who_is_in_hand():

@@ -232,14 +232,16 @@ async def idle_but_for_newcomers(engine: Engine) -> None:
         await asyncio.sleep(0)
 
 
-async def test_whoever_waits_for_a_drain_hears_that_it_was_called_off(stage: Stage):
+@pytest.mark.parametrize("by", ["resume", "keep"])
+async def test_whoever_waits_for_a_drain_hears_that_it_was_called_off(stage: Stage, by: str):
     going = await Going(stage.engine, ask("r", max_tokens=LONG)).begun()
     waiting = asyncio.create_task(stage.engine.pause("drain"))
     while (await stage.engine.metrics()).paused != "drain":
         await asyncio.sleep(0)
-    await stage.engine.resume()
+    await (stage.engine.resume() if by == "resume" else stage.engine.pause("keep"))
     with pytest.raises(Conflict, match="before it had drained"):
         await waiting
+    await stage.engine.resume()
     assert len(ids(await going.ended())) == LONG
 
 

@@ -263,6 +263,23 @@ def test_a_step_that_breaks_ends_those_who_ran_and_the_others_go_on(model):
     assert found["waited"] == generate(sampler(model), request("waited", prompt(10)))["waited"]
 
 
+def test_memory_that_runs_out_for_a_newcomer_ends_those_who_run_and_the_engine_goes_on(model, monkeypatch):
+    def exhausted(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("not enough memory")
+
+    engine = sampler(model, limits=Limits(slots=2, token_budget=64))
+    engine.submit(request("runs", prompt(10), num_samples=3))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_zeros", exhausted)
+        with pytest.raises(RuntimeError, match="not enough memory"):
+            engine.step()
+    engine.fail_running("out of memory")
+    assert (engine.running_sequences, engine.waiting_sequences) == (0, 0)
+    found = generate(engine, request("after", prompt(10)))
+    assert (found["runs"].failure.message, found["runs"].failure.category) == ("out of memory", "server")
+    assert found["after"] == generate(sampler(model), request("after", prompt(10)))["after"]
+
+
 def test_forgetting_everything_leaves_an_idle_engine(model):
     engine = sampler(model)
     engine.submit(request("r", prompt(10), num_samples=3))

@@ -1,6 +1,7 @@
 """Weights swapped under requests that run: which numbers go on, which are computed again, and what is never mixed up."""
 
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -208,6 +209,45 @@ def test_swaps_of_one_name_come_in_their_order(model):
     drain(engine)
     assert engine.served("policy").version == "base"
     assert engine.swaps == 2
+
+
+def test_a_swap_without_room_in_a_pause_keeps_no_core_busy(model):
+    engine = Sampler(model, Slow(model, {"v0": adapter(model, 0), "new": adapter(model, 5)}), versions_in_memory=1)
+    engine.serve("policy", Weights(version="base"))
+    engine.submit(request("runs", prompt(9), version="v0", max_tokens=2))
+    while not engine.running_sequences:
+        engine.step()
+    engine.pause("keep")
+    done = engine.swap("policy", NEW, "keep")
+    assert engine.busy
+    began_s = time.monotonic()
+    for _ in range(3):
+        engine.step()
+    assert time.monotonic() - began_s > 0.1
+    assert not done.done()
+    engine.resume()
+    drain(engine)
+    assert done.result(timeout=0).version == "new"
+
+
+def test_what_was_given_as_tensors_stays_while_any_name_stands_for_it(model):
+    engine = Sampler(model, Slow(model))
+    base, given = Weights(version="base"), Weights(version="given")
+    for name in ("one", "another", "third"):
+        engine.serve(name, base)
+    drain(engine)
+    engine.versions.hold(Model("given", model, adapter(model, 5)), 1_000, pinned=True)
+    for name in ("one", "another", "third"):
+        engine.swap(name, given, "keep")
+    drain(engine)
+    engine.swap("one", base, "keep")
+    drain(engine)
+    engine.withdraw("another")
+    assert engine.served("third") == given
+    assert "given" in engine.versions.held
+    engine.swap("third", base, "keep")
+    drain(engine)
+    assert "given" not in engine.versions.held
 
 
 def test_more_adapters_than_fit_are_served_right_and_no_more_than_fit_are_in_memory(model):

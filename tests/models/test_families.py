@@ -258,6 +258,12 @@ def test_layers_for_further_tokens_are_passed_over(tmp_path: Path) -> None:
         ("deepseek_v3", {"n_group": 0}, "n_group is 0"),
         ("deepseek_v3", {"first_k_dense_replace": "1"}, "first_k_dense_replace is '1'"),
         ("glm4_moe_lite", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types must say dense or sparse for each of 2 layers"),
+        ("qwen3_moe", {"num_experts_per_tok": None}, "num_experts_per_tok is None"),
+        ("qwen3_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9 of 8 experts"),
+        ("qwen3_moe", {"moe_intermediate_size": 0}, "moe_intermediate_size is 0"),
+        ("qwen3_moe", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types must say dense or sparse for each of 2 layers"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+        ("qwen3_moe", {"mlp_only_layers": 1}, "mlp_only_layers is 1"),
         ("glm4", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config of a glm4 model"),
         ("gemma4_text", {"per_layer_config": {"full_attention": {"head_dim": 8}}}, "names `full_attention`"),
         ("gemma4_text, experts", {"top_k_experts": 9}, "top_k_experts is 9 of 8 experts"),
@@ -307,6 +313,12 @@ def test_what_the_core_lacks_is_refused_by_name(family: str, change: dict[str, A
     assert parse_config(raw).model_type == raw["model_type"]
     with pytest.raises(BloomeryError, match=says):
         parse_config(raw | change)
+
+
+def test_a_mixture_whose_layers_are_all_dense_has_no_experts(directories: Mapping[str, Path]) -> None:
+    raw = json.loads((directories["qwen3_moe"] / "config.json").read_text())
+    assert parse_config(raw).experts is not None
+    assert parse_config(raw | {"mlp_only_layers": [0, 1]}).experts is None
 
 
 @pytest.mark.parametrize("family", ["kimi_k2", "gemma4_text, experts", "nemotron_h, latent"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bloomery.models.config import LayerHeads
+from bloomery.models.config import ExpertsConfig, LayerHeads
 from bloomery.models.decoder import Decoder
 from bloomery.models.numerics import probe
 from bloomery.models.products import can_pack
@@ -38,6 +38,27 @@ def test_attention_is_probed_with_the_heads_of_every_layer(monkeypatch, kv_heads
     failures = probe(with_two_kinds_of_heads()).failures
     assert failures
     assert all(f"attention of {kv_heads} key heads of {head_dim} " in failure for failure in failures)
+
+
+def with_sigmoid_experts(dtype: torch.dtype) -> Decoder:
+    experts = ExpertsConfig(num_experts=4, top_k=2, intermediate_size=32, normalise_top_k=True, sparse_layers=(1,), scoring="sigmoid")
+    model = Decoder(dataclasses.replace(decoder().config, experts=experts), dtype=dtype).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(0))
+    return model
+
+
+def test_a_router_that_multiplies_in_float32_is_probed_in_it(monkeypatch):
+    kernels, name = (torch.ops.mkldnn, "_linear_pointwise") if PACKS else (F, "linear")
+    multiply = getattr(kernels, name)
+
+    def worse(input_RI, weight_OI, *options):
+        """Rounds otherwise in float32, for few rows."""
+        out_RO = multiply(input_RI, weight_OI, *options)
+        return out_RO * (1 + 2**-20) if out_RO.dtype == torch.float32 and len(out_RO) == 12 else out_RO
+
+    monkeypatch.setattr(kernels, name, worse)
+    assert probe(with_sigmoid_experts(torch.bfloat16)).failures == ("the product with `layers.1.mlp.router` [4, 64] depends on the number of rows",)
 
 
 @pytest.mark.skipif(not PACKS, reason="no oneDNN here")

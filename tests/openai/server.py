@@ -45,6 +45,8 @@ class Script:
     """Go silent after so many tokens."""
     fail_after: int | None = None
     """Give the request up after so many tokens."""
+    dies: bool = False
+    """Of every request, before its first token."""
 
 
 class ScriptedEngine(FakeEngine):
@@ -67,6 +69,9 @@ class ScriptedEngine(FakeEngine):
         super()._take(message)
 
     def _sample(self, request: Generate) -> None:
+        if self.script.dies:
+            self.hang_up()
+            return
         if request.embed:
             self._tell(PromptEmbedded(request_id=request.request_id, vector=Array.of(np.arange(1, 9, dtype=np.float32))))
             self._tell(SampleFinished(request_id=request.request_id, sample=0, reason="length"))

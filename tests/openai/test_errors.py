@@ -1,9 +1,11 @@
 """Bad input at the door: every answer under `/v1` has its id, every refusal OpenAI's envelope, and no body is read further than it must be."""
 
+import asyncio
 import json
 import socket
 import time
 from http.client import HTTPResponse
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,8 +14,14 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.openai.server import ScriptedServer
+from bloomery.services.sampling import MAX_SUBMISSIONS
+from bloomery.store.database import Database
+from bloomery.types.errors import WorkerError
+from tests.api.server import serving
+from tests.openai.server import Script, ScriptedServer
 from tests.openai.test_contract import USER, chat
+from tests.services.fake_engine import BASE
+from tests.services.stage import add_snapshot
 
 POSTS = ["chat/completions", "completions", "responses", "embeddings"]
 ENVELOPE = {"message", "type", "param", "code"}
@@ -118,6 +126,52 @@ def test_models_are_listed_as_the_sdk_reads_lists(sdk: OpenAI) -> None:
     assert [model.id for model in page] == [model.id for model in page.data]
     assert {(model.object, model.owned_by) for model in page} == {("model", "bloomery")}
     assert sdk.models.retrieve(page.data[0].id) == page.data[0]
+
+
+def test_models_are_listed_page_by_page(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        for name in ("first", "second"):
+            assert server.http.post("/api/v1/deployments", json={"name": name, "version": "tiny"}).status_code == 201
+
+        def page(**asked: object) -> tuple[list[str], str | None, str | None, bool]:
+            said = server.http.get("/v1/models", params=asked).json()
+            return [model["id"] for model in said["data"]], said["first_id"], said["last_id"], said["has_more"]
+
+        assert page() == (["tiny", "first", "second"], "tiny", "second", False)
+        assert page(limit=2) == (["tiny", "first"], "tiny", "first", True)
+        assert page(limit=2, after="first") == (["second"], "second", "second", False)
+        assert page(order="desc", limit=1, after="second") == (["first"], "first", "first", True)
+        assert page(after="second") == ([], None, None, False)
+        for asked, param in (({"after": "third"}, "after"), ({"limit": 0}, "limit"), ({"order": "up"}, "order")):
+            refused = server.http.get("/v1/models", params=asked)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+def test_what_is_deployed_on_a_base_that_is_not_served_is_not_listed_and_says_so(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        with Database(tmp_path / "bloomery.db") as database:
+            asyncio.run(add_snapshot(database, "v1", "gone", "run-1"))
+        assert server.http.post("/api/v1/deployments", json={"name": "old", "version": "v1"}).status_code == 201
+        assert [model["id"] for model in server.http.get("/v1/models").json()["data"]] == ["tiny"]
+        asked = {"model": "old", "messages": USER}, {"model": "old", "prompt": "x"}, {"model": "old", "input": "x"}, {"model": "old", "input": "x"}
+        answers = [server.http.post(f"/v1/{path}", json=body) for path, body in zip(POSTS, asked, strict=True)]
+        for answer in (server.http.get("/v1/models/old"), *answers):
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+            assert error["message"] == "the base model of `old` (gone) is not served: start the server with `--model DIR` of that base"
+
+
+def test_a_request_that_may_be_what_kills_is_repeated_by_nobody(server: ScriptedServer) -> None:
+    server.scripted.script = Script(dies=True)
+    with server.sdk(max_retries=2) as sdk, pytest.raises(openai.InternalServerError, match=f"went away {MAX_SUBMISSIONS} times") as given_up:
+        chat(sdk)
+    assert (given_up.value.status_code, given_up.value.code) == (500, "worker")
+    assert len(server.scripted.requests) == MAX_SUBMISSIONS
+    server.call(server.services.links[BASE].wait_ready())
+    with server.client() as client, pytest.raises(WorkerError, match=f"went away {MAX_SUBMISSIONS} times"):
+        client.chat("tiny", USER)
+    assert len(server.scripted.requests) == 2 * MAX_SUBMISSIONS
+    server.call(server.services.links[BASE].wait_ready())
 
 
 def test_a_client_that_vanishes_while_it_sends_leaves_nothing_behind(server: ScriptedServer, sdk: OpenAI) -> None:

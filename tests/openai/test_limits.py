@@ -133,6 +133,7 @@ def test_too_many_tokens_are_told_how_many_fit_by_the_name_they_were_asked_by(sd
         ("completions", {"prompt": ["x", "y" * 10**6]}, "prompt"),
         ("responses", {"input": "x" * 10**6}, "input"),
         ("embeddings", {"input": ["x", "y" * 10**6]}, "input.1"),
+        ("embeddings", {"input": "y" * 10**6}, "input"),
     ],
 )
 def test_a_text_that_is_far_too_long_is_refused_without_counting_its_tokens(
@@ -140,8 +141,16 @@ def test_a_text_that_is_far_too_long_is_refused_without_counting_its_tokens(
 ) -> None:
     answer = server.http.post(f"/v1/{path}", json={"model": "tiny"} | body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
-    assert re.search(rf"^`{field}` has at least \d+ tokens and leaves no room in the model's context of {CONTEXT}", answer.json()["error"]["message"])
+    told = rf"`{field}` has at least \d+ tokens and leaves no room in the model's context of {CONTEXT}: shorten it"
+    assert re.fullmatch(told, answer.json()["error"]["message"])
     assert server.scripted.requests == []
+
+
+@pytest.mark.parametrize(("given", "field"), [("", "input"), ([""], "input.0"), ([10**6], "input"), ([[1], [10**6]], "input.1")])
+def test_an_input_is_named_as_it_was_sent(server: ScriptedServer, given: Any, field: str) -> None:
+    error = server.http.post("/v1/embeddings", json={"model": "tiny", "input": given}).json()["error"]
+    assert error["param"] == field
+    assert error["message"].startswith(f"`{field}` h")
 
 
 def test_both_names_with_one_value_are_one_wish(sdk: OpenAI, server: ScriptedServer) -> None:

@@ -58,13 +58,18 @@ class Stage:
 
     async def add_snapshot(self, version: str, *, base_hash: str = BASE, run_id: str = "run-1") -> None:
         """As if a run had published weights."""
-        run = {"id": run_id, "project": "default", "base_model": "tiny", "base_hash": base_hash, "lora": "{}", "micro_batch_tokens": 1}
-        run |= {"metadata": "{}", "state": "active", "first_seq": 1, "settled_seq": 0, "step": 0, "created_us": 1, "updated_us": 1}
-        snapshot = {"id": f"checkpoint-{version}", "project": "default", "run_id": run_id, "kind": "snapshot", "state": "ready", "metadata": "{}"}
-        snapshot |= {"seq": len(version), "name": f"named-{version}", "key": f"snapshots/{version}.safetensors", "version": version}
-        snapshot |= {"size_bytes": 0, "step": 0, "created_us": 1}
-        await self.database.write(lambda connection: connection.execute(insert(rows.run).prefix_with("OR IGNORE"), run))
-        await self.database.write(lambda connection: connection.execute(insert(rows.checkpoint), snapshot))
+        await add_snapshot(self.database, version, base_hash, run_id)
+
+
+async def add_snapshot(database: Database, version: str, base_hash: str, run_id: str) -> None:
+    """As if a run of this base had published weights."""
+    run = {"id": run_id, "project": "default", "base_model": "tiny", "base_hash": base_hash, "lora": "{}", "micro_batch_tokens": 1}
+    run |= {"metadata": "{}", "state": "active", "first_seq": 1, "settled_seq": 0, "step": 0, "created_us": 1, "updated_us": 1}
+    snapshot = {"id": f"checkpoint-{version}", "project": "default", "run_id": run_id, "kind": "snapshot", "state": "ready", "metadata": "{}"}
+    snapshot |= {"seq": len(version), "name": f"named-{version}", "key": f"snapshots/{version}.safetensors", "version": version}
+    snapshot |= {"size_bytes": 0, "step": 0, "created_us": 1}
+    await database.write(lambda connection: connection.execute(insert(rows.run).prefix_with("OR IGNORE"), run))
+    await database.write(lambda connection: connection.execute(insert(rows.checkpoint), snapshot))
 
 
 @asynccontextmanager

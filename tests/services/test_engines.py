@@ -16,6 +16,19 @@ from tests.services.fake_engine import BASE, FakeEngine, fake_engine
 from tests.services.runs_stage import play, until
 
 
+class Queueing(FakeEngine):
+    """Says nothing of a request until it begins with it."""
+
+    queued: Generate | None = None
+
+    def _sample(self, request: Generate) -> None:
+        self.queued = request
+
+    def begin(self) -> None:
+        assert self.queued is not None
+        super()._sample(self.queued)
+
+
 def test_a_link_is_ready_once_the_engine_said_who_it_is(tmp_path: Path) -> None:
     async def story(engine: FakeEngine) -> None:
         link = new_link(engine)
@@ -47,6 +60,23 @@ def test_a_link_waits_for_an_engine_that_starts_late_and_finds_it_again_after_a_
                 first.post(CheckpointWritten(run_id="r", seq=1, key="k", digest="d"))  # type: ignore[arg-type]
 
     play(tmp_path, story)
+
+
+def test_a_welcome_is_waited_for_as_long_as_an_executor_may_be_silent(tmp_path: Path) -> None:
+    connections: list[asyncio.StreamWriter] = []
+
+    async def busy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+
+    async def run() -> None:
+        link = EngineLink(BASE, tmp_path / "s", None, Silence(process=1, executor=6, look_s=0.05))
+        async with asyncio.timeout(20), await asyncio.start_unix_server(busy, tmp_path / "s"), link:
+            await until(lambda: link.silent)
+            assert link.problem == "Silent: it did not say who it is for 0.3 s"
+        for connection in connections:
+            connection.close()
+
+    asyncio.run(run())
 
 
 def test_an_engine_of_another_base_is_refused(tmp_path: Path) -> None:
@@ -121,6 +151,24 @@ def test_a_failed_request_ends_with_the_reason(tmp_path: Path) -> None:
             assert isinstance((await asking)[-1], GenerateFailed)
 
     play(tmp_path, story)
+
+
+def test_a_request_is_waited_for_as_long_as_it_stands_in_the_queue_of_an_engine_that_lives(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = Queueing(tmp_path / "s", Blobs(tmp_path / "blobs"))
+        await engine.start()
+        async with new_link(engine) as link:
+            asking = asyncio.create_task(collect(link, ask("r")))
+            await until(lambda: engine.queued is not None)
+            # Of the loop alone: an hour is over, and nobody has looked more than once.
+            loop = asyncio.get_running_loop()
+            before, loop.time = loop.time, lambda: before() + 3600  # type: ignore[method-assign]
+            await asyncio.sleep(0.05)
+            engine.begin()
+            assert isinstance((await asking)[-1], SampleFinished)
+        await engine.crash()
+
+    asyncio.run(run())
 
 
 def test_leaving_early_aborts_the_request(tmp_path: Path) -> None:

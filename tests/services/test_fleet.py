@@ -166,6 +166,7 @@ def test_a_stream_whose_replica_stands_still_goes_on_at_another_one_and_what_com
         assert positions(await read(stand.stream(served(fleet), ask()))) == [0, 1, 2, 3, 4, 5]
         assert "process was silent for 0.5 s" in link.problem
         assert (link.ready, link.silent, fleet.silent) == (False, True, [])
+        assert [stand.links[name] for name in stand.fleet(*REPLICAS, patience_s=0.0).silent] == [link]
         frozen.go_on()
         await link.wait_ready(10)
         assert not link.silent

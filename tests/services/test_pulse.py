@@ -2,7 +2,7 @@
 
 import asyncio
 
-from bloomery.services.pulse import Pulse, Silence, Silent
+from bloomery.services.pulse import SILENCE, Pulse, Silence, Silent
 from bloomery.types.protocol import Alive, Drained, FromEngine
 
 LIMIT = Silence(process=3, executor=6, look_s=0.0)
@@ -30,6 +30,20 @@ def problem(*heard: FromEngine | None) -> str | None:
 def test_a_process_that_gives_no_sign_of_life_is_given_up() -> None:
     assert problem(*[None] * 2) is None
     assert problem(*[None] * 4) == "its process was silent for 0 s"
+
+
+def test_a_sign_of_life_is_missing_from_three_looks_on() -> None:
+    async def late() -> list[bool]:
+        pulse = Pulse(SILENCE._replace(look_s=0.0))
+        watching = asyncio.create_task(pulse.watch(asyncio.StreamReader()))
+        seen = []
+        for _ in range(5):
+            await asyncio.sleep(0)
+            seen.append(pulse.late)
+        watching.cancel()
+        return seen
+
+    assert asyncio.run(late()) == [False, False, False, True, True]
 
 
 def test_a_long_step_of_the_executor_is_waited_for_while_its_process_lives() -> None:

@@ -9,15 +9,15 @@ import pytest
 from bloomery.config import ModelConfig
 from bloomery.services.engines import EngineLink
 from bloomery.services.models import Models
-from bloomery.services.rendering import THREADS, Rendering
-from bloomery.types.errors import InvalidInput
+from bloomery.services.rendering import THREADS, WAIT_S, Rendering
+from bloomery.types.errors import InvalidInput, Unavailable
 from tests.render.builders import CHATML, byte_level, small_config, write
 
 USER = [{"role": "user", "content": "hello"}]
 SLOW = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 
-def play(directory: Path, story: Callable[[Rendering], Awaitable[None]]) -> None:
+def play(directory: Path, story: Callable[[Rendering], Awaitable[None]], wait_s: float = WAIT_S) -> None:
     async def run() -> None:
         configs = []
         for alias, template in (("quick", CHATML), ("slow", SLOW)):
@@ -26,7 +26,7 @@ def play(directory: Path, story: Callable[[Rendering], Awaitable[None]]) -> None
         links = {config.base_hash: EngineLink(config.base_hash, Path(config.socket), asyncio.Queue()) for config in configs}
         with Models(configs, links) as models:
             async with asyncio.timeout(60):
-                await story(Rendering(models))
+                await story(Rendering(models, wait_s))
 
     asyncio.run(run())
 
@@ -53,3 +53,15 @@ def test_a_slow_template_holds_up_its_own_requests_only(tmp_path: Path) -> None:
         await asyncio.wait(slow)
 
     play(tmp_path, story)
+
+
+def test_who_waits_too_long_hears_for_what_and_no_template_is_blamed_for_texts(tmp_path: Path) -> None:
+    async def story(rendering: Rendering) -> None:
+        encoding = [rendering.encode("quick", ["The fox"], ["prompt"]) for _ in range(THREADS + 1)]
+        *encoded, refused = await asyncio.gather(*encoding, return_exceptions=True)
+        assert encoded == [[byte_level().encode("The fox").ids]] * THREADS
+        assert isinstance(refused, Unavailable)
+        assert refused.message.startswith("waited 0 s for a turn to make tokens for base model quick, ")
+        assert "template" not in refused.message
+
+    play(tmp_path, story, wait_s=0.0)

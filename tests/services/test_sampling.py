@@ -23,7 +23,7 @@ from bloomery.store.blobs import Blobs
 from bloomery.store.database import Database
 from bloomery.types.arrays import Array
 from bloomery.types.checks import MAX_EXPERTS_TOLD, check_generate
-from bloomery.types.errors import Forbidden, InvalidInput, NotFound, Unavailable
+from bloomery.types.errors import Deadly, Forbidden, InvalidInput, NotFound, Unavailable
 from bloomery.types.generation import (
     Abort,
     Generate,
@@ -137,7 +137,7 @@ def test_a_stream_goes_on_where_it_was_when_the_engine_comes_back(tmp_path: Path
 
 def test_a_request_that_kills_every_engine_is_given_up(tmp_path: Path) -> None:
     async def story(sampling: Sampling) -> None:
-        with pytest.raises(Unavailable, match=f"went away {MAX_SUBMISSIONS} times"):
+        with pytest.raises(Deadly, match=f"went away {MAX_SUBMISSIONS} times"):
             await sampling.complete(ME, TARGET, request())
 
     play(tmp_path, story, dying(tmp_path, deaths=100))

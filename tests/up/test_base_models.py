@@ -37,6 +37,12 @@ def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
         base_models.model_arguments([str(one), str(two)])
 
 
+def test_two_names_that_make_one_name_of_a_file_are_refused(tmp_path: Path) -> None:
+    one, two = model(tmp_path / "a"), model(tmp_path / "b")
+    with pytest.raises(InvalidInput, match="`org/mine` and `org-mine` are alike in names of files: name one of them"):
+        base_models.model_arguments([f"org/mine={one}", f"org-mine={two}"])
+
+
 def test_a_name_that_urls_and_files_would_not_take_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be a model's name"):
         base_models.model_arguments([f"../mine={model(tmp_path / 'mine')}"])
@@ -202,8 +208,10 @@ def test_models_that_fit_alone_may_not_fit_together() -> None:
     with pytest.raises(InvalidInput, match=r"needs 72\.6 GB, 37\.0 GB free"):
         base_models.refuse_what_does_not_fit([LARGE, LARGE], "float32", 37_000_000_000)
     base_models.refuse_what_does_not_fit([LARGE], "float32", 57_000_000_000, replicas=1)
-    with pytest.raises(InvalidInput, match=r"needs 56\.6 GB, 50\.0 GB free: use --dtype bfloat16"):
+    with pytest.raises(InvalidInput, match=r"needs 56\.6 GB, 50\.0 GB free: use --dtype bfloat16, fewer --replicas or a smaller model"):
         base_models.refuse_what_does_not_fit([LARGE], "float32", 50_000_000_000, replicas=1)
+    with pytest.raises(InvalidInput, match=r"50\.0 GB free: use fewer --replicas or a smaller model"):
+        base_models.refuse_what_does_not_fit([LARGE], "float32", 50_000_000_000, replicas=9)
 
 
 def test_the_base_hash_is_of_content_and_not_of_place(tmp_path: Path) -> None:

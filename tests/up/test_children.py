@@ -35,6 +35,16 @@ def test_a_child_that_was_ready_is_never_hopeless(tmp_path: Path) -> None:
     assert not mortal.hopeless
 
 
+def test_lives_that_were_ready_and_ended_when_nobody_was_answered_any_more_are_no_stillbirths(tmp_path: Path) -> None:
+    mortal = child(tmp_path, "raise SystemExit(3)")
+    for _ in range(MAX_UNREADY_DEATHS):
+        mortal.start()
+        mortal.note_ready(True)
+        mortal.note_ready(False)
+        wait_for_death(mortal)
+    assert not mortal.hopeless
+
+
 def test_a_child_that_never_gets_ready_is_hopeless_in_the_end(tmp_path: Path) -> None:
     mortal = child(tmp_path, "print('no such file'); raise SystemExit(3)")
     for _ in range(MAX_UNREADY_DEATHS):

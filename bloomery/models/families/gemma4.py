@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bloomery.models.config import ExpertsConfig, LayerHeads, PerLayerConfig
+from bloomery.models.families.experts import check_top_k
 from bloomery.models.families.family import Family, NormNames, Raw
 from bloomery.models.families.fields import check_sizes, rope, windows
 from bloomery.types.errors import InvalidInput, NotSupported
@@ -95,13 +96,11 @@ def _per_layer(raw: Raw) -> PerLayerConfig | None:
 def _experts(raw: Raw) -> ExpertsConfig | None:
     if not raw.get("enable_moe_block") or not raw.get("num_experts"):
         return None
-    check_sizes(raw, "num_experts", "top_k_experts", "moe_intermediate_size")
-    experts, top_k = raw["num_experts"], raw["top_k_experts"]
-    if top_k > experts:
-        raise InvalidInput(f"top_k_experts is {top_k} of {experts} experts", field="top_k_experts")
+    check_top_k(raw, "top_k_experts", "num_experts")
+    check_sizes(raw, "moe_intermediate_size")
     return ExpertsConfig(
-        num_experts=experts,
-        top_k=top_k,
+        num_experts=raw["num_experts"],
+        top_k=raw["top_k_experts"],
         intermediate_size=raw["moe_intermediate_size"],
         normalise_top_k=True,
         sparse_layers=tuple(range(raw["num_hidden_layers"])),

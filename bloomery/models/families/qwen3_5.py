@@ -49,9 +49,7 @@ def _gated_delta(raw: Raw) -> GatedDeltaConfig:
 
 
 def _experts(raw: Raw) -> ExpertsConfig | None:
-    check_sizes(raw, "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
-    if raw["num_experts_per_tok"] > raw["num_experts"]:
-        raise InvalidInput(f"num_experts_per_tok is {raw['num_experts_per_tok']} of {raw['num_experts']} experts", field="num_experts_per_tok")
+    check_sizes(raw, "num_experts", "shared_expert_intermediate_size")
     experts = softmax_experts(raw)
     return experts and replace(experts, normalise_top_k=True, shared_size=raw["shared_expert_intermediate_size"], shared_gate=True)
 

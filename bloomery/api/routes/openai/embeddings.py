@@ -6,7 +6,6 @@ Every model here has such states, so each can be asked. How well they tell texts
 import asyncio
 import base64
 from contextlib import aclosing
-from itertools import count
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -60,10 +59,11 @@ async def embeddings(request: Request, services: Svc, caller: Caller) -> Respons
 
 async def _tokens(services: Services, target: Target, asked: EmbeddingRequest) -> list[list[int]]:
     several: list[Any] = [asked.input] if isinstance(asked.input, str) or is_tokens(asked.input) else asked.input
+    fields = ["input"] if several is not asked.input else [f"input.{index}" for index in range(len(several))]
     if not 0 < len(several) <= MAX_INPUTS:
         raise InvalidInput(f"`input` holds 1 to {MAX_INPUTS} texts, not {len(several)}", field="input")
     if all(isinstance(text, str) for text in several):
-        inputs = await services.rendering.encode(target.base_hash, several, (f"input.{index}" for index in count()))
+        inputs = await services.rendering.encode(target.base_hash, several, fields)
     elif all(map(is_tokens, several)):
         inputs = several
     else:
@@ -73,11 +73,11 @@ async def _tokens(services: Services, target: Target, asked: EmbeddingRequest) -
         raise InvalidInput(
             f"`input` holds {len(several)} texts: vectors of {size.width} numbers come for {MAX_NUMBERS // size.width} at most", field="input"
         )
-    for index, tokens in enumerate(inputs):
+    for field, tokens in zip(fields, inputs, strict=True):
         if not 0 < len(tokens) < size.context:
-            raise InvalidInput(f"`input.{index}` has {len(tokens)} tokens: the model takes 1 to {size.context - 1}", field=f"input.{index}")
+            raise InvalidInput(f"`{field}` has {len(tokens)} tokens: the model takes 1 to {size.context - 1}", field=field)
         if min(tokens) < 0 or max(tokens) >= size.vocab_size:
-            raise InvalidInput(f"`input.{index}` holds token ids outside the vocabulary of {size.vocab_size}", field=f"input.{index}")
+            raise InvalidInput(f"`{field}` holds token ids outside the vocabulary of {size.vocab_size}", field=field)
     return inputs
 
 
