@@ -37,6 +37,19 @@ def test_models_are_listed_and_weights_are_found_by_their_path(sdk: OpenAI, weig
     assert sdk.models.retrieve(weights).bloomery["kind"] == "snapshot"
 
 
+@pytest.mark.contract("GET /oai/api/v1/models", "after")
+@pytest.mark.contract("GET /oai/api/v1/models", "limit")
+@pytest.mark.contract("GET /oai/api/v1/models", "order")
+def test_models_come_page_by_page(sdk: OpenAI) -> None:
+    names = [model.id for model in sdk.models.list()]
+    first = sdk.models.list(extra_query={"limit": 1})
+    assert [model.id for model in first] == names[:1]
+    assert (first.first_id, first.last_id, first.has_more) == (names[0], names[0], len(names) > 1)
+    rest = sdk.models.list(extra_query={"after": first.last_id})
+    assert [model.id for model in rest] == names[1:]
+    assert [model.id for model in sdk.models.list(extra_query={"order": "desc"})] == names[::-1]
+
+
 @pytest.mark.contract("POST /oai/api/v1/chat/completions")
 @pytest.mark.contract("POST /oai/api/v1/completions")
 def test_weights_answer_and_stream_the_same(sdk: OpenAI, weights: str) -> None:
