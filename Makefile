@@ -79,4 +79,5 @@ $(READY): requirements.txt requirements-dev.txt pyproject.toml
 	@echo "installing pinned dependencies"
 	$(PIP) -r requirements-dev.txt
 	$(PIP) --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m bloomery.models.native
 	@touch $(READY)

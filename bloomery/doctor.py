@@ -99,13 +99,15 @@ def _model(value: str, dtype: str, threads: int) -> Iterator[Finding]:
 def _bit_exact(model: ModelArgument, dtype: str, threads: int) -> Finding:
     import torch
 
+    from bloomery.models import native
     from bloomery.models.load import load_decoder
     from bloomery.models.numerics import numerics_id, probe
 
     torch.set_num_threads(threads)
     compute: torch.dtype = getattr(torch, dtype)
     report = probe(load_decoder(model.directory, dtype=compute))
-    where = f"{dtype}, {threads} threads, numerics {numerics_id(compute)}"
+    kernels = "no C compiler, so torch's pointwise kernels" if native.IDENTITY == "torch" else "native pointwise kernels"
+    where = f"{dtype}, {threads} threads, {kernels}, numerics {numerics_id(compute)}"
     if report.bit_exact:
         return Finding("bit-exact mode", f"holds for {model.alias} ({where}): sampled and trained log-probabilities agree to the bit")
     return Finding("bit-exact mode", f"does not hold for {model.alias} ({where}): {'; '.join(report.failures)}")

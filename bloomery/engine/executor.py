@@ -21,15 +21,16 @@ from bloomery.config.data_dir import DataDir
 from bloomery.engine.comparison import Comparisons
 from bloomery.engine.runs import HeldRuns, NoRuns, ProcessRuns
 from bloomery.engine.shelf import BlobShelf
+from bloomery.engine.step_threads import StepThreads
 from bloomery.infer.grammar import Grammars
 from bloomery.infer.sampler import Sampler
 from bloomery.models.families import read_config
 from bloomery.models.load import load_decoder
-from bloomery.models.numerics import numerics_id, plain_form, probe
+from bloomery.models.numerics import compute_with, numerics_id, plain_form, probe
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
 from bloomery.train.full import count_parts
-from bloomery.types.generation import Abort, Generate
+from bloomery.types.generation import Abort, Generate, SamplerEvent
 from bloomery.types.ids import new_id
 from bloomery.types.protocol import (
     Acknowledge,
@@ -83,7 +84,7 @@ class Executor:
     """All state that is made of tensors, and the loop that works on it. Lives on one thread from its construction on."""
 
     def __init__(self, config: EngineConfig, inbox: Inbox, deliver: Deliver, checkpoint_after_s: float = CHECKPOINT_AFTER_S) -> None:
-        torch.set_num_threads(config.model.threads)
+        compute_with(config.model.threads)
         dtype: torch.dtype = getattr(torch, config.model.dtype)
         self._config, self._inbox, self._deliver = config, inbox, deliver
         path = Path(config.model.path)
@@ -100,13 +101,14 @@ class Executor:
         form = plain_form(self._decoder) if config.plain else self._probe.form
         # Before the sampler of a replica changes the form of its weights.
         self._base = self._base_info()
+        self._threads = StepThreads(config.model.threads, alone=form.alone)
         self._sampler = Sampler(self._decoder, shelf, grammars=grammars, form=form, alone=config.role == "replica")
         self._comparisons = Comparisons(shelf, self._decoder, form, self._send)
         self._boot_id = new_id("boot")
         self._conversation: int | None = None
         self._paused = self._draining = self._stopping = False
         self._slice_s = 0.0
-        self._told, self._told_at_s = self._status(), 0.0
+        self._stirred, self._told_at_s = False, 0.0
         wait([prepared])
         log.info("holds %s: %d parameters, numerics %s", config.model.base_hash, self._base.parameters, self._numerics)
         for failure in self._probe.failures:
@@ -127,7 +129,9 @@ class Executor:
 
     def _take_commands(self) -> None:
         """Everything that has arrived; waits while there is nothing to do."""
-        patience_s = 0.0 if self._has_work() else self._next_status_s()
+        works = self._has_work()
+        patience_s = 0.0 if works else self._next_status_s()
+        self._stirred |= works
         try:
             self._obey(self._inbox.get(timeout=patience_s) if patience_s > 0 else self._inbox.get_nowait())
             while True:
@@ -141,6 +145,7 @@ class Executor:
         return not self._paused and (self._sampler.busy or self._runs.waiting > 0 or self._comparisons.waiting > 0)
 
     def _obey(self, command: Command) -> None:
+        self._stirred = True
         match command:
             case Connected(conversation=conversation):
                 self._begin_conversation(conversation)
@@ -188,16 +193,30 @@ class Executor:
         until = time.monotonic() + self._slice_s
         while self._sampler.busy and not (self._paused or self._draining):
             try:
-                events = self._sampler.step()
+                events = self._step()
             except Exception as error:
                 log.exception("a sampling step broke")
                 self._sampler.fail_running(f"sampling broke: {type(error).__name__}: {error}")
                 return
+            finally:
+                compute_with(self._config.model.threads)
             failpoint("engine.decode.step")
             if events:
                 self._send(SamplerEvents(events=tuple(events)))
             if time.monotonic() >= until:
                 return
+
+    def _step(self) -> list[SamplerEvent]:
+        """With as many threads as suit it."""
+        samples, prefilled = self._sampler.running_sequences, self._sampler.tokens_prefilled
+        threads = self._threads.choose(samples)
+        compute_with(threads)
+        began = time.monotonic()
+        events = self._sampler.step()
+        # Prompts are of any length, and say nothing about the steps behind them.
+        if self._sampler.tokens_prefilled == prefilled:
+            self._threads.took(samples, threads, time.monotonic() - began)
+        return events
 
     def _train(self) -> None:
         began = time.monotonic()
@@ -240,10 +259,10 @@ class Executor:
         )
 
     def _next_status_s(self) -> float:
-        pause_s = HEARTBEAT_S if self._status() == self._told else STATUS_S
+        pause_s = STATUS_S if self._stirred else HEARTBEAT_S
         return max(0.0, self._told_at_s + pause_s - time.monotonic())
 
     def _tell_status(self) -> None:
         if self._next_status_s() == 0.0:
-            self._told, self._told_at_s = self._status(), time.monotonic()
-            self._send(self._told)
+            self._stirred, self._told_at_s = False, time.monotonic()
+            self._send(self._status())

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bloomery.models import native
 from bloomery.types.generation import SamplingParams
 
 Floats = npt.NDArray[np.float32]
@@ -180,6 +181,8 @@ def draw_alternatives(logits_BV: Floats, positions_B: Integers, count: int, para
 
 def invert(scaled_BV: Floats, numbers_Bk: Numbers) -> Integers:
     """The tokens [B, k] in whose shares these numbers, from 0 to 1, fall. One without weight has no share."""
+    if native.present():
+        return native.invert(scaled_BV, numbers_Bk)
     mass_BV = np.cumsum(np.exp(scaled_BV), -1, dtype=np.float64)
     found_Bk = np.empty(numbers_Bk.shape, np.int64)
     for row, mass_V in enumerate(mass_BV):

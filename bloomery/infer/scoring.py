@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bloomery.infer.sampling import Floats, Integers, draw_alternatives
 from bloomery.models.attention import ROW_PAD
+from bloomery.models.head import logsumexp
 from bloomery.types.generation import SamplingParams
 
 _CHUNK_BYTES: Final = 32 << 20
@@ -70,7 +71,7 @@ def chunk_rows(vocab_size: int) -> int:
 def answer(logits_RV: Tensor, skip: int, question: Question) -> PromptScores:
     """Answer the question about the rows behind the first `skip`; rows behind those that are asked about are pads."""
     # Reduced before any row goes, so that the reduction too sees a multiple of `ROW_PAD` rows, as in the trainer.
-    lse_R1 = torch.logsumexp(logits_RV, -1, keepdim=True)
+    lse_R1 = logsumexp(logits_RV)[:, None]
     rows = slice(skip, skip + len(question.next_T))
     logits_TV, lse_T1 = logits_RV[rows], lse_R1[rows]
     top = logits_TV.topk(question.top_k, dim=-1)

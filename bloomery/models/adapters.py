@@ -6,7 +6,8 @@ Shapes: R rows, I inputs, O outputs, r rank padded to a multiple of `RANK_PAD`.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from bloomery.models.products import linear, product, rows_gradient
 
 RANK_PAD = 16
 """The forward computes with ranks padded to this multiple: narrower ones change the bits of a row with the width."""
+
+_KEPT_PASSES: Final = 16
+"""A few steps, in which prompts of others are computed too, and whole models one after the other."""
 
 UNEMBED = "unembed_tokens"
 PUBLISHED_PREFIX = "base_model.model.model."
@@ -128,13 +132,21 @@ def fuse(factors: Mapping[str, Factors], scale: float) -> FusedAdapter:
 
 
 class Bank:
-    """Stacked factors of the adapters that were together in the pass before: those of a batch stay together for many steps of decoding.
+    """Stacked factors of the adapters that were together in the last passes: those of a batch stay together for many steps of decoding.
 
-    For adapters that nobody fills any more. It holds what one pass needs, and of each projection as much again as its adapters take.
+    For adapters that nobody fills any more, and it keeps none of them alive. What `_KEPT_PASSES` did not use goes, and what was made of an adapter
+    goes with it; so it holds as much again as those adapters take that were in these passes.
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, int], tuple[tuple[Factors, ...], Factors]] = {}
+        self._held: dict[tuple[str, int], _Stacked] = {}
+        self._passes = 0
+
+    def begin_pass(self) -> None:
+        """Whatever is asked for from here on is of a new pass."""
+        self._passes += 1
+        for place in [place for place, held in self._held.items() if held.used_in < self._passes - _KEPT_PASSES]:
+            del self._held[place]
 
     def clear(self) -> None:
         """Forget them all."""
@@ -143,10 +155,34 @@ class Bank:
     def stacked(self, projection: str, place: int, members: Sequence[Factors]) -> Factors:
         """The factors of the team at `place` among those of a projection, `a` [M, r, I] and `b` [M, O, r]."""
         held = self._held.get((projection, place))
-        # Compared by what they are made of, not by value: a held tensor keeps its identity to itself.
-        if held is None or len(held[0]) != len(members) or any(old.a is not new.a for old, new in zip(held[0], members, strict=True)):
-            held = self._held[projection, place] = tuple(members), Factors(*map(torch.stack, zip(*members, strict=True)))
-        return held[1]
+        factors = None if held is None else held.of(members)
+        if held is None or factors is None:
+            factors = Factors(*map(torch.stack, zip(*members, strict=True)))
+            held = self._held[projection, place] = _Stacked(members, factors)
+        held.used_in = self._passes
+        return factors
+
+
+class _Stacked:
+    """Factors of a team in one piece, until one of its members is gone."""
+
+    def __init__(self, members: Sequence[Factors], factors: Factors) -> None:
+        mine = ref(self)
+
+        def free(_: object) -> None:
+            # On any thread, and perhaps while the bank is looked through: its place stays.
+            if (stacked := mine()) is not None:
+                stacked._factors = None
+
+        self.used_in = 0
+        """The last pass that asked for it."""
+        self._members = [ref(each.a, free) for each in members]
+        self._factors: Factors | None = factors
+
+    def of(self, members: Sequence[Factors]) -> Factors | None:
+        """The factors, if they are those of these members: compared by what they are made of, not by value."""
+        alike = len(self._members) == len(members) and all(old() is new.a for old, new in zip(self._members, members, strict=True))
+        return self._factors if alike else None
 
 
 class AdapterRows(NamedTuple):
@@ -181,6 +217,8 @@ def adapted_linear(input_RI: Tensor, weight_OI: Tensor, projection: str, rows: A
     if not teams:
         return linear(input_RI, weight_OI)
     if not torch.is_grad_enabled():
+        if len(teams) == 1 and teams[0].members == 1:
+            return _adapted_by_one(input_RI, weight_OI, teams[0], Factors(*flat))
         return _adapted(input_RI, weight_OI, teams, list(_stacked(teams, flat, projection, rows.bank)))
     out_RO: Tensor = _AdaptedLinear.apply(input_RI, weight_OI, teams, *flat)  # type: ignore[no-untyped-call]
     return out_RO
@@ -257,6 +295,15 @@ def _adapted(input_RI: Tensor, weight_OI: Tensor, teams: Sequence[_Team], factor
         team.of(out_RO).baddbmm_(low_MNr, b_MOr.transpose(1, 2))
         if saved is not None:
             saved += [low_MNr, a_MrI, b_MOr]
+    return out_RO
+
+
+def _adapted_by_one(input_RI: Tensor, weight_OI: Tensor, team: _Team, factors: Factors) -> Tensor:
+    """The same bits in the fewest calls, which is what a step of few rows waits for."""
+    out_RO = product(input_RI, weight_OI)
+    whole = team.stop - team.start == len(input_RI)
+    own_NI, own_NO = (input_RI, out_RO) if whole else (input_RI[team.start : team.stop], out_RO[team.start : team.stop])
+    own_NO.addmm_(torch.nn.functional.linear(own_NI, factors.a), factors.b.t())
     return out_RO
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bloomery.models import native
 from bloomery.models.adapters import Factors
 from bloomery.models.products import product, rows_gradient
 
@@ -87,6 +88,11 @@ def _chunk_rows(vocab_size: int) -> int:
     return max(64, _CHUNK_BYTES // (4 * vocab_size) // 4 * 4)
 
 
+def logsumexp(logits_RV: Tensor) -> Tensor:
+    """Of every row [R], by the one reduction that training and sampling share."""
+    return native.logsumexp(logits_RV) if native.available(logits_RV) else torch.logsumexp(logits_RV, -1)
+
+
 def capped(logits_RV: Tensor, softcap: float | None) -> Tensor:
     """`cap * tanh(logits / cap)`, in place; without a cap the logits as they are."""
     return logits_RV if softcap is None else logits_RV.div_(softcap).tanh_().mul_(softcap)
@@ -108,7 +114,7 @@ class _TokenLogprobs(torch.autograd.Function):
         for chunk in _chunks(layout, _chunk_rows(head_VD.shape[0])):
             rows = slice(chunk[0].start, chunk[-1].stop)
             logits_RV = _chunk_logits(hidden_RD, head_VD, chunk, flat, layout.softcap)
-            out_RK[rows] = logits_RV.gather(1, targets_RK[rows]) - torch.logsumexp(logits_RV, -1, keepdim=True)
+            out_RK[rows] = logits_RV.gather(1, targets_RK[rows]) - logsumexp(logits_RV)[:, None]
             ctx.kept.append(logits_RV if keep else None)
         ctx.save_for_backward(hidden_RD, head_VD, targets_RK, *flat)
         return out_RK
@@ -124,7 +130,7 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_RK = grads[0][rows]
             logits_RV = _chunk_logits(hidden_RD, head_VD, chunk, flat, ctx.layout.softcap) if kept is None else kept
             # d logp[t] / d logits = onehot(t) - softmax
-            grad_RV = torch.softmax(logits_RV, -1).mul_(-grad_RK.sum(1, keepdim=True))
+            grad_RV = _softmax_gradient(logits_RV, grad_RK.sum(1))
             grad_RV = _uncapped(grad_RV.scatter_add_(1, targets_RK[rows], grad_RK), logits_RV, ctx.layout.softcap).to(hidden_RD.dtype)
             grad_hidden[rows] = rows_gradient(grad_RV, head_VD)
             for piece in chunk:
@@ -134,6 +140,13 @@ class _TokenLogprobs(torch.autograd.Function):
                 _add_product(grad_head, grad_RV, hidden_RD[rows])
         casts = (grad.to(like.dtype) for grad, like in zip(grad_flat, flat, strict=True))
         return grad_hidden, None if grad_head is None else grad_head.to(head_VD.dtype), None, None, *casts
+
+
+def _softmax_gradient(logits_RV: Tensor, mass_R: Tensor) -> Tensor:
+    """`-softmax(logits) * mass`."""
+    if native.available(logits_RV):
+        return native.softmax_gradient(logits_RV, mass_R)
+    return torch.softmax(logits_RV, -1).mul_(-mass_R[:, None])
 
 
 def _uncapped(grad_RV: Tensor, logits_RV: Tensor, softcap: float | None) -> Tensor:

@@ -7,6 +7,7 @@ model's shapes. It also chooses the `Form` in which the sampler computes: what i
 import hashlib
 import platform
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,10 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bloomery.models import native
 from bloomery.models.adapters import RANK_PAD, Factors, low_rank_add
 from bloomery.models.attention import KEY_PAD, ROW_PAD, causal_mask, pad_to
 from bloomery.models.decoder import Decoder
-from bloomery.models.head import capped
+from bloomery.models.head import capped, logsumexp
 from bloomery.models.mlp import ACTIVATIONS, gate_up_rows
 from bloomery.models.per_layer import per_layer_gate
 from bloomery.models.pointwise import rms_norm
@@ -52,6 +54,8 @@ class Form(NamedTuple):
     """Numbers of keys that attention may look at behind the last multiple of `KEY_PAD`, ascending; the last is `KEY_PAD`."""
     packed: bool = False
     """Whether the weights of products are kept in oneDNN's order."""
+    alone: bool = True
+    """Whether one thread may compute a step: it gives the bits of all of them."""
 
     def keys(self, length: int) -> int:
         """The least number of keys to attend to that holds `length`."""
@@ -69,7 +73,7 @@ class ProbeReport(NamedTuple):
 
 
 def numerics_id(dtype: torch.dtype, device: torch.device | str = "cpu") -> str:
-    """Equal ids promise equal bits: CPU model and flags (or GPU), torch build, threads, pads, library of the products, dtype."""
+    """Equal ids promise equal bits: CPU model and flags (or GPU), torch build, threads, pads, who computes products and what is pointwise, dtype."""
     parts = (
         platform.machine(),
         _device_name(torch.device(device)),
@@ -78,6 +82,7 @@ def numerics_id(dtype: torch.dtype, device: torch.device | str = "cpu") -> str:
         f"threads={torch.get_num_threads()}",
         f"pads={ROW_PAD},{KEY_PAD},{RANK_PAD}",
         f"products={library(dtype, torch.device(device))}",
+        f"pointwise={native.IDENTITY}",
         str(dtype),
     )
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
@@ -87,12 +92,12 @@ def probe(decoder: Decoder) -> ProbeReport:
     """Compare each kind of kernel on few rows and on many, with this model's shapes; takes well under a second for small models."""
     with torch.no_grad():
         failures: list[str] = []
-        packs = can_pack(decoder.dtype, decoder.device)
+        packs, alone = can_pack(decoder.dtype, decoder.device), True
         for matrix in _matrices(decoder):
             failures += _product_failures(matrix)
-            packs = packs and _packs(matrix)
+            packs, alone = packs and _packs(matrix), alone and _equal_alone(matrix)
         failures += [*_attention_failures(decoder), *_state_failures(decoder), *_norm_failures(decoder)]
-        form = Form(key_pads=_key_pads(decoder), packed=packs)
+        form = Form(key_pads=_key_pads(decoder), packed=packs, alone=alone and _mixes_alone(decoder))
     return ProbeReport(not failures, tuple(failures), form)
 
 
@@ -100,6 +105,48 @@ def plain_form(decoder: Decoder) -> Form:
     """The fastest form, whose bits depend on the company."""
     pads = range(_PLAIN_KEY_PAD, KEY_PAD + 1, _PLAIN_KEY_PAD)
     return Form(exact=False, key_pads=tuple(pads), packed=can_pack(decoder.dtype, decoder.device))
+
+
+def compute_with(threads: int) -> None:
+    """Have torch compute with so many from here on."""
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    compute_with(1)
+    try:
+        yield
+    finally:
+        compute_with(threads)
+
+
+def _equal_alone(matrix: "_Matrix") -> bool:
+    """Whether one thread gives the bits of all of them, for few rows and for many."""
+    with _one_thread():
+        counts = (matrix.counts[0], max(count for count in matrix.counts if count <= _SAMPLED_ROWS))
+        return all(_projected(matrix.rows_RI[:count], matrix.weight, matrix.factors).equal(matrix.answers) for count in counts)
+
+
+def _mixes_alone(decoder: Decoder) -> bool:
+    """The same of attention, and of layers with a state."""
+    together = _mixed(decoder)
+    with _one_thread():
+        return all(torch.equal(mine, theirs) for mine, theirs in zip(_mixed(decoder), together, strict=True))
+
+
+def _mixed(decoder: Decoder) -> list[Tensor]:
+    config, found = decoder.config, []
+    for kv_heads, head_dim in _head_shapes(decoder):
+        rows = pad_to(config.num_heads // kv_heads, ROW_PAD)
+        found += [_Attended(decoder.embedding, slots, kv_heads, rows, head_dim).attend(last=KEY_PAD + 3, keys=2 * KEY_PAD) for slots in (1, 16)]
+    mixer = next((module for module in decoder.modules() if isinstance(module, Recurrence)), None)
+    if mixer is not None:
+        rows_NLX = _noise(4, mixer.config.conv_width - 1 + mixer.config.chunk_rows, mixer.config.row_width, like=decoder.norm)
+        found += mixer.inter_chunk(mixer.intra_chunk(rows_NLX), _noise(4, *mixer.config.state_shape, like=decoder.norm, seed=1).float(), 4)
+    return found
 
 
 def _key_pads(decoder: Decoder) -> tuple[int, ...]:
@@ -124,9 +171,10 @@ class _Attended:
     def holds(self, pad: int) -> bool:
         """Whether this number of keys, and one behind a whole `KEY_PAD`, give the bits of many."""
         lasts = [start + last for start in (0, KEY_PAD) for last in (pad // 2, pad - 1)]
-        return all(torch.equal(self._attend(last, last // KEY_PAD * KEY_PAD + pad), self._attend(last, 2 * KEY_PAD)) for last in lasts)
+        return all(torch.equal(self.attend(last, last // KEY_PAD * KEY_PAD + pad), self.attend(last, 2 * KEY_PAD)) for last in lasts)
 
-    def _attend(self, last: int, keys: int) -> Tensor:
+    def attend(self, last: int, keys: int) -> Tensor:
+        """To so many keys, of which those up to `last` are seen."""
         mask_1L = causal_mask(torch.tensor([last], device=self._q.device), keys, None, self._q.dtype)
         mask_RL = mask_1L.expand(self._q.shape[2], -1)
         return F.scaled_dot_product_attention(self._q, self._k[:, :, :keys], self._v[:, :, :keys], attn_mask=mask_RL)
@@ -179,7 +227,7 @@ def _product_failures(matrix: _Matrix) -> Iterator[str]:
     if not all(_projected(rows_RI[:count], weight, factors).equal(answers) for count in counts[:-1]):
         yield f"the product with `{name}` {list(weight.shape)} depends on the number of rows"
     alone = low_rank_add(linear(rows_RI[:_MEMBER], weight), rows_RI[:_MEMBER], factors)
-    if not torch.equal(_updated_in_a_batch(rows_RI, weight, factors), alone):
+    if not all(torch.equal(_updated_in_a_batch(rows_RI, weight, factors, members), alone) for members in (1, 3)):
         yield f"an adapter's update of `{name}` {list(weight.shape)} depends on those computed beside it"
 
 
@@ -187,19 +235,22 @@ def _packs(matrix: _Matrix) -> bool:
     """Whether it gives the same bits when it is packed."""
     order = packed(matrix.weight)
     counts = [count for count in matrix.counts if count <= _SAMPLED_ROWS]
-    return all(torch.equal(product(matrix.rows_RI[:count], order), matrix.answers.base_RO[:count]) for count in counts)
+    if not all(torch.equal(product(matrix.rows_RI[:count], order), matrix.answers.base_RO[:count]) for count in counts):
+        return False
+    with _one_thread():
+        return torch.equal(product(matrix.rows_RI[: counts[0]], order), matrix.answers.base_RO[: counts[0]])
 
 
 def _projected(rows_RI: Tensor, weight: Tensor, factors: Factors) -> _Answers:
     base_RO = linear(rows_RI, weight)
-    return _Answers(base_RO, low_rank_add(base_RO, rows_RI, factors), torch.logsumexp(base_RO.float(), -1))
+    return _Answers(base_RO, low_rank_add(base_RO, rows_RI, factors), logsumexp(base_RO.float()))
 
 
-def _updated_in_a_batch(rows_RI: Tensor, weight: Tensor, factors: Factors) -> Tensor:
-    """The first of three members, with rows of their own and the same factors, as a pass of several runs computes them."""
-    rows_MNI = rows_RI[: 3 * _MEMBER].unflatten(0, (3, -1))
-    a_MrI, b_MOr = torch.stack([factors.a] * 3), torch.stack([factors.b] * 3)
-    base_MNO = linear(rows_MNI.flatten(0, 1), weight).unflatten(0, (3, -1))
+def _updated_in_a_batch(rows_RI: Tensor, weight: Tensor, factors: Factors, members: int) -> Tensor:
+    """The first of some members, with rows of their own and the same factors, as a pass of one run or of several computes them."""
+    rows_MNI = rows_RI[: members * _MEMBER].unflatten(0, (members, -1))
+    a_MrI, b_MOr = torch.stack([factors.a] * members), torch.stack([factors.b] * members)
+    base_MNO = linear(rows_MNI.flatten(0, 1), weight).unflatten(0, (members, -1))
     return torch.baddbmm(base_MNO, torch.bmm(rows_MNI, a_MrI.transpose(1, 2)), b_MOr.transpose(1, 2))[0]
 
 

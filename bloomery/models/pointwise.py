@@ -1,4 +1,4 @@
-"""The pointwise parts of a block, with backward passes that write each gradient once.
+"""The pointwise parts of a block, with backward passes that write each gradient once; `native` computes what it can of them.
 
 Autograd's own backward of `chunk` and `cat` fills and copies whole tensors; at the widths of small models that costs as much as a matrix product.
 Shapes: R rows, N heads, E head dimension, I intermediate.
@@ -10,12 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bloomery.models import native
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last dimension; half precision is normalised in float32 and rounded before the weight, as the families do."""
     if torch.is_grad_enabled():
         normed: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
         return normed
+    if native.available(x, weight):
+        return native.rms_norm(x, weight, eps)[0]
     # One call where there is one, for steps of a few rows: the same formula, and the same bits.
     return F.rms_norm(x, (x.shape[-1],), weight, eps) if x.dtype == torch.float32 else _normed(x, _scale(x.float(), eps), weight)
 
@@ -61,15 +65,21 @@ def relu_squared(up: Tensor) -> Tensor:
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale = _scale(x.float(), eps)
+        if native.available(x, weight):
+            out, scale = native.rms_norm(x, weight, eps, scaled=True)
+        else:
+            scale = _scale(x.float(), eps)
+            out = _normed(x, scale, weight)
         ctx.save_for_backward(x, weight, scale)
-        return _normed(x, scale, weight)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
         wide, grad = x.float(), grads[0].float()
         grad_weight = (wide * scale).mul_(grad).flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        if native.available(x, weight):
+            return native.rms_norm_backward(grad, x, weight, scale), grad_weight, None
         grad_x = grad * weight.float()
         # d/dx of x * scale(x), with d scale / dx = -scale^3 * x / D.
         along = (grad_x * wide).mean(-1, keepdim=True).mul_(scale.pow(3))
@@ -94,10 +104,14 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         cos_R1H, sin_R1H = ctx.saved_tensors
-        return _rotated(grads[0], cos_R1H, -sin_R1H), None, None
+        return _rotated(grads[0], cos_R1H, sin_R1H, back=True), None, None
 
 
-def _rotated(x_RNE: Tensor, cos_R1H: Tensor, sin_R1H: Tensor) -> Tensor:
+def _rotated(x_RNE: Tensor, cos_R1H: Tensor, sin_R1H: Tensor, *, back: bool = False) -> Tensor:
+    if native.available(x_RNE, cos_R1H):
+        return native.rotate(x_RNE, cos_R1H, sin_R1H, back=back)
+    if back:
+        sin_R1H = -sin_R1H
     first, second = x_RNE.chunk(2, -1)
     out = torch.empty_like(x_RNE, memory_format=torch.contiguous_format)
     out_first, out_second = out.chunk(2, -1)
@@ -116,6 +130,8 @@ class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor]:
         (gate_up,) = ctx.saved_tensors
+        if native.available(gate_up):
+            return (native.swiglu_backward(grads[0], gate_up),)
         gate, up = gate_up.chunk(2, -1)
         grad = torch.empty_like(gate_up)
         grad_gate, grad_up = grad.chunk(2, -1)
@@ -126,5 +142,7 @@ class _SwiGlu(torch.autograd.Function):
 
 
 def _gated(gate_up: Tensor) -> Tensor:
+    if native.available(gate_up):
+        return native.swiglu(gate_up)
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate).mul_(up)

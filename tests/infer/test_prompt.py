@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 from bloomery.infer.plan import Limits
 from bloomery.infer.scoring import chunk_rows
 from bloomery.models.adapters import UNEMBED
-from bloomery.models.head import logits
+from bloomery.models.head import logits, logsumexp
 from bloomery.types.arrays import Array
 from bloomery.types.generation import NO_LOGPROB, PromptTargets
 from tests.infer.builders import Answer, adapter, full_hidden, generate, prompt, request, sampler
@@ -41,7 +41,7 @@ def table(model, tokens, weights=None) -> np.ndarray:
     with torch.no_grad():
         hidden_RD = full_hidden(model, tokens, weights)
         logits_RV = logits(hidden_RD, model.head_weight, weights.get(UNEMBED) if weights is not None else None)
-        return (logits_RV - torch.logsumexp(logits_RV, -1, keepdim=True))[: len(tokens)].numpy()
+        return (logits_RV - logsumexp(logits_RV)[:, None])[: len(tokens)].numpy()
 
 
 def ask(model, adapters, tokens, asked, *, limits=ROOMY, version="base", **params) -> Answer:

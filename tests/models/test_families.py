@@ -26,8 +26,10 @@ from bloomery.sync.manifest import Manifest
 from bloomery.train.run import TrainableRun
 from bloomery.train.snapshot import read_model
 from bloomery.types.errors import BloomeryError, NotSupported
+from bloomery.types.operations import ForwardBackwardResult
 from tests.infer.builders import Adapters, full_routing, generate, naive, prompt, request
 from tests.infer.builders import adapter as random_adapter
+from tests.infer.routed import asking
 from tests.models.builders import GEMMA4, GEMMA4_SMALL, ILL_CONDITIONED, TRAINED, reference, saved
 from tests.models.test_decoder import packed_logprobs, sequences
 from tests.train import builders
@@ -43,6 +45,7 @@ pytestmark = [
 ]
 
 DATA = supervised([5, 37, 64], seed=2)
+ROUTERS = (".router", ".router_scale", ".expert_scale")
 SPARSE = ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "kimi_k2", "gemma4_text, experts", "nemotron_h", "nemotron_h, latent", "qwen3_5_moe_text")
 
 
@@ -79,8 +82,8 @@ def test_the_gradient_of_every_tensor_is_that_of_transformers(family: str, direc
         gradient, expected = ours[place.parameter].grad, _their_gradient(theirs, name, place)
         assert gradient is not None, name
         own = (gradient if place.expert is None else gradient[place.expert])[place.rows]
-        # float32, relative to the norm of each tensor's gradient.
-        assert (own - expected).norm() <= (2e-4 if family in ILL_CONDITIONED else 2e-5) * expected.norm() + 1e-6, name
+        # float32, relative to the norm of each tensor's gradient; theirs are up to 2e-5 from those of float64, and ours come from other kernels.
+        assert (own - expected).norm() <= (2e-4 if family in ILL_CONDITIONED else 5e-5) * expected.norm() + 1e-6, name
 
 
 def _their_gradient(theirs: Mapping[str, torch.nn.Parameter], name: str, place: Place) -> torch.Tensor:
@@ -199,6 +202,29 @@ def test_the_sampler_gives_the_trainers_bits(family: str, dtype: torch.dtype, di
         tokens, scores = naive(model, each.prompt.numpy().tolist(), each.params, adapters.get(each.weights.version))
         assert together[each.request_id].tokens == {0: tokens}, each.request_id
         assert together[each.request_id].logprobs == {0: scores}, each.request_id
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["qwen3_moe", *SPARSE])
+def test_experts_and_weights_of_the_sampler_give_its_bits_when_routers_have_moved(
+    family: str, dtype: torch.dtype, directories: Mapping[str, Path]
+) -> None:
+    model = load_decoder(directories[family], dtype=dtype)
+    engine = Sampler(model, Adapters(model), Limits(slots=4, token_budget=32), form=probe(model).form)
+    told = asking(request("r", prompt(45), max_tokens=6, asked={"routing": True, "routing_weights": True}), engine=engine)["r"]
+    moved = load_decoder(directories[family], dtype=dtype)
+    for seed, parameter in enumerate(parameter for name, parameter in moved.named_parameters() if name.endswith(ROUTERS)):
+        noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+        parameter.data += (parameter.data.float().std(correction=0) + 0.1) * noise.to(dtype)
+
+    def difference(decoder: Decoder, **given: bool) -> float:
+        scored = finish(builders.run(decoder), learn((told.rollout(**given),), loss="importance_sampling"))
+        assert isinstance(scored, ForwardBackwardResult)
+        return scored.metrics["logprob_diff:max"]
+
+    assert difference(model) == difference(model, routing=True) == difference(model, routing=True, weights=True) == 0
+    assert difference(moved, routing=True, weights=True) == 0
+    assert difference(moved, routing=True) > 0
 
 
 def test_the_probe_finds_a_width_whose_bits_depend_on_the_company() -> None:

@@ -1,0 +1,125 @@
+"""The native kernels against float64, on awkward shapes; and what happens where they cannot be compiled."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bloomery.models import native
+from bloomery.models.head import logsumexp, token_logprobs
+from bloomery.models.pointwise import rms_norm, rotate, swiglu
+
+pytestmark = pytest.mark.skipif(not native.IDENTITY.startswith("native"), reason="this machine has no C compiler, or not Linux")
+EPS = 1e-6
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 33, 512, 1000])
+def test_every_width_is_computed_whole(width: int) -> None:
+    x, weight = noise(5, width) * 3, noise(width)
+    x.requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    found, expected = rms_norm(x, weight, EPS), F.rms_norm(wide, (width,), weight.double(), EPS)
+    grad = noise(5, width).flip(0)
+    torch.testing.assert_close(found.double(), expected, rtol=3e-6, atol=3e-6)
+    (got,), (want,) = torch.autograd.grad(found, x, grad), torch.autograd.grad(expected, wide, grad.double())
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=3e-6)
+    inner = noise(5, 2 * width) * 4
+    torch.testing.assert_close(swiglu(inner).double(), F.silu(inner[:, :width].double()) * inner[:, width:].double(), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(logsumexp(x.detach()).double(), torch.logsumexp(wide.detach(), -1), rtol=2e-7, atol=2e-7)
+
+
+@pytest.mark.parametrize("half", [1, 5, 8, 32])
+def test_heads_of_a_wider_row_are_turned_where_they_lie(half: int) -> None:
+    rows_RO, cos, sin = noise(6, 2 + 3 * 2 * half + 1), noise(6, 1, half), noise(6, 1, half).flip(0)
+    x_RNE = rows_RO[:, 2:-1].unflatten(1, (3, 2 * half))[:, ::2]
+    first, second = x_RNE.double().chunk(2, -1)
+    expected = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    torch.testing.assert_close(rotate(x_RNE, cos, sin).double(), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(rms_norm(x_RNE, noise(2 * half), EPS), rms_norm(x_RNE.contiguous(), noise(2 * half), EPS), rtol=0, atol=0)
+
+
+def test_a_row_has_its_bits_whatever_stands_beside_it_and_however_many_threads_there_are() -> None:
+    x, weight, inner = noise(700, 96), noise(96), noise(700, 384)
+    whole = rms_norm(x, weight, EPS), swiglu(inner), logsumexp(inner)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            for rows in (slice(0, 1), slice(13, 14), slice(5, 700)):
+                part = rms_norm(x[rows], weight, EPS), swiglu(inner[rows]), logsumexp(inner[rows])
+                assert all(torch.equal(mine, theirs[rows]) for mine, theirs in zip(part, whole, strict=True))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_extremes_end_where_they_should() -> None:
+    gate = torch.tensor([[-1e30, -200.0, -88.0, -1e-30, 0.0, 1e-30, 88.0, 200.0, 1e30, float("nan")]])
+    got, want = swiglu(torch.cat([gate, torch.ones_like(gate)], -1)), F.silu(gate)
+    torch.testing.assert_close(got, want, rtol=2e-6, atol=1e-36, equal_nan=True)
+    rows = torch.tensor([[-1e30, 0.0, 5.0], [1e30, 1e30, -1e30], [-3e38, -3e38, -3e38]])
+    torch.testing.assert_close(logsumexp(rows), torch.logsumexp(rows, -1), rtol=1e-6, atol=1e-6)
+    assert not logsumexp(torch.tensor([[0.0, float("nan")], [0.0, float("inf")]])).isfinite().any()
+
+
+def test_nothing_is_computed_of_no_rows() -> None:
+    assert rms_norm(noise(0, 16), noise(16), EPS).shape == (0, 16)
+    assert rotate(noise(0, 2, 16), noise(0, 1, 8), noise(0, 1, 8)).shape == (0, 2, 16)
+    assert swiglu(noise(0, 16)).shape == (0, 8)
+    assert logsumexp(noise(0, 16)).shape == (0,)
+
+
+def test_log_probabilities_and_their_gradients_agree_with_float64() -> None:
+    hidden, head, targets = noise(12, 16).requires_grad_(), noise(1000, 16), torch.randint(0, 1000, (12, 2))
+    wide = hidden.detach().double().requires_grad_()
+    found = token_logprobs(hidden, head, None, targets)
+    expected = torch.log_softmax(wide @ head.double().t(), -1).gather(1, targets)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=2e-6)
+    (got,), (want,) = torch.autograd.grad(found.sum(), hidden), torch.autograd.grad(expected.sum(), wide)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 5, 512, 513, 5000])
+def test_numbers_fall_into_the_shares_of_float64(width: int) -> None:
+    logs = (noise(3, width) * 4 - 6).numpy()
+    logs[:, : width // 2 : 2] = -np.inf
+    numbers = np.random.default_rng(width).random((3, 200))
+    shares = np.cumsum(np.exp(logs.astype(np.float64)), -1)
+    for row, found_k in enumerate(native.invert(logs, numbers)):
+        edges = shares[row] / shares[row, -1]
+        assert np.isfinite(logs[row, found_k]).all()
+        assert (numbers[row] <= edges[found_k] + 1e-6).all()
+        assert (numbers[row] >= np.concatenate([[0.0], edges])[found_k] - 1e-6).all()
+
+
+def test_the_first_and_the_last_number_find_what_has_weight() -> None:
+    logs = np.full((1, 1500), -np.inf, np.float32)
+    logs[0, [3, 700, 1400]] = 0.0
+    assert native.invert(logs, np.array([[2.0**-53, 0.4, 1 - 2.0**-53, 1.0]])).tolist() == [[3, 700, 1400, 1400]]
+    nothing = np.full((2, 1500), [[-np.inf], [np.nan]], np.float32)
+    assert ((native.invert(nothing, np.full((2, 1), 0.5)) >= 0) & (native.invert(nothing, np.full((2, 1), 0.5)) < 1500)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lacks", ["a compiler", "the wish"])
+def test_torch_computes_where_there_are_no_kernels(tmp_path: Path, lacks: str) -> None:
+    package = tmp_path / "bloomery"
+    shutil.copytree(Path(native.__file__).parents[1], package, ignore=shutil.ignore_patterns("__pycache__"))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment |= {"PATH": str(tmp_path)} if lacks == "a compiler" else {"BLOOMERY_NATIVE": "0"}
+    code = "import torch; from bloomery.models import native, pointwise; print(native.IDENTITY, pointwise.swiglu(torch.ones(1, 2)).item())"
+    told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    assert told.stdout.split()[0] == "torch"
+    assert abs(float(told.stdout.split()[1]) - 0.7310586) < 1e-6
+    assert ("torch computes what native kernels would" in told.stderr) is (lacks == "a compiler")
+    assert not list(tmp_path.rglob("native-*.so"))
