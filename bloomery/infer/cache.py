@@ -1,6 +1,7 @@
 """Keys, values and states of all running samples, in slots 0 to n - 1 without gaps, and of some that have left.
 
-Beside those of a token lie the experts that it went to, so that whoever takes over its keys and values knows them too.
+Beside those of a token lie the experts that it went to, and what their answers were multiplied with, so that whoever takes over its keys and values
+knows them too. These weights are kept in the compute dtype, to which they were rounded before they were used.
 Shapes: N layers, S slots, K key/value heads, L places for tokens, T tokens of one sequence, E head dimension, B samples. Of experts N are the sparse
 layers alone, E the experts per token, and K is 1.
 """
@@ -30,7 +31,7 @@ class _Contents(NamedTuple):
     """What is stored of one sequence."""
 
     storages_NKTE: tuple[Tensor, ...]
-    """Keys, values and experts."""
+    """Keys, values, experts and their weights."""
     beginnings: tuple[Beginning, ...]
     """Where one can go on, of a model that has states."""
 
@@ -54,6 +55,7 @@ class KeyValueCache:
         self.keys_NSKLE: Tensor
         self.values_NSKLE: Tensor
         self.experts_NSKLE: Tensor
+        self.expert_weights_NSKLE: Tensor
         self.states: States | None
         self._give_back()
         self._kept: dict[Kept, _Contents] = {}
@@ -62,8 +64,9 @@ class KeyValueCache:
     @staticmethod
     def bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
         """Memory of one place."""
-        experts = 0 if config.routing is None else len(config.routing.sparse_layers) * config.routing.top_k * _EXPERT.itemsize
-        return 2 * len(config.kv_layers) * config.num_kv_heads * config.head_dim * dtype.itemsize + experts
+        experts = 0 if config.routing is None else len(config.routing.sparse_layers) * config.routing.top_k
+        keys_and_values = 2 * len(config.kv_layers) * config.num_kv_heads * config.head_dim
+        return keys_and_values * dtype.itemsize + experts * (_EXPERT.itemsize + dtype.itemsize)
 
     @staticmethod
     def state_tokens(config: DecoderConfig, dtype: torch.dtype) -> int:
@@ -160,21 +163,33 @@ class KeyValueCache:
             self.keys_NSKLE = self._resized(self.keys_NSKLE, length)
             self.values_NSKLE = self._resized(self.values_NSKLE, length)
             self.experts_NSKLE = self._resized(self.experts_NSKLE, length)
+            self.expert_weights_NSKLE = self._resized(self.expert_weights_NSKLE, length)
             if self.states is not None and self.states.states_NS.shape[1] != self.keys_NSKLE.shape[1]:
                 self.states.resize(self.keys_NSKLE.shape[1])
 
     def experts(self, sample: Sample, tokens: int) -> NDArray[np.int32]:
         """Where the first tokens of a sample went [T, N, E]."""
-        return _numpy(self.experts_NSKLE[:, self.slot(sample), 0, :tokens].transpose(0, 1))
+        return _numbers(self.experts_NSKLE[:, self.slot(sample), 0, :tokens])
+
+    def expert_weights(self, sample: Sample, tokens: int) -> NDArray[np.float32]:
+        """What the answers of these experts were multiplied with [T, N, E]."""
+        return _floats(self.expert_weights_NSKLE[:, self.slot(sample), 0, :tokens])
 
     def last_experts(self, samples: Sequence[Sample]) -> NDArray[np.int32]:
         """Where the last cached token of each sample went [B, N, E]."""
+        return _numbers(self._last(self.experts_NSKLE, samples))
+
+    def last_expert_weights(self, samples: Sequence[Sample]) -> NDArray[np.float32]:
+        """What the answers of these experts were multiplied with [B, N, E]."""
+        return _floats(self._last(self.expert_weights_NSKLE, samples))
+
+    def _last(self, storage_NSKLE: Tensor, samples: Sequence[Sample]) -> Tensor:
         slots, places = [self.slot(sample) for sample in samples], [sample.cached - 1 for sample in samples]
-        return _numpy(self.experts_NSKLE[:, slots, 0, places].transpose(0, 1))
+        return storage_NSKLE[:, slots, 0, places]
 
     @property
-    def _storages(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.keys_NSKLE, self.values_NSKLE, self.experts_NSKLE
+    def _storages(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.keys_NSKLE, self.values_NSKLE, self.experts_NSKLE, self.expert_weights_NSKLE
 
     def _beginnings(self, sample: Sample) -> tuple[Beginning, ...]:
         """Where one can go on with the sequence of a placed sample."""
@@ -204,6 +219,7 @@ class KeyValueCache:
         self.keys_NSKLE = self.values_NSKLE = torch.zeros(shape, dtype=self._dtype, device=self._device)
         shape = (0, 0, 1, 0, 0) if routing is None else (len(routing.sparse_layers), 0, 1, 0, routing.top_k)
         self.experts_NSKLE = torch.zeros(shape, dtype=_EXPERT, device=self._device)
+        self.expert_weights_NSKLE = torch.zeros(shape, dtype=self._dtype, device=self._device)
         recurrent = config.recurrent
         self.states = None if recurrent is None else States(config, recurrent, dtype=self._dtype, device=self._device)
 
@@ -218,6 +234,13 @@ class KeyValueCache:
             self.states.clear(slot)
 
 
-def _numpy(experts: Tensor) -> NDArray[np.int32]:
-    array: NDArray[Any] = experts.cpu().numpy()
-    return array.astype(np.int32)
+def _numbers(experts_NTE: Tensor) -> NDArray[np.int32]:
+    """[T, N, E], on the host."""
+    array: NDArray[Any] = experts_NTE.transpose(0, 1).int().cpu().numpy()
+    return array
+
+
+def _floats(weights_NTE: Tensor) -> NDArray[np.float32]:
+    """[T, N, E], on the host and in full precision."""
+    array: NDArray[Any] = weights_NTE.transpose(0, 1).float().cpu().numpy()
+    return array

@@ -22,7 +22,7 @@ from bloomery.models.adapters import UNEMBED, AdapterRows, Bank, Factors, FusedA
 from bloomery.models.attention import ROW_PAD, pad_to
 from bloomery.models.decoder import Decoder, Wanted
 from bloomery.models.experts import Routing
-from bloomery.models.head import HeadRows, logits, pooled_logits
+from bloomery.models.head import HeadRows, logits, logsumexp, pooled_logits
 from bloomery.models.numerics import Form
 
 
@@ -150,9 +150,10 @@ class Runner:
         decoder = self._decoder(feeds, layout)
         tokens_R, positions_R = torch.tensor([tokens, positions], device=decoder.device)
         routing = Routing()
+        self._bank.begin_pass()
         hidden_RD = decoder.hidden(tokens_R, positions_R, attention, layout.adapters, routing, wanted)
         if decoder.config.experts is not None:
-            self._remember(spans, routing.chosen_RLT)
+            self._remember(spans, routing)
         for feed in feeds:
             feed.sample.cached = feed.stop
         return hidden_RD
@@ -165,12 +166,12 @@ class Runner:
     def _logits(self, hidden_RD: Tensor, model: Model) -> Tensor:
         return logits(hidden_RD, self._twin(model.decoder).head_weight, _head_factors(model.adapter), model.decoder.config.logit_softcap)
 
-    def _remember(self, spans: Sequence[Span], chosen_RLT: Tensor) -> None:
-        """Put the experts of all fed tokens beside their keys and values."""
+    def _remember(self, spans: Sequence[Span], routing: Routing) -> None:
+        """Put the experts of all fed tokens, and their weights, beside their keys and values."""
         fed = [(span.row + token, span.slot, span.start + token) for span in spans for token in range(span.stop - span.start)]
-        rows, slots, places = torch.tensor(fed, device=chosen_RLT.device).unbind(1)
-        storage = self._cache.experts_NSKLE
-        storage[:, slots, 0, places] = chosen_RLT.index_select(0, rows).transpose(0, 1).to(storage.dtype)
+        rows, slots, places = torch.tensor(fed, device=self._cache.experts_NSKLE.device).unbind(1)
+        for storage, told_RLT in ((self._cache.experts_NSKLE, routing.chosen_RLT), (self._cache.expert_weights_NSKLE, routing.weights_RLT)):
+            storage[:, slots, 0, places] = told_RLT.index_select(0, rows).transpose(0, 1).to(storage.dtype)
 
     def _laid_out(self, feeds: Sequence[Feed], rows_of: Callable[[Feed], int], row_pad: int) -> tuple["_Layout", list[Span]]:
         """Rows of the feeds, `row_pad` of them or a multiple for each adapter, and where they stand."""
@@ -204,7 +205,7 @@ def _head_factors(adapter: FusedAdapter | None) -> Factors | None:
 
 def _next_tokens(logits_RV: Tensor, rows_B: Sequence[int]) -> NextTokens:
     # Reduced before the pad rows go, so that the reduction too sees a multiple of `ROW_PAD` rows, as in the trainer.
-    logsumexp_R = torch.logsumexp(logits_RV, -1)
+    logsumexp_R = logsumexp(logits_RV)
     if list(rows_B) == list(range(len(logits_RV))):
         return NextTokens(logits_RV.cpu(), logsumexp_R.cpu())
     order_B = torch.tensor(rows_B, device=logits_RV.device)

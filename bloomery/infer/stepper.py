@@ -5,12 +5,13 @@ Shapes: R packed rows, B samples, V vocabulary, D hidden.
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import wait
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bloomery.infer.cache import KeyValueCache
@@ -104,11 +105,16 @@ class Stepper:
             if score is not None:
                 self._queues.events.append(score)
             if request.owes_routing and not sample.missing:
-                experts = Array.of(self._cache.experts(sample, sample.shared))
-                self._queues.events.append(PromptRouted(request_id=sample.request_id, experts=experts))
+                self._queues.events.append(self._routed(sample, weights=request.generate.routing_weights))
                 request.owes_routing = False
             if not sample.decodes and sample.left and not sample.missing:
                 self._queues.finish(sample, "length")
+
+    def _routed(self, sample: Sample, *, weights: bool) -> PromptRouted:
+        """Where a prompt went that was computed by now, or taken over."""
+        experts = Array.of(self._cache.experts(sample, sample.shared))
+        expert_weights = Array.of(self._cache.expert_weights(sample, sample.shared)) if weights else None
+        return PromptRouted(request_id=sample.request_id, experts=experts, expert_weights=expert_weights)
 
     def _decode(self, samples: Sequence[Sample]) -> None:
         if samples:
@@ -135,7 +141,9 @@ class Stepper:
         draws = [request.draw(sample.index) for request, sample in zip(requests, samples, strict=True)]
         tokens_B, processed = choose(next_tokens.logits_BV.numpy(), draws)
         logprobs = next_tokens.logprobs(torch.from_numpy(tokens_B)).tolist()
-        fed_experts = self._fed_experts([sample for sample, request in zip(samples, requests, strict=True) if request.generate.routing])
+        asked = [request.generate for request in requests]
+        fed_experts = _by_sample(samples, [each.routing for each in asked], self._cache.last_experts)
+        fed_weights = _by_sample(samples, [each.routing_weights for each in asked], self._cache.last_expert_weights)
         for row, (sample, request) in enumerate(zip(samples, requests, strict=True)):
             token = SampledToken(
                 request_id=sample.request_id,
@@ -145,6 +153,7 @@ class Stepper:
                 logprob=logprobs[row],
                 top=next_tokens.top(row, request.generate.top_logprobs),
                 fed_experts=fed_experts.get(sample),
+                fed_expert_weights=fed_weights.get(sample),
                 processed_logprob=processed[row].logprob if row in processed else None,
                 processed_top=processed[row].top if row in processed else None,
                 version=request.version_news(sample.index),
@@ -201,10 +210,6 @@ class Stepper:
         elif (problem := request.problem(sample.index)) is not None:
             self._queues.fail(sample.request_id, problem, "user")
 
-    def _fed_experts(self, samples: Sequence[Sample]) -> dict[Sample, Array]:
-        """Where the token went that each of them was just fed."""
-        return dict(zip(samples, map(Array.of, self._cache.last_experts(samples)), strict=True)) if samples else {}
-
     def _feed(self, sample: Sample, start: int, stop: int) -> Feed:
         request = self._queues.request(sample)
         return Feed(sample, request.model, request.tokens(sample.index, start, stop), start)
@@ -219,6 +224,12 @@ class _End(NamedTuple):
 
     feed: Feed
     hidden_RD: Tensor
+
+
+def _by_sample(samples: Sequence[Sample], asked: Sequence[bool], last: Callable[[Sequence[Sample]], NDArray[Any]]) -> dict[Sample, Array]:
+    """What is told of the token that each of those who asked was just fed."""
+    curious = [sample for sample, asks in zip(samples, asked, strict=True) if asks]
+    return dict(zip(curious, map(Array.of, last(curious)), strict=True)) if curious else {}
 
 
 def _ends(feed: Feed) -> bool:

@@ -241,7 +241,8 @@ class DecoderConfig:
     def routing(self) -> RoutingShape | None:
         """Of a mixture of experts."""
         experts = self.experts
-        return None if experts is None else RoutingShape(experts.sparse_layers, experts.top_k, experts.num_experts)
+        # Experts beside an MLP have a factor each, which may be of either sign.
+        return None if experts is None else RoutingShape(experts.sparse_layers, experts.top_k, experts.num_experts, signed_weights=experts.beside_mlp)
 
     @property
     def partly_dense(self) -> bool:

@@ -20,19 +20,27 @@ _VECTOR: Final = 8
 
 
 class Routing:
-    """Which experts the rows of one forward go to, in each sparse layer in turn: recorded, and replayed where it is given.
+    """Which experts the rows of one forward go to, and how much the answer of each counts, in each sparse layer in turn: recorded, and replayed where
+    it is given.
 
-    `given_RLT` [R, L, T] holds numbers of experts, or -1 in rows that the routers are free to send. Shapes: L sparse layers.
+    `given_RLT` [R, L, T] holds numbers of experts, or -1 in rows that the routers are free to send; `given_weights_RLT` float32 [R, L, T] what the
+    answers are multiplied with, constants, or nan in rows whose experts the routers weigh. Shapes: L sparse layers.
     """
 
-    def __init__(self, given_RLT: Tensor | None = None) -> None:
-        self._given_RLT = given_RLT
+    def __init__(self, given_RLT: Tensor | None = None, given_weights_RLT: Tensor | None = None) -> None:
+        self._given_RLT, self._given_weights_RLT = given_RLT, given_weights_RLT
         self._chosen: list[Tensor] = []
+        self._weights: list[Tensor] = []
 
     @property
     def chosen_RLT(self) -> Tensor:
         """What was chosen, [R, L, T]."""
         return torch.stack(self._chosen, 1)
+
+    @property
+    def weights_RLT(self) -> Tensor:
+        """What the answers were multiplied with [R, L, T], in the compute dtype."""
+        return torch.stack(self._weights, 1)
 
     def choose(self, scores_RX: Tensor, top_k: int) -> Tensor:
         """The experts [R, T] of the next layer."""
@@ -42,6 +50,14 @@ class Routing:
             chosen_RT = torch.where(given_RT >= 0, given_RT, chosen_RT)
         self._chosen.append(chosen_RT)
         return chosen_RT
+
+    def weigh(self, weights_RT: Tensor) -> Tensor:
+        """The weights [R, T] of the experts just chosen, where `weights_RT` are the router's."""
+        if self._given_weights_RLT is not None:
+            given_RT = self._given_weights_RLT[:, len(self._weights)]
+            weights_RT = torch.where(given_RT.isnan(), weights_RT, given_RT.to(weights_RT.dtype))
+        self._weights.append(weights_RT.detach())
+        return weights_RT
 
 
 class Experts(nn.Module):
@@ -86,7 +102,8 @@ class Experts(nn.Module):
         weights_RT = scores_RX.gather(1, chosen_RT)
         if config.normalise_top_k:
             weights_RT = weights_RT / weights_RT.sum(-1, keepdim=True)
-        return (weights_RT if config.scale == 1.0 else weights_RT * config.scale).to(x_RD.dtype), chosen_RT
+        weights_RT = weights_RT if config.scale == 1.0 else weights_RT * config.scale
+        return routing.weigh(weights_RT.to(x_RD.dtype)), chosen_RT
 
     def _answers(self, x_RD: Tensor, weights_RT: Tensor, chosen_RT: Tensor, name: str, adapters: AdapterRows) -> Tensor:
         parts = [

@@ -35,4 +35,4 @@ class ExpertsBesideMlp(Experts):
         chosen_RT = routing.choose(probabilities_RX, self.config.top_k)
         weights_RT = probabilities_RX.gather(1, chosen_RT)
         weights_RT = weights_RT / weights_RT.sum(-1, keepdim=True)
-        return (weights_RT * self.expert_scale[chosen_RT]).to(x_RD.dtype), chosen_RT
+        return routing.weigh((weights_RT * self.expert_scale[chosen_RT]).to(x_RD.dtype)), chosen_RT

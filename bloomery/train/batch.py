@@ -4,10 +4,11 @@ Shapes: R packed rows, K soft targets per row (1 where targets are plain tokens)
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bloomery.models.attention import ROW_PAD, packed_positions, packed_starts, pad_to
@@ -31,6 +32,8 @@ class MicroBatch(NamedTuple):
     """Which datum each row belongs to."""
     routing_RLT: Tensor | None
     """Experts to send each row to, -1 where the router is free; None where it is free everywhere."""
+    routing_weights_RLT: Tensor | None
+    """What to multiply their answers with, nan where the router weighs; None where it weighs all."""
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same on another device."""
@@ -43,6 +46,7 @@ class MicroBatch(NamedTuple):
             self.real_R.to(device),
             self.sequence_R.to(device),
             None if self.routing_RLT is None else self.routing_RLT.to(device),
+            None if self.routing_weights_RLT is None else self.routing_weights_RLT.to(device),
         )
 
 
@@ -81,19 +85,29 @@ def pack(data: Sequence[Datum], loss: Loss) -> MicroBatch:
         {name: torch.from_numpy(values) for name, values in inputs.items()},
         torch.from_numpy(real),
         torch.from_numpy(sequence),
-        _routing(data, starts),
+        _at_rows([None if datum.routing is None else datum.routing.numpy().astype(np.int64) for datum in data], starts, -1),
+        _at_rows([_weights(datum) for datum in data], starts, np.nan),
     )
 
 
-def _routing(data: Sequence[Datum], starts: Sequence[int]) -> Tensor | None:
-    given = [datum.routing for datum in data if datum.routing is not None]
-    if not given:
+def _weights(datum: Datum) -> NDArray[np.float32] | None:
+    """What a datum's experts are weighed with, nan where its router is free."""
+    if datum.routing is None or datum.routing_weights is None:
         return None
-    routing = np.full((starts[-1], *given[0].shape[1:]), -1, np.int64)
-    for datum, start in zip(data, starts, strict=False):
-        if datum.routing is not None:
-            routing[start : start + datum.tokens.shape[0]] = datum.routing.numpy()
-    return torch.from_numpy(routing)
+    weights: NDArray[np.float32] = np.where(datum.routing.numpy() < 0, np.float32(np.nan), datum.routing_weights.numpy())
+    return weights
+
+
+def _at_rows(given: Sequence[NDArray[Any] | None], starts: Sequence[int], missing: float) -> Tensor | None:
+    """What data say of their rows, beginning at `starts`, and `missing` in all others; None where none says anything."""
+    example = next((values for values in given if values is not None), None)
+    if example is None:
+        return None
+    rows = np.full((starts[-1], *example.shape[1:]), missing, example.dtype)
+    for values, start in zip(given, starts, strict=False):
+        if values is not None:
+            rows[start : start + len(values)] = values
+    return torch.from_numpy(rows)
 
 
 def unpack(values_RK: Tensor, data: Sequence[Datum]) -> list[np.ndarray]:

@@ -7,6 +7,7 @@ their own order.
 Shapes: R packed rows, D hidden, K soft targets per row.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -32,7 +33,7 @@ class Share(NamedTuple):
     loss: Loss
     backward: bool
     routing: bool = False
-    """Whether to tell which experts the rows went to."""
+    """Whether to tell which experts the rows went to, and what these were weighed with."""
     logprobs: bool = True
     """Whether those of rows without loss are wanted."""
 
@@ -53,7 +54,9 @@ class Computed(NamedTuple):
     logprobs_RK: Tensor
     """0 in rows whose log-probabilities are not wanted."""
     routing_RLT: Tensor | None
-    """Experts of each of the L sparse layers, where that was asked."""
+    """Experts int32 of each of the L sparse layers, where that was asked."""
+    routing_weights_RLT: Tensor | None
+    """What their answers were multiplied with, float32, where it was."""
 
 
 def compute(shares: Sequence[Share]) -> list[Computed]:
@@ -63,7 +66,7 @@ def compute(shares: Sequence[Share]) -> list[Computed]:
         share.weights.discard_ungathered()
     with torch.set_grad_enabled(backward):
         places = _lay_out(shares, decoder.device)
-        routing = Routing(_given(places))
+        routing = _given(places)
         ending = _Ending(decoder, _trunk(decoder, places, routing), _segments(places), routing)
         learning = [place.learning for place in places]
         learned = _logprobs(ending, places, learning)
@@ -78,8 +81,7 @@ def compute(shares: Sequence[Share]) -> list[Computed]:
         logprobs_RK = torch.zeros(place.packed.targets_RK.shape, device=decoder.device)
         logprobs_RK[learning[number]] = learned[number].detach()
         logprobs_RK[others[number]] = unlearned[number]
-        chosen = routing.chosen_RLT[place.start : place.start + place.share.rows].cpu() if place.share.routing else None
-        results.append(Computed(logprobs_RK.cpu(), chosen))
+        results.append(Computed(logprobs_RK.cpu(), *(_told(routing, place) if place.share.routing else (None, None))))
     return results
 
 
@@ -116,13 +118,24 @@ def _lay_out(shares: Sequence[Share], device: torch.device) -> list[_Place]:
     return places
 
 
-def _given(places: Sequence[_Place]) -> Tensor | None:
-    """Routing [R, L, T] of all rows, where any is given."""
-    shape = next((place.packed.routing_RLT.shape[1:] for place in places if place.packed.routing_RLT is not None), None)
-    if shape is None:
+def _given(places: Sequence[_Place]) -> Routing:
+    """What data say of where their rows go."""
+    experts = _at_all_rows([(place.packed.routing_RLT, place.share.rows) for place in places], -1)
+    return Routing(experts, _at_all_rows([(place.packed.routing_weights_RLT, place.share.rows) for place in places], math.nan))
+
+
+def _at_all_rows(given: Sequence[tuple[Tensor | None, int]], missing: float) -> Tensor | None:
+    """What shares of so many rows say of them [R, L, T], and `missing` in all others; None where none says anything."""
+    example = next((values for values, _ in given if values is not None), None)
+    if example is None:
         return None
-    free = [place.packed.tokens_R.new_full((place.share.rows, *shape), -1) for place in places]
-    return torch.cat([place.packed.routing_RLT if place.packed.routing_RLT is not None else rows for place, rows in zip(places, free, strict=True)])
+    return torch.cat([example.new_full((rows, *example.shape[1:]), missing) if values is None else values for values, rows in given])
+
+
+def _told(routing: Routing, place: _Place) -> tuple[Tensor, Tensor]:
+    """Experts of a share's rows, and what their answers were multiplied with."""
+    rows = slice(place.start, place.start + place.share.rows)
+    return routing.chosen_RLT[rows].int().cpu(), routing.weights_RLT[rows].float().cpu()
 
 
 def _trunk(decoder: Decoder, places: Sequence[_Place], routing: Routing) -> Trunk:

@@ -6,7 +6,7 @@ checkpoint and given the same operations ends with the same bits.
 Shapes: R packed rows, K soft targets per row.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -149,14 +149,13 @@ class TrainableRun:
         loss = find_loss(operation.loss, operation.loss_config)
         batch.check_token_ids(operation.data, self.weights.decoder.config.vocab_size)
         logprobs: list[np.ndarray] = []
-        routing: list[np.ndarray] = []
+        routing: list[dict[str, Array]] = []
         for part in batch.split([datum.tokens.shape[0] for datum in operation.data], self.spec.micro_batch_tokens):
             data = operation.data[part]
             share = Share(self.weights, batch.pack(data, loss), loss, operation.backward, operation.return_routing, operation.return_logprobs)
             computed = yield share
             logprobs += batch.unpack(computed.logprobs_RK, data)
-            if computed.routing_RLT is not None:
-                routing += batch.unpack_rows(computed.routing_RLT.int(), data)
+            routing += _told_routing(computed, data, operation)
             if operation.backward:
                 self.weights.gather_gradients()
                 self._has_gradients |= bool(loss.learns(share.packed.inputs).any())
@@ -167,14 +166,13 @@ class TrainableRun:
         batch.check_token_ids(operation.data, self.weights.decoder.config.vocab_size)
         outcomes: list[custom.Outcome] = []
         logprobs: list[np.ndarray] = []
-        routing: list[np.ndarray] = []
+        routing: list[dict[str, Array]] = []
         for part in batch.split([datum.tokens.shape[0] for datum in operation.data], self.spec.micro_batch_tokens):
             data = operation.data[part]
             plain = batch.pack([custom.weighted(datum) for datum in data], custom.WEIGHTED)
             computed = yield Share(self.weights, plain, custom.WEIGHTED, False, operation.return_routing)
             found = batch.unpack(computed.logprobs_RK, data)
-            if computed.routing_RLT is not None:
-                routing += batch.unpack_rows(computed.routing_RLT.int(), data)
+            routing += _told_routing(computed, data, operation)
             scored = [
                 custom.evaluate(loss, datum, values, f"data[{len(outcomes) + index}]", gradient=operation.backward)
                 for index, (datum, values) in enumerate(zip(data, found, strict=True))
@@ -256,10 +254,18 @@ def _result(loss: Loss, operation: ForwardBackward, logprobs: list[np.ndarray]) 
     return ForwardBackwardResult(outputs=tuple(outputs), metrics=metrics)
 
 
-def _with_routing(result: ForwardBackwardResult, routing: list[np.ndarray]) -> ForwardBackwardResult:
-    if not routing:
-        return result
-    outputs = tuple(output | {"routing": Array.of(chosen)} for output, chosen in zip(result.outputs, routing, strict=True))
+def _told_routing(computed: Computed, data: Sequence[Datum], operation: ForwardBackward) -> list[dict[str, Array]]:
+    """Of each datum, what was asked of its routing."""
+    told_RLT = {
+        "routing": computed.routing_RLT if operation.return_routing else None,
+        "routing_weights": computed.routing_weights_RLT if operation.return_routing_weights else None,
+    }
+    rows = {name: batch.unpack_rows(values_RLT, data) for name, values_RLT in told_RLT.items() if values_RLT is not None}
+    return [{name: Array.of(parts[index]) for name, parts in rows.items()} for index in range(len(data))]
+
+
+def _with_routing(result: ForwardBackwardResult, routing: list[dict[str, Array]]) -> ForwardBackwardResult:
+    outputs = tuple(output | told for output, told in zip(result.outputs, routing, strict=True))
     return ForwardBackwardResult(outputs=outputs, metrics=result.metrics)
 
 

@@ -16,7 +16,7 @@ from bloomery.types.errors import InvalidInput
 from bloomery.types.generation import Generate, PromptTargets, SamplingParams
 from bloomery.types.losses import CUSTOM, LOSSES, TARGETS, LossForm, Option
 from bloomery.types.operations import AdamParams, Datum, ForwardBackward
-from bloomery.types.routing import RoutingShape, check_routing
+from bloomery.types.routing import RoutingShape, check_routing, check_routing_weights
 
 MAX_SEED: Final = (1 << 63) - 1
 MAX_SAMPLES: Final = 1024
@@ -32,7 +32,7 @@ MAX_TARGETS: Final = 1 << 24
 MAX_CELLS: Final = 1 << 23
 """Log-probabilities of other tokens than those of the prompt and the samples, of one kind and in one answer."""
 MAX_EXPERTS_TOLD: Final = 1 << 25
-"""Numbers of experts in one answer: half of what a request that gives them back may hold."""
+"""Numbers of experts in one answer, and of their weights: half of what a request that gives them back may hold."""
 MAX_SOFT_TARGETS: Final = 256
 """Of a position: the rows of a micro-batch are all as wide as its widest datum."""
 MAX_LEARNING_RATE: Final = 100.0
@@ -158,10 +158,13 @@ def _check_widths(generate: Generate, size: Bounds) -> None:
     }
     for field, cells in asked.items():
         _check_width(field, cells, MAX_CELLS)
+    if generate.routing_weights and not generate.routing:
+        raise InvalidInput("`routing_weights` belong to experts, which were not asked for: ask for the routing too", field="routing_weights")
     if generate.routing:
         if size.routing is None:
             raise InvalidInput("`routing`: this model has no experts, leave it out", field="routing")
-        _check_width("routing", (length + sampled) * len(size.routing.sparse_layers) * size.routing.top_k, MAX_EXPERTS_TOLD)
+        numbers = (length + sampled) * len(size.routing.sparse_layers) * size.routing.top_k
+        _check_width("routing", numbers * (2 if generate.routing_weights else 1), MAX_EXPERTS_TOLD)
 
 
 def _check_width(field: str, numbers: int, most: int) -> None:
@@ -182,10 +185,12 @@ def check_forward_backward(operation: ForwardBackward, size: Bounds) -> None:
             _check_inputs(datum, f"data[{index}].loss_fn_inputs", operation.loss, form, size)
         elif operation.custom is not None:
             _check_custom_inputs(datum, f"data[{index}].loss_fn_inputs", operation.custom, size)
-        if datum.routing is not None:
-            check_routing(datum.routing, datum.tokens.shape[0], size.routing, f"data[{index}].loss_fn_inputs.routing")
+        _check_routing(datum, f"data[{index}].loss_fn_inputs", size)
     if operation.return_routing and size.routing is None:
         raise InvalidInput("`return_routing`: this model has no experts, leave it out", field="loss_fn_config.return_routing")
+    if operation.return_routing_weights and not operation.return_routing:
+        message = "`return_routing_weights`: weights are told beside the experts that they belong to, ask for `return_routing` too"
+        raise InvalidInput(message, field="loss_fn_config.return_routing_weights")
     if not operation.return_logprobs and operation.custom is not None:
         message = "`return_logprobs`: a custom loss is computed from all log-probabilities, so leaving them out saves nothing; leave out the option"
         raise InvalidInput(message, field="loss_fn_config.return_logprobs")
@@ -235,6 +240,14 @@ def _check_tokens(datum: Datum, field: str, size: Bounds) -> None:
     if tokens.shape[0] > size.context:
         raise InvalidInput(f"`{field}` has {tokens.shape[0]} tokens, the model's context is {size.context}: shorten it", field=field)
     _check_ids(tokens.numpy(), f"`{field}`", field, size)
+
+
+def _check_routing(datum: Datum, where: str, size: Bounds) -> None:
+    routing, weights, tokens = datum.routing, datum.routing_weights, datum.tokens.shape[0]
+    if routing is not None:
+        check_routing(routing, tokens, size.routing, f"{where}.routing")
+    if weights is not None:
+        check_routing_weights(weights, routing, tokens, size.routing, f"{where}.routing_weights")
 
 
 def _check_inputs(datum: Datum, where: str, loss: str, form: LossForm, size: Bounds) -> None:

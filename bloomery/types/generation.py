@@ -100,6 +100,8 @@ class Generate(Wire, frozen=True, tag="generate"):
     top_logprobs: int = 0
     routing: bool = False
     """Whether to tell which experts the tokens went to; of a mixture of experts alone."""
+    routing_weights: bool = False
+    """Whether to tell, with `routing`, what the answers of these experts were multiplied with."""
     embed: bool = False
     """Whether to tell what the model made of the prompt, instead of sampling: with `max_tokens` 1 and one sample, which ends without a token."""
     priority: Priority = "rollout"
@@ -148,10 +150,14 @@ class PromptScored(Wire, frozen=True, tag="prompt_scored"):
 
 
 class PromptRouted(Wire, frozen=True, tag="prompt_routed"):
-    """Which experts the prompt's tokens but the last went to, where routing was asked: `experts` int32 [P - 1, L, T], before the first token."""
+    """Which experts the prompt's tokens but the last went to, where routing was asked: `experts` int32 [P - 1, L, T], before the first token.
+
+    Where their weights were asked too, `expert_weights` float32 [P - 1, L, T]: what their answers were multiplied with.
+    """
 
     request_id: str
     experts: Array
+    expert_weights: Array | None = None
 
 
 class PromptEmbedded(Wire, frozen=True, tag="prompt_embedded"):
@@ -177,6 +183,8 @@ class SampledToken(Wire, frozen=True, tag="token", omit_defaults=True):
     top: tuple[tuple[int, float], ...] = ()
     fed_experts: Array | None = None
     """Where routing was asked: int32 [L, T], of the token before this one, which was fed to sample it. Nobody feeds the last one of a sample."""
+    fed_expert_weights: Array | None = None
+    """Where their weights were asked too: float32 [L, T]."""
     version: str | None = None
     """The weights that it was sampled with, said of a sample's first token and of every one whose weights are not those of the one before."""
     processed_logprob: float | None = None

@@ -59,6 +59,14 @@ class Datum(Wire, frozen=True):
     routing: Array | None = None
     """Mixtures of experts: the experts [N, L, T] that each of the L sparse layers sends a token to, as a forward or a sampler reported them; -1 in
     all T places where the router is free."""
+    routing_weights: Array | None = None
+    """What the answers of these experts are multiplied with, float32 [N, L, T] and 0 where the router is free: constants, through which no gradient
+    goes. Without it the router weighs the experts of `routing`."""
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """All of it."""
+        return self.tokens, *self.inputs.values(), *(array for array in (self.routing, self.routing_weights) if array is not None)
 
 
 class ForwardBackward(Wire, frozen=True, tag="forward_backward"):
@@ -70,6 +78,8 @@ class ForwardBackward(Wire, frozen=True, tag="forward_backward"):
     backward: bool = True
     return_routing: bool = False
     """Whether the outputs have `routing` int32 [N, L, T]."""
+    return_routing_weights: bool = False
+    """Whether they have `routing_weights` float32 [N, L, T] beside it."""
     return_logprobs: bool = True
     """Whether the outputs have numbers per token. Without them predictions without loss are not made; metrics and gradients are the same bits."""
     custom: CustomLoss | None = None
@@ -77,8 +87,8 @@ class ForwardBackward(Wire, frozen=True, tag="forward_backward"):
 
     @property
     def input_bytes(self) -> int:
-        """Of all tokens and inputs."""
-        return sum(len(array.data) for datum in self.data for array in (datum.tokens, *datum.inputs.values()))
+        """Of all data."""
+        return sum(len(array.data) for datum in self.data for array in datum.arrays)
 
 
 class OptimStep(Wire, frozen=True, tag="optim_step"):

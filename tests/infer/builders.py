@@ -149,9 +149,14 @@ def full_hidden(decoder: Decoder, tokens: Sequence[int], weights: FusedAdapter |
 
 def full_routing(decoder: Decoder, tokens: Sequence[int], weights: FusedAdapter | None) -> np.ndarray:
     """Where the trainer's forward sends every token [N, L, T]."""
+    return full_routed(decoder, tokens, weights)[0]
+
+
+def full_routed(decoder: Decoder, tokens: Sequence[int], weights: FusedAdapter | None) -> tuple[np.ndarray, np.ndarray]:
+    """Where the trainer's forward sends every token, and what it multiplies the answers with [N, L, T]."""
     routing = Routing()
     full_hidden(decoder, tokens, weights, routing)
-    return routing.chosen_RLT[: len(tokens)].numpy()
+    return routing.chosen_RLT[: len(tokens)].numpy(), routing.weights_RLT[: len(tokens)].float().numpy()
 
 
 def full_logprobs(decoder: Decoder, tokens: Sequence[int], weights: FusedAdapter | None) -> np.ndarray:

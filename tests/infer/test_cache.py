@@ -113,7 +113,8 @@ def test_slots_beyond_those_in_use_stay_within_the_bound(samples, length, slots)
     for number in range(samples):
         cache.place(sample_of(number))
     cache.reserve(length)
-    assert cache.keys_NSKLE.shape[1] == cache.values_NSKLE.shape[1] == cache.experts_NSKLE.shape[1] == slots
+    storages = (cache.keys_NSKLE, cache.values_NSKLE, cache.experts_NSKLE, cache.expert_weights_NSKLE)
+    assert [storage.shape[1] for storage in storages] == [slots] * 4
 
 
 def kept_of(cache: KeyValueCache, *starts: int, length: int = 100) -> list[int]:

@@ -14,7 +14,7 @@ from starlette.routing import compile_path
 
 from bloomery.api.routes import tinker
 from bloomery.api.routes.tinker import bodies
-from bloomery.api.routes.tinker.messages import RETURN_LOGPROBS, RETURN_ROUTING, ROUTING
+from bloomery.api.routes.tinker.messages import RETURN_LOGPROBS, RETURN_ROUTING, RETURN_ROUTING_WEIGHTS, ROUTING, ROUTING_WEIGHTS
 from bloomery.api.routes.tinker.proto import ForwardBackwardRequest
 from bloomery.types.losses import CUSTOM, LOSSES, TARGETS
 
@@ -65,7 +65,8 @@ def routes() -> tuple[Route, ...]:
 def entries() -> tuple[Entry, ...]:
     """All rows, in the order of the code."""
     places = {route.name: [*([] if NO_DEFAULT in route.body.values() else [""]), *route.body, *route.beside] for route in routes()}
-    places[ANY_LOSS] = [input_field(TARGETS), input_field(ROUTING), option_field(RETURN_ROUTING), option_field(RETURN_LOGPROBS)]
+    inputs, options = (TARGETS, ROUTING, ROUTING_WEIGHTS), (RETURN_ROUTING, RETURN_ROUTING_WEIGHTS, RETURN_LOGPROBS)
+    places[ANY_LOSS] = [*map(input_field, inputs), *map(option_field, options)]
     for name, form in LOSSES.items():
         places[loss(name)] = [*map(input_field, (*form.inputs, *form.optional)), *map(option_field, form.options)]
     places[loss(CUSTOM)] = [""]

@@ -1,4 +1,7 @@
-"""Routing of a mixture of experts through the SDK: `loss_fn_inputs["routing"]` in and out, asked for by `return_routing`; of samples by a header."""
+"""Routing of a mixture of experts through the SDK: `loss_fn_inputs["routing"]` in and out, asked for by `return_routing`; of samples by a header.
+
+Its weights go the same ways.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +21,7 @@ TOKENS = [7, 3, 300, 12, 5, 41]
 PROMPT = list(range(7, 47))
 EXPERTS = 8
 ASKING = {"return_routing": 1.0}
+ASKING_WEIGHTS = ASKING | {"return_routing_weights": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +36,22 @@ def server(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture
 def client(server: LiveServer) -> Iterator[tinker.ServiceClient]:
-    with connected(server, headers={"x-bloomery-routing": "true"}) as found:
+    with connected(server, headers={"x-bloomery-routing": "true", "x-bloomery-routing-weights": "true"}) as found:
         yield found
 
 
 def routing_of(server: LiveServer, sequence: tinker.SampledSequence) -> tinker.TensorData:
     """Which experts the tokens of the prompt and of the sample went to."""
-    answer = httpx.get(f"{server.url}/api/v1/samples/{sequence.sequence_id}/routing", headers={"x-api-key": server.key})
+    return told(server, f"{sequence.sequence_id}/routing")
+
+
+def weights_of(server: LiveServer, sequence: tinker.SampledSequence) -> tinker.TensorData:
+    """What the answers of these experts were multiplied with."""
+    return told(server, f"{sequence.sequence_id}/routing/weights")
+
+
+def told(server: LiveServer, path: str) -> tinker.TensorData:
+    answer = httpx.get(f"{server.url}/api/v1/samples/{path}", headers={"x-api-key": server.key})
     assert answer.status_code == 200, answer.text
     return tinker.TensorData(**answer.json())
 
@@ -57,6 +70,38 @@ def test_routing_goes_out_and_comes_back(client: tinker.ServiceClient) -> None:
     moved = run.forward([datum(elsewhere)], "cross_entropy", ASKING).result().loss_fn_outputs[0]
     assert np.array_equal(moved["routing"].to_numpy(), elsewhere)
     assert moved["logprobs"].data != told["logprobs"].data
+
+
+@pytest.mark.contract("any loss", "loss_fn_inputs.routing_weights", "loss_fn_config.return_routing_weights")
+def test_weights_go_out_and_come_back(client: tinker.ServiceClient) -> None:
+    run = client.create_lora_training_client(base_model="mixture", rank=4, seed=3).result()
+    told = run.forward([datum()], "cross_entropy", ASKING_WEIGHTS).result().loss_fn_outputs[0]
+    routing, weights = told["routing"].to_numpy(), told["routing_weights"].to_numpy()
+    assert weights.shape == routing.shape
+    assert weights.dtype == np.float32
+    replayed = run.forward_backward([datum(routing, weights)], "cross_entropy", ASKING_WEIGHTS).result().loss_fn_outputs[0]
+    assert replayed["logprobs"].data == told["logprobs"].data
+    assert np.array_equal(replayed["routing_weights"].to_numpy(), weights)
+    moved = run.forward([datum(routing, weights[..., ::-1].copy())], "cross_entropy", ASKING).result().loss_fn_outputs[0]
+    assert moved["logprobs"].data != told["logprobs"].data
+    assert set(moved) == {"logprobs", "elementwise_loss", "routing"}
+
+
+@pytest.mark.contract("POST /api/v1/asample", "x-bloomery-routing-weights")
+@pytest.mark.contract("GET /api/v1/samples/{sequence_id}/routing/weights")
+def test_experts_and_weights_of_the_sampler_give_its_very_log_probabilities(server: LiveServer, client: tinker.ServiceClient) -> None:
+    run = client.create_lora_training_client(base_model="mixture", rank=4, seed=3).result()
+    sampler = run.save_weights_and_get_sampling_client().result()
+    answer = sampler.sample(tinker.ModelInput.from_ints(PROMPT), 2, tinker.SamplingParams(max_tokens=9, seed=5)).result()
+    for sequence in answer.sequences:
+        routing, weights = routing_of(server, sequence).to_numpy(), weights_of(server, sequence).to_numpy()
+        assert weights.shape == routing.shape
+        assert (weights[-1] == 0).all()
+        free, given = rollout(sequence, routing, weights)
+        told = run.forward([free], "importance_sampling", ASKING_WEIGHTS).result().loss_fn_outputs[0]
+        assert np.array_equal(told["routing_weights"].to_numpy(), weights[:-1])
+        metrics = run.forward_backward([given], "importance_sampling").result().metrics
+        assert metrics["logprob_diff:max"] == metrics["k3:sum"] == 0
 
 
 @pytest.mark.contract("POST /api/v1/asample", "x-bloomery-routing")
@@ -92,12 +137,18 @@ def test_bad_routing_is_a_user_error_and_the_run_goes_on(client: tinker.ServiceC
     for routing, message in ((np.zeros((2, 2, 2), np.int64), "expected integers"), (np.full((6, 2, 2), 99), "names experts from 0 to")):
         with pytest.raises(tinker.RequestFailedError, match=message):
             run.forward([datum(routing)], "cross_entropy").result()
+    weights = np.ones((6, 2, 2), np.float32)
+    for routing, given, message in ((None, weights, "experts that are not named"), (np.full((6, 2, 2), [0, 1]), -weights, "at least 0")):
+        with pytest.raises(tinker.RequestFailedError, match=message):
+            run.forward([datum(routing, given)], "cross_entropy").result()
+    with pytest.raises(tinker.RequestFailedError, match="ask for `return_routing` too"):
+        run.forward([datum()], "cross_entropy", {"return_routing_weights": 1.0}).result()
     with pytest.raises(tinker.RequestFailedError, match="must be 0 or 1"):
         run.forward([datum()], "cross_entropy", {"return_routing": 2.0}).result()
     assert run.forward([datum()], "cross_entropy").result().metrics["loss:sum"] > 0
 
 
-def rollout(sequence: tinker.SampledSequence, routing: np.ndarray) -> tuple[tinker.Datum, tinker.Datum]:
+def rollout(sequence: tinker.SampledSequence, routing: np.ndarray, weights: np.ndarray | None = None) -> tuple[tinker.Datum, tinker.Datum]:
     """A datum of a sampled sequence, without its routing and with it: row i of both is for the token at position i."""
     tokens = PROMPT + sequence.tokens
     assert len(routing) == len(tokens)
@@ -109,12 +160,16 @@ def rollout(sequence: tinker.SampledSequence, routing: np.ndarray) -> tuple[tink
         "advantages": before + [1.0] * len(sequence.tokens),
     }
     given = inputs | {"routing": tinker.TensorData.from_numpy(routing[:-1])}
+    if weights is not None:
+        given["routing_weights"] = tinker.TensorData.from_numpy(weights[:-1])
     model_input = tinker.ModelInput.from_ints(tokens[:-1])
     return tuple(tinker.Datum(model_input=model_input, loss_fn_inputs=each) for each in (inputs, given))
 
 
-def datum(routing: np.ndarray | None = None) -> tinker.Datum:
+def datum(routing: np.ndarray | None = None, weights: np.ndarray | None = None) -> tinker.Datum:
     inputs = {"target_tokens": [*TOKENS[1:], 9], "weights": [1.0] * len(TOKENS)}
     if routing is not None:
         inputs["routing"] = tinker.TensorData.from_torch(torch.from_numpy(routing.astype(np.int64)))
+    if weights is not None:
+        inputs["routing_weights"] = tinker.TensorData.from_torch(torch.from_numpy(weights))
     return tinker.Datum(model_input=tinker.ModelInput.from_ints(TOKENS), loss_fn_inputs=inputs)

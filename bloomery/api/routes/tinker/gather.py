@@ -20,6 +20,8 @@ class Gathering:
         """What was asked about the prompt."""
         self.prompt_experts: Array | None = None
         """Those of its tokens but the last, where routing was asked."""
+        self.prompt_expert_weights: Array | None = None
+        """What their answers were multiplied with, where that was asked too."""
 
     def take(self, event: SamplerEvent) -> int | None:
         """Add an event; the number of the sample if its stop string has just come."""
@@ -27,7 +29,7 @@ class Gathering:
             case PromptScored():
                 self.scored = event
             case PromptRouted():
-                self.prompt_experts = event.experts
+                self.prompt_experts, self.prompt_expert_weights = event.experts, event.expert_weights
             case SampledToken():
                 return event.sample if self._samples[event.sample].add(event) else None
             case SampleFinished():
@@ -47,6 +49,10 @@ class Gathering:
         """Those of the tokens that each sample was fed, where routing was asked."""
         return [sample.fed_experts for sample in self._samples]
 
+    def fed_expert_weights(self) -> list[list[Array]]:
+        """What their answers were multiplied with, where that was asked too."""
+        return [sample.fed_expert_weights for sample in self._samples]
+
 
 class _Growing:
     """One sample while its tokens come."""
@@ -56,6 +62,7 @@ class _Growing:
         self._out = SampleOut([], [], [], hit_limit=False)
         self.finished = False
         self.fed_experts: list[Array] = []
+        self.fed_expert_weights: list[Array] = []
 
     def add(self, event: SampledToken) -> bool:
         """Whether this token completes a stop string. Tokens that were under way when it came are dropped."""
@@ -67,6 +74,8 @@ class _Growing:
             self._out.top.append(event.top)
         if event.fed_experts is not None:
             self.fed_experts.append(event.fed_experts)
+        if event.fed_expert_weights is not None:
+            self.fed_expert_weights.append(event.fed_expert_weights)
         if self._watch is not None and self._watch.feed(event.token):
             self.finished = True
         return self.finished

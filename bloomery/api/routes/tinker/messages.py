@@ -16,8 +16,12 @@ from bloomery.types.operations import Datum, ForwardBackward, ForwardBackwardRes
 CONTENT_TYPE: Final = "application/x-protobuf"
 ROUTING: Final = "routing"
 """Name of the experts of each token, among the inputs of a datum and among its outputs; this contract has no field of its own for them."""
+ROUTING_WEIGHTS: Final = "routing_weights"
+"""The same of what their answers are multiplied with."""
 RETURN_ROUTING: Final = "return_routing"
-"""The option of every loss that asks for them."""
+"""The option of every loss that asks for the experts."""
+RETURN_ROUTING_WEIGHTS: Final = "return_routing_weights"
+"""The one that asks for their weights beside them."""
 RETURN_LOGPROBS: Final = "return_logprobs"
 """The option of every loss that asks for outputs per token, as everybody gets them who does not say 0."""
 
@@ -58,6 +62,7 @@ def forward_backward(request: Any) -> ForwardBackward:
     return ForwardBackward(
         loss=request.loss_fn,
         return_routing=_flag(config.pop(RETURN_ROUTING, 0.0), RETURN_ROUTING),
+        return_routing_weights=_flag(config.pop(RETURN_ROUTING_WEIGHTS, 0.0), RETURN_ROUTING_WEIGHTS),
         return_logprobs=_flag(config.pop(RETURN_LOGPROBS, 1.0), RETURN_LOGPROBS),
         loss_config=config,
         data=tuple(_datum(datum, f"data[{index}]", request.loss_fn) for index, datum in enumerate(request.data)),
@@ -126,7 +131,8 @@ def _datum(datum: Any, field: str, loss: str) -> Datum:
     chunks = [_text_chunk(chunk, f"{field}.model_input") for chunk in datum.model_input]
     tokens = np.concatenate(chunks) if chunks else np.empty(0, dtype=np.int32)
     inputs = {name: decode_tensor(tensor, f"{field}.loss_fn_inputs.{name}") for name, tensor in datum.loss_fn_inputs.items()}
-    made = Datum(tokens=Array.of(tokens), routing=inputs.pop(ROUTING, None), inputs=inputs)
+    routing, weights = inputs.pop(ROUTING, None), inputs.pop(ROUTING_WEIGHTS, None)
+    made = Datum(tokens=Array.of(tokens), routing=routing, routing_weights=weights, inputs=inputs)
     check_spans(datum, made, field, loss)
     return made
 

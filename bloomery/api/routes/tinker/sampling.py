@@ -47,11 +47,13 @@ _THEIRS: Final = {
     "prompt_draws": "prompt_alt_tokens_k",
     "targets": "target_prompt_logprobs",
     "routing": "x-bloomery-routing",
+    "routing_weights": "x-bloomery-routing-weights",
 }
 """Fields that this contract calls otherwise."""
 
 ConsentHeader = Annotated[Consent, Header(alias="x-bloomery-consent")]
 RoutingHeader = Annotated[bool, Header(alias="x-bloomery-routing")]
+RoutingWeightsHeader = Annotated[bool, Header(alias="x-bloomery-routing-weights")]
 EpisodeHeader = Annotated[str | None, Header(alias="x-bloomery-episode", max_length=256)]
 
 router = APIRouter(route_class=TinkerRoute)
@@ -87,12 +89,13 @@ async def asample(
     consent: ConsentHeader = "none",
     episode: EpisodeHeader = None,
     routing: RoutingHeader = False,
+    routing_weights: RoutingWeightsHeader = False,
 ) -> dict[str, Any]:
     """Begin to sample; the same `seq_id` of the same sampler is the same sample."""
     session = await services.sessions.get_sampling(caller, body.sampling_session_id)
     tokens = _prompt(body.prompt)
     targets = None if body.target_prompt_logprobs is None else Targets.of(body.target_prompt_logprobs, len(tokens))
-    generate = replace(_generate(body, tokens, targets, services, session), routing=routing)
+    generate = replace(_generate(body, tokens, targets, services, session), routing=routing, routing_weights=routing_weights)
     watch = _stop_watch(body, services, session)
     with _in_their_words():
         stream = services.sampling.stream(caller, session.target, generate)
