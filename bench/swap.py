@@ -1,8 +1,9 @@
 """Weights swapped under load: `python -m bench.swap` prints one JSON line.
 
 `engine`: streams of an embedded engine follow one name; its weights are swapped every so often in each of several ways, and not at all, which is the
-peer. `server`: streams of a deployment of a live server while a run steps, and the time from `optim_step` to the first token of what it gave.
-Gaps are between two tokens of one stream, as its reader sees them; the first token of a stream ends no gap.
+peer. `server`: streams of a deployment of a live server while a run steps, and the time from `optim_step` to the first token of what it gave; who
+reads them is another process than who steps, as other clients are. Gaps are between two tokens of one stream, as its reader sees them; the first
+token of a stream ends no gap.
 """
 
 import argparse
@@ -10,11 +11,13 @@ import asyncio
 import json
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import numpy as np
@@ -262,21 +265,37 @@ def _server(asked: argparse.Namespace) -> dict[str, object]:
         run = client.create_run("bloomery-tiny", 8)
         client.deployments.create(POLICY, run.save_snapshot().result().version)
         data = supervised(256, [64] * 4, 0)
-        found = {}
+        found: dict[str, object] = {}
+        spawn = get_context("spawn")
         for way, swaps in (("none", 0), ("adapter", asked.swaps)):
-            load, stopped = Load(), threading.Event()
-            with ThreadPoolExecutor(asked.streams) as pool:
-                readers = [pool.submit(_read_chat, client, load, stopped) for _ in range(asked.streams)]
-                load.swaps_s += [_step_to_token(client, run, data) for _ in range(swaps)]
-                stopped.wait(0 if swaps else asked.seconds)
-                stopped.set()
-                for reader in readers:
-                    reader.result()
+            stopped, (ours, theirs) = spawn.Event(), spawn.Pipe()
+            readers = spawn.Process(target=_read_chats, args=(server.url, server.key, asked.streams, stopped, theirs))
+            readers.start()
+            assert ours.recv() == "begun"
+            swaps_s = [_step_to_token(client, run, data) for _ in range(swaps)]
+            stopped.wait(0 if swaps else asked.seconds)
+            stopped.set()
+            load: Load = ours.recv()
+            readers.join()
+            load.swaps_s += swaps_s
             found[way] = load.figures()
         return found
 
 
-def _read_chat(client: Client, load: Load, stopped: threading.Event) -> None:
+def _read_chats(url: str, key: str, streams: int, stopped: Event, found: Connection) -> None:
+    """Read streams until `stopped`; says when they flow, and then what was seen."""
+    load = Load()
+    with Client(url, key) as client, ThreadPoolExecutor(streams) as pool:
+        readers = [pool.submit(_read_chat, client, load, stopped) for _ in range(streams)]
+        while not load.gaps_s and not stopped.wait(0.05):
+            pass
+        found.send("begun")
+        for reader in readers:
+            reader.result()
+    found.send(load)
+
+
+def _read_chat(client: Client, load: Load, stopped: Event) -> None:
     while not stopped.is_set():
         before_s = None
         try:

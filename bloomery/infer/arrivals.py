@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from bloomery.infer.grammar import Guide
 from bloomery.infer.plan import CLASSES
@@ -24,6 +24,7 @@ _MAY_PASS: Final = 64
 """Requests that may pass one who waits for room."""
 
 Guides = Future[list[Guide]]
+Kind = Literal["adapter", "model"]
 
 
 class Swap(NamedTuple):
@@ -33,8 +34,8 @@ class Swap(NamedTuple):
     weights: Weights
     policy: KvPolicy
     done: Future[Model]
-    adapter_only: bool = False
-    """Whether a whole model is refused."""
+    kind: Kind | None = None
+    """What alone is taken; None: either."""
 
 
 class Ready(NamedTuple):
@@ -124,9 +125,9 @@ class Arrivals:
         self._requests += self._newcomers
         self._newcomers.clear()
 
-    def swap(self, name: str, weights: Weights, policy: KvPolicy, *, adapter_only: bool = False) -> Future[Model]:
-        """Weights for a name, be it new or not; `adapter_only`: a whole model is InvalidInput."""
-        swap = Swap(name, weights, policy, Future(), adapter_only)
+    def swap(self, name: str, weights: Weights, policy: KvPolicy, *, kind: Kind | None = None) -> Future[Model]:
+        """Weights for a name, be it new or not; InvalidInput where they are not of that kind."""
+        swap = Swap(name, weights, policy, Future(), kind)
         # Nobody can cancel it any more.
         swap.done.set_running_or_notify_cancel()
         self._swaps.append(swap)
@@ -205,9 +206,8 @@ class Arrivals:
             before.add(swap.name)
             try:
                 model = self._obtain(swap.weights, in_use)
-                if swap.adapter_only and model is not None and model.adapter is None:
-                    says = f"version {model.version} is a whole model, not an adapter"
-                    raise InvalidInput(f"{says}: switch `{MODEL}` to it", field="weights")
+                if model is not None:
+                    _refuse_other_kind(swap, model)
             except BloomeryError as error:
                 self._swaps.remove(swap)
                 swap.done.set_exception(error)
@@ -281,3 +281,12 @@ class Arrivals:
 
     def _weights(self, generate: Generate) -> Weights:
         return self.served(generate.weights.name) if isinstance(generate.weights, Live) else generate.weights
+
+
+def _refuse_other_kind(swap: Swap, model: Model) -> None:
+    if swap.kind == "adapter" and model.adapter is None:
+        raise InvalidInput(f"version {model.version} is a whole model, and `{swap.name}` names an adapter: switch `{MODEL}` to it", field="weights")
+    if swap.kind == "model" and model.adapter is not None:
+        raise InvalidInput(
+            f"version {model.version} is an adapter, and `{swap.name}` is a whole model: load it under a name of its own", field="weights"
+        )

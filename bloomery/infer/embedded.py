@@ -1,7 +1,7 @@
 """The engine of this process: a `Sampler` on a thread of its own, behind the `Engine` protocol.
 
-New weights are copied and read on other threads, so that what the sampler's thread does for a swap is to exchange a reference. Which names are being
-updated, and which versions there were, that thread alone writes down: of two who want the same, one comes first.
+New weights are copied, read and summed on other threads, so that what the sampler's thread does for a swap is to exchange a reference. An update
+waits for that thread once, when it is committed: what names are being updated is written down beside it (`changes`).
 """
 
 import asyncio
@@ -12,6 +12,8 @@ from typing import Self, TypeVar
 
 import numpy as np
 
+from bloomery.infer.arrivals import Kind
+from bloomery.infer.changes import Changes, NewWeights
 from bloomery.infer.engine import EngineEvent, Update
 from bloomery.infer.grammar import Grammars
 from bloomery.infer.plan import Limits
@@ -25,7 +27,7 @@ from bloomery.types.arrays import Array
 from bloomery.types.errors import Conflict, NotSupported, Unavailable
 from bloomery.types.generation import Abort, Generate, Live, PromptScored, SamplingParams, Weights
 from bloomery.types.ids import new_id
-from bloomery.types.serving import MODEL, Capabilities, EngineMetrics, KvPolicy, PauseMode, WeightInfo
+from bloomery.types.serving import MODEL, STEP_S, Capabilities, EngineMetrics, KvPolicy, PauseMode, WeightInfo
 
 T = TypeVar("T")
 
@@ -34,21 +36,12 @@ T = TypeVar("T")
 class Deadlines:
     """How long anybody waits at most, and then hears for whom. For a request's turn its caller alone knows how long."""
 
-    step_s: float = 300.0
+    step_s: float = STEP_S
     """For the end of a step: that of a large model on few cores takes long."""
     weights_s: float = 1800.0
     """For weights to be read, copied or summed, and to have room in memory."""
     drain_s: float = 3600.0
     """For requests in hand to end."""
-
-
-@dataclass(slots=True, eq=False)
-class _NewWeights:
-    """An update of what a name stands for."""
-
-    version: str
-    staging: Staging | None = None
-    """None while the copy is made."""
 
 
 class EmbeddedEngine:
@@ -76,8 +69,7 @@ class EmbeddedEngine:
         self._deadlines = deadlines or Deadlines()
         self._thread = SamplerThread(self._sampler, step_s=self._deadlines.step_s)
         self._do = self._thread.do
-        self._updates: dict[str, _NewWeights] = {}
-        self._versions_given = {version}
+        self._changes = Changes(self._sampler, version)
         self._asleep = False
         self._paused_before_sleep: PauseMode | None = None
         self._sampler.serve(MODEL, Weights(version=version))
@@ -137,56 +129,63 @@ class EmbeddedEngine:
 
     async def begin_update(self, name: str, version: str) -> None:
         """Copy what is served under a name."""
-        update = _NewWeights(version)
+        self._thread.refuse_closed()
+        update = NewWeights(version)
+        weights, held = self._changes.begin(name, update)
         try:
-            weights, held = await self._do(lambda: self._reserve(name, update))
             model = await self._read(weights) if held is None else held
             update.staging = await self._aside(f"a copy of `{name}`", lambda: Staging(model, version))
         except BaseException:
-            self._thread.post(lambda: self._release(name, update))
+            self._changes.release(name, update)
             raise
-        if self._updates.get(name) is not update:
+        if not self._changes.has(name, update):
             raise Conflict(f"the update of `{name}` was cancelled before it was staged: begin another", field="name")
 
     async def apply(self, name: str, update: Mapping[str, Update]) -> None:
         """Change the copy."""
-        staging = self._staging(name)
+        staging = self._changes.staged(name)
         await self._aside(f"tensors to be applied to the update of `{name}`", lambda: staging.apply(update))
 
     async def commit(self, name: str, policy: KvPolicy) -> WeightInfo:
         """Serve the copy; where that fails it can be committed again or cancelled, and is not changed any more."""
-        staging = self._staging(name)
+        staging = self._changes.staged(name)
         staging.seal()
-        await self._aside(f"the update of `{name}` to be prepared", lambda: self._sampler.prepare(staging.model()))
-        return await self._served(name, await self._do(lambda: self._hold_and_swap(name, staging, policy)))
+        model = staging.model()
+        await self._aside(f"the update of `{name}` to be prepared", lambda: self._sampler.prepare(model))
+        # The sum is made while the step in hand ends, not beside the first one of the new weights.
+        _, info = await asyncio.gather(self._swapped(name, lambda: self._changes.commit(name, staging, policy)), self._info(name, model))
+        return info
 
     async def cancel_update(self, name: str) -> None:
         """Forget the copy."""
-        await self._do(lambda: self._cancel(name))
+        self._thread.refuse_closed()
+        self._changes.cancel(name)
 
     async def switch(self, name: str, weights: Weights, policy: KvPolicy) -> WeightInfo:
         """Serve weights of the disk."""
-        return await self._served(name, await self._do(lambda: self._switch(name, weights, policy)))
+        kind: Kind = "model" if name == MODEL else "adapter"
+        return await self._info(name, await self._given(name, lambda: self._sampler.swap(name, weights, policy, kind=kind)))
 
     async def weight_info(self, name: str) -> WeightInfo:
         """What is served under a name."""
-        weights, held = await self._do(lambda: self._current(name))
+        self._thread.refuse_closed()
+        weights, held = self._changes.current(name)
         return await self._info(name, await self._read(weights) if held is None else held)
 
     async def load_adapter(self, name: str, weights: Weights) -> None:
         """Serve an adapter of the disk."""
-        await self._swapped(name, await self._do(lambda: self._sampler.serve(name, weights, adapter_only=True)))
+        await self._given(name, lambda: self._sampler.serve(name, weights, kind="adapter"))
 
     async def unload_adapter(self, name: str) -> None:
         """Serve an adapter no longer."""
         if name == MODEL:
             raise NotSupported(f"`{MODEL}` is the engine's own model, which is always there: only adapters are unloaded", field="name")
-        await self._do(lambda: self._unload(name))
+        await self._do(lambda: self._changes.withdraw(name))
 
     async def adapters(self) -> dict[str, str]:
         """Names and versions."""
-        served = await self._do(lambda: self._sampler.names)
-        return {name: weights.version for name, weights in served.items() if name != MODEL}
+        self._thread.refuse_closed()
+        return {name: weights.version for name, weights in self._sampler.names.items() if name != MODEL}
 
     async def reset_prefix_cache(self) -> None:
         """Forget keys and values of requests that have left."""
@@ -211,6 +210,7 @@ class EmbeddedEngine:
             pinned_versions=True,
             max_adapters=None,
             max_adapters_in_memory=self._versions_in_memory,
+            router_weights=self._config.routing is not None,
         )
 
     async def metrics(self) -> EngineMetrics:
@@ -224,74 +224,21 @@ class EmbeddedEngine:
     async def _read(self, weights: Weights) -> Model:
         return await self._aside(f"version {weights.version} to be read", lambda: self._source.load(weights))
 
-    async def _swapped(self, name: str, swap: Future[Model]) -> Model:
+    async def _given(self, name: str, order: Callable[[], Future[Model]]) -> Model:
+        """Have a name given weights of the disk; its model, as soon as that is served."""
+        self._changes.announce(name)
+        return await self._swapped(name, lambda: self._changes.ordered(name, order))
+
+    async def _swapped(self, name: str, order: Callable[[], Future[Model]]) -> Model:
+        """Give a swap to the thread; its model, as soon as that is served."""
+        swap = await self._do(order)
         whom = f"the weights of `{name}` to be read and to have room in memory: they are served as soon as they have"
         return await within(self._deadlines.weights_s, whom, asyncio.wrap_future(swap))
-
-    async def _served(self, name: str, swap: Future[Model]) -> WeightInfo:
-        return await self._info(name, await self._swapped(name, swap))
 
     async def _info(self, name: str, model: Model) -> WeightInfo:
         return WeightInfo(name, model.version, await self._aside(f"the checksum of `{name}`", lambda: checksum(model)))
 
-    def _update(self, name: str) -> _NewWeights:
-        if (update := self._updates.get(name)) is None:
-            raise Conflict(f"no update of `{name}` is staged: begin one", field="name")
-        return update
-
-    def _staging(self, name: str) -> Staging:
-        if (staging := self._update(name).staging) is None:
-            raise Conflict(f"an update of `{name}` is just being staged: wait until it has begun", field="name")
-        return staging
-
     # On the thread.
-
-    def _current(self, name: str) -> tuple[Weights, Model | None]:
-        """What is served under a name, and its model if that is in memory."""
-        weights = self._sampler.served(name)
-        return weights, self._sampler.versions.take(weights.version)
-
-    def _reserve(self, name: str, update: _NewWeights) -> tuple[Weights, Model | None]:
-        """Name and version are taken from here on; returns what the update begins from."""
-        if name in self._updates:
-            raise Conflict(f"an update of `{name}` is staged already: commit or cancel it", field="name")
-        if self._sampler.is_swapped(name):
-            raise Conflict(f"`{name}` is just being given other weights: wait for them, then begin", field="name")
-        current = self._current(name)
-        version = update.version
-        if version in self._versions_given or version in self._sampler.versions.held:
-            raise Conflict(f"version `{version}` names other weights already: every update needs a name of its own", field="version")
-        self._updates[name] = update
-        self._versions_given.add(version)
-        return current
-
-    def _release(self, name: str, update: _NewWeights) -> None:
-        """Of an update that never was staged."""
-        if self._updates.get(name) is update:
-            del self._updates[name]
-            self._versions_given.discard(update.version)
-
-    def _cancel(self, name: str) -> None:
-        self._update(name)
-        del self._updates[name]
-
-    def _hold_and_swap(self, name: str, staging: Staging, policy: KvPolicy) -> Future[Model]:
-        """The update is over when its weights are held: nobody commits it twice, or cancels it."""
-        if self._update(name).staging is not staging:
-            raise Conflict(f"this update of `{name}` was cancelled before it was committed: begin another", field="name")
-        model = staging.model()
-        self._sampler.versions.hold(model, staging.size_bytes, pinned=True)
-        del self._updates[name]
-        return self._sampler.swap(name, Weights(version=model.version), policy)
-
-    def _switch(self, name: str, weights: Weights, policy: KvPolicy) -> Future[Model]:
-        if name in self._updates:
-            raise Conflict(f"an update of `{name}` is staged: commit or cancel it first", field="name")
-        return self._sampler.swap(name, weights, policy)
-
-    def _unload(self, name: str) -> None:
-        self._sampler.withdraw(name)
-        self._updates.pop(name, None)
 
     def _drain(self) -> Future[None]:
         self._pause("drain")

@@ -41,7 +41,6 @@ class Queues:
         for sample in samples:
             self.waiting.remove(sample)
             self.running.append(sample)
-            sample.passed = 0
             self._cache.place(sample)
         if self.running:
             self._cache.reserve(key_length(self.running))

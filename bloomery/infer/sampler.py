@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final
 
-from bloomery.infer.arrivals import Arrivals, Guides, Swap
+from bloomery.infer.arrivals import Arrivals, Guides, Kind, Swap
 from bloomery.infer.cache import KeyValueCache
 from bloomery.infer.grammar import Grammars
 from bloomery.infer.packing import Packing
@@ -90,16 +90,12 @@ class Sampler:
 
     @property
     def names(self) -> dict[str, Weights]:
-        """What is served under each name."""
+        """What is served under each name; from any thread."""
         return dict(self._arrivals.names)
 
     def served(self, name: str) -> Weights:
-        """What is served under one name."""
+        """What is served under one name; from any thread."""
         return self._arrivals.served(name)
-
-    def is_swapped(self, name: str) -> bool:
-        """Whether a name is just being given weights."""
-        return self._arrivals.is_swapped(name)
 
     @property
     def running_sequences(self) -> int:
@@ -160,11 +156,11 @@ class Sampler:
         if self._packing is not None:
             self._packing.twin(model.decoder)
 
-    def serve(self, name: str, weights: Weights, *, adapter_only: bool = False) -> Future[Model]:
-        """Serve these weights under a new name as soon as they are in memory; done when that is so. `adapter_only`: refuse a whole model."""
+    def serve(self, name: str, weights: Weights, *, kind: Kind | None = None) -> Future[Model]:
+        """Serve these weights under a new name as soon as they are in memory; done when that is so. Those of another `kind` are InvalidInput."""
         if name in self._arrivals.names or self._arrivals.is_swapped(name):
             raise Conflict(f"`{name}` is served already: swap its weights, or unload it first", field="name")
-        return self._arrivals.swap(name, weights, "keep", adapter_only=adapter_only)
+        return self._arrivals.swap(name, weights, "keep", kind=kind)
 
     def withdraw(self, name: str) -> None:
         """Serve nothing under a name any more; requests that run keep its weights."""
@@ -173,10 +169,10 @@ class Sampler:
             if request.name == name:
                 request.name = None
 
-    def swap(self, name: str, weights: Weights, policy: KvPolicy) -> Future[Model]:
+    def swap(self, name: str, weights: Weights, policy: KvPolicy, *, kind: Kind | None = None) -> Future[Model]:
         """Serve other weights under a name as soon as they are in memory, between two steps, while everything runs on; done when that is so."""
         self._arrivals.served(name)
-        return self._arrivals.swap(name, weights, policy)
+        return self._arrivals.swap(name, weights, policy, kind=kind)
 
     def call_off_swaps(self, error: BloomeryError) -> None:
         """Whoever waits for weights under a name hears why they do not come."""

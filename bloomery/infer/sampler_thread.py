@@ -85,11 +85,16 @@ class SamplerThread:
         if self._thread.is_alive():
             raise Unavailable(f"waited {self._step_s:g} s for the sampler's thread to end")
 
+    def refuse_closed(self) -> None:
+        """For what needs no thread, and is of no use without one."""
+        if self._closed:
+            raise Unavailable(_CLOSED)
+
     async def do(self, work: Callable[[], T]) -> T:
         """Have the thread do something between two steps."""
         order = self.post(work)
-        if self._closed and not order.done():
-            raise Unavailable(_CLOSED)
+        if not order.done():
+            self.refuse_closed()
         whom = "the sampler's thread, which is in the middle of a step or hangs: what was asked is done when that ends"
         return await within(self._step_s, whom, asyncio.wrap_future(order))
 

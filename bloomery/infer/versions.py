@@ -4,6 +4,7 @@ What was used last stays in memory, within a number of versions and a number of 
 beside the sampler, so that nobody else waits for a disk. While everything in memory is in use, whoever names something else waits.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -20,6 +21,8 @@ UPDATES_IN_MEMORY: Final = 16
 """Versions that no disk holds, which nothing may let go of but who brought them."""
 _SHARE_OF_FREE: Final = 4
 """Versions may fill one part in so many of the memory that is free when the sampler begins."""
+_AT_ONCE_S: Final = 0.01
+"""How long a step waits in all for what it begins to load: as long as a small adapter takes, whose requests would wait for a whole step more."""
 _LOADING: Final = 2
 """While weights are loaded they are in memory twice: as they are stored, and as they are used."""
 
@@ -48,12 +51,19 @@ class Versions:
     """Loads weights when a request first names them, and lets go of what was used least recently."""
 
     def __init__(
-        self, source: Source, free_bytes: Callable[[], int], *, limit_bytes: int | None = None, limit_versions: int = VERSIONS_IN_MEMORY
+        self,
+        source: Source,
+        free_bytes: Callable[[], int],
+        *,
+        limit_bytes: int | None = None,
+        limit_versions: int = VERSIONS_IN_MEMORY,
+        at_once_s: float = _AT_ONCE_S,
     ) -> None:
         self._source, self._free_bytes, self._limit_versions = source, free_bytes, limit_versions
         self._limit_bytes = free_bytes() // _SHARE_OF_FREE if limit_bytes is None else limit_bytes
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._loading: dict[str, _Loading] = {}
+        self._at_once_s = self._patience_s = at_once_s
         # Its one thread ends with this object.
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="weights")
 
@@ -83,13 +93,18 @@ class Versions:
         if not self._make_room(weights.version, needs, in_use):
             return False
         if needs:
-            self._loading[weights.version] = _Loading(self._loader.submit(self._source.load, weights), needs)
+            others = bool(self._loading)
+            load = self._loader.submit(self._source.load, weights)
+            self._loading[weights.version] = _Loading(load, needs)
+            if not others:
+                self._wait_at_once(load)
         else:
             self._held[weights.version] = _Held(self._source.load(weights), 0, pinned=False)
         return True
 
     def settle(self, wanted: Collection[str]) -> None:
-        """Loads that ended and that nobody waits for any more: what came of them is as good as what was used before."""
+        """A step begins. Loads that ended and that nobody waits for any more: what came of them is as good as what was used before."""
+        self._patience_s = self._at_once_s
         for version in [version for version, loading in self._loading.items() if loading.future.done() and version not in wanted]:
             future, needs = self._loading.pop(version)
             if future.exception() is None:
@@ -104,6 +119,11 @@ class Versions:
             return None
         self._held.move_to_end(version)
         return self._held[version].model
+
+    def model(self, version: str) -> Model | None:
+        """That of a version in memory; from any thread, and no use of it that counts."""
+        held = self._held.get(version)
+        return None if held is None else held.model
 
     def hold(self, model: Model, size_bytes: int, *, pinned: bool) -> None:
         """Take over weights that were made elsewhere; `pinned`: no disk holds them, and only `let_go` ends that."""
@@ -150,6 +170,11 @@ class Versions:
             f"version {version} takes {_LOADING * needs} bytes of memory to load, {self._free_bytes()} are free: "
             f"try again when the engine holds less, or give it more memory"
         )
+
+    def _wait_at_once(self, load: Future[Model]) -> None:
+        began_s = time.monotonic()
+        wait([load], self._patience_s)
+        self._patience_s = max(0.0, self._patience_s + began_s - time.monotonic())
 
     @property
     def _loading_bytes(self) -> int:

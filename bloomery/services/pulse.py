@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from bloomery.types.errors import Unavailable
 from bloomery.types.protocol import Alive, FromEngine
+from bloomery.types.serving import STEP_S
 
 LOOK_S: Final = 1.0
 
@@ -18,7 +19,7 @@ class Silence(NamedTuple):
 
     process: int = 10
     """Five signs of life are missing then."""
-    executor: int = 120
+    executor: int = round(STEP_S / LOOK_S)
     """It speaks between two steps. One that hangs cannot be told from a longer step, so after this whoever waits is answered elsewhere."""
     look_s: float = LOOK_S
 
@@ -55,5 +56,8 @@ class Pulse:
             await asyncio.sleep(limit.look_s)
             self._process_silent += 1
             self._executor_silent += 1
-        whose, looks = ("process", limit.process) if self._process_silent >= limit.process else ("executor", limit.executor)
-        reader.set_exception(Silent(f"its {whose} was silent for {looks * limit.look_s:g} s"))
+        if self._process_silent >= limit.process:
+            looks, told = limit.process, "its process gave no sign of life"
+        else:
+            looks, told = limit.executor, "its process lives, but its executor ended no step"
+        reader.set_exception(Silent(f"{told} for {looks * limit.look_s:g} s"))

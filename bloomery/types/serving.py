@@ -8,6 +8,9 @@ from bloomery.types.generation import SampledToken
 MODEL: Final = "model"
 """The name under which an engine serves its own model; every other name is an adapter's."""
 
+STEP_S: Final = 300.0
+"""Whoever steps a model is waited for so long: one step of a large model on few cores takes minutes. Who says nothing for longer hangs."""
+
 PauseMode = Literal["keep", "drain", "abort"]
 """What becomes of requests in hand: they stand still where they are, they are finished first, or they end with reason `abort`."""
 KvPolicy = Literal["keep", "recompute", "flush"]
@@ -52,6 +55,8 @@ class Capabilities(NamedTuple):
     """Adapters that can be loaded; None: as many as the disk holds."""
     max_adapters_in_memory: int
     """Of these, how many are in memory at a time; requests for others wait."""
+    router_weights: bool = False
+    """It tells what the answers of those experts were multiplied with."""
 
 
 class EngineMetrics(NamedTuple):

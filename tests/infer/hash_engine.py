@@ -1,7 +1,7 @@
 """An engine without a model, behind the same protocol: tokens are a hash of its weights, and a script says what goes wrong and what takes long."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,11 +52,11 @@ class Run:
 
 
 class HashEngine:
-    """Serves `base` and what `disk` holds; a version of the disk that is None is damaged."""
+    """Serves `base` and what `disk` holds; a version of the disk that is None is damaged, and `wholes` are models, not adapters."""
 
-    def __init__(self, base: Numbers, disk: Mapping[str, Numbers | None], script: Script | None = None) -> None:
+    def __init__(self, base: Numbers, disk: Mapping[str, Numbers | None], script: Script | None = None, wholes: Set[str] = frozenset()) -> None:
         self._versions: dict[str, Numbers] = {"base": base}
-        self._disk, self._script = disk, script or Script()
+        self._disk, self._script, self._wholes = disk, script or Script(), {"base", *wholes}
         self._names = {MODEL: "base"}
         self._staged: dict[str, tuple[str, dict[str, Tensor]]] = {}
         self._given = {"base"}
@@ -150,7 +150,7 @@ class HashEngine:
 
     async def switch(self, name: str, weights: Weights, policy: KvPolicy) -> WeightInfo:
         self._served(name)
-        return self._swap(name, self._read(weights), policy)
+        return self._swap(name, self._read_as(name, weights), policy)
 
     async def weight_info(self, name: str) -> WeightInfo:
         version = self._served(name)
@@ -159,7 +159,7 @@ class HashEngine:
     async def load_adapter(self, name: str, weights: Weights) -> None:
         if name in self._names:
             raise Conflict(f"`{name}` is served already")
-        self._names[name] = self._read(weights)
+        self._names[name] = self._read_as(name, weights)
 
     async def unload_adapter(self, name: str) -> None:
         if name == MODEL:
@@ -263,6 +263,12 @@ class HashEngine:
                 raise WorkerError(f"cannot load weights {weights.version}: damaged")
             self._versions[weights.version] = numbers
         return weights.version
+
+    def _read_as(self, name: str, weights: Weights) -> str:
+        version = self._read(weights)
+        if (version in self._wholes) != (name == MODEL):
+            raise InvalidInput(f"version {version} is {'a whole model' if name != MODEL else 'an adapter'}, which `{name}` is not", field="weights")
+        return version
 
     def _served(self, name: str) -> str:
         if name not in self._names:

@@ -33,7 +33,7 @@ class Sized:
 
 
 def arriving(source: Sized | None = None) -> Arrivals:
-    return Arrivals(Versions(source or Sized(), lambda: 10_000, limit_bytes=100))
+    return Arrivals(Versions(source or Sized(), lambda: 10_000, limit_bytes=100, at_once_s=0))
 
 
 def ask(request_id: str, version: str, priority: Priority = "rollout") -> Generate:

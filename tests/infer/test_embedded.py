@@ -94,6 +94,41 @@ async def test_a_thread_that_is_busy_is_waited_for_so_long_and_does_what_it_was_
         assert (found.paused, found.waiting_sequences) == ("keep", 0)
 
 
+async def test_whoever_begins_an_update_fills_it_gives_it_up_or_asks_what_is_served_waits_for_no_step():
+    disk = Disk()
+    async with running(disk) as engine:
+        await engine.load_adapter("b", stored("v1"))
+        loading = await blocked(disk, engine)
+        before = await engine.weight_info("b")
+        assert await engine.adapters() == {"b": "v1"}
+        for number in range(2):
+            await engine.begin_update("b", f"new {number}")
+            await engine.apply("b", CHANGED)
+            await engine.cancel_update("b")
+        with pytest.raises(Conflict, match="`a` is just being given other weights"):
+            await engine.begin_update("a", "newer")
+        assert await engine.weight_info("b") == before
+        disk.may_weigh.set()
+        await loading
+
+
+async def test_a_commit_waits_for_one_step_and_a_name_that_is_being_committed_is_not_updated_meanwhile():
+    disk = Disk()
+    async with running(disk) as engine:
+        await engine.load_adapter("b", stored("v1"))
+        await engine.begin_update("b", "new")
+        await engine.apply("b", CHANGED)
+        loading = await blocked(disk, engine)
+        committing = asyncio.create_task(engine.commit("b", "keep"))
+        with pytest.raises(Conflict, match="staged already"):
+            await engine.begin_update("b", "newer")
+        assert (await engine.weight_info("b")).version == "v1"
+        disk.may_weigh.set()
+        assert (await committing) == await engine.weight_info("b")
+        assert (await engine.weight_info("b")).version == "new"
+        await loading
+
+
 async def test_a_request_waits_for_its_turn_longer_than_for_the_thread():
     disk = Disk()
     async with running(disk, step_s=SHORT_S) as engine:

@@ -61,7 +61,7 @@ async def embedded() -> AsyncIterator[Stage]:
 @asynccontextmanager
 async def fake(script: Script | None = None) -> AsyncIterator[Stage]:
     disk = {"v0": numbers(10), "v1": numbers(11), "whole": numbers(12), "broken": None}
-    yield Stage(HashEngine(numbers(0), disk, script), numbers, "w", ("w", (4, 4)))
+    yield Stage(HashEngine(numbers(0), disk, script, wholes={"whole"}), numbers, "w", ("w", (4, 4)))
 
 
 @pytest.fixture(params=[embedded, fake], ids=["embedded", "fake"])
@@ -387,6 +387,31 @@ async def test_adapters_come_and_go_while_requests_run(stage: Stage):
     with pytest.raises(NotSupported):
         await engine.unload_adapter(MODEL)
     assert len(ids(await running.ended())) == LONG
+
+
+async def test_a_name_stays_what_it_is_an_adapter_or_the_whole_model(stage: Stage):
+    engine, adapter_of_disk, whole_of_disk = stage.engine, Weights(version="v0", key="k"), Weights(version="whole", key="k")
+    await engine.load_adapter("a", adapter_of_disk)
+    before = await engine.weight_info("a"), await engine.weight_info(MODEL)
+    for refused, says in (
+        (lambda: engine.switch("a", whole_of_disk, "keep"), "version whole is a whole model"),
+        (lambda: engine.load_adapter("b", whole_of_disk), "version whole is a whole model"),
+        (lambda: engine.load_adapter("b", Weights(version="base")), "version base is a whole model"),
+        (lambda: engine.switch(MODEL, adapter_of_disk, "keep"), "version v0 is an adapter"),
+    ):
+        with pytest.raises(InvalidInput, match=says) as raised:
+            await refused()
+        assert raised.value.field == "weights"
+    assert (await engine.weight_info("a"), await engine.weight_info(MODEL)) == before
+    assert await engine.adapters() == {"a": "v0"}
+    by_name, by_version = ask("named", live="a", max_tokens=9), ask("pinned", version="v0", max_tokens=9)
+    assert ids(await answer(engine, by_name)) == ids(await answer(engine, by_version))
+    await engine.begin_update("a", "new")
+    with pytest.raises(InvalidInput):
+        await engine.apply("a", stage.whole(7) | {"model.norm.weight": torch.ones(3)})
+    await engine.cancel_update("a")
+    assert (await engine.switch(MODEL, whole_of_disk, "keep")).version == "whole"
+    assert (await engine.switch("a", Weights(version="v1", key="k"), "keep")).version == "v1"
 
 
 async def test_an_adapter_is_updated_like_the_model(stage: Stage):

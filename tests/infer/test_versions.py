@@ -1,5 +1,7 @@
 """Many versions at once: whole models beside adapters, and what stays in memory."""
 
+from threading import Event, Thread
+
 import pytest
 import torch
 
@@ -68,6 +70,35 @@ def found(versions: Versions, name: str, in_use: tuple[str, ...] = ()) -> Model:
     model = versions.take(name)
     assert model is not None
     return model
+
+
+def test_a_step_waits_a_moment_for_light_weights_that_it_begins_to_load_and_not_twice():
+    may_load, began = Event(), Event()
+
+    class Held(Sized):
+        def load(self, weights: Weights) -> Model:
+            if weights.version.endswith("held"):
+                began.set()
+                assert may_load.wait(60)
+            return super().load(weights)
+
+    light = Versions(Held(), lambda: 1000, at_once_s=60)
+    assert light.ask(Weights(version="1-light", key="k"), in_use=())
+    assert light.take("1-light") is not None
+    heavy = Versions(Held(), lambda: 1000, at_once_s=0.05)
+    assert heavy.ask(Weights(version="1-held", key="k"), in_use=())
+    assert began.wait(60)
+    assert heavy.take("1-held") is None
+    patient = Versions(Held(), lambda: 1000, at_once_s=60)
+    patient.settle(())
+    began.clear()
+    asking = Thread(target=patient.ask, args=(Weights(version="1-held", key="k"),), kwargs={"in_use": ()})
+    asking.start()
+    assert began.wait(60)
+    assert asking.is_alive()
+    may_load.set()
+    asking.join(60)
+    assert patient.take("1-held") is not None
 
 
 def test_what_was_used_least_recently_makes_room():

@@ -1,8 +1,10 @@
 """Stacked factors that outlive a pass: made once for a company of adapters, and anew for another."""
 
+from weakref import ref
+
 import torch
 
-from bloomery.models.adapters import AdapterRows, Bank, Factors, FusedAdapter, adapted_linear, fuse
+from bloomery.models.adapters import _KEPT_PASSES, AdapterRows, Bank, Factors, FusedAdapter, adapted_linear, fuse
 from bloomery.models.attention import ROW_PAD
 
 TARGET = "layers.0.self_attn.o_proj"
@@ -36,3 +38,26 @@ def test_factors_are_stacked_once_for_a_company():
     stacked = bank.stacked("layers.0.o", 0, together)
     assert bank.stacked("layers.0.o", 0, together) is stacked
     assert bank.stacked("layers.0.o", 0, [each.get("layers.0.o") for each in (first, third)]) is not stacked
+
+
+def test_what_was_made_of_an_adapter_goes_with_it_and_the_bank_keeps_none_alive():
+    bank, adapters = Bank(), [adapter(seed) for seed in range(2)]
+    made = ref(bank.stacked("layers.0.o", 0, [each.get("layers.0.o") for each in adapters]).a)
+    gone = ref(adapters[0])
+    assert made() is not None
+    del adapters[0]
+    assert gone() is None
+    assert made() is None
+
+
+def test_what_passes_do_not_use_any_more_goes_and_what_they_use_stays():
+    bank, adapters = Bank(), [adapter(seed) for seed in range(4)]
+    factors = [each.get("layers.0.o") for each in adapters]
+    used, unused = (ref(bank.stacked("layers.0.o", place, factors[2 * place : 2 * place + 2]).a) for place in range(2))
+    for _ in range(_KEPT_PASSES):
+        bank.begin_pass()
+        bank.stacked("layers.0.o", 0, factors[:2])
+    assert unused() is not None, "as long as that it may be wanted again"
+    bank.begin_pass()
+    assert used() is not None
+    assert unused() is None

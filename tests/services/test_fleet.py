@@ -164,7 +164,7 @@ def test_a_stream_whose_replica_stands_still_goes_on_at_another_one_and_what_com
         link = next(stand.links[name] for name in REPLICAS if stand.processes[name] is frozen)
         frozen.freezes = True
         assert positions(await read(stand.stream(served(fleet), ask()))) == [0, 1, 2, 3, 4, 5]
-        assert "process was silent for 0.5 s" in link.problem
+        assert "process gave no sign of life for 0.5 s" in link.problem
         assert (link.ready, link.silent, fleet.silent) == (False, True, [])
         assert [stand.links[name] for name in stand.fleet(*REPLICAS, patience_s=0.0).silent] == [link]
         frozen.go_on()

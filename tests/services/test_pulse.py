@@ -2,6 +2,7 @@
 
 import asyncio
 
+from bloomery.infer.embedded import Deadlines
 from bloomery.services.pulse import SILENCE, Pulse, Silence, Silent
 from bloomery.types.protocol import Alive, Drained, FromEngine
 
@@ -29,7 +30,7 @@ def problem(*heard: FromEngine | None) -> str | None:
 
 def test_a_process_that_gives_no_sign_of_life_is_given_up() -> None:
     assert problem(*[None] * 2) is None
-    assert problem(*[None] * 4) == "its process was silent for 0 s"
+    assert problem(*[None] * 4) == "its process gave no sign of life for 0 s"
 
 
 def test_a_sign_of_life_is_missing_from_three_looks_on() -> None:
@@ -48,8 +49,12 @@ def test_a_sign_of_life_is_missing_from_three_looks_on() -> None:
 
 def test_a_long_step_of_the_executor_is_waited_for_while_its_process_lives() -> None:
     assert problem(*[Alive()] * 5) is None
-    assert problem(*[Alive()] * 7) == "its executor was silent for 0 s"
+    assert problem(*[Alive()] * 7) == "its process lives, but its executor ended no step for 0 s"
 
 
 def test_whatever_the_executor_says_is_a_sign_of_both() -> None:
     assert problem(*[Drained(), None] * 10) is None
+
+
+def test_an_executor_is_waited_for_as_long_as_the_thread_of_an_embedded_engine() -> None:
+    assert SILENCE.executor * SILENCE.look_s == Deadlines().step_s
