@@ -128,7 +128,10 @@ async def _api(step_s: float) -> AsyncIterator[_Api]:
         config = ApiConfig(data_dir=place, host="127.0.0.1", port=port, record="full", models=(model,), max_waiting=1 << 20)
         (folder / "api_key").write_text(KEY)
         (folder / "config.json").write_text(to_json(config))
-        process = subprocess.Popen([sys.executable, "-m", "bloomery.api", str(folder / "config.json")], stderr=subprocess.DEVNULL)
+        # As the supervisor starts it.
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+        command = [sys.executable, "-m", "bloomery.api", str(folder / "config.json")]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment)
         try:
             await _until_ready(port)
             yield _Api(port, process.pid, address)

@@ -20,7 +20,8 @@ Svc = Annotated[Services, Depends(services)]
 Caller = Annotated[Principal, Depends(caller)]
 
 
-async def metered(request: Request, services: Svc, caller: Caller) -> None:
+async def metered(request: Request) -> None:
     """Take one of the requests that the key may make; where it stands is told with whatever the answer is."""
-    answer_headers(request.scope).append(lambda: services.limits.headers(caller))
-    services.limits.request(caller)
+    limits, who = (await services(request)).limits, await caller(request)
+    answer_headers(request.scope).append(lambda: limits.headers(who))
+    limits.request(who)

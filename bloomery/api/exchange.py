@@ -29,15 +29,18 @@ async def read_bytes(request: Request, most_bytes: int) -> bytes:
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """The result of `work`, or None if the client hangs up first; `work` has ended either way."""
-    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        finished = working.done()
-        working.cancel()
-        gone.cancel()
-        await asyncio.wait({working, gone})
-    return await working if finished else None
+        # The deadline that is set when the client hangs up.
+        async with asyncio.timeout(None) as patience:
+            listening = asyncio.create_task(_until_gone(receive, patience))
+            try:
+                return await work
+            finally:
+                listening.cancel()
+    except TimeoutError:
+        if patience.expired():
+            return None
+        raise
 
 
 def watch_stream(scope: Scope) -> None:
@@ -55,6 +58,7 @@ def broke_off(scope: Scope) -> bool:
     return bool(scope.get(_BROKE_OFF, [False])[-1])
 
 
-async def _gone(receive: Receive) -> None:
+async def _until_gone(receive: Receive, patience: asyncio.Timeout) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    patience.reschedule(asyncio.get_running_loop().time())

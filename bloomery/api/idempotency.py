@@ -1,5 +1,7 @@
 """Requests that may be repeated: with the header `Idempotency-Key`, a request under OpenAI's contract that creates an answer gives one answer.
 
+What changes something under `/api/v1` is repeated by its own means (`repeats`).
+
 The answers that were given lie here, in memory, for a day and up to a number of bytes; who has most of them loses his oldest first. A repetition that
 arrives while the first request is still served waits for it. A stream is kept as it was sent, and is repeated in one go. What failed, or broke off
 because its client hung up, is forgotten: its repetition is served anew.
@@ -22,15 +24,14 @@ from bloomery.api import errors
 from bloomery.api.exchange import broke_off, read_bytes, unless_gone, watch_stream
 from bloomery.api.headers import answer_headers
 from bloomery.services.principal import Principal
+from bloomery.services.repeats import HEADER, KEPT_S
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, Unavailable
 
-HEADER: Final = "idempotency-key"
 REPLAYED: Final = "idempotent-replayed"
 MAX_KEY: Final = 255
 KEPT_BYTES: Final = 64 << 20
 LARGEST_ANSWER: Final = KEPT_BYTES // 16
 """One that is larger is not kept: many others would have to go for it."""
-KEPT_S: Final = 86_400.0
 WAITING_BYTES: Final = 32 << 20
 """Of the bodies of all repetitions that wait; one that finds no room waits without its body, and cannot take the place of the first."""
 WAIT_S: Final = 600.0
@@ -106,10 +107,9 @@ class Idempotent:
             return await self._app(scope, receive, send)
         name = _Name(caller.project, caller.key_id, key)
         try:
-            if not 0 < len(key) <= MAX_KEY:
-                raise InvalidInput(f"`{HEADER}` has 1 to {MAX_KEY} characters, not {len(key)}", field=HEADER)
+            check_key(key)
             sent = _Sent(body := await read_bytes(Request(scope, receive), self._most_bytes))
-            asked = _fingerprint(scope, body)
+            asked = fingerprint(scope, body)
             del body
             entry = await unless_gone(receive, self._wait_for_turn(name, asked, sent))
         except BloomeryError as refusal:
@@ -160,6 +160,18 @@ class Idempotent:
         finally:
             self._answers.end(name, None if broke_off(scope) else copy.answer())
             entry.ended.set()
+
+
+def check_key(key: str) -> None:
+    """Refuse a key that is not one."""
+    if not 0 < len(key) <= MAX_KEY:
+        raise InvalidInput(f"`{HEADER}` has 1 to {MAX_KEY} characters, not {len(key)}", field=HEADER)
+
+
+def fingerprint(scope: Scope, body: bytes) -> bytes:
+    """Of all that a repetition must have in common with the first request."""
+    ours = sorted(name + b": " + value for name, value in scope["headers"] if name.startswith(_OURS))
+    return hashlib.sha256(b"\0".join([scope["path"].encode(), scope["query_string"], *ours]) + b"\0\0" + body).digest()
 
 
 class _Answers:
@@ -250,11 +262,6 @@ def _weight(answer: _Answer) -> int:
 
 def _creates_an_answer(scope: Scope) -> bool:
     return scope["method"] == "POST" and errors.speaks_openai(scope["path"])
-
-
-def _fingerprint(scope: Scope, body: bytes) -> bytes:
-    ours = sorted(name + b": " + value for name, value in scope["headers"] if name.startswith(_OURS))
-    return hashlib.sha256(b"\0".join([scope["path"].encode(), scope["query_string"], *ours]) + b"\0\0" + body).digest()
 
 
 async def _replay(answer: _Answer, send: Send) -> None:

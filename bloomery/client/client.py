@@ -103,7 +103,7 @@ class Client:
     def feedback(self, target: str, metric: str, value: Any, **options: Any) -> Feedback:
         """Judge a completion, or an episode, by its id; `options` are the other fields of `GiveFeedback`."""
         body = GiveFeedback(target=target, metric=metric, value=value, **options)
-        return Feedback.model_validate(self._http.post("/api/v1/feedback", body.model_dump(exclude_none=True) | {"value": value}))
+        return Feedback.model_validate(self._http.post_once("/api/v1/feedback", body.model_dump(exclude_none=True) | {"value": value}))
 
     def chat(self, model: str, messages: list[dict[str, Any]], *, headers: Mapping[str, str] | None = None, **options: Any) -> dict[str, Any]:
         """One chat completion, as the OpenAI-compatible endpoint answers it."""
@@ -179,7 +179,7 @@ class Deployments:
         return [Deployment.model_validate(item) for item in self._http.pages("/api/v1/deployments")]
 
     def _post(self, path: str, body: dict[str, Any]) -> Deployment:
-        return Deployment.model_validate(self._http.post(f"/api/v1/deployments{path}", body))
+        return Deployment.model_validate(self._http.post_once(f"/api/v1/deployments{path}", body))
 
 
 class Datasets:
@@ -190,12 +190,12 @@ class Datasets:
 
     def create(self, name: str) -> Dataset:
         """An empty data set."""
-        return Dataset.model_validate(self._http.post("/api/v1/datasets", {"name": name}))
+        return Dataset.model_validate(self._http.post_once("/api/v1/datasets", {"name": name}))
 
     def add_version(self, name: str, splits: Mapping[Split, str], *, format: str = "jsonl", parent: str | None = None) -> DatasetVersion:
         """Import the content of one file per split."""
         body = ImportRows.model_validate({"format": format, "splits": dict(splits), "parent": parent})
-        return self._post(f"/{name}/versions", body.model_dump(), repeatable=True)
+        return self._post(f"/{name}/versions", body.model_dump())
 
     def curate(self, name: str, parent: str, **choice: Any) -> DatasetVersion:
         """A version with rows made of judged traffic; `choice` are the other fields of `Curate`."""
@@ -214,8 +214,8 @@ class Datasets:
         """All data sets."""
         return [Dataset.model_validate(item) for item in self._http.pages("/api/v1/datasets")]
 
-    def _post(self, path: str, body: dict[str, Any], *, repeatable: bool = False) -> DatasetVersion:
-        return DatasetVersion.model_validate(self._http.post(f"/api/v1/datasets{path}", body, repeatable=repeatable))
+    def _post(self, path: str, body: dict[str, Any]) -> DatasetVersion:
+        return DatasetVersion.model_validate(self._http.post_once(f"/api/v1/datasets{path}", body))
 
 
 class Spans:
@@ -259,10 +259,13 @@ class Keys:
         requests_per_minute: int | None = None,
         tokens_per_minute: int | None = None,
     ) -> NewKey:
-        """A fresh key: `key` is shown this once. A project that is not there yet is made. The limits are those of the OpenAI contract."""
+        """A fresh key: `key` is shown this once. A project that is not there yet is made. The limits are those of the OpenAI contract.
+
+        Conflict when the server made the key and its answer was lost: revoke it and make another.
+        """
         body = {"name": name, "scopes": sorted(scopes), "project": project, "ttl_s": ttl_s}
         body |= {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
-        return NewKey.model_validate(self._http.post("/api/v1/keys", body))
+        return NewKey.model_validate(self._http.post_once("/api/v1/keys", body))
 
     def revoke(self, name: str, *, project: str | None = None) -> Key:
         """Have a key refused from now on."""

@@ -4,6 +4,7 @@ A request that may be repeated is repeated on lost connections and on 503 until 
 taken up.
 """
 
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -82,6 +83,10 @@ class Http:
     def post(self, path: str, body: Any, *, repeatable: bool = False, headers: Mapping[str, str] | None = None) -> Any:
         """The JSON answer to a JSON body."""
         return self.request("POST", path, json=body, repeatable=repeatable, headers=headers).json()
+
+    def post_once(self, path: str, body: Any) -> Any:
+        """The same for what makes or changes something: repeated under one key, it is done once."""
+        return self.post(path, body, repeatable=True, headers={"idempotency-key": secrets.token_hex(16)})
 
     def request(self, method: str, path: str, *, repeatable: bool | None = None, **options: Any) -> httpx.Response:
         """A successful response; every other one is raised as the error it carries."""

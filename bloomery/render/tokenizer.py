@@ -18,7 +18,7 @@ from bloomery.types.errors import InvalidInput, blame
 
 
 class ChatTokenizer:
-    """Text and messages to tokens and back. Rendering may wait for another process: call it from a thread, not from an event loop."""
+    """Text and messages to tokens and back. Rendering may wait for another process, unless it `renders_here`: call it from a thread then."""
 
     def __init__(self, directory: Directory) -> None:
         self._tokenizer = directory.tokenizer
@@ -43,6 +43,11 @@ class ChatTokenizer:
     def load(cls, path: Path) -> Self:
         """Read a directory that `save_pretrained` wrote; a missing template is an error only when messages are rendered."""
         return cls(read_directory(path))
+
+    @property
+    def renders_here(self) -> bool:
+        """Whether rendering waits for nobody."""
+        return self._sandbox is None
 
     def close(self) -> None:
         """End the process that renders the template, if one was started."""

@@ -14,5 +14,6 @@ measures what is published against its trainer.
 Serving: a name means a `target` on one of the `models`, which the `fleet` of engines and replicas holds; `rendering` makes tokens of messages,
 `sampling` streams, `stopping` finds stop strings, `tool_use` reads what tools are called, and work on large bodies goes to `threads`. `limits` says
 what a key may still use, `meters` measures what is served and bounds what waits. `traffic` records it (`span_rows`, after `redaction`), `feedback`
-judges it, and `curation` makes of both what `datasets` keeps (`dataset_rows`, without near-duplicates: `shingles`). `audit` looks back.
+judges it, and `curation` makes of both what `datasets` keeps (`dataset_rows`, without near-duplicates: `shingles`). `audit` looks back. `repeats`
+knows what was answered to whom, so that nothing is done twice.
 """

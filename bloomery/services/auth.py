@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from bloomery.services.principal import SCOPES, UNLIMITED, Allowance, Principal
+from bloomery.services.repeats import Repeatable, note, was_done
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.store.events import record_event
@@ -99,8 +100,9 @@ class Auth:
         project: str | None = None,
         ttl_s: int | None = None,
         allowance: Allowance = UNLIMITED,
+        request: Repeatable | None = None,
     ) -> NewKey:
-        """A fresh key, shown once."""
+        """A fresh key, shown once: of a `request` that comes again it is only known that it made one, and Conflict says so."""
         project = _administered(p, project)
         if unknown := scopes - SCOPES:
             raise InvalidInput(f"unknown scope `{min(unknown)}`: there are {', '.join(sorted(SCOPES))}", field="scopes")
@@ -112,7 +114,7 @@ class Auth:
         expires_us = None if ttl_s is None else now + ttl_s * 1_000_000
         known = _Known(new_id("key"), project, name, fingerprint(key), scopes, now, expires_us, *allowance)
         # Shielded, here and below: what is in memory follows what is stored, also when the caller has hung up meanwhile.
-        await asyncio.shield(self._add(p, known))
+        await asyncio.shield(self._add(p, known, request))
         return NewKey(**self._shown(known).model_dump(), key=key)
 
     async def list(self, p: Principal, *, project: str | None = None, limit: int = 50, offset: int = 0) -> Page[Key]:
@@ -139,8 +141,8 @@ class Auth:
         if used:
             await self._database.write(lambda connection: _note_use(connection, used))
 
-    async def _add(self, p: Principal, known: _Known) -> None:
-        await self._database.write(lambda connection: _add(connection, known, by=p.key_id))
+    async def _add(self, p: Principal, known: _Known, request: Repeatable | None) -> None:
+        await self._database.write(lambda connection: _add_once(connection, known, p, request))
         self._keys[known.hash] = known
 
     async def _remove(self, p: Principal, known: _Known) -> None:
@@ -205,6 +207,16 @@ def _set_development_key(connection: Connection, key_hash: str) -> None:
     if connection.execute(select(table.id).where(mine)).first() is None:
         known = _Known(new_id("key"), rows.DEFAULT_PROJECT, DEVELOPMENT, key_hash, SCOPES, now_us(), None)
         _add(connection, known, by=known.id)
+
+
+def _add_once(connection: Connection, known: _Known, p: Principal, request: Repeatable | None) -> None:
+    if request is not None and was_done(connection, p, request):
+        # The secret is stored nowhere, so nobody can be given it twice.
+        what = f"key `{known.name}` of project `{known.project}` was made when this request came before, and its secret is shown once"
+        raise Conflict(f"{what}: revoke it and make another, with a fresh `{request.header}`", field=request.header)
+    _add(connection, known, by=p.key_id)
+    if request is not None:
+        note(connection, p, request, None)
 
 
 def _add(connection: Connection, known: _Known, *, by: str) -> None:

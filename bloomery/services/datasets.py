@@ -17,6 +17,7 @@ from sqlalchemy import Row as DatabaseRow
 from bloomery.services.curation import Curation, curated_rows
 from bloomery.services.dataset_rows import HELD_OUT, Assembled, Opened, Row, StoredRows, assemble, parse, stored_lines
 from bloomery.services.principal import Principal
+from bloomery.services.repeats import Repeatable, answer_before, once
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
@@ -44,10 +45,10 @@ class Datasets:
         self._curation = curation
         self._opened = Opened(opened_bytes)
 
-    async def create(self, p: Principal, name: str) -> Dataset:
-        """An empty data set."""
+    async def create(self, p: Principal, name: str, *, request: Repeatable | None = None) -> Dataset:
+        """An empty data set. A `request` that comes again, here and below, changes nothing and is answered what it was."""
         p.require("train")
-        return await self._database.write(lambda connection: _create(connection, p.project, name))
+        return await self._database.write(once(p, request, Dataset, lambda connection: _create(connection, p.project, name)))
 
     async def get(self, p: Principal, name: str) -> Dataset:
         """A data set with its versions."""
@@ -61,25 +62,30 @@ class Datasets:
         found = await self._database.read(lambda connection: [_load(connection, row) for row in connection.execute(query)])
         return Page(data=found[:limit], offset=offset, has_more=len(found) > limit)
 
-    async def import_rows(self, p: Principal, name: str, given: ImportRows) -> DatasetVersion:
+    async def import_rows(self, p: Principal, name: str, given: ImportRows, *, request: Repeatable | None = None) -> DatasetVersion:
         """A version of the rows of files; a broken row refuses all of them."""
         p.require("train")
+        if (made := await answer_before(self._database, p, request, DatasetVersion)) is not None:
+            return made
         if not given.splits:
             raise InvalidInput("give the content of at least one split", field="splits")
         dataset = await self.get(p, name)
         parsed = await asyncio.to_thread(lambda: {split: parse(given.format, content, split) for split, content in given.splits.items()})
         recipe = {"kind": "import", "format": given.format}
-        return await self._add_version(p, dataset, parent=given.parent, given=parsed, recipe=recipe, counts={})
+        return await self._add_version(p, dataset, request, parent=given.parent, given=parsed, recipe=recipe, counts={})
 
-    async def curate(self, p: Principal, name: str, choice: Curate) -> DatasetVersion:
+    async def curate(self, p: Principal, name: str, choice: Curate, *, request: Repeatable | None = None) -> DatasetVersion:
         """The parent's rows and what judged traffic adds to them."""
         p.require("train")
+        if (made := await answer_before(self._database, p, request, DatasetVersion)) is not None:
+            return made
         dataset = await self.get(p, name)
         parent = (await self._open(p, dataset, choice.parent)).stored
         judged = await self._curation.judged(p, choice)
         accepted = await asyncio.to_thread(lambda: curated_rows(judged, parent.rows("train")))
         recipe = {"kind": "curate", **choice.model_dump(exclude={"parent"})}
-        return await self._add_version(p, dataset, parent=choice.parent, given={"train": accepted.rows}, recipe=recipe, counts=accepted.counts)
+        given: Splits = {"train": accepted.rows}
+        return await self._add_version(p, dataset, request, parent=choice.parent, given=given, recipe=recipe, counts=accepted.counts)
 
     async def rows(self, p: Principal, name: str, version: str, split: Split, *, limit: int = 50, offset: int = 0) -> Page[DatasetRow]:
         """Rows of one split, in order."""
@@ -88,7 +94,15 @@ class Datasets:
         return await asyncio.to_thread(lambda: _page(stored, split, limit, offset))
 
     async def _add_version(
-        self, p: Principal, dataset: Dataset, *, parent: str | None, given: Splits, recipe: dict[str, Any], counts: dict[str, int]
+        self,
+        p: Principal,
+        dataset: Dataset,
+        request: Repeatable | None,
+        *,
+        parent: str | None,
+        given: Splits,
+        recipe: dict[str, Any],
+        counts: dict[str, int],
     ) -> DatasetVersion:
         above = None if parent is None else await self._open(p, dataset, parent)
         latest = dataset.versions[-1].id if dataset.versions else None
@@ -96,7 +110,8 @@ class Datasets:
         built = await asyncio.to_thread(_build, pinned, above, given, recipe)
         await self._store(built.key, built.stored)
         row = built.row | {"counts": json.dumps(counts | built.assembled.counts)}
-        return await self._database.write(lambda connection: _append(connection, p.project, dataset, latest, row, built.assembled))
+        add = once(p, request, DatasetVersion, lambda connection: _append(connection, p.project, dataset, latest, row, built.assembled))
+        return await self._database.write(add)
 
     async def _store(self, key: str, packed: bytes) -> None:
         try:

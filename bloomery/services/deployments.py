@@ -5,7 +5,6 @@ The api is the only writer, so what every name serves is held in memory: a reque
 
 import asyncio
 import json
-import logging
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -15,6 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, sel
 from bloomery.services.held import require_kept
 from bloomery.services.models import Models
 from bloomery.services.principal import Principal
+from bloomery.services.repeats import Repeatable, answer_before, once
 from bloomery.services.target import Target
 from bloomery.services.versions import Version, Versions
 from bloomery.store import rows
@@ -23,8 +23,6 @@ from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.types.generation import Weights
 from bloomery.types.ids import new_id, now_us
 from bloomery.types.resources import Deployment, Page, Revision
-
-log = logging.getLogger(__name__)
 
 MAX_EVIDENCE_CHARS: Final = 65_536
 MAX_EVIDENCE_LEVELS: Final = 32
@@ -67,32 +65,33 @@ class Deployments:
 
     async def load(self) -> None:
         """Read what every name serves."""
-        aliases = {base.alias for base in self._models.all()}
         for row in await self._database.read(lambda connection: connection.execute(_LIVE).all()):
             self._remember(row)
-            if row.name in aliases:
-                log.warning("`%s` is a deployment, and the base model of that name cannot be asked for: serve it under another name", row.name)
 
-    async def create(self, p: Principal, name: str, version: str, evidence: dict[str, Any]) -> Deployment:
-        """Serve a version under a new name."""
+    async def create(self, p: Principal, name: str, version: str, evidence: dict[str, Any], *, request: Repeatable | None = None) -> Deployment:
+        """Serve a version under a new name. A `request` that comes again, here and below, changes nothing and is answered what it was."""
         p.require("deploy")
+        if (made := await answer_before(self._database, p, request, Deployment)) is not None:
+            return made
         _check_evidence(evidence)
         if name in {base.alias for base in self._models.all()}:
             raise Conflict(f"`{name}` is the name of a base model; choose another", field="name")
         found = await self._versions.find(p, version)
-        return await self._move(p, name, lambda connection: _create(connection, p.project, name, found, evidence))
+        return await self._move(p, name, request, lambda connection: _create(connection, p.project, name, found, evidence))
 
-    async def promote(self, p: Principal, name: str, version: str, evidence: dict[str, Any]) -> Deployment:
+    async def promote(self, p: Principal, name: str, version: str, evidence: dict[str, Any], *, request: Repeatable | None = None) -> Deployment:
         """Make a version live as a new revision; the one before it retires in the same moment."""
         p.require("deploy")
+        if (made := await answer_before(self._database, p, request, Deployment)) is not None:
+            return made
         _check_evidence(evidence)
         found = await self._versions.find(p, version)
-        return await self._move(p, name, lambda connection: _promote(connection, p.project, name, found, evidence))
+        return await self._move(p, name, request, lambda connection: _promote(connection, p.project, name, found, evidence))
 
-    async def rollback(self, p: Principal, name: str, number: int) -> Deployment:
+    async def rollback(self, p: Principal, name: str, number: int, *, request: Repeatable | None = None) -> Deployment:
         """Make an earlier revision live again."""
         p.require("deploy")
-        return await self._move(p, name, lambda connection: _rollback(connection, p.project, name, number))
+        return await self._move(p, name, request, lambda connection: _rollback(connection, p.project, name, number))
 
     async def get(self, p: Principal, name: str) -> Deployment:
         """One deployment with its revisions."""
@@ -124,9 +123,9 @@ class Deployments:
         live = self._live.get((p.project, name))
         return None if live is None else Version(live.target.weights, live.target.base_hash, live.base_model)
 
-    async def _move(self, p: Principal, name: str, change: Callable[[Connection], Deployment]) -> Deployment:
+    async def _move(self, p: Principal, name: str, request: Repeatable | None, change: Callable[[Connection], Deployment]) -> Deployment:
         """Commit a change of what a name serves. Shielded: what is in memory follows what is stored, also when the caller has hung up meanwhile."""
-        return await asyncio.shield(self._moved(_LIVE.where(*_of_name(p.project, name)), change))
+        return await asyncio.shield(self._moved(_LIVE.where(*_of_name(p.project, name)), once(p, request, Deployment, change)))
 
     async def _moved(self, live: Select[Any], change: Callable[[Connection], Deployment]) -> Deployment:
         # Of changes at once, the answers come in the order of the commits.
@@ -147,6 +146,10 @@ def _check_evidence(evidence: dict[str, Any]) -> None:
         level = [item for outer in level if isinstance(outer, dict | list) for item in (outer.values() if isinstance(outer, dict) else outer)]
     if level:
         raise InvalidInput(f"`evidence` is nested in more than {MAX_EVIDENCE_LEVELS} levels: make it flatter", field="evidence")
+    try:
+        json.dumps(evidence, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        raise InvalidInput("`evidence` holds half a surrogate pair, or a number that is not finite: JSON has neither", field="evidence") from None
     if (size := len(json.dumps(evidence))) > MAX_EVIDENCE_CHARS:
         raise InvalidInput(f"`evidence` has {size} characters, at most {MAX_EVIDENCE_CHARS} are kept: give a summary", field="evidence")
 

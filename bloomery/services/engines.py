@@ -8,6 +8,7 @@ the request can be submitted again. A connection on which nothing comes any more
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ import msgspec
 from bloomery.services.pulse import SILENCE, Pulse, Silence, Silent
 from bloomery.types import protocol
 from bloomery.types.errors import Unavailable, WorkerError
-from bloomery.types.generation import Abort, Generate, GenerateFailed, SampleFinished, SamplerEvent
+from bloomery.types.generation import Abort, Generate, GenerateFailed, SampledToken, SampleFinished, SamplerEvent
 from bloomery.types.protocol import (
     Alive,
     CheckpointWritten,
@@ -192,6 +193,11 @@ class EngineLink:
             if not stream.complete and connection.open:
                 connection.post(Abort(request_id=request.request_id))
 
+    def holds_more(self, request_id: str) -> bool:
+        """Whether a token of a request, or the end of a sample, waits to be read."""
+        stream = self._streams.get(request_id)
+        return stream is not None and stream.holds_more
+
     async def compare(self, order: Compare) -> Fidelity:
         """The fidelity card of answers that some process of this base gave."""
         connection = await self.wait_ready()
@@ -315,23 +321,33 @@ class _Stream:
         self._request_id = request.request_id
         self.samples = request.num_samples
         """That have not ended."""
-        self._queue: asyncio.Queue[SamplerEvent | Unavailable] = asyncio.Queue()
+        self._events: deque[SamplerEvent | Unavailable] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        """Who waits for an event."""
         self.complete = False
+
+    @property
+    def holds_more(self) -> bool:
+        """Whether the next event is here, and tells of a sample."""
+        return bool(self._events) and isinstance(self._events[0], SampledToken | SampleFinished)
 
     def put(self, event: SamplerEvent) -> None:
         """Keep an event; a reader who is too far behind loses the request."""
-        if self._queue.qsize() < STREAM_EVENTS:
-            self._queue.put_nowait(event)
-        elif self._queue.qsize() == STREAM_EVENTS:
+        if len(self._events) < STREAM_EVENTS:
+            self._keep(event)
+        elif len(self._events) == STREAM_EVENTS:
             self.fail(Unavailable(f"request `{self._request_id}`: {STREAM_EVENTS} events wait to be read; read faster or ask for fewer samples"))
 
     def fail(self, error: Unavailable) -> None:
         """Raise this after the events that are here."""
-        self._queue.put_nowait(error)
+        self._keep(error)
 
     async def next(self) -> SamplerEvent:
         """The next event, however long the request stands in a queue: what bounds the wait is the connection's pulse."""
-        event = await self._queue.get()
+        if not self._events:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        event = self._events.popleft()
         if isinstance(event, Unavailable):
             raise event
         if isinstance(event, SampleFinished):
@@ -339,6 +355,11 @@ class _Stream:
         # The prompt's scores come before the end of its last sample, even of one that samples nothing.
         self.complete = self.samples == 0 or isinstance(event, GenerateFailed)
         return event
+
+    def _keep(self, event: SamplerEvent | Unavailable) -> None:
+        self._events.append(event)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 async def _read(reader: asyncio.StreamReader) -> FromEngine:

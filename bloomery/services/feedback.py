@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Row, insert, select
 
 from bloomery.services.principal import Principal
 from bloomery.services.redaction import pseudonym, redact, redact_text
+from bloomery.services.repeats import Repeatable, once
 from bloomery.services.traffic import Traffic
 from bloomery.store import rows
 from bloomery.store.database import Database
@@ -35,8 +36,8 @@ class Judgements:
         self._database = database
         self._traffic = traffic
 
-    async def give(self, p: Principal, given: GiveFeedback) -> Feedback:
-        """Store a judgement; NotFound when nothing of that id was recorded."""
+    async def give(self, p: Principal, given: GiveFeedback, *, request: Repeatable | None = None) -> Feedback:
+        """Store a judgement; NotFound when nothing of that id was recorded. A `request` that comes again is answered what it was."""
         p.require("infer")
         if self._traffic.mode == "off":
             raise Conflict("this server records no traffic, so there is nothing to judge: start it with `--record full`", field="target")
@@ -55,7 +56,7 @@ class Judgements:
             "judge_version": None,
             "created_us": now_us(),
         }
-        return await self._database.write(lambda connection: _append(connection, row, given))
+        return await self._database.write(once(p, request, Feedback, lambda connection: _append(connection, row, given)))
 
     async def list(self, p: Principal, *, target: str | None = None, limit: int = 50, offset: int = 0) -> Page[Feedback]:
         """Judgements, newest first."""

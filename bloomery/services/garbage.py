@@ -13,6 +13,7 @@ from sqlalchemy import Connection, delete, select
 from bloomery.services.ephemeral import Ephemeral
 from bloomery.services.held import held_blobs
 from bloomery.services.principal import Principal
+from bloomery.services.repeats import forget_old
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
@@ -64,6 +65,7 @@ def _expire(connection: Connection, now: int) -> int:
     remaining = select(rows.span.c.episode_id).where(rows.span.c.episode_id.is_not(None), rows.span.c.project == rows.feedback.c.project)
     connection.execute(delete(rows.feedback).where(rows.feedback.c.target_kind == "episode", rows.feedback.c.target_id.not_in(remaining)))
     connection.execute(delete(rows.checkpoint).where(rows.checkpoint.c.expires_us < now))
+    forget_old(connection, now)
     return spans
 
 

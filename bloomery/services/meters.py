@@ -8,7 +8,7 @@ for several samples counts as that many in all but its prompt.
 import time
 from collections import Counter as Tally
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from bloomery.services.engines import EngineLink
 from bloomery.services.models import Models
 from bloomery.types.errors import InvalidInput, Unavailable
-from bloomery.types.generation import Generate, SampledToken, SampleFinished
+from bloomery.types.generation import FinishReason, Generate, SampledToken, SampleFinished
 
 _MODEL: Final = ("model_name",)
 _PROCESS: Final = ("model_name", "engine")
@@ -40,8 +40,7 @@ class Meters:
         self._registry = CollectorRegistry()
         self._registry.register(_Processes(self._names, processes))
         self.figures = _Figures(self._registry)
-        for name in self._names.values():
-            self.figures.expect(name)
+        self._of_models = {name: _OfModel(self.figures, name) for name in self._names.values()}
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""
@@ -61,14 +60,14 @@ class Meters:
             raise Unavailable(
                 f"the queue of `{self._names[base_hash]}` is full: {waiting} samples wait, at most {self.max_waiting} may; try again in a moment"
             )
-        return Meter(self.figures, self._names[base_hash], generate, self._waiting if bounded else Tally(), base_hash)
+        return Meter(self._of_models[self._names[base_hash]], generate, self._waiting if bounded else Tally(), base_hash)
 
 
 class Meter:
     """One request, from its submission to its end."""
 
-    def __init__(self, figures: "_Figures", model: str, generate: Generate, waiting: Tally[str], base_hash: str) -> None:
-        self._figures, self._model, self._waiting, self._base_hash = figures, model, waiting, base_hash
+    def __init__(self, figures: "_OfModel", generate: Generate, waiting: Tally[str], base_hash: str) -> None:
+        self._figures, self._waiting, self._base_hash = figures, waiting, base_hash
         self._began_s = time.perf_counter()
         self._last_s: dict[int, float] = {}
         """When each sample gave its latest token."""
@@ -76,12 +75,9 @@ class Meter:
         self._open = set(range(generate.num_samples))
         self._unbegun = set(self._open)
         waiting[base_hash] += len(self._unbegun)
-        figures.prompt_tokens.labels(model).inc(generate.prompt.shape[0])
-        figures.cache_queries.labels(model).inc(generate.prompt.shape[0])
-        figures.prompt_length.labels(model).observe(generate.prompt.shape[0])
-        self._first = figures.first_token.labels(model)
-        self._between = figures.between_tokens.labels(model)
-        self._generated = figures.generated_tokens.labels(model)
+        figures.prompt_tokens.inc(generate.prompt.shape[0])
+        figures.cache_queries.inc(generate.prompt.shape[0])
+        figures.prompt_length.observe(generate.prompt.shape[0])
 
     def take(self, event: object) -> None:
         """Something was passed on."""
@@ -97,7 +93,7 @@ class Meter:
 
     def close(self, found_tokens: int) -> None:
         """Nobody reads any more: what is open was aborted. So many tokens of the prompt were in the cache."""
-        self._figures.cache_hits.labels(self._model).inc(found_tokens)
+        self._figures.cache_hits.inc(found_tokens)
         for sample in sorted(self._open):
             self._end(sample, "abort")
 
@@ -106,26 +102,26 @@ class Meter:
         last_s = self._last_s.get(sample)
         if last_s is None:
             self._begin(sample)
-            self._first.observe(now_s - self._began_s)
+            self._figures.first_token.observe(now_s - self._began_s)
         else:
-            self._between.observe(now_s - last_s)
+            self._figures.between_tokens.observe(now_s - last_s)
         self._last_s[sample] = now_s
         self._tokens[sample] += 1
-        self._generated.inc()
+        self._figures.generated_tokens.inc()
 
     def _begin(self, sample: int) -> None:
         if sample in self._unbegun:
             self._unbegun.remove(sample)
             self._waiting[self._base_hash] -= 1
 
-    def _end(self, sample: int, reason: str) -> None:
+    def _end(self, sample: int, reason: FinishReason) -> None:
         if sample not in self._open:
             return
         self._open.remove(sample)
         self._begin(sample)
-        self._figures.ended.labels(self._model, reason).inc()
-        self._figures.whole.labels(self._model).observe(time.perf_counter() - self._began_s)
-        self._figures.answer_length.labels(self._model).observe(self._tokens[sample])
+        self._figures.ended[reason].inc()
+        self._figures.whole.observe(time.perf_counter() - self._began_s)
+        self._figures.answer_length.observe(self._tokens[sample])
 
 
 class _Figures:
@@ -149,16 +145,24 @@ class _Figures:
         self.prompt_length = histogram("vllm:request_prompt_tokens", "Tokens of a request's prompt.", _TOKENS)
         self.answer_length = histogram("vllm:request_generation_tokens", "Tokens of a sample.", _TOKENS)
         self.refused = counter("bloomery:requests_refused", "Requests turned away, by reason: requests, tokens or queue.", ("reason",))
-
-    def expect(self, model: str) -> None:
-        """Have a model's figures there before its first request, for rates begin at a zero that was seen."""
-        for figure in vars(self).values():
-            if figure is not self.refused and figure is not self.ended:
-                figure.labels(model)
-        for reason in ("stop", "length", "abort"):
-            self.ended.labels(model, reason)
         for reason in ("requests", "tokens", "queue"):
             self.refused.labels(reason)
+
+
+class _OfModel:
+    """Those of one model, looked up once. They are there before its first request, for rates begin at a zero that was seen."""
+
+    def __init__(self, figures: _Figures, model: str) -> None:
+        self.prompt_tokens = figures.prompt_tokens.labels(model)
+        self.generated_tokens = figures.generated_tokens.labels(model)
+        self.cache_queries = figures.cache_queries.labels(model)
+        self.cache_hits = figures.cache_hits.labels(model)
+        self.ended = {reason: figures.ended.labels(model, reason) for reason in get_args(FinishReason)}
+        self.first_token = figures.first_token.labels(model)
+        self.between_tokens = figures.between_tokens.labels(model)
+        self.whole = figures.whole.labels(model)
+        self.prompt_length = figures.prompt_length.labels(model)
+        self.answer_length = figures.answer_length.labels(model)
 
 
 class _Processes(Collector):

@@ -76,13 +76,21 @@ class Models:
         p.require("infer", "read", "train", "deploy")
         return self.all()
 
+    def named(self, name: str) -> ModelConfig | None:
+        """What this server was told of the base of this name or hash."""
+        return next((config for config in self._configs.values() if name in (config.alias, config.base_hash)), None)
+
     def resolve(self, name: str) -> ServedBase:
         """The base of this name or hash."""
-        for config in self._configs.values():
-            if name in (config.alias, config.base_hash):
-                return self._base(config)
+        if (config := self.named(name)) is not None:
+            return self._base(config)
         known = ", ".join(f"`{alias}`" for alias in self._configs)
         raise NotFound(f"unknown base model `{name}`: this server has {known}; `--model NAME=DIR` adds one when it starts", field="base_model")
+
+    @property
+    def longest_context(self) -> int:
+        """The most tokens that any of them reads."""
+        return max(self.size(base_hash).context for base_hash in self._sizes)
 
     def size(self, base_hash: str) -> Size:
         """Context and vocabulary: the engine's word where there is one, else that of the model's directory."""

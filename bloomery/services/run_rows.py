@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Row, Select, func, insert, select
 
 from bloomery.services.history import RunFacts
 from bloomery.services.principal import Principal
+from bloomery.services.repeats import Repeatable
 from bloomery.store import rows
 from bloomery.types.errors import Conflict, NotFound
 from bloomery.types.ids import now_us
@@ -81,13 +82,6 @@ class NewRun(NamedTuple):
     first_seq: int
 
 
-class Repeatable(NamedTuple):
-    """A request that may come again: the caller's key for it, and a hash of what it asks for."""
-
-    key: str
-    hash: str
-
-
 def add_run(connection: Connection, project: str, new: NewRun, state: str = "active", *, request: Repeatable | None = None) -> str:
     """Insert a run; asked again under the same tinker id or in the same request, the run that is there. Returns the id."""
     now = now_us()
@@ -124,7 +118,8 @@ def run_of_request(connection: Connection, project: str, request: Repeatable) ->
         return None
     if known.request_hash != request.hash:
         what = f"run `{known.target_id}` was created with this idempotency key and another body"
-        raise Conflict(f"{what}: repeat that body, or give a new request a new key", field="x-idempotency-key")
+        raise Conflict(f"{what}: repeat that body, or give a new request a new key", field=request.header)
+    request.replayed = True
     return str(known.target_id)
 
 

@@ -16,7 +16,8 @@ from bloomery.services.checkpoints import EXTERNAL, NAMED, SNAPSHOT, Announcemen
 from bloomery.services.history import Make
 from bloomery.services.models import Models, Size
 from bloomery.services.principal import Principal
-from bloomery.services.run_rows import COPY, NewRun, Repeatable, RunPage, RunRow, add_run, one_run, page_of_runs, run_of_request
+from bloomery.services.repeats import Repeatable
+from bloomery.services.run_rows import COPY, NewRun, RunPage, RunRow, add_run, one_run, page_of_runs, run_of_request
 from bloomery.services.threads import off_loop
 from bloomery.services.validate import check_labels, check_lora
 from bloomery.store.database import Database

@@ -158,6 +158,11 @@ class SampleStream:
         """Tokens of the prompt that the engine had the keys and values of; known when the first event is there."""
         return self._passed.found_tokens
 
+    @property
+    def more(self) -> bool:
+        """Whether another token, or the end of a sample, is there already."""
+        return self._link is not None and self._submitted_as is not None and self._link.holds_more(self._submitted_as)
+
     def __aiter__(self) -> Self:
         return self
 

@@ -37,9 +37,8 @@ class Versions:
         p.require("infer", "read", "train", "deploy")
         if name.startswith(_TINKER):
             return await self._snapshot(p, name, _at_path(name))
-        for base in self._models.all():
-            if name in (base.alias, base.base_hash):
-                return Version(Weights(version=base.base_hash), base.base_hash, base.alias)
+        if (base := self._models.named(name)) is not None:
+            return Version(Weights(version=base.base_hash), base.base_hash, base.alias)
         return await self._snapshot(p, name, rows.checkpoint.c.version == name)
 
     async def _snapshot(self, p: Principal, name: str, condition: ColumnElement[bool]) -> Version:

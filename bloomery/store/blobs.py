@@ -8,6 +8,7 @@ import asyncio
 import os
 import re
 import secrets
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -40,11 +41,17 @@ class Blobs:
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """Store `data`; an earlier blob of that key is replaced at once or not at all."""
-        check_key(key)
+        self.put_all({key: data})
+
+    def put_all(self, blobs: Mapping[str, bytes | memoryview]) -> None:
+        """Store several, each whole or not at all, which costs less than one by one."""
+        for key in blobs:
+            check_key(key)
         if self._root is None:
-            obstore.put(self._store, key, bytes(data))
+            for key, data in blobs.items():
+                obstore.put(self._store, key, bytes(data))
         else:
-            _put_durably(self._root, key, data)
+            _put_durably(self._root, blobs)
         failpoint("blob.written")
 
     def get(self, key: str) -> bytes:
@@ -121,6 +128,9 @@ class AsyncBlobs:
     async def put(self, key: str, data: bytes | memoryview) -> None:
         await asyncio.to_thread(self.blobs.put, key, data)
 
+    async def put_all(self, blobs: Mapping[str, bytes | memoryview]) -> None:
+        await asyncio.to_thread(self.blobs.put_all, blobs)
+
     async def get(self, key: str) -> bytes:
         return await asyncio.to_thread(self.blobs.get, key)
 
@@ -136,12 +146,22 @@ def check_key(key: str) -> None:
         )
 
 
-def _put_durably(root: Path, key: str, data: bytes | memoryview) -> None:
+def _put_durably(root: Path, blobs: Mapping[str, bytes | memoryview]) -> None:
     """Content, then name, then directory: a power cut leaves the old blob or the new one."""
-    path = root / key
-    if not path.resolve().is_relative_to(root.resolve()):
-        raise Corrupt(f"blob `{key}` would lie outside {root}: a link leads there")
-    make_directory(path.parent)
+    paths = {key: root / key for key in blobs}
+    directories = {path.parent for path in paths.values()}
+    for directory in directories:
+        if not directory.resolve().is_relative_to(root.resolve()):
+            raise Corrupt(f"blobs would lie in {directory}, outside {root}: a link leads there")
+        make_directory(directory)
+    for key, data in blobs.items():
+        _put_under_its_name(paths[key], data)
+    for directory in directories:
+        sync_directory(directory)
+
+
+def _put_under_its_name(path: Path, data: bytes | memoryview) -> None:
+    """Nobody sees half of it; a power cut may take the name until its directory is synced."""
     # Listings of the object store skip names that end in `#` and digits.
     staged = path.with_name(f"{path.name}#{secrets.randbelow(10**15)}")
     try:
@@ -152,4 +172,3 @@ def _put_durably(root: Path, key: str, data: bytes | memoryview) -> None:
         staged.rename(path)
     finally:
         staged.unlink(missing_ok=True)
-    sync_directory(path.parent)

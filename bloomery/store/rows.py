@@ -51,6 +51,18 @@ alias = Table(
     Index("alias_target", "kind", "target_id"),
 )
 
+answered = Table(
+    "answered",
+    metadata,
+    _text("project", key=True),
+    _text("key_id", key=True),  # of the api key
+    _text("name", key=True),  # that the caller gave to the request
+    _text("request_hash"),
+    _text("answer", null=True),  # JSON; None: it was given, and is not to be given again
+    _int("created_us"),
+    Index("answered_by_time", "created_us"),
+)
+
 base_model = Table(
     "base_model", metadata, _text("project", key=True), _text("alias", key=True), _text("base_hash"), _text("path"), _int("created_us")
 )

@@ -21,7 +21,7 @@ from bloomery.obs.machine import free_memory_bytes
 from bloomery.types.errors import Conflict, InvalidInput
 from bloomery.types.ids import now_us
 from bloomery.types.keys import PREFIX
-from bloomery.up import base_models, cores, health, keys, layout
+from bloomery.up import base_models, cores, health, keys, layout, names
 from bloomery.up.base_models import CheckedModel
 from bloomery.up.children import REPLICA, Child, Program
 from bloomery.up.cores import Shares
@@ -85,6 +85,7 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
     data = DataDir(options.data_dir.expanduser().resolve())
     layout.check(data)
     check_free(data)
+    names.refuse_taken(models, data)
     port = _free_port(options.host, options.port)
     layout.create(data)
     with locked(data) as lock:

@@ -81,6 +81,37 @@ def test_a_run_is_created_once_though_the_answer_is_lost(server: Server) -> None
     assert lost == repeated != other
 
 
+class Deaf(httpx.BaseTransport):
+    """Passes everything on, and loses every first answer to what changes something."""
+
+    def __init__(self, transport: httpx.BaseTransport) -> None:
+        self._transport = transport
+        self._heard: set[str] = set()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = self._transport.handle_request(request)
+        key = request.headers.get("idempotency-key")
+        if key is not None and key not in self._heard:
+            self._heard.add(key)
+            raise httpx.ReadError("the server died", request=request)
+        return answer
+
+
+def test_what_a_client_changes_is_changed_once_though_answers_are_lost(server: Server) -> None:
+    with Client(URL, KEY, transport=Deaf(server.transport)) as client:
+        client.deployments.create("router", "tiny")
+        client.deployments.promote("router", "tiny")
+        client.deployments.rollback("router", 1)
+        client.datasets.create("data")
+        made = client.datasets.add_version("data", {"train": '{"text": "a", "label": "b"}'})
+        client.datasets.curate("data", made.id)
+        assert (client.deployments.get("router").live.number, len(client.deployments.get("router").revisions)) == (1, 2)
+        assert len(client.datasets.get("data").versions) == 2
+        with pytest.raises(Conflict, match="its secret is shown once: revoke it and make another"):
+            client.keys.create("program", ["read"])
+        assert [key.name for key in client.keys.list()] == ["development", "program"]
+
+
 def test_a_program_that_is_started_again_finds_its_run_by_its_own_key(server: Server) -> None:
     found = []
     for _ in range(2):

@@ -358,9 +358,11 @@ class FakeEngine:
 
 
 def routed(request: Generate) -> list[SamplerEvent]:
-    """Where the prompt went, if that is asked: to expert 0 of the only layer."""
-    experts = Array.of(np.zeros((request.prompt.shape[0] - 1, 1, 1), np.int32))
-    return [PromptRouted(request_id=request.request_id, experts=experts)] if request.routing else []
+    """Where the prompt went, if that is asked: to expert 0 of the only layer, whose answer is taken as it is."""
+    shape = (request.prompt.shape[0] - 1, 1, 1)
+    weights = Array.of(np.ones(shape, np.float32)) if request.routing_weights else None
+    experts = Array.of(np.zeros(shape, np.int32))
+    return [PromptRouted(request_id=request.request_id, experts=experts, expert_weights=weights)] if request.routing else []
 
 
 def _scored(request: Generate) -> PromptScored:

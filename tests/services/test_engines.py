@@ -133,6 +133,18 @@ def test_requests_at_the_same_time_get_their_own_events(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_a_link_knows_whether_more_of_a_request_has_come(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with new_link(engine) as link, aclosing(link.generate(ask("r", tokens=2))) as events:
+            assert not link.holds_more("r")
+            await anext(events)
+            await until(lambda: link.holds_more("r"))
+            assert len([event async for event in events]) == 2
+            assert not link.holds_more("r")
+
+    play(tmp_path, story)
+
+
 def test_a_request_that_scores_only_ends(tmp_path: Path) -> None:
     async def story(engine: FakeEngine) -> None:
         async with new_link(engine) as link:

@@ -11,15 +11,17 @@ from sqlalchemy import Connection, event
 from bloomery.services.ephemeral import Keeping, is_due
 from bloomery.services.feedback import _check_metric
 from bloomery.services.held import held_blobs, require_kept
-from bloomery.services.run_rows import Repeatable, run_of_request
+from bloomery.services.principal import Principal
+from bloomery.services.repeats import Repeatable, forget_old, was_done
+from bloomery.services.run_rows import run_of_request
 from bloomery.store.database import Database
 from bloomery.types.errors import Gone
 
 Work = Callable[[Connection], object]
 
 
-def plan(tmp_path: Path, work: Work) -> str:
-    """How SQLite goes about every query of the work."""
+def plan(tmp_path: Path, work: Work, *, change: bool = False) -> str:
+    """How SQLite goes about every statement of the work, which only a `change` may write."""
 
     def explain(connection: Connection) -> list[str]:
         asked: list[tuple[str, Any]] = []
@@ -30,7 +32,7 @@ def plan(tmp_path: Path, work: Work) -> str:
         return [row.detail for found in steps for row in found]
 
     with Database(tmp_path / "bloomery.db") as database:
-        return "\n".join(asyncio.run(database.read(explain)))
+        return "\n".join(asyncio.run((database.write if change else database.read)(explain)))
 
 
 def test_the_values_of_a_metric_are_found_by_it(tmp_path: Path) -> None:
@@ -61,3 +63,10 @@ def test_samplers_that_let_go_are_not_read_again(tmp_path: Path) -> None:
 def test_a_request_that_comes_again_is_found_by_its_key(tmp_path: Path) -> None:
     found = plan(tmp_path, lambda connection: run_of_request(connection, "p", Repeatable("key", "hash")))
     assert "sqlite_autoindex_alias_1 (project=? AND contract=? AND name=?)" in found
+
+
+def test_what_a_request_was_answered_is_found_by_its_key_and_forgotten_by_its_age(tmp_path: Path) -> None:
+    caller = Principal("p", "key", frozenset())
+    found = plan(tmp_path, lambda connection: was_done(connection, caller, Repeatable("key", "hash")))
+    assert "sqlite_autoindex_answered_1 (project=? AND key_id=? AND name=?)" in found
+    assert "answered_by_time (created_us<?)" in plan(tmp_path, lambda connection: forget_old(connection, 0), change=True)

@@ -9,7 +9,7 @@ import pytest
 from bloomery.config import ModelConfig
 from bloomery.services.engines import EngineLink
 from bloomery.services.models import Models
-from bloomery.services.rendering import THREADS, WAIT_S, Rendering
+from bloomery.services.rendering import AT_ONCE, THREADS, WAIT_S, Rendering
 from bloomery.types.errors import InvalidInput, Unavailable
 from tests.render.builders import CHATML, byte_level, small_config, write
 
@@ -57,9 +57,11 @@ def test_a_slow_template_holds_up_its_own_requests_only(tmp_path: Path) -> None:
 
 def test_who_waits_too_long_hears_for_what_and_no_template_is_blamed_for_texts(tmp_path: Path) -> None:
     async def story(rendering: Rendering) -> None:
-        encoding = [rendering.encode("quick", ["The fox"], ["prompt"]) for _ in range(THREADS + 1)]
+        assert await rendering.encode("quick", ["The fox"], ["prompt"]) == [byte_level().encode("The fox").ids]
+        fable = AT_ONCE // 4 * "The fox "
+        encoding = [rendering.encode("quick", [fable], ["prompt"]) for _ in range(THREADS + 1)]
         *encoded, refused = await asyncio.gather(*encoding, return_exceptions=True)
-        assert encoded == [[byte_level().encode("The fox").ids]] * THREADS
+        assert encoded == [[byte_level().encode(fable).ids]] * THREADS
         assert isinstance(refused, Unavailable)
         assert refused.message.startswith("waited 0 s for a turn to make tokens for base model quick, ")
         assert "template" not in refused.message

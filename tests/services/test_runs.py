@@ -8,7 +8,7 @@ from sqlalchemy import update
 
 from bloomery.services.active import Patience
 from bloomery.services.history import MAX_WAITING
-from bloomery.services.run_rows import Repeatable
+from bloomery.services.repeats import Repeatable
 from bloomery.store import rows
 from bloomery.types.errors import Conflict, Forbidden, InvalidInput, NotFound, NotSupported
 from bloomery.types.operations import (
@@ -119,7 +119,7 @@ def test_a_request_that_is_repeated_finds_the_run_it_made(tmp_path: Path) -> Non
         async with open_api(tmp_path) as api:
             assert (await api.new_run(request=once)).id == run.id
             with pytest.raises(Conflict, match=f"run `{run.id}` was created with this idempotency key and another body"):
-                await api.new_run(request=once._replace(hash="of another"))
+                await api.new_run(request=Repeatable("once", "hash of another"))
             assert (await api.runs.list(ME)).total == 1
             theirs = await api.runs.create(STRANGER, base_model="tiny", lora=LORA, metadata={}, request=once)
             assert theirs.id != run.id

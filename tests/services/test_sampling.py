@@ -248,6 +248,7 @@ def test_a_bad_request_is_refused_before_the_stream_begins(tmp_path: Path) -> No
         ({"prompt_draws": (1 << 22) + 1}, "prompt_draws"),
         ({"num_samples": 1024, "max_tokens": 1 << 20, "top_logprobs": 300}, "top_logprobs"),
         ({"routing": True}, "routing"),
+        ({"routing_weights": True}, "routing_weights"),
         ({"targets": targets((), ())}, "targets"),
         ({"targets": targets((0,), (1,))}, "targets"),
         ({"targets": targets((2,), (1,))}, "targets"),
@@ -273,7 +274,12 @@ def test_no_more_of_a_routing_is_told_than_may_be_given_back() -> None:
     tokens = MAX_EXPERTS_TOLD // (32 * 8)
     check_generate(request(max_tokens=tokens - 2, routing=True), size)
     check_generate(request(max_tokens=tokens - 1), size)
-    for more in ({"max_tokens": tokens - 1}, {"max_tokens": tokens // 2, "num_samples": 2}):
+    check_generate(request(max_tokens=tokens // 2 - 2, routing=True, routing_weights=True), size)
+    for more in (
+        {"max_tokens": tokens - 1},
+        {"max_tokens": tokens // 2, "num_samples": 2},
+        {"max_tokens": tokens // 2 - 1, "routing_weights": True},
+    ):
         with pytest.raises(InvalidInput, match="ask for fewer") as refused:
             check_generate(request(**more, routing=True), size)
         assert refused.value.field == "routing"

@@ -131,7 +131,7 @@ NOT_ASKED_BY_CALLERS = {
     "Garbage": {"expire"},
     "CustomLosses": {"require_offered"},
     "Meters": {"exposition", "refused", "request"},
-    "Models": {"load", "all", "resolve", "size", "tokenizer", "check_room"},
+    "Models": {"load", "all", "named", "resolve", "size", "tokenizer", "check_room"},
     "Rendering": {"prompt", "encode"},
     "Sessions": {"forget", "note_asked", "store_asked"},
     "Traffic": {"record", "flush", "state"},

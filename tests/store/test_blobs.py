@@ -28,6 +28,15 @@ def test_a_blob_comes_back_and_can_be_replaced_and_deleted(blobs: Blobs) -> None
         blobs.get("checkpoints/run-1/12-ab.safetensors")
 
 
+def test_several_are_put_at_once_or_refused_before_the_first(blobs: Blobs) -> None:
+    blobs.put_all({"bodies/a": b"one", "bodies/b": b"two", "manifests/c": b"three"})
+    assert [blobs.get(blob.key) for blob in blobs.list()] == [b"one", b"two", b"three"]
+    with pytest.raises(InvalidInput, match="no blob key"):
+        blobs.put_all({"bodies/d": b"four", "../e": b"five"})
+    assert not blobs.exists("bodies/d")
+    blobs.put_all({})
+
+
 def test_a_folder_is_no_blob_and_a_blob_no_folder(blobs: Blobs) -> None:
     blobs.put("checkpoints/run-1", b"one")
     for key in ("checkpoints", "checkpoints/run-1/12"):

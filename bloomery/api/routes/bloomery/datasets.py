@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 
 from bloomery.api.deps import Caller, Svc
+from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.paging import Limit, Offset
 from bloomery.types.resources import CreateDataset, Curate, Dataset, DatasetRow, DatasetVersion, ImportRows, Page, Split
 
@@ -10,9 +11,9 @@ router = APIRouter(prefix="/datasets", tags=["datasets"])
 
 
 @router.post("", status_code=201)
-async def create(body: CreateDataset, services: Svc, caller: Caller) -> Dataset:
+async def create(body: CreateDataset, services: Svc, caller: Caller, request: Again) -> Dataset:
     """An empty data set."""
-    return await services.datasets.create(caller, body.name)
+    return await services.datasets.create(caller, body.name, request=request)
 
 
 @router.get("")
@@ -28,15 +29,15 @@ async def get(name: str, services: Svc, caller: Caller) -> Dataset:
 
 
 @router.post("/{name}/versions", status_code=201)
-async def import_rows(name: str, body: ImportRows, services: Svc, caller: Caller) -> DatasetVersion:
+async def import_rows(name: str, body: ImportRows, services: Svc, caller: Caller, request: Again) -> DatasetVersion:
     """A version of the rows of files; a broken row refuses all of them."""
-    return await services.datasets.import_rows(caller, name, body)
+    return await services.datasets.import_rows(caller, name, body, request=request)
 
 
 @router.post("/{name}/curate", status_code=201)
-async def curate(name: str, body: Curate, services: Svc, caller: Caller) -> DatasetVersion:
+async def curate(name: str, body: Curate, services: Svc, caller: Caller, request: Again) -> DatasetVersion:
     """The parent's rows and what judged traffic adds to them."""
-    return await services.datasets.curate(caller, name, body)
+    return await services.datasets.curate(caller, name, body, request=request)
 
 
 @router.get("/{name}/versions/{version}/rows")

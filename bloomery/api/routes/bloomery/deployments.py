@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 
 from bloomery.api.deps import Caller, Svc
+from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.paging import Limit, Offset
 from bloomery.types.resources import CreateDeployment, Deployment, Page, Promote, Rollback
 
@@ -10,9 +11,9 @@ router = APIRouter(prefix="/deployments", tags=["deployments"])
 
 
 @router.post("", status_code=201)
-async def create(body: CreateDeployment, services: Svc, caller: Caller) -> Deployment:
+async def create(body: CreateDeployment, services: Svc, caller: Caller, request: Again) -> Deployment:
     """Serve a version under a new name."""
-    return await services.cards.on(await services.deployments.create(caller, body.name, body.version, body.evidence))
+    return await services.cards.on(await services.deployments.create(caller, body.name, body.version, body.evidence, request=request))
 
 
 @router.get("")
@@ -29,12 +30,12 @@ async def get(name: str, services: Svc, caller: Caller) -> Deployment:
 
 
 @router.post("/{name}/promote")
-async def promote(name: str, body: Promote, services: Svc, caller: Caller) -> Deployment:
+async def promote(name: str, body: Promote, services: Svc, caller: Caller, request: Again) -> Deployment:
     """Make a version live as a new revision."""
-    return await services.cards.on(await services.deployments.promote(caller, name, body.version, body.evidence))
+    return await services.cards.on(await services.deployments.promote(caller, name, body.version, body.evidence, request=request))
 
 
 @router.post("/{name}/rollback")
-async def rollback(name: str, body: Rollback, services: Svc, caller: Caller) -> Deployment:
+async def rollback(name: str, body: Rollback, services: Svc, caller: Caller, request: Again) -> Deployment:
     """Make an earlier revision live again."""
-    return await services.cards.on(await services.deployments.rollback(caller, name, body.revision))
+    return await services.cards.on(await services.deployments.rollback(caller, name, body.revision, request=request))

@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 
 from bloomery.api.deps import Caller, Svc
+from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.paging import Limit, Offset
 from bloomery.services.principal import Allowance
 from bloomery.types.resources import CreateKey, Key, NewKey, Page
@@ -11,10 +12,10 @@ router = APIRouter(prefix="/keys", tags=["keys"])
 
 
 @router.post("", status_code=201)
-async def create(body: CreateKey, services: Svc, caller: Caller) -> NewKey:
+async def create(body: CreateKey, services: Svc, caller: Caller, request: Again) -> NewKey:
     """A fresh key; the answer is the only place where it is ever shown."""
-    allowance = Allowance(body.requests_per_minute, body.tokens_per_minute)
-    return await services.auth.create(caller, body.name, frozenset(body.scopes), project=body.project, ttl_s=body.ttl_s, allowance=allowance)
+    allowance, scopes = Allowance(body.requests_per_minute, body.tokens_per_minute), frozenset(body.scopes)
+    return await services.auth.create(caller, body.name, scopes, project=body.project, ttl_s=body.ttl_s, allowance=allowance, request=request)
 
 
 @router.get("")

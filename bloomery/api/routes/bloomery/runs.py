@@ -12,11 +12,12 @@ from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.responses import Response
 
 from bloomery.api.deps import Caller, Svc
+from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.paging import Limit, Offset
 from bloomery.services.checkpoints import NAMED, SNAPSHOT
 from bloomery.services.core import Services
 from bloomery.services.principal import Principal
-from bloomery.services.run_rows import Repeatable
+from bloomery.services.repeats import Repeatable
 from bloomery.services.sampling import draw_seed
 from bloomery.services.threads import off_loop
 from bloomery.types.errors import InvalidInput
@@ -30,17 +31,18 @@ _operations: Final[msgspec.msgpack.Decoder[ForwardBackward | OptimStep]] = msgsp
 
 Seq = Annotated[int, Path(ge=0, lt=1 << 63)]
 After = Annotated[int, Query(ge=-1, lt=1 << 63)]
+OWN_HEADER: Final = "x-idempotency-key"
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=256)]
 OPERATION: Final = "/runs/{run_id}/operations/{seq}"
 router = APIRouter(tags=["runs"])
 
 
 @router.post("/runs", status_code=201)
-async def create(body: CreateRun, services: Svc, caller: Caller, x_idempotency_key: IdempotencyKey = None) -> Run:
+async def create(body: CreateRun, services: Svc, caller: Caller, again: Again, x_idempotency_key: IdempotencyKey = None) -> Run:
     """Create a run; training starts when its first operation arrives. Repeated under the same key, the same run."""
     options = body.model_dump(exclude={"base_model", "name", "metadata", "seed"})
     lora = LoraSpec(**options, seed=draw_seed(body.seed))
-    request = None if x_idempotency_key is None else Repeatable(x_idempotency_key, _hash(body))
+    request = _repeatable(body, again, x_idempotency_key)
     run = await services.runs.create(caller, base_model=body.base_model, lora=lora, metadata=body.metadata, name=body.name, request=request)
     return run.shown()
 
@@ -129,8 +131,14 @@ async def _saved(services: Services, caller: Principal, *, offset: int, **choice
     return Page(data=shown, offset=offset, has_more=offset + len(shown) < page.total)
 
 
-def _hash(body: CreateRun) -> str:
-    return blake3(json.dumps(body.model_dump(), sort_keys=True).encode()).hexdigest()
+def _repeatable(body: CreateRun, again: Repeatable | None, own_key: str | None) -> Repeatable | None:
+    """A run is found again by what its body means, under either header, as long as it is there."""
+    if again is not None and own_key not in (None, again.key):
+        raise InvalidInput(f"`{again.header}` and `{OWN_HEADER}` differ: give one of them", field=again.header)
+    request = again if own_key is None else Repeatable(own_key, "", OWN_HEADER)
+    if request is not None:
+        request.hash = blake3(json.dumps(body.model_dump(), sort_keys=True).encode()).hexdigest()
+    return request
 
 
 async def _body(request: Request) -> bytes:

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from bloomery.api.deps import Caller, Svc
+from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.paging import Limit, Offset
 from bloomery.services.span_rows import SpanKind
 from bloomery.types.resources import Feedback, GiveFeedback, Page, Span, SpanDetail, TimeUs
@@ -44,9 +45,9 @@ async def get_span(span_id: str, services: Svc, caller: Caller) -> SpanDetail:
 
 
 @router.post("/feedback", status_code=201)
-async def give_feedback(body: GiveFeedback, services: Svc, caller: Caller) -> Feedback:
+async def give_feedback(body: GiveFeedback, services: Svc, caller: Caller, request: Again) -> Feedback:
     """Judge a completion or an episode by its id."""
-    return await services.feedback.give(caller, body)
+    return await services.feedback.give(caller, body, request=request)
 
 
 @router.get("/feedback")

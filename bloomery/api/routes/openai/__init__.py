@@ -2,9 +2,9 @@
 
 `requests` says what may be asked and refuses the rest by name, `jobs` turns it into tokens for a target, `serving` samples and records, `choices`
 turns tokens back into text, `answers` gives both contracts their shapes, `http` writes them out and stops when nobody listens any more. `formats` is
-the form that an answer must have, `tools` what may be called and what was. `responses` makes a conversation of an input and `response_events` items
-and events of its answer; `embeddings` asks for vectors. `shapes` tells the published document what routes take, `refused` answers for all that is
-not offered.
+the form that an answer must have, `tools` what may be called and what was. `responses` takes an input (`response_requests`), `response_words` makes a
+conversation of it and `response_events` items and events of its answer; `embeddings` asks for vectors. `shapes` tells the published document what
+routes take, `refused` answers for all that is not offered.
 The id of an answer is the id of its recorded span, `system_fingerprint` the version of the weights that gave it.
 """
 

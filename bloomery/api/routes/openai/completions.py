@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.openai.answers import ChatAnswers, CompletionAnswers
-from bloomery.api.routes.openai.http import read_body, respond
-from bloomery.api.routes.openai.jobs import chat_job, completion_job
+from bloomery.api.routes.openai.http import read_request, respond
+from bloomery.api.routes.openai.jobs import Prompts, chat_job, completion_job, most_pieces, prompts_of
 from bloomery.api.routes.openai.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from bloomery.api.routes.openai.serving import Serving
 from bloomery.api.routes.openai.shapes import body_of
@@ -22,20 +23,26 @@ router = APIRouter()
 @router.post("/chat/completions", openapi_extra=body_of(ChatRequest))
 async def chat_completions(request: Request, services: Svc, caller: Caller) -> Response:
     """Answer a conversation; with `stream` as server-sent events."""
-    return await respond(request, await serve_chat(services, caller, await read_body(request), request.headers))
+    body, asked = await read_request(request, partial(parse_chat, most=most_pieces(services)))
+    return await respond(request, await serve_chat(services, caller, body, asked, request.headers))
 
 
 @router.post("/completions", openapi_extra=body_of(CompletionRequest))
 async def completions(request: Request, services: Svc, caller: Caller) -> Response:
     """Continue one or several prompts; with `stream` as server-sent events."""
-    body = await read_body(request)
-    job = await completion_job(services, caller, body, parse_completion(body), request.headers)
+    body, (asked, prompts) = await read_request(request, _completion)
+    job = await completion_job(services, caller, body, asked, prompts, request.headers)
     return await respond(request, Serving(services, caller, CompletionAnswers(job)))
 
 
+def _completion(body: dict[str, Any]) -> tuple[CompletionRequest, Prompts]:
+    asked = parse_completion(body)
+    return asked, prompts_of(asked.prompt)
+
+
 async def serve_chat(
-    services: Services, caller: Principal, body: dict[str, Any], headers: Mapping[str, str], answer_id: str | None = None
+    services: Services, caller: Principal, body: dict[str, Any], asked: ChatRequest, headers: Mapping[str, str], answer_id: str | None = None
 ) -> Serving:
     """The answer to a conversation in the making, under an id of its own or the one given."""
-    job = await chat_job(services, caller, body, parse_chat(body), headers)
+    job = await chat_job(services, caller, body, asked, headers)
     return Serving(services, caller, ChatAnswers(job if answer_id is None else replace(job, id=answer_id)))

@@ -6,6 +6,7 @@ Every model here has such states, so each can be asked. How well they tell texts
 import asyncio
 import base64
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.openai.closed import Closed
-from bloomery.api.routes.openai.http import read_body, respond_whole, version_headers
+from bloomery.api.routes.openai.http import read_request, respond_whole, version_headers
 from bloomery.api.routes.openai.jobs import is_tokens
 from bloomery.api.routes.openai.requests import ModelName, Refused, User, parse
 from bloomery.api.routes.openai.shapes import body_of
@@ -50,7 +51,7 @@ class EmbeddingRequest(Closed, frozen=True, kw_only=True):
 @router.post("/embeddings", openapi_extra=body_of(EmbeddingRequest))
 async def embeddings(request: Request, services: Svc, caller: Caller) -> Response:
     """Turn one or several texts into vectors."""
-    asked = parse(await read_body(request), EmbeddingRequest, REFUSED)
+    _, asked = await read_request(request, partial(parse, kind=EmbeddingRequest, refused=REFUSED))
     target = await services.sampling.resolve(caller, asked.model)
     inputs = await _tokens(services, target, asked)
     services.limits.prompt(caller, sum(map(len, inputs)), field="input")

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from bloomery.api.routes import VERSION_HEADER
 from bloomery.api.routes.openai.requests import MAX_BODY_BYTES
 from bloomery.api.routes.openai.serving import Serving
 from bloomery.services.target import Target
+from bloomery.services.threads import off_loop
 from bloomery.types.errors import BloomeryError, InvalidInput
 
 CLIENT_GONE: Final = 499
@@ -27,18 +28,30 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-async def read_body(request: Request) -> dict[str, Any]:
-    """The object in the body."""
+class Read(NamedTuple, Generic[T]):
+    """A body, and what it asks for."""
+
+    body: dict[str, Any]
+    asked: T
+
+
+async def read_request(request: Request, parse: Callable[[dict[str, Any]], T]) -> Read[T]:
+    """The object in the body and what `parse` makes of it: of a large one off the event loop, for both take long."""
     kind = request.headers.get("content-type", _JSON).partition(";")[0].strip().lower()
     if kind != _JSON:
         raise InvalidInput(f"the body is said to be `{kind}`: send JSON, with the header `content-type: {_JSON}`", field="content-type")
+    content = await read_bytes(request, MAX_BODY_BYTES)
+    return await off_loop(len(content), _read, content, parse)
+
+
+def _read(payload: bytes, parse: Callable[[dict[str, Any]], T]) -> Read[T]:
     try:
-        content = msgspec.json.decode(await read_bytes(request, MAX_BODY_BYTES))
+        content = msgspec.json.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"the body is not JSON: {error}", field="body") from None
     if not isinstance(content, dict):
         raise InvalidInput("the body is a JSON object", field="body")
-    return content
+    return Read(content, parse(content))
 
 
 class Framing(NamedTuple):
@@ -60,7 +73,7 @@ async def respond(request: Request, serving: Serving) -> Response:
     """Answer in one piece or as a stream, as the request asks."""
     headers = version_headers(serving.job.target)
     if serving.job.asked.stream:
-        return await respond_stream(request, serving.chunks(), headers, COMPLETIONS)
+        return EventStream(serving.chunks(), headers, COMPLETIONS)
     return await respond_whole(request, serving.whole(), headers)
 
 
@@ -68,12 +81,6 @@ async def respond_whole(request: Request, work: Coroutine[Any, Any, dict[str, An
     """The answer in one piece, unless nobody waits for it any more."""
     body = await unless_gone(request.receive, work)
     return Response(status_code=CLIENT_GONE) if body is None else Response(msgspec.json.encode(body), 200, headers, "application/json")
-
-
-async def respond_stream(request: Request, chunks: AsyncGenerator[dict[str, Any], None], headers: dict[str, str], framing: Framing) -> Response:
-    """The answer as a stream; until its first chunk an error still has a status of its own."""
-    first = await unless_gone(request.receive, _first(chunks))
-    return Response(status_code=CLIENT_GONE) if first is None else EventStream(first, chunks, headers, framing)
 
 
 def version_headers(target: Target) -> dict[str, str]:
@@ -85,41 +92,40 @@ def version_headers(target: Target) -> dict[str, str]:
 
 
 class EventStream(Response):
-    """Server-sent events; an error in the middle is the last event, and only a complete answer has the end of its framing."""
+    """Server-sent events, written together where they come together. Until the first of them an error still has a status of its own; in the middle
+    it is the last event, and only a complete answer has the end of its framing."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: dict[str, Any], chunks: AsyncGenerator[dict[str, Any], None], headers: dict[str, str], framing: Framing) -> None:
+    def __init__(self, chunks: AsyncGenerator[list[dict[str, Any]], None], headers: dict[str, str], framing: Framing) -> None:
         self.status_code, self.background = 200, None
         self.init_headers({**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
-        self._first, self._chunks, self._framing = first, chunks, framing
+        self._chunks, self._framing = chunks, framing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the end, or until nobody listens."""
         await unless_gone(receive, self._send_all(scope, send))
 
-    async def _send_all(self, scope: Scope, send: Send) -> bool:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
         async with aclosing(self._chunks):
+            first = await anext(self._chunks)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await self._send_events(scope, send)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        return True
+            end = await self._send_events(first, scope, send)
+            await send({"type": "http.response.body", "body": end, "more_body": False})
 
-    async def _send_events(self, scope: Scope, send: Send) -> None:
+    async def _send_events(self, first: list[dict[str, Any]], scope: Scope, send: Send) -> bytes:
+        """All but what the stream ends with."""
         try:
-            await _send(send, self._framing.event(self._first))
-            async for chunk in self._chunks:
-                await _send(send, self._framing.event(chunk))
+            await self._send(first, send)
+            async for chunks in self._chunks:
+                await self._send(chunks, send)
         except Exception as error:
             note_broken(scope)
-            await _send(send, self._framing.event(self._framing.broken(_told(error))))
-            return
-        if self._framing.end:
-            await _send(send, self._framing.end)
+            return self._framing.event(self._framing.broken(_told(error)))
+        return self._framing.end
 
-
-async def _send(send: Send, data: bytes) -> None:
-    await send({"type": "http.response.body", "body": data, "more_body": True})
+    async def _send(self, chunks: list[dict[str, Any]], send: Send) -> None:
+        await send({"type": "http.response.body", "body": b"".join(map(self._framing.event, chunks)), "more_body": True})
 
 
 def _told(error: Exception) -> BloomeryError:
@@ -127,7 +133,3 @@ def _told(error: Exception) -> BloomeryError:
     if ours.category == "server":
         log.error("a stream broke off: %s", ours.message, exc_info=error)
     return ours
-
-
-async def _first(chunks: AsyncGenerator[T, None]) -> T:
-    return await anext(chunks)

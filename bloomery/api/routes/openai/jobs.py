@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple, cast, get_args
 import numpy as np
 
 from bloomery.api.routes.openai.formats import ResponseFormat, answer_format
-from bloomery.api.routes.openai.requests import MAX_PROMPTS, Asked, ChatRequest, CompletionRequest, Limit
+from bloomery.api.routes.openai.requests import MAX_PIECES, MAX_PROMPTS, Asked, ChatRequest, CompletionRequest, Limit
 from bloomery.api.routes.openai.tools import use_of
 from bloomery.services.core import Services
 from bloomery.services.models import Size
@@ -107,6 +107,11 @@ class Job:
         )
 
 
+def most_pieces(services: Services) -> int:
+    """How many messages, parts and calls a conversation may have: each is at least one token, so that no model here could read more."""
+    return min(MAX_PIECES, services.models.longest_context)
+
+
 async def chat_job(services: Services, caller: Principal, body: dict[str, Any], asked: ChatRequest, headers: Mapping[str, str]) -> Job:
     """Render the conversation with the template of the target's base."""
     created_us = now_us()
@@ -142,6 +147,8 @@ async def chat_job(services: Services, caller: Principal, body: dict[str, Any], 
 
 
 async def _grammar(asked: Asked, response_format: ResponseFormat | None, tools: ToolUse | None) -> Grammar | None:
+    if response_format is None and asked.structured_outputs is None and tools is None:
+        return None
     # A long grammar takes a while to read.
     wanted = await asyncio.to_thread(answer_format, response_format, asked.structured_outputs)
     if tools is not None and wanted is not None and (tools.forced or wanted.schema is None):
@@ -152,13 +159,16 @@ async def _grammar(asked: Asked, response_format: ResponseFormat | None, tools: 
     return await checked_grammar(wanted.grammar, wanted.field, tools, wanted.schema)
 
 
-async def completion_job(services: Services, caller: Principal, body: dict[str, Any], asked: CompletionRequest, headers: Mapping[str, str]) -> Job:
+async def completion_job(
+    services: Services, caller: Principal, body: dict[str, Any], asked: CompletionRequest, given: "Prompts", headers: Mapping[str, str]
+) -> Job:
     """Encode the prompts, where they are not tokens already."""
     created_us = now_us()
     target = await services.sampling.resolve(caller, asked.model)
     size = services.models.size(target.base_hash)
-    texts, tokens = prompts_of(asked.prompt)
-    prompts = tokens + await services.rendering.encode(target.base_hash, texts, repeat("prompt"))
+    prompts = given.tokens + await services.rendering.encode(target.base_hash, given.texts, repeat("prompt"))
+    # First, because it looks at lengths alone: what is too long may be millions of tokens.
+    max_tokens = _budget(prompts, size, asked.limit, field="prompt", otherwise=DEFAULT_COMPLETION_TOKENS)
     _check_tokens(prompts, size)
     shown, samples = asked.n or 1, asked.best_of or asked.n or 1
     if samples * len(prompts) > MAX_SAMPLES:
@@ -175,7 +185,7 @@ async def completion_job(services: Services, caller: Principal, body: dict[str, 
         prompts=prompts,
         samples=samples,
         shown=shown if samples > shown else None,
-        max_tokens=_budget(prompts, size, asked.limit, field="prompt", otherwise=DEFAULT_COMPLETION_TOKENS),
+        max_tokens=max_tokens,
         seed=draw_seed(asked.seed),
         top_logprobs=asked.logprobs,
         echo=bool(asked.echo),

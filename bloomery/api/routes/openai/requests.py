@@ -20,6 +20,8 @@ from bloomery.types.generation import LogprobsMode
 MAX_BODY_BYTES: Final = 16 << 20
 MAX_CHOICES: Final = 128
 MAX_PROMPTS: Final = 256
+MAX_PIECES: Final = 1 << 15
+"""Messages, parts and calls of a conversation: to check and render more takes long, whatever the context."""
 
 ModelName = Annotated[str, Meta(min_length=1)]
 User = Annotated[str, Meta(max_length=512)]
@@ -176,8 +178,9 @@ Request = TypeVar("Request", bound=Asked)
 Shape = TypeVar("Shape", bound=Closed)
 
 
-def parse_chat(body: Mapping[str, Any]) -> ChatRequest:
-    """The request for a chat completion."""
+def parse_chat(body: Mapping[str, Any], most: int) -> ChatRequest:
+    """The request for a chat completion of at most so many pieces."""
+    check_pieces(body.get("messages"), most, "messages")
     fields = _without_no_ops(body, ChatRequest.__struct_fields__, REFUSED_IN_CHAT)
     if isinstance(messages := fields.get("messages"), list):
         fields["messages"] = [_message(index, message) for index, message in enumerate(messages)]
@@ -194,6 +197,21 @@ def parse_chat(body: Mapping[str, Any]) -> ChatRequest:
     for index, said in enumerate(request.messages):
         _check_message(index, said)
     return request
+
+
+def check_pieces(said: Any, most: int, field: str) -> None:
+    """Refuse a conversation of too many pieces before any of them is looked at; whatever else it is, its shape will tell."""
+    if not isinstance(said, list):
+        return
+    pieces = len(said) if len(said) > most else sum(map(_pieces, said))
+    if pieces > most:
+        raise InvalidInput(f"`{field}` has {pieces} messages, parts of them and calls, at most {most} are taken: send fewer", field=field)
+
+
+def _pieces(message: Any) -> int:
+    if not isinstance(message, dict):
+        return 1
+    return max(1, sum(len(part) for name in ("content", "tool_calls", "output") if isinstance(part := message.get(name), list)))
 
 
 def _check_message(index: int, message: Message) -> None:

@@ -41,25 +41,27 @@ class ResponseEvents:
         self._reason: str | None = None
         self._usage: Json | None = None
 
-    async def stream(self) -> AsyncGenerator[Json, None]:
-        """Serve piece by piece; the first event comes with the first piece."""
-        async with aclosing(self._serving.chunks()) as chunks:
-            async for chunk in chunks:
-                if self._number == 0:
-                    yield self._event("response.created", response=self._response("in_progress"))
-                    yield self._event("response.in_progress", response=self._response("in_progress"))
-                self._usage = chunk.get("usage") or self._usage
-                for choice in chunk["choices"]:
-                    for event in self._take(choice):
-                        yield event
-        for event in self._end():
-            yield event
+    async def stream(self) -> AsyncGenerator[list[Json], None]:
+        """Serve piece by piece; the first events come with the first piece."""
+        async with aclosing(self._serving.chunks()) as pieces:
+            async for chunks in pieces:
+                if events := [event for chunk in chunks for event in self._tell(chunk)]:
+                    yield events
+        yield list(self._end())
 
     def failed(self, error: BloomeryError) -> Json:
         """The last event of a response that broke off."""
         code = "server_error" if error.category == "server" else "invalid_prompt"
         response = self._response("failed") | {"error": {"code": code, "message": error.message}}
         return self._event("response.failed", response=response)
+
+    def _tell(self, chunk: Json) -> Iterator[Json]:
+        if self._number == 0:
+            yield self._event("response.created", response=self._response("in_progress"))
+            yield self._event("response.in_progress", response=self._response("in_progress"))
+        self._usage = chunk.get("usage") or self._usage
+        for choice in chunk["choices"]:
+            yield from self._take(choice)
 
     def _take(self, choice: Json) -> Iterator[Json]:
         delta = choice["delta"]

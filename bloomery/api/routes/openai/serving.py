@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bloomery.api.routes.openai.answers import Answers, PromptTable, Usage
 from bloomery.api.routes.openai.choices import Choice, Piece, prompt_piece, prompt_table
@@ -14,6 +14,9 @@ from bloomery.services.span_rows import Inference, RecordedSample, SpanStatus
 from bloomery.types.errors import BloomeryError, Unavailable
 from bloomery.types.generation import PromptEmbedded, PromptRouted, PromptScored, SampledToken, SampleFinished
 from bloomery.types.ids import now_us
+
+TOGETHER: Final = 64
+"""Chunks of a stream that are written at once, where so many are there."""
 
 
 class Step(NamedTuple):
@@ -56,19 +59,27 @@ class Serving:
                 pass
         return self.answers.body(self._shapes(), self.usage, self._tables())
 
-    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Serve piece by piece."""
+    async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """Serve piece by piece, those together that are there together."""
+        said: list[dict[str, Any]] = []
         async with aclosing(self.steps()) as steps:
             opened: set[int] = set()
             async for choice, piece in steps:
                 if choice.index not in opened:
-                    for opening in self._openings(choice):
-                        yield self.answers.chunk([opening])
+                    said += [self.answers.chunk([opening]) for opening in self._openings(choice)]
                 opened.add(choice.index)
                 if piece.text or piece.tokens or choice.reason:
-                    yield self.answers.chunk([self.answers.delta(choice.index, self._behind_echo(choice, piece), choice.reason)])
+                    said.append(self.answers.chunk([self.answers.delta(choice.index, self._behind_echo(choice, piece), choice.reason)]))
+                if full := len(said) >= TOGETHER:
+                    # Others are served in between.
+                    await asyncio.sleep(0)
+                if full or (said and not self._more):
+                    yield said
+                    said = []
         if self.answers.counts:
-            yield self.answers.chunk([], self.usage)
+            said.append(self.answers.chunk([], self.usage))
+        if said:
+            yield said
 
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Sample until every choice is finished; recorded in any case."""
@@ -77,7 +88,7 @@ class Serving:
                 async for prompt, event in events:
                     if (step := self._take(prompt, event)) is not None:
                         yield step
-                    if all(choice.reason for choice in self._choices):
+                    if self._finished:
                         break
             self._status = "ok"
         except Exception as error:
@@ -86,6 +97,15 @@ class Serving:
         finally:
             self._charge()
             self._record()
+
+    @property
+    def _finished(self) -> bool:
+        return all(choice.reason for choice in self._choices)
+
+    @property
+    def _more(self) -> bool:
+        """Whether there is more to say at once: the end, or what has come already."""
+        return self._finished or any(stream.more for stream in self._streams)
 
     def _charge(self) -> None:
         """The key pays for what was sampled, and not for prompts that were refused before anything came of them."""
@@ -212,6 +232,11 @@ class Serving:
 
 async def _merged(streams: Sequence[SampleStream]) -> AsyncGenerator[tuple[int, Progress], None]:
     """Events of all streams as they come, with the number of their stream; leaving closes every stream."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as events:
+            async for event in events:
+                yield 0, event
+        return
     queue: asyncio.Queue[tuple[int, Progress] | Exception | None] = asyncio.Queue(maxsize=len(streams))
 
     async def forward(number: int, stream: SampleStream) -> None:

@@ -1,0 +1,27 @@
+"""Requests under `/api/v1` that change something and may be repeated: with the header `Idempotency-Key` each is carried out once.
+
+Services store what they answered with what they changed (`services/repeats`), so a repetition finds it after the server died, too.
+"""
+
+from typing import Annotated
+
+from fastapi import Depends, Header, Request
+
+from bloomery.api.headers import answer_headers
+from bloomery.api.idempotency import REPLAYED, check_key, fingerprint
+from bloomery.services.repeats import Repeatable
+from bloomery.services.threads import off_loop
+
+
+async def again(request: Request, idempotency_key: Annotated[str | None, Header()] = None) -> Repeatable | None:
+    """The request as one that may come again, where its caller gave it a key."""
+    if idempotency_key is None:
+        return None
+    check_key(idempotency_key)
+    body = await request.body()
+    asked = Repeatable(idempotency_key, (await off_loop(len(body), fingerprint, request.scope, body)).hex())
+    answer_headers(request.scope).append(lambda: {REPLAYED: "true"} if asked.replayed else {})
+    return asked
+
+
+Again = Annotated[Repeatable | None, Depends(again)]
