@@ -16,6 +16,7 @@ import uvloop
 from bloomery.api.app import create_app
 from bloomery.config import ApiConfig
 from bloomery.obs import logs
+from bloomery.obs.garbage_collector import spare_what_stays
 from bloomery.services.core import Services
 
 _STOP_S: Final = 5
@@ -45,8 +46,10 @@ class _CutAtStop(logging.Filter):
 async def serve(config: ApiConfig) -> None:
     """Serve until a signal asks to stop."""
     async with Services.open(config) as services:
+        app = create_app(services)
+        spare_what_stays()
         settings = uvicorn.Config(
-            create_app(services),
+            app,
             host=config.host,
             port=config.port,
             log_config=None,

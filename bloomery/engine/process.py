@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from bloomery.config import EngineConfig
 from bloomery.engine.executor import CHECKPOINT_AFTER_S, Executor, Inbox, Stop
 from bloomery.engine.server import Server
+from bloomery.obs.garbage_collector import spare_what_stays
 
 
 def run(config: EngineConfig) -> None:
@@ -27,6 +28,7 @@ async def _serve(config: EngineConfig) -> None:
     with ThreadPoolExecutor(1, "executor") as thread:
         try:
             executor = await loop.run_in_executor(thread, Executor, config, inbox, server.deliver, checkpoint_after_s)
+            spare_what_stays()
             async with server:
                 await loop.run_in_executor(thread, executor.run)
         finally:
