@@ -106,7 +106,7 @@ def _bit_exact(model: ModelArgument, dtype: str, threads: int) -> Finding:
     torch.set_num_threads(threads)
     compute: torch.dtype = getattr(torch, dtype)
     report = probe(load_decoder(model.directory, dtype=compute))
-    kernels = "no C compiler, so torch's pointwise kernels" if native.IDENTITY == "torch" else "native pointwise kernels"
+    kernels = "native kernels in float32" if native.present() else "no native kernels, for which a C compiler is wanted"
     where = f"{dtype}, {threads} threads, {kernels}, numerics {numerics_id(compute)}"
     if report.bit_exact:
         return Finding("bit-exact mode", f"holds for {model.alias} ({where}): sampled and trained log-probabilities agree to the bit")

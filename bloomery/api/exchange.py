@@ -28,7 +28,7 @@ async def read_bytes(request: Request, most_bytes: int) -> bytes:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of `work`, or None if the client hangs up first; `work` has ended either way."""
+    """The result of `work`, or None if the client hangs up first; the error of `receive` where that fails. `work` has ended in any case."""
     try:
         # The deadline that is set when the client hangs up.
         async with asyncio.timeout(None) as patience:
@@ -39,6 +39,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | Non
                 listening.cancel()
     except TimeoutError:
         if patience.expired():
+            listening.result()
             return None
         raise
 
@@ -59,6 +60,15 @@ def broke_off(scope: Scope) -> bool:
 
 
 async def _until_gone(receive: Receive, patience: asyncio.Timeout) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    except Exception:
+        # Nobody would hear the client hang up any more.
+        _expire(patience)
+        raise
+    _expire(patience)
+
+
+def _expire(patience: asyncio.Timeout) -> None:
     patience.reschedule(asyncio.get_running_loop().time())

@@ -24,7 +24,7 @@ from bloomery.api import errors
 from bloomery.api.exchange import broke_off, read_bytes, unless_gone, watch_stream
 from bloomery.api.headers import answer_headers
 from bloomery.services.principal import Principal
-from bloomery.services.repeats import HEADER, KEPT_S
+from bloomery.services.repeats import BELONGS, HEADER, KEPT_S
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, Unavailable
 
 REPLAYED: Final = "idempotent-replayed"
@@ -109,7 +109,7 @@ class Idempotent:
         try:
             check_key(key)
             sent = _Sent(body := await read_bytes(Request(scope, receive), self._most_bytes))
-            asked = fingerprint(scope, body)
+            asked = hash_of_request(scope, body)
             del body
             entry = await unless_gone(receive, self._wait_for_turn(name, asked, sent))
         except BloomeryError as refusal:
@@ -128,8 +128,7 @@ class Idempotent:
             async with asyncio.timeout(WAIT_S):
                 while (entry := self._answers.get(name)) is not None:
                     if entry.asked != asked:
-                        what = "a key belongs to one path with its query, one body and the same `x-bloomery-` headers"
-                        raise Conflict(f"`{HEADER}` was used for another request: {what}, take a fresh one", field=HEADER)
+                        raise Conflict(f"`{HEADER}` was used for another request: {BELONGS}, take a fresh one", field=HEADER)
                     if entry.answer is not None:
                         return entry
                     with self._holding(sent):
@@ -168,7 +167,7 @@ def check_key(key: str) -> None:
         raise InvalidInput(f"`{HEADER}` has 1 to {MAX_KEY} characters, not {len(key)}", field=HEADER)
 
 
-def fingerprint(scope: Scope, body: bytes) -> bytes:
+def hash_of_request(scope: Scope, body: bytes) -> bytes:
     """Of all that a repetition must have in common with the first request."""
     ours = sorted(name + b": " + value for name, value in scope["headers"] if name.startswith(_OURS))
     return hashlib.sha256(b"\0".join([scope["path"].encode(), scope["query_string"], *ours]) + b"\0\0" + body).digest()

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Header, Request
 
 from bloomery.api.headers import answer_headers
-from bloomery.api.idempotency import REPLAYED, check_key, fingerprint
+from bloomery.api.idempotency import REPLAYED, check_key, hash_of_request
 from bloomery.services.repeats import Repeatable
 from bloomery.services.threads import off_loop
 
@@ -19,9 +19,9 @@ async def again(request: Request, idempotency_key: Annotated[str | None, Header(
         return None
     check_key(idempotency_key)
     body = await request.body()
-    asked = Repeatable(idempotency_key, (await off_loop(len(body), fingerprint, request.scope, body)).hex())
-    answer_headers(request.scope).append(lambda: {REPLAYED: "true"} if asked.replayed else {})
-    return asked
+    asked = await off_loop(len(body), hash_of_request, request.scope, body)
+    added = answer_headers(request.scope)
+    return Repeatable(idempotency_key, asked.hex(), on_replay=lambda: added.append(lambda: {REPLAYED: "true"}))
 
 
 Again = Annotated[Repeatable | None, Depends(again)]

@@ -268,7 +268,7 @@ class Keys:
         return NewKey.model_validate(self._http.post_once("/api/v1/keys", body))
 
     def revoke(self, name: str, *, project: str | None = None) -> Key:
-        """Have a key refused from now on."""
+        """Have a key refused from now on. Not repeated where the answer is lost: by then the name may be another key's, so look at `list` first."""
         query = {} if project is None else {"project": project}
         return Key.model_validate(self._http.request("DELETE", f"/api/v1/keys/{quote(name, safe='')}", params=query).json())
 

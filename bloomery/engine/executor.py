@@ -101,7 +101,7 @@ class Executor:
         form = plain_form(self._decoder) if config.plain else self._probe.form
         # Before the sampler of a replica changes the form of its weights.
         self._base = self._base_info()
-        self._threads = StepThreads(config.model.threads, alone=form.alone)
+        self._threads = StepThreads(config.model.threads, one_thread=form.one_thread)
         self._sampler = Sampler(self._decoder, shelf, grammars=grammars, form=form, alone=config.role == "replica")
         self._comparisons = Comparisons(shelf, self._decoder, form, self._send)
         self._boot_id = new_id("boot")
@@ -207,14 +207,16 @@ class Executor:
                 return
 
     def _step(self) -> list[SamplerEvent]:
-        """With as many threads as suit it."""
-        samples, prefilled = self._sampler.running_sequences, self._sampler.tokens_prefilled
+        """With as many threads as suit it; prompts, which are of any length and say nothing about other steps, with all."""
+        samples, sampled = self._sampler.running_sequences, self._sampler.tokens_sampled
+        if self._sampler.prefills:
+            return self._sampler.step()
         threads = self._threads.choose(samples)
         compute_with(threads)
         began = time.monotonic()
         events = self._sampler.step()
-        # Prompts are of any length, and say nothing about the steps behind them.
-        if self._sampler.tokens_prefilled == prefilled:
+        # A step without a token waited for something else.
+        if self._sampler.tokens_sampled > sampled:
             self._threads.took(samples, threads, time.monotonic() - began)
         return events
 

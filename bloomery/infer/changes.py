@@ -123,8 +123,12 @@ class Changes:
                 del self._on_their_way[name]
 
     def _current(self, name: str) -> tuple[Weights, Model | None]:
-        weights = self._sampler.served(name)
-        return weights, self._sampler.versions.model(weights.version)
+        while True:
+            weights = self._sampler.served(name)
+            model = self._sampler.versions.model(weights.version)
+            # The sampler's thread may have exchanged them meanwhile, and let go of those before.
+            if self._sampler.served(name) == weights:
+                return weights, model
 
     def _update(self, name: str) -> NewWeights:
         if (update := self._updates.get(name)) is None:

@@ -103,6 +103,12 @@ class Sampler:
         return len(self._queues.running)
 
     @property
+    def prefills(self) -> bool:
+        """Whether the next step may compute prompts: of those who run, or of those who wait and may find a place."""
+        running = self._queues.running
+        return bool(self._queues.waiting and len(running) < self._limits.slots) or any(sample.missing for sample in running)
+
+    @property
     def waiting_sequences(self) -> int:
         """Samples in the queue, those that wait for weights included."""
         return len(self._queues.waiting) + self._arrivals.samples

@@ -1,7 +1,7 @@
 /* The pointwise parts of a block, the reduction of the head and the draw of tokens, in float32, each in one pass over its rows.
 
    A row's numbers depend on nothing but the row: sums have LANES partial sums in a fixed order, and nothing is contracted or reordered
-   (-ffp-contract=off, no -ffast-math), so every compiler, processor and number of threads gives the same bits.
+   (-ffp-contract=off, no -ffast-math), so a row has the same bits with every processor and number of threads.
 
    Rows of `x` are `row_stride` floats apart, their heads `head_stride`, and a head is `dim` floats in a row; what is written is contiguous.
    Formulas: RMSNorm (arXiv 1910.07467), RoFormer (arXiv 2104.09864), SwiGLU (arXiv 2002.05202). */
@@ -15,7 +15,7 @@ typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 
 /* Less work than this does not pay for waking threads. */
 #define ALONE (1 << 15)
-#define ROWS _Pragma("omp parallel for schedule(static) if (rows * width > ALONE)") for (int64_t row = 0; row < rows; row++)
+#define ROWS _Pragma("omp parallel for schedule(static) if (rows > 1 && rows * width > ALONE)") for (int64_t row = 0; row < rows; row++)
 
 static inline lanes at(const float *x) { lanes v; memcpy(&v, x, sizeof v); return v; }
 static inline void put(float *x, lanes v) { memcpy(x, &v, sizeof v); }
@@ -35,7 +35,7 @@ static inline float largest(lanes v) {
     return most;
 }
 
-/* exp(x), within 2 units in the last place: x = n ln 2 + r, and a polynomial of r (Cephes, expf). 0 below the smallest normal number, infinity above the largest. */
+/* exp(x), within 2 units in the last place: x = n ln 2 + r, and a polynomial of r (Cephes, expf). 0 below the smallest normal number, infinity from exp(88.38) on. */
 static inline lanes exponential(lanes x) {
     const lanes magic = all(12582912.0f), most = all(88.3762626f), least = all(-87.3365448f);
     ints below = x < least, above = x > most;
@@ -138,7 +138,9 @@ void swiglu_backward(float *grad_gate_up, const float *grad, const float *gate_u
 }
 
 /* This many values at a time are added up in float32, and their sums in float64. */
-#define BLOCK 512
+#ifndef BLOCK
+#error "native.py says how large a block is"
+#endif
 
 static inline float greatest(const float *x, int64_t width) {
     lanes most = all(x[0]);
@@ -183,19 +185,15 @@ void softmax_gradient(float *out, const float *x, const float *mass, int64_t row
     }
 }
 
-/* The weights exp(x) of a block, and their sum. */
-static float weigh(float *weights, const float *x, int64_t width) {
-    lanes total = {};
-    ALONG(width) {
-        const lanes weight = exponential(GET(x));
-        SET(weights, weight);
-        total += count == LANES ? weight : some((const float *)&weight, count);
-    }
-    return sum(total);
+/* The weights exp(x) of a block; returns `before` with all of them added, one after the other. */
+static double weigh(float *weights, const float *x, int64_t width, double before) {
+    ALONG(width) SET(weights, exponential(GET(x)));
+    for (int64_t place = 0; place < width; place++) before += weights[place];
+    return before;
 }
 
-/* Where in exp(x), laid end to end in the order of the columns, the numbers from 0 to 1 of every row fall. What has no weight is found by none.
-   Blocks are added up in float64, and so are the weights of the one that is looked through. */
+/* Where in exp(x), laid end to end in the order of the columns and added up in float64, the numbers from 0 to 1 of every row fall. What has no
+   weight is found by none. `sums` has room for a number per block of every row. */
 void invert(int64_t *out, const float *x, const double *numbers, double *sums, int64_t rows, int64_t width, int64_t draws) {
     const int64_t blocks = (width + BLOCK - 1) / BLOCK;
     ROWS {
@@ -203,19 +201,20 @@ void invert(int64_t *out, const float *x, const double *numbers, double *sums, i
         double *mass = sums + row * blocks, whole = 0;
         float weights[BLOCK];
         for (int64_t block = 0; block < blocks; block++)
-            mass[block] = whole += weigh(weights, own + block * BLOCK, width - block * BLOCK < BLOCK ? width - block * BLOCK : BLOCK);
+            mass[block] = whole = weigh(weights, own + block * BLOCK, width - block * BLOCK < BLOCK ? width - block * BLOCK : BLOCK, whole);
         for (int64_t draw = 0; draw < draws; draw++) {
             const double target = numbers[row * draws + draw] * whole;
             int64_t block = 0;
             while (block < blocks - 1 && !(mass[block] > target)) block++;
+            /* Rounded up to the whole: the last that has weight. */
             while (block && !(mass[block] > mass[block - 1])) block--;
             const int64_t size = width - block * BLOCK < BLOCK ? width - block * BLOCK : BLOCK;
-            weigh(weights, own + block * BLOCK, size);
             double before = block ? mass[block - 1] : 0;
-            int64_t found = size - 1, place = 0;
-            for (; place < size && !((before += weights[place]) > target); place++);
-            if (place < size) found = place;
-            else while (found && !(weights[found] > 0)) found--;
+            weigh(weights, own + block * BLOCK, size, 0);
+            int64_t found = 0;
+            while (found < size && !((before += weights[found]) > target)) found++;
+            if (found == size)
+                for (found = size - 1; found && !(weights[found] > 0);) found--;
             out[row * draws + draw] = block * BLOCK + found;
         }
     }

@@ -54,7 +54,7 @@ class Form(NamedTuple):
     """Numbers of keys that attention may look at behind the last multiple of `KEY_PAD`, ascending; the last is `KEY_PAD`."""
     packed: bool = False
     """Whether the weights of products are kept in oneDNN's order."""
-    alone: bool = True
+    one_thread: bool = True
     """Whether one thread may compute a step: it gives the bits of all of them."""
 
     def keys(self, length: int) -> int:
@@ -82,7 +82,7 @@ def numerics_id(dtype: torch.dtype, device: torch.device | str = "cpu") -> str:
         f"threads={torch.get_num_threads()}",
         f"pads={ROW_PAD},{KEY_PAD},{RANK_PAD}",
         f"products={library(dtype, torch.device(device))}",
-        f"pointwise={native.IDENTITY}",
+        f"pointwise={native.identity()}",
         str(dtype),
     )
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
@@ -95,9 +95,11 @@ def probe(decoder: Decoder) -> ProbeReport:
         packs, alone = can_pack(decoder.dtype, decoder.device), True
         for matrix in _matrices(decoder):
             failures += _product_failures(matrix)
-            packs, alone = packs and _packs(matrix), alone and _equal_alone(matrix)
-        failures += [*_attention_failures(decoder), *_state_failures(decoder), *_norm_failures(decoder)]
-        form = Form(key_pads=_key_pads(decoder), packed=packs, alone=alone and _mixes_alone(decoder))
+            packs = packs and _packs(matrix)
+            with _one_thread():
+                alone = alone and not list(_product_failures(matrix)) and (not packs or _packs(matrix))
+        failures += [*_attention_failures(decoder), *_state_failures(decoder), *_pointwise_failures(decoder)]
+        form = Form(key_pads=_key_pads(decoder), packed=packs, one_thread=alone and _equal_alone(decoder))
     return ProbeReport(not failures, tuple(failures), form)
 
 
@@ -123,30 +125,26 @@ def _one_thread() -> Iterator[None]:
         compute_with(threads)
 
 
-def _equal_alone(matrix: "_Matrix") -> bool:
-    """Whether one thread gives the bits of all of them, for few rows and for many."""
-    with _one_thread():
-        counts = (matrix.counts[0], max(count for count in matrix.counts if count <= _SAMPLED_ROWS))
-        return all(_projected(matrix.rows_RI[:count], matrix.weight, matrix.factors).equal(matrix.answers) for count in counts)
-
-
-def _mixes_alone(decoder: Decoder) -> bool:
-    """The same of attention, and of layers with a state."""
-    together = _mixed(decoder)
+def _equal_alone(decoder: Decoder) -> bool:
+    """Whether attention, layers with a state and what is pointwise have the same bits from one thread as from all."""
+    together = list(_mixed(decoder))
     with _one_thread():
         return all(torch.equal(mine, theirs) for mine, theirs in zip(_mixed(decoder), together, strict=True))
 
 
-def _mixed(decoder: Decoder) -> list[Tensor]:
-    config, found = decoder.config, []
+def _mixed(decoder: Decoder) -> Iterator[Tensor]:
+    config = decoder.config
     for kv_heads, head_dim in _head_shapes(decoder):
-        rows = pad_to(config.num_heads // kv_heads, ROW_PAD)
-        found += [_Attended(decoder.embedding, slots, kv_heads, rows, head_dim).attend(last=KEY_PAD + 3, keys=2 * KEY_PAD) for slots in (1, 16)]
-    mixer = next((module for module in decoder.modules() if isinstance(module, Recurrence)), None)
-    if mixer is not None:
-        rows_NLX = _noise(4, mixer.config.conv_width - 1 + mixer.config.chunk_rows, mixer.config.row_width, like=decoder.norm)
-        found += mixer.inter_chunk(mixer.intra_chunk(rows_NLX), _noise(4, *mixer.config.state_shape, like=decoder.norm, seed=1).float(), 4)
-    return found
+        step = (kv_heads, pad_to(config.num_heads // kv_heads, ROW_PAD))
+        for slots, heads, rows in ((1, *step), (16, *step), (1, config.num_heads, max(_CHUNK_ROWS))):
+            yield _Attended(decoder.embedding, slots, heads, rows, head_dim).attend(last=KEY_PAD + 3, keys=2 * KEY_PAD)
+    if (mixer := _recurrence(decoder)) is not None:
+        rows_NLX, state_N = _chunks(mixer, decoder)
+        for count in (1, len(state_N)):
+            yield from mixer.inter_chunk(mixer.intra_chunk(rows_NLX[:count]), state_N[:count], count)
+    for part in _pointwise(decoder):
+        rows_RX = _noise(max(part.counts), part.width, like=decoder.norm)
+        yield from (part.function(rows_RX[:count].clone()) for count in part.counts)
 
 
 def _key_pads(decoder: Decoder) -> tuple[int, ...]:
@@ -291,46 +289,73 @@ def _attend(q_1HLE: Tensor, k_1KSE: Tensor, v_1KSE: Tensor, positions_L: Tensor)
     return F.scaled_dot_product_attention(q_1HLE, k_1KSE, v_1KSE, attn_mask=mask, enable_gqa=True)
 
 
-def _state_failures(decoder: Decoder) -> Iterator[str]:
-    """Of layers with a state: a chunk has its bits beside any others, and its rows theirs before any others."""
-    mixer = next((module for module in decoder.modules() if isinstance(module, Recurrence)), None)
-    if mixer is None:
-        return
+def _recurrence(decoder: Decoder) -> Recurrence | None:
+    return next((module for module in decoder.modules() if isinstance(module, Recurrence)), None)
+
+
+def _chunks(mixer: Recurrence, decoder: Decoder) -> tuple[Tensor, Tensor]:
+    """Rows of many chunks with those before them, and states."""
     config, most = mixer.config, max(_CHUNK_COUNTS)
     rows_NLX = _noise(most, config.conv_width - 1 + config.chunk_rows, config.row_width, like=decoder.norm)
-    state_N = _noise(most, *config.state_shape, like=decoder.norm, seed=1).float()
-    whole = mixer.inter_chunk(mixer.intra_chunk(rows_NLX), state_N, most)
+    return rows_NLX, _noise(most, *config.state_shape, like=decoder.norm, seed=1).float()
+
+
+def _state_failures(decoder: Decoder) -> Iterator[str]:
+    """Of layers with a state: a chunk has its bits beside any others, and its rows theirs before any others."""
+    if (mixer := _recurrence(decoder)) is None:
+        return
+    config, (rows_NLX, state_N) = mixer.config, _chunks(mixer, decoder)
+    whole = mixer.inter_chunk(mixer.intra_chunk(rows_NLX), state_N, len(state_N))
     for count in _CHUNK_COUNTS:
         few = mixer.inter_chunk(mixer.intra_chunk(rows_NLX[:count]), state_N[:count], count)
         if not all(torch.equal(mine, theirs[:count]) for mine, theirs in zip(few, whole, strict=True)):
-            yield f"{count} chunks of {config.chunk_rows} rows differ from those among {most}"
+            yield f"{count} chunks of {config.chunk_rows} rows differ from those among {len(state_N)}"
     for known in (1, config.chunk_rows // 3, config.chunk_rows - 1):
         unfinished_NLX = rows_NLX.clone()
         unfinished_NLX[:, config.conv_width - 1 + known :] = 0
         begun_NTI = mixer.inter_chunk(mixer.intra_chunk(unfinished_NLX), state_N, 0).read_NTI
         if not torch.equal(begun_NTI[:, :known], whole.read_NTI[:, :known]):
             yield f"the first {known} rows of a chunk depend on those behind them"
-    inner = config.inner
-    if _depends_on_rows(lambda rows: mixer.gated(rows[:, :inner].float(), rows[:, inner:]), inner + config.projection_width, decoder):
-        yield f"the gate of a mixer, {inner} wide, depends on the number of rows"
 
 
-def _norm_failures(decoder: Decoder) -> Iterator[str]:
+class _Part(NamedTuple):
+    """Something that is computed number by number, or row by row, of rows of a width."""
+
+    name: str
+    function: Callable[[Tensor], Tensor]
+    width: int
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Of rows."""
+        return _ROW_COUNTS if self.width < 1 << 16 else _ROW_COUNTS[:2]
+
+
+def _pointwise(decoder: Decoder) -> Iterator[_Part]:
     config = decoder.config
-    width = config.hidden_size
-    rows = _noise(max(_ROW_COUNTS), width, like=decoder.norm)
-    whole, few = rms_norm(rows, decoder.norm, 1e-6), rms_norm(rows[:ROW_PAD], decoder.norm, 1e-6)
-    if not torch.equal(whole[:ROW_PAD], few):
-        yield "the norm depends on the number of rows"
+    yield _Part("the norm", lambda rows: rms_norm(rows, decoder.norm, 1e-6), config.hidden_size)
     for inner in _inner_sizes(decoder):
-        if _depends_on_rows(ACTIVATIONS[config.activation], gate_up_rows(inner, config.activation), decoder):
-            yield f"the activation of {inner} inner values depends on the number of rows"
-    if config.per_layer is not None and _depends_on_rows(per_layer_gate, config.per_layer.width, decoder):
-        yield f"the gate of per-layer inputs, {config.per_layer.width} wide, depends on the number of rows"
-    if config.attention_gate and _depends_on_rows(torch.sigmoid, config.num_heads * config.head_dim, decoder):
-        yield f"the gate of attention, {config.num_heads * config.head_dim} wide, depends on the number of rows"
-    if config.logit_softcap is not None and _depends_on_rows(lambda rows: capped(rows.float(), 1.0), config.vocab_size, decoder):
-        yield f"the cap of {config.vocab_size} logits depends on the number of rows"
+        yield _Part(f"the activation of {inner} inner values", ACTIVATIONS[config.activation], gate_up_rows(inner, config.activation))
+    if (mixer := _recurrence(decoder)) is not None:
+        inner, gated = mixer.config.inner, mixer.gated
+        width = inner + mixer.config.projection_width
+        yield _Part(f"the gate of a mixer, {inner} wide,", lambda rows: gated(rows[:, :inner].float(), rows[:, inner:]), width)
+    if config.per_layer is not None:
+        yield _Part(f"the gate of per-layer inputs, {config.per_layer.width} wide,", per_layer_gate, config.per_layer.width)
+    if config.attention_gate:
+        width = config.num_heads * config.head_dim
+        yield _Part(f"the gate of attention, {width} wide,", torch.sigmoid, width)
+    if config.logit_softcap is not None:
+        yield _Part(f"the cap of {config.vocab_size} logits", lambda rows: capped(rows.float(), 1.0), config.vocab_size)
+
+
+def _pointwise_failures(decoder: Decoder) -> Iterator[str]:
+    """Kernels compute the last few numbers of a tensor, and of what a thread has of it, in another way than those before."""
+    for part in _pointwise(decoder):
+        rows = _noise(max(part.counts), part.width, like=decoder.norm)
+        whole = part.function(rows.clone())
+        if not all(torch.equal(part.function(rows[:count].clone()), whole[:count]) for count in part.counts):
+            yield f"{part.name} depends on the number of rows"
 
 
 def _inner_sizes(decoder: Decoder) -> list[int]:
@@ -340,14 +365,6 @@ def _inner_sizes(decoder: Decoder) -> list[int]:
     if experts is not None:
         sizes |= {experts.intermediate_size, experts.shared_size}
     return sorted(sizes - {0})
-
-
-def _depends_on_rows(function: Callable[[Tensor], Tensor], width: int, decoder: Decoder) -> bool:
-    """Kernels compute the last few numbers of a tensor in another way than those before."""
-    counts = _ROW_COUNTS if width < 1 << 16 else _ROW_COUNTS[:2]
-    rows = _noise(max(counts), width, like=decoder.norm)
-    few = function(rows[:ROW_PAD].clone())
-    return any(not torch.equal(function(rows[:count].clone())[:ROW_PAD], few) for count in counts)
 
 
 def _noise(*shape: int, like: Tensor, seed: int = 0) -> Tensor:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, insert, select
 
 from bloomery.services.principal import Principal
 from bloomery.services.redaction import pseudonym, redact, redact_text
-from bloomery.services.repeats import Repeatable, once
+from bloomery.services.repeats import Repeatable, answer_before, once
 from bloomery.services.traffic import Traffic
 from bloomery.store import rows
 from bloomery.store.database import Database
@@ -39,6 +39,8 @@ class Judgements:
     async def give(self, p: Principal, given: GiveFeedback, *, request: Repeatable | None = None) -> Feedback:
         """Store a judgement; NotFound when nothing of that id was recorded. A `request` that comes again is answered what it was."""
         p.require("infer")
+        if (made := await answer_before(self._database, p, request, Feedback)) is not None:
+            return made
         if self._traffic.mode == "off":
             raise Conflict("this server records no traffic, so there is nothing to judge: start it with `--record full`", field="target")
         kind = given.type or _natural_type(given.value)

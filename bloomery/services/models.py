@@ -89,8 +89,8 @@ class Models:
 
     @property
     def longest_context(self) -> int:
-        """The most tokens that any of them reads."""
-        return max(self.size(base_hash).context for base_hash in self._sizes)
+        """The most tokens that any of them reads; 0 where there are none."""
+        return max((self.size(base_hash).context for base_hash in self._sizes), default=0)
 
     def size(self, base_hash: str) -> Size:
         """Context and vocabulary: the engine's word where there is one, else that of the model's directory."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from sqlalchemy import Connection, Select, delete, insert, select
 
 from bloomery.services.principal import Principal
@@ -18,6 +18,7 @@ from bloomery.types.errors import Conflict
 from bloomery.types.ids import now_us
 
 HEADER: Final = "idempotency-key"
+BELONGS: Final = "a key belongs to one path with its query, one body and the same `x-bloomery-` headers"
 KEPT_S: Final = 86_400
 LARGEST_ANSWER: Final = 1 << 18
 """Characters. Of one that is longer it is only known that it was given: a deployment shows all its revisions, and a copy for each adds up."""
@@ -25,15 +26,15 @@ LARGEST_ANSWER: Final = 1 << 18
 Made = TypeVar("Made", bound=BaseModel)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Repeatable:
     """A request that may come again: the caller's key for it, a hash of what it asks for, and the header that the key came in."""
 
     key: str
     hash: str
     header: str = HEADER
-    replayed: bool = False
-    """Whether what it asks for was done before, and it is answered what the first was."""
+    on_replay: Callable[[], object] = lambda: None
+    """Called, on any thread, where what it asks for was done before, and it is answered what the first was."""
 
 
 async def answer_before(database: Database, p: Principal, request: Repeatable | None, kind: type[Made]) -> Made | None:
@@ -82,17 +83,25 @@ def _answer_before(connection: Connection, p: Principal, request: Repeatable, ki
     if row is None:
         return None
     if row.answer is None:
-        what = f"what is asked for with this `{request.header}` was done, and the answer is over the {LARGEST_ANSWER} characters that are kept"
-        raise Conflict(f"{what}: look at it with a GET, and take a fresh key for what is to be done again", field=request.header)
-    request.replayed = True
-    return kind.model_validate_json(row.answer)
+        raise _done_unseen(request, f"the answer is over the {LARGEST_ANSWER} characters that are kept")
+    try:
+        made = kind.model_validate_json(row.answer)
+    except ValidationError:
+        # Resources are closed, and this one was stored by a release that described it otherwise.
+        raise _done_unseen(request, "the answer that another release of this server gave cannot be read") from None
+    request.on_replay()
+    return made
+
+
+def _done_unseen(request: Repeatable, why: str) -> Conflict:
+    what = f"what is asked for with this `{request.header}` was done, and {why}"
+    return Conflict(f"{what}: look at it with a GET, and take a fresh key for what is to be done again", field=request.header)
 
 
 def _row(connection: Connection, p: Principal, request: Repeatable) -> Any:
     row = connection.execute(_stored(p, request)).one_or_none()
     if row is not None and row.request_hash != request.hash:
-        what = f"`{request.header}` was used for another request: a key belongs to one path with its query and one body"
-        raise Conflict(f"{what}, take a fresh one", field=request.header)
+        raise Conflict(f"`{request.header}` was used for another request: {BELONGS}, take a fresh one", field=request.header)
     return row
 
 

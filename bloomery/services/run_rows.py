@@ -119,7 +119,7 @@ def run_of_request(connection: Connection, project: str, request: Repeatable) ->
     if known.request_hash != request.hash:
         what = f"run `{known.target_id}` was created with this idempotency key and another body"
         raise Conflict(f"{what}: repeat that body, or give a new request a new key", field=request.header)
-    request.replayed = True
+    request.on_replay()
     return str(known.target_id)
 
 

@@ -45,6 +45,8 @@ class Blobs:
 
     def put_all(self, blobs: Mapping[str, bytes | memoryview]) -> None:
         """Store several, each whole or not at all, which costs less than one by one."""
+        if not blobs:
+            return
         for key in blobs:
             check_key(key)
         if self._root is None:
@@ -129,7 +131,8 @@ class AsyncBlobs:
         await asyncio.to_thread(self.blobs.put, key, data)
 
     async def put_all(self, blobs: Mapping[str, bytes | memoryview]) -> None:
-        await asyncio.to_thread(self.blobs.put_all, blobs)
+        if blobs:
+            await asyncio.to_thread(self.blobs.put_all, blobs)
 
     async def get(self, key: str) -> bytes:
         return await asyncio.to_thread(self.blobs.get, key)

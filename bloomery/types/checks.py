@@ -158,11 +158,12 @@ def _check_widths(generate: Generate, size: Bounds) -> None:
     }
     for field, cells in asked.items():
         _check_width(field, cells, MAX_CELLS)
+    if (generate.routing or generate.routing_weights) and size.routing is None:
+        field = "routing" if generate.routing else "routing_weights"
+        raise InvalidInput(f"`{field}`: this model has no experts, leave it out", field=field)
     if generate.routing_weights and not generate.routing:
         raise InvalidInput("`routing_weights` belong to experts, which were not asked for: ask for the routing too", field="routing_weights")
-    if generate.routing:
-        if size.routing is None:
-            raise InvalidInput("`routing`: this model has no experts, leave it out", field="routing")
+    if generate.routing and size.routing is not None:
         numbers = (length + sampled) * len(size.routing.sparse_layers) * size.routing.top_k
         _check_width("routing", numbers * (2 if generate.routing_weights else 1), MAX_EXPERTS_TOLD)
 

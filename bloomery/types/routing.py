@@ -4,7 +4,7 @@ A routing of N tokens is int [N, L, T]: for each of the L sparse layers the T ex
 free. Its weights are float32 [N, L, T]: what the answer of each of these experts is multiplied with, 0 where the router is free.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -47,12 +47,16 @@ def check_routing_weights(weights: Array, routing: Array | None, tokens: int, sh
     if weights.dtype != "float32" or weights.shape != expected:
         raise InvalidInput(f"`{field}` is {weights.dtype}{list(weights.shape)}, expected float32{list(expected)}", field=field)
     values = weights.numpy()
-    if not np.isfinite(values).all():
-        raise InvalidInput(f"`{field}` holds a value that is not finite", field=field)
+    if not (np.abs(values) <= _MOST).all():
+        raise InvalidInput(f"`{field}` holds a value that is not finite, or not in bfloat16", field=field)
     if not shape.signed_weights and (values < 0).any():
         raise InvalidInput(f"`{field}` holds {values.min():g}: the weights of this model's experts are at least 0", field=field)
     if values[routing.numpy() == -1].any():
         raise InvalidInput(f"`{field}` weighs experts where `routing` leaves the router free: give 0 there, or name the experts", field=field)
+
+
+_MOST: Final = float.fromhex("0x1.fep127")
+"""The largest number of bfloat16, in which many models compute."""
 
 
 def _expected(tokens: int, shape: RoutingShape) -> tuple[int, int, int]:

@@ -54,6 +54,26 @@ def test_work_ends_when_the_client_hangs_up_and_before_anyone_goes_on() -> None:
     play(story)
 
 
+def test_work_ends_where_nobody_would_hear_the_client_hang_up() -> None:
+    ended = []
+
+    async def breaks() -> Message:
+        raise OSError("no socket")
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("work")
+
+    async def story() -> None:
+        with pytest.raises(OSError, match="no socket"):
+            await unless_gone(breaks, work())
+        assert ended == ["work"]
+
+    play(story)
+
+
 def test_errors_and_deadlines_of_the_work_are_its_own() -> None:
     async def late() -> None:
         async with asyncio.timeout(0):

@@ -103,14 +103,15 @@ def everything(server: Server) -> list[Any]:
     return [server.http.get(f"/api/v1/{path}").json() for path in paths]
 
 
-def test_a_key_belongs_to_one_path_one_query_and_one_caller(server: Server) -> None:
+def test_a_key_belongs_to_one_path_one_query_the_same_headers_and_one_caller(server: Server) -> None:
     populate(server)
     promote = {"version": "tiny"}
     done(server, "/deployments/router/promote", promote, "mine")
-    for path in ("/deployments/other/promote", "/deployments/router/promote?beta=true"):
-        refused = post(server, path, promote, "mine")
+    asked = "/deployments/router/promote"
+    for path, more in (("/deployments/other/promote", {}), (f"{asked}?beta=true", {}), (asked, {"x-bloomery-episode": "e"})):
+        refused = server.http.post(f"/api/v1{path}", json=promote, headers={"Idempotency-Key": "mine", **more})
         assert (refused.status_code, refused.json()["error"]["field"]) == (409, "idempotency-key")
-        assert "take a fresh one" in refused.json()["error"]["message"]
+        assert "one body and the same `x-bloomery-` headers, take a fresh one" in refused.json()["error"]["message"]
     theirs = done(server, "/keys", {"name": "stranger", "scopes": ["deploy", "read"]})["key"]
     answer = server.http.post("/api/v1/deployments/router/promote", json=promote, headers={"x-api-key": theirs, "Idempotency-Key": "mine"})
     assert (answer.status_code, "idempotent-replayed" in answer.headers, revisions(server)) == (200, False, 4)
@@ -168,12 +169,24 @@ def test_a_key_that_was_made_is_not_shown_again(server: Server, tmp_path: Path) 
     assert secret not in dump
 
 
+def test_keys_of_runs_count_within_a_project_whatever_was_asked_for_with_them_elsewhere(server: Server) -> None:
+    body = {"base_model": "tiny", "rank": 4}
+    made = done(server, "/runs", body, "mine")
+    assert done(server, "/runs?beta=true", body, "mine")["id"] == made["id"]
+    done(server, "/datasets", {"name": "fresh"}, "mine")
+    colleague = done(server, "/keys", {"name": "colleague", "scopes": ["train"]})["key"]
+    answer = server.http.post("/api/v1/runs", json=body, headers={"x-api-key": colleague, "Idempotency-Key": "mine", "x-bloomery-episode": "e"})
+    assert (answer.status_code, answer.json()["id"]) == (201, made["id"])
+
+
 def test_a_run_has_one_key_whichever_header_it_comes_in(server: Server) -> None:
     body = {"base_model": "tiny", "rank": 4}
     made = done(server, "/runs", body, "mine")
     again = post(server, "/runs", {"alpha": 32.0, **body}, "mine")
     assert (again.status_code, again.json()["id"], again.headers["idempotent-replayed"]) == (201, made["id"], "true")
     assert server.http.post("/api/v1/runs", json=body, headers={"x-idempotency-key": "mine"}).json()["id"] == made["id"]
+    both = server.http.post("/api/v1/runs", json=body, headers={"x-idempotency-key": "mine", "idempotency-key": "mine"})
+    assert (both.status_code, both.json()["id"], both.headers["idempotent-replayed"]) == (201, made["id"], "true")
     refused = post(server, "/runs", body | {"rank": 8}, "mine")
     assert (refused.status_code, refused.json()["error"]["field"]) == (409, "idempotency-key")
     both = server.http.post("/api/v1/runs", json=body, headers={"x-idempotency-key": "mine", "idempotency-key": "another"})

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from bloomery.client import Client
+from bloomery.client.client import Keys
 from bloomery.client.http import Http
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound, Unavailable, WorkerError
 
@@ -50,6 +51,13 @@ def test_other_requests_are_repeated_only_while_certainly_not_taken_up() -> None
     with pytest.raises(Unavailable, match="ReadError: reset"):
         http(lost).post("/x", {})
     assert lost.seen == ["POST /x"]
+
+
+def test_revoking_is_not_repeated_for_the_name_may_be_another_keys_by_then() -> None:
+    lost = Server(httpx.ReadError("reset"), ok())
+    with pytest.raises(Unavailable, match="ReadError: reset"):
+        Keys(http(lost)).revoke("app")
+    assert lost.seen == ["DELETE /api/v1/keys/app"]
 
 
 def test_patience_ends() -> None:

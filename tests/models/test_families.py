@@ -18,7 +18,7 @@ from bloomery.models.decoder import Decoder
 from bloomery.models.families import parse_config, read_config
 from bloomery.models.load import load_decoder, stored_tensors
 from bloomery.models.names import Place, module_of, stored_places
-from bloomery.models.numerics import probe
+from bloomery.models.numerics import compute_with, probe
 from bloomery.models.weight_files import check_weights
 from bloomery.services.models import read_size
 from bloomery.sync.export import adapter, merged
@@ -202,6 +202,22 @@ def test_the_sampler_gives_the_trainers_bits(family: str, dtype: torch.dtype, di
         tokens, scores = naive(model, each.prompt.numpy().tolist(), each.params, adapters.get(each.weights.version))
         assert together[each.request_id].tokens == {0: tokens}, each.request_id
         assert together[each.request_id].logprobs == {0: scores}, each.request_id
+
+
+@pytest.mark.parametrize("family", [TRAINED[0], *(pytest.param(family, marks=pytest.mark.slow) for family in TRAINED[1:])])
+def test_one_thread_samples_with_the_bits_of_a_trainer_with_more(family: str, directories: Mapping[str, Path]) -> None:
+    model, threads = load_decoder(directories[family], dtype=torch.float32), torch.get_num_threads()
+    adapters, asked = {"v0": random_adapter(model, 0)}, request("r", prompt(600), version="v0", seed=3, max_tokens=6)
+    try:
+        compute_with(2)
+        report = probe(model)
+        tokens, scores = naive(model, asked.prompt.numpy().tolist(), asked.params, adapters["v0"])
+        compute_with(1)
+        found = generate(Sampler(model, Adapters(model, adapters), Limits(slots=4, token_budget=700), form=report.form), asked)["r"]
+    finally:
+        compute_with(threads)
+    assert report.form.one_thread
+    assert (found.tokens, found.logprobs) == ({0: tokens}, {0: scores})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])

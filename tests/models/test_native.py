@@ -16,7 +16,7 @@ from bloomery.models import native
 from bloomery.models.head import logsumexp, token_logprobs
 from bloomery.models.pointwise import rms_norm, rotate, swiglu
 
-pytestmark = pytest.mark.skipif(not native.IDENTITY.startswith("native"), reason="this machine has no C compiler, or not Linux")
+pytestmark = pytest.mark.skipif(not native.present(), reason="this machine has no C compiler, or not Linux")
 EPS = 1e-6
 
 
@@ -107,6 +107,12 @@ def test_the_first_and_the_last_number_find_what_has_weight() -> None:
     logs[0, [3, 700, 1400]] = 0.0
     assert native.invert(logs, np.array([[2.0**-53, 0.4, 1 - 2.0**-53, 1.0]])).tolist() == [[3, 700, 1400, 1400]]
     nothing = np.full((2, 1500), [[-np.inf], [np.nan]], np.float32)
+    # Weights far below one are drawn as often as they weigh, and the rest of a block's rounding falls to nobody.
+    rare = np.full((1, 512), -17.4, np.float32)
+    rare[0, :8], rare[0, -1] = 0.0, -80.0
+    edges = np.cumsum(np.exp(rare[0].astype(np.float64)))
+    numbers = np.linspace(edges[7], edges[-2], 700, endpoint=False)[None, 1:] / edges[-1]
+    assert set(native.invert(rare, numbers)[0].tolist()) == set(range(8, 511))
     assert ((native.invert(nothing, np.full((2, 1), 0.5)) >= 0) & (native.invert(nothing, np.full((2, 1), 0.5)) < 1500)).all()
 
 
@@ -117,7 +123,7 @@ def test_torch_computes_where_there_are_no_kernels(tmp_path: Path, lacks: str) -
     shutil.copytree(Path(native.__file__).parents[1], package, ignore=shutil.ignore_patterns("__pycache__"))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment |= {"PATH": str(tmp_path)} if lacks == "a compiler" else {"BLOOMERY_NATIVE": "0"}
-    code = "import torch; from bloomery.models import native, pointwise; print(native.IDENTITY, pointwise.swiglu(torch.ones(1, 2)).item())"
+    code = "import torch; from bloomery.models import native, pointwise; print(native.identity(), pointwise.swiglu(torch.ones(1, 2)).item())"
     told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=120)
     assert told.stdout.split()[0] == "torch"
     assert abs(float(told.stdout.split()[1]) - 0.7310586) < 1e-6

@@ -45,8 +45,16 @@ class Script:
     """Go silent after so many tokens."""
     fail_after: int | None = None
     """Give the request up after so many tokens."""
+    abort_after: int | None = None
+    """End a sample with `abort` after so many tokens."""
+    refuses: str | None = None
+    """The field of every request that is at fault."""
     dies: bool = False
     """Of every request, before its first token."""
+    together: bool = False
+    """All events of a request in one frame."""
+    mute: Sequence[int] = ()
+    """Samples that nothing is said of."""
 
 
 class ScriptedEngine(FakeEngine):
@@ -72,6 +80,9 @@ class ScriptedEngine(FakeEngine):
         if self.script.dies:
             self.hang_up()
             return
+        if (field := self.script.refuses) is not None:
+            self._tell(GenerateFailed(request_id=request.request_id, message=f"`{field}` is too much", category="user", field=field))
+            return
         if request.embed:
             self._tell(PromptEmbedded(request_id=request.request_id, vector=Array.of(np.arange(1, 9, dtype=np.float32))))
             self._tell(SampleFinished(request_id=request.request_id, sample=0, reason="length"))
@@ -81,8 +92,11 @@ class ScriptedEngine(FakeEngine):
         if request.params.max_tokens == 0:
             self._tell(SampleFinished(request_id=request.request_id, sample=0, reason="length"))
             return
-        for sample in range(request.num_samples):
-            for event in self._answer(request, sample):
+        told = [event for sample in range(request.num_samples) if sample not in self.script.mute for event in self._answer(request, sample)]
+        if self.script.together:
+            self._tell(*told)
+        else:
+            for event in told:
                 self._tell(event)
 
     def _answer(self, request: Generate, sample: int) -> Iterator[SamplerEvent]:
@@ -90,6 +104,9 @@ class ScriptedEngine(FakeEngine):
         tokens = [*byte_level().encode(text, add_special_tokens=False).ids, END][: request.params.max_tokens]
         for position, token in enumerate(tokens):
             if position == self.script.stall_after:
+                return
+            if position == self.script.abort_after:
+                yield SampleFinished(request_id=request.request_id, sample=sample, reason="abort")
                 return
             if position == self.script.fail_after:
                 yield GenerateFailed(request_id=request.request_id, message="the weights melted", category="server")
@@ -110,8 +127,8 @@ class ScriptedEngine(FakeEngine):
         reason = "stop" if tokens[-1] == END else "length"
         yield SampleFinished(request_id=request.request_id, sample=sample, reason=reason)
 
-    def _tell(self, event: SamplerEvent) -> None:
-        super()._post(SamplerEvents(events=(event,)))
+    def _tell(self, *events: SamplerEvent) -> None:
+        super()._post(SamplerEvents(events=events))
 
 
 def _scored(request: Generate) -> PromptScored:

@@ -3,16 +3,22 @@
 import asyncio
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
+from bloomery.api.app import create_app
 from bloomery.api.routes.openai.http import read_request
 from bloomery.api.routes.openai.requests import MAX_PIECES, check_pieces
+from bloomery.config import ApiConfig
+from bloomery.services.core import Services
 from bloomery.services.threads import SMALL_BYTES
 from bloomery.types.errors import InvalidInput
+from tests.api.server import KEY, URL
 from tests.openai.server import CONTEXT, ScriptedServer
 
 USER = {"role": "user", "content": "a"}
@@ -42,6 +48,19 @@ def test_more_messages_than_a_context_has_tokens_are_refused_unseen(server: Scri
 def test_a_conversation_of_as_many_messages_as_may_be_is_judged_by_its_tokens(server: ScriptedServer) -> None:
     error = server.http.post("/v1/chat/completions", json={"model": "tiny", "messages": [USER] * CONTEXT}).json()["error"]
     assert (error["param"], "leaves no room in the model's context" in error["message"]) == ("messages", True)
+
+
+def test_a_server_without_models_knows_none_of_that_name(tmp_path: Path) -> None:
+    async def run() -> tuple[int, dict[str, Any]]:
+        async with Services.open(ApiConfig(data_dir=str(tmp_path), host="127.0.0.1", port=0, record="full", models=())) as services:
+            transport = httpx.ASGITransport(create_app(services))
+            async with httpx.AsyncClient(base_url=URL, headers={"x-api-key": KEY}, transport=transport) as http:
+                answer = await http.post("/v1/chat/completions", json={"model": "tiny", "messages": [USER]})
+                return answer.status_code, answer.json()["error"]
+
+    (tmp_path / "api_key").write_text(f"{KEY}\n")
+    status, error = asyncio.run(run())
+    assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
 
 
 def test_what_is_no_list_of_messages_is_told_by_its_shape() -> None:

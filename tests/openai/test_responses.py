@@ -183,6 +183,14 @@ def test_a_stream_that_breaks_off_says_so_in_its_last_event(sdk: OpenAI, server:
         respond(sdk)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_refuses_is_told_by_the_callers_name_of_it(server: ScriptedServer, stream: bool) -> None:
+    server.scripted.script.refuses = "response_format.json_schema"
+    answer = server.http.post("/v1/responses", json={"model": "tiny", "input": "x", "stream": stream})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["message"]) == (400, "text.format", "`text.format` is too much")
+
+
 def test_a_client_that_hangs_up_stops_the_work(sdk: OpenAI, server: ScriptedServer) -> None:
     server.scripted.script.stall_after = 2
     with respond(sdk, stream=True) as stream:

@@ -9,8 +9,8 @@ from bloomery.services.repeats import KEPT_S, LARGEST_ANSWER, Repeatable, once
 from bloomery.store import rows
 from bloomery.types.errors import Conflict
 from bloomery.types.ids import now_us
-from bloomery.types.resources import Dataset
-from tests.services.stage import ME, Stage, play
+from bloomery.types.resources import Dataset, Feedback, GiveFeedback
+from tests.services.stage import ME, Stage, chat, play
 
 
 def test_a_request_is_known_for_a_day_and_forgotten_then(tmp_path: Path) -> None:
@@ -49,6 +49,36 @@ def test_of_a_long_answer_it_is_known_that_it_was_given(tmp_path: Path) -> None:
         assert len(changes) == 1
 
     play(tmp_path, story)
+
+
+def test_of_an_answer_that_another_release_stored_it_is_known_that_it_was_given(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        replays: list[str] = []
+        request = Repeatable("mine", "hash", on_replay=lambda: replays.append("mine"))
+        await stage.datasets.create(ME, "fresh", request=request)
+        await stage.database.write(lambda connection: connection.execute(update(rows.answered).values(answer='{"id": "d", "was": 1}')))
+        with pytest.raises(Conflict, match="was done, and the answer that another release of this server gave cannot be read: look") as refused:
+            await stage.datasets.create(ME, "fresh", request=request)
+        assert (refused.value.field, replays) == ("idempotency-key", [])
+
+    play(tmp_path, story)
+
+
+def test_a_judgement_is_answered_again_though_nothing_is_recorded_any_more(tmp_path: Path) -> None:
+    given, request = GiveFeedback(target="span", metric="m", value=True), Repeatable("mine", "hash")
+    made: list[Feedback] = []
+
+    async def story(stage: Stage) -> None:
+        stage.traffic.record(chat("span"))
+        made.append(await stage.feedback.give(ME, given, request=request))
+
+    async def after(stage: Stage) -> None:
+        assert [await stage.feedback.give(ME, given, request=request)] == made
+        with pytest.raises(Conflict, match="records no traffic"):
+            await stage.feedback.give(ME, given, request=Repeatable("fresh", "hash"))
+
+    play(tmp_path, story)
+    play(tmp_path, after, mode="off")
 
 
 async def age(stage: Stage, seconds: int) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,20 @@ def test_several_are_put_at_once_or_refused_before_the_first(blobs: Blobs) -> No
     with pytest.raises(InvalidInput, match="no blob key"):
         blobs.put_all({"bodies/d": b"four", "../e": b"five"})
     assert not blobs.exists("bodies/d")
+
+
+def test_nothing_is_put_without_a_thread(blobs: Blobs) -> None:
+    async def put() -> None:
+        # Whoever uses a thread of this loop finds it closed.
+        with ThreadPoolExecutor() as closed:
+            asyncio.get_running_loop().set_default_executor(closed)
+        await AsyncBlobs(blobs).put_all({})
+        with pytest.raises(RuntimeError, match="shutdown"):
+            await AsyncBlobs(blobs).put_all({"bodies/a": b"one"})
+
+    asyncio.run(put())
     blobs.put_all({})
+    assert blobs.list() == []
 
 
 def test_a_folder_is_no_blob_and_a_blob_no_folder(blobs: Blobs) -> None:

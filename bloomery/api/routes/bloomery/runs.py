@@ -4,6 +4,7 @@ What saves or loads is named in JSON: under which keys it lies is the server's b
 """
 
 import json
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -38,12 +39,12 @@ router = APIRouter(tags=["runs"])
 
 
 @router.post("/runs", status_code=201)
-async def create(body: CreateRun, services: Svc, caller: Caller, again: Again, x_idempotency_key: IdempotencyKey = None) -> Run:
+async def create(body: CreateRun, services: Svc, caller: Caller, request: Again, x_idempotency_key: IdempotencyKey = None) -> Run:
     """Create a run; training starts when its first operation arrives. Repeated under the same key, the same run."""
     options = body.model_dump(exclude={"base_model", "name", "metadata", "seed"})
     lora = LoraSpec(**options, seed=draw_seed(body.seed))
-    request = _repeatable(body, again, x_idempotency_key)
-    run = await services.runs.create(caller, base_model=body.base_model, lora=lora, metadata=body.metadata, name=body.name, request=request)
+    known = _known_by_meaning(body, request, x_idempotency_key)
+    run = await services.runs.create(caller, base_model=body.base_model, lora=lora, metadata=body.metadata, name=body.name, request=known)
     return run.shown()
 
 
@@ -131,14 +132,14 @@ async def _saved(services: Services, caller: Principal, *, offset: int, **choice
     return Page(data=shown, offset=offset, has_more=offset + len(shown) < page.total)
 
 
-def _repeatable(body: CreateRun, again: Repeatable | None, own_key: str | None) -> Repeatable | None:
+def _known_by_meaning(body: CreateRun, request: Repeatable | None, own_key: str | None) -> Repeatable | None:
     """A run is found again by what its body means, under either header, as long as it is there."""
-    if again is not None and own_key not in (None, again.key):
-        raise InvalidInput(f"`{again.header}` and `{OWN_HEADER}` differ: give one of them", field=again.header)
-    request = again if own_key is None else Repeatable(own_key, "", OWN_HEADER)
-    if request is not None:
-        request.hash = blake3(json.dumps(body.model_dump(), sort_keys=True).encode()).hexdigest()
-    return request
+    meaning = blake3(json.dumps(body.model_dump(), sort_keys=True).encode()).hexdigest()
+    if request is None:
+        return None if own_key is None else Repeatable(own_key, meaning, OWN_HEADER)
+    if own_key not in (None, request.key):
+        raise InvalidInput(f"`{request.header}` and `{OWN_HEADER}` differ: give one of them", field=request.header)
+    return replace(request, hash=meaning)
 
 
 async def _body(request: Request) -> bytes:

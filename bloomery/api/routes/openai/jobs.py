@@ -108,8 +108,8 @@ class Job:
 
 
 def most_pieces(services: Services) -> int:
-    """How many messages, parts and calls a conversation may have: each is at least one token, so that no model here could read more."""
-    return min(MAX_PIECES, services.models.longest_context)
+    """How many messages, parts and calls a conversation may have: each counts as one token, and no model here could read more."""
+    return min(MAX_PIECES, services.models.longest_context or MAX_PIECES)
 
 
 async def chat_job(services: Services, caller: Principal, body: dict[str, Any], asked: ChatRequest, headers: Mapping[str, str]) -> Job:

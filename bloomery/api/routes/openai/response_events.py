@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from bloomery.api.routes.openai.response_words import InOtherWords
 from bloomery.api.routes.openai.serving import Serving
 from bloomery.types.errors import BloomeryError
 from bloomery.types.ids import new_id, now_us
@@ -28,10 +29,10 @@ async def whole(serving: Serving, asked: Mapping[str, Any]) -> Json:
 
 
 class ResponseEvents:
-    """The events of one response, numbered from 0."""
+    """The events of one response, numbered from 0; what goes wrong is in the words of its caller."""
 
-    def __init__(self, serving: Serving, asked: Mapping[str, Any]) -> None:
-        self._serving, self._asked = serving, asked
+    def __init__(self, serving: Serving, asked: Mapping[str, Any], said: InOtherWords) -> None:
+        self._serving, self._asked, self._said = serving, asked, said
         self._number = 0
         self._items: list[Json] = []
         """Those that are done."""
@@ -43,10 +44,11 @@ class ResponseEvents:
 
     async def stream(self) -> AsyncGenerator[list[Json], None]:
         """Serve piece by piece; the first events come with the first piece."""
-        async with aclosing(self._serving.chunks()) as pieces:
-            async for chunks in pieces:
-                if events := [event for chunk in chunks for event in self._tell(chunk)]:
-                    yield events
+        with self._said.telling():
+            async with aclosing(self._serving.chunks()) as pieces:
+                async for chunks in pieces:
+                    if events := [event for chunk in chunks for event in self._tell(chunk)]:
+                        yield events
         yield list(self._end())
 
     def failed(self, error: BloomeryError) -> Json:

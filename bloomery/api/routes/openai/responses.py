@@ -42,8 +42,8 @@ async def create_response(request: Request, services: Svc, caller: Caller) -> Re
     headers = version_headers(serving.job.target)
     if not asked.stream:
         return await respond_whole(request, _told(said, whole(serving, body)), headers)
-    events = ResponseEvents(serving, body)
-    return EventStream(events.stream(), headers, Framing(_event, lambda error: events.failed(said.told(error)), b""))
+    events = ResponseEvents(serving, body, said)
+    return EventStream(events.stream(), headers, Framing(_event, events.failed, b""))
 
 
 def _asked(body: dict[str, Any], most: int) -> Asked:

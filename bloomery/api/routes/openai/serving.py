@@ -37,6 +37,10 @@ class Serving:
         self._texts: list[list[Piece]] = [[] for _ in self._choices]
         self._scored: dict[int, PromptScored] = {}
         self._echoes: dict[int, Piece] = {}
+        self._unfinished = len(self._choices)
+        """Choices that have no end yet."""
+        self._opened: set[int] = set()
+        """Choices that a stream has begun to tell."""
         self._first_token_us: int | None = None
         self._begun: set[int] = set()
         """Prompts of which something came."""
@@ -61,34 +65,34 @@ class Serving:
 
     async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
         """Serve piece by piece, those together that are there together."""
-        said: list[dict[str, Any]] = []
-        async with aclosing(self.steps()) as steps:
-            opened: set[int] = set()
-            async for choice, piece in steps:
-                if choice.index not in opened:
-                    said += [self.answers.chunk([opening]) for opening in self._openings(choice)]
-                opened.add(choice.index)
-                if piece.text or piece.tokens or choice.reason:
-                    said.append(self.answers.chunk([self.answers.delta(choice.index, self._behind_echo(choice, piece), choice.reason)]))
-                if full := len(said) >= TOGETHER:
-                    # Others are served in between.
-                    await asyncio.sleep(0)
-                if full or (said and not self._more):
-                    yield said
-                    said = []
+        held: list[dict[str, Any]] = []
+        try:
+            async with aclosing(self.steps()) as steps:
+                async for step in steps:
+                    held += self._told(step) if step is not None else ()
+                    if full := len(held) >= TOGETHER:
+                        # Others are served in between.
+                        await asyncio.sleep(0)
+                    if full or (held and not self._more):
+                        yield held
+                        held = []
+        except Exception:
+            # What is held back is on the record and on the bill.
+            if held:
+                yield held
+            raise
         if self.answers.counts:
-            said.append(self.answers.chunk([], self.usage))
-        if said:
-            yield said
+            held.append(self.answers.chunk([], self.usage))
+        if held:
+            yield held
 
-    async def steps(self) -> AsyncGenerator[Step, None]:
-        """Sample until every choice is finished; recorded in any case."""
+    async def steps(self) -> AsyncGenerator[Step | None, None]:
+        """Sample until every choice is finished; recorded in any case. None for an event that tells nothing new about a choice."""
         try:
             async with aclosing(_merged(self._streams)) as events:
                 async for prompt, event in events:
-                    if (step := self._take(prompt, event)) is not None:
-                        yield step
-                    if self._finished:
+                    yield self._take(prompt, event)
+                    if not self._unfinished:
                         break
             self._status = "ok"
         except Exception as error:
@@ -99,13 +103,18 @@ class Serving:
             self._record()
 
     @property
-    def _finished(self) -> bool:
-        return all(choice.reason for choice in self._choices)
-
-    @property
     def _more(self) -> bool:
-        """Whether there is more to say at once: the end, or what has come already."""
-        return self._finished or any(stream.more for stream in self._streams)
+        """Whether more comes at once: the end, or an event that is there already."""
+        return not self._unfinished or any(stream.more for stream in self._streams)
+
+    def _told(self, step: Step) -> list[dict[str, Any]]:
+        """The chunks that tell of a step."""
+        choice, piece = step
+        told = [] if choice.index in self._opened else [self.answers.chunk([opening]) for opening in self._openings(choice)]
+        self._opened.add(choice.index)
+        if piece.text or piece.tokens or choice.reason:
+            told.append(self.answers.chunk([self.answers.delta(choice.index, self._behind_echo(choice, piece), choice.reason)]))
+        return told
 
     def _charge(self) -> None:
         """The key pays for what was sampled, and not for prompts that were refused before anything came of them."""
@@ -123,8 +132,10 @@ class Serving:
         if choice.reason is not None:
             return None
         piece = self._token(choice, event) if isinstance(event, SampledToken) else self._end(choice, event)
-        if choice.reason is not None and isinstance(event, SampledToken):
-            self._streams[prompt].abort(event.sample)
+        if choice.reason is not None:
+            self._unfinished -= 1
+            if isinstance(event, SampledToken):
+                self._streams[prompt].abort(event.sample)
         self._texts[choice.index].append(piece)
         return Step(choice, piece)
 
