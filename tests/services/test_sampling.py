@@ -285,6 +285,12 @@ def test_no_more_of_a_routing_is_told_than_may_be_given_back() -> None:
         assert refused.value.field == "routing"
 
 
+def test_weights_are_told_beside_experts_alone() -> None:
+    size = Size(context=64, vocab_size=300, width=64, routing=RoutingShape(sparse_layers=(1,), top_k=2, experts=4))
+    with pytest.raises(InvalidInput, match="ask for the routing too"):
+        check_generate(request(routing_weights=True), size)
+
+
 def test_a_routing_is_told_once_whatever_happens_to_the_engine(tmp_path: Path) -> None:
     async def story(sampling: Sampling) -> None:
         group = sampling._fleet.group(BASE, production=False)

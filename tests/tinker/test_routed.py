@@ -132,10 +132,10 @@ def test_a_dense_model_is_refused_by_the_headers_name(server: Served) -> None:
     assert refused.value.body["field"] == "x-bloomery-routing"
 
 
-@pytest.mark.contract("POST /api/v1/asample", "x-bloomery-routing-weights", refused="without x-bloomery-routing")
-def test_weights_without_experts_are_refused_by_the_headers_name(server: Served) -> None:
+@pytest.mark.contract("POST /api/v1/asample", "x-bloomery-routing-weights", refused="without experts")
+def test_weights_of_a_model_without_experts_are_refused_by_the_headers_name(server: Served) -> None:
     headers = {"x-bloomery-routing-weights": "true"}
-    with connected(server, headers=headers) as client, pytest.raises(tinker.BadRequestError, match="ask for the routing too") as refused:
+    with connected(server, headers=headers) as client, pytest.raises(tinker.BadRequestError, match="no experts, leave it out") as refused:
         ask(sampler_of(client)).result()
     assert refused.value.body["field"] == "x-bloomery-routing-weights"
 
