@@ -35,7 +35,8 @@ static inline float largest(lanes v) {
     return most;
 }
 
-/* exp(x), within 2 units in the last place: x = n ln 2 + r, and a polynomial of r (Cephes, expf). 0 below the smallest normal number, infinity from exp(88.38) on. */
+/* exp(x), within 2 units in the last place: x = n ln 2 + r, and a polynomial of r (Cephes, expf). 0 below the smallest normal number, infinity
+   from exp(88.38) on. */
 static inline lanes exponential(lanes x) {
     const lanes magic = all(12582912.0f), most = all(88.3762626f), least = all(-87.3365448f);
     ints below = x < least, above = x > most;
