@@ -6,6 +6,7 @@ Shapes: N layers, S slots, K key/value heads, L places for tokens, T tokens of o
 layers alone, E the experts per token, and K is 1.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +24,8 @@ MAX_KEPT: Final = 256
 """Sequences: every newcomer is compared with those whose head is its own."""
 _EXPERT: Final = torch.int16
 _SLOT_STEP = 8
+_ALIGNED: Final = 64
+"""Bytes, as torch places its tensors: kernels may take what lies otherwise in another way."""
 _KEEP_BYTES = 64 << 20
 """Idle slots larger than this are given back."""
 
@@ -40,7 +43,7 @@ class KeyValueCache:
     """Compact slots: a decode step reads slots 0 to n - 1 in one piece; a released slot is filled by the last one.
 
     Places that nobody wrote hold zeros: attention masks them, but a NaN left behind by another sample would pass through the mask.
-    Storage grows by several slots at a time, within `cache_tokens` places in all, or by those alone that are asked for.
+    Storage grows to twice as many slots, within `cache_tokens` places in all, or by those alone that are asked for.
     What is kept of sequences that have left lies apart, `kept_tokens` places in all, and the longest unused goes first.
     """
 
@@ -203,11 +206,13 @@ class KeyValueCache:
         return contents
 
     def _resized(self, old_NSKLE: Tensor, length: int) -> Tensor:
-        layers, _, heads, _, width = old_NSKLE.shape
+        layers, old_slots, heads, _, width = old_NSKLE.shape
         places = pad_to(length, KEY_PAD)
         within = self._cache_tokens // (places + self._state_tokens)
-        slots = max(len(self.samples), min(pad_to(len(self.samples), _SLOT_STEP), within))
-        new_NSKLE = old_NSKLE.new_zeros(layers, slots, heads, places, width)
+        # Twice as many at a time: all copies together are no more than the last one.
+        wanted = len(self.samples) if len(self.samples) <= old_slots else max(len(self.samples), 2 * old_slots)
+        slots = max(len(self.samples), min(pad_to(wanted, _SLOT_STEP), within))
+        new_NSKLE = _zeros((layers, slots, heads, places, width), old_NSKLE)
         for slot, sample in enumerate(self.samples):
             if sample.cached:
                 new_NSKLE[:, slot, :, : sample.cached] = old_NSKLE[:, slot, :, : sample.cached]
@@ -232,6 +237,16 @@ class KeyValueCache:
             storage[:, slot, :, :tokens] = 0
         if self.states is not None:
             self.states.clear(slot)
+
+
+def _zeros(shape: Sequence[int], like: Tensor) -> Tensor:
+    """On a CPU pages that nobody writes take neither time nor memory: the system knows that they are zero."""
+    if not like.is_cpu:
+        return like.new_zeros(shape)
+    size = math.prod(shape) * like.itemsize
+    memory = torch.from_numpy(np.zeros(size + _ALIGNED, np.uint8))
+    start = -memory.data_ptr() % _ALIGNED
+    return memory[start : start + size].view(like.dtype).view(*shape)
 
 
 def _numbers(experts_NTE: Tensor) -> NDArray[np.int32]:

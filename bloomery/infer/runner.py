@@ -24,6 +24,7 @@ from bloomery.models.decoder import Decoder, Wanted
 from bloomery.models.experts import Routing
 from bloomery.models.head import HeadRows, logits, logsumexp, pooled_logits
 from bloomery.models.numerics import Form
+from bloomery.models.products import one_row_by_blas
 
 
 class Feed(NamedTuple):
@@ -159,9 +160,8 @@ class Runner:
         return hidden_RD
 
     def _decoder(self, feeds: Sequence[Feed], layout: "_Layout") -> Decoder:
-        """The plain one for a single row, if it is there: nothing but reading the weights takes time then, and packed ones are read more slowly."""
         decoder = feeds[0].model.decoder
-        return decoder if layout.rows == 1 else self._twin(decoder)
+        return decoder if layout.rows == 1 and one_row_by_blas(self._cache.keys_NSKLE.dtype) else self._twin(decoder)
 
     def _logits(self, hidden_RD: Tensor, model: Model) -> Tensor:
         return logits(hidden_RD, self._twin(model.decoder).head_weight, _head_factors(model.adapter), model.decoder.config.logit_softcap)

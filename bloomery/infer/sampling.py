@@ -84,6 +84,19 @@ class DrawnTokens(NamedTuple):
 
 def choose(logits_BV: Floats, draws: Sequence[Draw]) -> DrawnTokens:
     """The chosen token of every row; the lowest id wins a tie."""
+    plain, shaped = ([row for row, draw in enumerate(draws) if (draw.shapes or not native.present()) is wanted] for wanted in (False, True))
+    tokens_B = np.empty(len(draws), np.int64)
+    if plain:
+        # In one call, of all that is drawn from the model's own distribution.
+        tokens_B[plain] = native.draw(logits_BV[plain] if shaped else logits_BV, *_coordinates([draws[row] for row in plain]))
+    if not shaped:
+        return DrawnTokens(tokens_B, {})
+    found_B, processed = _choose_by_numpy(logits_BV[shaped] if plain else logits_BV, [draws[row] for row in shaped])
+    tokens_B[shaped] = found_B
+    return DrawnTokens(tokens_B, {shaped[row]: each for row, each in processed.items()})
+
+
+def _choose_by_numpy(logits_BV: Floats, draws: Sequence[Draw]) -> DrawnTokens:
     adjusted_BV = adjust(logits_BV, draws)
     greedy, noisy = ([row for row, draw in enumerate(draws) if (draw.params.temperature > 0) is noise] for noise in (False, True))
     tokens_B = np.empty(len(draws), np.int64)
@@ -245,10 +258,16 @@ def _largest(values_V: Floats, count: int) -> Floats:
 
 def uniforms(draws: Sequence[Draw]) -> Numbers:
     """A number in (0, 1) for each: [B]."""
-    columns = zip(*((draw.params.seed & _SEED_MASK, draw.position, draw.sample) for draw in draws), strict=True)
-    seeds, positions, samples = (np.array(column, np.uint64) for column in columns) if draws else (np.zeros(0, np.uint64),) * 3
+    seeds, positions, samples = _coordinates(draws)
     none = np.zeros_like(seeds)
     return _numbers(philox((none, positions, samples, none), (seeds & _LOW, seeds >> _HALF)))[0]
+
+
+def _coordinates(draws: Sequence[Draw]) -> tuple[Words, Words, Words]:
+    """Seeds [B], of 64 bits, positions and samples."""
+    columns = zip(*((draw.params.seed & _SEED_MASK, draw.position, draw.sample) for draw in draws), strict=True)
+    seeds, positions, samples = (np.array(column, np.uint64) for column in columns) if draws else (np.zeros(0, np.uint64),) * 3
+    return seeds, positions, samples
 
 
 def _alternative_uniforms(positions_B: Integers, count: int, seed: int) -> Numbers:

@@ -8,12 +8,14 @@ A sequence of n tokens occupies `pad_to(n, ROW_PAD)` rows, so every sequence sta
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bloomery.models import native
 from bloomery.models.recurrent import Chunks, Recurrence, SequenceRows, packed_scan
 
 ROW_PAD = 4
@@ -70,19 +72,27 @@ class _Group(NamedTuple):
 class PackedAttention:
     """Each sequence of the packed rows attends to itself, causally.
 
-    `exact` (of all sequences, or of each) pads keys to `KEY_PAD` under an explicit mask, the form in which a cached decode step gives the same
-    bits; without it a sequence is faster and still independent of the others.
+    Where there are native kernels a query has the bits of a cached decode step. Elsewhere `exact` (of all sequences, or of each) pads keys to
+    `KEY_PAD` under an explicit mask, the form in which a decode step of torch's gives the same bits; without it a sequence is faster and still
+    independent of the others.
     """
 
     def __init__(self, lengths: Sequence[int], *, exact: bool | Sequence[bool], device: torch.device | str = "cpu") -> None:
         self._groups, self._order = _lay_out(lengths, [exact] * len(lengths) if isinstance(exact, bool) else exact, device)
         self._places = [group.places for group in self._groups]
+        starts = packed_starts(lengths)
+        self._spans = native.Spans.of([(start, start, 0, stop - start) for start, stop in pairwise(starts)])
         self._masks: dict[tuple[int, int, int | None], Tensor] = {}
         self._lengths = lengths
         self._chunks: Chunks | None = None
 
     def __call__(self, place: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
         """Attend within each sequence."""
+        if native.attends(q_RHE, k_RKE, v_RKE):
+            if not torch.is_grad_enabled():
+                return native.attend(q_RHE, k_RKE, v_RKE, self._spans, window)[0]
+            attended_RHE: Tensor = _Attend.apply(q_RHE, k_RKE, v_RKE, self, window)  # type: ignore[no-untyped-call]
+            return attended_RHE
         placed = (_ToPlaces.apply(tensor, self._order) for tensor in (q_RHE, k_RKE, v_RKE))  # type: ignore[no-untyped-call]
         # Split, whose backward writes every gradient once, where that of a slice fills the whole with zeros first.
         by_group = zip(*(tensor_PNE.split(self._places) for tensor_PNE in placed), strict=True)
@@ -98,6 +108,28 @@ class PackedAttention:
             sequences = [SequenceRows(start, pad_to(length, ROW_PAD)) for start, length in zip(starts, self._lengths, strict=False)]
             self._chunks = Chunks(sequences, starts[-1], mixer.config, rows_RX.device, tails=False)
         return packed_scan(mixer, rows_RX, self._chunks)
+
+    def forward_with_logs(self, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+        """By the native kernel, with the logarithms [R, H] that `backward` takes."""
+        out_RHE, logs_RH = native.attend(q_RHE, k_RKE, v_RKE, self._spans, window, logged=True)
+        assert logs_RH is not None
+        return out_RHE, logs_RH
+
+    def backward(self, grad_RHE: Tensor, saved: Sequence[Tensor], window: int | None) -> list[Tensor]:
+        """What reaches queries, keys and values, from `saved`: these, what they gave and the logarithms. No sampler computes it, so torch does."""
+        # Pads are behind every query that counts, and theirs gather nothing.
+        placed = [grad_RHE.index_select(0, self._order.row_of_place_P).index_fill_(0, self._order.pads, 0.0)]
+        placed += [tensor.index_select(0, self._order.row_of_place_P) for tensor in saved]
+        by_group = zip(*(tensor.split(self._places) for tensor in placed), strict=True)
+        parts = [self._group_gradients(group, tensors, window) for group, tensors in zip(self._groups, by_group, strict=True)]
+        return [torch.cat(columns).index_select(0, self._order.place_of_row_R) for columns in zip(*parts, strict=True)]
+
+    def _group_gradients(self, group: _Group, tensors: Sequence[Tensor], window: int | None) -> list[Tensor]:
+        windowed = window is not None and window < group.length
+        mask = causal_mask(torch.arange(group.length), group.length, window, tensors[0].dtype) if windowed else None
+        by_sequence = [tensor.unflatten(0, (-1, group.length)).transpose(1, 2) for tensor in tensors]
+        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(*by_sequence, 0.0, not windowed, attn_mask=mask)
+        return [grad_BNLE.transpose(1, 2).flatten(0, 1) for grad_BNLE in grads]
 
     def _attend(self, group: _Group, q_PHE: Tensor, k_PKE: Tensor, v_PKE: Tensor, window: int | None) -> Tensor:
         q_BHLE, k_BKLE, v_BKLE = (tensor.unflatten(0, (-1, group.length)).transpose(1, 2) for tensor in (q_PHE, k_PKE, v_PKE))
@@ -115,6 +147,21 @@ class PackedAttention:
         if name not in self._masks:
             self._masks[name] = causal_mask(torch.arange(group.length, device=like.device), group.keys, window, like.dtype)
         return self._masks[name]
+
+
+class _Attend(torch.autograd.Function):
+    """The native kernel, and torch's backward."""
+
+    @staticmethod
+    def forward(ctx: Any, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, attention: PackedAttention, window: int | None) -> Tensor:
+        out_RHE, logs_RH = attention.forward_with_logs(q_RHE, k_RKE, v_RKE, window)
+        ctx.attention, ctx.window = attention, window
+        ctx.save_for_backward(q_RHE, k_RKE, v_RKE, out_RHE, logs_RH)
+        return out_RHE
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *ctx.attention.backward(grads[0], ctx.saved_tensors, ctx.window), None, None
 
 
 class _Order(NamedTuple):

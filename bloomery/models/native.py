@@ -1,119 +1,117 @@
-"""`native.c`, compiled for this machine: the pointwise parts of a block, the head's reduction and the draw of tokens, each in one pass.
+"""Kernels in C for float32 on a CPU: attention, the pointwise parts of a block, the head's reduction and the draw of tokens.
 
 A step of few rows of a small model is little more than the calls that it makes, and torch makes ten of what is one here; a pass of many rows
-reads and writes every activation as often. The C compiler `cc` is asked when something is first computed, and its library kept beside the bytecode,
-or in the user's cache. Where there is none, and for other dtypes and devices, torch computes the same formulas (`available`); which of the two is
-part of the numerics id. `BLOOMERY_NATIVE=0` asks for torch.
-Shapes: R rows, N heads, E head dimension, I intermediate, V vocabulary; B rows to draw from, k draws of each.
+reads and writes every activation as often. Where they cannot be compiled (`models/compiled`), and for other dtypes and devices, torch computes the
+same formulas (`available`); which of the two is part of the numerics id.
+Shapes: R rows, N heads, E head dimension, I intermediate, V vocabulary; B rows to draw from, k draws of each; H query heads, K key/value heads,
+S slots, L places.
 """
 
-import ctypes
-import hashlib
-import logging
-import os
-import platform
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import suppress
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bloomery.obs.machine import processor_flags
+from bloomery.models.compiled import FLOAT as _F
+from bloomery.models.compiled import INTEGER as _I
+from bloomery.models.compiled import POINTER as _P
+from bloomery.models.compiled import Compiled
 
-log = logging.getLogger(__name__)
-
-_SOURCE: Final = Path(__file__).with_suffix(".c")
 _BLOCK: Final = 512
 """Values that are added up before their sum is."""
-_FLAGS: Final = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-fPIC", "-Wno-psabi", f"-DBLOCK={_BLOCK}")
-"""Contracted products and sums would have other bits on processors that have them."""
-_COMPILE_S: Final = 60.0
-_P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_ARGUMENTS: Final = {
-    "rms_norm": (_P, _P, _P, _I, _I, _P, _I, _I, _I, _F),
-    "rms_norm_backward": (_P, _P, _P, _I, _I, _P, _P, _I, _I, _I),
-    "rotate": (_P, _P, _I, _I, _P, _P, _F, _I, _I, _I),
-    "swiglu": (_P, _P, _I, _I),
-    "swiglu_backward": (_P, _P, _P, _I, _I),
-    "logsumexp": (_P, _P, _I, _I),
-    "softmax_gradient": (_P, _P, _P, _I, _I),
-    "invert": (_P, _P, _P, _P, _I, _I, _I),
-}
-
-
-def _identity() -> str:
-    """Of the source, the flags and the processor."""
-    return hashlib.sha256("|".join((_SOURCE.read_text(), *_FLAGS, platform.machine(), *sorted(processor_flags()))).encode()).hexdigest()[:16]
-
-
-@cache
-def _kernels() -> Any:
-    """The compiled library, asked for when something is first computed; None where there is none."""
-    # Elsewhere the threads of torch are another library's, and two of them would fight for the processors.
-    if os.environ.get("BLOOMERY_NATIVE") == "0" or not sys.platform.startswith("linux"):
-        return None
-    failures, name = [], f"native-{_identity()}.so"
-    for place in _places():
-        try:
-            if not (place / name).exists():
-                _compile(place / name)
-            return _bound(ctypes.CDLL(str(place / name)))
-        except subprocess.SubprocessError as error:
-            # Elsewhere the compiler would say the same.
-            failures.append(f"cc: {getattr(error, 'stderr', None) or error}")
-            break
-        except OSError as error:
-            failures.append(f"{place}: {error}")
-    log.warning("torch computes what native kernels would: %s", "; ".join(failures))
-    return None
-
-
-def _places() -> Iterator[Path]:
-    yield _SOURCE.parent / "__pycache__"
-    # Of a user without a home there is none.
-    with suppress(RuntimeError):
-        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bloomery"
-
-
-def _compile(path: Path) -> None:
-    """Not linked against a library of threads: torch has loaded its own, whose threads these kernels share."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as place:
-        parts = [f"{place}/native.o", f"{place}/native.so"]
-        for command in (["cc", *_FLAGS, "-c", str(_SOURCE), "-o", parts[0]], ["cc", "-shared", parts[0], "-o", parts[1], "-lm"]):
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_S)
-        # In one step, for whoever else compiles at the same time.
-        Path(parts[1]).replace(path)
-
-
-def _bound(library: ctypes.CDLL) -> ctypes.CDLL:
-    for name, arguments in _ARGUMENTS.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = arguments, None
-    return library
+_LANES: Final = 8
+"""Values that are computed together."""
+_LIBRARY: Final = Compiled(
+    "native",
+    Path(__file__).with_name("kernels"),
+    {
+        "rms_norm": (_P, _P, _P, _I, _I, _P, _I, _I, _I, _F),
+        "rms_norm_backward": (_P, _P, _P, _I, _I, _P, _P, _I, _I, _I),
+        "rotate": (_P, _P, _I, _I, _P, _P, _F, _I, _I, _I),
+        "swiglu": (_P, _P, _I, _I),
+        "swiglu_backward": (_P, _P, _P, _I, _I),
+        "logsumexp": (_P, _P, _I, _I),
+        "softmax_gradient": (_P, _P, _P, _I, _I),
+        "invert": (_P, _P, _P, _P, _I, _I, _I),
+        "draw": (_P, _P, _P, _P, _P, _P, _I, _I),
+        "attend": (_P, _P, _P, _I, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, _I, _I),
+        "keep": (_P, _P, _P, _I, _I, _P, _I, _I, _I),
+    },
+    # Contracted products and sums would have other bits on processors that have them.
+    flags=("-ffp-contract=off", "-fno-math-errno", "-fopenmp", f"-DBLOCK={_BLOCK}"),
+    instead="torch",
+)
 
 
 def present() -> bool:
     """Whether there are kernels here."""
-    return _kernels() is not None
+    return _LIBRARY.functions is not None
 
 
 def identity() -> str:
     """Who computes what is pointwise, for the numerics id."""
-    return f"native-{_identity()}" if present() else "torch"
+    return _LIBRARY.identity if present() else "torch"
 
 
 def available(*tensors: Tensor) -> bool:
     """Whether the functions below take them."""
-    return _kernels() is not None and all(tensor.dtype is torch.float32 and tensor.is_cpu for tensor in tensors)
+    return _LIBRARY.functions is not None and all(tensor.dtype is torch.float32 and tensor.is_cpu for tensor in tensors)
+
+
+class Spans(NamedTuple):
+    """Rows that attend: tokens that stand in neighbouring rows, one behind the other in the sequence of a slot."""
+
+    places_N4: Tensor
+    """First row, slot, position of the first token, tokens."""
+    longest: int
+    """Places that the longest of the sequences takes."""
+    tokens: int
+    pairs: int
+    """Of queries and keys."""
+
+    @classmethod
+    def of(cls, spans: Sequence[tuple[int, int, int, int]]) -> Self:
+        """From first rows, slots, positions and numbers of tokens."""
+        stops = [start + count for _, _, start, count in spans]
+        counts = [count for _, _, _, count in spans]
+        return cls(torch.tensor(spans), max(stops), sum(counts), sum(stop * count for stop, count in zip(stops, counts, strict=True)))
+
+
+def attends(q_RHE: Tensor, *keys_and_values: Tensor) -> bool:
+    """Whether `attend` takes these."""
+    return q_RHE.shape[-1] % _LANES == 0 and available(q_RHE, *keys_and_values)
+
+
+def attend(
+    q_RHE: Tensor, keys: Tensor, values: Tensor, spans: Spans, window: int | None = None, *, logged: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """What each query gathers of its sequence up to itself [R, H, E], zeros in rows outside of the spans; where `logged`, also the logarithm of the
+    sum of exponentials [R, H].
+
+    `keys` and `values` [S, K, L, E], or the packed rows themselves [R, K, E], where a span's slot is its first row.
+    """
+    rows, heads, dim = q_RHE.shape
+    out_RHE = (torch.empty if spans.tokens == rows else torch.zeros)(rows, heads, dim)
+    logs_RH = torch.zeros(rows, heads) if logged else None
+    q_RHE, keys, values = (_rows(tensor) for tensor in (q_RHE, keys, values))
+    _LIBRARY.functions.attend(
+        *(out_RHE.data_ptr(), None if logs_RH is None else logs_RH.data_ptr(), q_RHE.data_ptr(), *q_RHE.stride()[:2]),
+        *(keys.data_ptr(), _strides(keys), values.data_ptr(), _strides(values), spans.places_N4.data_ptr(), len(spans.places_N4)),
+        *(heads, keys.shape[1], dim, window or 0, -(-spans.longest // _LANES) * _LANES, spans.pairs * heads * dim),
+    )
+    return out_RHE, logs_RH
+
+
+def keep(storage_SKLE: Tensor, x_RKE: Tensor, spans: Spans) -> None:
+    """Put the rows of keys, or values, in the places of their tokens."""
+    assert storage_SKLE.stride(-1) == 1
+    x_RKE = _rows(x_RKE)
+    pointers = storage_SKLE.data_ptr(), _strides(storage_SKLE), x_RKE.data_ptr(), *x_RKE.stride()[:2]
+    _LIBRARY.functions.keep(*pointers, spans.places_N4.data_ptr(), len(spans.places_N4), *x_RKE.shape[1:])
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scaled: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -123,7 +121,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scaled: bool = False) -> 
     scale = torch.empty(*x.shape[:-1], 1) if scaled else None
     rows, heads, *strides = _layout(x)
     pointer = None if scale is None else scale.data_ptr()
-    _kernels().rms_norm(out.data_ptr(), pointer, x.data_ptr(), *strides, weight.data_ptr(), rows, heads, x.shape[-1], eps)
+    _LIBRARY.functions.rms_norm(out.data_ptr(), pointer, x.data_ptr(), *strides, weight.data_ptr(), rows, heads, x.shape[-1], eps)
     return out, scale
 
 
@@ -133,7 +131,7 @@ def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor) ->
     grad_x = torch.empty(x.shape)
     rows, heads, *strides = _layout(x)
     pointers = grad_x.data_ptr(), grad.data_ptr(), x.data_ptr(), *strides, weight.data_ptr(), scale.data_ptr()
-    _kernels().rms_norm_backward(*pointers, rows, heads, x.shape[-1])
+    _LIBRARY.functions.rms_norm_backward(*pointers, rows, heads, x.shape[-1])
     return grad_x
 
 
@@ -145,7 +143,7 @@ def rotate(x_RNE: Tensor, cos_R1H: Tensor, sin_R1H: Tensor, *, back: bool = Fals
     out_RNE = torch.empty(x_RNE.shape)
     rows, heads, *strides = _layout(x_RNE)
     pointers = out_RNE.data_ptr(), x_RNE.data_ptr(), *strides, cos_R1H.data_ptr(), sin_R1H.data_ptr()
-    _kernels().rotate(*pointers, -1.0 if back else 1.0, rows, heads, x_RNE.shape[-1])
+    _LIBRARY.functions.rotate(*pointers, -1.0 if back else 1.0, rows, heads, x_RNE.shape[-1])
     return out_RNE
 
 
@@ -153,7 +151,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """`silu(gate) * up` of the halves of the last dimension."""
     gate_up = gate_up.contiguous()
     out = torch.empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
-    _kernels().swiglu(out.data_ptr(), gate_up.data_ptr(), _count(out), out.shape[-1])
+    _LIBRARY.functions.swiglu(out.data_ptr(), gate_up.data_ptr(), _count(out), out.shape[-1])
     return out
 
 
@@ -161,7 +159,7 @@ def swiglu_backward(grad: Tensor, gate_up: Tensor) -> Tensor:
     """What reaches `gate_up`."""
     grad, gate_up = grad.contiguous(), gate_up.contiguous()
     grad_gate_up = torch.empty(gate_up.shape)
-    _kernels().swiglu_backward(grad_gate_up.data_ptr(), grad.data_ptr(), gate_up.data_ptr(), _count(grad), grad.shape[-1])
+    _LIBRARY.functions.swiglu_backward(grad_gate_up.data_ptr(), grad.data_ptr(), gate_up.data_ptr(), _count(grad), grad.shape[-1])
     return grad_gate_up
 
 
@@ -169,7 +167,7 @@ def logsumexp(x_RV: Tensor) -> Tensor:
     """Of every row [R]."""
     x_RV = x_RV.contiguous()
     out_R = torch.empty(len(x_RV))
-    _kernels().logsumexp(out_R.data_ptr(), x_RV.data_ptr(), *x_RV.shape)
+    _LIBRARY.functions.logsumexp(out_R.data_ptr(), x_RV.data_ptr(), *x_RV.shape)
     return out_R
 
 
@@ -177,7 +175,7 @@ def softmax_gradient(x_RV: Tensor, mass_R: Tensor) -> Tensor:
     """`-softmax(x) * mass`."""
     x_RV, mass_R = x_RV.contiguous(), mass_R.contiguous()
     out_RV = torch.empty(x_RV.shape)
-    _kernels().softmax_gradient(out_RV.data_ptr(), x_RV.data_ptr(), mass_R.data_ptr(), *x_RV.shape)
+    _LIBRARY.functions.softmax_gradient(out_RV.data_ptr(), x_RV.data_ptr(), mass_R.data_ptr(), *x_RV.shape)
     return out_RV
 
 
@@ -186,8 +184,33 @@ def invert(logs_BV: npt.NDArray[np.float32], numbers_Bk: npt.NDArray[np.float64]
     logs_BV, numbers_Bk = np.ascontiguousarray(logs_BV, np.float32), np.ascontiguousarray(numbers_Bk, np.float64)
     found_Bk = np.empty(numbers_Bk.shape, np.int64)
     sums = np.empty((len(logs_BV), -(-logs_BV.shape[1] // _BLOCK)))
-    _kernels().invert(found_Bk.ctypes.data, logs_BV.ctypes.data, numbers_Bk.ctypes.data, sums.ctypes.data, *logs_BV.shape, numbers_Bk.shape[1])
+    _LIBRARY.functions.invert(
+        found_Bk.ctypes.data, logs_BV.ctypes.data, numbers_Bk.ctypes.data, sums.ctypes.data, *logs_BV.shape, numbers_Bk.shape[1]
+    )
     return found_Bk
+
+
+def draw(
+    logits_BV: npt.NDArray[np.float32], seeds_B: npt.NDArray[np.uint64], positions_B: npt.NDArray[np.uint64], samples_B: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.int64]:
+    """A token from every row [B], by `invert` of `logits - max` with the number of its seed, position and sample."""
+    logits_BV = np.ascontiguousarray(logits_BV, np.float32)
+    found_B = np.empty(len(logits_BV), np.int64)
+    sums = np.empty((len(logits_BV), -(-logits_BV.shape[1] // _BLOCK)))
+    arrays = found_B, logits_BV, seeds_B, positions_B, samples_B, sums
+    _LIBRARY.functions.draw(*(array.ctypes.data for array in arrays), *logits_BV.shape)
+    return found_B
+
+
+def _rows(x: Tensor) -> Tensor:
+    """With vectors in one piece."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _strides(storage: Tensor) -> Any:
+    """Floats from slot to slot, from head to head and from place to place; of packed rows a slot begins at each, and its places are rows."""
+    strides = storage.stride()
+    return (_I * 3)(strides[0], strides[1], strides[2] if storage.dim() == 4 else strides[0])
 
 
 def _vectors(x: Tensor) -> Tensor:

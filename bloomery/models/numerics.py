@@ -8,6 +8,7 @@ import hashlib
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +42,9 @@ _KEY_PAD_SLOTS, _KEY_PAD_SLOTS_IN_HALF = 16, 128
 _CHUNK_ROWS = (36, 200)
 """Rows of a chunk whose last block of queries is a small one, for either size of the kernel's blocks that a step may meet."""
 _PLAIN_KEY_PAD = 32
+_LENGTH = 700
+_POSITIONS = (2, 76, 199, 332, 510, 511, 512, 699)
+"""Of a sequence of that length that a decode step is tried at."""
 _MEMBER = 20
 """Rows of each run in a pass of three."""
 
@@ -135,6 +139,9 @@ def _equal_alone(decoder: Decoder) -> bool:
 def _mixed(decoder: Decoder) -> Iterator[Tensor]:
     config = decoder.config
     for kv_heads, head_dim in _head_shapes(decoder):
+        if _is_native(decoder, head_dim):
+            yield from _attended_natively(decoder, kv_heads, head_dim)
+            continue
         step = (kv_heads, pad_to(config.num_heads // kv_heads, ROW_PAD))
         for slots, heads, rows in ((1, *step), (16, *step), (1, config.num_heads, max(_CHUNK_ROWS))):
             yield _Attended(decoder.embedding, slots, heads, rows, head_dim).attend(last=KEY_PAD + 3, keys=2 * KEY_PAD)
@@ -152,6 +159,8 @@ def _key_pads(decoder: Decoder) -> tuple[int, ...]:
     config = decoder.config
     attended = []
     for kv_heads, head_dim in _head_shapes(decoder):
+        if _is_native(decoder, head_dim):
+            continue
         shape = (min(2, kv_heads), pad_to(config.num_heads // kv_heads, ROW_PAD))
         slots = _KEY_PAD_SLOTS if decoder.dtype == torch.float32 else _KEY_PAD_SLOTS_IN_HALF
         attended += [_Attended(decoder.embedding, slots, *shape, head_dim)]
@@ -260,19 +269,44 @@ def _head_shapes(decoder: Decoder) -> list[tuple[int, int]]:
 
 def _attention_failures(decoder: Decoder) -> Iterator[str]:
     for kv_heads, head_dim in _head_shapes(decoder):
-        for position in _differing_positions(decoder, kv_heads, head_dim):
+        differing = _differing_natively if _is_native(decoder, head_dim) else _differing_positions
+        for position in differing(decoder, kv_heads, head_dim):
             yield f"attention of {kv_heads} key heads of {head_dim} at position {position} differs between a whole pass and a decode step"
+
+
+def _is_native(decoder: Decoder, head_dim: int) -> bool:
+    return native.attends(decoder.embedding.new_empty(1, 1, head_dim))
+
+
+def _attended_natively(decoder: Decoder, kv_heads: int, head_dim: int) -> list[Tensor]:
+    """What every position gathers: of a whole pass, of a prompt in chunks of uneven sizes, and of some decode steps one after the other."""
+    config, length = decoder.config, min(_LENGTH, decoder.config.context)
+    q_RHE = _noise(length, config.num_heads, head_dim, like=decoder.embedding)
+    k_RKE, v_RKE = (_noise(length, kv_heads, head_dim, like=decoder.embedding, seed=seed) for seed in (1, 2))
+    chunks = [0, *(stop for stop in (1, 36, 300) if stop < length), length]
+    whole, prompt = [(0, 0, 0, length)], [(start, 0, start, stop - start) for start, stop in pairwise(chunks)]
+    steps = [(position, 0, position, 1) for position in _POSITIONS if position < length]
+    return [native.attend(q_RHE, k_RKE, v_RKE, native.Spans.of(spans))[0] for spans in (whole, prompt, steps)]
+
+
+def _differing_natively(decoder: Decoder, kv_heads: int, head_dim: int) -> Iterator[int]:
+    whole_RHE, prompt_RHE, steps_RHE = _attended_natively(decoder, kv_heads, head_dim)
+    if not torch.equal(prompt_RHE, whole_RHE):
+        yield int((prompt_RHE != whole_RHE).flatten(1).any(1).nonzero()[0])
+    for position in _POSITIONS:
+        if position < len(whole_RHE) and not torch.equal(steps_RHE[position], whole_RHE[position]):
+            yield position
 
 
 def _differing_positions(decoder: Decoder, kv_heads: int, head_dim: int) -> Iterator[int]:
     config = decoder.config
-    length, group = min(700, config.context), config.num_heads // kv_heads
+    length, group = min(_LENGTH, config.context), config.num_heads // kv_heads
     keys = KEY_PAD * 2
     q_1HLE = _noise(config.num_heads, length, head_dim, like=decoder.embedding)[None]
     k_1KSE = F.pad(_noise(kv_heads, length, head_dim, like=decoder.embedding), (0, 0, 0, keys - length))[None]
     v_1KSE = k_1KSE.flip(-1).contiguous()
     whole = _attend(q_1HLE, k_1KSE, v_1KSE, torch.arange(length))
-    for position in (2, 76, 199, 332, 510, 511, 512, length - 1):
+    for position in _POSITIONS:
         if position >= length:
             continue
         near = KEY_PAD if position < KEY_PAD else keys

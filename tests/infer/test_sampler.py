@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from bloomery.infer import cache
 from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import VERSIONS_IN_MEMORY, Model
@@ -270,7 +271,7 @@ def test_memory_that_runs_out_for_a_newcomer_ends_those_who_run_and_the_engine_g
     engine = sampler(model, limits=Limits(slots=2, token_budget=64))
     engine.submit(request("runs", prompt(10), num_samples=3))
     with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "new_zeros", exhausted)
+        patch.setattr(cache, "_zeros", exhausted)
         with pytest.raises(RuntimeError, match="not enough memory"):
             engine.step()
     engine.fail_running("out of memory")

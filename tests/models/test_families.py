@@ -69,7 +69,8 @@ class _Saved(dict[str, Path]):
 @pytest.mark.parametrize("family", TRAINED)
 def test_the_gradient_of_every_tensor_is_that_of_transformers(family: str, directories: Mapping[str, Path]) -> None:
     decoder = load_decoder(directories[family], dtype=torch.float32).requires_grad_(True)
-    model = reference(family)
+    # In float64, which products of experts are not made for.
+    model = reference(family) if family in SPARSE else reference(family).double()
     tokens = sequences([150, 9])
     (-torch.cat([own[:-1] for own in packed_logprobs(decoder, tokens, exact=False)]).sum()).backward()
     for sequence in tokens:
@@ -82,8 +83,8 @@ def test_the_gradient_of_every_tensor_is_that_of_transformers(family: str, direc
         gradient, expected = ours[place.parameter].grad, _their_gradient(theirs, name, place)
         assert gradient is not None, name
         own = (gradient if place.expert is None else gradient[place.expert])[place.rows]
-        # float32, relative to the norm of each tensor's gradient; theirs are up to 2e-5 from those of float64, and ours come from other kernels.
-        assert (own - expected).norm() <= (2e-4 if family in ILL_CONDITIONED else 5e-5) * expected.norm() + 1e-6, name
+        # float32, relative to the norm of each tensor's gradient; those of `transformers` in float32 are as far from float64.
+        assert (own - expected).norm() <= (5e-4 if family in ILL_CONDITIONED else 5e-5) * expected.norm() + 1e-6, name
 
 
 def _their_gradient(theirs: Mapping[str, torch.nn.Parameter], name: str, place: Place) -> torch.Tensor:

@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bloomery.infer.sampling import Draw, choose, uniforms
 from bloomery.models import native
 from bloomery.models.head import logsumexp, token_logprobs
 from bloomery.models.pointwise import rms_norm, rotate, swiglu
+from bloomery.types.generation import SamplingParams
 
 pytestmark = pytest.mark.skipif(not native.present(), reason="this machine has no C compiler, or not Linux")
 EPS = 1e-6
@@ -114,6 +116,19 @@ def test_the_first_and_the_last_number_find_what_has_weight() -> None:
     numbers = np.linspace(edges[7], edges[-2], 700, endpoint=False)[None, 1:] / edges[-1]
     assert set(native.invert(rare, numbers)[0].tolist()) == set(range(8, 511))
     assert ((native.invert(nothing, np.full((2, 1), 0.5)) >= 0) & (native.invert(nothing, np.full((2, 1), 0.5)) < 1500)).all()
+
+
+@pytest.mark.parametrize("width", [1, 511, 1500])
+def test_a_token_is_drawn_by_the_number_of_its_seed_position_and_sample(width: int) -> None:
+    logits = noise(40, width).numpy() * 4
+    draws = [Draw(row % 3, row * 1000, SamplingParams(max_tokens=1, seed=(row << 60) - row)) for row in range(40)]
+    expected = native.invert(logits - logits.max(-1, keepdims=True), uniforms(draws)[:, None])[:, 0]
+    assert np.array_equal(choose(logits, draws).tokens_B, expected)
+    # Beside others, of which one is drawn otherwise, too.
+    draws[7] = draws[7]._replace(params=SamplingParams(max_tokens=1, temperature=0.0, seed=7))
+    beside = choose(logits[5:9], draws[5:9])
+    assert beside.tokens_B.tolist() == [*expected[5:7], logits[7].argmax(), expected[8]]
+    assert list(beside.processed) == [2]
 
 
 @pytest.mark.slow

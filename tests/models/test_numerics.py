@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bloomery.models import native
 from bloomery.models.config import ExpertsConfig, LayerHeads
 from bloomery.models.decoder import Decoder
 from bloomery.models.numerics import probe
@@ -26,6 +27,7 @@ def with_two_kinds_of_heads() -> Decoder:
 
 @pytest.mark.parametrize(("kv_heads", "head_dim"), [(2, 16), (1, 32)])
 def test_attention_is_probed_with_the_heads_of_every_layer(monkeypatch, kv_heads, head_dim):
+    monkeypatch.setattr(native, "attends", lambda *tensors: False)
     assert probe(with_two_kinds_of_heads()).bit_exact
     attend = F.scaled_dot_product_attention
 
@@ -35,6 +37,26 @@ def test_attention_is_probed_with_the_heads_of_every_layer(monkeypatch, kv_heads
         return out * (1 + 2**-20) if (key.shape[1], key.shape[3]) == (kv_heads, head_dim) and query.shape[2] < 16 else out
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", worse)
+    assert_found(kv_heads, head_dim)
+
+
+@pytest.mark.skipif(not native.present(), reason="this machine has no C compiler, or not Linux")
+@pytest.mark.parametrize(("kv_heads", "head_dim"), [(2, 16), (1, 32)])
+def test_native_attention_is_probed_with_the_heads_of_every_layer(monkeypatch, kv_heads, head_dim):
+    assert probe(with_two_kinds_of_heads()).bit_exact
+    attend = native.attend
+
+    def worse(q_RHE, keys, values, spans, *options):
+        """Rounds otherwise where there are single queries of these heads."""
+        out_RHE, logs_RH = attend(q_RHE, keys, values, spans, *options)
+        steps = spans.tokens == len(spans.places_N4) > 1
+        return out_RHE * (1 + 2**-20) if (keys.shape[1], keys.shape[2]) == (kv_heads, head_dim) and steps else out_RHE, logs_RH
+
+    monkeypatch.setattr(native, "attend", worse)
+    assert_found(kv_heads, head_dim)
+
+
+def assert_found(kv_heads: int, head_dim: int) -> None:
     failures = probe(with_two_kinds_of_heads()).failures
     assert failures
     assert all(f"attention of {kv_heads} key heads of {head_dim} " in failure for failure in failures)

@@ -1,59 +1,11 @@
-/* The pointwise parts of a block, the reduction of the head and the draw of tokens, in float32, each in one pass over its rows.
-
-   A row's numbers depend on nothing but the row: sums have LANES partial sums in a fixed order, and nothing is contracted or reordered
-   (-ffp-contract=off, no -ffast-math), so a row has the same bits with every processor and number of threads.
+/* The pointwise parts of a block, the reduction of the head and the draw of tokens, each in one pass over its rows.
 
    Rows of `x` are `row_stride` floats apart, their heads `head_stride`, and a head is `dim` floats in a row; what is written is contiguous.
    Formulas: RMSNorm (arXiv 1910.07467), RoFormer (arXiv 2104.09864), SwiGLU (arXiv 2002.05202). */
 
-#include <stdint.h>
-#include <string.h>
+#include "lanes.h"
 
-#define LANES 8
-typedef float lanes __attribute__((vector_size(4 * LANES)));
-typedef int32_t ints __attribute__((vector_size(4 * LANES)));
-
-/* Less work than this does not pay for waking threads. */
-#define ALONE (1 << 15)
 #define ROWS _Pragma("omp parallel for schedule(static) if (rows > 1 && rows * width > ALONE)") for (int64_t row = 0; row < rows; row++)
-
-static inline lanes at(const float *x) { lanes v; memcpy(&v, x, sizeof v); return v; }
-static inline void put(float *x, lanes v) { memcpy(x, &v, sizeof v); }
-static inline lanes all(float x) { return (lanes){} + x; }
-static inline lanes some(const float *x, int64_t count) { lanes v = {}; memcpy(&v, x, count * sizeof(float)); return v; }
-static inline lanes chosen(ints where, lanes yes, lanes no) { return (lanes)((where & (ints)yes) | (~where & (ints)no)); }
-
-static inline float sum(lanes v) {
-    for (int half = LANES / 2; half; half /= 2)
-        for (int lane = 0; lane < half; lane++) v[lane] += v[lane + half];
-    return v[0];
-}
-
-static inline float largest(lanes v) {
-    float most = v[0];
-    for (int lane = 1; lane < LANES; lane++) most = v[lane] > most ? v[lane] : most;
-    return most;
-}
-
-/* exp(x), within 2 units in the last place: x = n ln 2 + r, and a polynomial of r (Cephes, expf). 0 below the smallest normal number, infinity
-   from exp(88.38) on. */
-static inline lanes exponential(lanes x) {
-    const lanes magic = all(12582912.0f), most = all(88.3762626f), least = all(-87.3365448f);
-    ints below = x < least, above = x > most;
-    x = chosen(above, most, x);
-    x = chosen(below, least, x);
-    lanes n = (x * 1.44269504088896341f + magic) - magic;
-    lanes r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-    lanes p = all(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = (p * r) * r + r + 1.0f;
-    ints power = (__builtin_convertvector(n, ints) + 127) << 23;
-    return chosen(above, all(__builtin_inff()), chosen(below, (lanes){}, p * (lanes)power));
-}
 
 static inline lanes sigmoid(lanes x) { return 1.0f / (1.0f + exponential(-x)); }
 
@@ -186,37 +138,80 @@ void softmax_gradient(float *out, const float *x, const float *mass, int64_t row
     }
 }
 
-/* The weights exp(x) of a block; returns `before` with all of them added, one after the other. */
-static double weigh(float *weights, const float *x, int64_t width, double before) {
-    ALONG(width) SET(weights, exponential(GET(x)));
+/* What tokens are drawn from: exp(x - top), laid end to end in the order of the columns and added up in float64. */
+typedef struct {
+    const float *x;
+    float top;
+    int64_t width;
+} line;
+
+/* The weights of a block of columns; returns `before` with all of them added, one after the other. */
+static double weigh(float *weights, const line *of, int64_t block, double before) {
+    const float *x = of->x + block * BLOCK;
+    const int64_t width = of->width - block * BLOCK < BLOCK ? of->width - block * BLOCK : BLOCK;
+    ALONG(width) SET(weights, exponential(GET(x) - of->top));
     for (int64_t place = 0; place < width; place++) before += weights[place];
     return before;
 }
 
-/* Where in exp(x), laid end to end in the order of the columns and added up in float64, the numbers from 0 to 1 of every row fall. What has no
-   weight is found by none. `sums` has room for a number per block of every row. */
+/* The mass up to the end of each block goes to `sums`; returns the whole. */
+static double mass_by_block(double *sums, const line *of) {
+    float weights[BLOCK];
+    double whole = 0;
+    for (int64_t block = 0; block * BLOCK < of->width; block++) sums[block] = whole = weigh(weights, of, block, whole);
+    return whole;
+}
+
+/* The column in whose share of the whole a number from 0 to 1 falls. What has no weight is found by none. */
+static int64_t found_at(double number, const double *sums, double whole, const line *of) {
+    const double target = number * whole;
+    const int64_t blocks = (of->width + BLOCK - 1) / BLOCK;
+    float weights[BLOCK];
+    int64_t block = 0;
+    while (block < blocks - 1 && !(sums[block] > target)) block++;
+    /* Rounded up to the whole: the last that has weight. */
+    while (block && !(sums[block] > sums[block - 1])) block--;
+    const int64_t size = of->width - block * BLOCK < BLOCK ? of->width - block * BLOCK : BLOCK;
+    double before = block ? sums[block - 1] : 0;
+    weigh(weights, of, block, 0);
+    int64_t found = 0;
+    while (found < size && !((before += weights[found]) > target)) found++;
+    if (found == size)
+        for (found = size - 1; found && !(weights[found] > 0);) found--;
+    return block * BLOCK + found;
+}
+
+/* Where the numbers of every row fall in exp(x). `sums` has room for a number per block of every row. */
 void invert(int64_t *out, const float *x, const double *numbers, double *sums, int64_t rows, int64_t width, int64_t draws) {
     const int64_t blocks = (width + BLOCK - 1) / BLOCK;
     ROWS {
-        const float *own = x + row * width;
-        double *mass = sums + row * blocks, whole = 0;
-        float weights[BLOCK];
-        for (int64_t block = 0; block < blocks; block++)
-            mass[block] = whole = weigh(weights, own + block * BLOCK, width - block * BLOCK < BLOCK ? width - block * BLOCK : BLOCK, whole);
-        for (int64_t draw = 0; draw < draws; draw++) {
-            const double target = numbers[row * draws + draw] * whole;
-            int64_t block = 0;
-            while (block < blocks - 1 && !(mass[block] > target)) block++;
-            /* Rounded up to the whole: the last that has weight. */
-            while (block && !(mass[block] > mass[block - 1])) block--;
-            const int64_t size = width - block * BLOCK < BLOCK ? width - block * BLOCK : BLOCK;
-            double before = block ? mass[block - 1] : 0;
-            weigh(weights, own + block * BLOCK, size, 0);
-            int64_t found = 0;
-            while (found < size && !((before += weights[found]) > target)) found++;
-            if (found == size)
-                for (found = size - 1; found && !(weights[found] > 0);) found--;
-            out[row * draws + draw] = block * BLOCK + found;
-        }
+        const line own = {x + row * width, 0, width};
+        const double whole = mass_by_block(sums + row * blocks, &own);
+        for (int64_t draw = 0; draw < draws; draw++) out[row * draws + draw] = found_at(numbers[row * draws + draw], sums + row * blocks, whole, &own);
+    }
+}
+
+/* A number between 0 and 1 with 52 bits: Philox4x32-10 (Salmon et al. 2011) of the counter (0, position, sample, 0). */
+static double uniform(uint64_t seed, uint64_t position, uint64_t sample) {
+    uint32_t counter[4] = {0, position, sample, 0}, key[2] = {seed, seed >> 32};
+    for (int round = 0; round < 10; round++) {
+        const uint64_t even = counter[0] * (uint64_t)0xD2511F53, odd = counter[2] * (uint64_t)0xCD9E8D57;
+        const uint32_t next[4] = {odd >> 32 ^ counter[1] ^ key[0], odd, even >> 32 ^ counter[3] ^ key[1], even};
+        memcpy(counter, next, sizeof counter);
+        key[0] += 0x9E3779B9;
+        key[1] += 0xBB67AE85;
+    }
+    return ((double)((uint64_t)counter[0] << 20 | counter[1] >> 12) + 0.5) * 0x1p-52;
+}
+
+/* A token from every row of logits x, each with its own seed, position and sample. */
+void draw(
+    int64_t *out, const float *x, const uint64_t *seeds, const uint64_t *positions, const uint64_t *samples, double *sums, int64_t rows,
+    int64_t width) {
+    const int64_t blocks = (width + BLOCK - 1) / BLOCK;
+    ROWS {
+        const line own = {x + row * width, greatest(x + row * width, width), width};
+        const double whole = mass_by_block(sums + row * blocks, &own);
+        out[row] = found_at(uniform(seeds[row], positions[row], samples[row]), sums + row * blocks, whole, &own);
     }
 }

@@ -1,0 +1,231 @@
+/* Attention of single queries to the keys of their own sequence, in float32.
+
+   A query's scores are products of it with one key after the other, its weights their exponentials relative to the largest, and what it gathers the
+   values times these, added up in the order of the keys: nothing of that depends on which queries are computed with it, on how many keys lie behind
+   those that it sees, or on the number of threads. Queries that share keys are computed together, because each key and value is then read once.
+
+   A query stands in a row of `q` and `out`, and has a head. Keys and values lie in slots, a place for each token: floats from slot to slot, from head
+   to head and from place to place are given for both. Formula: Attention is all you need (arXiv 1706.03762), with the heads of GQA (arXiv 2305.13245). */
+
+#include <stdlib.h>
+
+#include "lanes.h"
+
+/* Queries whose scores are in the cache at a time, where there are so few heads. */
+#define TOGETHER 16
+/* Places whose keys, or values, are. */
+#define NEAR 256
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+
+#if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__})
+#endif
+
+typedef struct {
+    int64_t slot, head, place;
+} strides;
+
+/* Tokens `start` to `start + count - 1` of the sequence in `slot` stand in the rows from `row` on. */
+typedef struct {
+    int64_t row, slot, start, count;
+} span;
+
+/* One query, scaled, and where its answer goes; the places that it sees, room for their scores, which become weights, and the sum of these. */
+typedef struct {
+    const float *q;
+    float *out, *scores;
+    int64_t first, last;
+    float *log, total;
+} query;
+
+/* `sum` of eight, of each in its own lane. */
+static inline lanes sums(const lanes v[LANES]) {
+    lanes a[4], b[2];
+    for (int i = 0; i < 4; i++)
+        a[i] = PICK(v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11) + PICK(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    for (int i = 0; i < 2; i++)
+        b[i] = PICK(a[i], a[i + 2], 0, 1, 8, 9, 4, 5, 12, 13) + PICK(a[i], a[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    return PICK(b[0], b[1], 0, 8, 2, 10, 4, 12, 6, 14) + PICK(b[0], b[1], 1, 9, 3, 11, 5, 13, 7, 15);
+}
+
+/* Scores of `queries` with `count` neighbours from `place` on; both are constants, and their product is LANES at most. */
+static inline __attribute__((always_inline)) void score(
+    const int queries, const int count, const query *of, const float *keys, int64_t stride, int64_t place, int64_t dim) {
+    lanes products[LANES] = {};
+    for (int64_t i = 0; i < dim; i += LANES)
+        for (int key = 0; key < count; key++) {
+            const lanes k = at(keys + (place + key) * stride + i);
+            for (int each = 0; each < queries; each++) products[key * queries + each] += at(of[each].q + i) * k;
+        }
+    const lanes found = sums(products);
+    for (int key = 0; key < count; key++)
+        for (int each = 0; each < queries; each++) of[each].scores[place + key - of[each].first] = found[key * queries + each];
+}
+
+/* The weights of all places that a query sees, and their sum. */
+static inline void weigh(query *of) {
+    const int64_t seen = of->last - of->first + 1;
+    float *scores = of->scores;
+    int64_t whole = seen;
+    /* What fills the last group has no weight. */
+    for (; whole % LANES; whole++) scores[whole] = -__builtin_inff();
+    lanes most = at(scores), total = {};
+    for (int64_t i = LANES; i < whole; i += LANES) most = chosen(at(scores + i) > most, at(scores + i), most);
+    const float top = largest(most);
+    for (int64_t i = 0; i < whole; i += LANES) {
+        const lanes share = exponential(at(scores + i) - top);
+        put(scores + i, share);
+        total += share;
+    }
+    of->total = sum(total);
+    if (of->log) *of->log = top + (float)__builtin_log((double)of->total);
+}
+
+/* Neighbouring places, none where the last is before the first. */
+typedef struct {
+    int64_t first, last;
+} places;
+
+/* Of `among`, those that a query sees. */
+static inline places seen(const query *of, places among) { return (places){MAX(of->first, among.first), MIN(of->last, among.last)}; }
+
+/* Of `among`, those that all queries of a tile see; those before and behind them are seen by some. */
+static inline places seen_by_all(int queries, const query *of, places among) {
+    for (int each = 0; each < queries; each++) among = seen(of + each, among);
+    return among;
+}
+
+/* Scores of a tile of queries, a constant number: what all of them see they read together, and the rest by themselves. */
+static inline __attribute__((always_inline)) void score_tile(
+    const int queries, const query *of, places among, const float *keys, int64_t stride, int64_t dim) {
+    const int count = LANES / queries;
+    const places common = seen_by_all(queries, of, among);
+    int64_t place = common.first;
+    for (; place + count - 1 <= common.last; place += count) score(queries, count, of, keys, stride, place, dim);
+    for (; place <= common.last; place++) score(queries, 1, of, keys, stride, place, dim);
+    for (int each = 0; each < queries; each++) {
+        const places own = seen(of + each, among);
+        for (place = own.first; place <= MIN(common.first - 1, own.last); place++) score(1, 1, of + each, keys, stride, place, dim);
+        for (place = MAX(common.last + 1, MAX(common.first, own.first)); place <= own.last; place++) score(1, 1, of + each, keys, stride, place, dim);
+    }
+}
+
+/* Adds to `gathered` the values of neighbouring places times the weights of `queries`; that and `groups` of lanes are constants. */
+static inline __attribute__((always_inline)) void gather(
+    const int queries, const int groups, const query *of, lanes *gathered, const float *values, int64_t stride, int64_t first, int64_t last) {
+    for (int64_t place = first; place <= last; place++)
+        for (int group = 0; group < groups; group++) {
+            const lanes value = at(values + place * stride + group * LANES);
+            for (int each = 0; each < queries; each++) gathered[each * groups + group] += of[each].scores[place - of[each].first] * value;
+        }
+}
+
+/* What a tile of queries gathers of `groups` of lanes, beside what it has gathered before; in the order of the places for each. */
+static inline __attribute__((always_inline)) void gather_tile(
+    const int queries, const int groups, const query *of, places among, const float *values, int64_t stride, int64_t i) {
+    lanes gathered[LANES];
+    const places common = seen_by_all(queries, of, among);
+    for (int each = 0; each < queries; each++) {
+        const places own = seen(of + each, among);
+        for (int group = 0; group < groups; group++) gathered[each * groups + group] = at(of[each].out + i + group * LANES);
+        gather(1, groups, of + each, gathered + each * groups, values + i, stride, own.first, MIN(common.first - 1, own.last));
+    }
+    gather(queries, groups, of, gathered, values + i, stride, common.first, common.last);
+    for (int each = 0; each < queries; each++) {
+        const places own = seen(of + each, among);
+        gather(1, groups, of + each, gathered + each * groups, values + i, stride, MAX(common.last + 1, MAX(common.first, own.first)), own.last);
+        for (int group = 0; group < groups; group++) put(of[each].out + i + group * LANES, gathered[each * groups + group]);
+    }
+}
+
+static inline __attribute__((always_inline)) void gather_all(
+    const int queries, const query *of, places among, const float *values, int64_t stride, int64_t dim) {
+    const int groups = LANES / queries;
+    int64_t i = 0;
+    for (; i + groups * LANES <= dim; i += groups * LANES) gather_tile(queries, groups, of, among, values, stride, i);
+    for (; i < dim; i += LANES) gather_tile(queries, 1, of, among, values, stride, i);
+}
+
+#define TILES(call)                                                              \
+    for (int64_t done = 0; done < queries;) {                                    \
+        query *own = of + done;                                                  \
+        if (queries - done >= 4) { call(4, own); done += 4; }                    \
+        else if (queries - done >= 2) { call(2, own); done += 2; }               \
+        else { call(1, own); done++; }                                           \
+    }
+#define SCORE(number, own) score_tile(number, own, among, keys, key_stride, dim)
+#define GATHER(number, own) gather_all(number, own, among, values, value_stride, dim)
+
+/* Queries that share keys, NEAR places after the other: they stay in the cache until all have read them. */
+static void attend_together(query *of, int64_t queries, const float *keys, int64_t key_stride, const float *values, int64_t value_stride, int64_t dim) {
+    places all_seen = {of[0].first, of[0].last};
+    for (int64_t each = 1; each < queries; each++) all_seen = (places){MIN(all_seen.first, of[each].first), MAX(all_seen.last, of[each].last)};
+    for (places among = {all_seen.first}; among.first <= all_seen.last; among.first += NEAR) {
+        among.last = MIN(among.first + NEAR - 1, all_seen.last);
+        TILES(SCORE)
+    }
+    for (int64_t each = 0; each < queries; each++) {
+        weigh(of + each);
+        memset(of[each].out, 0, dim * sizeof(float));
+    }
+    for (places among = {all_seen.first}; among.first <= all_seen.last; among.first += NEAR) {
+        among.last = MIN(among.first + NEAR - 1, all_seen.last);
+        TILES(GATHER)
+    }
+    for (int64_t each = 0; each < queries; each++)
+        for (int64_t i = 0; i < dim; i += LANES) put(of[each].out + i, at(of[each].out + i) / of[each].total);
+}
+
+/* Every token of the spans attends to its sequence up to itself, or to the last `window` places of it; `logs` [rows, heads] gets the logarithms of
+   the sums of exponentials, and may be NULL. `room` is what the longest sequence takes, in whole groups of lanes. */
+void attend(
+    float *out, float *logs, const float *q, int64_t q_row, int64_t q_head, const float *keys, const int64_t *key_strides, const float *values,
+    const int64_t *value_strides, const int64_t *spans, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim, int64_t window, int64_t room,
+    int64_t work) {
+    const float scale = 1.0f / __builtin_sqrtf((float)dim);
+    const span *of = (const span *)spans;
+    const strides k = *(const strides *)key_strides, v = *(const strides *)value_strides;
+    const int64_t group = heads / kv_heads, tokens = group >= TOGETHER ? 1 : TOGETHER / group;
+    int64_t blocks = 0;
+    for (int64_t each = 0; each < count; each++) blocks += (of[each].count + tokens - 1) / tokens;
+#pragma omp parallel if (work > ALONE)
+    {
+        const int64_t most = tokens * group;
+        float *own = malloc((most * (room + dim)) * sizeof(float));
+        query *queries = malloc(most * sizeof(query));
+#pragma omp for schedule(dynamic)
+        for (int64_t unit = 0; unit < blocks * kv_heads; unit++) {
+            const int64_t kv_head = unit % kv_heads;
+            int64_t block = unit / kv_heads, each = 0;
+            for (; block >= (of[each].count + tokens - 1) / tokens; each++) block -= (of[each].count + tokens - 1) / tokens;
+            int64_t found = 0;
+            for (int64_t token = block * tokens; token < MIN(of[each].count, (block + 1) * tokens); token++)
+                for (int64_t member = 0; member < group; member++, found++) {
+                    const int64_t head = kv_head * group + member, row = of[each].row + token, place = of[each].start + token;
+                    float *scaled = own + most * room + found * dim;
+                    for (int64_t i = 0; i < dim; i += LANES) put(scaled + i, at(q + row * q_row + head * q_head + i) * scale);
+                    queries[found] = (query){scaled, out + (row * heads + head) * dim, own + found * room, window ? MAX(0, place - window + 1) : 0, place,
+                                             logs ? logs + row * heads + head : 0, 0};
+                }
+            attend_together(queries, found, keys + of[each].slot * k.slot + kv_head * k.head, k.place, values + of[each].slot * v.slot + kv_head * v.head,
+                         v.place, dim);
+        }
+        free(queries);
+        free(own);
+    }
+}
+
+/* Puts the rows of the spans where their keys or values belong. */
+void keep(float *to, const int64_t *to_strides, const float *x, int64_t x_row, int64_t x_head, const int64_t *spans, int64_t count, int64_t heads, int64_t dim) {
+    const strides s = *(const strides *)to_strides;
+    for (int64_t each = 0; each < count; each++) {
+        const span own = ((const span *)spans)[each];
+        for (int64_t token = 0; token < own.count; token++)
+            for (int64_t head = 0; head < heads; head++)
+                memcpy(to + own.slot * s.slot + head * s.head + (own.start + token) * s.place, x + (own.row + token) * x_row + head * x_head,
+                       dim * sizeof(float));
+    }
+}

@@ -1,0 +1,105 @@
+"""The native attention: its numbers against float64, and a query's bits whatever is computed with it."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bloomery.models import native
+from bloomery.models.attention import PackedAttention, packed_starts
+
+pytestmark = pytest.mark.skipif(not native.present(), reason="this machine has no C compiler, or not Linux")
+
+HEADS = [(1, 1, 8), (4, 2, 64), (3, 1, 40), (8, 1, 16), (34, 2, 24), (6, 6, 96)]
+"""Query heads, key heads, dimensions: tiles of four, of two and of one query, more heads than are computed together, and odd widths."""
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape) + seed))
+
+
+def in_float64(q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, lengths: Sequence[int], window: int | None) -> Tensor:
+    """Sequence by sequence, each as long as its rows."""
+    answers = []
+    for start, stop in pairwise(packed_starts(lengths)):
+        ahead = torch.arange(stop - start)[:, None] - torch.arange(stop - start)
+        sees = (ahead >= 0) & (ahead < (window or 1 << 30))
+        own = (tensor[start:stop].double().transpose(0, 1) for tensor in (q_RHE, k_RKE, v_RKE))
+        answers.append(F.scaled_dot_product_attention(*own, attn_mask=sees, enable_gqa=True).transpose(0, 1))
+    return torch.cat(answers)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 100])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
+def test_values_and_gradients_are_those_of_float64(heads: int, kv_heads: int, dim: int, window: int | None) -> None:
+    lengths = [1, 37, 300]
+    rows = packed_starts(lengths)[-1]
+    tensors = [noise(rows, heads, dim) * 2, noise(rows, kv_heads, dim, seed=1), noise(rows, kv_heads, dim, seed=2)]
+    narrow, wide = ([tensor.clone().to(dtype).requires_grad_() for tensor in tensors] for dtype in (torch.float32, torch.float64))
+    attention = PackedAttention(lengths, exact=True)
+    assert native.attends(*narrow)
+    found, expected = attention(0, *narrow, window), in_float64(*wide, lengths, window)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=5e-6)
+    with torch.no_grad():
+        assert torch.equal(attention(0, *narrow, window), found)
+    # The pads of a sequence stand behind what counts, and no gradient comes from them.
+    counts = torch.zeros(rows, 1, 1)
+    for start, length in zip(packed_starts(lengths), lengths, strict=False):
+        counts[start : start + length] = 1
+    grad = noise(rows, heads, dim, seed=3) * counts
+    for got, want in zip(torch.autograd.grad(found, narrow, grad), torch.autograd.grad(expected, wide, grad.double()), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("window", [None, 2, 130])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
+def test_a_query_has_the_same_bits_in_a_pass_in_chunks_and_in_a_step(heads: int, kv_heads: int, dim: int, window: int | None) -> None:
+    length = 530
+    q_RHE, k_RKE, v_RKE = noise(length, heads, dim), noise(length, kv_heads, dim, seed=1), noise(length, kv_heads, dim, seed=2)
+    whole_RHE, _ = native.attend(q_RHE, k_RKE, v_RKE, native.Spans.of([(0, 0, 0, length)]), window)
+    # In slots that are longer than the sequence, of which another one has more of everything.
+    keys_SKLE, values_SKLE = torch.full((2, 3, kv_heads, 600, dim + 8), torch.nan)[:, 1:, :, :, :dim]
+    for stops in ([1, 4, 5, 255, 258, length], [3, 512, 513, length]):
+        for start, stop in pairwise([0, *stops]):
+            rows = native.Spans.of([(2, 1, start, stop - start)])
+            own = [F.pad(tensor[start:stop], (0, 0, 0, 0, 2, 1)) for tensor in (q_RHE, k_RKE, v_RKE)]
+            native.keep(keys_SKLE, own[1], rows)
+            native.keep(values_SKLE, own[2], rows)
+            found_RHE, _ = native.attend(own[0], keys_SKLE, values_SKLE, rows, window)
+            assert torch.equal(found_RHE[2:-1], whole_RHE[start:stop])
+            assert not found_RHE[:2].any()
+            assert not found_RHE[-1].any()
+
+
+def test_the_number_of_threads_and_the_company_change_no_bit() -> None:
+    lengths = [40, 7, 260, 1]
+    starts = packed_starts(lengths)
+    q_RHE, k_RKE, v_RKE = noise(starts[-1], 4, 32), noise(starts[-1], 2, 32, seed=1), noise(starts[-1], 2, 32, seed=2)
+    spans = [(start, start, 0, stop - start) for start, stop in pairwise(starts)]
+    together_RHE, _ = native.attend(q_RHE, k_RKE, v_RKE, native.Spans.of(spans))
+    threads = torch.get_num_threads()
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        try:
+            alone = [native.attend(q_RHE, k_RKE, v_RKE, native.Spans.of([span]))[0] for span in spans]
+        finally:
+            torch.set_num_threads(threads)
+        for own_RHE, (start, stop) in zip(alone, pairwise(starts), strict=True):
+            assert torch.equal(own_RHE[start:stop], together_RHE[start:stop])
+
+
+def test_extreme_scores_weigh_as_in_float64_and_broken_ones_are_seen() -> None:
+    q_RHE, k_RKE, v_RKE = noise(20, 2, 16) * 1e3, noise(20, 2, 16, seed=1) * 10, noise(20, 2, 16, seed=2)
+    spans = native.Spans.of([(0, 0, 0, 20)])
+    found_RHE, logs_RH = native.attend(q_RHE, k_RKE, v_RKE, spans, logged=True)
+    torch.testing.assert_close(found_RHE.double(), in_float64(q_RHE, k_RKE, v_RKE, [20], None), rtol=1e-4, atol=1e-3)
+    assert logs_RH is not None
+    assert logs_RH.isfinite().all()
+    for broken in (torch.nan, torch.inf):
+        q_RHE[7, 0, 3] = broken
+        answers_RHE, _ = native.attend(q_RHE, k_RKE, v_RKE, spans)
+        assert answers_RHE[7, 0].isnan().all()
+        assert torch.equal(answers_RHE[8:], found_RHE[8:])
