@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "sync": SLAB | {"models"},
     "store": SLAB,
     "train": SLAB | {"models"},
-    "infer": SLAB | {"models"},
+    "infer": SLAB | {"models", "sync"},
     "engine": SLAB | {"models", "train", "infer", "sync", "store"},
     "services": SLAB | {"store", "render", "models", "sync"},
     "ui": set(),

@@ -19,16 +19,20 @@ import torch
 from bloomery.config import EngineConfig
 from bloomery.config.data_dir import DataDir
 from bloomery.engine.comparison import Comparisons
+from bloomery.engine.proving import ask_probe, prove_base, proved
 from bloomery.engine.runs import HeldRuns, NoRuns, ProcessRuns
+from bloomery.engine.scrub import Scrub
 from bloomery.engine.shelf import BlobShelf
 from bloomery.engine.step_threads import StepThreads
 from bloomery.infer.grammar import Grammars
 from bloomery.infer.sampler import Sampler
+from bloomery.infer.versions import Model
 from bloomery.models.families import read_config
 from bloomery.models.load import load_decoder
 from bloomery.models.numerics import compute_with, numerics_id, plain_form, probe
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
+from bloomery.sync.tokenizer import tokenizer_hash
 from bloomery.train.full import count_parts
 from bloomery.types.generation import Abort, Generate, SamplerEvent
 from bloomery.types.ids import new_id
@@ -94,15 +98,21 @@ class Executor:
         self._decoder = load_decoder(path, dtype=dtype, device=config.model.device)
         self._numerics, self._probe = numerics_id(dtype, config.model.device), probe(self._decoder)
         blobs = Blobs(DataDir(Path(config.data_dir)).blobs)
-        shelf = BlobShelf(blobs, self._decoder, base_hash=config.model.base_hash, numerics=self._numerics)
+        shelf = BlobShelf(blobs, self._decoder, base_hash=config.model.base_hash, numerics=self._numerics, tokenizer_hash=tokenizer_hash(path))
         self._runs: ProcessRuns = NoRuns(self._send)
-        if config.role != "replica":
+        alone = config.role == "replica"
+        if not alone:
             self._runs = HeldRuns(config, self._decoder, shelf, self._send, checkpoint_after_s)
         form = plain_form(self._decoder) if config.plain else self._probe.form
         # Before the sampler of a replica changes the form of its weights.
         self._base = self._base_info()
         self._threads = StepThreads(config.model.threads, one_thread=form.one_thread)
-        self._sampler = Sampler(self._decoder, shelf, grammars=grammars, form=form, alone=config.role == "replica")
+        self._sampler = Sampler(self._decoder, shelf, grammars=grammars, form=form, alone=alone)
+        proofs = prove_base(shelf.base(path, keep=not alone), self._sampler, self._decoder, alone=alone)
+        self._bit_exact = self._probe.bit_exact and not config.plain
+        probed = ask_probe(self._sampler, Model(config.model.base_hash, self._decoder, None), exact=self._bit_exact)
+        self._bit_exact &= probed.bit_equal
+        self._proved, self._scrub, self._probe_tokens = proved(proofs, probed), Scrub(proofs, self._sampler), self._sampler.tokens_sampled
         self._comparisons = Comparisons(shelf, self._decoder, form, self._send)
         self._boot_id = new_id("boot")
         self._conversation: int | None = None
@@ -111,6 +121,7 @@ class Executor:
         self._stirred, self._told_at_s = False, 0.0
         wait([prepared])
         log.info("holds %s: %d parameters, numerics %s", config.model.base_hash, self._base.parameters, self._numerics)
+        log.info("proved: root %s in %.2f s, probe prompt within %.3g nats", self._proved.root, self._proved.seconds, probed.max_abs)
         for failure in self._probe.failures:
             log.warning("not bit-exact here: %s", failure)
 
@@ -122,6 +133,7 @@ class Executor:
             self._train()
             if not (self._paused or self._draining):
                 self._comparisons.take_turn()
+            self._scrub.take_turn()
             self._finish_draining()
             self._tell_status()
         self._runs.checkpoint_all()
@@ -130,7 +142,7 @@ class Executor:
     def _take_commands(self) -> None:
         """Everything that has arrived; waits while there is nothing to do."""
         works = self._has_work()
-        patience_s = 0.0 if works else self._next_status_s()
+        patience_s = 0.0 if works else min(self._next_status_s(), self._scrub.due_in_s)
         self._stirred |= works
         try:
             self._obey(self._inbox.get(timeout=patience_s) if patience_s > 0 else self._inbox.get_nowait())
@@ -181,9 +193,10 @@ class Executor:
                 pid=os.getpid(),
                 base=self._base,
                 numerics=self._numerics,
-                bit_exact=self._probe.bit_exact and not self._config.plain,
+                bit_exact=self._bit_exact,
                 runs=dict(self._runs.executed),
                 role=self._config.role,
+                proved=self._proved,
             )
         )
         self._runs.repeat()
@@ -253,11 +266,14 @@ class Executor:
             running_sequences=self._sampler.running_sequences,
             waiting_sequences=self._sampler.waiting_sequences,
             queued_operations=self._runs.waiting,
-            tokens_sampled=self._sampler.tokens_sampled,
+            tokens_sampled=self._sampler.tokens_sampled - self._probe_tokens,
             tokens_trained=self._runs.tokens_trained,
             waiting_by_priority=self._sampler.waiting_by_priority,
             cache_usage=self._sampler.cache_usage,
             preemptions=self._sampler.preemptions,
+            proved_versions={version: proof.root for version, proof in self._sampler.versions.proofs.items()},
+            scrub_rounds=self._scrub.rounds,
+            condemned=self._scrub.condemned,
         )
 
     def _next_status_s(self) -> float:

@@ -1,10 +1,14 @@
 """Where an engine keeps what must survive it, and finds the weights it samples with."""
 
+from pathlib import Path
+
 from bloomery.infer.versions import Model
 from bloomery.models.decoder import Decoder
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
+from bloomery.sync.base import base_key, base_state, expected_base, read_state, write_state
 from bloomery.sync.manifest import Manifest, verify
+from bloomery.sync.proof import Expected, expected, prove
 from bloomery.sync.publish import manifest_key, publish
 from bloomery.train import snapshot
 from bloomery.train.snapshot import Snapshot
@@ -16,7 +20,8 @@ from bloomery.types.operations import SnapshotResult
 class BlobShelf:
     """Checkpoints and snapshots as blobs, and the versions among them as weights to sample with."""
 
-    def __init__(self, blobs: Blobs, decoder: Decoder, *, base_hash: str, numerics: str) -> None:
+    def __init__(self, blobs: Blobs, decoder: Decoder, *, base_hash: str, numerics: str, tokenizer_hash: str = "") -> None:
+        self._tokenizer_hash = tokenizer_hash
         self._blobs, self._decoder, self._base_hash, self._numerics = blobs, decoder, base_hash, numerics
         self._dtype = str(decoder.dtype).removeprefix("torch.")
 
@@ -31,7 +36,7 @@ class BlobShelf:
     def publish(self, snapshot: Snapshot) -> SnapshotResult:
         """Store the weights and then their manifest, durably."""
         identity = snapshot._asdict()
-        manifest = publish(self.write, identity.pop("data"), numerics=self._numerics, **identity)
+        manifest = publish(self.write, identity.pop("data"), numerics=self._numerics, tokenizer_hash=self._tokenizer_hash, **identity)
         failpoint("engine.snapshot.written")
         return SnapshotResult(version=manifest.version, key=manifest.key, size_bytes=manifest.size_bytes, step=manifest.step)
 
@@ -40,7 +45,7 @@ class BlobShelf:
         return 0 if weights.key is None else self._manifest(weights).size_bytes
 
     def load(self, weights: Weights) -> Model:
-        """A version, proved against its manifest: an adapter on the base model here, or a model of its own."""
+        """A version, its live tensors proved against its manifest: an adapter on the base model here, or a model of its own."""
         if weights.key is None:
             if weights.version != self._base_hash:
                 raise NotFound(f"version {weights.version} names no weights, and the base model here is {self._base_hash}")
@@ -48,11 +53,24 @@ class BlobShelf:
         manifest = self._manifest(weights)
         self._check(manifest, weights)
         blob = self._blobs.get(weights.key)
-        verify(manifest, blob)
+        entries = verify(manifest, blob)
+        decoder, adapter = self._decoder, None
         if manifest.kind == "full":
-            return Model(weights.version, snapshot.read_model(blob, self._decoder), None)
-        adapter = snapshot.read(blob, rank=manifest.rank, alpha=manifest.alpha, device=self._decoder.device)
-        return Model(weights.version, self._decoder, adapter)
+            decoder = snapshot.read_model(blob, self._decoder)
+        else:
+            adapter = snapshot.read(blob, rank=manifest.rank, alpha=manifest.alpha, device=self._decoder.device)
+        return Model(weights.version, decoder, adapter, prove(expected(manifest, entries, blob), decoder, adapter))
+
+    def base(self, directory: Path, *, keep: bool) -> Expected:
+        """What the live tensors of the base model must be, as the first who held it took it from its files; `keep`: who does so now leaves it."""
+        key = base_key(self._base_hash, self._decoder.dtype)
+        try:
+            state = read_state(self._blobs.get(key))
+        except NotFound:
+            state = base_state(directory, self._decoder.dtype)
+            if keep:
+                self._blobs.put(key, write_state(state))
+        return expected_base(self._base_hash, state)
 
     def _manifest(self, weights: Weights) -> Manifest:
         return Manifest.from_json(self._blobs.get(manifest_key(weights.version)))

@@ -147,11 +147,12 @@ class EmbeddedEngine:
         await self._aside(f"tensors to be applied to the update of `{name}`", lambda: staging.apply(update))
 
     async def commit(self, name: str, policy: KvPolicy) -> WeightInfo:
-        """Serve the copy; where that fails it can be committed again or cancelled, and is not changed any more."""
+        """Serve the copy, when what lies in memory is what was given; where that fails it can be committed again or cancelled, and is not changed."""
         staging = self._changes.staged(name)
         staging.seal()
         model = staging.model()
         await self._aside(f"the update of `{name}` to be prepared", lambda: self._sampler.prepare(model))
+        await self._aside(f"the update of `{name}` to be proved", lambda: staging.prove(self._sampler.computed_with))
         # The sum is made while the step in hand ends, not beside the first one of the new weights.
         _, info = await asyncio.gather(self._swapped(name, lambda: self._changes.commit(name, staging, policy)), self._info(name, model))
         return info

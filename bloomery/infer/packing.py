@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from bloomery.infer.versions import Model, Source
 from bloomery.models.decoder import Decoder
 from bloomery.models.packed import is_packed, pack, pack_in_place, packed_bytes
+from bloomery.sync.proof import prove
 from bloomery.types.generation import Weights
 
 
@@ -31,8 +32,11 @@ class Packing:
     def load(self, weights: Weights) -> Model:
         """The source's model, packed by the time it is there."""
         model = self._source.load(weights)
-        self.twin(model.decoder)
-        return model
+        twin = self.twin(model.decoder)
+        if model.proof is None or model.adapter is not None:
+            return model
+        # The packed matrices are what it is sampled with.
+        return model._replace(proof=prove(model.proof.expected, twin, None))
 
     def twin(self, decoder: Decoder) -> Decoder:
         """The packed form of a decoder, which is made when it is missing: itself, or one that goes when the decoder goes."""

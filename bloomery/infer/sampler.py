@@ -162,6 +162,17 @@ class Sampler:
         if self._packing is not None:
             self._packing.twin(model.decoder)
 
+    def computed_with(self, decoder: Decoder) -> Decoder:
+        """The form in which a decoder's matrices are multiplied with: itself, or its packed twin."""
+        return decoder if self._packing is None else self._packing.twin(decoder)
+
+    def condemn(self, version: str, message: str) -> None:
+        """Weights in memory are not what they were: whoever runs with them hears so, and nobody gets them again."""
+        for request_id in [request_id for request_id, request in self._queues.requests.items() if request.model.version == version]:
+            self._queues.fail(request_id, message)
+        self._versions.condemn(version)
+        self._cache.forget_kept()
+
     def serve(self, name: str, weights: Weights, *, kind: Kind | None = None) -> Future[Model]:
         """Serve these weights under a new name as soon as they are in memory; done when that is so. Those of another `kind` are InvalidInput."""
         if name in self._arrivals.names or self._arrivals.is_swapped(name):

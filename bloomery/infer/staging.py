@@ -1,4 +1,8 @@
-"""New weights beside those that are served: a copy takes over tensors and patches, and nobody notices before it is swapped in."""
+"""New weights beside those that are served: a copy takes over tensors and patches, and nobody notices before it is swapped in.
+
+What it must hash to is known from what it was copied from and from what it was given, at the cost of what was given; before it is swapped in it is
+read back and held against that (`prove`). So a tensor that went to the wrong place, or only in part, or changed meanwhile, is not served.
+"""
 
 from collections.abc import Callable, Mapping
 from threading import Lock
@@ -9,10 +13,13 @@ from torch import Tensor
 
 from bloomery.infer.engine import Patch, Update
 from bloomery.infer.versions import Model
-from bloomery.models.adapters import FusedAdapter, ScaledView, published_factor
+from bloomery.models.adapters import FusedAdapter, ScaledView, published_factor, published_name
 from bloomery.models.decoder import Decoder
 from bloomery.models.load import fill, stored_tensors
 from bloomery.models.tensor_bytes import values
+from bloomery.sync import live
+from bloomery.sync.proof import Expected, Proof, prove
+from bloomery.sync.state_hash import StateHash, total
 from bloomery.types.errors import Conflict, InvalidInput
 
 
@@ -21,6 +28,8 @@ class Staging:
 
     def __init__(self, model: Model, version: str) -> None:
         self._version, self._decoder = version, model.decoder
+        self._proof: Proof | None = None
+        self._firsts, self._states = _known(model)
         self._adapter = None if model.adapter is None else model.adapter.copy()
         if self._adapter is None:
             self._decoder = _copy(model.decoder)
@@ -40,7 +49,11 @@ class Staging:
             for name, change in update.items():
                 _check(name, change, self._views.get(self._ours(name)))
             for name, change in update.items():
-                _put(change, self._views[self._ours(name)])
+                view = self._views[self._ours(name)]
+                # Before it is written: what breaks off in the middle is not what is expected.
+                published = self._published(name, view)
+                self._states[published] = self._expect(published, change, view)
+                _put(change, view)
 
     def seal(self) -> None:
         """Nothing is taken over any more, be it that requests run with these weights, or that others were made of them, as packed ones are."""
@@ -49,9 +62,40 @@ class Staging:
         self._sealed = True
         self._applying.release()
 
+    def prove(self, computed_with: Callable[[Decoder], Decoder]) -> None:
+        """Read back what a sampler will compute with, of a sealed copy; Corrupt where that is not what was copied and given."""
+        known = Expected(self._version, total(self._states.values()), self._states)
+        self._proof = prove(known, self._decoder if self._adapter is not None else computed_with(self._decoder), self._adapter)
+
     def model(self) -> Model:
-        """What came of it."""
-        return Model(self._version, self._decoder, self._adapter)
+        """What came of it, with its proof as soon as there is one."""
+        return Model(self._version, self._decoder, self._adapter, self._proof)
+
+    def _published(self, name: str, view: ScaledView) -> str:
+        """The name in full, where one without the prefix that PEFT wants was given."""
+        return name if self._adapter is None else published_name(self._ours(name), stacked=view.values.dim() == 3)
+
+    def _expect(self, name: str, change: Update, view: ScaledView) -> StateHash:
+        """Of a tensor after a change, from what is given and what that replaces."""
+        new = _as_computed_with(change, view)
+        if not isinstance(change, Patch):
+            return live.hash_tensor(new, self._firsts[name])
+        old = view.values[_places(change, view)]
+        return self._states[name] + live.changed(change.indices.long() + self._firsts[name], old, new)
+
+
+def _known(model: Model) -> tuple[dict[str, int], dict[str, StateHash]]:
+    """Index of the first element of every tensor, and what it hashes to: as was proved before, or as it is."""
+    pieces = live.pieces(model.decoder, model.adapter)
+    firsts: dict[str, int] = {}
+    for part in (part for piece in pieces for part in piece.parts):
+        firsts[part.name] = min(part.first, firsts.get(part.name, part.first))
+    if model.proof is not None:
+        return firsts, dict(model.proof.expected.tensors)
+    states = live.tensor_states(live.hash_piece(piece) for piece in pieces)
+    if live.has_packed_embedding(model.decoder):
+        states.pop(live.PACKED_EMBEDDING, None)
+    return firsts, states
 
 
 def checksum(model: Model) -> str:
@@ -93,13 +137,24 @@ def _check(name: str, change: Update, view: ScaledView | None) -> None:
         raise InvalidInput(f"the patch of `{name}` has {list(places.shape)} places and {list(change.values.shape)} values: one [n] each", field=name)
     if places.numel() and (int(places.min()) < 0 or int(places.max()) >= view.values.numel()):
         raise InvalidInput(f"the patch of `{name}` names a place outside of its {view.values.numel()}", field=name)
+    if len(places.unique()) < len(places):
+        raise InvalidInput(f"the patch of `{name}` names a place twice: which of the two values is meant?", field=name)
 
 
 def _put(change: Update, view: ScaledView) -> None:
-    given = (change.values if isinstance(change, Patch) else change).to(view.values.device, view.values.dtype)
-    # Cast and then scaled, as an adapter that is read from a disk is: the same bits.
-    scaled = given if view.scale == 1 else given * view.scale
+    new = _as_computed_with(change, view)
     if isinstance(change, Patch):
-        view.values[torch.unravel_index(change.indices.long(), view.values.shape)] = scaled
+        view.values[_places(change, view)] = new
     else:
-        view.values.copy_(scaled)
+        view.values.copy_(new)
+
+
+def _as_computed_with(change: Update, view: ScaledView) -> Tensor:
+    """Cast and then scaled, as an adapter that is read from a disk is: the same bits."""
+    given = (change.values if isinstance(change, Patch) else change).to(view.values.device, view.values.dtype)
+    return live.scaled(given, view.scale)
+
+
+def _places(patch: Patch, view: ScaledView) -> tuple[Tensor, ...]:
+    places: tuple[Tensor, ...] = torch.unravel_index(patch.indices.to(view.values.device).long(), view.values.shape)
+    return places

@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from bloomery.models.adapters import FusedAdapter
 from bloomery.models.decoder import Decoder
-from bloomery.types.errors import Conflict, Unavailable
+from bloomery.sync.proof import Proof
+from bloomery.types.errors import Conflict, Corrupt, Unavailable
 from bloomery.types.generation import Weights
 
 VERSIONS_IN_MEMORY: Final = 64
@@ -33,6 +34,8 @@ class Model(NamedTuple):
     version: str
     decoder: Decoder
     adapter: FusedAdapter | None
+    proof: Proof | None = None
+    """That what is computed with is what the version says; None where nobody published it, or it is the bare base."""
 
 
 class Source(Protocol):
@@ -94,12 +97,12 @@ class Versions:
             return False
         if needs:
             others = bool(self._loading)
-            load = self._loader.submit(self._source.load, weights)
+            load = self._loader.submit(self._load, weights)
             self._loading[weights.version] = _Loading(load, needs)
             if not others:
                 self._wait_at_once(load)
         else:
-            self._held[weights.version] = _Held(self._source.load(weights), 0, pinned=False)
+            self._held[weights.version] = _Held(self._load(weights), 0, pinned=False)
         return True
 
     def settle(self, wanted: Collection[str]) -> None:
@@ -136,6 +139,15 @@ class Versions:
         if version in self._held and self._held[version].pinned:
             del self._held[version]
 
+    @property
+    def proofs(self) -> dict[str, Proof]:
+        """Of the versions in memory that were proved."""
+        return {version: held.model.proof for version, held in self._held.items() if held.model.proof is not None}
+
+    def condemn(self, version: str) -> None:
+        """Weights in memory that changed by themselves: nobody gets them any more, and who asks next has them read anew."""
+        self._held.pop(version, None)
+
     def forget_idle(self, in_use: Collection[str]) -> None:
         """Give back the memory of what nobody uses and a disk holds."""
         for version in [version for version, held in self._held.items() if version not in in_use and not held.pinned]:
@@ -149,6 +161,14 @@ class Versions:
         """Until something is there that is not yet, but no longer than that; so long too where nothing was asked for."""
         loading = [loading.future for loading in self._loading.values() if not loading.future.done()]
         wait(loading or [Future()], timeout_s, return_when="FIRST_COMPLETED")
+
+    def _load(self, weights: Weights) -> Model:
+        """What the source gives, if it is that of the version by its own account and by that of its proof."""
+        model = self._source.load(weights)
+        names = {model.version} if model.proof is None else {model.version, model.proof.expected.version}
+        if others := names - {weights.version}:
+            raise Corrupt(f"version {weights.version} was asked for, and weights of version {min(others)} came")
+        return model
 
     def _make_room(self, version: str, needs: int, in_use: Collection[str]) -> bool:
         free = [other for other, held in self._held.items() if other not in in_use and not held.pinned]

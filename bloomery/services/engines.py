@@ -156,12 +156,19 @@ class EngineLink:
         """What the engine said of itself, while it is connected."""
         return self.connection.welcome if self.connection and self.ready else None
 
+    def proved_root(self, version: str) -> str | None:
+        """The root that a version's live tensors were found to have at the other end; None where it is not in memory there."""
+        if self.connection is not None and version == self.base_hash and (proved := self.connection.welcome.proved) is not None:
+            return proved.root
+        return None if self.status is None else self.status.proved_versions.get(version)
+
     def detail(self) -> dict[str, Any]:
         """For status pages."""
         if self.connection is None:
             return {"problem": self.problem}
         welcome = self.connection.welcome
         known: dict[str, Any] = {"pid": welcome.pid, "boot_id": welcome.boot_id, "numerics": welcome.numerics, "bit_exact": welcome.bit_exact}
+        known |= {"proved": None if welcome.proved is None else msgspec.structs.asdict(welcome.proved)}
         known |= {"model_type": welcome.base.model_type, "parameters": welcome.base.parameters, "dtype": welcome.base.dtype}
         return known | (msgspec.structs.asdict(self.status) if self.status else {})
 

@@ -36,7 +36,7 @@ from bloomery.types.fidelity_text import TEXT
 from bloomery.types.generation import Generate, Weights
 from bloomery.types.ids import new_id
 from bloomery.types.protocol import Compare
-from bloomery.types.resources import Deployment, Fidelity
+from bloomery.types.resources import Deployment, Fidelity, ProvedOn
 
 log = logging.getLogger(__name__)
 
@@ -106,8 +106,12 @@ class Cards:
         await asyncio.wait({self._task})
 
     async def on(self, deployment: Deployment) -> Deployment:
-        """A deployment with the card of its live version, as far as there is one."""
-        return deployment.model_copy(update={"fidelity": await self._stored(deployment.live.version)})
+        """A deployment with the card of its live version, as far as there is one, and with whoever has proved that version."""
+        version, base_hash = deployment.live.version, deployment.base_hash
+        links = {"engine": self._engines[base_hash]} if base_hash in self._engines else {}
+        roots = {name: link.proved_root(version) for name, link in {**links, **self._fleet.replicas.get(base_hash, {})}.items()}
+        proved = [ProvedOn(process=name, root=root) for name, root in roots.items() if root is not None]
+        return deployment.model_copy(update={"fidelity": await self._stored(version), "proved": proved})
 
     async def get(self, p: Principal, name: str) -> Fidelity:
         """The card of a version, a `tinker://` path, or what a deployment serves now."""

@@ -1,22 +1,28 @@
 """What a snapshot is, in one canonical JSON document whose hash is the version's identity.
 
 The tensors travel as one safetensors blob. The trainer's engine describes the blob in a manifest; whoever loads it later describes what it got and
-compares, before it samples with it.
+compares, before it samples with it: the blob by its digests, and what it made of that in its memory by the state hashes (`state_hash`, `live`).
+
+Manifests of format 1 have no state hashes and name no tokenizer. They are read as what they are, under the version that they always had.
 """
 
 import json
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from blake3 import blake3
 
+from bloomery.sync.state_hash import StateHash, elements, hash_elements, total
 from bloomery.types import tensor_file
 from bloomery.types.errors import Corrupt
 from bloomery.types.wire import Wire
 
 Kind = Literal["lora", "full"]
 DIGEST_HEX_DIGITS = 32
+_NEW_IN_2: Final = ("state", "tokenizer_hash")
+_NEW_OF_TENSORS_IN_2: Final = ("state",)
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -27,12 +33,14 @@ class TensorEntry(Wire, frozen=True):
     dtype: str
     shape: tuple[int, ...]
     digest: str
+    state: str = ""
+    """State hash of its elements, counted behind those of the tensors before it; empty in format 1."""
 
 
 class Manifest(Wire, frozen=True, kw_only=True):
     """One immutable set of sampling weights: a LoRA adapter over the base model `base`, or (`full`) all tensors of a model trained from it."""
 
-    format: Literal[1] = 1
+    format: Literal[1, 2] = 2
     kind: Kind = "lora"
     run_id: str
     step: int
@@ -41,6 +49,8 @@ class Manifest(Wire, frozen=True, kw_only=True):
     parent: str
     """The version these weights were trained from: the run's snapshot before this one, at first the base."""
     template_hash: str
+    tokenizer_hash: str = ""
+    """Of the files that turn texts into tokens (`tokenizer.py`); empty in format 1."""
     numerics: str
     """Numerics id of the trainer: equal log-probabilities are promised under the same id."""
     rank: int
@@ -50,11 +60,18 @@ class Manifest(Wire, frozen=True, kw_only=True):
     key: str
     """Blob that holds the tensors."""
     size_bytes: int
+    state: str = ""
+    """Root: the sum of the state hashes of all tensors; empty in format 1."""
     tensors: tuple[TensorEntry, ...]
 
     def to_json(self) -> bytes:
         """The canonical bytes: equal manifests give equal bytes on every machine."""
-        return json.dumps(msgspec.to_builtins(self), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+        fields = msgspec.to_builtins(self)
+        if self.format == 1:
+            _leave_out(fields, _NEW_IN_2)
+            for entry in fields["tensors"]:
+                _leave_out(entry, _NEW_OF_TENSORS_IN_2)
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> "Manifest":
@@ -62,9 +79,11 @@ class Manifest(Wire, frozen=True, kw_only=True):
         try:
             manifest = msgspec.json.decode(data, type=cls)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Corrupt(f"this is not a manifest of format 1: {error}") from error
+            raise Corrupt(f"this is not a manifest of format 1 or 2: {error}") from error
         if manifest.to_json() != data:
             raise Corrupt("the manifest is not in canonical form, so its hash would not identify it")
+        if manifest.format == 2:
+            _check_states(manifest)
         return manifest
 
     @property
@@ -79,18 +98,32 @@ def digest(data: bytes | memoryview) -> str:
 
 
 def describe(blob: bytes) -> tuple[TensorEntry, ...]:
-    """The tensors of a safetensors blob, in the order of their names."""
-    entries = [TensorEntry(name=name, dtype=dtype, shape=shape, digest=digest(values)) for name, dtype, shape, values in _tensors(blob)]
-    return tuple(sorted(entries, key=lambda entry: entry.name))
+    """The tensors of a safetensors blob, in the order of their names, with their state hashes."""
+    entries, first = [], 0
+    for name, dtype, shape, values in sorted(_tensors(blob), key=lambda tensor: tensor.name):
+        bits = elements(values, max(1, len(values) // max(1, math.prod(shape))))
+        state = str(hash_elements(bits, first))
+        entries.append(TensorEntry(name=name, dtype=dtype, shape=shape, digest=digest(values), state=state))
+        first += len(bits)
+    return tuple(entries)
 
 
-def verify(manifest: Manifest, blob: bytes) -> None:
-    """Refuse a blob whose tensors are not, bit for bit, those that the manifest names."""
-    expected = {entry.name: entry for entry in manifest.tensors}
-    found = {entry.name: entry for entry in describe(blob)}
+def root(entries: Iterable[TensorEntry]) -> str:
+    """State hash of all tensors together."""
+    return str(total(StateHash.parse(entry.state) for entry in entries))
+
+
+def verify(manifest: Manifest, blob: bytes) -> tuple[TensorEntry, ...]:
+    """Refuse a blob whose tensors are not, bit for bit, those that the manifest names; returns them with their state hashes, in any format."""
+    described = describe(blob)
+    expected = {entry.name: _without_state(entry) for entry in manifest.tensors}
+    found = {entry.name: _without_state(entry) for entry in described}
     wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    if not wrong and manifest.format == 2:
+        wrong = [entry.name for entry, own in zip(manifest.tensors, described, strict=True) if entry.state != own.state]
     if wrong:
         raise Corrupt(f"blob `{manifest.key}` does not hold version {manifest.version}: {len(wrong)} tensors differ, first `{wrong[0]}`")
+    return described
 
 
 class _Tensor(NamedTuple):
@@ -103,3 +136,25 @@ class _Tensor(NamedTuple):
 def _tensors(blob: bytes) -> Iterator[_Tensor]:
     for name, place in tensor_file.places(blob, size=len(blob)).items():
         yield _Tensor(name, _DTYPES.get(place.spec.dtype, place.spec.dtype), place.spec.shape, memoryview(blob)[place.start : place.stop])
+
+
+def _check_states(manifest: Manifest) -> None:
+    """What follows from the tensors must follow from them here: whoever compares with the root alone compares with all of them."""
+    names = [entry.name for entry in manifest.tensors]
+    try:
+        summed = root(manifest.tensors)
+    except ValueError as error:
+        raise Corrupt(f"a manifest of format 2 has a state hash for every tensor: {error}") from error
+    if summed != manifest.state:
+        raise Corrupt(f"the manifest says that its tensors add up to {manifest.state}, and they add up to {summed}")
+    if names != sorted(set(names)):
+        raise Corrupt("the manifest does not name its tensors in order, each once, so their elements have no index")
+
+
+def _without_state(entry: TensorEntry) -> TensorEntry:
+    return msgspec.structs.replace(entry, state="")
+
+
+def _leave_out(fields: dict[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        del fields[name]

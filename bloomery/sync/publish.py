@@ -1,9 +1,14 @@
 """Publishing a snapshot: the weights blob first, then the manifest that names it, so that a manifest never points at nothing."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from bloomery.obs.failpoints import failpoint
-from bloomery.sync.manifest import Kind, Manifest, describe, digest
+from bloomery.sync.manifest import Kind, Manifest, TensorEntry, describe, digest, root
+from bloomery.types.errors import WorkerError
+
+_FACTOR: Final = re.compile(r"\.lora_([AB])\.weight$")
 
 Write = Callable[[str, bytes], None]
 
@@ -42,8 +47,11 @@ def publish(
     rank: int,
     alpha: float,
     targets: tuple[str, ...],
+    tokenizer_hash: str = "",
 ) -> Manifest:
     """Write both blobs durably; repeating it writes the same bytes to the same keys."""
+    tensors = describe(blob)
+    _check_kind(tensors, kind, rank, run_id)
     manifest = Manifest(
         kind=kind,
         run_id=run_id,
@@ -51,15 +59,29 @@ def publish(
         base=base,
         parent=parent,
         template_hash=template_hash,
+        tokenizer_hash=tokenizer_hash,
         numerics=numerics,
         rank=rank,
         alpha=alpha,
         targets=targets,
         key=weights_key(blob),
         size_bytes=len(blob),
-        tensors=describe(blob),
+        state=root(tensors),
+        tensors=tensors,
     )
     write(manifest.key, blob)
     failpoint("snapshot.weights.written")
     write(manifest_key(manifest.version), manifest.to_json())
     return manifest
+
+
+def _check_kind(tensors: Iterable[TensorEntry], kind: Kind, rank: int, run_id: str) -> None:
+    """A run publishes what it said that it trains: an adapter of its rank, or all of a model."""
+    for entry in tensors:
+        factor = _FACTOR.search(entry.name)
+        own_rank = 0 if factor is None else entry.shape[-2 if factor[1] == "A" else -1]
+        if (kind == "lora") != (factor is not None) or own_rank not in (0, rank):
+            what = f"an adapter of rank {rank}" if kind == "lora" else "a whole model"
+            raise WorkerError(
+                f"run {run_id} trains {what}, and tensor `{entry.name}` of shape {list(entry.shape)} is none of such: nothing is published"
+            )

@@ -82,6 +82,20 @@ class Compare(Wire, frozen=True, tag="compare"):
 ToEngine = OpenRun | Execute | Acknowledge | CloseRun | Drain | Generate | Abort | Compare
 
 
+class Proved(Wire, frozen=True):
+    """What a process has proved of itself before it listened (`engine/proving`)."""
+
+    root: str
+    """State hash of the base model's live tensors: that of its files."""
+    elements: int
+    seconds: float
+    """That reading them back took."""
+    probe_tokens: int
+    probe_max_abs: float
+    """Largest difference of the probe prompt's log-probabilities to the trainer's, in nats."""
+    probe_bit_equal: bool
+
+
 class Welcome(Wire, frozen=True, tag="welcome"):
     """First frame of a connection. `runs`: last executed `seq` of each run in memory."""
 
@@ -93,6 +107,7 @@ class Welcome(Wire, frozen=True, tag="welcome"):
     bit_exact: bool
     runs: dict[str, int]
     role: Role = "engine"
+    proved: Proved | None = None
 
 
 class RunOpened(Wire, frozen=True, tag="run_opened"):
@@ -151,6 +166,12 @@ class EngineStatus(Wire, frozen=True, tag="status"):
     """Share of the key and value cache that those who run take, 0 to 1."""
     preemptions: int = 0
     """Sequences that had to leave the cache again before their end."""
+    proved_versions: dict[str, str] = msgspec.field(default_factory=dict)
+    """Versions in memory whose live tensors were proved, with the root that they have."""
+    scrub_rounds: int = 0
+    """How often all weights in memory were looked at again."""
+    condemned: dict[str, str] = msgspec.field(default_factory=dict)
+    """Versions that had changed in memory and were taken out of service, and why."""
 
 
 class Alive(Wire, frozen=True, tag="alive"):

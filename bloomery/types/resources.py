@@ -212,6 +212,15 @@ class Fidelity(Resource):
     measured_us: int
 
 
+class ProvedOn(Resource):
+    """A process that has weights in memory, and read them back: they are those of the version's manifest (`docs/rl.md`)."""
+
+    process: str
+    """`engine`, or the name of a replica."""
+    root: str
+    """State hash of all tensors."""
+
+
 class Deployment(Resource):
     """A served name with its numbered revisions, of which one is live."""
 
@@ -223,6 +232,8 @@ class Deployment(Resource):
     revisions: list[Revision]
     fidelity: Fidelity | None = None
     """The card of the live version; None until it was measured."""
+    proved: list[ProvedOn] = []
+    """Who has the live version in memory now."""
     created_us: int
     updated_us: int
 

@@ -10,7 +10,7 @@ from bloomery.models.adapters import FusedAdapter
 from bloomery.models.load import stored_tensors
 from bloomery.train import snapshot
 from bloomery.train.lora import Lora
-from bloomery.types.errors import InvalidInput
+from bloomery.types.errors import Corrupt, InvalidInput
 from bloomery.types.operations import LoraSpec
 from tests.infer.test_versions import other_model
 from tests.train.builders import decoder
@@ -82,6 +82,7 @@ def test_a_whole_model_is_staged_beside_the_one_that_is_served(dtype, experts):
         (Patch(torch.tensor([0.5]), torch.ones(1), (64,)), "places"),
         (Patch(torch.tensor([-1]), torch.ones(1), (64,)), "outside of its 64"),
         (Patch(torch.tensor([64]), torch.ones(1), (64,)), "outside of its 64"),
+        (Patch(torch.tensor([3, 5, 3]), torch.ones(3), (64,)), "a place twice"),
         (Patch(torch.tensor([0]), torch.ones(1), (8, 8)), r"has shape \[8, 8\], these weights have \[64\]"),
     ],
 )
@@ -89,3 +90,49 @@ def test_a_patch_that_means_nothing_is_refused(patch, says):
     staging = Staging(Model("base", decoder(), None), "new")
     with pytest.raises(InvalidInput, match=says):
         staging.apply({"model.norm.weight": patch})
+
+
+@FORMS
+def test_what_was_staged_is_proved_before_it_is_served(dtype, experts):
+    model = decoder(dtype=dtype, experts=experts)
+    staging, new = Staging(Model("old", model, read(trained(model, 1))), "new"), trained(model, 2).published()
+    whole = {name: tensor for number, (name, tensor) in enumerate(new.items()) if number % 2}
+    patches = {name: patch(tensor) for name, tensor in new.items() if name not in whole}
+    staging.apply(whole)
+    # PEFT's prefix may be left out.
+    staging.apply({name.removeprefix("base_model.model.model."): change for name, change in patches.items()})
+    staging.apply(patches)
+    staging.prove(as_it_is)
+    proof = staging.model().proof
+    assert proof is not None
+    assert proof.expected.version == "new"
+    Staging(staging.model(), "newer").prove(as_it_is)
+
+
+@pytest.mark.parametrize("place", ["layers.0.qkv", "layers.1.down", "unembed_tokens"])
+def test_a_staged_adapter_that_is_written_past_its_update_is_refused(place):
+    model = decoder()
+    staging = Staging(Model("old", model, read(trained(model, 1))), "new")
+    staging.apply(trained(model, 2).published())
+    staging.model().adapter.get(place).b[0, 0] += 1
+    with pytest.raises(Corrupt, match=r"not those of version new: 1 of"):
+        staging.prove(as_it_is)
+
+
+def test_a_staged_model_is_proved_by_what_it_began_from_and_what_it_was_given():
+    base = decoder()
+    staging = Staging(Model("base", base, None), "new")
+    staging.apply({name: patch(tensor + 1) for name, tensor in stored_tensors(base).items()})
+    staging.prove(as_it_is)
+    stored_tensors(staging.model().decoder)["model.norm.weight"][1] = 7
+    with pytest.raises(Corrupt, match=r"`model\.norm\.weight`"):
+        staging.prove(as_it_is)
+
+
+def patch(tensor: torch.Tensor) -> Patch:
+    indices = torch.arange(1, tensor.numel(), 3, dtype=torch.int32)
+    return Patch(indices, tensor.flatten()[indices], tuple(tensor.shape))
+
+
+def as_it_is(decoder: torch.nn.Module) -> torch.nn.Module:
+    return decoder

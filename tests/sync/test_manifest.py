@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from bloomery.sync.manifest import Manifest, describe, digest, verify
+from bloomery.sync.manifest import Manifest, TensorEntry, describe, digest, root, verify
 from bloomery.sync.publish import manifest_key, publish, weights_key
 from bloomery.types.errors import Corrupt
 
@@ -35,12 +35,68 @@ def manifest(**changes: object) -> Manifest:
         "size_bytes": len(BLOB),
         "tensors": describe(BLOB),
     }
-    return Manifest(**{**fields, **changes})
+    fields |= changes
+    if "state" not in fields:
+        fields["state"] = root(fields["tensors"])
+    return Manifest(**fields)
 
 
-def test_the_version_is_a_golden_value():
+def of_format_1(**changes: object) -> Manifest:
+    """As versions were published before there were state hashes."""
+    entries = tuple(msgspec.structs.replace(entry, state="") for entry in describe(BLOB))
+    return manifest(**{"format": 1, "tensors": entries, "state": "", **changes})
+
+
+@pytest.mark.parametrize(("made", "version"), [(of_format_1, "5daf7005b9fe95e552c8842ede7a2c31"), (manifest, "f675bb633a095a280228dbdfb0b3f371")])
+def test_the_version_is_a_golden_value(made, version):
     # A version is written into responses, traffic and deployments: a change of the canonical form would orphan them all.
-    assert manifest(size_bytes=100).version == "5daf7005b9fe95e552c8842ede7a2c31"
+    assert made(size_bytes=100).version == version
+
+
+def test_manifests_of_format_1_are_read_with_the_bytes_they_have():
+    data = of_format_1().to_json()
+    assert b"state" not in data
+    assert b"tokenizer" not in data
+    assert Manifest.from_json(data) == of_format_1()
+    assert Manifest.from_json(data).to_json() == data
+
+
+def test_who_verifies_a_blob_of_either_format_learns_its_state_hashes():
+    assert verify(of_format_1(), BLOB) == verify(manifest(), BLOB) == manifest().tensors
+
+
+def test_state_hashes_count_elements_through_all_tensors():
+    first, second = manifest().tensors
+    shifted = describe(save({"a": np.zeros(1, np.float32)} | TENSORS))
+    assert (first.name, second.name) == (A, B)
+    assert shifted[1].digest == first.digest
+    assert shifted[1].state != first.state, "an element's key is that of its place among all"
+    assert second.state == "0" * 32, "zeros add nothing, whatever their place"
+
+
+def test_a_state_hash_that_is_not_that_of_the_values_is_refused():
+    first, second = describe(BLOB)
+    wrong = (msgspec.structs.replace(first, state="0" * 31 + "1"), second)
+    with pytest.raises(Corrupt, match=f"`{A}`"):
+        verify(manifest(tensors=wrong), BLOB)
+
+
+def entry(name: str, state: str) -> TensorEntry:
+    return TensorEntry(name=name, dtype="float32", shape=(1,), digest="d" * 32, state=state)
+
+
+UNSOUND = [
+    ({"state": "0" * 32}, "add up"),
+    ({"tensors": (entry("a", ""),), "state": "0" * 32}, "state hash"),
+    ({"tensors": (entry("b", "0" * 32), entry("a", "0" * 32))}, "in order"),
+    ({"tensors": (entry("a", "0" * 32), entry("a", "0" * 32))}, "in order"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), UNSOUND)
+def test_a_manifest_whose_hashes_contradict_each_other_is_refused(changes, said):
+    with pytest.raises(Corrupt, match=said):
+        Manifest.from_json(manifest(**changes).to_json())
 
 
 def test_canonical_bytes_survive_a_round_trip():
@@ -55,7 +111,10 @@ def test_any_manifest_reads_back_as_itself(name, step, alpha):
     assert Manifest.from_json(original.to_json()) == original
 
 
-@pytest.mark.parametrize("change", [{"step": 4}, {"kind": "full"}, {"alpha": 16.0}, {"parent": "p" * 32}, {"targets": ("attn",)}, {"tensors": ()}])
+CHANGES = [{"step": 4}, {"kind": "full"}, {"alpha": 16.0}, {"parent": "p" * 32}, {"targets": ("attn",)}, {"tensors": ()}, {"tokenizer_hash": "k"}]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_every_field_is_part_of_the_identity(change):
     assert manifest(**change).version != manifest().version
 
@@ -107,7 +166,7 @@ def test_what_is_not_a_canonical_manifest_is_refused(data):
         Manifest.from_json(data)
 
 
-@pytest.mark.parametrize("change", [{"format": 2}, {"kind": "delta"}])
+@pytest.mark.parametrize("change", [{"format": 3}, {"kind": "delta"}])
 def test_a_manifest_of_another_format_or_kind_is_refused(change):
     builtins = msgspec.to_builtins(manifest()) | change
     with pytest.raises(Corrupt, match=next(iter(change))):
@@ -116,7 +175,8 @@ def test_a_manifest_of_another_format_or_kind_is_refused(change):
 
 def test_publishing_writes_the_weights_before_the_manifest_that_names_them():
     written: list[tuple[str, bytes]] = []
-    identity = {name: getattr(manifest(), name) for name in Manifest.__struct_fields__ if name not in ("format", "key", "size_bytes", "tensors")}
+    found = ("format", "key", "size_bytes", "state", "tensors")
+    identity = {name: getattr(manifest(), name) for name in Manifest.__struct_fields__ if name not in found}
     for _ in range(2):
         published = publish(lambda key, data: written.append((key, data)), BLOB, **identity)
     assert written[:2] == [(weights_key(BLOB), BLOB), (manifest_key(published.version), published.to_json())]

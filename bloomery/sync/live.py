@@ -1,0 +1,238 @@
+"""The numbers that a process computes with, read back from where they lie, under the indices that they have in a manifest.
+
+A decoder's tensors are cut out of ours (`names.stored_places`), and matrices that lie in the order of a library are put back into the plain one,
+which moves bits and changes none. Factors of an adapter are cut out of the fused ones, where those on the output side are multiplied by the
+adapter's scale; what lies around them there must be zero, because it is multiplied with too. Everything is read in pieces, so that a part of it can
+be read again at any time. Hashes are of the values that are computed with: `scaled` says what becomes of published ones.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bloomery.models.adapters import FusedAdapter, ScaledView, published_name
+from bloomery.models.decoder import Decoder
+from bloomery.models.names import Place, stored_places
+from bloomery.sync.state_hash import SEEDS, Bits, StateHash, change, hash_elements
+from bloomery.types.errors import Corrupt
+
+PIECE_ELEMENTS: Final = 1 << 20
+PACKED_EMBEDDING: Final = "lm_head.weight"
+"""What the pieces of a tied head are called that lies packed beside the embedding."""
+_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_MASK: Final = (1 << 64) - 1
+
+
+class Part(NamedTuple):
+    """Neighbouring elements of one published tensor, where they lie in what is read."""
+
+    name: str
+    first: int
+    """Index of the first among all elements."""
+    numel: int
+    take: Callable[[Tensor], Tensor]
+    """In the order of the published tensor."""
+
+
+class Piece(NamedTuple):
+    """What is read at a time: some rows of a published tensor, or a packed matrix with all that lies in it."""
+
+    read: Callable[[], Tensor]
+    parts: tuple[Part, ...]
+
+    @property
+    def numel(self) -> int:
+        """Elements of all parts."""
+        return sum(part.numel for part in self.parts)
+
+
+def pieces(decoder: Decoder, adapter: FusedAdapter | None) -> list[Piece]:
+    """Of an adapter, or of all of a decoder, be it packed or not."""
+    return list(_of_decoder(decoder) if adapter is None else _of_adapter(adapter))
+
+
+def hash_piece(piece: Piece) -> dict[str, StateHash]:
+    """Of what is in memory now, by the names of its parts."""
+    tensor = piece.read()
+    return {part.name: hash_tensor(part.take(tensor), part.first) for part in piece.parts}
+
+
+def tensor_states(hashed: Iterable[Mapping[str, StateHash]]) -> dict[str, StateHash]:
+    """Of whole tensors, from the hashes of all pieces."""
+    found: dict[str, StateHash] = {}
+    for parts in hashed:
+        for name, state in parts.items():
+            found[name] = found.get(name, StateHash()) + state
+    return found
+
+
+def hash_tensor(tensor: Tensor, first: int) -> StateHash:
+    """Of a tensor's elements, whose first has index `first`; on whatever device it is, in one pass."""
+    if tensor.device.type == "cpu":
+        return hash_elements(_unsigned(tensor), first)
+    return hash_on_device(tensor.detach().reshape(-1).view(_BITS[tensor.element_size()]), first)
+
+
+def changed(indices: Tensor, old: Tensor, new: Tensor) -> StateHash:
+    """What to add to a hash when elements [n] at these indices among all, each named once, become others."""
+    return change(indices.cpu().numpy(), _unsigned(old), _unsigned(new))
+
+
+def hash_on_device(bits: Tensor, first: int) -> StateHash:
+    """The same in torch's own whole numbers, which wrap around as the sums do; `bits` [n] is of a signed type, or uint8."""
+    unsigned = (1 << 8 * bits.element_size()) - 1
+    sums = [0, 0]
+    for start in range(0, len(bits), PIECE_ELEMENTS):
+        values = bits[start : start + PIECE_ELEMENTS].long()
+        if bits.element_size() < 8:
+            values = values & unsigned
+        places = torch.arange(start, start + len(values), device=bits.device)
+        for lane, seed in enumerate(SEEDS):
+            sums[lane] += int((_keys(places, seed + first) * values).sum())
+    return StateHash(sums[0] & _MASK, sums[1] & _MASK)
+
+
+def scaled(values: Tensor, scale: float) -> Tensor:
+    """What is computed with where `values` were published: the very operation of those who fill an adapter."""
+    return values if scale == 1 else values * scale
+
+
+def refuse_stray(adapter: FusedAdapter) -> None:
+    """Corrupt where a fused tensor holds anything beside its factors."""
+    inside = sum(_num_set(view.values) for view in adapter.factors().values())
+    if (found := sum(_num_set(tensor) for tensor in adapter.tensors)) != inside:
+        raise Corrupt(f"{found - inside} numbers around an adapter's factors in memory are not zero, and would be multiplied with: load it again")
+
+
+def adapter_views(adapter: FusedAdapter) -> dict[str, ScaledView]:
+    """Every factor under its published name, in canonical order."""
+    named = {published_name(name, stacked=view.values.dim() == 3): view for name, view in adapter.factors().items()}
+    return dict(sorted(named.items()))
+
+
+def first_indices(numels: Mapping[str, int]) -> dict[str, int]:
+    """Index of the first element of each tensor, by their published names."""
+    found, first = {}, 0
+    for name in sorted(numels):
+        found[name], first = first, first + numels[name]
+    return found
+
+
+def has_packed_embedding(decoder: Decoder) -> bool:
+    """Whether a decoder whose head is its embedding multiplies with a packed copy of that."""
+    return decoder.config.tied_head and decoder.head is not None
+
+
+def embedding_name(decoder: Decoder) -> str:
+    """What its directory calls the embedding."""
+    return next(name for name, place in stored_places(decoder.config) if place.parameter == "embedding")
+
+
+def _of_adapter(adapter: FusedAdapter) -> Iterator[Piece]:
+    views = adapter_views(adapter)
+    firsts = first_indices({name: view.values.numel() for name, view in views.items()})
+    for name, view in views.items():
+        yield from _rows_of(name, firsts[name], tuple(view.values.shape), lambda values=view.values: values)  # type: ignore[misc]
+
+
+def _of_decoder(decoder: Decoder) -> Iterator[Piece]:
+    places = dict(stored_places(decoder.config))
+    firsts = first_indices({name: math.prod(place.shape) for name, place in places.items()})
+    packed: dict[tuple[str, int | None], list[Part]] = {}
+    for name, place in places.items():
+        if _is_packed(_parameter(decoder, place)):
+            part = Part(name, firsts[name], math.prod(place.shape), partial(_cut, place))
+            packed.setdefault((place.parameter, place.expert), []).append(part)
+        else:
+            yield from _rows_of(name, firsts[name], place.shape, partial(_stored, decoder, place))
+    # What lies in one packed matrix is read together: a part of it takes as long as all.
+    for (parameter, expert), parts in packed.items():
+        yield Piece(partial(_unpacked, decoder, Place(parameter, (), expert=expert)), tuple(parts))
+    if has_packed_embedding(decoder):
+        # It multiplies with the embedding's numbers: the same indices, so the same hash.
+        name = embedding_name(decoder)
+        yield Piece(lambda: _plain(decoder.head_weight), (Part(PACKED_EMBEDDING, firsts[name], math.prod(places[name].shape), _same),))
+
+
+def _rows_of(name: str, first: int, shape: tuple[int, ...], read: Callable[[], Tensor]) -> Iterator[Piece]:
+    """A tensor that can be read in part, some rows at a time."""
+    row = math.prod(shape[1:])
+    step = max(1, PIECE_ELEMENTS // max(1, row))
+    for start in range(0, shape[0], step):
+        stop = min(shape[0], start + step)
+        yield Piece(read, (Part(name, first + start * row, (stop - start) * row, partial(_between, start, stop)),))
+
+
+def _between(start: int, stop: int, tensor: Tensor) -> Tensor:
+    return tensor[start:stop]
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _stored(decoder: Decoder, place: Place) -> Tensor:
+    return _cut(place, _unpacked(decoder, place))
+
+
+def _cut(place: Place, tensor: Tensor) -> Tensor:
+    """A published tensor out of ours."""
+    return tensor[place.rows].reshape(place.shape)
+
+
+def _unpacked(decoder: Decoder, place: Place) -> Tensor:
+    """Ours that a published tensor lies in, of one expert where there are experts; in plain order."""
+    found = _parameter(decoder, place)
+    if isinstance(found, nn.ParameterList) and place.expert is None:
+        return torch.stack([_plain(matrix) for matrix in found])
+    return _plain(found if place.expert is None else found[place.expert])  # type: ignore[arg-type]
+
+
+def _parameter(decoder: Decoder, place: Place) -> Tensor | nn.ParameterList:
+    """Ours; it is looked for anew each time, for it may be packed meanwhile."""
+    path, _, leaf = place.parameter.rpartition(".")
+    found: Tensor | nn.ParameterList = getattr(decoder.get_submodule(path), leaf)
+    return found
+
+
+def _is_packed(parameter: Tensor | nn.ParameterList) -> bool:
+    return isinstance(parameter, nn.ParameterList) or parameter.is_mkldnn
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().to_dense() if tensor.is_mkldnn else tensor.detach()
+
+
+def _unsigned(tensor: Tensor) -> Bits:
+    """Raw bits [n] of the elements; of a tensor in one piece on the CPU nothing is copied."""
+    bits: Bits = tensor.detach().cpu().reshape(-1).view(_BITS[tensor.element_size()]).numpy()
+    return bits.view(_UNSIGNED[tensor.element_size()])
+
+
+def _num_set(tensor: Tensor) -> int:
+    """Elements of which any bit is set, so that a zero with a sign counts."""
+    return int(tensor.detach().contiguous().view(_BITS[tensor.element_size()]).count_nonzero())
+
+
+def _keys(places: Tensor, start: int) -> Tensor:
+    """`splitmix64(start + places) | 1` as signed numbers of the same bits."""
+    x = places + _signed(start + 0x9E3779B97F4A7C15)
+    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
+    return (x ^ _shifted(x, 31)) | 1
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """To the right, with zeros from the left, which torch has for unsigned numbers alone."""
+    return (x >> bits) & ((1 << 64 - bits) - 1)
+
+
+def _signed(number: int) -> int:
+    number &= _MASK
+    return number - (1 << 64) if number >> 63 else number

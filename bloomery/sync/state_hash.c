@@ -1,0 +1,27 @@
+// The sums of `state_hash.py` in one pass over the elements: both seeds at once, nothing written but the two sums.
+
+#include <stdint.h>
+
+static inline uint64_t key(uint64_t x) {
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return (x ^ (x >> 31)) | 1;
+}
+
+#define SUM(NAME, TYPE)                                                                                        \
+    void NAME(const TYPE *values, int64_t n, uint64_t first, uint64_t other, uint64_t *sums) {                 \
+        uint64_t one = 0, two = 0;                                                                             \
+        for (int64_t i = 0; i < n; i++) {                                                                      \
+            uint64_t value = values[i];                                                                        \
+            one += key(first + (uint64_t)i) * value;                                                           \
+            two += key(other + (uint64_t)i) * value;                                                           \
+        }                                                                                                      \
+        sums[0] = one;                                                                                         \
+        sums[1] = two;                                                                                         \
+    }
+
+SUM(sum_1, uint8_t)
+SUM(sum_2, uint16_t)
+SUM(sum_4, uint32_t)
+SUM(sum_8, uint64_t)

@@ -1,0 +1,28 @@
+"""Whoever asks for the status, or for a deployment, learns who has proved which weights."""
+
+import json
+
+from bloomery.client import Client
+from tests.live import LiveServer, wait_until
+from tests.train.builders import supervised
+
+
+def test_a_deployment_says_who_has_proved_its_live_version(live_server: LiveServer) -> None:
+    with Client(live_server.url, live_server.key) as client:
+        (engine,) = client.status().engines
+        base = engine.detail["proved"]
+        assert base["probe_bit_equal"]
+        assert base["probe_max_abs"] == 0
+        run = client.create_run("bloomery-tiny", rank=8, seed=3)
+        run.forward_backward(supervised([40, 60]), "cross_entropy").result()
+        run.optim_step(1e-3).result()
+        published = run.save_snapshot("proved").result()
+        client.deployments.create("proved-one", published.version)
+        client.chat("proved-one", [{"role": "user", "content": "Hello"}], max_tokens=2)
+        wait_until(lambda: client.deployments.get("proved-one").proved != [], 30)
+        (proved,) = client.deployments.get("proved-one").proved
+        manifest = json.loads((live_server.data_dir / "blobs" / "manifests" / published.version).read_text())
+        assert (proved.process, proved.root) == ("engine", manifest["state"])
+        (engine,) = client.status().engines
+        assert engine.detail["proved_versions"][published.version] == manifest["state"]
+        assert engine.detail["condemned"] == {}
