@@ -11,6 +11,7 @@ from urllib.parse import quote
 import httpx
 
 from bloomery.client.http import Http, error_in
+from bloomery.client.sampling import Sampler, SamplingSession
 from bloomery.client.training import TrainingRun
 from bloomery.types.resources import (
     Collected,
@@ -58,6 +59,7 @@ class Client:
         self.spans = Spans(self._http)
         self.keys = Keys(self._http)
         self.versions = Versions(self._http)
+        self._sampling = SamplingSession(self._http)
 
     def close(self) -> None:
         """Give the connections back."""
@@ -87,6 +89,10 @@ class Client:
     def runs(self) -> list[Run]:
         """All runs, newest first."""
         return [Run.model_validate(item) for item in self._http.pages("/api/v1/runs")]
+
+    def sampler(self, model: str) -> Sampler:
+        """What samples token ids for training, from a base model, a snapshot's version or a `tinker://` path: these weights, whatever comes after."""
+        return Sampler(self._http, self._sampling, model)
 
     def models(self) -> list[Model]:
         """The base models that the server holds."""

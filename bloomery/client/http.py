@@ -6,7 +6,7 @@ taken up.
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -88,17 +88,31 @@ class Http:
         """The same for what makes or changes something: repeated under one key, it is done once."""
         return self.post(path, body, repeatable=True, headers={"idempotency-key": secrets.token_hex(16)})
 
-    def request(self, method: str, path: str, *, repeatable: bool | None = None, **options: Any) -> httpx.Response:
-        """A successful response; every other one is raised as the error it carries."""
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        repeatable: bool | None = None,
+        paced: bool = False,
+        also: Collection[int] = (),
+        patience_s: float | None = None,
+        **options: Any,
+    ) -> httpx.Response:
+        """A successful response, or one of a status that is `also` an answer; every other one is raised as the error it carries.
+
+        A `paced` request waits where the server says that there is no room yet (429), as every one does where it is away (503).
+        """
         again = repeatable if repeatable is not None else method == "GET"
-        deadline, pause_s = time.monotonic() + self.patience_s, _PAUSE_S
+        busy = (429, 503) if paced else (503,)
+        deadline, pause_s = time.monotonic() + (self.patience_s if patience_s is None else min(patience_s, self.patience_s)), _PAUSE_S
         while True:
             try:
                 response = self._client.request(method, path, **options)
-                if response.is_success:
+                if response.is_success or response.status_code in also:
                     return response
                 problem = error_of(response)
-                worth_it = response.status_code == 503
+                worth_it = response.status_code in busy
             except httpx.TransportError as error:
                 problem = self._lost(method, path, error)
                 worth_it = again or isinstance(error, httpx.ConnectError)
@@ -153,7 +167,10 @@ def error_of(response: httpx.Response) -> BloomeryError:
     """The error that an unsuccessful response carries."""
     kind = _BY_STATUS.get(response.status_code) or (errors.InvalidInput if response.is_client_error else errors.WorkerError)
     try:
-        return error_in(response.json()["error"], otherwise=kind)
+        body = response.json()
+        # The Training API writes its errors flat, the others as an object.
+        flat = isinstance(body["error"], str)
+        return error_in({"message": body["error"], "code": body.get("code"), "field": body.get("field")} if flat else body["error"], otherwise=kind)
     except (ValueError, KeyError, TypeError, AttributeError):
         return kind(f"the server answers {response.status_code}: {response.text[:200]}")
 

@@ -76,6 +76,15 @@ class TrainingRun:
         self._next_seq = run.next_seq
         self._unclear: str | None = None
 
+    @property
+    def next_seq(self) -> int:
+        """The number that the next operation takes: with it a program that is started again knows what it had submitted."""
+        return self._next_seq
+
+    def submitted(self, seq: int, kind: type[Outcome]) -> Pending[Outcome]:
+        """The result to come of an operation that was submitted before, by its number and the kind of its result."""
+        return Pending(self._http, self.id, seq, kind)
+
     def forward_backward(
         self, data: Sequence[Datum], loss: str = "cross_entropy", loss_config: dict[str, float | str] | None = None, *, logprobs: bool = True
     ) -> Pending[ForwardBackwardResult]:

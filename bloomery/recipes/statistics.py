@@ -1,4 +1,4 @@
-"""The three formulas behind the table: an interval for a share, a paired test for two versions, a distance between two log-probabilities."""
+"""The formulas behind tables: an interval for a share and for a mean, a paired test for two versions, a distance between two log-probabilities."""
 
 import math
 from collections.abc import Sequence
@@ -22,6 +22,15 @@ def wilson(successes: int, trials: int) -> Interval:
     centre = (share + spread / 2) / (1 + spread)
     half = _Z95 * math.sqrt(share * (1 - share) / trials + spread / (4 * trials)) / (1 + spread)
     return Interval(max(0.0, centre - half), min(1.0, centre + half))
+
+
+def normal_interval(values: Sequence[float]) -> Interval:
+    """Of a mean, by the normal approximation: for some dozens of values or more, wherever they lie."""
+    if len(values) < 2:
+        return Interval(-math.inf, math.inf)
+    mean = math.fsum(values) / len(values)
+    half = _Z95 * math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
+    return Interval(mean - half, mean + half)
 
 
 class Paired(NamedTuple):

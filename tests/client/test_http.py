@@ -10,7 +10,7 @@ import pytest
 from bloomery.client import Client
 from bloomery.client.client import Keys
 from bloomery.client.http import Http
-from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound, Unavailable, WorkerError
+from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound, NotSupported, RateLimited, Unavailable, WorkerError
 
 Answer = httpx.Response | Exception
 
@@ -60,6 +60,20 @@ def test_revoking_is_not_repeated_for_the_name_may_be_another_keys_by_then() -> 
     assert lost.seen == ["DELETE /api/v1/keys/app"]
 
 
+def test_only_a_paced_request_waits_until_there_is_room() -> None:
+    full = httpx.Response(429, json={"error": "full", "category": "server", "code": "unavailable", "field": None})
+    assert http(Server(full, ok())).request("POST", "/x", paced=True).json() == {"fine": True}
+    with pytest.raises(Unavailable, match="full"):
+        http(Server(full, ok())).request("POST", "/x")
+
+
+def test_a_status_may_be_an_answer() -> None:
+    later = Server(httpx.Response(408, json={}))
+    assert http(later).request("POST", "/x", also=(408,)).status_code == 408
+    with pytest.raises(InvalidInput):
+        http(later).request("POST", "/x")
+
+
 def test_patience_ends() -> None:
     with pytest.raises(Unavailable, match="refused"):
         http(Server(httpx.ConnectError("refused")), patience_s=0.1).get("/x")
@@ -74,6 +88,8 @@ def test_patience_ends() -> None:
         (httpx.Response(500, json={"error": {"code": "worker", "message": "m", "field": None}}), WorkerError, None),
         (httpx.Response(502, text="<html>bad gateway"), WorkerError, None),
         (httpx.Response(413, json=["not an envelope"]), InvalidInput, None),
+        (httpx.Response(400, json={"error": "m", "category": "user", "code": "not_supported", "field": "prompt"}), NotSupported, "prompt"),
+        (httpx.Response(429, json={"error": "m", "category": "user", "code": "rate_limit_exceeded", "field": None}), RateLimited, None),
     ],
 )
 def test_errors_are_those_of_the_server(response: httpx.Response, kind: type[BloomeryError], field: str | None) -> None:

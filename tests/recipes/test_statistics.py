@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bloomery.recipes.statistics import mcnemar, mismatch, wilson
+from bloomery.recipes.statistics import mcnemar, mismatch, normal_interval, wilson
 
 
 def test_wilson_gives_the_textbook_interval() -> None:
@@ -45,3 +45,10 @@ def test_mismatch_is_zero_for_equal_bits_and_positive_otherwise() -> None:
     result = mismatch([-1.0, -2.0], [-1.1, -2.0])
     assert result.k3 == pytest.approx((math.exp(-0.1) - 1 + 0.1) / 2)
     assert result.max_difference == pytest.approx(0.1)
+
+
+def test_the_interval_of_a_mean_narrows_with_the_square_root_of_its_values() -> None:
+    few, many = normal_interval([0.0, 1.0] * 20), normal_interval([0.0, 1.0] * 2000)
+    assert (few.low + few.high, many.low + many.high) == pytest.approx((1, 1))
+    assert (few.high - few.low) / (many.high - many.low) == pytest.approx(10, rel=0.02)
+    assert normal_interval([0.5]) == (-math.inf, math.inf)

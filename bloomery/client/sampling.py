@@ -1,0 +1,154 @@
+"""Rollouts as they were served: token ids, log-probabilities of the distribution drawn from, and the version of the weights.
+
+A `Sampler` begins samples and returns at once; a `PendingSample` is one to come. A seed decides every token, so a sample that the server lost in a
+restart is asked for again and is the same one. They speak the Training API's routes (`docs/tinker.md`), where one request is one version.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+from bloomery.client.http import Http
+from bloomery.client.sample_message import SampleAnswer, SampledSequence, read_answer
+from bloomery.types.errors import BloomeryError, Gone, InvalidInput, Unavailable, WorkerError
+
+_HOLD_S: Final = 20.0
+"""How long the server holds a question for a result."""
+_TIMEOUT_S: Final = 600.0
+_PROTOBUF: Final = "application/x-protobuf"
+_CANCEL_S: Final = 1.0
+"""Patience to have a sample stopped that nobody waits for: without it, it ends by itself."""
+
+
+class Sampled(NamedTuple):
+    """The continuations of one prompt and the weights that gave them."""
+
+    version: str
+    sequences: tuple[SampledSequence, ...]
+
+
+class SamplingSession:
+    """What the samplers of a client have in common; begun when the first of them samples."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+        self._lock = threading.Lock()
+        self._id: str | None = None
+        self._numbers = count()
+
+    def begin_sampler(self, model: str) -> str:
+        """The id of a new sampler."""
+        with self._lock:
+            if self._id is None:
+                body = {"sdk_version": "bloomery", "tags": []}
+                self._id = str(self._http.post("/api/v1/create_session", body, repeatable=True)["session_id"])
+            number = next(self._numbers)
+        asked = {"session_id": self._id, "sampling_session_seq_id": number, "model_path": model}
+        return str(self._http.post("/api/v1/create_sampling_session", asked, repeatable=True)["sampling_session_id"])
+
+
+class Sampler:
+    """One version of weights, as a source of rollouts. Threads may share it."""
+
+    def __init__(self, http: Http, session: SamplingSession, model: str) -> None:
+        self.model = model
+        self._http = http
+        self._id = session.begin_sampler(model)
+        self._numbers = count()
+
+    def sample(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        seed: int,
+        num_samples: int = 1,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        stop: Sequence[int] | None = None,
+    ) -> "PendingSample":
+        """Begin `num_samples` continuations of a prompt; `stop` replaces the model's own end tokens, and an empty one means none."""
+        params = {"max_tokens": max_tokens, "seed": seed, "temperature": temperature, "top_k": top_k or -1, "top_p": top_p}
+        stops = {} if stop is None else {"stop": list(stop)}
+        return self._begin(prompt, {"num_samples": num_samples, "sampling_params": params | stops})
+
+    def score(self, tokens: Sequence[int]) -> "PendingSample":
+        """Begin to score a text: `prompt_logprobs` of the result are these weights' own, NaN at the first token."""
+        return self._begin(tokens, {"prompt_logprobs": True, "sampling_params": {"max_tokens": 0, "seed": 0}})
+
+    def _begin(self, tokens: Sequence[int], asked: dict[str, Any]) -> "PendingSample":
+        # Counting is atomic: the number of a sample is its name, and no two may share one.
+        prompt = {"chunks": [{"type": "encoded_text", "tokens": list(tokens)}]}
+        return PendingSample(self._http, {"sampling_session_id": self._id, "seq_id": next(self._numbers), "prompt": prompt, **asked})
+
+
+class PendingSample:
+    """A sample to come."""
+
+    def __init__(self, http: Http, asked: dict[str, Any]) -> None:
+        self._http = http
+        self._asked = asked
+        self._answer: tuple[str, SampleAnswer] | None = None
+        self._request_id = self._submit(None)
+
+    def result(self, timeout_s: float = _TIMEOUT_S) -> Sampled:
+        """Wait for it; one that is not there in time is cancelled, and Unavailable."""
+        version, answer = self._wait(timeout_s)
+        return Sampled(version, answer.sequences)
+
+    def prompt_logprobs(self, timeout_s: float = _TIMEOUT_S) -> tuple[float, ...]:
+        """The same, of what was scored: one log-probability for each token."""
+        return self._wait(timeout_s)[1].prompt_logprobs
+
+    def cancel(self) -> None:
+        """Have it stopped; one that is over, or whose server is away, needs no stopping."""
+        with suppress(BloomeryError):
+            self._http.request("POST", "/api/v1/cancel_future", json={"request_id": self._request_id}, patience_s=_CANCEL_S, timeout=_CANCEL_S)
+
+    def _submit(self, patience_s: float | None) -> str:
+        answer = self._http.request("POST", "/api/v1/asample", repeatable=True, paced=True, patience_s=patience_s, json=self._asked)
+        return str(answer.json()["request_id"])
+
+    def _wait(self, timeout_s: float) -> tuple[str, SampleAnswer]:
+        deadline = time.monotonic() + timeout_s
+        while self._answer is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                self.cancel()
+                raise Unavailable(f"sample `{self._request_id}` was not there within {timeout_s:g} s and is cancelled; ask again, or wait longer")
+            try:
+                self._answer = self._poll(deadline)
+            except Gone:
+                # A restart of the server forgets samples in the making; the seed gives the same one again.
+                self._request_id = self._submit(left_s)
+        return self._answer
+
+    def _poll(self, deadline: float) -> tuple[str, SampleAnswer] | None:
+        """The answer, or None while the sample is in the making."""
+        left_s = max(0.0, deadline - time.monotonic())
+        try:
+            response = self._http.request(
+                "POST",
+                "/api/v1/retrieve_future",
+                repeatable=True,
+                paced=True,
+                also=(408,),
+                patience_s=left_s,
+                json={"request_id": self._request_id},
+                timeout=min(left_s, _HOLD_S + 10),
+            )
+        except Unavailable:
+            if time.monotonic() < deadline:
+                raise
+            # The question is held for longer than was left.
+            return None
+        if response.status_code == 408:
+            return None
+        if response.headers.get("content-type") != _PROTOBUF:
+            failed = response.json()
+            raise (InvalidInput if failed["category"] == "user" else WorkerError)(failed["error"])
+        return response.headers["x-bloomery-version"], read_answer(response.content)

@@ -1,0 +1,105 @@
+"""From groups to what is trained: which groups teach something, how much each rollout counts, and the data that says so to the server.
+
+Shapes: P tokens of a prompt, T of its continuation; a datum has N = P + T - 1 predictions, of which the last T are trained.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bloomery.recipes.rollouts import Graded, Group, Rollout
+from bloomery.types.arrays import Array
+from bloomery.types.operations import Datum
+
+
+class Sorted(NamedTuple):
+    """Groups by what becomes of them."""
+
+    trained: tuple[Group, ...]
+    zero_variance: tuple[Group, ...]
+    """All members were rewarded alike: there is nothing to prefer."""
+    too_small: tuple[Group, ...]
+    """Too many members failed."""
+
+
+def sort_groups(groups: Sequence[Group], min_group_size: int) -> Sorted:
+    """By members that are left, and by what they were rewarded."""
+    too_small = tuple(group for group in groups if len(group.members) < min_group_size)
+    whole = [group for group in groups if len(group.members) >= min_group_size]
+    return Sorted(tuple(group for group in whole if varies(group)), tuple(group for group in whole if not varies(group)), too_small)
+
+
+def varies(group: Group) -> bool:
+    """Whether some member was rewarded otherwise than another."""
+    return len({member.reward for member in group.members}) > 1
+
+
+def group_advantages(rewards: Sequence[float], *, by_deviation: bool) -> list[float]:
+    """Rewards less their mean and, with `by_deviation`, over their standard deviation (Shao et al. 2024, arXiv 2402.03300)."""
+    mean = statistics.fmean(rewards)
+    scale = statistics.pstdev(rewards) if by_deviation else 1.0
+    return [(reward - mean) / scale if scale else 0.0 for reward in rewards]
+
+
+class Weighed(NamedTuple):
+    """A rollout and the advantage of each of its tokens, float32 [T]."""
+
+    rollout: Rollout
+    advantages: np.ndarray
+
+    @property
+    def datum(self) -> Datum:
+        """For the losses that compare with sampled log-probabilities; a prompt is masked by zeros."""
+        tokens, prompt = self.rollout.problem.prompt + self.rollout.tokens, len(self.rollout.problem.prompt)
+        masked = np.zeros(prompt - 1, dtype=np.float32)
+        return Datum(
+            tokens=Array.of(np.asarray(tokens[:-1], dtype=np.int32)),
+            inputs={
+                "target_tokens": Array.of(np.asarray(tokens[1:], dtype=np.int64)),
+                "logprobs": Array.of(np.concatenate([masked, np.asarray(self.rollout.logprobs, dtype=np.float32)])),
+                "advantages": Array.of(np.concatenate([masked, self.advantages.astype(np.float32)])),
+            },
+        )
+
+
+def weigh(groups: Sequence[Group], *, by_deviation: bool) -> list[Weighed]:
+    """The members of all groups, each token with its rollout's advantage."""
+    return [weighed for group in groups for weighed in _weigh(group.members, by_deviation)]
+
+
+def _weigh(members: Sequence[Graded], by_deviation: bool) -> list[Weighed]:
+    advantages = group_advantages([member.reward for member in members], by_deviation=by_deviation)
+    return [
+        Weighed(member.rollout, np.full(len(member.rollout.tokens), advantage, dtype=np.float32))
+        for member, advantage in zip(members, advantages, strict=True)
+    ]
+
+
+def mask_stale(weighed: Sequence[Weighed], lag_of: Callable[[str], int], max_lag: int) -> list[Weighed]:
+    """Without loss where a token's weights are more than `max_lag` versions old."""
+    return [
+        row._replace(advantages=np.where([lag_of(version) > max_lag for version in row.rollout.versions], np.float32(0), row.advantages))
+        for row in weighed
+    ]
+
+
+def pull_to_reference(weighed: Sequence[Weighed], reference: Sequence[Sequence[float]], coefficient: float) -> list[Weighed]:
+    """Take `coefficient` times the log-ratio to a reference, less the batch's mean of it, off each token's advantage: a penalty on KL to it.
+
+    `reference` are the reference's log-probabilities [T] of each rollout's tokens.
+    """
+    ratios = [np.asarray(row.rollout.logprobs) - np.asarray(given) for row, given in zip(weighed, reference, strict=True)]
+    mean = float(np.concatenate(ratios).mean()) if ratios else 0.0
+    return [row._replace(advantages=row.advantages - coefficient * (ratio - mean)) for row, ratio in zip(weighed, ratios, strict=True)]
+
+
+def mean_over_tokens(weighed: Sequence[Weighed]) -> list[Weighed]:
+    """Losses are sums; dividing makes this one a mean over the batch's trained tokens, so that long rollouts count by their length.
+
+    Rows without any loss are left out: they would only cost time.
+    """
+    taught = [row for row in weighed if row.advantages.any()]
+    tokens = sum(int(np.count_nonzero(row.advantages)) for row in taught)
+    return [row._replace(advantages=row.advantages / np.float32(tokens)) for row in taught]

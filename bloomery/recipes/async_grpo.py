@@ -1,0 +1,197 @@
+"""GRPO whose rollouts do not wait for the trainer: groups are made all the time by threads of their own, trained in the order in which they are done.
+
+How stale they may be is bounded where they begin: a group is admitted while those that run, wait or are trained are fewer than
+`(max_head_offpolicy_versions + 1) * groups_per_step`. That is AReaL's capacity (arXiv 2505.24298), counted by what is outstanding, so that neither a
+restart nor a batch that came out short inflates it. Staleness is measured again, token by token, where groups are trained: what is older has no loss,
+and importance weights are truncated. With `piece_tokens` a rollout goes on with the newest weights at every piece, and each token keeps its version.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Final, Self
+
+from bloomery.client import Client
+from bloomery.recipes.advantages import mask_stale, mean_over_tokens, sort_groups
+from bloomery.recipes.grpo import GrpoConfig, OnStep, StepReport, check, problem_of, teach, versions_of
+from bloomery.recipes.policy import Cursor, Policy, PolicyConfig, fingerprint
+from bloomery.recipes.rl_metrics import Seconds, stale_share, step_metrics
+from bloomery.recipes.rollouts import Grade, Group, Problem, Rollouts, without_foreign
+from bloomery.types.errors import InvalidInput, Unavailable
+
+_STOP_S: Final = 2.0
+"""How long those in the making are waited for at the end: nobody needs them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AsyncGrpoConfig(GrpoConfig):
+    """`concurrency` groups are made at a time, as far as they are admitted."""
+
+    max_head_offpolicy_versions: int = 1
+    """How many versions may be published between a token and its training; 0 is on policy, and nothing overlaps."""
+    importance_cap: float = 2.0
+    """Importance weights of the loss `importance_sampling` are truncated here; the others have thresholds of their own."""
+    max_idle_groups: int = 64
+    """So many groups that teach nothing end the wait for a step: it is trained on those that do."""
+    group_timeout_s: float = 600.0
+    """How long the trainer waits for a group."""
+
+
+def train(
+    client: Client, problems: Sequence[Problem], grade: Grade, config: AsyncGrpoConfig, path: Path, *, steps: int, on_step: OnStep = lambda _: None
+) -> Policy:
+    """Go on until `steps` steps are done, also where a loop was killed that had the same cursor at `path`."""
+    check(problems, config)
+    check_staleness(config)
+    policy = Policy.open(client, truncated(config), path, fingerprint(problems, config))
+    reference = policy.first if config.kl_coefficient else None
+    rollouts = Rollouts(lambda: policy.sampler, grade, config.rollouts)
+
+    def make(number: int) -> Group:
+        return without_foreign(rollouts.group(number, problem_of(problems, number, config.rollouts.seed)), policy.knows)
+
+    with Makers(make, config, policy.cursor) as makers:
+        while policy.cursor.round < steps:
+            started = time.monotonic()
+            groups = makers.take()
+            taken = time.monotonic()
+            kept = sort_groups(groups, config.min_group_size)
+            data = mask_stale(teach(kept.trained, config, reference), policy.lag, config.max_head_offpolicy_versions)
+            lags = {version: policy.lag(version) for version in versions_of(data)}
+            trained = policy.train([row.datum for row in mean_over_tokens(data)], [group.number for group in groups])
+            makers.admission.leave(len(kept.trained))
+            ended = time.monotonic()
+            seconds = Seconds(ended - started, ended - started, ended - taken, taken - started, makers.admission.idle_s() / config.concurrency)
+            metrics = step_metrics(groups, kept, data, trained, lags.__getitem__, seconds)
+            metrics |= stale_share(data, lags.__getitem__, config.max_head_offpolicy_versions)
+            on_step(StepReport(policy.cursor.round, policy.cursor.version, metrics))
+    return policy
+
+
+def truncated(config: AsyncGrpoConfig) -> PolicyConfig:
+    """With importance weights that end at the cap: `cispo` without a lower threshold has the gradient of `importance_sampling` up to there."""
+    if config.policy.loss != "importance_sampling":
+        return config.policy
+    thresholds = (("clip_low_threshold", 0.0), ("clip_high_threshold", config.importance_cap))
+    return replace(config.policy, loss="cispo", loss_config=thresholds)
+
+
+def check_staleness(config: AsyncGrpoConfig) -> None:
+    """The same for what only this loop has."""
+    if config.max_head_offpolicy_versions < 0:
+        problem = f"`max_head_offpolicy_versions` is {config.max_head_offpolicy_versions}: it must be at least 0"
+        raise InvalidInput(problem, field="max_head_offpolicy_versions")
+    if config.importance_cap < 1:
+        problem = f"`importance_cap` is {config.importance_cap}: below 1 it would cut off what is on policy"
+        raise InvalidInput(problem, field="importance_cap")
+
+
+class Admission:
+    """Lets groups begin while fewer than `capacity` of them are outstanding: running, waiting to be trained, or trained right now."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._outstanding = 0
+        self._open = True
+        self._changed = threading.Condition()
+        self._idle_s = 0.0
+        self._waiting_since: dict[int, float] = {}
+
+    @property
+    def outstanding(self) -> int:
+        """Groups that were let in and have not left."""
+        return self._outstanding
+
+    def enter(self) -> bool:
+        """Wait until another group may begin; False where none will."""
+        me = threading.get_ident()
+        with self._changed:
+            self._waiting_since[me] = time.monotonic()
+            self._changed.wait_for(lambda: self._outstanding < self._capacity or not self._open)
+            self._idle_s += time.monotonic() - self._waiting_since.pop(me)
+            self._outstanding += self._open
+            return self._open
+
+    def leave(self, groups: int) -> None:
+        """So many were trained, or teach nothing."""
+        with self._changed:
+            self._outstanding -= groups
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let no more in."""
+        with self._changed:
+            self._open = False
+            self._changed.notify_all()
+
+    def idle_s(self) -> float:
+        """Seconds that makers have waited here since this was asked last, all of them together."""
+        with self._changed:
+            now = time.monotonic()
+            waited = self._idle_s + sum(now - since for since in self._waiting_since.values())
+            self._waiting_since = dict.fromkeys(self._waiting_since, now)
+            self._idle_s = 0.0
+            return waited
+
+
+class Makers:
+    """Threads that make groups in the order of their numbers, without those that the loop has had; `take` gives what is done."""
+
+    def __init__(self, make: Callable[[int], Group], config: AsyncGrpoConfig, cursor: Cursor) -> None:
+        self.admission = Admission(config.groups_per_step * (config.max_head_offpolicy_versions + 1))
+        self._make, self._config = make, config
+        self._numbers = (number for number in count(cursor.had_below) if not cursor.has(number))
+        self._next = threading.Lock()
+        self._done: queue.SimpleQueue[Group | BaseException] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=self._run, daemon=True, name="rollouts") for _ in range(config.concurrency)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.admission.close()
+        deadline = time.monotonic() + _STOP_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def take(self) -> list[Group]:
+        """As many groups that teach something as a step has, and those that do not which were done meanwhile."""
+        taken: list[Group] = []
+        idle = 0
+        while len(taken) - idle < self._config.groups_per_step and idle < self._config.max_idle_groups:
+            taken.append(self._wait())
+            idle += not self._teaches(taken[-1])
+        # The order in which they were done is chance, and the bits of a sum of gradients depend on it.
+        return sorted(taken, key=lambda group: group.number)
+
+    def _teaches(self, group: Group) -> bool:
+        return bool(sort_groups([group], self._config.min_group_size).trained)
+
+    def _wait(self) -> Group:
+        try:
+            done = self._done.get(timeout=self._config.group_timeout_s)
+        except queue.Empty:
+            within = f"no group was done within {self._config.group_timeout_s:g} s, {self.admission.outstanding} are outstanding"
+            raise Unavailable(f"{within}: look at the server's status and at the grader, or raise `group_timeout_s`") from None
+        if isinstance(done, BaseException):
+            raise done
+        return done
+
+    def _run(self) -> None:
+        try:
+            while self.admission.enter():
+                with self._next:
+                    number = next(self._numbers)
+                group = self._make(number)
+                self._done.put(group)
+                # Nobody will train on it: the next may begin before the trainer has seen it.
+                self.admission.leave(int(not self._teaches(group)))
+        except BaseException as error:
+            # The trainer raises it: a thread has nobody to tell.
+            self._done.put(error)

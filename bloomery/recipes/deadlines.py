@@ -1,0 +1,52 @@
+"""Foreign code under a deadline: graders and environments may raise, and may never come back.
+
+Python cannot end a thread, so a call that hangs is left to itself on a daemon thread, and counted. More than a few of those are an error with a name:
+they hold memory, and those that compute hold the interpreter. What may hang for good belongs in a process of its own, with a timeout there.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from bloomery.types.errors import Unavailable
+
+MAX_HUNG: Final = 64
+"""Calls past their deadline that still run."""
+
+
+class Deadlines:
+    """Runs calls side by side, each for so long at most."""
+
+    def __init__(self, max_hung: int = MAX_HUNG) -> None:
+        self._max_hung = max_hung
+        self._hung: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def all(self, calls: Sequence[Callable[[], Any]], timeout_s: float) -> list[Any]:
+        """What each gave; of one that raised its exception, and of one that is late a TimeoutError."""
+        outcomes: list[Any] = [None] * len(calls)
+        done = [threading.Event() for _ in calls]
+
+        def call(place: int) -> None:
+            try:
+                outcomes[place] = calls[place]()
+            except BaseException as error:
+                outcomes[place] = error
+            done[place].set()
+
+        threads = [threading.Thread(target=call, args=(place,), daemon=True, name="grader") for place in range(len(calls))]
+        deadline = time.monotonic() + timeout_s
+        for thread in threads:
+            thread.start()
+        late = [place for place, event in enumerate(done) if not event.wait(max(0.0, deadline - time.monotonic()))]
+        # What comes too late is not looked at: the outcome of a call is settled at its deadline.
+        settled = [TimeoutError(f"no answer within {timeout_s:g} s") if place in late else outcomes[place] for place in range(len(calls))]
+        self._note_hung([threads[place] for place in late])
+        return settled
+
+    def _note_hung(self, threads: Sequence[threading.Thread]) -> None:
+        with self._lock:
+            self._hung = [thread for thread in [*self._hung, *threads] if thread.is_alive()]
+            if len(self._hung) > self._max_hung:
+                raise Unavailable(f"{len(self._hung)} calls of the grader are past their deadline and still run: give it a timeout of its own")

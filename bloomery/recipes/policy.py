@@ -1,0 +1,233 @@
+"""The policy of a loop: its run, the versions that it published, and where the loop stands.
+
+One step of training is three operations of the run: gradients, update, snapshot. The server keeps a run's operations in order, whoever dies, so all
+that a loop has to remember is which groups it has had, and under which number its step began. That is the cursor: a small file, replaced atomically
+before the first of the three is submitted. A loop that is started again compares that number with the run's and knows which of the three are there:
+none, and it makes the same groups again, from the same weights with the same seeds; some, and it submits the rest.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+from bloomery.client import Client, Pending, Sampler, TrainingRun
+from bloomery.recipes.rollouts import Problem
+from bloomery.types.errors import Conflict
+from bloomery.types.operations import CheckpointResult, Datum, ForwardBackwardResult, LoadResult, OptimStepResult, SnapshotResult
+
+_OPERATIONS: Final = 3
+_FIRST: Final = "start"
+
+
+class Start(NamedTuple):
+    """A named checkpoint of another run, of the same rank: of supervised fine-tuning, say. Its optimizer is taken over where that is asked."""
+
+    run_id: str
+    checkpoint: str
+    optimizer: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyConfig:
+    """What is trained, and how."""
+
+    base_model: str
+    start: Start | None = None
+    """Where to begin; None: at the base model."""
+    rank: int = 16
+    learning_rate: float = 1e-3
+    grad_clip_norm: float = 1.0
+    loss: str = "importance_sampling"
+    loss_config: tuple[tuple[str, float], ...] = ()
+    """Options of the loss by name."""
+    seed: int = 0
+    training_timeout_s: float = 3600.0
+    """How long the result of an operation is waited for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cursor:
+    """Where a loop stands, before the step that begins at operation `seq`; `batch` are the groups of that step."""
+
+    run_id: str
+    fingerprint: str
+    step: int
+    """Versions published since the first."""
+    round: int
+    """Calls of `Policy.train`: those that had nothing to train on published none."""
+    seq: int
+    version: str
+    """The newest; empty before the first."""
+    first: str
+    """What training began with."""
+    had_below: int
+    """Groups with lower numbers are had: trained, or found to teach nothing."""
+    had: tuple[int, ...] = ()
+    """Of the others, those that are."""
+    batch: tuple[int, ...] = ()
+
+    def after(self, groups: Iterable[int]) -> "Cursor":
+        """A round later, with these groups had."""
+        had, below = {*self.had, *groups}, self.had_below
+        while below in had:
+            had.remove(below)
+            below += 1
+        return replace(self, had_below=below, had=tuple(sorted(had)), batch=(), round=self.round + 1)
+
+    def has(self, group: int) -> bool:
+        """Whether the group is had."""
+        return group < self.had_below or group in self.had
+
+
+class Policy:
+    """Trains and publishes; `sampler` is that of the newest version."""
+
+    def __init__(self, client: Client, run: TrainingRun, config: PolicyConfig, path: Path, cursor: Cursor) -> None:
+        self.run, self.cursor = run, cursor
+        self._client, self._config, self._path = client, config, path
+        self._numbers: dict[str, int] = {}
+        self.sampler: Sampler
+        self._finish_what_was_begun()
+
+    @classmethod
+    def open(cls, client: Client, config: PolicyConfig, path: Path, fingerprint: str) -> Self:
+        """Begin, or go on where the cursor at `path` says; Conflict where the cursor is another loop's, or the run is not where it should be."""
+        if not path.exists():
+            run = client.create_run(config.base_model, config.rank, seed=config.seed)
+            cursor = Cursor(run_id=run.id, fingerprint=fingerprint, step=0, round=0, seq=run.next_seq, version="", first="", had_below=0)
+            _write(path, cursor)
+            return cls(client, run, config, path, cursor)
+        cursor = _read(path)
+        if cursor.fingerprint != fingerprint:
+            raise Conflict(f"{path} is of a loop with other settings or problems: go on with those, or give another file to begin anew")
+        return cls(client, client.run(cursor.run_id), config, path, cursor)
+
+    @property
+    def step(self) -> int:
+        """Versions published since the first, and so the number of the newest."""
+        return self.cursor.step
+
+    @property
+    def first(self) -> Sampler:
+        """Of the weights that training began with: a reference to hold the policy to."""
+        return self._client.sampler(self.cursor.first)
+
+    def knows(self, version: str) -> bool:
+        """Whether this loop published it since it was started."""
+        return version in self._numbers
+
+    def lag(self, version: str) -> int:
+        """How many versions old the weights of a token are."""
+        return self.step - self._numbers[version]
+
+    def train(self, data: Sequence[Datum], batch: Iterable[int]) -> dict[str, float]:
+        """One update from the data, which the groups of `batch` gave, and its version published; the metrics of the loss and of the update.
+
+        Groups that gave no data are had all the same: nothing is trained then, and there is no new version.
+        """
+        cursor = replace(self.cursor, seq=self.run.next_seq, batch=tuple(sorted(batch)))
+        if not data:
+            self.cursor = cursor.after(cursor.batch)
+            _write(self._path, self.cursor)
+            return {}
+        self.cursor = cursor
+        _write(self._path, cursor)
+        gradients = self.run.forward_backward(data, self._config.loss, dict(self._config.loss_config), logprobs=False)
+        update, snapshot = self._submit(_OPERATIONS - 1)
+        timeout_s = self._config.training_timeout_s
+        metrics = gradients.result(timeout_s).metrics | update.result(timeout_s).metrics
+        self._publish(cursor, snapshot.result(timeout_s).version)
+        return metrics
+
+    def _finish_what_was_begun(self) -> None:
+        cursor, there, timeout_s = self.cursor, self.run.next_seq - self.cursor.seq, self._config.training_timeout_s
+        beginning = 1 + (self._config.start is not None)
+        expected = _OPERATIONS if cursor.batch else beginning * (not cursor.version)
+        if there < 0 or not self._only_checkpoints(cursor.seq + expected):
+            state = f"the next operation of run `{cursor.run_id}` is {self.run.next_seq}, and the cursor {self._path} stands at {cursor.seq}"
+            raise Conflict(f"{state}: one of them was restored from an earlier day, or another program uses the run; begin anew with another file")
+        if not cursor.version:
+            version = self._begin(cursor.seq, there, beginning)
+            self.cursor = replace(cursor, version=version, first=version, seq=self.run.next_seq)
+            _write(self._path, self.cursor)
+        elif cursor.batch and there:
+            self.run.submitted(cursor.seq, ForwardBackwardResult).result(timeout_s)
+            update, snapshot = self._submit(max(0, _OPERATIONS - there))
+            update.result(timeout_s)
+            self._publish(cursor, snapshot.result(timeout_s).version)
+            return
+        self._serve()
+
+    def _begin(self, seq: int, there: int, beginning: int) -> str:
+        """The first version, whose name keeps it; `there` of the operations that it takes were submitted before."""
+        timeout_s = self._config.training_timeout_s
+        if self._config.start is not None:
+            run_id, checkpoint, optimizer = self._config.start
+            load = self.run.load(run_id, checkpoint, optimizer=optimizer) if there == 0 else self.run.submitted(seq, LoadResult)
+            load.result(timeout_s)
+        snapshot = self.run.save_snapshot(_FIRST) if there < beginning else self.run.submitted(seq + beginning - 1, SnapshotResult)
+        return snapshot.result(timeout_s).version
+
+    def _only_checkpoints(self, first: int) -> bool:
+        """Whether all operations from this one on only keep what was there: somebody saved a checkpoint by the way."""
+        try:
+            for seq in range(first, self.run.next_seq):
+                self.run.submitted(seq, CheckpointResult).result(self._config.training_timeout_s)
+        except Conflict:
+            return False
+        return True
+
+    def _submit(self, missing: int) -> tuple[Pending[OptimStepResult], Pending[SnapshotResult]]:
+        """The update and the snapshot, of which the last `missing` are not submitted yet."""
+        seq, config = self.cursor.seq, self._config
+        update = self.run.submitted(seq + 1, OptimStepResult)
+        if missing >= 2:
+            update = self.run.optim_step(config.learning_rate, grad_clip_norm=config.grad_clip_norm)
+        snapshot = self.run.save_snapshot() if missing >= 1 else self.run.submitted(seq + 2, SnapshotResult)
+        return update, snapshot
+
+    def _publish(self, cursor: Cursor, version: str) -> None:
+        self.cursor = replace(cursor.after(cursor.batch), step=cursor.step + 1, seq=self.run.next_seq, version=version)
+        self._serve()
+
+    def _serve(self) -> None:
+        self._numbers[self.cursor.version] = self.cursor.step
+        self.sampler = self._client.sampler(self.cursor.version)
+
+
+def fingerprint(problems: Sequence[Problem], settings: Any) -> str:
+    """Of all that decides which groups a loop makes and what it does with them; how long it waits, and for how many at a time, does not."""
+    described = [_deciding(asdict(settings)), [(problem.id, problem.prompt) for problem in problems]]
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _deciding(settings: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in settings.items() if name != "concurrency" and not name.endswith("_timeout_s")}
+    return {name: _deciding(value) if isinstance(value, dict) else value for name, value in kept.items()}
+
+
+def _read(path: Path) -> Cursor:
+    try:
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return Cursor(**(stored | {name: tuple(stored[name]) for name in ("had", "batch")}))
+    except (ValueError, TypeError, KeyError) as error:
+        raise Conflict(f"{path} is no cursor of a loop: give another file to begin anew ({error})") from None
+
+
+def _write(path: Path, cursor: Cursor) -> None:
+    """Whole or not at all, also when the machine goes down."""
+    beside = path.with_name(f"{path.name}.new")
+    with beside.open("w", encoding="utf-8") as file:
+        json.dump(asdict(cursor), file)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,122 @@
+"""What a step of reinforcement learning shows: rewards before and after filtering, lags, ratios, failures, and who waited for whom."""
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from bloomery.recipes.advantages import Sorted, Weighed
+from bloomery.recipes.rollouts import Group
+
+
+class Seconds(NamedTuple):
+    """Wall time of a step. The idle ones are those in which trainer or rollouts stood still, waiting for the other."""
+
+    total: float
+    rollouts: float
+    training: float
+    trainer_idle: float
+    rollouts_idle: float
+
+
+def step_metrics(
+    groups: Sequence[Group], kept: Sorted, data: Sequence[Weighed], trained: Mapping[str, float], lag_of: Callable[[str], int], seconds: Seconds
+) -> dict[str, float]:
+    """One flat row; what nobody could measure in this step is left out."""
+    return {
+        **_rewards(groups, kept),
+        **_rollouts(groups),
+        **_failures(groups),
+        **_training(data, trained, lag_of),
+        **_times(groups, data, seconds),
+    }
+
+
+def stale_share(data: Sequence[Weighed], lag_of: Callable[[str], int], max_lag: int) -> dict[str, float]:
+    """How much of the data was masked because its weights are too old."""
+    lags = [lag_of(version) for row in data for version in row.rollout.versions]
+    return {"lag/masked_share": sum(lag > max_lag for lag in lags) / len(lags)} if lags else {}
+
+
+def _rewards(groups: Sequence[Group], kept: Sorted) -> dict[str, float]:
+    raw = [member.reward for group in groups for member in group.members]
+    filtered = [member.reward for group in kept.trained for member in group.members]
+    spread = [statistics.pstdev([member.reward for member in group.members]) for group in groups if group.members]
+    whole = len(kept.trained) + len(kept.zero_variance)
+    found = {
+        "reward/raw": _mean(raw),
+        "reward/filtered": _mean(filtered),
+        "reward/group_std": _mean(spread),
+        "groups/zero_variance_share": len(kept.zero_variance) / whole if whole else None,
+    }
+    parts = {name for group in groups for member in group.members for name in member.parts}
+    by_part = {f"reward/part/{name}": [member.parts[name] for group in groups for member in group.members if name in member.parts] for name in parts}
+    found |= {name: _mean(values) for name, values in by_part.items()}
+    counts = {"groups/made": len(groups), "groups/trained": len(kept.trained), "groups/too_small": len(kept.too_small)}
+    return _known(found) | {name: float(count) for name, count in counts.items()}
+
+
+def _rollouts(groups: Sequence[Group]) -> dict[str, float]:
+    rollouts = [member.rollout for group in groups for member in group.members]
+    found = {
+        "rollouts/length": _mean([float(len(rollout.tokens)) for rollout in rollouts]),
+        "rollouts/cut_off_share": _mean([float(not rollout.stopped) for rollout in rollouts]),
+        "rollouts/entropy_estimate": _mean([-logprob for rollout in rollouts for logprob in rollout.logprobs]),
+        "rollouts/of_several_versions_share": _mean([float(len(set(rollout.versions)) > 1) for rollout in rollouts]),
+    }
+    return _known(found)
+
+
+def _failures(groups: Sequence[Group]) -> dict[str, float]:
+    failures = [failure for group in groups for failure in group.failures]
+    kinds = Counter(failure.kind for failure in failures)
+    lost = sum(failure.final for failure in failures)
+    counts = {"failures/lost": lost, "failures/retried": len(failures) - lost} | {f"failures/{kind}": count for kind, count in kinds.items()}
+    return {name: float(count) for name, count in counts.items()}
+
+
+def _training(data: Sequence[Weighed], trained: Mapping[str, float], lag_of: Callable[[str], int]) -> dict[str, float]:
+    lags = [lag_of(version) for row in data for version in row.rollout.versions]
+    tokens = trained.get("tokens:sum")
+    found = {
+        "lag/mean": _mean(lags),
+        "lag/max": float(max(lags)) if lags else None,
+        "loss": trained.get("loss:sum"),
+        "ratio/mean": _per(trained.get("ratio:sum"), tokens),
+        "ratio/k3": _per(trained.get("k3:sum"), tokens),
+        "ratio/clipped_share": _per(trained.get("clipped:sum"), tokens),
+        "ratio/largest_difference": trained.get("logprob_diff:max"),
+        "gradient_norm": trained.get("grad_norm"),
+    }
+    histogram = {f"lag/tokens/{lag}": float(count) for lag, count in sorted(Counter(lags).items())}
+    return _known(found) | histogram
+
+
+def _times(groups: Sequence[Group], data: Sequence[Weighed], seconds: Seconds) -> dict[str, float]:
+    sampled = sum(len(member.rollout.tokens) for group in groups for member in group.members)
+    through = sum(len(row.rollout.problem.prompt) + len(row.rollout.tokens) for row in data)
+    total = seconds.total or 1.0
+    found = {
+        "seconds/step": seconds.total,
+        "seconds/rollouts": seconds.rollouts,
+        "seconds/training": seconds.training,
+        "idle/trainer_share": seconds.trainer_idle / total,
+        "idle/rollouts_share": seconds.rollouts_idle / total,
+        "tokens/sampled": float(sampled),
+        "tokens/trained": float(through),
+        "tokens/sampled_per_s": _per(sampled, seconds.rollouts),
+        "tokens/trained_per_s": _per(through, seconds.training),
+    }
+    return _known(found)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _per(total: float | None, count: float | None) -> float | None:
+    return None if total is None or not count else total / count
+
+
+def _known(found: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,224 @@
+"""Rollouts in groups: sampled with token ids, log-probabilities and versions, graded by a callable, and typed where they fail.
+
+`Rollouts.group` gives the group of a number. A member that fails is tried again, a bounded number of times, and as itself: its seed gives the same
+tokens under the same weights, so that no difficult rollout is ever exchanged for an easy one. One that keeps failing is a `Failure`, never a reward.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from numbers import Real
+from typing import Any, Literal, NamedTuple
+
+from bloomery.client import Sampler
+from bloomery.client.sampling import Sampled
+from bloomery.recipes.deadlines import Deadlines
+from bloomery.types.errors import BloomeryError
+
+FailureKind = Literal["sampling", "raised", "timeout", "no_reward", "wrong_type", "not_finite", "foreign_reward", "foreign_version"]
+"""What went wrong: no sample came; the grader raised, took too long, gave nothing, no number, NaN or infinity, or the reward of another rollout; or
+tokens are of weights that the loop did not publish."""
+SEED_BITS = 63
+
+
+class Problem(NamedTuple):
+    """A prompt as tokens and what its grader needs to know."""
+
+    id: str
+    prompt: tuple[int, ...]
+    data: Any = None
+
+
+class Rollout(NamedTuple):
+    """One continuation as it was sampled; `logprobs` of the distribution drawn from and `versions` of the weights, of each token."""
+
+    id: str
+    problem: Problem
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[str, ...]
+    stopped: bool
+    """By an end token; otherwise its length cut it off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A reward that says whose it is; `parts` are shown and not trained on."""
+
+    rollout_id: str
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+Grade = Callable[[Rollout], "float | Reward"]
+"""A plain number, or a `Reward`."""
+
+
+class Graded(NamedTuple):
+    """A rollout with its reward."""
+
+    rollout: Rollout
+    reward: float
+    parts: Mapping[str, float]
+
+
+class Failure(NamedTuple):
+    """One failed attempt at a rollout; `final` where there was no further one."""
+
+    rollout_id: str
+    kind: FailureKind
+    message: str
+    final: bool
+
+
+class Group(NamedTuple):
+    """The rollouts of one problem, and all that failed on the way: members are fewer than asked for by the final failures."""
+
+    number: int
+    problem: Problem
+    members: tuple[Graded, ...]
+    failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutConfig:
+    """How groups are made. Rollouts are drawn from all of the distribution at temperature 1, which is the one that the losses compute."""
+
+    group_size: int = 8
+    max_tokens: int = 64
+    piece_tokens: int | None = None
+    """Sample so many tokens at a time, each piece of the newest weights; None samples a rollout at once, of one version."""
+    attempts: int = 3
+    sample_timeout_s: float = 120.0
+    grade_timeout_s: float = 30.0
+    seed: int = 0
+
+
+class Rollouts:
+    """Makes groups; `newest` gives the sampler of the newest weights. Threads may share it."""
+
+    def __init__(self, newest: Callable[[], Sampler], grade: Grade, config: RolloutConfig) -> None:
+        self._newest, self._grade, self._config = newest, grade, config
+        self._deadlines = Deadlines()
+
+    def group(self, number: int, problem: Problem) -> Group:
+        """Sample and grade. An error that is the caller's, a prompt that is too long say, is raised."""
+        failures: list[Failure] = []
+        sampled = [*self._sample(number, problem, failures)]
+        graded = self._grade_all(sampled, failures)
+        return Group(number, problem, tuple(graded), tuple(failures))
+
+    def _sample(self, number: int, problem: Problem, failures: list[Failure]) -> Iterator[Rollout]:
+        ids = [f"{number}.{member}" for member in range(self._config.group_size)]
+        first = self._piece(problem.prompt, 0, (number,), ids, failures)
+        if first is None:
+            return
+        begun = [
+            Rollout(rollout_id, problem, sequence.tokens, sequence.logprobs, (first.version,) * len(sequence.tokens), sequence.stopped)
+            for rollout_id, sequence in zip(ids, first.sequences, strict=True)
+        ]
+        if self._config.piece_tokens is None:
+            yield from begun
+            return
+        with ThreadPoolExecutor(len(begun)) as pool:
+            whole = pool.map(lambda member, rollout: self._whole(rollout, (number, member), failures), range(len(begun)), begun)
+            yield from (rollout for rollout in whole if rollout is not None)
+
+    def _whole(self, rollout: Rollout, place: tuple[int, ...], failures: list[Failure]) -> Rollout | None:
+        """Piece by piece to its end, each by the newest weights: what was sampled before keeps its version and log-probabilities."""
+        fresh = len(rollout.tokens)
+        # A piece that is shorter than it may be, and has no end, has filled the model's context.
+        while not rollout.stopped and fresh == self._room(len(rollout.tokens) - fresh) and self._room(len(rollout.tokens)):
+            begun = len(rollout.tokens)
+            piece = self._piece(rollout.problem.prompt + rollout.tokens, begun, (*place, begun), [rollout.id], failures)
+            if piece is None:
+                return None
+            (more,) = piece.sequences
+            fresh = len(more.tokens)
+            rollout = rollout._replace(
+                tokens=rollout.tokens + more.tokens,
+                logprobs=rollout.logprobs + more.logprobs,
+                versions=rollout.versions + (piece.version,) * fresh,
+                stopped=more.stopped,
+            )
+        return rollout
+
+    def _room(self, begun: int) -> int:
+        """Tokens of the next piece, behind so many."""
+        left = self._config.max_tokens - begun
+        return left if self._config.piece_tokens is None else min(left, self._config.piece_tokens)
+
+    def _piece(self, tokens: Sequence[int], begun: int, place: tuple[int, ...], ids: Sequence[str], failures: list[Failure]) -> Sampled | None:
+        """One request; None where the server failed at it time and again."""
+        config = self._config
+        for attempt in range(config.attempts):
+            try:
+                sampler = self._newest()
+                pending = sampler.sample(
+                    tokens,
+                    max_tokens=self._room(begun),
+                    seed=derived_seed(config.seed, *place),
+                    num_samples=len(ids),
+                )
+                return pending.result(config.sample_timeout_s)
+            except BloomeryError as error:
+                if error.category == "user":
+                    raise
+                final = attempt + 1 == config.attempts
+                failures += [Failure(rollout_id, "sampling", error.message, final) for rollout_id in ids]
+        return None
+
+    def _grade_all(self, rollouts: Sequence[Rollout], failures: list[Failure]) -> list[Graded]:
+        graded: dict[str, Graded] = {}
+        waiting = list(rollouts)
+        for attempt in range(self._config.attempts):
+            outcomes = self._deadlines.all([partial(self._grade, rollout) for rollout in waiting], self._config.grade_timeout_s)
+            judged = [judge(rollout, outcome) for rollout, outcome in zip(waiting, outcomes, strict=True)]
+            graded |= {one.rollout.id: one for one in judged if isinstance(one, Graded)}
+            final = attempt + 1 == self._config.attempts
+            failures += [one._replace(final=final) for one in judged if isinstance(one, Failure)]
+            waiting = [rollout for rollout in waiting if rollout.id not in graded]
+            if not waiting:
+                break
+        return [graded[rollout.id] for rollout in rollouts if rollout.id in graded]
+
+
+def judge(rollout: Rollout, outcome: Any) -> Graded | Failure:
+    """What a grader's answer means: only a finite number, of this very rollout, is a reward."""
+    parts: Mapping[str, float] = {}
+    if isinstance(outcome, TimeoutError):
+        return Failure(rollout.id, "timeout", str(outcome), final=False)
+    if isinstance(outcome, BaseException):
+        return Failure(rollout.id, "raised", f"{type(outcome).__name__}: {outcome}", final=False)
+    if isinstance(outcome, Reward):
+        if outcome.rollout_id != rollout.id:
+            return Failure(rollout.id, "foreign_reward", f"the reward is of rollout {outcome.rollout_id}", final=False)
+        outcome, parts = outcome.value, outcome.parts
+    if outcome is None:
+        return Failure(rollout.id, "no_reward", "the grader gave nothing", final=False)
+    if not isinstance(outcome, Real):
+        return Failure(rollout.id, "wrong_type", f"the grader gave a {type(outcome).__name__}, not a number", final=False)
+    if not math.isfinite(outcome):
+        return Failure(rollout.id, "not_finite", f"the grader gave {outcome}", final=False)
+    return Graded(rollout, float(outcome), parts)
+
+
+def without_foreign(group: Group, knows: Callable[[str], bool]) -> Group:
+    """Without members that have tokens of unknown weights: nothing can be said of how they were drawn."""
+    unknown = {member.rollout.id: sorted({version for version in member.rollout.versions if not knows(version)}) for member in group.members}
+    failures = [
+        Failure(rollout_id, "foreign_version", f"tokens of weights that this loop did not publish: {', '.join(versions)}", final=True)
+        for rollout_id, versions in unknown.items()
+        if versions
+    ]
+    members = tuple(member for member in group.members if not unknown[member.rollout.id])
+    return group._replace(members=members, failures=(*group.failures, *failures))
+
+
+def derived_seed(seed: int, *place: int) -> int:
+    """A seed of its own for each place in a loop: the same ones after a restart, and none that follows from a neighbour's."""
+    digest = hashlib.sha256(" ".join(map(str, (seed, *place))).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> (64 - SEED_BITS)

@@ -1,0 +1,217 @@
+"""The synchronous loop on the live server: on policy to the bit, the same after a death at any operation, and it learns."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bloomery.client import Client
+from bloomery.recipes.grpo import GrpoConfig, StepReport, measure, problem_of, train
+from bloomery.recipes.pairs import PairsTask
+from bloomery.recipes.policy import PolicyConfig
+from bloomery.recipes.rollouts import Problem, Rollout, RolloutConfig
+from bloomery.types.errors import InvalidInput
+from tests.live import LiveServer, running_server, wait_until
+from tests.recipes.loops import BASE, POLICY, PROBLEMS, SMALL, Killed, Record, mortal_client
+from tests.test_docs import ROOT, blocks
+
+CONFIG = GrpoConfig(policy=POLICY, rollouts=SMALL, groups_per_step=2)
+STEPS = 2
+OPERATIONS = 1 + 3 * STEPS
+
+
+@pytest.fixture
+def client(live_server: LiveServer) -> Iterator[Client]:
+    with Client(live_server.url, live_server.key) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def undisturbed(live_server: LiveServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Record]:
+    record = Record()
+    with Client(live_server.url, live_server.key) as client:
+        policy = train(client, PROBLEMS, record.grade, CONFIG, tmp_path_factory.mktemp("loop") / "cursor", steps=STEPS)
+        return policy.run.save_checkpoint("end").result().digest, record
+
+
+def test_a_step_is_on_policy_to_the_bit_and_says_what_it_did(client: Client, tmp_path: Path) -> None:
+    reports: list[StepReport] = []
+    policy = train(client, PROBLEMS, Record().grade, CONFIG, tmp_path / "cursor", steps=STEPS, on_step=reports.append)
+    assert [report.step for report in reports] == [1, 2]
+    assert reports[-1].version == policy.cursor.version
+    for report in reports:
+        assert (report.metrics["ratio/k3"], report.metrics["ratio/largest_difference"], report.metrics["lag/max"]) == (0, 0, 0)
+        assert (report.metrics["groups/made"], report.metrics["groups/trained"], report.metrics["failures/lost"]) == (2, 2, 0)
+        assert report.metrics["gradient_norm"] > 0
+        assert 0 < report.metrics["idle/trainer_share"] < 1
+    assert policy.run.state().step == STEPS
+
+
+@pytest.mark.parametrize("heard", [False, True])
+@pytest.mark.parametrize("operation", range(1, OPERATIONS + 1))
+def test_a_loop_that_is_killed_at_any_operation_goes_on_with_the_same_groups_to_the_same_weights(
+    live_server: LiveServer, tmp_path: Path, undisturbed: tuple[str, Record], operation: int, heard: bool
+) -> None:
+    digest, expected = undisturbed
+    record, path = Record(), tmp_path / "cursor"
+    with mortal_client(live_server, operation, heard=heard) as dying, pytest.raises(Killed):
+        train(dying, PROBLEMS, record.grade, CONFIG, path, steps=STEPS)
+    with Client(live_server.url, live_server.key) as client:
+        policy = train(client, PROBLEMS, record.grade, CONFIG, path, steps=STEPS)
+        assert policy.run.state().step == STEPS
+        assert policy.run.save_checkpoint("end").result().digest == digest
+    assert record.seen == expected.seen
+
+
+@pytest.mark.parametrize("loss", ["ppo", "cispo", "gspo", "dapo", "dppo", "dro", "reinforce", "stable_reinforce"])
+def test_every_loss_of_the_server_takes_what_rollouts_give(client: Client, tmp_path: Path, loss: str) -> None:
+    reports: list[StepReport] = []
+    config = replace(CONFIG, policy=replace(POLICY, loss=loss))
+    train(client, PROBLEMS, Record().grade, config, tmp_path / "cursor", steps=1, on_step=reports.append)
+    assert reports[0].metrics["gradient_norm"] > 0
+    assert reports[0].metrics["ratio/k3"] == 0
+
+
+def test_failed_members_change_nothing_but_their_own_group(client: Client, tmp_path: Path) -> None:
+    reports: list[StepReport] = []
+
+    def grade(rollout: Rollout) -> float | None:
+        return None if rollout.id in ("0.1", "1.0", "1.2") else float(sum(rollout.tokens))
+
+    train(client, PROBLEMS, grade, CONFIG, tmp_path / "cursor", steps=1, on_step=reports.append)  # type: ignore[arg-type]
+    metrics = reports[0].metrics
+    assert (metrics["failures/lost"], metrics["failures/no_reward"], metrics["failures/retried"]) == (3, 9, 6)
+    assert (metrics["groups/trained"], metrics["groups/too_small"]) == (1, 1)
+    assert metrics["reward/raw"] > 100
+
+
+def test_a_step_that_teaches_nothing_trains_nothing(client: Client, tmp_path: Path) -> None:
+    reports: list[StepReport] = []
+    policy = train(client, PROBLEMS, lambda _: 1.0, CONFIG, tmp_path / "cursor", steps=2, on_step=reports.append)
+    assert [report.metrics["groups/zero_variance_share"] for report in reports] == [1, 1]
+    assert (policy.run.state().step, policy.cursor.had_below) == (0, 4)
+
+
+def test_the_pull_to_the_first_weights_is_nothing_at_first_and_something_later(client: Client, tmp_path: Path) -> None:
+    digests = []
+    for number, coefficient in enumerate((0.0, 0.5)):
+        config = GrpoConfig(policy=POLICY, rollouts=SMALL, groups_per_step=2, kl_coefficient=coefficient)
+        policy = train(client, PROBLEMS, Record().grade, config, tmp_path / f"cursor{number}", steps=1)
+        digests.append(policy.run.save_checkpoint("one").result().digest)
+        train(client, PROBLEMS, Record().grade, config, tmp_path / f"cursor{number}", steps=2)
+        digests.append(client.run(policy.run.id).save_checkpoint("two").result().digest)
+    assert digests[0] == digests[2]
+    assert digests[1] != digests[3]
+
+
+def test_every_problem_comes_once_an_epoch_in_an_order_of_its_own() -> None:
+    epochs = [[problem_of(PROBLEMS, group, seed=1).id for group in range(5 * epoch, 5 * epoch + 5)] for epoch in range(4)]
+    assert all(sorted(epoch) == [problem.id for problem in PROBLEMS] for epoch in epochs)
+    assert len(set(map(tuple, epochs))) > 1
+    assert [problem_of(PROBLEMS, group, seed=2).id for group in range(20)] != [name for epoch in epochs for name in epoch]
+
+
+@pytest.mark.parametrize(
+    ("problems", "message"), [([], "no problems"), ([PROBLEMS[0]] * 2, "two problems have one id"), ([Problem("empty", ())], "empty prompt")]
+)
+def test_problems_that_cannot_be_trained_on_are_refused_at_once(client: Client, tmp_path: Path, problems: list[Problem], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        train(client, problems, Record().grade, CONFIG, tmp_path / "cursor", steps=1)
+    assert not (tmp_path / "cursor").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (GrpoConfig(policy=POLICY, min_group_size=1), "min_group_size"),
+        (GrpoConfig(policy=POLICY, rollouts=RolloutConfig(group_size=1)), "min_group_size"),
+        (GrpoConfig(policy=POLICY, groups_per_step=0), "groups_per_step"),
+        (GrpoConfig(policy=POLICY, rollouts=RolloutConfig(attempts=0)), "attempts"),
+        (GrpoConfig(policy=POLICY, rollouts=RolloutConfig(piece_tokens=0)), "piece_tokens"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused_at_once(client: Client, tmp_path: Path, config: GrpoConfig, field: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        train(client, PROBLEMS, Record().grade, config, tmp_path / "cursor", steps=1)
+    assert refused.value.field == field
+
+
+def test_the_python_of_the_page_runs(live_server: LiveServer, tmp_path: Path) -> None:
+    ((_, code),) = blocks(ROOT / "docs" / "rl-loops.md")
+    environment = {**os.environ, "BLOOMERY_API_KEY": live_server.key}
+    code = code.replace("http://127.0.0.1:8700", live_server.url).replace("steps=5", "steps=1")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["groups/made"] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--asynchronous"]])
+def test_the_program_goes_on_where_it_was_stopped(live_server: LiveServer, tmp_path: Path, options: list[str]) -> None:
+    environment = {**os.environ, "BLOOMERY_API_KEY": live_server.key}
+    argv = [sys.executable, "-m", "bloomery.recipes.learn_pairs", "--url", live_server.url, "--cursor", str(tmp_path / "cursor"), *options]
+    for steps, told in ((2, [1, 2]), (3, [3])):
+        done = subprocess.run([*argv, "--steps", str(steps)], env=environment, capture_output=True, text=True, timeout=120, check=True)
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [row["kind"] for row in rows] == ["before", *["step"] * len(told), "after"]
+        assert [row["step"] for row in rows if row["kind"] == "step"] == told
+
+
+LOOP = """
+import sys
+from pathlib import Path
+from bloomery.client import Client
+from bloomery.recipes.grpo import train
+from tests.recipes.loops import PROBLEMS, Record
+from tests.recipes.test_grpo import CONFIG
+with Client(sys.argv[1], sys.argv[2]) as client:
+    train(client, PROBLEMS, Record().grade, CONFIG, Path(sys.argv[3]), steps=1000)
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_killed_by_the_system_goes_on_to_the_weights_of_an_undisturbed_one(live_server: LiveServer, client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "cursor"
+    loop = subprocess.Popen([sys.executable, "-c", LOOP, live_server.url, live_server.key, str(path)])
+    wait_until(lambda: path.exists() and '"round": 3' in path.read_text(), 60)
+    os.kill(loop.pid, signal.SIGKILL)
+    loop.wait(30)
+    finished = train(client, PROBLEMS, Record().grade, CONFIG, path, steps=6)
+    undisturbed = train(client, PROBLEMS, Record().grade, CONFIG, tmp_path / "other", steps=6)
+    assert finished.run.save_checkpoint("end").result().digest == undisturbed.run.save_checkpoint("end").result().digest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["api", f"engine-{BASE}"])
+def test_a_loop_outlives_the_deaths_of_its_server(live_server: LiveServer, client: Client, tmp_path: Path, victim: str) -> None:
+    record, expected = Record(), Record()
+    with running_server(tmp_path / "data") as server, Client(server.url, server.key) as mortal:
+
+        def kill(report: StepReport) -> None:
+            if report.step in (2, 4):
+                os.kill(server.pids()[victim], signal.SIGKILL)
+
+        policy = train(mortal, PROBLEMS, record.grade, CONFIG, tmp_path / "cursor", steps=6, on_step=kill)
+        digest = policy.run.save_checkpoint("end").result().digest
+    undisturbed = train(client, PROBLEMS, expected.grade, CONFIG, tmp_path / "other", steps=6)
+    assert digest == undisturbed.run.save_checkpoint("end").result().digest
+    assert record.seen == expected.seen
+
+
+@pytest.mark.slow
+def test_the_model_that_ships_learns_the_pairs(client: Client, tmp_path: Path) -> None:
+    task = PairsTask.of(client, BASE)
+    held_out = task.problems(64, seed=1_000_000)
+    evaluation = RolloutConfig(group_size=8, max_tokens=32, seed=99)
+    config = GrpoConfig(policy=PolicyConfig(base_model=BASE, learning_rate=1e-3), rollouts=RolloutConfig(max_tokens=32))
+    before = measure(client.sampler(BASE), held_out, task.grade, evaluation)
+    policy = train(client, task.problems(512, seed=0), task.grade, config, tmp_path / "cursor", steps=30)
+    after = measure(policy.sampler, held_out, task.grade, evaluation)
+    assert before.interval.high < 0.2
+    assert after.interval.low > 0.75

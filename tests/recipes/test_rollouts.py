@@ -1,0 +1,200 @@
+"""Groups: what is a reward and what is a failure, retries that change nothing, deadlines, and tokens of several versions."""
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bloomery.client import Client, Sampler
+from bloomery.recipes.deadlines import Deadlines
+from bloomery.recipes.rollouts import (
+    Failure,
+    FailureKind,
+    Graded,
+    Group,
+    Problem,
+    Reward,
+    Rollout,
+    RolloutConfig,
+    Rollouts,
+    derived_seed,
+    judge,
+    without_foreign,
+)
+from bloomery.types.errors import InvalidInput, Unavailable
+from tests.api.server import serving
+from tests.live import LiveServer
+from tests.services.runs_stage import datum
+
+BASE = "bloomery-tiny"
+PROBLEM = Problem("p", tuple(range(100, 120)))
+CONFIG = RolloutConfig(group_size=4, max_tokens=6, grade_timeout_s=20, seed=5)
+ONE = Rollout("3.1", PROBLEM, (1, 2), (-0.5, -0.25), ("v", "v"), stopped=True)
+
+
+@pytest.fixture
+def client(live_server: LiveServer) -> Iterator[Client]:
+    with Client(live_server.url, live_server.key) as client:
+        yield client
+
+
+@pytest.fixture
+def sampler(client: Client) -> Sampler:
+    return client.sampler(BASE)
+
+
+@pytest.mark.parametrize("outcome", [1, 0.5, True, np.float32(2), Reward("3.1", -1.0, {"format": 1.0})])
+def test_a_finite_number_is_a_reward(outcome: Any) -> None:
+    graded = judge(ONE, outcome)
+    assert isinstance(graded, Graded)
+    assert graded.reward == float(outcome.value if isinstance(outcome, Reward) else outcome)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind"),
+    [
+        (None, "no_reward"),
+        ("1.0", "wrong_type"),
+        ([1.0], "wrong_type"),
+        (math.nan, "not_finite"),
+        (math.inf, "not_finite"),
+        (Reward("3.1", math.nan), "not_finite"),
+        (Reward("3.2", 1.0), "foreign_reward"),
+        (ValueError("no such file"), "raised"),
+        (TimeoutError("late"), "timeout"),
+    ],
+)
+def test_whatever_else_a_grader_gives_is_a_failure_of_its_own_kind(outcome: Any, kind: FailureKind) -> None:
+    failure = judge(ONE, outcome)
+    assert isinstance(failure, Failure)
+    assert (failure.rollout_id, failure.kind) == ("3.1", kind)
+
+
+def test_a_group_is_the_same_group_every_time(sampler: Sampler) -> None:
+    def group(number: int) -> Group:
+        return Rollouts(lambda: sampler, lambda rollout: float(rollout.tokens[0]), CONFIG).group(number, PROBLEM)
+
+    first = group(3)
+    assert group(3) == first
+    assert [member.rollout.id for member in first.members] == ["3.0", "3.1", "3.2", "3.3"]
+    assert [member.rollout.tokens for member in group(4).members] != [member.rollout.tokens for member in first.members]
+    assert all(len(rollout.tokens) == len(rollout.logprobs) == len(rollout.versions) for rollout in (member.rollout for member in first.members))
+
+
+def test_a_retry_grades_the_same_tokens_again(sampler: Sampler) -> None:
+    seen: dict[str, list[tuple[int, ...]]] = {}
+
+    def shaky(rollout: Rollout) -> float:
+        attempts = seen.setdefault(rollout.id, [])
+        attempts.append(rollout.tokens)
+        if len(attempts) < 3:
+            raise OSError("the judge is busy")
+        return 1.0
+
+    group = Rollouts(lambda: sampler, shaky, CONFIG).group(0, PROBLEM)
+    assert [member.reward for member in group.members] == [1.0] * 4
+    assert Counter((failure.kind, failure.final) for failure in group.failures) == {("raised", False): 8}
+    assert all(len(attempts) == 3 and len(set(attempts)) == 1 for attempts in seen.values())
+
+
+def test_a_member_that_keeps_failing_is_lost_and_never_a_zero(sampler: Sampler) -> None:
+    def grade(rollout: Rollout) -> float:
+        return math.nan if rollout.id.endswith(".2") else 1.0
+
+    group = Rollouts(lambda: sampler, grade, CONFIG).group(7, PROBLEM)
+    assert [(member.rollout.id, member.reward) for member in group.members] == [("7.0", 1.0), ("7.1", 1.0), ("7.3", 1.0)]
+    assert [(failure.rollout_id, failure.kind, failure.final) for failure in group.failures] == [
+        ("7.2", "not_finite", False),
+        ("7.2", "not_finite", False),
+        ("7.2", "not_finite", True),
+    ]
+
+
+def test_a_grader_that_hangs_loses_its_member_at_the_deadline_and_nobody_elses(sampler: Sampler) -> None:
+    release = threading.Event()
+
+    def grade(rollout: Rollout) -> float:
+        if rollout.id.endswith(".1"):
+            release.wait(60)
+        return 1.0
+
+    config = RolloutConfig(group_size=4, max_tokens=2, attempts=1, grade_timeout_s=0.5)
+    group = Rollouts(lambda: sampler, grade, config).group(0, PROBLEM)
+    release.set()
+    assert [member.rollout.id for member in group.members] == ["0.0", "0.2", "0.3"]
+    assert [(failure.rollout_id, failure.kind, failure.final) for failure in group.failures] == [("0.1", "timeout", True)]
+
+
+def test_calls_that_never_end_are_counted_and_named_before_they_take_the_machine() -> None:
+    release = threading.Event()
+    deadlines = Deadlines(max_hung=3)
+    hanging: list[Callable[[], Any]] = [lambda: release.wait(60)]
+    for _ in range(3):
+        (late,) = deadlines.all(hanging, 0.0)
+        assert isinstance(late, TimeoutError)
+    with pytest.raises(Unavailable, match="4 calls of the grader are past their deadline and still run"):
+        deadlines.all(hanging, 0.0)
+    release.set()
+
+
+def test_a_server_that_is_away_is_a_failure_of_every_member_and_no_reward(tmp_path: Path) -> None:
+    with serving(tmp_path) as server, server.client(patience_s=0.1) as client:
+        sampler = client.sampler("tiny")
+        server.stop()
+        config = RolloutConfig(group_size=2, max_tokens=2, attempts=2)
+        group = Rollouts(lambda: sampler, lambda _: 1.0, config).group(0, Problem("p", (1, 2)))
+    assert group.members == ()
+    assert Counter((failure.rollout_id, failure.kind, failure.final) for failure in group.failures) == {
+        (member, "sampling", final): 1 for member in ("0.0", "0.1") for final in (False, True)
+    }
+
+
+def test_a_mistake_of_the_callers_is_raised_and_not_counted(sampler: Sampler) -> None:
+    with pytest.raises(InvalidInput, match="ids are from 0 to"):
+        Rollouts(lambda: sampler, lambda _: 1.0, CONFIG).group(0, Problem("p", (1 << 20,)))
+
+
+def test_a_rollout_goes_on_with_new_weights_and_each_token_keeps_its_version(client: Client) -> None:
+    run = client.create_run(BASE, rank=4, seed=1)
+    old = client.sampler(run.save_snapshot().result().version)
+    run.forward_backward([datum([*PROBLEM.prompt])])
+    run.optim_step(1e-2)
+    new = client.sampler(run.save_snapshot().result().version)
+    turns = cycle([old, new])
+    config = RolloutConfig(group_size=1, max_tokens=6, piece_tokens=3, seed=2)
+    (member,) = Rollouts(lambda: next(turns), lambda _: 1.0, config).group(0, PROBLEM).members
+    rollout = member.rollout
+    assert rollout.versions[:3] == (old.model,) * 3
+    assert set(rollout.versions[3:]) == {new.model}
+    scored = {sampler.model: sampler.score(PROBLEM.prompt + rollout.tokens).prompt_logprobs()[len(PROBLEM.prompt) :] for sampler in (old, new)}
+    assert rollout.logprobs == tuple(scored[version][place] for place, version in enumerate(rollout.versions))
+
+
+def test_a_rollout_that_fills_the_context_ends_there(client: Client, sampler: Sampler) -> None:
+    context = client.models()[0].context
+    problem = Problem("long", (100,) * (context - 6))
+    for piece_tokens, lengths in ((None, {6}), (4, {6})):
+        config = RolloutConfig(group_size=2, max_tokens=32, piece_tokens=piece_tokens, seed=1)
+        members = Rollouts(lambda: sampler, lambda _: 1.0, config).group(0, problem).members
+        assert {len(member.rollout.tokens) for member in members if not member.rollout.stopped} <= lengths
+        assert len(members) == 2
+
+
+def test_tokens_of_weights_that_nobody_published_are_a_failure() -> None:
+    foreign = ONE._replace(id="3.2", versions=("v", "w"))
+    group = without_foreign(Group(3, PROBLEM, (Graded(ONE, 1.0, {}), Graded(foreign, 1.0, {})), ()), {"v"}.__contains__)
+    assert [member.rollout.id for member in group.members] == ["3.1"]
+    assert [(failure.rollout_id, failure.kind, failure.final) for failure in group.failures] == [("3.2", "foreign_version", True)]
+
+
+def test_seeds_of_different_places_have_nothing_in_common() -> None:
+    seeds = {derived_seed(seed, group, member) for seed in range(4) for group in range(8) for member in range(8)}
+    assert len(seeds) == 256
+    assert all(0 <= seed < 1 << 63 for seed in seeds)
+    assert derived_seed(1, 23) != derived_seed(12, 3)
