@@ -11,13 +11,15 @@ from typing import Final
 
 import torch
 
+from bloomery.models import native
 from bloomery.models.attention import KEY_PAD, ROW_PAD, pad_to
-from bloomery.models.config import DecoderConfig, RecurrentConfig
+from bloomery.models.config import DecoderConfig, LayerHeads, RecurrentConfig
 from bloomery.models.decoder import Decoder
 from bloomery.train import batch
 from bloomery.types.losses import LOSSES, TARGETS
 from bloomery.types.operations import Datum, ForwardBackward
 
+_CPU: Final = torch.device("cpu")
 FreeBytes = Callable[[torch.device], int]
 
 _HEAD_BYTES: Final = 4 * (64 << 20)
@@ -33,7 +35,7 @@ def refusal(operation: ForwardBackward, decoder: Decoder, budget_tokens: int, fr
     lengths = [datum.tokens.shape[0] for datum in operation.data]
     exact = operation.custom is not None or LOSSES[operation.loss].exact or not operation.backward
     parts = [operation.data[part] for part in batch.split(lengths, budget_tokens)]
-    needs = [pass_bytes(part, decoder.config, decoder.dtype, exact=exact, backward=operation.backward) for part in parts]
+    needs = [pass_bytes(part, decoder.config, decoder.dtype, exact=exact, backward=operation.backward, device=decoder.device) for part in parts]
     needed = max(needs)
     if needed <= free:
         return None
@@ -45,7 +47,7 @@ def refusal(operation: ForwardBackward, decoder: Decoder, budget_tokens: int, fr
     )
 
 
-def pass_bytes(data: Sequence[Datum], config: DecoderConfig, dtype: torch.dtype, *, exact: bool, backward: bool) -> int:
+def pass_bytes(data: Sequence[Datum], config: DecoderConfig, dtype: torch.dtype, *, exact: bool, backward: bool, device: torch.device = _CPU) -> int:
     """Upper bound of the activations of one micro-batch."""
     lengths = [datum.tokens.shape[0] for datum in data]
     rows = sum(pad_to(length, ROW_PAD) for length in lengths)
@@ -53,7 +55,9 @@ def pass_bytes(data: Sequence[Datum], config: DecoderConfig, dtype: torch.dtype,
     layers = [_layer_floats(config, layer) for layer in range(config.num_layers)]
     held = rows * ((sum(layers) if backward else max(layers)) + 6 * config.hidden_size + 4 * _inner(config))
     of_states = _state_bytes(lengths, config.recurrent, len(config.state_layers) if backward else 1) if config.recurrent is not None else 0
-    floats = held + _attention_floats(lengths, config, exact)
+    native_attention = all(native.attends_heads(heads.head_dim, dtype, device) for heads in _attending(config))
+    of_attention = _window_floats(lengths, config) * backward if native_attention else _attention_floats(lengths, config, exact)
+    floats = held + of_attention
     return floats * dtype.itemsize + of_states + _HEAD_BYTES + rows * width * _BYTES_PER_TARGET
 
 
@@ -92,9 +96,19 @@ def _inner(config: DecoderConfig) -> int:
     return max(config.intermediate_size, 0 if experts is None else experts.top_k * experts.intermediate_size + experts.shared_size)
 
 
+def _attending(config: DecoderConfig) -> list[LayerHeads]:
+    return [config.heads(layer) for layer in range(config.num_layers) if config.mixer(layer) == "attention"]
+
+
+def _window_floats(lengths: Sequence[int], config: DecoderConfig) -> int:
+    """Masks of windows, which native kernels need in the backward alone."""
+    return sum(length * length for length in {pad_to(length, 128) for length in lengths}) * len(set(config.windows) - {None})
+
+
 def _attention_floats(lengths: Sequence[int], config: DecoderConfig, exact: bool) -> int:
     """Masks, one per padded length and window, and the padded keys and values of the longest."""
-    if not exact and all(window is None for window in config.windows):
+    windows = set(config.windows) - {None}
+    if not exact and not windows:
         return 0
     masks = {pad_to(length, 128) for length in lengths}
     mask_floats = sum(2 * length * pad_to(length, KEY_PAD) for length in masks) * len(set(config.windows))

@@ -108,7 +108,10 @@ class Executor:
         self._base = self._base_info()
         self._threads = StepThreads(config.model.threads, one_thread=form.one_thread)
         self._sampler = Sampler(self._decoder, shelf, grammars=grammars, form=form, alone=alone)
-        proofs = prove_base(shelf.base(path, keep=not alone), self._sampler, self._decoder, alone=alone)
+        known = shelf.base(path)
+        proofs = prove_base(known, self._sampler, self._decoder, alone=alone)
+        if not alone:
+            shelf.leave_base(known)
         self._bit_exact = self._probe.bit_exact and not config.plain
         probed = ask_probe(self._sampler, Model(config.model.base_hash, self._decoder, None), exact=self._bit_exact)
         self._bit_exact &= probed.bit_equal

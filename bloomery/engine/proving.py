@@ -46,7 +46,11 @@ class Probed(NamedTuple):
 def prove_base(known: Expected, sampler: Sampler, decoder: Decoder, *, alone: bool) -> list[Proof]:
     """In every form in which this process computes with the base: training with the plain one, unless it is `alone`, sampling with the packed."""
     computed = sampler.computed_with(decoder)
-    return [prove(known, each, None) for each in ([computed] if alone or computed is decoder else [decoder, computed])]
+    try:
+        return [prove(known, each, None) for each in ([computed] if alone or computed is decoder else [decoder, computed])]
+    except Corrupt as error:
+        advice = "start again; if it stays so, restore the model's files, or delete its document under bases/ in the data directory"
+        raise Corrupt(f"{error.message}; {advice}") from error
 
 
 def ask_probe(sampler: Sampler, model: Model, *, exact: bool) -> Probed:

@@ -2,8 +2,9 @@
 
 What nobody writes can still change, by a fault of ours or of the machine, and no hash of an update would see it.
 
-A turn is a 64th of the weights that are next, or `TURN_ELEMENTS` where that is less: milliseconds, between two steps or in an idle second. A
-matrix that lies packed is read as a whole. What has changed is taken out of service: a version at once, and the base with the whole process.
+A turn is a 64th of the weights that are next, or `TURN_ELEMENTS` where that is less, between two steps or in an idle second: a millisecond or two. A
+matrix that lies packed is put back into plain order as a whole, which takes as much memory as it has, and of a large head tenths of a second. What
+has changed is taken out of service: a version at once, and the base with the whole process.
 """
 
 import logging
@@ -31,6 +32,7 @@ class Scrub:
         self._to_come: deque[int | str] = deque()
         """What is left of this round: numbers of the base's proofs, and versions."""
         self._due_s = time.monotonic() + every_s
+        self._begun = False
         self.rounds = 0
         """How often everything was looked at."""
         self.condemned: dict[str, str] = {}
@@ -60,7 +62,6 @@ class Scrub:
             return
         if proof.round_done:
             self._to_come.popleft()
-            self.rounds += not self._to_come
 
     def _next(self) -> Proof:
         """That of what is looked at; weights that left the memory are passed over."""
@@ -72,5 +73,7 @@ class Scrub:
             if name in versions:
                 return versions[name]
             self._to_come.popleft()
+        self.rounds += self._begun
+        self._begun = True
         self._to_come += [*range(len(self._base)), *versions]
         return self._base[0]

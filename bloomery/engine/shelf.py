@@ -61,16 +61,22 @@ class BlobShelf:
             adapter = snapshot.read(blob, rank=manifest.rank, alpha=manifest.alpha, device=self._decoder.device)
         return Model(weights.version, decoder, adapter, prove(expected(manifest, entries, blob), decoder, adapter))
 
-    def base(self, directory: Path, *, keep: bool) -> Expected:
-        """What the live tensors of the base model must be, as the first who held it took it from its files; `keep`: who does so now leaves it."""
-        key = base_key(self._base_hash, self._decoder.dtype)
+    def base(self, directory: Path) -> Expected:
+        """What the live tensors of the base model must be, as the first who held it took it from its files."""
         try:
-            state = read_state(self._blobs.get(key))
+            state = read_state(self._blobs.get(self._base_key))
         except NotFound:
             state = base_state(directory, self._decoder.dtype)
-            if keep:
-                self._blobs.put(key, write_state(state))
         return expected_base(self._base_hash, state)
+
+    def leave_base(self, known: Expected) -> None:
+        """For whoever holds the base later, now that live tensors were found to be so."""
+        if not self._blobs.exists(self._base_key):
+            self._blobs.put(self._base_key, write_state(known.tensors))
+
+    @property
+    def _base_key(self) -> str:
+        return base_key(self._base_hash, self._decoder.dtype)
 
     def _manifest(self, weights: Weights) -> Manifest:
         return Manifest.from_json(self._blobs.get(manifest_key(weights.version)))

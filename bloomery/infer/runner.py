@@ -24,7 +24,6 @@ from bloomery.models.decoder import Decoder, Wanted
 from bloomery.models.experts import Routing
 from bloomery.models.head import HeadRows, logits, logsumexp, pooled_logits
 from bloomery.models.numerics import Form
-from bloomery.models.products import one_row_by_blas
 
 
 class Feed(NamedTuple):
@@ -130,7 +129,7 @@ class Runner:
     def _decode(self, feeds: Sequence[Feed]) -> NextTokens:
         layout, spans = self._laid_out(feeds, lambda feed: 1, ROW_PAD if self._form.exact else 1)
         hidden_RD = self._hidden(feeds, layout, spans, StepAttention(self._cache, spans, layout.rows, self._form))
-        decoder = self._decoder(feeds, layout)
+        decoder = self._twin(feeds[0].model.decoder)
         segments = [HeadRows(_head_factors(adapter), start, stop) for adapter, start, stop in layout.adapters.segments]
         return _next_tokens(pooled_logits(hidden_RD, decoder.head_weight, segments, decoder.config.logit_softcap), layout.first_rows)
 
@@ -148,7 +147,7 @@ class Runner:
         for row, feed in zip(layout.first_rows, feeds, strict=True):
             tokens[row : row + len(feed.tokens)] = feed.tokens
             positions[row : row + len(feed.tokens)] = range(feed.start, feed.stop)
-        decoder = self._decoder(feeds, layout)
+        decoder = self._twin(feeds[0].model.decoder)
         tokens_R, positions_R = torch.tensor([tokens, positions], device=decoder.device)
         routing = Routing()
         self._bank.begin_pass()
@@ -158,10 +157,6 @@ class Runner:
         for feed in feeds:
             feed.sample.cached = feed.stop
         return hidden_RD
-
-    def _decoder(self, feeds: Sequence[Feed], layout: "_Layout") -> Decoder:
-        decoder = feeds[0].model.decoder
-        return decoder if layout.rows == 1 and one_row_by_blas(self._cache.keys_NSKLE.dtype) else self._twin(decoder)
 
     def _logits(self, hidden_RD: Tensor, model: Model) -> Tensor:
         return logits(hidden_RD, self._twin(model.decoder).head_weight, _head_factors(model.adapter), model.decoder.config.logit_softcap)

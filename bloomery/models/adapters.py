@@ -102,12 +102,21 @@ class FusedAdapter:
             found[f"{target}.lora_A"], found[f"{target}.lora_B"] = ScaledView(a, 1.0), ScaledView(b, self._scale)
         return found
 
+    def num_stray(self) -> int:
+        """Numbers around the factors that are not zero, though they are multiplied with; of a zero with a sign too."""
+        return sum(map(_num_set, self.tensors)) - sum(_num_set(view.values) for view in self.factors().values())
+
 
 class ScaledView(NamedTuple):
     """A factor where the forward uses it: there its published values are multiplied by `scale`."""
 
     values: Tensor
     scale: float
+
+
+def _num_set(tensor: Tensor) -> int:
+    bits = torch.int16 if tensor.element_size() == 2 else torch.int32
+    return int(tensor.detach().contiguous().view(bits).count_nonzero())
 
 
 def published_name(factor: str, *, stacked: bool) -> str:

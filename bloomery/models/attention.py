@@ -126,7 +126,7 @@ class PackedAttention:
 
     def _group_gradients(self, group: _Group, tensors: Sequence[Tensor], window: int | None) -> list[Tensor]:
         windowed = window is not None and window < group.length
-        mask = causal_mask(torch.arange(group.length), group.length, window, tensors[0].dtype) if windowed else None
+        mask = self._mask(group.length, group.length, window, tensors[0]) if windowed else None
         by_sequence = [tensor.unflatten(0, (-1, group.length)).transpose(1, 2) for tensor in tensors]
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(*by_sequence, 0.0, not windowed, attn_mask=mask)
         return [grad_BNLE.transpose(1, 2).flatten(0, 1) for grad_BNLE in grads]
@@ -138,14 +138,14 @@ class PackedAttention:
             return out_BHLE.transpose(1, 2).flatten(0, 1)
         extra = group.keys - group.length
         k_BKSE, v_BKSE = F.pad(k_BKLE, (0, 0, 0, extra)), F.pad(v_BKLE, (0, 0, 0, extra))
-        mask_LS = self._mask(group, window, q_PHE)
+        mask_LS = self._mask(group.length, group.keys, window, q_PHE)
         out_BHLE = F.scaled_dot_product_attention(q_BHLE, k_BKSE, v_BKSE, attn_mask=mask_LS, enable_gqa=True)
         return out_BHLE.transpose(1, 2).flatten(0, 1)
 
-    def _mask(self, group: _Group, window: int | None, like: Tensor) -> Tensor:
-        name = (group.length, group.keys, window)
+    def _mask(self, length: int, keys: int, window: int | None, like: Tensor) -> Tensor:
+        name = (length, keys, window)
         if name not in self._masks:
-            self._masks[name] = causal_mask(torch.arange(group.length, device=like.device), group.keys, window, like.dtype)
+            self._masks[name] = causal_mask(torch.arange(length, device=like.device), keys, window, like.dtype)
         return self._masks[name]
 
 

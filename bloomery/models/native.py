@@ -25,6 +25,8 @@ _BLOCK: Final = 512
 """Values that are added up before their sum is."""
 _LANES: Final = 8
 """Values that are computed together."""
+_TOGETHER: Final = 16
+"""Queries whose scores are in the cache at a time, where a group of heads has no more."""
 _LIBRARY: Final = Compiled(
     "native",
     Path(__file__).with_name("kernels"),
@@ -38,11 +40,11 @@ _LIBRARY: Final = Compiled(
         "softmax_gradient": (_P, _P, _P, _I, _I),
         "invert": (_P, _P, _P, _P, _I, _I, _I),
         "draw": (_P, _P, _P, _P, _P, _P, _I, _I),
-        "attend": (_P, _P, _P, _I, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, _I, _I),
+        "attend": (_P, _P, _P, _I, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, _P, _I, _I, _I),
         "keep": (_P, _P, _P, _I, _I, _P, _I, _I, _I),
     },
     # Contracted products and sums would have other bits on processors that have them.
-    flags=("-ffp-contract=off", "-fno-math-errno", "-fopenmp", f"-DBLOCK={_BLOCK}"),
+    flags=("-ffp-contract=off", "-fno-math-errno", "-fopenmp", f"-DBLOCK={_BLOCK}", f"-DTOGETHER={_TOGETHER}"),
     instead="torch",
 )
 
@@ -53,7 +55,7 @@ def present() -> bool:
 
 
 def identity() -> str:
-    """Who computes what is pointwise, for the numerics id."""
+    """Whose kernels compute, for the numerics id."""
     return _LIBRARY.identity if present() else "torch"
 
 
@@ -86,6 +88,11 @@ def attends(q_RHE: Tensor, *keys_and_values: Tensor) -> bool:
     return q_RHE.shape[-1] % _LANES == 0 and available(q_RHE, *keys_and_values)
 
 
+def attends_heads(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """The same of tensors that there are not yet."""
+    return attends(torch.empty(0, 0, head_dim, dtype=dtype, device=device))
+
+
 def attend(
     q_RHE: Tensor, keys: Tensor, values: Tensor, spans: Spans, window: int | None = None, *, logged: bool = False
 ) -> tuple[Tensor, Tensor | None]:
@@ -98,10 +105,13 @@ def attend(
     out_RHE = (torch.empty if spans.tokens == rows else torch.zeros)(rows, heads, dim)
     logs_RH = torch.zeros(rows, heads) if logged else None
     q_RHE, keys, values = (_rows(tensor) for tensor in (q_RHE, keys, values))
+    threads, room = torch.get_num_threads(), -(-spans.longest // _LANES) * _LANES
+    # Torch's, because it says so where memory runs out.
+    scratch = torch.empty(threads, max(_TOGETHER, heads // keys.shape[1]), room + dim)
     _LIBRARY.functions.attend(
         *(out_RHE.data_ptr(), None if logs_RH is None else logs_RH.data_ptr(), q_RHE.data_ptr(), *q_RHE.stride()[:2]),
         *(keys.data_ptr(), _strides(keys), values.data_ptr(), _strides(values), spans.places_N4.data_ptr(), len(spans.places_N4)),
-        *(heads, keys.shape[1], dim, window or 0, -(-spans.longest // _LANES) * _LANES, spans.pairs * heads * dim),
+        *(heads, keys.shape[1], dim, window or 0, scratch.data_ptr(), threads, room, spans.pairs * heads * dim),
     )
     return out_RHE, logs_RH
 
@@ -233,4 +243,4 @@ def _count(x: Tensor) -> int:
 
 
 if __name__ == "__main__":
-    print(f"pointwise kernels: {identity()}")
+    print(f"kernels: {identity()}")

@@ -77,7 +77,7 @@ class ProbeReport(NamedTuple):
 
 
 def numerics_id(dtype: torch.dtype, device: torch.device | str = "cpu") -> str:
-    """Equal ids promise equal bits: CPU model and flags (or GPU), torch build, threads, pads, who computes products and what is pointwise, dtype."""
+    """Equal ids promise equal bits: CPU model and flags (or GPU), torch build, threads, pads, whose products and kernels, dtype."""
     parts = (
         platform.machine(),
         _device_name(torch.device(device)),
@@ -86,7 +86,7 @@ def numerics_id(dtype: torch.dtype, device: torch.device | str = "cpu") -> str:
         f"threads={torch.get_num_threads()}",
         f"pads={ROW_PAD},{KEY_PAD},{RANK_PAD}",
         f"products={library(dtype, torch.device(device))}",
-        f"pointwise={native.identity()}",
+        f"kernels={native.identity()}",
         str(dtype),
     )
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
@@ -275,7 +275,7 @@ def _attention_failures(decoder: Decoder) -> Iterator[str]:
 
 
 def _is_native(decoder: Decoder, head_dim: int) -> bool:
-    return native.attends(decoder.embedding.new_empty(1, 1, head_dim))
+    return native.attends_heads(head_dim, decoder.dtype, decoder.device)
 
 
 def _attended_natively(decoder: Decoder, kv_heads: int, head_dim: int) -> list[Tensor]:

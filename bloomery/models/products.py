@@ -22,8 +22,7 @@ _PLAIN: Final[tuple[None, str, list[float], str]] = (None, "none", [], "")
 """No bias, and nothing applied to the result."""
 _PACKED_TYPES: Final = (torch.float32, torch.bfloat16)
 _BLAS_IS_AS_WIDE: Final = torch.backends.cpu.get_cpu_capability() == "AVX2"
-"""Whether oneDNN has no wider instructions than torch's BLAS has: then it only loses the time in which it transposes a weight, and reads a packed
-one no faster for a single row."""
+"""Whether oneDNN has no wider instructions than torch's BLAS has: then it only loses the time in which it transposes a weight."""
 
 
 def linear(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
@@ -36,16 +35,11 @@ def linear(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
 
 def product(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
     """`input @ weight.T` for callers that write their own backward; the weight may be packed."""
-    # Nobody promises the bits of a single row.
-    if weight_OI.is_mkldnn or (_by_onednn(input_RI) and not (len(input_RI) == 1 and one_row_by_blas(input_RI.dtype))):
+    # A single row, which nobody promises the bits of, is no product of matrices: torch's own reads a plain weight a tenth faster, or half as fast.
+    if weight_OI.is_mkldnn or (_by_onednn(input_RI) and not (len(input_RI) == 1 and _BLAS_IS_AS_WIDE)):
         result: Tensor = torch.ops.mkldnn._linear_pointwise(input_RI, weight_OI, *_PLAIN)
         return result
     return F.linear(input_RI, weight_OI)
-
-
-def one_row_by_blas(dtype: torch.dtype) -> bool:
-    """Whether torch's own product of a single row with a plain weight is the fastest: a tenth faster there, and elsewhere half as fast."""
-    return _BLAS_IS_AS_WIDE and dtype == torch.float32
 
 
 def rows_gradient(grad_RO: Tensor, weight_OI: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from bloomery.models.weight_files import own_name, weight_files
 from bloomery.sync.manifest import DIGEST_HEX_DIGITS, Manifest
 from bloomery.sync.peft import ADAPTER, CONFIG, peft_config, peft_tensors
 from bloomery.sync.publish import key_of
+from bloomery.sync.tokenizer import TOKENIZER_FILES
 from bloomery.types import tensor_file
 from bloomery.types.errors import Corrupt, NotSupported
 from bloomery.types.tensor_file import START_BYTES, TensorPlace, TensorSpec
@@ -29,13 +30,7 @@ from bloomery.types.tensor_file import START_BYTES, TensorPlace, TensorSpec
 PIECE_BYTES: Final = 4 << 20
 COPIED: Final = (
     "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
+    *TOKENIZER_FILES,
     "chat_template.jinja",
     "chat_template.json",
 )

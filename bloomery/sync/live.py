@@ -105,9 +105,8 @@ def scaled(values: Tensor, scale: float) -> Tensor:
 
 def refuse_stray(adapter: FusedAdapter) -> None:
     """Corrupt where a fused tensor holds anything beside its factors."""
-    inside = sum(_num_set(view.values) for view in adapter.factors().values())
-    if (found := sum(_num_set(tensor) for tensor in adapter.tensors)) != inside:
-        raise Corrupt(f"{found - inside} numbers around an adapter's factors in memory are not zero, and would be multiplied with: load it again")
+    if found := adapter.num_stray():
+        raise Corrupt(f"{found} numbers around an adapter's factors in memory are not zero, and would be multiplied with: load it again")
 
 
 def adapter_views(adapter: FusedAdapter) -> dict[str, ScaledView]:
@@ -213,11 +212,6 @@ def _unsigned(tensor: Tensor) -> Bits:
     """Raw bits [n] of the elements; of a tensor in one piece on the CPU nothing is copied."""
     bits: Bits = tensor.detach().cpu().reshape(-1).view(_BITS[tensor.element_size()]).numpy()
     return bits.view(_UNSIGNED[tensor.element_size()])
-
-
-def _num_set(tensor: Tensor) -> int:
-    """Elements of which any bit is set, so that a zero with a sign counts."""
-    return int(tensor.detach().contiguous().view(_BITS[tensor.element_size()]).count_nonzero())
 
 
 def _keys(places: Tensor, start: int) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Final
 
 from bloomery.sync.manifest import digest
 
-_FILES: Final = (
+TOKENIZER_FILES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -19,5 +19,5 @@ _FILES: Final = (
 
 def tokenizer_hash(directory: Path) -> str:
     """Of the files that there are, by name; of a directory without any too, as tests have it."""
-    digests = {name: digest((directory / name).read_bytes()) for name in _FILES if (directory / name).is_file()}
+    digests = {name: digest((directory / name).read_bytes()) for name in TOKENIZER_FILES if (directory / name).is_file()}
     return digest(json.dumps(digests, sort_keys=True).encode())

@@ -16,7 +16,7 @@ from bloomery.models.attention import pad_to
 from bloomery.models.decoder import Decoder
 from bloomery.models.load import stored_tensors
 from bloomery.models.memory import free_bytes
-from bloomery.train.trainable import lay_out
+from bloomery.train.trainable import lay_out, same_bits
 from bloomery.types.footprint import check_room, trained_parts
 from bloomery.types.operations import LoraSpec
 
@@ -77,6 +77,10 @@ class FullParameters:
     def published(self) -> dict[str, Tensor]:
         """Every tensor of the model, trained or not, under its name in a Hugging Face directory."""
         return stored_tensors(self.decoder)
+
+    def stale(self) -> str | None:
+        """The first tensor that is not what its master is in the compute dtype."""
+        return next((name for name, master in self.named(self.masters) if not same_bits(self._copies[name], master.to(self.decoder.dtype))), None)
 
     def named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Each trained tensor's view of a flat vector, named as in the decoder."""

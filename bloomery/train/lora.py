@@ -11,9 +11,9 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from bloomery.models.adapters import Factors, FusedAdapter, TargetShape, published_name, target_shapes
+from bloomery.models.adapters import Factors, FusedAdapter, TargetShape, published_factor, published_name, target_shapes
 from bloomery.models.decoder import Decoder
-from bloomery.train.trainable import Slot, lay_out
+from bloomery.train.trainable import Slot, lay_out, same_bits
 from bloomery.types.errors import InvalidInput
 from bloomery.types.operations import LoraSpec
 
@@ -71,6 +71,15 @@ class Lora:
     def published(self) -> dict[str, Tensor]:
         """The factors in the compute dtype, unpadded, under the names that PEFT uses; those of experts are stacked, under `experts.*`."""
         return {published_name(slot.name, stacked=len(slot.shape) == 3): slot.of(self.masters).to(self.decoder.dtype) for slot in self.slots}
+
+    def stale(self) -> str | None:
+        """The first factor that the forward computes with otherwise; what lies around the factors is multiplied with too."""
+        found = self._adapter.factors()
+        for name, tensor in self.published().items():
+            view = found[published_factor(name)]
+            if not same_bits(view.values, tensor if view.scale == 1 else tensor * view.scale):
+                return name
+        return f"{self._adapter.num_stray()} numbers around the factors" if self._adapter.num_stray() else None
 
     def named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Each factor's view of a flat vector (masters, gradients, optimizer moments)."""

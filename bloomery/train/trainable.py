@@ -58,9 +58,18 @@ class Trainable(Protocol):
         """What a snapshot holds, by the names it has there."""
         ...
 
+    def stale(self) -> str | None:
+        """The first tensor of which the next forward computes with something else than is published; None where there is none."""
+        ...
+
     def named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Each tensor's view of a flat vector (masters, gradients, optimizer moments), in a fixed order."""
         ...
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Also where numbers are none, which are equal to nothing."""
+    return torch.equal(one.detach().contiguous().view(torch.uint8), other.detach().contiguous().view(torch.uint8))
 
 
 class Slot(NamedTuple):

@@ -43,8 +43,8 @@ class World(NamedTuple):
         return Sampler(self.base, self.shelf, form=Form(packed=True))
 
 
-def world(directory: Path, rank: int) -> World:
-    base, blobs = decoder(), Blobs(directory)
+def world(directory: Path, rank: int, *, experts: bool = False) -> World:
+    base, blobs = decoder(experts=experts), Blobs(directory)
     shelf = BlobShelf(blobs, base, base_hash=BASE_HASH, numerics="test")
     # No power of two: what is multiplied by this scale cannot be divided back.
     trained = run(base, shelf, rank=rank, alpha=12.0)
@@ -64,6 +64,8 @@ class Fault:
     inject: Callable[[Patch, World], None]
     says: str
     """What whoever asks hears instead of tokens."""
+    experts: bool = False
+    """Whether the base has them."""
 
 
 NOT_THOSE = "the weights in memory are not those of version"
@@ -94,6 +96,16 @@ def unscaled(patch: Patch, world: World) -> None:
     """The scale of the adapter is not wired."""
     read = snapshot.read
     patch.setattr(snapshot, "read", lambda data, *, rank, alpha, device: read(data, rank=rank, alpha=float(rank), device=device))
+
+
+def adapter_of_other_experts(patch: Patch, world: World) -> None:
+    """Every expert gets the factors of another one."""
+    fill = FusedAdapter.fill
+
+    def exchanged(self: FusedAdapter, target: str, factors: Factors) -> None:
+        fill(self, target, Factors(*(each.flip(0) if each.ndim == 3 else each for each in factors)))
+
+    patch.setattr(FusedAdapter, "fill", exchanged)
 
 
 def initial_adapter(patch: Patch, world: World) -> None:
@@ -181,6 +193,7 @@ FAULTS = (
     Fault("adapter never delivered", ("verl#7495",), 8, never_delivered, NOT_THOSE),
     Fault("partly delivered adapter", ("miles#684",), 8, half_delivered, NOT_THOSE),
     Fault("adapter settings not wired", ("SkyRL#1077",), 8, unscaled, NOT_THOSE),
+    Fault("adapter of other experts", ("SkyRL#1776",), 8, adapter_of_other_experts, NOT_THOSE, experts=True),
     Fault("initial weights after resume", ("open-instruct#1627",), 8, initial_adapter, NOT_THOSE),
     Fault("cached reload of an adapter", ("vllm#32718",), 8, cached_adapter, NOT_THOSE),
     Fault("cached reload of a model", ("vllm#32718",), 0, cached_model, NOT_THOSE),

@@ -1,4 +1,7 @@
-"""The kill list, part A: silent faults of weights are caught before a token is served, and the same test without the fault serves."""
+"""The kill list, part A, and what of part B lies in the engine.
+
+Silent faults of weights are caught before a token is served, and the same test without the fault serves.
+"""
 
 from pathlib import Path
 
@@ -7,7 +10,11 @@ import pytest
 import torch
 
 from bloomery.engine.scrub import Scrub
+from bloomery.infer.fidelity import sample, trainer_logprobs
 from bloomery.infer.sampler import Sampler
+from bloomery.infer.versions import Model
+from bloomery.models.load import stored_tensors
+from bloomery.models.numerics import Form
 from bloomery.sync import live
 from bloomery.sync.base import base_state, expected_base
 from bloomery.sync.proof import Expected, prove
@@ -15,12 +22,13 @@ from bloomery.sync.state_hash import total
 from bloomery.train.full import FullParameters
 from bloomery.train.lora import Lora
 from bloomery.types.errors import Corrupt
+from bloomery.types.fidelity import Prompt, compare, verdict
 from bloomery.types.generation import Generate, Weights
 from bloomery.types.operations import Failed, SnapshotResult
 from tests.engine.faults import FAULTS, NOT_THOSE, Fault, World, world
 from tests.engine.harness import BASE, Engine, engine
-from tests.infer.builders import Answer, answers, drain, generate, prompt, request
-from tests.train.builders import BASE_HASH, SAVE, learn, run, step, supervised, train
+from tests.infer.builders import Answer, adapter, answers, drain, generate, prompt, request
+from tests.train.builders import BASE_HASH, SAVE, decoder, learn, run, step, supervised, train
 
 DOCS = Path(__file__).parents[2] / "docs" / "rl.md"
 LATER = (
@@ -30,6 +38,8 @@ LATER = (
     "another model's files",
     "weights lost while asleep",
     "update written past its place",
+    "adapters merged in and taken out",
+    "adapter left out of the experts",
 )
 """Faults with a test of their own below."""
 
@@ -46,9 +56,9 @@ def ask(sampler: Sampler, weights: Weights) -> Answer:
 def test_a_silent_fault_is_caught_before_a_token_is_served_and_without_it_all_is_served(
     fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sound = world(tmp_path / "sound", fault.rank)
+    sound = world(tmp_path / "sound", fault.rank, experts=fault.experts)
     assert len(ask(sound.sampler(), sound.new).tokens[0]) == 8
-    broken = world(tmp_path / "broken", fault.rank)
+    broken = world(tmp_path / "broken", fault.rank, experts=fault.experts)
     sampler = broken.sampler()
     fault.inject(monkeypatch, broken)
     answer = ask(sampler, broken.new)
@@ -58,17 +68,22 @@ def test_a_silent_fault_is_caught_before_a_token_is_served_and_without_it_all_is
     assert broken.new.version not in sampler.versions.held
 
 
-def scrubbed(made: World, sampler: Sampler) -> dict[str, str]:
-    """What one round of everything in memory condemns."""
+def scrub_of(made: World, sampler: Sampler) -> Scrub:
     # What the base is held against is itself: these tests are of what changes afterwards.
     states = live.tensor_states(live.hash_piece(piece) for piece in live.pieces(made.base, None))
-    scrub = Scrub([prove(Expected(BASE_HASH, total(states.values()), states), made.base, None)], sampler, every_s=0)
+    return Scrub([prove(Expected(BASE_HASH, total(states.values()), states), made.base, None)], sampler, every_s=0)
+
+
+def scrubbed(made: World, sampler: Sampler) -> dict[str, str]:
+    """What one round of everything in memory condemns."""
+    scrub = scrub_of(made, sampler)
     one_round(scrub)
     return scrub.condemned
 
 
 def one_round(scrub: Scrub) -> None:
-    while not scrub.rounds:
+    begun = scrub.rounds
+    while scrub.rounds == begun:
         scrub.take_turn()
 
 
@@ -123,6 +138,42 @@ def test_a_base_that_changes_in_memory_is_an_error_of_the_process(tmp_path: Path
     loaded.decoder.norm.data[3] *= 1.5
     with pytest.raises(Corrupt, match="some have changed since"):
         one_round(scrub)
+
+
+def test_a_base_that_adapters_are_merged_into_and_taken_out_of_is_an_error_of_the_process(
+    held: tuple[World, Sampler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, sampler = held
+    scrub = scrub_of(made, sampler)
+    assert len(ask(sampler, made.old).tokens[0]) == 8
+    one_round(scrub)
+    load = made.shelf.load
+
+    def merged(weights: Weights) -> Model:
+        rows = stored_tensors(made.base)["model.layers.0.self_attn.q_proj.weight"]
+        product = torch.full_like(rows, 1 / 3)
+        # What is taken out again leaves its rounding.
+        rows.add_(product).sub_(product)
+        return load(weights)
+
+    monkeypatch.setattr(made.shelf, "load", merged)
+    assert len(ask(sampler, made.first).tokens[0]) == 8
+    with pytest.raises(Corrupt, match="some have changed since"):
+        one_round(scrub)
+
+
+def test_a_forward_that_leaves_the_adapter_out_of_experts_fails_the_card() -> None:
+    base = decoder(experts=True)
+    trained = Model("m", base, adapter(base, 0))
+    forgetful = adapter(base, 0)
+    for tensor in forgetful.tensors:
+        if tensor.ndim == 3:
+            tensor.zero_()
+    asked = [Prompt(tuple(prompt(20)), 4, 0, late=False)]
+    for sampled_with, modes in ((trained, ("pass", "pass")), (trained._replace(adapter=forgetful), ("fail", "fail"))):
+        answered = sample(sampled_with, asked, 8, Form(packed=True))
+        numbers = compare(answered, trainer_logprobs(trained, answered))
+        assert (verdict(numbers, "exact"), verdict(numbers, "plain")) == modes
 
 
 def test_weights_that_are_read_again_after_sleep_are_proved_again(held: tuple[World, Sampler], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,11 @@ def in_float64(q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, lengths: Sequence[in
 def test_values_and_gradients_are_those_of_float64(heads: int, kv_heads: int, dim: int, window: int | None) -> None:
     lengths = [1, 37, 300]
     rows = packed_starts(lengths)[-1]
-    tensors = [noise(rows, heads, dim) * 2, noise(rows, kv_heads, dim, seed=1), noise(rows, kv_heads, dim, seed=2)]
-    narrow, wide = ([tensor.clone().to(dtype).requires_grad_() for tensor in tensors] for dtype in (torch.float32, torch.float64))
+    # Parts of one projection, as a block has them: their rows do not lie back to back.
+    tensors = list(noise(rows, heads + 2 * kv_heads, dim).split([heads, kv_heads, kv_heads], dim=1))
+    tensors[0] = tensors[0] * 2
+    narrow, wide = ([tensor.detach().to(dtype).requires_grad_() for tensor in tensors] for dtype in (torch.float32, torch.float64))
+    assert heads == 1 or not narrow[2].is_contiguous()
     attention = PackedAttention(lengths, exact=True)
     assert native.attends(*narrow)
     found, expected = attention(0, *narrow, window), in_float64(*wide, lengths, window)

@@ -13,7 +13,9 @@ from bloomery.models.decoder import Decoder
 from bloomery.models.head import token_logprobs
 from bloomery.sync.manifest import Manifest, verify
 from bloomery.train import snapshot
-from bloomery.types.operations import SaveSnapshot, SnapshotResult
+from bloomery.train.full import FullParameters
+from bloomery.train.lora import Lora
+from bloomery.types.operations import Failed, LoraSpec, SaveSnapshot, SnapshotResult
 from tests.train import builders
 from tests.train.builders import finish, learn, logprobs, step, supervised, train
 from tests.train.builders import load as load_checkpoint
@@ -123,3 +125,22 @@ def test_writing_is_deterministic(tmp_path: Path):
     model = builders.decoder()
     left, right = trained_run(model).snapshot("t"), trained_run(model).snapshot("t")
     assert left == right
+
+
+@pytest.mark.parametrize("rank", [0, 8])
+def test_weights_that_a_forward_does_not_see_are_not_published(rank, monkeypatch):
+    trained = builders.run(builders.decoder(dtype=torch.bfloat16), rank=rank)
+    lessons = [learn(supervised([30])), step(3e-2), SAVE]
+    assert isinstance(train(trained, lessons)[-1], SnapshotResult)
+    monkeypatch.setattr(FullParameters if rank == 0 else Lora, "refresh", lambda self: None)
+    failed = train(trained, lessons)[-1]
+    assert isinstance(failed, Failed)
+    assert "than it would publish" in failed.message
+
+
+def test_numbers_around_the_factors_of_a_run_are_seen():
+    weights = Lora(builders.decoder(), LoraSpec(rank=8, seed=1))
+    assert weights.stale() is None
+    with torch.no_grad():
+        weights.fused().tensors[0].view(-1)[-1] = 1e-3
+    assert weights.stale() == "1 numbers around the factors"

@@ -7,18 +7,19 @@
    A query stands in a row of `q` and `out`, and has a head. Keys and values lie in slots, a place for each token: floats from slot to slot, from head
    to head and from place to place are given for both. Formula: Attention is all you need (arXiv 1706.03762), with the heads of GQA (arXiv 2305.13245). */
 
-#include <stdlib.h>
+#include <omp.h>
 
 #include "lanes.h"
 
-/* Queries whose scores are in the cache at a time, where there are so few heads. */
-#define TOGETHER 16
-/* Places whose keys, or values, are. */
+#ifndef TOGETHER
+#error "native.py says how many queries are computed together"
+#endif
+/* Places whose keys, or values, are in the cache at a time. */
 #define NEAR 256
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
-#if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
+#ifdef __clang__
 #define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define PICK(a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__})
@@ -180,22 +181,22 @@ static void attend_together(query *of, int64_t queries, const float *keys, int64
 }
 
 /* Every token of the spans attends to its sequence up to itself, or to the last `window` places of it; `logs` [rows, heads] gets the logarithms of
-   the sums of exponentials, and may be NULL. `room` is what the longest sequence takes, in whole groups of lanes. */
+   the sums of exponentials, and may be NULL. `scratch` has `threads` times TOGETHER queries, or those of one group where they are more, each with
+   `room` scores, of the longest sequence in whole groups of lanes, and `dim` floats. */
 void attend(
     float *out, float *logs, const float *q, int64_t q_row, int64_t q_head, const float *keys, const int64_t *key_strides, const float *values,
-    const int64_t *value_strides, const int64_t *spans, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim, int64_t window, int64_t room,
-    int64_t work) {
+    const int64_t *value_strides, const int64_t *spans, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim, int64_t window, float *scratch,
+    int64_t threads, int64_t room, int64_t work) {
     const float scale = 1.0f / __builtin_sqrtf((float)dim);
     const span *of = (const span *)spans;
     const strides k = *(const strides *)key_strides, v = *(const strides *)value_strides;
-    const int64_t group = heads / kv_heads, tokens = group >= TOGETHER ? 1 : TOGETHER / group;
+    const int64_t group = heads / kv_heads, tokens = group >= TOGETHER ? 1 : TOGETHER / group, most = tokens * group;
     int64_t blocks = 0;
     for (int64_t each = 0; each < count; each++) blocks += (of[each].count + tokens - 1) / tokens;
-#pragma omp parallel if (work > ALONE)
+#pragma omp parallel num_threads(threads) if (work > ALONE)
     {
-        const int64_t most = tokens * group;
-        float *own = malloc((most * (room + dim)) * sizeof(float));
-        query *queries = malloc(most * sizeof(query));
+        float *own = scratch + omp_get_thread_num() * most * (room + dim);
+        query queries[most];
 #pragma omp for schedule(dynamic)
         for (int64_t unit = 0; unit < blocks * kv_heads; unit++) {
             const int64_t kv_head = unit % kv_heads;
@@ -213,8 +214,6 @@ void attend(
             attend_together(queries, found, keys + of[each].slot * k.slot + kv_head * k.head, k.place, values + of[each].slot * v.slot + kv_head * v.head,
                          v.place, dim);
         }
-        free(queries);
-        free(own);
     }
 }
 
