@@ -215,6 +215,9 @@ def _form(operation: ForwardBackward) -> LossForm | None:
     return _known(operation.loss)
 
 
+_RETURNS: Final = "return_logprobs, return_routing and return_routing_weights"
+
+
 def _known(loss: str) -> LossForm:
     if loss not in LOSSES:
         raise InvalidInput(f"unknown loss `{loss}`: use one of {', '.join(LOSSES)}", field="loss_fn")
@@ -225,8 +228,8 @@ def _check_options(loss: str, form: LossForm, config: Mapping[str, float | str])
     for name, value in sorted(config.items()):
         field = f"loss_fn_config.{name}"
         if name not in form.options:
-            known = f"it has {', '.join(form.options)}" if form.options else "it has none"
-            raise InvalidInput(f"`{field}`: loss `{loss}` has no option `{name}`; {known}", field=field)
+            known = f"it has {', '.join(form.options)}" if form.options else "it has none of its own"
+            raise InvalidInput(f"`{field}`: loss `{loss}` has no option `{name}`; {known}, and all take {_RETURNS}", field=field)
         if isinstance(value, str):
             raise InvalidInput(f"`{field}` is the text `{value}`: it must be a number", field=field)
         option = form.options[name]

@@ -190,6 +190,21 @@ def test_stop_tokens_are_those_given_and_else_the_models(client: tinker.ServiceC
     assert list(server.engine.sampled[-1].params.stop_tokens) == expected
 
 
+def test_stop_tokens_outside_of_the_vocabulary_are_refused(client: tinker.ServiceClient, server: Served) -> None:
+    sampler = client.create_sampling_client(base_model=MODEL).result()
+    before = len(server.engine.sampled)
+    with pytest.raises(tinker.BadRequestError, match=r"`sampling_params\.stop` holds ids outside the vocabulary"):
+        sampler.sample(prompt(1), 1, types.SamplingParams(max_tokens=1, stop=[7, 1 << 30])).result()
+    assert len(server.engine.sampled) == before
+
+
+def test_a_body_that_is_not_json_is_called_so(server: Served) -> None:
+    headers = {"content-type": "application/json", "x-api-key": server.key}
+    answer = httpx.post(f"{server.url}/api/v1/create_session", content=b"not json", headers=headers)
+    assert (answer.status_code, answer.json()["field"]) == (400, "body")
+    assert answer.json()["error"].startswith("the body is not JSON")
+
+
 def test_many_samples_at_once(client: tinker.ServiceClient) -> None:
     sampler = client.create_sampling_client(base_model=MODEL).result()
     futures = [sampler.sample(prompt(1, n % 50), 1, types.SamplingParams(max_tokens=2)) for n in range(100)]

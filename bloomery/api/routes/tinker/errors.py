@@ -93,6 +93,8 @@ def as_ours(error: Exception) -> BloomeryError:
 
 def _first_problem(error: RequestValidationError | ValidationError) -> InvalidInput:
     first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return InvalidInput(f"the body is not JSON: {first['ctx']['error']}", field="body")
     # FastAPI puts the part of the request before the field's own path.
     path = [str(part) for part in first["loc"] if part != "body"]
     # A field of the caller's own making may hold halves of characters, which no answer can carry.

@@ -209,7 +209,11 @@ def _stop_tokens(stop: str | list[str] | list[int] | None, services: Services, s
     if stop is None:
         return tuple(services.models.tokenizer(session.base_hash).end_tokens)
     # A list replaces the model's end tokens: [] means that nothing but the length ends a sample.
-    return tuple(item for item in stop if isinstance(item, int))
+    tokens, size = tuple(item for item in stop if isinstance(item, int)), services.models.size(session.base_hash)
+    if any(not 0 <= token < size.vocab_size for token in tokens):
+        field = "sampling_params.stop"
+        raise InvalidInput(f"`{field}` holds ids outside the vocabulary of {size.vocab_size}: nothing would ever stop there", field=field)
+    return tokens
 
 
 def _prompt(prompt: bodies.ModelInput) -> list[int]:
