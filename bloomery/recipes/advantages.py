@@ -1,15 +1,17 @@
 """From groups to what is trained: which groups teach something, how much each rollout counts, and the data that says so to the server.
 
-Shapes: P tokens of a prompt, T of its continuation; a datum has N = P + T - 1 predictions, of which the last T are trained.
+Shapes: a segment has N tokens, S of them sampled; a datum has N - 1 predictions, of which those of the sampled tokens are trained.
 """
 
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
-from bloomery.recipes.rollouts import Graded, Group, Rollout
+from bloomery.recipes.rollouts import Graded, Group
+from bloomery.recipes.segments import Segment
 from bloomery.types.arrays import Array
 from bloomery.types.operations import Datum
 
@@ -33,7 +35,8 @@ def sort_groups(groups: Sequence[Group], min_group_size: int) -> Sorted:
 
 def varies(group: Group) -> bool:
     """Whether some member was rewarded otherwise than another."""
-    return len({member.reward for member in group.members}) > 1
+    by_turn = {reward for member in group.members for _, reward in member.turns}
+    return len({member.reward for member in group.members}) > 1 or len(by_turn) > 1
 
 
 def group_advantages(rewards: Sequence[float], *, by_deviation: bool) -> list[float]:
@@ -43,44 +46,63 @@ def group_advantages(rewards: Sequence[float], *, by_deviation: bool) -> list[fl
     return [(reward - mean) / scale if scale else 0.0 for reward in rewards]
 
 
-class Weighed(NamedTuple):
-    """A rollout and the advantage of each of its tokens, float32 [T]."""
+def turn_advantages(members: Sequence[Graded], *, by_deviation: bool) -> list[dict[str, float]]:
+    """What rewards of single answers add to each answer of each member: those from it on, each relative to all such rewards of the group.
 
-    rollout: Rollout
+    That is process supervision as Shao et al. have it (section 4.1.3); an answer without such a reward adds nothing of its own.
+    """
+    rewards = [reward for member in members for _, reward in member.turns]
+    relative = iter(group_advantages(rewards, by_deviation=by_deviation) if rewards else ())
+    added: list[dict[str, float]] = []
+    for member in members:
+        own = {answer: next(relative) for answer, _ in member.turns}
+        onwards = accumulate(own.get(answer, 0.0) for answer in reversed(member.rollout.answers))
+        added.append(dict(zip(reversed(member.rollout.answers), onwards, strict=True)))
+    return added
+
+
+class Weighed(NamedTuple):
+    """A segment and the advantage of each of its sampled tokens, float32 [S]."""
+
+    segment: Segment
     advantages: np.ndarray
 
     @property
     def datum(self) -> Datum:
-        """For the losses that compare with sampled log-probabilities; a prompt is masked by zeros."""
-        tokens, prompt = self.rollout.problem.prompt + self.rollout.tokens, len(self.rollout.problem.prompt)
-        masked = np.zeros(prompt - 1, dtype=np.float32)
+        """For the losses that compare with sampled log-probabilities; what was not sampled is masked by zeros."""
+        tokens = self.segment.tokens
+        predicted = np.asarray(self.segment.places, dtype=np.int64) - 1
+        logprobs, advantages = (np.zeros(len(tokens) - 1, dtype=np.float32) for _ in range(2))
+        logprobs[predicted], advantages[predicted] = self.segment.logprobs, self.advantages
         return Datum(
             tokens=Array.of(np.asarray(tokens[:-1], dtype=np.int32)),
             inputs={
                 "target_tokens": Array.of(np.asarray(tokens[1:], dtype=np.int64)),
-                "logprobs": Array.of(np.concatenate([masked, np.asarray(self.rollout.logprobs, dtype=np.float32)])),
-                "advantages": Array.of(np.concatenate([masked, self.advantages.astype(np.float32)])),
+                "logprobs": Array.of(logprobs),
+                "advantages": Array.of(advantages),
             },
         )
 
 
 def weigh(groups: Sequence[Group], *, by_deviation: bool) -> list[Weighed]:
-    """The members of all groups, each token with its rollout's advantage."""
+    """The segments of all members of all groups, each token with its rollout's advantage and what its answer adds."""
     return [weighed for group in groups for weighed in _weigh(group.members, by_deviation)]
 
 
 def _weigh(members: Sequence[Graded], by_deviation: bool) -> list[Weighed]:
     advantages = group_advantages([member.reward for member in members], by_deviation=by_deviation)
+    by_turn = turn_advantages(members, by_deviation=by_deviation)
     return [
-        Weighed(member.rollout, np.full(len(member.rollout.tokens), advantage, dtype=np.float32))
-        for member, advantage in zip(members, advantages, strict=True)
+        Weighed(segment, np.asarray([advantage + added.get(answer, 0.0) for answer in segment.turns], dtype=np.float32))
+        for member, advantage, added in zip(members, advantages, by_turn, strict=True)
+        for segment in member.rollout.segments
     ]
 
 
 def mask_stale(weighed: Sequence[Weighed], lag_of: Callable[[str], int], max_lag: int) -> list[Weighed]:
     """Without loss where a token's weights are more than `max_lag` versions old."""
     return [
-        row._replace(advantages=np.where([lag_of(version) > max_lag for version in row.rollout.versions], np.float32(0), row.advantages))
+        row._replace(advantages=np.where([lag_of(version) > max_lag for version in row.segment.versions], np.float32(0), row.advantages))
         for row in weighed
     ]
 
@@ -88,9 +110,9 @@ def mask_stale(weighed: Sequence[Weighed], lag_of: Callable[[str], int], max_lag
 def pull_to_reference(weighed: Sequence[Weighed], reference: Sequence[Sequence[float]], coefficient: float) -> list[Weighed]:
     """Take `coefficient` times the log-ratio to a reference, less the batch's mean of it, off each token's advantage: a penalty on KL to it.
 
-    `reference` are the reference's log-probabilities [T] of each rollout's tokens.
+    `reference` are the reference's log-probabilities [S] of each segment's sampled tokens.
     """
-    ratios = [np.asarray(row.rollout.logprobs) - np.asarray(given) for row, given in zip(weighed, reference, strict=True)]
+    ratios = [np.asarray(row.segment.logprobs) - np.asarray(given) for row, given in zip(weighed, reference, strict=True)]
     mean = float(np.concatenate(ratios).mean()) if ratios else 0.0
     return [row._replace(advantages=row.advantages - coefficient * (ratio - mean)) for row, ratio in zip(weighed, ratios, strict=True)]
 

@@ -20,7 +20,7 @@ from bloomery.recipes.advantages import mask_stale, mean_over_tokens, sort_group
 from bloomery.recipes.grpo import GrpoConfig, OnStep, StepReport, check, problem_of, teach, versions_of
 from bloomery.recipes.policy import Cursor, Policy, PolicyConfig, fingerprint
 from bloomery.recipes.rl_metrics import Seconds, stale_share, step_metrics
-from bloomery.recipes.rollouts import Grade, Group, Problem, Rollouts, without_foreign
+from bloomery.recipes.rollouts import Environment, Grade, Group, Problem, groups_by, without_foreign
 from bloomery.types.errors import InvalidInput, Unavailable
 
 _STOP_S: Final = 2.0
@@ -42,14 +42,21 @@ class AsyncGrpoConfig(GrpoConfig):
 
 
 def train(
-    client: Client, problems: Sequence[Problem], grade: Grade, config: AsyncGrpoConfig, path: Path, *, steps: int, on_step: OnStep = lambda _: None
+    client: Client,
+    problems: Sequence[Problem],
+    grade: Grade | Environment,
+    config: AsyncGrpoConfig,
+    path: Path,
+    *,
+    steps: int,
+    on_step: OnStep = lambda _: None,
 ) -> Policy:
     """Go on until `steps` steps are done, also where a loop was killed that had the same cursor at `path`."""
-    check(problems, config)
+    check(problems, grade, config)
     check_staleness(config)
     policy = Policy.open(client, truncated(config), path, fingerprint(problems, config))
     reference = policy.first if config.kl_coefficient else None
-    rollouts = Rollouts(lambda: policy.sampler, grade, config.rollouts)
+    rollouts = groups_by(lambda: policy.sampler, grade, config.rollouts)
 
     def make(number: int) -> Group:
         return without_foreign(rollouts.group(number, problem_of(problems, number, config.rollouts.seed)), policy.knows)

@@ -21,7 +21,7 @@ from bloomery.client import Client, Sampler
 from bloomery.recipes.advantages import Weighed, mean_over_tokens, pull_to_reference, sort_groups, weigh
 from bloomery.recipes.policy import Policy, PolicyConfig, fingerprint
 from bloomery.recipes.rl_metrics import Seconds, step_metrics
-from bloomery.recipes.rollouts import Grade, Group, Problem, RolloutConfig, Rollouts, without_foreign
+from bloomery.recipes.rollouts import Environment, Grade, Group, Problem, RolloutConfig, groups_by, without_foreign
 from bloomery.recipes.statistics import Interval, normal_interval
 from bloomery.types.errors import InvalidInput
 
@@ -55,13 +55,20 @@ OnStep = Callable[[StepReport], None]
 
 
 def train(
-    client: Client, problems: Sequence[Problem], grade: Grade, config: GrpoConfig, path: Path, *, steps: int, on_step: OnStep = lambda _: None
+    client: Client,
+    problems: Sequence[Problem],
+    grade: Grade | Environment,
+    config: GrpoConfig,
+    path: Path,
+    *,
+    steps: int,
+    on_step: OnStep = lambda _: None,
 ) -> Policy:
     """Go on until `steps` steps are done, also where a loop was killed that had the same cursor at `path`."""
-    check(problems, config)
+    check(problems, grade, config)
     policy = Policy.open(client, config.policy, path, fingerprint(problems, config))
     reference = policy.first if config.kl_coefficient else None
-    rollouts = Rollouts(lambda: policy.sampler, grade, config.rollouts)
+    rollouts = groups_by(lambda: policy.sampler, grade, config.rollouts)
 
     def make(number: int) -> Group:
         return without_foreign(rollouts.group(number, problem_of(problems, number, config.rollouts.seed)), policy.knows)
@@ -83,14 +90,13 @@ def train(
 
 
 def teach(groups: Sequence[Group], config: GrpoConfig, reference: Sampler | None) -> list[Weighed]:
-    """The rollouts with their advantages, held to the reference where that is asked."""
+    """The segments with their advantages, held to the reference where that is asked."""
     data = weigh(groups, by_deviation=config.by_deviation)
     if reference is None:
         return data
-    asked = [reference.score(row.rollout.problem.prompt + row.rollout.tokens) for row in data]
-    given = [
-        pending.prompt_logprobs(config.rollouts.sample_timeout_s)[len(row.rollout.problem.prompt) :] for row, pending in zip(data, asked, strict=True)
-    ]
+    asked = [reference.score(row.segment.tokens) for row in data]
+    scored = [pending.prompt_logprobs(config.rollouts.sample_timeout_s) for pending in asked]
+    given = [[logprobs[place] for place in row.segment.places] for row, logprobs in zip(data, scored, strict=True)]
     return pull_to_reference(data, given, config.kl_coefficient)
 
 
@@ -102,10 +108,10 @@ def problem_of(problems: Sequence[Problem], group: int, seed: int) -> Problem:
 
 def versions_of(data: Sequence[Weighed]) -> set[str]:
     """Of all tokens."""
-    return {version for row in data for version in row.rollout.versions}
+    return {version for row in data for version in row.segment.versions}
 
 
-def check(problems: Sequence[Problem], config: GrpoConfig) -> None:
+def check(problems: Sequence[Problem], grade: Grade | Environment, config: GrpoConfig) -> None:
     """What would only be noticed after minutes."""
     rollouts = config.rollouts
     if not 2 <= config.min_group_size <= rollouts.group_size:
@@ -120,7 +126,8 @@ def check(problems: Sequence[Problem], config: GrpoConfig) -> None:
         raise InvalidInput("there are no problems to train on", field="problems")
     if len({problem.id for problem in problems}) < len(problems):
         raise InvalidInput("two problems have one id: their rewards could not be told apart", field="problems")
-    if empty := [problem.id for problem in problems if not problem.prompt]:
+    # An environment says itself what the model is asked.
+    if empty := [problem.id for problem in problems if not problem.prompt and not isinstance(grade, Environment)]:
         raise InvalidInput(f"problem `{empty[0]}` has an empty prompt: it needs at least one token", field="problems")
 
 
@@ -141,9 +148,9 @@ class Measured(NamedTuple):
         return normal_interval(self.means)
 
 
-def measure(sampler: Sampler, problems: Sequence[Problem], grade: Grade, config: RolloutConfig, *, concurrency: int = 8) -> Measured:
+def measure(sampler: Sampler, problems: Sequence[Problem], grade: Grade | Environment, config: RolloutConfig, *, concurrency: int = 8) -> Measured:
     """How these weights do; the same seeds every time, so that two versions are compared on the same draws."""
-    rollouts = Rollouts(lambda: sampler, grade, config)
+    rollouts = groups_by(lambda: sampler, grade, config)
     with ThreadPoolExecutor(concurrency) as pool:
         groups = list(pool.map(rollouts.group, range(len(problems)), problems))
     means = tuple(sum(member.reward for member in group.members) / len(group.members) for group in groups if group.members)

@@ -26,6 +26,7 @@ def step_metrics(
     return {
         **_rewards(groups, kept),
         **_rollouts(groups),
+        **_agents(groups),
         **_failures(groups),
         **_training(data, trained, lag_of),
         **_times(groups, data, seconds),
@@ -34,7 +35,7 @@ def step_metrics(
 
 def stale_share(data: Sequence[Weighed], lag_of: Callable[[str], int], max_lag: int) -> dict[str, float]:
     """How much of the data was masked because its weights are too old."""
-    lags = [lag_of(version) for row in data for version in row.rollout.versions]
+    lags = [lag_of(version) for row in data for version in row.segment.versions]
     return {"lag/masked_share": sum(lag > max_lag for lag in lags) / len(lags)} if lags else {}
 
 
@@ -67,6 +68,18 @@ def _rollouts(groups: Sequence[Group]) -> dict[str, float]:
     return _known(found)
 
 
+def _agents(groups: Sequence[Group]) -> dict[str, float]:
+    members = [member for group in groups for member in group.members if member.rollout.laid_out]
+    drifted = [float(any(segment.drift is not None for segment in member.rollout.laid_out)) for member in members]
+    found = {
+        "agents/answers": _mean([float(len(member.rollout.answers)) for member in members]),
+        "agents/segments": _mean([float(len(member.rollout.laid_out)) for member in members]),
+        "agents/drifted_share": _mean(drifted),
+        "reward/turns": _mean([sum(reward for _, reward in member.turns) for member in members if member.turns]),
+    }
+    return _known(found)
+
+
 def _failures(groups: Sequence[Group]) -> dict[str, float]:
     failures = [failure for group in groups for failure in group.failures]
     kinds = Counter(failure.kind for failure in failures)
@@ -76,7 +89,7 @@ def _failures(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _training(data: Sequence[Weighed], trained: Mapping[str, float], lag_of: Callable[[str], int]) -> dict[str, float]:
-    lags = [lag_of(version) for row in data for version in row.rollout.versions]
+    lags = [lag_of(version) for row in data for version in row.segment.versions]
     tokens = trained.get("tokens:sum")
     found = {
         "lag/mean": _mean(lags),
@@ -94,7 +107,7 @@ def _training(data: Sequence[Weighed], trained: Mapping[str, float], lag_of: Cal
 
 def _times(groups: Sequence[Group], data: Sequence[Weighed], seconds: Seconds) -> dict[str, float]:
     sampled = sum(len(member.rollout.tokens) for group in groups for member in group.members)
-    through = sum(len(row.rollout.problem.prompt) + len(row.rollout.tokens) for row in data)
+    through = sum(len(row.segment.tokens) for row in data)
     total = seconds.total or 1.0
     found = {
         "seconds/step": seconds.total,

@@ -6,6 +6,7 @@ tokens under the same weights, so that no difficult rollout is ever exchanged fo
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,11 +17,12 @@ from typing import Any, Literal, NamedTuple
 from bloomery.client import Sampler
 from bloomery.client.sampling import Sampled
 from bloomery.recipes.deadlines import Deadlines
+from bloomery.recipes.segments import Segment, single
 from bloomery.types.errors import BloomeryError
 
-FailureKind = Literal["sampling", "raised", "timeout", "no_reward", "wrong_type", "not_finite", "foreign_reward", "foreign_version"]
-"""What went wrong: no sample came; the grader raised, took too long, gave nothing, no number, NaN or infinity, or the reward of another rollout; or
-tokens are of weights that the loop did not publish."""
+FailureKind = Literal["sampling", "raised", "timeout", "no_reward", "wrong_type", "not_finite", "foreign_reward", "foreign_version", "no_tokens"]
+"""What went wrong: no sample came; the grader raised, took too long, gave nothing, no number, NaN or infinity, or the reward of another rollout;
+tokens are of weights that the loop did not publish; or an agent asked the model for nothing."""
 SEED_BITS = 63
 
 
@@ -42,6 +44,15 @@ class Rollout(NamedTuple):
     versions: tuple[str, ...]
     stopped: bool
     """By an end token; otherwise its length cut it off."""
+    laid_out: tuple[Segment, ...] = ()
+    """Of an agent: how its tokens, all that were sampled, lie among those that others said. Empty: behind the prompt of the problem."""
+    answers: tuple[str, ...] = ()
+    """Ids of an agent's answers, in the order in which they were asked for."""
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """What is trained on."""
+        return self.laid_out or (single(self.problem.prompt, self.id, self.tokens, self.logprobs, self.versions),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +62,8 @@ class Reward:
     rollout_id: str
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
+    turns: Mapping[str, float] = field(default_factory=dict)
+    """What single answers of an agent earned beside that, by the id of the answer."""
 
 
 Grade = Callable[[Rollout], "float | Reward"]
@@ -63,6 +76,8 @@ class Graded(NamedTuple):
     rollout: Rollout
     reward: float
     parts: Mapping[str, float]
+    turns: tuple[tuple[str, float], ...] = ()
+    """Rewards of single answers, in the order in which they were asked for."""
 
 
 class Failure(NamedTuple):
@@ -97,7 +112,28 @@ class RolloutConfig:
     seed: int = 0
 
 
-class Rollouts:
+class MakesGroups(ABC):
+    """Whatever makes the group of a number."""
+
+    @abstractmethod
+    def group(self, number: int, problem: Problem) -> Group:
+        """Sampled and graded; threads may ask side by side."""
+
+
+class Environment(ABC):
+    """What takes the place of a grader where rollouts are more than one continuation of a prompt."""
+
+    @abstractmethod
+    def rollouts(self, newest: Callable[[], Sampler], config: RolloutConfig) -> MakesGroups:
+        """Groups by the newest weights; InvalidInput for settings that mean nothing here."""
+
+
+def groups_by(newest: Callable[[], Sampler], grade: "Grade | Environment", config: RolloutConfig) -> MakesGroups:
+    """Of single continuations that are graded, or of an environment."""
+    return grade.rollouts(newest, config) if isinstance(grade, Environment) else Rollouts(newest, grade, config)
+
+
+class Rollouts(MakesGroups):
     """Makes groups; `newest` gives the sampler of the newest weights. Threads may share it."""
 
     def __init__(self, newest: Callable[[], Sampler], grade: Grade, config: RolloutConfig) -> None:
@@ -188,22 +224,28 @@ class Rollouts:
 
 def judge(rollout: Rollout, outcome: Any) -> Graded | Failure:
     """What a grader's answer means: only a finite number, of this very rollout, is a reward."""
-    parts: Mapping[str, float] = {}
     if isinstance(outcome, TimeoutError):
         return Failure(rollout.id, "timeout", str(outcome), final=False)
     if isinstance(outcome, BaseException):
         return Failure(rollout.id, "raised", f"{type(outcome).__name__}: {outcome}", final=False)
-    if isinstance(outcome, Reward):
-        if outcome.rollout_id != rollout.id:
-            return Failure(rollout.id, "foreign_reward", f"the reward is of rollout {outcome.rollout_id}", final=False)
-        outcome, parts = outcome.value, outcome.parts
-    if outcome is None:
-        return Failure(rollout.id, "no_reward", "the grader gave nothing", final=False)
-    if not isinstance(outcome, Real):
-        return Failure(rollout.id, "wrong_type", f"the grader gave a {type(outcome).__name__}, not a number", final=False)
-    if not math.isfinite(outcome):
-        return Failure(rollout.id, "not_finite", f"the grader gave {outcome}", final=False)
-    return Graded(rollout, float(outcome), parts)
+    told = outcome if isinstance(outcome, Reward) else Reward(rollout.id, outcome)
+    if told.rollout_id != rollout.id:
+        return Failure(rollout.id, "foreign_reward", f"the reward is of rollout {told.rollout_id}", final=False)
+    if others := sorted(told.turns.keys() - set(rollout.answers)):
+        return Failure(rollout.id, "foreign_reward", f"the reward is of answers that this rollout did not get: {', '.join(others)}", final=False)
+    for value in (told.value, *told.turns.values()):
+        if (wrong := _wrong(value)) is not None:
+            return Failure(rollout.id, *wrong, final=False)
+    turns = tuple((answer, float(told.turns[answer])) for answer in rollout.answers if answer in told.turns)
+    return Graded(rollout, float(told.value), told.parts, turns)
+
+
+def _wrong(value: Any) -> tuple[FailureKind, str] | None:
+    if value is None:
+        return "no_reward", "the grader gave nothing"
+    if not isinstance(value, Real):
+        return "wrong_type", f"the grader gave a {type(value).__name__}, not a number"
+    return None if math.isfinite(value) else ("not_finite", f"the grader gave {value}")
 
 
 def without_foreign(group: Group, knows: Callable[[str], bool]) -> Group:

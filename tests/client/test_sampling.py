@@ -54,7 +54,7 @@ def test_sampled_log_probabilities_are_the_trainers_to_the_bit(client: Client) -
     sampled = client.sampler(version).sample(PROMPT, max_tokens=8, seed=3, stop=()).result()
     sequence = sampled.sequences[0]
     rollout = Rollout("0", Problem("p", PROMPT), sequence.tokens, sequence.logprobs, (version,) * 8, stopped=False)
-    scored = run.forward([Weighed(rollout, np.ones(8, dtype=np.float32)).datum], "importance_sampling").result()
+    scored = run.forward([Weighed(rollout.segments[0], np.ones(8, dtype=np.float32)).datum], "importance_sampling").result()
     assert sampled.version == version
     assert scored.outputs[0]["logprobs"].numpy()[len(PROMPT) - 1 :].tolist() == list(sequence.logprobs)
     assert scored.metrics["k3:sum"] == 0

@@ -1,0 +1,132 @@
+"""One attempt at a rollout, as the agent meets it: a key of its own, answers by one version of the weights, and a record of what was served.
+
+The prompt that is sampled from is the one that is kept, token by token, with what was sampled behind it. Seeds follow from the rollout and the
+prompt, so an attempt that asks the same is answered the same, in whatever order its sub-agents ask.
+"""
+
+import hashlib
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bloomery.client import Sampler
+from bloomery.recipes.agent_chat import Asked, Message, plain, read_request, write_message
+from bloomery.recipes.rollouts import Reward, RolloutConfig, derived_seed
+from bloomery.recipes.segments import Turn
+from bloomery.render import ChatTokenizer
+from bloomery.types.errors import BloomeryError, Gone, InvalidInput, Unavailable
+
+
+class Session:
+    """Threads may ask side by side. What is answered after `close` is no part of the rollout."""
+
+    def __init__(
+        self,
+        rollout_id: str,
+        place: tuple[int, ...],
+        sampler: Sampler,
+        tokenizer: ChatTokenizer,
+        config: RolloutConfig,
+        *,
+        model: str = "policy",
+        timeout_s: float = 120.0,
+    ) -> None:
+        self.rollout_id, self.model = rollout_id, model
+        self.key = secrets.token_urlsafe(24)
+        self.failure: str | None = None
+        """Why the server did not answer, where it did not."""
+        self.reward: Any = None
+        """What was reported last, whatever it is."""
+        self._place, self._sampler, self._tokenizer, self._config = place, sampler, tokenizer, config
+        self._deadline = time.monotonic() + timeout_s
+        self._lock = threading.Lock()
+        self._open = True
+        self._asked: Counter[str] = Counter()
+        self._numbers: dict[str, int] = {}
+        self._turns: dict[str, Turn] = {}
+        self._said: dict[str, list[Message]] = {}
+
+    def answer(self, body: Mapping[str, Any], is_there: Callable[[], bool]) -> tuple[Asked, dict[str, Any]]:
+        """A chat completion; recorded unless whoever asked has gone meanwhile and will never read it."""
+        asked = read_request(body, self.model, self._config.max_tokens)
+        prompt = tuple(self._tokenizer.render_prompt(asked.messages, tools=asked.tools or None))
+        name, seed = self._begin(prompt)
+        sampled = self._sample(prompt, asked, seed)
+        (sequence,) = sampled.sequences
+        message, reason = write_message(self._tokenizer, asked, name, sequence.tokens, stopped=sequence.stopped)
+        if is_there():
+            turn = Turn(name, prompt, sequence.tokens, sequence.logprobs, sampled.version, sequence.stopped, self._continued(asked.messages))
+            self._record(turn, asked.messages, message)
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(sequence.tokens), "total_tokens": len(prompt) + len(sequence.tokens)}
+        return asked, {
+            "id": name,
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": self.model,
+            "system_fingerprint": sampled.version,
+            "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": reason}],
+            "usage": usage,
+        }
+
+    def report(self, body: Mapping[str, Any]) -> None:
+        """Take the reward; what it is worth is judged when the rollout ends."""
+        unknown = body.keys() - {"reward", "rollout_id", "turns", "parts"}
+        if unknown or "reward" not in body:
+            raise InvalidInput("a report has `reward`, and may have `turns`, `parts` and `rollout_id`", field=min(unknown, default="reward"))
+        for name in ("turns", "parts"):
+            if not isinstance(body.get(name, {}), dict):
+                raise InvalidInput(f"`{name}` is an object", field=name)
+        with self._lock:
+            self._check_open()
+            self.reward = Reward(str(body.get("rollout_id", self.rollout_id)), body["reward"], body.get("parts", {}), body.get("turns", {}))
+
+    def close(self) -> list[Turn]:
+        """The answers, in the order in which they were asked for; nothing is taken any more."""
+        with self._lock:
+            self._open = False
+            return sorted(self._turns.values(), key=lambda turn: self._numbers[turn.id])
+
+    def _begin(self, prompt: tuple[int, ...]) -> tuple[str, int]:
+        """The name and the seed of an answer: asked the same again, a rollout gets another one."""
+        digest = hashlib.sha256(" ".join(map(str, (self.rollout_id, *prompt))).encode()).hexdigest()[:16]
+        with self._lock:
+            self._check_open()
+            again = self._asked[digest]
+            self._asked[digest] += 1
+            name = f"chatcmpl-{digest}{again:04d}"
+            self._numbers[name] = len(self._numbers)
+        return name, derived_seed(self._config.seed, *self._place, int(digest, 16), again)
+
+    def _sample(self, prompt: tuple[int, ...], asked: Asked, seed: int) -> Any:
+        left_s = min(self._config.sample_timeout_s, self._deadline - time.monotonic())
+        try:
+            return self._sampler.sample(prompt, max_tokens=asked.max_tokens, seed=seed).result(max(0.0, left_s))
+        except BloomeryError as error:
+            if error.category == "user":
+                raise
+            self.failure = error.message
+            raise Unavailable(error.message) from error
+
+    def _record(self, turn: Turn, messages: list[Message], message: Message) -> None:
+        try:
+            said = [*messages, plain(len(messages), message)]
+        except InvalidInput:
+            # A call whose arguments are no JSON: no conversation can go on from it word by word.
+            said = []
+        with self._lock:
+            if self._open:
+                self._turns[turn.id] = turn
+                self._said[turn.id] = said
+
+    def _continued(self, messages: list[Message]) -> str | None:
+        """The answer that these messages go on from: the latest that they hold."""
+        with self._lock:
+            before = [(len(said), name) for name, said in self._said.items() if said and messages[: len(said)] == said]
+        return max(before)[1] if before else None
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise Gone(f"rollout {self.rollout_id} is over: its time was up, or its agent has returned")

@@ -1,0 +1,375 @@
+"""Agents with the real, unmodified OpenAI client: what is trained is what was served, and whatever goes wrong has a kind."""
+
+import json
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from bloomery.client import Client, Sampler
+from bloomery.recipes import async_grpo
+from bloomery.recipes.advantages import weigh
+from bloomery.recipes.agents import Agents, Episode
+from bloomery.recipes.grpo import GrpoConfig, StepReport, measure, train
+from bloomery.recipes.rollouts import Failure, Graded, Group, Problem, Reward, RolloutConfig
+from bloomery.render import ChatTokenizer
+from bloomery.types.errors import InvalidInput
+from tests.api.server import serving
+from tests.live import LiveServer
+from tests.openai.tool_model import SUM
+from tests.recipes.loops import BASE, POLICY
+
+PROBLEM = Problem("sum", (), data=(3, 4))
+CONFIG = RolloutConfig(group_size=2, max_tokens=6, attempts=1, seed=5)
+
+
+@pytest.fixture
+def client(live_server: LiveServer) -> Iterator[Client]:
+    with Client(live_server.url, live_server.key) as client:
+        yield client
+
+
+@pytest.fixture
+def sampler(client: Client) -> Sampler:
+    return client.sampler(BASE)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(live_server: LiveServer) -> ChatTokenizer:
+    with Client(live_server.url, live_server.key) as client:
+        return ChatTokenizer.load(Path(client.models()[0].path))
+
+
+def asks(episode: Episode) -> openai.OpenAI:
+    return openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key)
+
+
+def group_of(agent: Callable[[Episode], Any], tokenizer: ChatTokenizer, sampler: Sampler, config: RolloutConfig = CONFIG, **options: Any) -> Group:
+    with Agents(agent, tokenizer, **options) as agents:
+        return agents.rollouts(lambda: sampler, config).group(7, PROBLEM)
+
+
+def with_a_tool(episode: Episode) -> float:
+    """Asks, has its tool add, and asks again with what the tool said."""
+    with asks(episode) as model:
+        messages: list[Any] = [{"role": "system", "content": "Call a tool: add."}, {"role": "user", "content": "What is 3+4?"}]
+        first = model.chat.completions.create(model=episode.model, messages=messages)
+        messages += [first.choices[0].message, {"role": "tool", "tool_call_id": "1", "content": str(sum(episode.problem.data))}]
+        second = model.chat.completions.create(model=episode.model, messages=messages)
+        assert second.system_fingerprint == first.system_fingerprint
+    return float(len(first.choices[0].message.content or "") + len(second.choices[0].message.content or ""))
+
+
+def test_the_tokens_trained_are_the_tokens_served_and_their_log_probabilities_are_the_trainers_to_the_bit(
+    client: Client, tokenizer: ChatTokenizer
+) -> None:
+    run = client.create_run(BASE, rank=4, seed=1)
+    sampler = client.sampler(run.save_snapshot().result().version)
+    group = group_of(with_a_tool, tokenizer, sampler)
+    assert (len(group.members), group.failures) == (2, ())
+    members = tuple(member._replace(reward=float(place)) for place, member in enumerate(group.members))
+    rows = weigh([group._replace(members=members)], by_deviation=True)
+    scored = run.forward([row.datum for row in rows], "importance_sampling").result()
+    assert (scored.metrics["k3:sum"], scored.metrics["logprob_diff:max"]) == (0, 0)
+    for row, output in zip(rows, scored.outputs, strict=True):
+        assert output["logprobs"].numpy()[[place - 1 for place in row.segment.places]].tolist() == list(row.segment.logprobs)
+        assert set(row.segment.versions) == {sampler.model}
+    for member in group.members:
+        assert len(member.rollout.answers) == 2
+        assert sum(len(segment.sampled) for segment in member.rollout.segments) == len(member.rollout.tokens)
+
+
+def test_what_tools_and_users_said_is_there_to_be_read_and_has_no_loss(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    heard: dict[str, list[str]] = {}
+
+    def agent(episode: Episode) -> float:
+        with asks(episode) as model:
+            messages: list[Any] = [{"role": "user", "content": "Say red."}]
+            for _ in range(3):
+                answer = model.chat.completions.create(model=episode.model, messages=messages).choices[0]
+                heard.setdefault(episode.rollout_id, []).append(answer.message.content or "")
+                messages += [answer.message, {"role": "tool", "tool_call_id": "1", "content": "SECRET"}]
+        return 1.0
+
+    for member in group_of(agent, tokenizer, sampler, RolloutConfig(group_size=4, max_tokens=8, attempts=1, seed=2)).members:
+        segments = member.rollout.segments
+        assert len(member.rollout.answers) == 3
+        assert any("SECRET" in tokenizer.decode(segment.tokens) for segment in segments)
+        for segment in segments:
+            assert "SECRET" not in tokenizer.decode(segment.sampled)
+        by_answer = {answer: [] for answer in member.rollout.answers}
+        for segment in segments:
+            for answer, token in zip(segment.turns, segment.sampled, strict=True):
+                by_answer[answer].append(token)
+        said = [tokenizer.decode([token for token in tokens if token not in tokenizer.end_tokens]) for tokens in by_answer.values()]
+        assert said == heard[member.rollout.id]
+        # A conversation is one segment, unless an answer was not spelled as the tokenizer would have.
+        assert len(segments) == 1 + sum(segment.drift is not None for segment in segments)
+
+
+def test_an_agent_that_asks_the_same_is_answered_the_same_and_one_that_asks_twice_is_not(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    def agent(episode: Episode) -> float:
+        with asks(episode) as model:
+            for _ in range(2):
+                model.chat.completions.create(model=episode.model, messages=[{"role": "user", "content": "Say a word."}])
+        return 1.0
+
+    first, again = (group_of(agent, tokenizer, sampler) for _ in range(2))
+    assert first == again
+    rollouts = [member.rollout for member in first.members]
+    assert len({segment.tokens for rollout in rollouts for segment in rollout.segments}) == 4
+
+
+def test_sub_agents_side_by_side_are_segments_of_one_rollout_in_one_order(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    def agent(episode: Episode) -> float:
+        with asks(episode) as model:
+
+            def ask(word: str) -> None:
+                model.chat.completions.create(model=episode.model, messages=[{"role": "user", "content": f"Say {word}."}])
+
+            threads = [threading.Thread(target=ask, args=(word,)) for word in ("red", "blue", "green")]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+        return 1.0
+
+    first, again = (group_of(agent, tokenizer, sampler) for _ in range(2))
+    assert [member.rollout.laid_out for member in first.members] == [member.rollout.laid_out for member in again.members]
+    assert all(len(member.rollout.segments) == 3 for member in first.members)
+    assert all(segment.drift is None for member in first.members for segment in member.rollout.segments)
+
+
+def once(episode: Episode) -> openai.types.chat.ChatCompletion:
+    with asks(episode) as model:
+        return model.chat.completions.create(model=episode.model, messages=[{"role": "user", "content": "Say a word."}])
+
+
+def report(episode: Episode, **body: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {episode.api_key}", "content-type": "application/json"}
+    return httpx.post(f"{episode.base_url}/reward", content=json.dumps(body), headers=headers)
+
+
+def test_a_reward_may_be_reported_by_callback_with_those_of_single_answers(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    def agent(episode: Episode) -> None:
+        answer = once(episode)
+        report(episode, reward=0.5, turns={answer.id: 2.0}, parts={"form": 1.0}).raise_for_status()
+
+    for member in group_of(agent, tokenizer, sampler).members:
+        assert (member.reward, member.parts, member.turns) == (0.5, {"form": 1.0}, ((member.rollout.answers[0], 2.0),))
+
+
+def raises(episode: Episode) -> float:
+    once(episode)
+    raise ValueError("the tool broke")
+
+
+def asks_for_nothing(episode: Episode) -> float:
+    return 1.0
+
+
+def is_told_nothing(episode: Episode) -> None:
+    once(episode)
+
+
+def reports_not_a_number(episode: Episode) -> None:
+    once(episode)
+    report(episode, reward=math.nan).raise_for_status()
+
+
+def reports_a_word(episode: Episode) -> None:
+    once(episode)
+    report(episode, reward="good").raise_for_status()
+
+
+def reports_for_another(episode: Episode) -> None:
+    once(episode)
+    report(episode, reward=1.0, rollout_id="99.0").raise_for_status()
+
+
+def rewards_an_answer_of_another(episode: Episode) -> Reward:
+    once(episode)
+    return Reward(episode.rollout_id, 1.0, turns={"chatcmpl-other": 1.0})
+
+
+def asks_coldly(episode: Episode) -> float:
+    with asks(episode) as model:
+        model.chat.completions.create(model=episode.model, messages=[{"role": "user", "content": "Say a word."}], temperature=0)
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("agent", "kind", "message"),
+    [
+        (raises, "raised", "ValueError: the tool broke"),
+        (asks_for_nothing, "no_tokens", "nothing to train on"),
+        (is_told_nothing, "no_reward", "gave nothing"),
+        (reports_not_a_number, "not_finite", "nan"),
+        (reports_a_word, "wrong_type", "str"),
+        (reports_for_another, "foreign_reward", "99.0"),
+        (rewards_an_answer_of_another, "foreign_reward", "chatcmpl-other"),
+        (asks_coldly, "raised", "`temperature` can only be 1"),
+    ],
+)
+def test_whatever_goes_wrong_is_a_failure_with_a_kind_and_no_reward(
+    tokenizer: ChatTokenizer, sampler: Sampler, agent: Callable[[Episode], Any], kind: str, message: str
+) -> None:
+    group = group_of(agent, tokenizer, sampler, RolloutConfig(group_size=2, max_tokens=2, attempts=2))
+    assert group.members == ()
+    assert Counter((failure.kind, failure.final) for failure in group.failures) == {(kind, False): 2, (kind, True): 2}
+    assert all(message in failure.message for failure in group.failures)
+
+
+def test_an_agent_that_hangs_is_late_alone_and_what_it_asks_afterwards_is_nobodys(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    release, refused = threading.Event(), threading.Event()
+
+    def agent(episode: Episode) -> float:
+        if episode.rollout_id.endswith(".1"):
+            release.wait(60)
+            with suppress(openai.AuthenticationError):
+                once(episode)
+                return 1.0
+            refused.set()
+        else:
+            once(episode)
+        return 1.0
+
+    with Agents(agent, tokenizer, timeout_s=3) as agents:
+        group = agents.rollouts(lambda: sampler, CONFIG).group(7, PROBLEM)
+        release.set()
+        assert refused.wait(30)
+    assert [member.rollout.id for member in group.members] == ["7.0"]
+    assert [(failure.rollout_id, failure.kind, failure.final) for failure in group.failures] == [("7.1", "timeout", True)]
+
+
+def test_an_agent_that_failed_once_is_tried_again_as_itself(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    seen: dict[str, list[str]] = {}
+
+    def agent(episode: Episode) -> float:
+        attempts = seen.setdefault(episode.rollout_id, [])
+        attempts.append(once(episode).choices[0].message.content or "")
+        if len(attempts) < 2:
+            raise OSError("the tool is busy")
+        return 1.0
+
+    group = group_of(agent, tokenizer, sampler, RolloutConfig(group_size=2, max_tokens=6, attempts=3))
+    assert [member.reward for member in group.members] == [1.0, 1.0]
+    assert [(failure.kind, failure.final) for failure in group.failures] == [("raised", False)] * 2
+    assert all(first == second for first, second in seen.values())
+
+
+def test_an_answer_that_nobody_waited_for_is_no_part_of_the_rollout(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    read: dict[str, str] = {}
+
+    def agent(episode: Episode) -> float:
+        with asks(episode) as model, suppress(openai.APITimeoutError):
+            hasty = model.with_options(timeout=0.001, max_retries=0)
+            hasty.chat.completions.create(model=episode.model, messages=[{"role": "user", "content": "Say a word."}])
+        read[episode.rollout_id] = once(episode).id
+        return 1.0
+
+    for member in group_of(agent, tokenizer, sampler).members:
+        assert member.rollout.answers == (read[member.rollout.id],)
+
+
+def test_an_agent_whose_server_is_away_did_nothing_wrong(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    with serving(tmp_path) as server, server.client(patience_s=0.1) as client:
+        sampler = client.sampler("tiny")
+        server.stop()
+        group = group_of(once, tokenizer, sampler)
+    assert group.members == ()
+    assert [(failure.kind, failure.final) for failure in group.failures] == [("sampling", True)] * 2
+
+
+def test_streams_are_read_by_whoever_asks_for_them(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    heard: dict[str, str] = {}
+
+    def agent(episode: Episode) -> float:
+        with asks(episode) as model:
+            chunks = list(model.chat.completions.create(model=episode.model, messages=[{"role": "user", "content": "Say red."}], stream=True))
+        heard[episode.rollout_id] = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        return 1.0
+
+    for member in group_of(agent, tokenizer, sampler).members:
+        tokens = member.rollout.tokens[:-1] if member.rollout.stopped else member.rollout.tokens
+        assert tokenizer.decode(tokens) == heard[member.rollout.id]
+
+
+def test_tools_are_told_to_the_model_and_calls_in_a_history_are_written_as_its_template_writes_them(
+    tool_tokenizer: ChatTokenizer, sampler: Sampler
+) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 12, "b": 3}'}}
+    tool: Any = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SUM}}
+
+    def agent(episode: Episode) -> float:
+        messages: list[Any] = [{"role": "user", "content": "What is 12+3?"}, {"role": "assistant", "tool_calls": [call]}]
+        messages.append({"role": "tool", "tool_call_id": "c1", "content": "15"})
+        with asks(episode) as model:
+            for _ in range(2):
+                answer = model.chat.completions.create(model=episode.model, messages=messages, tools=[tool]).choices[0]
+                messages += [answer.message, {"role": "user", "content": "And then?"}]
+        return 1.0
+
+    (first, second) = group_of(agent, tool_tokenizer, sampler).members
+    for rollout in (first.rollout, second.rollout):
+        read = tool_tokenizer.decode(rollout.segments[0].tokens)
+        assert '"description": "Adds."' in read
+        assert '<tool_call>\n{"name": "add", "arguments": {"a": 12, "b": 3}}\n</tool_call>' in read
+        assert "Adds." not in tool_tokenizer.decode(rollout.tokens)
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"model": "policy"}', b'{"model": "other", "messages": []}', b'{"logprobs": true}'])
+def test_a_body_that_is_none_is_refused_and_the_door_stays_open(tokenizer: ChatTokenizer, sampler: Sampler, body: bytes) -> None:
+    def agent(episode: Episode) -> float:
+        refused = httpx.post(f"{episode.base_url}/chat/completions", content=body, headers={"authorization": f"Bearer {episode.api_key}"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid")
+        assert httpx.post(f"{episode.base_url}/chat/completions", json={}).status_code == 401
+        assert httpx.post(f"{episode.base_url}/models", json={}, headers={"authorization": f"Bearer {episode.api_key}"}).status_code == 404
+        once(episode)
+        return 1.0
+
+    group = group_of(agent, tokenizer, sampler, RolloutConfig(group_size=1, max_tokens=2, attempts=1))
+    assert group.failures == ()
+
+
+@pytest.mark.parametrize("loop", ["synchronous", "asynchronous"])
+def test_agents_train_in_both_loops_on_policy_to_the_bit(client: Client, tokenizer: ChatTokenizer, tmp_path: Path, loop: str) -> None:
+    reports: list[StepReport] = []
+    problems = [Problem(str(number), (), data=(number, 4)) for number in range(3)]
+    rollouts = RolloutConfig(group_size=3, max_tokens=6, seed=3)
+    with Agents(with_a_tool, tokenizer) as agents:
+        if loop == "synchronous":
+            plain = GrpoConfig(policy=POLICY, rollouts=rollouts, groups_per_step=2, kl_coefficient=0.1)
+            train(client, problems, agents, plain, tmp_path / "cursor", steps=2, on_step=reports.append)
+        else:
+            fresh = async_grpo.AsyncGrpoConfig(policy=POLICY, rollouts=rollouts, groups_per_step=2, max_head_offpolicy_versions=0)
+            async_grpo.train(client, problems, agents, fresh, tmp_path / "cursor", steps=2, on_step=reports.append)
+        measured = measure(client.sampler(BASE), problems, agents, rollouts)
+    assert len(measured.means) == 3
+    for step in reports:
+        assert (step.metrics["ratio/k3"], step.metrics["ratio/largest_difference"], step.metrics["failures/lost"]) == (0, 0, 0)
+        assert step.metrics["agents/answers"] == 2
+        assert step.metrics["gradient_norm"] > 0
+
+
+def test_pieces_of_an_answer_are_refused_for_agents(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        group_of(with_a_tool, tokenizer, sampler, RolloutConfig(piece_tokens=2))
+    assert refused.value.field == "piece_tokens"
+
+
+def test_one_failure_in_a_group_changes_nothing_of_the_others(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    def shaky(episode: Episode) -> float:
+        return math.nan if episode.rollout_id.endswith(".0") else with_a_tool(episode)
+
+    whole, less = group_of(with_a_tool, tokenizer, sampler), group_of(shaky, tokenizer, sampler)
+    assert less.members == whole.members[1:]
+    assert isinstance(less.members[0], Graded)
+    assert isinstance(less.failures[0], Failure)
