@@ -79,7 +79,8 @@ class Lora:
             view = found[published_factor(name)]
             if not same_bits(view.values, tensor if view.scale == 1 else tensor * view.scale):
                 return name
-        return f"{self._adapter.num_stray()} numbers around the factors" if self._adapter.num_stray() else None
+        stray = self._adapter.num_stray()
+        return f"{stray} numbers around the factors" if stray else None
 
     def named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Each factor's view of a flat vector (masters, gradients, optimizer moments)."""
