@@ -4,14 +4,16 @@ Shapes: R rows, I inputs, O outputs, r rank padded to a multiple of `RANK_PAD`.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, Final, NamedTuple
 from weakref import ref
 
 import torch
 from torch import Tensor
 
+from bloomery.models import native
 from bloomery.models.attention import pad_to
 from bloomery.models.config import DecoderConfig
 from bloomery.models.names import projections
@@ -61,8 +63,8 @@ class FusedAdapter:
             projection = self._blocks[target].projection
             blocks = [block for block in self._blocks.values() if block.projection == projection]
             lead, width = (shape.experts,) if shape.experts else (), padded_rank(rank) * len(blocks)
-            a = torch.zeros(*lead, width, shape.inputs, dtype=dtype, device=device, requires_grad=trained)
-            b = torch.zeros(*lead, max(block.outputs.stop for block in blocks), width, dtype=dtype, device=device, requires_grad=trained)
+            sizes = (*lead, width, shape.inputs), (*lead, max(block.outputs.stop for block in blocks), width)
+            a, b = (_zeros(size, dtype, torch.device(device)).requires_grad_(trained) for size in sizes)
             self._fused.setdefault(projection, Factors(a, b))
 
     def get(self, projection: str) -> Factors | None:
@@ -112,6 +114,13 @@ class ScaledView(NamedTuple):
 
     values: Tensor
     scale: float
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A matrix that is to be multiplied with, its columns in one piece where the kernels read them so."""
+    if len(size) == 2 and native.multiplies(torch.empty(0, dtype=dtype, device=device)):
+        return torch.zeros(size[::-1]).t()
+    return torch.zeros(size, dtype=dtype, device=device)
 
 
 def _num_set(tensor: Tensor) -> int:
@@ -166,7 +175,7 @@ class Bank:
         held = self._held.get((projection, place))
         factors = None if held is None else held.of(members)
         if held is None or factors is None:
-            factors = Factors(*map(torch.stack, zip(*members, strict=True)))
+            factors = _stack(members)
             held = self._held[projection, place] = _Stacked(members, factors)
         held.used_in = self._passes
         return factors
@@ -226,19 +235,40 @@ def adapted_linear(input_RI: Tensor, weight_OI: Tensor, projection: str, rows: A
     if not teams:
         return linear(input_RI, weight_OI)
     if not torch.is_grad_enabled():
-        if len(teams) == 1 and teams[0].members == 1:
-            return _adapted_by_one(input_RI, weight_OI, teams[0], Factors(*flat))
-        return _adapted(input_RI, weight_OI, teams, list(_stacked(teams, flat, projection, rows.bank)))
+        return _adapted(input_RI, weight_OI, teams, flat, projection, rows.bank)[0]
     out_RO: Tensor = _AdaptedLinear.apply(input_RI, weight_OI, teams, *flat)  # type: ignore[no-untyped-call]
     return out_RO
 
 
+def add_updates(out_RO: Tensor, input_RI: Tensor, members: Sequence[Factors], stacked: Callable[[], Factors] | None = None) -> Tensor:
+    """`out += (input @ a.T) @ b.T` in place, for as many neighbouring rows with each member's factors; returns `input @ a.T` [R, r].
+
+    A member's rows have the same bits whatever is beside them. `stacked` gives the factors in one piece, for kernels that take them so.
+    """
+    if native.multiplies(out_RO, input_RI):
+        return native.add_updates(out_RO, input_RI, members)
+    if len(members) == 1:
+        # The fewest calls, which is what a step of few rows waits for.
+        low_Rr = torch.nn.functional.linear(input_RI, members[0].a)
+        out_RO.addmm_(low_Rr, members[0].b.t())
+        return low_Rr
+    a_MrI, b_MOr = _stack(members) if stacked is None else stacked()
+    low_MNr = torch.bmm(input_RI.unflatten(0, (len(members), -1)), a_MrI.transpose(1, 2))
+    out_RO.unflatten(0, (len(members), -1)).baddbmm_(low_MNr, b_MOr.transpose(1, 2))
+    return low_MNr.flatten(0, 1)
+
+
 class _Team(NamedTuple):
-    """Neighbouring segments with as many rows and factors of the same shape: their small products are computed as one batch."""
+    """Neighbouring segments with as many rows and factors of the same shape: their small products are computed together."""
 
     start: int
     stop: int
     members: int
+
+    @property
+    def rows(self) -> slice:
+        """Of all its members."""
+        return slice(self.start, self.stop)
 
     def of(self, rows_RX: Tensor) -> Tensor:
         """Its own rows [M, rows of a member, X], a view."""
@@ -273,20 +303,19 @@ class _AdaptedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input_RI: Tensor, weight_OI: Tensor, teams: Sequence[_Team], *flat: Tensor) -> Tensor:
-        saved: list[Tensor] = []
-        out_RO = _adapted(input_RI, weight_OI, teams, list(_stacked(teams, flat)), saved)
+        out_RO, lows = _adapted(input_RI, weight_OI, teams, flat)
         ctx.teams = teams
-        ctx.save_for_backward(input_RI, weight_OI, *saved)
+        ctx.save_for_backward(input_RI, weight_OI, *lows, *flat)
         return out_RO
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_RO = grads[0]
+        grad_RO, teams = grads[0], ctx.teams
         input_RI, weight_OI, *saved = ctx.saved_tensors
         grad_RI = rows_gradient(grad_RO, weight_OI) if ctx.needs_input_grad[0] else None
         grad_flat: list[Tensor] = []
-        for team, low_MNr, a_MrI, b_MOr in zip(ctx.teams, saved[::3], saved[1::3], saved[2::3], strict=True):
-            grad_MNO = team.of(grad_RO)
+        for team, low_Rr, members in zip(teams, saved, _members(teams, saved[len(teams) :]), strict=False):
+            (a_MrI, b_MOr), low_MNr, grad_MNO = _stack(members), low_Rr.unflatten(0, (team.members, -1)), team.of(grad_RO)
             grad_low_MNr = torch.bmm(grad_MNO, b_MOr)
             if grad_RI is not None:
                 team.of(grad_RI).baddbmm_(grad_low_MNr, a_MrI)
@@ -296,38 +325,32 @@ class _AdaptedLinear(torch.autograd.Function):
         return grad_RI, None, None, *grad_flat
 
 
-def _adapted(input_RI: Tensor, weight_OI: Tensor, teams: Sequence[_Team], factors: Sequence[Factors], saved: list[Tensor] | None = None) -> Tensor:
-    """The forward; what a backward needs goes to `saved`."""
+def _adapted(
+    input_RI: Tensor, weight_OI: Tensor, teams: Sequence[_Team], flat: Sequence[Tensor], projection: str = "", bank: Bank | None = None
+) -> tuple[Tensor, list[Tensor]]:
+    """The forward, and what every team's rows are between the factors."""
     out_RO = product(input_RI, weight_OI)
-    for team, (a_MrI, b_MOr) in zip(teams, factors, strict=True):
-        low_MNr = torch.bmm(team.of(input_RI), a_MrI.transpose(1, 2))
-        team.of(out_RO).baddbmm_(low_MNr, b_MOr.transpose(1, 2))
-        if saved is not None:
-            saved += [low_MNr, a_MrI, b_MOr]
-    return out_RO
+    lows = []
+    for place, (team, members) in enumerate(zip(teams, _members(teams, flat), strict=True)):
+        stacked = None if bank is None else partial(bank.stacked, projection, place, members)
+        lows.append(add_updates(out_RO[team.rows], input_RI[team.rows], members, stacked))
+    return out_RO, lows
 
 
-def _adapted_by_one(input_RI: Tensor, weight_OI: Tensor, team: _Team, factors: Factors) -> Tensor:
-    """The same bits in the fewest calls, which is what a step of few rows waits for."""
-    out_RO = product(input_RI, weight_OI)
-    whole = team.stop - team.start == len(input_RI)
-    own_NI, own_NO = (input_RI, out_RO) if whole else (input_RI[team.start : team.stop], out_RO[team.start : team.stop])
-    own_NO.addmm_(torch.nn.functional.linear(own_NI, factors.a), factors.b.t())
-    return out_RO
-
-
-def _stacked(teams: Sequence[_Team], flat: Sequence[Tensor], projection: str = "", bank: Bank | None = None) -> Iterator[Factors]:
-    """Every team's factors, `a` [M, r, I] and `b` [M, O, r]."""
+def _members(teams: Sequence[_Team], flat: Sequence[Tensor]) -> Iterator[list[Factors]]:
+    """The factors of every team, of one member after the other."""
     first = 0
-    for place, team in enumerate(teams):
-        own = list(flat[first : first + 2 * team.members])
+    for team in teams:
+        own = flat[first : first + 2 * team.members]
         first += len(own)
-        if team.members == 1:
-            yield Factors(own[0][None], own[1][None])
-        elif bank is None:
-            yield Factors(torch.stack(own[::2]), torch.stack(own[1::2]))
-        else:
-            yield bank.stacked(projection, place, [Factors(*pair) for pair in zip(own[::2], own[1::2], strict=True)])
+        yield [Factors(a, b) for a, b in zip(own[::2], own[1::2], strict=True)]
+
+
+def _stack(members: Sequence[Factors]) -> Factors:
+    """`a` [M, r, I] and `b` [M, O, r]."""
+    if len(members) == 1:
+        return Factors(members[0].a[None], members[0].b[None])
+    return Factors(*map(torch.stack, zip(*members, strict=True)))
 
 
 def low_rank_add(base_RO: Tensor, input_RI: Tensor, factors: Factors) -> Tensor:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bloomery.models import native
-from bloomery.models.adapters import Factors
+from bloomery.models.adapters import Factors, add_updates
 from bloomery.models.products import product, rows_gradient
 
 _CHUNK_BYTES: Final = 64 << 20
@@ -37,7 +37,7 @@ def pooled_logits(hidden_RD: Tensor, head_VD: Tensor, segments: Sequence[HeadRow
     logits_RV = product(hidden_RD, head_VD)
     for factors, start, stop in segments:
         if factors is not None:
-            logits_RV[start:stop].addmm_(F.linear(hidden_RD[start:stop], factors.a), factors.b.t())
+            add_updates(logits_RV[start:stop], hidden_RD[start:stop], [factors])
     return capped(logits_RV.float(), softcap)
 
 

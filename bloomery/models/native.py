@@ -1,10 +1,10 @@
-"""Kernels in C for float32 on a CPU: attention, the pointwise parts of a block, the head's reduction and the draw of tokens.
+"""Kernels in C for float32 on a CPU: products, attention, the pointwise parts of a block, the head's reduction and the draw of tokens.
 
 A step of few rows of a small model is little more than the calls that it makes, and torch makes ten of what is one here; a pass of many rows
 reads and writes every activation as often. Where they cannot be compiled (`models/compiled`), and for other dtypes and devices, torch computes the
 same formulas (`available`); which of the two is part of the numerics id.
-Shapes: R rows, N heads, E head dimension, I intermediate, V vocabulary; B rows to draw from, k draws of each; H query heads, K key/value heads,
-S slots, L places.
+Shapes: R rows, N heads, E head dimension, I intermediate, or inputs of a product, O its outputs, P panels of W outputs, r rank, V vocabulary; B rows
+to draw from, k draws of each; H query heads, K key/value heads, S slots, L places.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from bloomery.models.compiled import FLOAT as _F
 from bloomery.models.compiled import INTEGER as _I
 from bloomery.models.compiled import POINTER as _P
 from bloomery.models.compiled import Compiled
+from bloomery.obs.machine import processor_flags
 
 _BLOCK: Final = 512
 """Values that are added up before their sum is."""
@@ -27,6 +28,8 @@ _LANES: Final = 8
 """Values that are computed together."""
 _TOGETHER: Final = 16
 """Queries whose scores are in the cache at a time, where a group of heads has no more."""
+_PANEL: Final = 32
+"""Outputs of a product that lie side by side."""
 _LIBRARY: Final = Compiled(
     "native",
     Path(__file__).with_name("kernels"),
@@ -42,11 +45,16 @@ _LIBRARY: Final = Compiled(
         "draw": (_P, _P, _P, _P, _P, _P, _I, _I),
         "attend": (_P, _P, _P, _I, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, _P, _I, _I, _I),
         "keep": (_P, _P, _P, _I, _I, _P, _I, _I, _I),
+        "product": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _I, _I),
+        "pack": (_P, _P, _I, _I, _I, _I),
+        "add_updates": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _I),
     },
     # Contracted products and sums would have other bits on processors that have them.
-    flags=("-ffp-contract=off", "-fno-math-errno", "-fopenmp", f"-DBLOCK={_BLOCK}", f"-DTOGETHER={_TOGETHER}"),
+    flags=("-ffp-contract=off", "-fno-math-errno", "-fopenmp", f"-DBLOCK={_BLOCK}", f"-DTOGETHER={_TOGETHER}", f"-DPANEL={_PANEL}"),
     instead="torch",
 )
+
+_FUSES: Final = "fma" in processor_flags()
 
 
 def present() -> bool:
@@ -62,6 +70,57 @@ def identity() -> str:
 def available(*tensors: Tensor) -> bool:
     """Whether the functions below take them."""
     return _LIBRARY.functions is not None and all(tensor.dtype is torch.float32 and tensor.is_cpu for tensor in tensors)
+
+
+def multiplies(*tensors: Tensor) -> bool:
+    """Whether `product`, `pack` and `add_updates` take these, and are worth it: without fused multiply-adds other libraries are faster."""
+    return _FUSES and available(*tensors)
+
+
+def pack(weight_OI: Tensor) -> Tensor:
+    """A matrix in the order in which it is multiplied with [P, I, W], zeros behind the last output."""
+    weight_OI = _rows(weight_OI)
+    outputs, inputs = weight_OI.shape
+    panels_PIW = torch.empty(-(-outputs // _PANEL), inputs, _PANEL)
+    _LIBRARY.functions.pack(panels_PIW.data_ptr(), weight_OI.data_ptr(), weight_OI.stride(0), outputs, inputs, torch.get_num_threads())
+    return panels_PIW
+
+
+def unpack(panels_PIW: Tensor, outputs: int) -> Tensor:
+    """The matrix [O, I] of these panels."""
+    return panels_PIW.transpose(1, 2).flatten(0, 1)[:outputs]
+
+
+def product(x_RI: Tensor, panels_PIW: Tensor, outputs: int) -> Tensor:
+    """Rows times a packed matrix [R, O]. A row's bits depend on nothing but the row and the matrix."""
+    x_RI = _rows(x_RI)
+    rows, inputs = x_RI.shape
+    assert panels_PIW.shape[1] == inputs
+    out_RO = torch.empty(rows, outputs)
+    _LIBRARY.functions.product(
+        *(out_RO.data_ptr(), outputs, x_RI.data_ptr(), x_RI.stride(0), panels_PIW.data_ptr(), _PANEL * inputs, _PANEL),
+        *(rows, outputs, inputs, torch.get_num_threads()),
+    )
+    return out_RO
+
+
+def add_updates(out_RO: Tensor, x_RI: Tensor, factors: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """`out += (x @ a.T) @ b.T` in place, for as many neighbouring rows with each of the factors, `a` [r, I] and `b` [O, r]; returns `x @ a.T` [R, r].
+
+    Fastest where the transposed factors lie in one piece.
+    """
+    assert out_RO.stride(1) == 1
+    x_RI, own = _rows(x_RI), [(a_rI.t().contiguous(), b_Or.t().contiguous()) for a_rI, b_Or in factors]
+    rows, (inputs, rank), outputs = len(x_RI) // len(factors), own[0][0].shape, out_RO.shape[1]
+    low_Rr = torch.empty(len(x_RI), rank)
+    first_low, step = low_Rr.data_ptr(), rows * rank * low_Rr.element_size()
+    updates = [(place * rows, rows, rank, a.data_ptr(), b.data_ptr(), first_low + place * step) for place, (a, b) in enumerate(own)]
+    updates_N6 = torch.tensor(updates)
+    _LIBRARY.functions.add_updates(
+        *(out_RO.data_ptr(), out_RO.stride(0), x_RI.data_ptr(), x_RI.stride(0), updates_N6.data_ptr(), len(own)),
+        *(outputs, inputs, torch.get_num_threads(), len(x_RI) * rank * (inputs + outputs)),
+    )
+    return low_Rr
 
 
 class Spans(NamedTuple):

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bloomery.models import native
-from bloomery.models.adapters import RANK_PAD, Factors, low_rank_add
+from bloomery.models.adapters import RANK_PAD, Factors, add_updates, low_rank_add
 from bloomery.models.attention import KEY_PAD, ROW_PAD, causal_mask, pad_to
 from bloomery.models.decoder import Decoder
 from bloomery.models.head import capped, logsumexp
@@ -195,7 +195,12 @@ class _Matrix(NamedTuple):
     factors: Factors
     rows_RI: Tensor
     counts: tuple[int, ...]
+    update: "_Update"
     answers: "_Answers"
+
+
+_Update = Callable[[Tensor, Tensor, Factors], Tensor]
+"""How factors are added to a product of rows: of experts otherwise than elsewhere."""
 
 
 class _Answers(NamedTuple):
@@ -220,7 +225,8 @@ def _matrices(decoder: Decoder) -> Iterator[_Matrix]:
         counts = _HEAD_ROW_COUNTS if name == "head" and head.numel() >= _LARGE_HEAD else _ROW_COUNTS
         factors = Factors(_noise(RANK_PAD, weight.shape[1], like=weight), _noise(weight.shape[0], RANK_PAD, like=weight))
         rows_RI = _noise(max(counts), weight.shape[1], like=weight)
-        yield _Matrix(name, weight, factors, rows_RI, counts, _projected(rows_RI, weight, factors))
+        update = _updated if stored.dim() == 2 else low_rank_add
+        yield _Matrix(name, weight, factors, rows_RI, counts, update, _projected(rows_RI, weight, factors, update))
 
 
 def _product_dtype(decoder: Decoder, name: str) -> torch.dtype:
@@ -230,11 +236,11 @@ def _product_dtype(decoder: Decoder, name: str) -> torch.dtype:
 
 
 def _product_failures(matrix: _Matrix) -> Iterator[str]:
-    name, weight, factors, rows_RI, counts, answers = matrix
-    if not all(_projected(rows_RI[:count], weight, factors).equal(answers) for count in counts[:-1]):
+    name, weight, factors, rows_RI, counts, update, answers = matrix
+    if not all(_projected(rows_RI[:count], weight, factors, update).equal(answers) for count in counts[:-1]):
         yield f"the product with `{name}` {list(weight.shape)} depends on the number of rows"
-    alone = low_rank_add(linear(rows_RI[:_MEMBER], weight), rows_RI[:_MEMBER], factors)
-    if not all(torch.equal(_updated_in_a_batch(rows_RI, weight, factors, members), alone) for members in (1, 3)):
+    alone = _updated(linear(rows_RI[:_MEMBER], weight), rows_RI[:_MEMBER], factors)
+    if not torch.equal(_updated_in_a_batch(rows_RI, weight, factors, members=3), alone):
         yield f"an adapter's update of `{name}` {list(weight.shape)} depends on those computed beside it"
 
 
@@ -248,17 +254,23 @@ def _packs(matrix: _Matrix) -> bool:
         return torch.equal(product(matrix.rows_RI[: counts[0]], order), matrix.answers.base_RO[: counts[0]])
 
 
-def _projected(rows_RI: Tensor, weight: Tensor, factors: Factors) -> _Answers:
+def _projected(rows_RI: Tensor, weight: Tensor, factors: Factors, update: _Update) -> _Answers:
     base_RO = linear(rows_RI, weight)
-    return _Answers(base_RO, low_rank_add(base_RO, rows_RI, factors), logsumexp(base_RO.float()))
+    return _Answers(base_RO, update(base_RO, rows_RI, factors), logsumexp(base_RO.float()))
+
+
+def _updated(base_RO: Tensor, rows_RI: Tensor, factors: Factors) -> Tensor:
+    out_RO = base_RO.clone()
+    add_updates(out_RO, rows_RI, [factors])
+    return out_RO
 
 
 def _updated_in_a_batch(rows_RI: Tensor, weight: Tensor, factors: Factors, members: int) -> Tensor:
-    """The first of some members, with rows of their own and the same factors, as a pass of one run or of several computes them."""
-    rows_MNI = rows_RI[: members * _MEMBER].unflatten(0, (members, -1))
-    a_MrI, b_MOr = torch.stack([factors.a] * members), torch.stack([factors.b] * members)
-    base_MNO = linear(rows_MNI.flatten(0, 1), weight).unflatten(0, (members, -1))
-    return torch.baddbmm(base_MNO, torch.bmm(rows_MNI, a_MrI.transpose(1, 2)), b_MOr.transpose(1, 2))[0]
+    """The first of some members, with rows of their own and the same factors, as a pass of several runs computes them."""
+    rows_RI = rows_RI[: members * _MEMBER]
+    out_RO = linear(rows_RI, weight)
+    add_updates(out_RO, rows_RI, [factors] * members)
+    return out_RO[:_MEMBER]
 
 
 def _head_shapes(decoder: Decoder) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""A decoder's twin for sampling, whose matrices lie in the order that oneDNN multiplies them in (`products.packed`).
+"""A decoder's twin for sampling, whose matrices lie in the order that they are multiplied in (`products.packed`).
 
 Norms, the embedding and whatever else is no matrix of a product are shared with the decoder that it was made from; matrices take their memory a
 second time, and training and everything else that reads weights keeps to that decoder. Where nobody reads them, `pack_in_place` lets go of the plain
@@ -9,8 +9,9 @@ import copy
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
+from bloomery.models import products
 from bloomery.models.decoder import Decoder
 from bloomery.models.products import PACKABLE, packed
 
@@ -27,15 +28,15 @@ def pack(decoder: Decoder) -> Decoder:
 
 def pack_in_place(decoder: Decoder) -> None:
     """Pack one matrix after the other, so that there is never more than one twice."""
-    decoder.head = _packed(decoder.head_weight)
+    decoder.head = packed(decoder.head_weight)
     for module, name, weight in _weights(decoder):
         delattr(module, name)
-        setattr(module, name, _packed(weight) if weight.dim() == 2 else nn.ParameterList(_packed(matrix) for matrix in weight.unbind()))
+        setattr(module, name, packed(weight) if weight.dim() == 2 else nn.ParameterList(packed(matrix) for matrix in weight.unbind()))
 
 
 def is_packed(decoder: Decoder) -> bool:
     """Whether its matrices are packed."""
-    return decoder.head_weight.is_mkldnn
+    return products.is_packed(decoder.head_weight)
 
 
 def packed_bytes(decoder: Decoder) -> int:
@@ -54,7 +55,3 @@ def _weights(decoder: Decoder) -> Iterator[_Weight]:
         for name, parameter in list(module.named_parameters(recurse=False)):
             if name in PACKABLE:
                 yield _Weight(module, name, parameter)
-
-
-def _packed(weight: Tensor) -> nn.Parameter:
-    return nn.Parameter(packed(weight), requires_grad=False)

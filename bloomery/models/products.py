@@ -1,18 +1,22 @@
 """Products of rows with a weight matrix, by the fastest kernel whose rows do not depend on their company.
 
-In float32 on a CPU torch asks its BLAS, which leaves the widest instructions of many processors unused. oneDNN, which comes with torch,
-computes the same products 1.1 to 1.3 times as fast, and gives a row the same bits among any number of rows from two on; `numerics.probe` holds
-that against this machine. Half precision goes to oneDNN anyway, and other devices have their own libraries.
-A weight that was put into oneDNN's own order once (`packed`) gives the same bits, and few rows in a half to a fifth of the time: few rows wait for
+In float32 on a CPU that is one of our own (`native`): each number is one chain of multiply-adds, so a row has the same bits alone and among others,
+and few rows of a small model take half to four fifths of the time that oneDNN takes. Where it is missing, or the processor fuses no multiply-adds,
+oneDNN computes, which comes with torch; it uses the widest instructions of a processor where torch's BLAS does not, and gives a row the same bits
+among any number of rows from two on; `numerics.probe` holds that against this machine. Half precision goes to oneDNN anyway, other devices have
+libraries of their own.
+A weight that was put into the kernel's own order once (`packed`) gives the same bits, and few rows in a half to a fifth of the time: they wait for
 little else than the order that is made anew for every call. It serves products alone: nothing else reads it, and no gradient reaches it.
-Shapes: R rows, I inputs, O outputs.
+Shapes: R rows, I inputs, O outputs, P panels of W outputs.
 """
 
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from bloomery.models import native
 
 PACKABLE: Final = frozenset({"qkv", "q", "kv", "o", "gate_up", "down", "latent_in", "latent_out", "gate", "projection"})
 """Parameters of a block that nothing but `product` reads: matrices, and of experts stacks of matrices."""
@@ -25,6 +29,18 @@ _BLAS_IS_AS_WIDE: Final = torch.backends.cpu.get_cpu_capability() == "AVX2"
 """Whether oneDNN has no wider instructions than torch's BLAS has: then it only loses the time in which it transposes a weight."""
 
 
+class Panels(nn.Parameter):
+    """A weight in the order of `native.product`."""
+
+    outputs: int
+
+    def __new__(cls, weight_OI: Tensor) -> "Panels":
+        """Of a plain one."""
+        panels = super().__new__(cls, native.pack(weight_OI.detach()), requires_grad=False)
+        panels.outputs = len(weight_OI)
+        return panels
+
+
 def linear(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
     """`input @ weight.T`, with gradients for whichever of the two wants one."""
     if torch.is_grad_enabled() and (input_RI.requires_grad or weight_OI.requires_grad):
@@ -35,6 +51,14 @@ def linear(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
 
 def product(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
     """`input @ weight.T` for callers that write their own backward; the weight may be packed."""
+    if isinstance(weight_OI, Panels):
+        return native.product(input_RI, weight_OI, weight_OI.outputs)
+    if not weight_OI.is_mkldnn and native.multiplies(input_RI, weight_OI):
+        return native.product(input_RI, native.pack(weight_OI), len(weight_OI))
+    return _library_product(input_RI, weight_OI)
+
+
+def _library_product(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
     # A single row, which nobody promises the bits of, is no product of matrices: torch's own reads a plain weight a tenth faster, or half as fast.
     if weight_OI.is_mkldnn or (_by_onednn(input_RI) and not (len(input_RI) == 1 and _BLAS_IS_AS_WIDE)):
         result: Tensor = torch.ops.mkldnn._linear_pointwise(input_RI, weight_OI, *_PLAIN)
@@ -44,17 +68,32 @@ def product(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
 
 def rows_gradient(grad_RO: Tensor, weight_OI: Tensor) -> Tensor:
     """`grad @ weight`, what reaches the rows of a `product`. No sampler computes it, so it may come from the faster of two libraries."""
-    return grad_RO @ weight_OI if _BLAS_IS_AS_WIDE else product(grad_RO, weight_OI.t())
+    return grad_RO @ weight_OI if _BLAS_IS_AS_WIDE else _library_product(grad_RO, weight_OI.t())
 
 
-def packed(weight_OI: Tensor) -> Tensor:
-    """A copy for `product` alone, in oneDNN's order; asks for `can_pack`."""
-    order: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach())
-    return order
+def packed(weight_OI: Tensor) -> nn.Parameter:
+    """A copy for `product` alone, in its kernel's own order; asks for `can_pack`."""
+    if native.multiplies(weight_OI):
+        return Panels(weight_OI)
+    return nn.Parameter(torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach()), requires_grad=False)
+
+
+def is_packed(weight: Tensor) -> bool:
+    """Whether it lies in an order of `packed`."""
+    return isinstance(weight, Panels) or weight.is_mkldnn
+
+
+def unpacked(weight: Tensor) -> Tensor:
+    """The plain matrix [O, I] of a packed one; another one as it is."""
+    if isinstance(weight, Panels):
+        return native.unpack(weight.detach(), weight.outputs)
+    return weight.detach().to_dense() if weight.is_mkldnn else weight.detach()
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether weights of this dtype have a packed form here."""
+    if native.multiplies(torch.empty(0, dtype=dtype, device=device)):
+        return True
     if dtype not in _PACKED_TYPES or device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     # Processors without the instructions for it have no order for bfloat16.
@@ -63,7 +102,8 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 def library(dtype: torch.dtype, device: torch.device) -> str:
     """Which library computes `product`, for the numerics id."""
-    return "onednn" if _by_onednn(torch.empty(0, dtype=dtype, device=device)) else "torch"
+    like = torch.empty(0, dtype=dtype, device=device)
+    return "native" if native.multiplies(like) else "onednn" if _by_onednn(like) else "torch"
 
 
 def _by_onednn(like: Tensor) -> bool:

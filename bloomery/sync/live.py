@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from bloomery.models.adapters import FusedAdapter, ScaledView, published_name
 from bloomery.models.decoder import Decoder
 from bloomery.models.names import Place, stored_places
+from bloomery.models.products import is_packed, unpacked
 from bloomery.sync.state_hash import SEEDS, Bits, StateHash, change, hash_elements
 from bloomery.types.errors import Corrupt
 
@@ -145,7 +146,7 @@ def _of_decoder(decoder: Decoder) -> Iterator[Piece]:
     firsts = first_indices({name: math.prod(place.shape) for name, place in places.items()})
     packed: dict[tuple[str, int | None], list[Part]] = {}
     for name, place in places.items():
-        if _is_packed(_parameter(decoder, place)):
+        if _lies_packed(_parameter(decoder, place)):
             part = Part(name, firsts[name], math.prod(place.shape), partial(_cut, place))
             packed.setdefault((place.parameter, place.expert), []).append(part)
         else:
@@ -156,7 +157,7 @@ def _of_decoder(decoder: Decoder) -> Iterator[Piece]:
     if has_packed_embedding(decoder):
         # It multiplies with the embedding's numbers: the same indices, so the same hash.
         name = embedding_name(decoder)
-        yield Piece(lambda: _plain(decoder.head_weight), (Part(PACKED_EMBEDDING, firsts[name], math.prod(places[name].shape), _same),))
+        yield Piece(lambda: unpacked(decoder.head_weight), (Part(PACKED_EMBEDDING, firsts[name], math.prod(places[name].shape), _same),))
 
 
 def _rows_of(name: str, first: int, shape: tuple[int, ...], read: Callable[[], Tensor]) -> Iterator[Piece]:
@@ -189,8 +190,8 @@ def _unpacked(decoder: Decoder, place: Place) -> Tensor:
     """Ours that a published tensor lies in, of one expert where there are experts; in plain order."""
     found = _parameter(decoder, place)
     if isinstance(found, nn.ParameterList) and place.expert is None:
-        return torch.stack([_plain(matrix) for matrix in found])
-    return _plain(found if place.expert is None else found[place.expert])  # type: ignore[arg-type]
+        return torch.stack([unpacked(matrix) for matrix in found])
+    return unpacked(found if place.expert is None else found[place.expert])  # type: ignore[arg-type]
 
 
 def _parameter(decoder: Decoder, place: Place) -> Tensor | nn.ParameterList:
@@ -200,12 +201,8 @@ def _parameter(decoder: Decoder, place: Place) -> Tensor | nn.ParameterList:
     return found
 
 
-def _is_packed(parameter: Tensor | nn.ParameterList) -> bool:
-    return isinstance(parameter, nn.ParameterList) or parameter.is_mkldnn
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    return tensor.detach().to_dense() if tensor.is_mkldnn else tensor.detach()
+def _lies_packed(parameter: Tensor | nn.ParameterList) -> bool:
+    return isinstance(parameter, nn.ParameterList) or is_packed(parameter)
 
 
 def _unsigned(tensor: Tensor) -> Bits:

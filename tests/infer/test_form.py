@@ -13,7 +13,7 @@ from bloomery.models.attention import KEY_PAD
 from bloomery.models.decoder import Decoder
 from bloomery.models.numerics import Form, plain_form, probe
 from bloomery.models.packed import pack, packed_bytes
-from bloomery.models.products import can_pack, product
+from bloomery.models.products import can_pack, is_packed, product
 from bloomery.types.generation import Generate, Weights
 from tests.infer.builders import Adapters, adapter, full_logprobs, generate, naive, prompt, request
 from tests.train.builders import decoder
@@ -83,23 +83,23 @@ def test_the_probe_refuses_numbers_of_keys_that_change_bits():
     assert list(form.key_pads) == sorted(set(form.key_pads))
 
 
-@pytest.mark.skipif(not PACKS, reason="no oneDNN here")
+@pytest.mark.skipif(not PACKS, reason="nothing packs here")
 def test_a_twin_shares_all_but_its_matrices_and_gives_the_same_products():
     model = decoder()
     twin = pack(model)
     assert twin.embedding is model.embedding
     assert twin.norm is model.norm
     assert twin.layers[0].attention_norm is model.layers[0].attention_norm
-    assert not model.layers[0].qkv.is_mkldnn
+    assert not is_packed(model.layers[0].qkv)
     rows = torch.randn(8, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
     for ours, theirs in ((twin.layers[1].qkv, model.layers[1].qkv), (twin.head_weight, model.head_weight)):
-        assert ours.is_mkldnn
+        assert is_packed(ours)
         torch.testing.assert_close(product(rows, ours), product(rows, theirs))
     matrices = sum(p.nbytes for name, p in model.named_parameters() if p.dim() == 2 and name not in ("embedding", "head"))
     assert packed_bytes(model) == matrices + model.head_weight.nbytes
 
 
-@pytest.mark.skipif(not PACKS, reason="no oneDNN here")
+@pytest.mark.skipif(not PACKS, reason="nothing packs here")
 def test_a_whole_model_is_weighed_with_its_packed_matrices_and_its_twin_goes_with_it():
     model, weights = decoder(), {"v0": adapter(decoder(), 0), "whole": halved(decoder())}
     packing = Packing(Adapters(model, weights), model)
@@ -111,7 +111,7 @@ def test_a_whole_model_is_weighed_with_its_packed_matrices_and_its_twin_goes_wit
     assert packing.twin(packing.load(Weights(version="v0", key="k")).decoder) is packing.twin(model)
 
 
-@pytest.mark.skipif(not PACKS, reason="no oneDNN here")
+@pytest.mark.skipif(not PACKS, reason="nothing packs here")
 @pytest.mark.parametrize("experts", [False, True])
 def test_a_sampler_that_is_alone_holds_no_plain_matrices_and_gives_the_same_bits(experts):
     weights = {"whole": halved(decoder(experts=experts))}
@@ -127,18 +127,18 @@ def test_a_sampler_that_is_alone_holds_no_plain_matrices_and_gives_the_same_bits
         source.decoder = model
         found.append(generate(Sampler(model, source, form=Form(packed=True), alone=alone), *asks))
         held = [*model.layers.parameters(), *source.by_version["whole"].layers.parameters()]
-        assert alone == all(parameter.is_mkldnn for parameter in held if parameter.dim() > 1 and len(parameter) > 4)
+        assert alone == all(is_packed(parameter) for parameter in held if parameter.dim() > 1 and len(parameter) > 4)
     together, one = ({name: answer.told for name, answer in each.items()} for each in found)
     for name, answer in together.items():
         assert (answer.tokens, answer.logprobs) == (one[name].tokens, one[name].logprobs)
     assert np.array_equal(together["scored"].score.logprobs.numpy()[1:], one["scored"].score.logprobs.numpy()[1:])
 
 
-@pytest.mark.skipif(not PACKS, reason="no oneDNN here")
+@pytest.mark.skipif(not PACKS, reason="nothing packs here")
 def test_experts_are_packed_one_by_one():
     model = decoder(experts=True)
     twin = pack(model)
-    assert [matrix.is_mkldnn for matrix in twin.layers[1].mlp.gate_up] == [True] * 4
+    assert [is_packed(matrix) for matrix in twin.layers[1].mlp.gate_up] == [True] * 4
     assert model.layers[1].mlp.gate_up.dim() == 3
     assert pack(twin) is twin
     assert packed_bytes(model) > model.layers[1].mlp.gate_up.nbytes + model.layers[1].mlp.down.nbytes

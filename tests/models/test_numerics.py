@@ -1,16 +1,18 @@
 """The probe finds kernels that depend on their company, for every shape that is computed with. Bad kernels are torch's own, made worse."""
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from bloomery.models import native
 from bloomery.models.config import ExpertsConfig, LayerHeads
 from bloomery.models.decoder import Decoder
 from bloomery.models.numerics import probe
-from bloomery.models.products import can_pack
+from bloomery.models.products import can_pack, is_packed
 from tests.train.builders import decoder
 
 PACKS = can_pack(torch.float32, torch.device("cpu"))
@@ -70,48 +72,54 @@ def with_sigmoid_experts(dtype: torch.dtype) -> Decoder:
     return model
 
 
+def make_worse(monkeypatch: pytest.MonkeyPatch, worsen: Callable[[Tensor, Tensor], None]) -> None:
+    """Products go through `worsen`, which gets the answer and the weight, whoever computes those of float32 here."""
+    kernels: list[tuple[object, str]] = [(torch.ops.mkldnn, "_linear_pointwise")] if PACKS else [(F, "linear")]
+    if native.multiplies(torch.empty(0)):
+        kernels = [(native, "product")]
+    for module, name in kernels:
+        multiply = getattr(module, name)
+
+        def worse(input_RI: Tensor, weight: Tensor, *options: object, multiply: Callable[..., Tensor] = multiply) -> Tensor:
+            out_RO = multiply(input_RI, weight, *options)
+            worsen(out_RO, weight)
+            return out_RO
+
+        monkeypatch.setattr(module, name, worse)
+
+
 def test_a_router_that_multiplies_in_float32_is_probed_in_it(monkeypatch):
-    kernels, name = (torch.ops.mkldnn, "_linear_pointwise") if PACKS else (F, "linear")
-    multiply = getattr(kernels, name)
-
-    def worse(input_RI, weight_OI, *options):
+    def worsen(out_RO, weight):
         """Rounds otherwise in float32, for few rows."""
-        out_RO = multiply(input_RI, weight_OI, *options)
-        return out_RO * (1 + 2**-20) if out_RO.dtype == torch.float32 and len(out_RO) == 12 else out_RO
+        if out_RO.dtype == torch.float32 and len(out_RO) == 12:
+            out_RO *= 1 + 2**-20
 
-    monkeypatch.setattr(kernels, name, worse)
+    make_worse(monkeypatch, worsen)
     assert probe(with_sigmoid_experts(torch.bfloat16)).failures == ("the product with `layers.1.mlp.router` [4, 64] depends on the number of rows",)
 
 
-@pytest.mark.skipif(not PACKS, reason="no oneDNN here")
+@pytest.mark.skipif(not PACKS, reason="nothing packs here")
 @pytest.mark.parametrize("rows", [4, 64, 260, 700])
 def test_packed_weights_are_probed_with_as_many_rows_as_a_chunk_of_prompts_has(monkeypatch, rows):
     assert probe(decoder()).form.packed
-    multiply = torch.ops.mkldnn._linear_pointwise
 
-    def worse(input_RI, weight_OI, *options):
+    def worsen(out_RO, weight):
         """Rounds otherwise behind so many rows."""
-        out_RO = multiply(input_RI, weight_OI, *options)
-        if weight_OI.is_mkldnn:
+        if is_packed(weight):
             out_RO[rows - 1 :] *= 1 + 2**-20
-        return out_RO
 
-    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", worse)
+    make_worse(monkeypatch, worsen)
     report = probe(decoder())
     assert report.bit_exact, "plain weights are as good as before"
     assert not report.form.packed
 
 
-@pytest.mark.skipif(not PACKS, reason="no oneDNN here")
+@pytest.mark.skipif(not PACKS, reason="nothing packs here")
 def test_a_product_whose_later_rows_depend_on_their_number_is_found(monkeypatch):
-    multiply = torch.ops.mkldnn._linear_pointwise
-
-    def worse(input_RI, weight_OI, *options):
+    def worsen(out_RO, weight):
         """Rounds the ninth row otherwise where it is among the last."""
-        out_RO = multiply(input_RI, weight_OI, *options)
         if len(out_RO) == 12:
             out_RO[8] *= 1 + 2**-20
-        return out_RO
 
-    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", worse)
+    make_worse(monkeypatch, worsen)
     assert any("depends on the number of rows" in failure for failure in probe(decoder()).failures)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bloomery.models import attention
+from bloomery.models import attention, native
 from bloomery.models.decoder import Decoder
 from bloomery.models.families import parse_config
 from bloomery.train import batch, passes
@@ -135,10 +135,22 @@ def test_random_company_changes_no_bit(model, seed):
 
 
 def test_a_pad_that_is_too_small_is_noticed(model, monkeypatch):
-    # Planted on purpose: then a run of one row is computed by another kernel alone than in company.
+    # Planted on purpose: then a run of one row is computed by another kernel alone than in company, where the kernels are torch's.
+    monkeypatch.setattr(native, "available", lambda *tensors: False)
     for module in (attention, batch, passes):
         monkeypatch.setattr(module, "ROW_PAD", 1)
     assert differences(model, count=32, seed=3) != []
+
+
+@pytest.mark.skipif(not native.multiplies(torch.empty(0)), reason="no native products here")
+def test_a_product_that_depends_on_the_number_of_rows_is_noticed(model, monkeypatch):
+    multiply = native.product
+
+    def worse(x_RI: torch.Tensor, *weight: object) -> torch.Tensor:
+        return multiply(x_RI, *weight) * (1 + 2**-20 * (len(x_RI) > 100))
+
+    monkeypatch.setattr(native, "product", worse)
+    assert differences(model, count=8, seed=3) != []
 
 
 def test_a_pass_has_one_decoder_and_one_direction(model):

@@ -142,5 +142,5 @@ def test_numbers_around_the_factors_of_a_run_are_seen():
     weights = Lora(builders.decoder(), LoraSpec(rank=8, seed=1))
     assert weights.stale() is None
     with torch.no_grad():
-        weights.fused().tensors[0].view(-1)[-1] = 1e-3
+        weights.fused().tensors[0][-1, -1] = 1e-3
     assert weights.stale() == "1 numbers around the factors"

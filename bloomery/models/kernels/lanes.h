@@ -19,6 +19,12 @@ static inline lanes all(float x) { return (lanes){} + x; }
 static inline lanes some(const float *x, int64_t count) { lanes v = {}; memcpy(&v, x, count * sizeof(float)); return v; }
 static inline lanes chosen(ints where, lanes yes, lanes no) { return (lanes)((where & (ints)yes) | (~where & (ints)no)); }
 
+#ifdef __clang__
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__})
+#endif
+
 static inline float sum(lanes v) {
     for (int half = LANES / 2; half; half /= 2)
         for (int lane = 0; lane < half; lane++) v[lane] += v[lane + half];

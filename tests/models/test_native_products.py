@@ -1,0 +1,94 @@
+"""Products of our own: each number is one chain of multiply-adds in the order of the inputs, whatever else is computed, however the matrix lies."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bloomery.models import native
+from bloomery.models.products import Panels, packed, product, unpacked
+
+pytestmark = pytest.mark.skipif(not native.multiplies(torch.empty(0)), reason="no native products here")
+SIZES = st.integers(1, 70)
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def chain(x_RI: torch.Tensor, w_OI: torch.Tensor, begin_RO: torch.Tensor | None = None) -> torch.Tensor:
+    """The oracle: one input after the other, each step exact in float64 but for the rounding to float32."""
+    out_RO = np.zeros((len(x_RI), len(w_OI)), np.float32) if begin_RO is None else begin_RO.numpy().copy()
+    for x_R, w_O in zip(x_RI.numpy().T.astype(np.float64), w_OI.numpy().T.astype(np.float64), strict=True):
+        # A product of two float32 is exact in float64. The sum is rounded there first, which changes the last bit once in many millions of steps.
+        out_RO = (x_R[:, None] * w_O[None] + out_RO).astype(np.float32)
+    return torch.from_numpy(out_RO)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, SIZES, SIZES)
+def test_a_product_is_one_chain_of_fused_multiply_adds(rows, outputs, inputs):
+    x_RI, w_OI = noise(rows, inputs), noise(outputs, inputs, seed=1)
+    found_RO = product(x_RI, w_OI)
+    assert torch.equal(found_RO, chain(x_RI, w_OI))
+    torch.testing.assert_close(found_RO.double(), x_RI.double() @ w_OI.double().t(), rtol=0, atol=2e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, SIZES, SIZES)
+def test_a_packed_matrix_gives_the_same_bits_and_comes_back_whole(rows, outputs, inputs):
+    x_RI, w_OI = noise(rows, inputs), noise(outputs, inputs, seed=1)
+    order = packed(w_OI)
+    assert isinstance(order, Panels)
+    assert torch.equal(product(x_RI, order), product(x_RI, w_OI))
+    assert torch.equal(unpacked(order), w_OI)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_neither_rows_beside_it_nor_threads_change_a_row(threads):
+    x_RI, order = noise(300, 96), packed(noise(200, 96, seed=1))
+    whole_RO = product(x_RI, order)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for start, stop in ((0, 1), (5, 8), (7, 20), (100, 113), (0, 299), (299, 300)):
+            assert torch.equal(product(x_RI[start:stop], order), whole_RO[start:stop])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_rows_and_matrices_that_do_not_lie_in_one_piece_are_read_where_they_lie():
+    wide_RI, tall_OI = noise(9, 80), noise(40, 90, seed=1)
+    assert torch.equal(product(wide_RI[:, 8:72], tall_OI[:, 13:77]), chain(wide_RI[:, 8:72], tall_OI[:, 13:77]))
+    turned_IO = noise(64, 40, seed=2)
+    assert torch.equal(product(wide_RI[:, 8:72], turned_IO.t()), chain(wide_RI[:, 8:72], turned_IO.t()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 48), SIZES, SIZES)
+def test_updates_go_on_with_the_chain_of_the_product(rows, members, rank, outputs, inputs):
+    x_RI, base_RO = noise(rows * members, inputs), noise(rows * members, outputs, seed=1)
+    factors = [(noise(rank, inputs, seed=2 + each), noise(outputs, rank, seed=20 + each)) for each in range(members)]
+    out_RO = base_RO.clone()
+    low_Rr = native.add_updates(out_RO, x_RI, factors)
+    for each, (a_rI, b_Or) in enumerate(factors):
+        own = slice(each * rows, (each + 1) * rows)
+        assert torch.equal(low_Rr[own], chain(x_RI[own], a_rI))
+        assert torch.equal(out_RO[own], chain(low_Rr[own], b_Or, base_RO[own]))
+
+
+def test_an_update_writes_nothing_outside_of_its_rows_and_outputs():
+    around_RO = torch.full((8, 90), 7.0)
+    native.add_updates(around_RO[2:6, 5:76], noise(4, 16), [(noise(16, 16, seed=1), noise(71, 16, seed=2))])
+    around_RO[2:6, 5:76] = 7.0
+    assert bool((around_RO == 7.0).all())
+
+
+def test_what_is_not_finite_stays_in_its_row():
+    x_RI, order = noise(13, 64), packed(noise(70, 64, seed=1))
+    clean_RO = product(x_RI, order)
+    x_RI[4, 3] = float("nan")
+    found_RO = product(x_RI, order)
+    assert bool(found_RO[4].isnan().all())
+    assert torch.equal(found_RO[[*range(4), *range(5, 13)]], clean_RO[[*range(4), *range(5, 13)]])
