@@ -12,12 +12,14 @@ from typing import Final
 import torch
 
 from bloomery.models import native
+from bloomery.models.adapters import padded_rank, target_shapes
 from bloomery.models.attention import KEY_PAD, ROW_PAD, pad_to
 from bloomery.models.config import DecoderConfig, LayerHeads, RecurrentConfig
 from bloomery.models.decoder import Decoder
 from bloomery.train import batch
+from bloomery.types.footprint import CHECKPOINT_BYTES, HELD_BYTES
 from bloomery.types.losses import LOSSES, TARGETS
-from bloomery.types.operations import Datum, ForwardBackward
+from bloomery.types.operations import Datum, ForwardBackward, LoraSpec
 
 _CPU: Final = torch.device("cpu")
 FreeBytes = Callable[[torch.device], int]
@@ -28,6 +30,8 @@ _PLACES: Final = 4 / 3
 """Attention regroups rows by padded length, which makes them at most so many more."""
 _BYTES_PER_TARGET: Final = 40
 """Target, weight, log-probability, term and gradient of one prediction, on the host and on the device."""
+_JOINED: Final = 3
+"""Query, key and value have one block-diagonal factor in the forward, which is so many times as large as theirs."""
 
 
 def refusal(operation: ForwardBackward, decoder: Decoder, budget_tokens: int, free: int) -> str | None:
@@ -45,6 +49,24 @@ def refusal(operation: ForwardBackward, decoder: Decoder, budget_tokens: int, fr
         f"{_gigabytes(free)} are free: "
         f"send shorter sequences or fewer soft targets"
     )
+
+
+def adapter_refusal(spec: LoraSpec, decoder: Decoder, free: int) -> str | None:
+    """Why a run of an adapter cannot be held in `free` bytes, or None."""
+    needed = adapter_bytes(spec, decoder)
+    if needed <= free:
+        return None
+    what = f"a run of rank {spec.rank} needs about {_gigabytes(needed)} of memory, {_gigabytes(free)} are free"
+    return f"{what}: give it a lower rank or fewer parts of the model, or unload other runs"
+
+
+def adapter_bytes(spec: LoraSpec, decoder: Decoder) -> int:
+    """Upper bound of what a run holds beside the base model: masters, gradients, moments, what the forward computes with, and a checkpoint."""
+    shapes = target_shapes(decoder.config, attention=spec.train_attn, mlp=spec.train_mlp, unembed=spec.train_unembed)
+    inputs = sum(max(experts, 1) * wide for experts, wide, _ in shapes.values())
+    outputs = sum(max(experts, 1) * wide for experts, _, wide in shapes.values())
+    fused = padded_rank(spec.rank) * (inputs + _JOINED * outputs)
+    return spec.rank * (inputs + outputs) * (HELD_BYTES + CHECKPOINT_BYTES) + 2 * fused * decoder.dtype.itemsize
 
 
 def pass_bytes(data: Sequence[Datum], config: DecoderConfig, dtype: torch.dtype, *, exact: bool, backward: bool, device: torch.device = _CPU) -> int:

@@ -130,6 +130,10 @@ class HostedRun:
         self.newest_checkpoint = CheckpointWritten(run_id=self.run_id, seq=self._rest_seq, key=key, digest=self._run.weights_digest())
         return self.newest_checkpoint
 
+    def skip_checkpoint(self) -> None:
+        """Go on without one, until the next would be due."""
+        self.checkpoint_due, self._unsaved_s = False, 0.0
+
     def _begin(self, order: Execute, operation: Operation) -> OperationDone | None:
         self._current = _Execution(order, self._run.execute(operation, seq=order.seq))
         self._seconds = 0.0

@@ -7,17 +7,20 @@ The file holds a checksum line and JSON. It outlives a process, not a power cut,
 import json
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
 MAX_DEATHS: Final = 2
 MAX_REPLAY_DEATHS: Final = 5
 """An operation whose result is known was harmless once, and giving it up costs the run: only a death that comes every time counts."""
+CHECKPOINT: Final = "checkpoint"
+"""What is in hand of a run while its state is made durable. Without a number: behind which operation that happens depends on the clock."""
 
 
 class InHand(NamedTuple):
-    """What is done with a run: `at` is the number of an operation, or the checkpoint that the run is opened from."""
+    """What is done with a run: `at` is the number of an operation, the key of the checkpoint that the run is opened from, or `CHECKPOINT`."""
 
     run_id: str
     at: int | str
@@ -32,14 +35,25 @@ class Ledger:
         deaths, in_hand = _parse(os.pread(self._file, os.fstat(self._file).st_size, 0))
         self._deaths = deaths | {operation: deaths.get(operation, 0) + 1 for operation in in_hand}
         self._in_hand: tuple[InHand, ...] = ()
+        self._written: tuple[InHand, ...] = ()
+        """What the file says: what has a result since is still in it, until something else is entered."""
         self._write()
 
     def enter(self, operations: Iterable[InHand]) -> None:
         """These are executed from now on, and no others."""
-        entered = tuple(operations)
-        if entered != self._in_hand:
-            self._in_hand = entered
+        self._in_hand = tuple(operations)
+        if self._in_hand != self._written:
             self._write()
+
+    @contextmanager
+    def instead(self, operation: InHand) -> Iterator[None]:
+        """This is done meanwhile, and nothing else that is in hand."""
+        before = self._in_hand
+        self.enter([operation])
+        try:
+            yield
+        finally:
+            self.enter(before)
 
     def survived(self, operation: InHand) -> None:
         """It has a result: what died with it before is not its fault."""
@@ -69,6 +83,7 @@ class Ledger:
         # The length first: whoever reads after a death between the two calls sees a checksum that does not match, and suspects nobody.
         os.ftruncate(self._file, len(data))
         os.pwrite(self._file, data, 0)
+        self._written = self._in_hand
 
 
 def _parse(data: bytes) -> tuple[dict[InHand, int], tuple[InHand, ...]]:

@@ -10,14 +10,16 @@ from typing import Final, Protocol
 
 from bloomery.config import EngineConfig
 from bloomery.config.data_dir import DataDir
+from bloomery.engine.admission import adapter_refusal
 from bloomery.engine.hosted import HostedRun
 from bloomery.engine.ledger import InHand, Ledger
 from bloomery.engine.shelf import BlobShelf
 from bloomery.engine.training import Training
 from bloomery.models.decoder import Decoder
+from bloomery.models.memory import free_bytes
 from bloomery.train.run import TrainableRun
 from bloomery.types.batching import rows_at_once
-from bloomery.types.errors import BloomeryError, Conflict, WorkerError, blame
+from bloomery.types.errors import BloomeryError, Conflict, Unavailable, WorkerError, blame
 from bloomery.types.operations import Failed
 from bloomery.types.protocol import Acknowledge, CloseRun, Execute, FromEngine, OpenRun, OperationDone, RunClosed, RunOpened
 
@@ -149,6 +151,8 @@ class HeldRuns:
                     raise Conflict(f"the run is on base model {spec.base_hash}, this engine holds {self._base_hash}")
                 if self._ledger.condemns(opening, replay=False):
                     raise WorkerError(f"the engine died twice while it opened the run from {order.checkpoint or 'its beginning'}")
+                if spec.lora.rank and (problem := adapter_refusal(spec.lora, self._decoder, free_bytes(self._decoder.device))) is not None:
+                    raise Unavailable(problem)
                 run = TrainableRun(self._decoder, spec, self._shelf)
                 if order.checkpoint is not None:
                     run.restore(self._shelf.read(order.checkpoint))

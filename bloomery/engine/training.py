@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from bloomery.engine.admission import FreeBytes
 from bloomery.engine.hosted import HostedRun
-from bloomery.engine.ledger import InHand, Ledger
+from bloomery.engine.ledger import CHECKPOINT, InHand, Ledger
 from bloomery.models.memory import free_bytes
 from bloomery.obs.failpoints import failpoint
 from bloomery.train.passes import compute, goes_with
@@ -51,6 +51,9 @@ class Training:
         """Give a run its turns."""
         self.runs[run.run_id] = run
         self._turns.append(run.run_id)
+        if self._ledger.condemns(InHand(run.run_id, CHECKPOINT), replay=False):
+            what = "each of the last two engines that wrote a checkpoint of it died: it is trained without any until the server starts again"
+            log.error("run %s: %s. Give it more memory; its journal grows meanwhile", run.run_id, what)
 
     def forget(self, run_id: str) -> None:
         """Let go of a run as it is, if it is held."""
@@ -71,9 +74,15 @@ class Training:
         return True
 
     def checkpoint(self, run: HostedRun) -> None:
-        """Make a run's state durable, and say so."""
+        """Make a run's state durable, and say so. A death meanwhile is the checkpoint's, and after two of them the run is trained without any."""
+        checkpointing = InHand(run.run_id, CHECKPOINT)
+        if self._ledger.condemns(checkpointing, replay=False):
+            run.skip_checkpoint()
+            return
         try:
-            written = run.checkpoint()
+            with self._ledger.instead(checkpointing):
+                written = run.checkpoint()
+            self._ledger.survived(checkpointing)
         except Exception:
             # Nothing is lost but time: the operations since the checkpoint before are in the journal.
             log.exception("run %s: no checkpoint could be written; training goes on", run.run_id)

@@ -14,6 +14,7 @@ from bloomery.obs.failpoints import failpoint
 from bloomery.services.engines import Connection, EngineLost, RunMessage
 from bloomery.services.history import RETRY_S, History, Make, RunFacts
 from bloomery.services.place import Place, PlaceState
+from bloomery.services.replayed import agree, contradicts
 from bloomery.services.settle import Kept, divergence, note_checkpoint, restore_point, set_state
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
@@ -21,7 +22,7 @@ from bloomery.store.journal import Journal, JournaledResult
 from bloomery.types.errors import Corrupt
 from bloomery.types.ids import now_us
 from bloomery.types.operations import Effect, Failed, Operation, Rejected, Result, effect_of_failure
-from bloomery.types.protocol import Acknowledge, CheckpointWritten, OperationDone, RunClosed, RunOpened
+from bloomery.types.protocol import Acknowledge, CheckpointWritten, CloseRun, OperationDone, RunClosed, RunOpened
 from bloomery.types.wire import encode
 
 log = logging.getLogger(__name__)
@@ -77,10 +78,10 @@ class ActiveRun:
         self.used_us, self._wanted, self._leaving = now_us(), True, False
         self._wake()
 
-    async def submit(self, seq: int, make: Make, *, refused: Effect = "spoil") -> None:
+    async def submit(self, seq: int, make: Make, *, refused: Effect = "spoil", request: bytes = b"") -> None:
         """Journal an operation; the rest happens behind this call."""
         self.want()
-        await self.history.submit(seq, make, refused=refused)
+        await self.history.submit(seq, make, refused=refused, request=request)
 
     async def result(self, seq: int, timeout_s: float) -> Result | None:
         """The result of an operation, or None while there is none after `timeout_s`."""
@@ -107,6 +108,8 @@ class ActiveRun:
 
     def received(self, connection: Connection, message: RunMessage) -> None:
         """Take a message about this run; those of an earlier conversation count only if they bring something lasting."""
+        if self.history.failure is not None:
+            return
         current = connection is self._place.connection
         match message:
             case OperationDone():
@@ -183,12 +186,22 @@ class ActiveRun:
                 continue
             except Corrupt as error:
                 log.error("run %s: %s", self.facts.key.run_id, error.message)
-                self.history.fail(error)
+                self._stop(error)
                 await self._store_state(error.message)
             except Exception:
                 log.exception("run %s: trying again in %g s", self.facts.key.run_id, RETRY_S)
                 await asyncio.sleep(RETRY_S)
                 self._kick.set()
+
+    def _stop(self, error: Corrupt) -> None:
+        """Nothing that the engine said or says of this run counts any more, and it is not to hold what is not the run."""
+        self.history.fail(error)
+        self._arrived.clear()
+        self._written.clear()
+        place = self._place
+        if place.connection is not None and place.connection.open and place.state != PlaceState.ABSENT:
+            place.connection.post(CloseRun(run_id=self.facts.key.run_id))
+            place.closed()
 
     async def _work_to_do(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -230,13 +243,22 @@ class ActiveRun:
                 connection.post(Acknowledge(run_id=self.facts.key.run_id, seq=seq))
 
     async def _compare(self, arrived: "_Arrived") -> None:
-        """A result that is known already: of a replay, or sent again because its acknowledgement was lost."""
+        """A result that is known already: of a replay, or sent again because its acknowledgement was lost.
+
+        Another one that was to have the same bits, or a failure of what succeeded, means that the engine trains what is not this run: `Corrupt`.
+        """
         done, run, numerics = arrived.done, self.facts.key, arrived.numerics
         journaled = await self._journal.result(done.seq)
-        if encode(journaled.result) == encode(done.result) or (isinstance(journaled.result, Failed) and isinstance(done.result, Failed)):
+        told, again = journaled.result, done.result
+        if encode(told) == encode(again) or (isinstance(told, Failed) and isinstance(again, Failed)):
             return
         log.error("run %s: operation %d gave another result when it was replayed (%s, then %s)", run.run_id, done.seq, journaled.numerics, numerics)
         await self._database.write(lambda connection: divergence(connection, run, done.seq, journaled, numerics))
+        promised = journaled.numerics == numerics and arrived.connection.welcome.bit_exact
+        if contradicts(told, again) or (promised and not agree(told, again)):
+            how = f"failed ({again.message})" if isinstance(again, Failed) else "gave another result than its caller was told"
+            what = f"operation {done.seq} of run `{run.run_id}` {how} when it was computed again"
+            raise Corrupt(f"{what}: the run is stopped, so that nothing is built on it. Mend the cause, then stop and start the server to try again")
 
     async def _take_checkpoints(self) -> None:
         # One that overtook the results before it waits for them: without those it is no point to begin again from.

@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, delete, func, ins
 
 from bloomery.services.principal import Principal
 from bloomery.services.run_rows import TINKER
+from bloomery.services.settle import SOURCE
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
@@ -74,7 +75,7 @@ class CheckpointPage(NamedTuple):
 
 
 class Announcement(NamedTuple):
-    """What an operation will save."""
+    """What an operation will save, or (`kind` SOURCE) load."""
 
     project: str
     run_id: str
@@ -111,6 +112,13 @@ class Checkpoints:
         """By run (its id or its tinker id), kind and name."""
         p.require("read", "train")
         return await self._one(readable(p), _Named(run_id, kind, name), field="name")
+
+    async def name_at(self, p: Principal, run_id: str, kind: str, seq: int) -> str | None:
+        """The name under which an operation saved, while that is there."""
+        p.require("read", "train")
+        table = rows.checkpoint.c
+        query = select(table.name).where(owned(p), table.kind == kind, table.seq == seq, of_run(run_id))
+        return await self._database.read(lambda connection: connection.scalar(query))
 
     async def signed(self, checkpoint_id: str) -> CheckpointRow:
         """Whosever it is: for those who bring its id under this server's signature."""
@@ -234,8 +242,10 @@ def _announce(connection: Connection, announced: Announcement) -> str:
     known = connection.execute(select(table.id, table.key).where(*mine, table.seq == announced.seq)).one_or_none()
     if known is not None:
         asked = {"name": announced.name, "ttl_s": announced.ttl_s, "metadata": metadata}
-        connection.execute(update(rows.checkpoint).where(table.id == known.id).values(asked))
-        return str(known.key)
+        # What is to be loaded is there; what is to be saved gets the place that it was promised.
+        key = announced.key if announced.kind == SOURCE else str(known.key)
+        connection.execute(update(rows.checkpoint).where(table.id == known.id).values(asked | {"key": key}))
+        return key
     values = {name: value for name, value in announced._asdict().items() if name not in ("overwrite", "metadata")}
     values |= {"id": new_id("checkpoint"), "state": "pending", "size_bytes": 0, "step": 0, "created_us": now_us()}
     connection.execute(insert(rows.checkpoint).values(values | {"metadata": metadata}))
@@ -256,7 +266,7 @@ def _page(connection: Connection, conditions: list[ColumnElement[bool]], limit: 
 
 def _there() -> ColumnElement[bool]:
     table = rows.checkpoint.c
-    return (table.state == "ready") & (table.kind != "auto") & or_(table.expires_us.is_(None), table.expires_us > now_us())
+    return (table.state == "ready") & table.kind.in_(FOLDERS) & or_(table.expires_us.is_(None), table.expires_us > now_us())
 
 
 def _checkpoints() -> Select[Any]:

@@ -15,6 +15,7 @@ from bloomery.store.database import Database
 from bloomery.types.custom_loss import CustomLoss
 from bloomery.types.errors import Conflict, InvalidInput, NotFound, NotSupported
 from bloomery.types.ids import new_id, now_us
+from bloomery.types.losses import TARGETS
 from bloomery.types.operations import ForwardBackward
 from bloomery.types.wire import encode
 
@@ -66,7 +67,12 @@ class CustomLosses:
         if not isinstance(loss_id, str):
             what = "have `forward_backward_custom` send it, or compute it on your side with a function"
             raise InvalidInput(f"loss `custom` needs the option `{LOSS_ID}`: {what}", field="loss_fn_config.loss_id")
-        return msgspec.structs.replace(operation, loss_config=config, custom=await self.get(p, loss_id))
+        loss = await self.get(p, loss_id)
+        # One batch may serve several losses. What this one does not read is not bounded by anything, and nobody needs it.
+        read = {TARGETS, *(given.name for given in loss.inputs)}
+        kept = [{name: values for name, values in datum.inputs.items() if name in read} for datum in operation.data]
+        data = tuple(msgspec.structs.replace(datum, inputs=inputs) for datum, inputs in zip(operation.data, kept, strict=True))
+        return msgspec.structs.replace(operation, loss_config=config, custom=loss, data=data)
 
 
 def _add(connection: Connection, values: dict[str, Any]) -> str:

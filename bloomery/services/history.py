@@ -10,10 +10,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from bloomery.services.settle import RunKey, Settlement, restore_point, saves, settle
+import msgspec
+
+from bloomery.services.settle import RunKey, Settlement, last_checkpoint, restore_point, saves, settle
 from bloomery.store.database import Database
 from bloomery.store.journal import Journal, JournaledResult
-from bloomery.types.errors import BloomeryError, Corrupt, InvalidInput, NotFound, Unavailable
+from bloomery.types.errors import BloomeryError, Conflict, Corrupt, InvalidInput, NotFound, Unavailable
 from bloomery.types.operations import Effect, ForwardBackward, ForwardBackwardResult, Operation, Rejected, Result, RunSpec
 
 log = logging.getLogger(__name__)
@@ -56,14 +58,21 @@ class History:
         self._database, self._gap_s, self._changed = database, gap_s, changed
         self._accepting: dict[int, asyncio.Task[None]] = {}
         self._recent: dict[int, Operation] = {}
+        self._requests: dict[int, bytes] = {}
+        """Hashes of the requests that brought those without a result, as far as they came since the start."""
         self._waiting: dict[int, asyncio.Future[JournaledResult | None]] = {}
         self._to_settle, self._to_settle_now = asyncio.Event(), asyncio.Event()
         self._settler: asyncio.Task[None] | None = None
 
     async def start(self, settled: int) -> None:
-        """Check that the journal reaches back to a checkpoint, and settle what the last process left."""
+        """Check that the journal reaches back to a checkpoint and forward to what is known, and settle what the last process left."""
         self._advance()
         run_id = self.facts.key.run_id
+        known = max(settled, await self._database.read(lambda connection: last_checkpoint(connection, run_id)))
+        if known > self.done:
+            # Results are journaled before their rows are written: without them the run would begin again, and nobody would notice.
+            has = f"ends with result {self.done}" if self.journal.last_result >= 0 else "has no results"
+            raise Corrupt(f"the journal of run `{run_id}` {has}, yet operation {known} was done: bring its directory back from a backup")
         restored = await self._database.read(lambda connection: restore_point(connection, run_id, done=self.done))
         needed = range(self.facts.first_seq if restored is None else restored.seq + 1, self.done + 1)
         if lacking := [seq for seq in needed if not self.journal.has_operation(seq)]:
@@ -86,8 +95,8 @@ class History:
         """Highest number of an operation that arrived."""
         return max(self.ready, self.journal.last_operation, *self._accepting)
 
-    async def submit(self, seq: int, make: Make, *, refused: Effect = "spoil") -> None:
-        """Journal the operation that `make` gives. Repetitions change nothing.
+    async def submit(self, seq: int, make: Make, *, refused: Effect = "spoil", request: bytes = b"") -> None:
+        """Journal the operation that `make` gives. Repetitions change nothing, and another `request` (its hash) under the same number is refused.
 
         A user error in `make` takes the operation's place in the order; `refused` is what then becomes of the gradients.
         """
@@ -96,12 +105,16 @@ class History:
         if seq < self.facts.first_seq:
             raise InvalidInput(f"operations of this run are numbered from {self.facts.first_seq}, not {seq}", field="seq")
         if seq <= self.ready or self.journal.has_operation(seq):
+            await self._require_same(seq, request)
             return
         if seq > self.ready + MAX_WAITING:
             raise InvalidInput(f"operation {seq} is too far ahead: the next one is {self.ready + 1}", field="seq")
         if seq > self.done + MAX_WAITING:
             raise Unavailable(f"{MAX_WAITING} operations of run `{self.facts.key.run_id}` wait for the engine: go on when some have a result")
-        await asyncio.shield(self._accept_once(seq, lambda: _made(make, refused)))
+        joins = seq in self._accepting
+        await asyncio.shield(self._accept_once(seq, lambda: _made(make, refused), request))
+        if joins:
+            await self._require_same(seq, request)
 
     async def result(self, seq: int, timeout_s: float) -> Result | None:
         """The result of an operation, or None while there is none after `timeout_s`."""
@@ -126,10 +139,12 @@ class History:
 
     async def keep(self, results: dict[int, JournaledResult]) -> None:
         """Journal the next results, then let them be seen."""
+        results = {seq: msgspec.structs.replace(result, request=await self._request(seq)) for seq, result in results.items()}
         await self.journal.append_results(results)
         for seq, result in results.items():
             await self._note_unsettled(seq, result)
             self._recent.pop(seq, None)
+            self._requests.pop(seq, None)
         self.done = max(results)
         self._to_settle.set()
         self._wake({seq: result for seq, result in results.items() if self._shows(seq)})
@@ -159,15 +174,25 @@ class History:
         self.failure = error
         self._wake(dict.fromkeys(self._waiting))
 
-    def _accept_once(self, seq: int, make: Make) -> asyncio.Task[None]:
+    async def _require_same(self, seq: int, request: bytes) -> None:
+        known = await self._request(seq) if request else b""
+        if known and known != request:
+            what = f"operation {seq} was submitted before with another body"
+            raise Conflict(f"{what}: repeat that body, or give a new operation the next number", field="seq")
+
+    async def _request(self, seq: int) -> bytes:
+        return self._requests[seq] if seq in self._requests else await self.journal.request(seq)
+
+    def _accept_once(self, seq: int, make: Make, request: bytes = b"") -> asyncio.Task[None]:
         if seq not in self._accepting:
-            self._accepting[seq] = asyncio.create_task(self._accept(seq, make))
+            self._accepting[seq] = asyncio.create_task(self._accept(seq, make, request))
         return self._accepting[seq]
 
-    async def _accept(self, seq: int, make: Make) -> None:
+    async def _accept(self, seq: int, make: Make, request: bytes) -> None:
         try:
             operation = await make()
-            await self.journal.append_operation(seq, operation)
+            await self.journal.append_operation(seq, operation, request=request)
+            self._requests[seq] = request
         except OSError as error:
             raise Unavailable(f"operation {seq} cannot be journaled: {error}") from error
         finally:

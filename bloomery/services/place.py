@@ -8,7 +8,7 @@ from typing import Final
 
 from bloomery.services.engines import Connection
 from bloomery.services.settle import RestorePoint
-from bloomery.types.operations import Operation, RunSpec
+from bloomery.types.operations import Operation, Rejected, RunSpec, effect_of_failure
 from bloomery.types.protocol import CloseRun, Execute, OpenRun
 
 IN_FLIGHT: Final = 16
@@ -66,10 +66,15 @@ class Place:
             self.refusals += 1
 
     async def send(self, seq: int, operation: Operation, *, replay: bool) -> None:
-        """Have the next operation executed."""
+        """Have the next operation executed; what is too large for any frame fails in its place in the order."""
         assert self.connection is not None
+        try:
+            self.connection.post(Execute(run_id=self._spec.run_id, seq=seq, operation=operation, replay=replay))
+        except ValueError as error:
+            refused = Rejected(message=f"{error}: send it in parts", effect=effect_of_failure(operation))
+            self.connection.post(Execute(run_id=self._spec.run_id, seq=seq, operation=refused, replay=replay))
         self.sent = seq
-        await self.connection.send(Execute(run_id=self._spec.run_id, seq=seq, operation=operation, replay=replay))
+        await self.connection.drain()
 
     async def close(self) -> None:
         """Ask the engine to checkpoint the run and let it go."""

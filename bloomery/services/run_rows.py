@@ -82,8 +82,13 @@ class NewRun(NamedTuple):
     first_seq: int
 
 
-def add_run(connection: Connection, project: str, new: NewRun, state: str = "active", *, request: Repeatable | None = None) -> str:
-    """Insert a run; asked again under the same tinker id or in the same request, the run that is there. Returns the id."""
+def add_run(
+    connection: Connection, project: str, new: NewRun, state: str = "active", *, request: Repeatable | None = None, asked: bytes = b""
+) -> str:
+    """Insert a run; asked again under the same tinker id or in the same request, the run that is there. Returns the id.
+
+    `asked`: the hash of what asks for the tinker id, where its repetition is to be the same.
+    """
     now = now_us()
     if request is not None and (made := run_of_request(connection, project, request)) is not None:
         return made
@@ -91,11 +96,15 @@ def add_run(connection: Connection, project: str, new: NewRun, state: str = "act
         table = rows.alias.c
         joined = rows.alias.join(rows.run, table.target_id == rows.run.c.id)
         named = (table.project == project, table.contract == TINKER, table.name == new.tinker_id)
-        if (known := connection.execute(select(rows.run.c.id, rows.run.c.state).select_from(joined).where(*named)).one_or_none()) is not None:
+        found = select(rows.run.c.id, rows.run.c.state, table.request_hash).select_from(joined).where(*named)
+        if (known := connection.execute(found).one_or_none()) is not None:
             if (known.state == COPY) != (state == COPY):
                 raise Conflict(f"`{new.tinker_id}` is taken: number your runs and copies one after the other", field="model_seq_id")
+            if asked and known.request_hash and known.request_hash != asked.hex():
+                what = f"`{new.tinker_id}` was created with another body"
+                raise Conflict(f"{what}: repeat that body, or give a new run the next number", field="model_seq_id")
             return str(known.id)
-        _name(connection, project, TINKER, new.tinker_id, new.id)
+        _name(connection, project, TINKER, new.tinker_id, new.id, **({"request_hash": asked.hex()} if asked else {}))
     if request is not None:
         _name(connection, project, REQUEST, request.key, new.id, request_hash=request.hash)
     values = {name: value for name, value in new._asdict().items() if name not in ("lora", "metadata", "tinker_id")}

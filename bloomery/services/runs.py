@@ -18,6 +18,7 @@ from bloomery.services.models import Models, Size
 from bloomery.services.principal import Principal
 from bloomery.services.repeats import Repeatable
 from bloomery.services.run_rows import COPY, NewRun, RunPage, RunRow, add_run, one_run, page_of_runs, run_of_request
+from bloomery.services.settle import SOURCE
 from bloomery.services.threads import off_loop
 from bloomery.services.validate import check_labels, check_lora
 from bloomery.store.database import Database
@@ -64,9 +65,11 @@ class Runs:
         tinker_id: str | None = None,
         request: Repeatable | None = None,
         begins_with_load: bool = False,
+        asked: bytes = b"",
     ) -> RunRow:
         """A new run, or the one that has this `tinker_id` already or that this `request` made before.
 
+        `asked`: the hash of what asks for a `tinker_id`; another one for the same id is a `Conflict`.
         With `begins_with_load` its history begins with operation 0, else with 1.
         """
         p.require("train")
@@ -87,7 +90,7 @@ class Runs:
             tinker_id=tinker_id,
             first_seq=0 if begins_with_load else 1,
         )
-        run_id = await self._database.write(lambda connection: add_run(connection, p.project, new, request=request))
+        run_id = await self._database.write(lambda connection: add_run(connection, p.project, new, request=request, asked=asked))
         failpoint("run.created")
         (await self._activity.take_up(run_id)).want()
         return await self.get(p, run_id)
@@ -118,9 +121,10 @@ class Runs:
 
     # Operations
 
-    async def submit(self, p: Principal, run_id: str, seq: int, operation: Operation) -> None:
+    async def submit(self, p: Principal, run_id: str, seq: int, operation: Operation, *, request: bytes = b"") -> None:
         """Journal a computation or an optimizer step. One that cannot be done takes its place in the order and fails with a user error.
 
+        `request` here and below: the hash of what asks for it. Asked again, nothing happens; another one under the same number is a `Conflict`.
         A contract that cannot make sense of a numbered request submits `Rejected`, so that the run's later operations need not wait for it.
         """
         p.require("train")
@@ -137,7 +141,7 @@ class Runs:
             return operation
 
         learns = isinstance(operation, ForwardBackward) and operation.backward
-        await self._submit(p, run_id, seq, make, refused="spoil" if learns else "none")
+        await self._submit(p, run_id, seq, make, refused="spoil" if learns else "none", request=request)
 
     async def checkpoint(
         self,
@@ -149,6 +153,7 @@ class Runs:
         ttl_s: int | None = None,
         overwrite: bool = False,
         metadata: Mapping[str, str] | None = None,
+        request: bytes = b"",
     ) -> None:
         """Operation `seq` keeps the resumable state under a name."""
         p.require("train")
@@ -172,7 +177,7 @@ class Runs:
             )
             return SaveCheckpoint(key=await self._checkpoints.announce(wanted))
 
-        await self._submit(p, run_id, seq, make, refused="none")
+        await self._submit(p, run_id, seq, make, refused="none", request=request)
 
     async def snapshot(
         self,
@@ -184,6 +189,7 @@ class Runs:
         kind: str = SNAPSHOT,
         ttl_s: int | None = None,
         metadata: Mapping[str, str] | None = None,
+        request: bytes = b"",
     ) -> None:
         """Operation `seq` publishes the weights for sampling, under a name or as an ephemeral version; `kind` EXTERNAL for other programs."""
         p.require("train")
@@ -212,9 +218,9 @@ class Runs:
             await self._checkpoints.announce(wanted)
             return SaveSnapshot(template_hash=tokenizer.template_hash or "")
 
-        await self._submit(p, run_id, seq, make, refused="none")
+        await self._submit(p, run_id, seq, make, refused="none", request=request)
 
-    async def load(self, p: Principal, run_id: str, seq: int, source: CheckpointRow, *, optimizer: bool) -> None:
+    async def load(self, p: Principal, run_id: str, seq: int, source: CheckpointRow, *, optimizer: bool, request: bytes = b"") -> None:
         """Operation `seq`, the first of the run, takes over what a named checkpoint holds."""
         p.require("train")
         run = await self._trainable(p, run_id)
@@ -225,9 +231,22 @@ class Runs:
                     f"operation {seq} loads a checkpoint: only the first operation of a run may; create a run from it instead", field="seq"
                 )
             _check_fits(run, source)
-            return LoadCheckpoint(key=source.key, optimizer=optimizer)
+            spec = run.facts.spec
+            wanted = Announcement(
+                project=p.project,
+                run_id=spec.run_id,
+                seq=seq,
+                kind=SOURCE,
+                name=None,
+                key=source.key,
+                ttl_s=None,
+                overwrite=False,
+                metadata={},
+            )
+            # A replay loads it again, also when it was deleted or expired since.
+            return LoadCheckpoint(key=await self._checkpoints.announce(wanted), optimizer=optimizer)
 
-        await self._submit(p, run_id, seq, make)
+        await self._submit(p, run_id, seq, make, request=request)
 
     async def result(self, p: Principal, run_id: str, seq: int, timeout_s: float) -> Result | None:
         """The result of an operation, as often as asked; None when there is none yet after `timeout_s`."""
@@ -248,10 +267,10 @@ class Runs:
             return tinker_id is not None and bool(await self._database.read(lambda connection: one_run(connection, p, tinker_id)))
         return False
 
-    async def _submit(self, p: Principal, run_id: str, seq: int, make: Make, *, refused: Effect = "spoil") -> None:
+    async def _submit(self, p: Principal, run_id: str, seq: int, make: Make, *, refused: Effect = "spoil", request: bytes) -> None:
         """`refused`: what a refusal does to the gradients. One of what would have touched none leaves them good."""
         # Looked up again: between two turns of the loop an idle run may have been retired.
-        await (await self._find(p, run_id)).submit(seq, make, refused=refused)
+        await (await self._find(p, run_id)).submit(seq, make, refused=refused, request=request)
 
     async def _trainable(self, p: Principal, run_id: str) -> ActiveRun:
         run = await self._find(p, run_id)

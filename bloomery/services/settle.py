@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Row, delete, insert, or_, select, update
+from sqlalchemy import Connection, Row, delete, func, insert, or_, select, update
 
 from bloomery.services.held import held_blobs
 from bloomery.store import rows
@@ -19,6 +19,8 @@ from bloomery.types.ids import new_id, now_us
 from bloomery.types.operations import CheckpointResult, Failed, ForwardBackwardResult, LoadResult, OptimStepResult, Result, SnapshotResult
 from bloomery.types.protocol import CheckpointWritten
 
+SOURCE: Final = "source"
+"""Kind of the row that holds the weights which an operation of the run loads, until no replay of the run needs them."""
 KEPT_CHECKPOINTS: Final = 2
 """Automatic checkpoints of a run; the older one is there for the case that the newest cannot be read."""
 
@@ -46,7 +48,10 @@ class RestorePoint(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Automatic checkpoints after a new one: operations up to `floor` are needed by none; the blobs `superfluous` are in no row any more."""
+    """Automatic checkpoints after a new one: operations up to `floor` are needed by none; the blobs `superfluous` are in no row any more.
+
+    Among those may be what an operation up to `floor` loaded.
+    """
 
     floor: int
     superfluous: list[str]
@@ -89,8 +94,18 @@ def note_checkpoint(connection: Connection, run: RunKey, written: CheckpointWrit
     kept, old = usable[:KEPT_CHECKPOINTS], usable[KEPT_CHECKPOINTS:]
     connection.execute(delete(rows.checkpoint).where(table.id.in_([row.id for row in old])))
     floor = kept[-1].seq if len(kept) == KEPT_CHECKPOINTS else -1
-    held = held_blobs(connection, [row.key for row in old])
-    return Kept(floor, [key for key in dict.fromkeys(row.key for row in old) if key not in held])
+    loaded = (table.run_id == run.run_id, table.kind == SOURCE, table.state == "ready", table.seq <= floor)
+    let_go = dict.fromkeys([*(row.key for row in old), *connection.scalars(select(table.key).where(*loaded))])
+    connection.execute(delete(rows.checkpoint).where(*loaded))
+    held = held_blobs(connection, list(let_go))
+    return Kept(floor, [key for key in let_go if key not in held])
+
+
+def last_checkpoint(connection: Connection, run_id: str) -> int:
+    """Number of the operation that the newest automatic checkpoint follows, -1 without any: none is noted before its results are journaled."""
+    table = rows.checkpoint.c
+    newest = connection.scalar(select(func.max(table.seq)).where(table.run_id == run_id, table.kind == "auto"))
+    return -1 if newest is None else int(newest)
 
 
 def restore_point(connection: Connection, run_id: str, *, done: int, before: int | None = None) -> RestorePoint | None:
@@ -130,6 +145,8 @@ def _apply(connection: Connection, run: RunKey, settlement: Settlement, step: in
             facts = {"key": result.key, "version": result.version, "size_bytes": result.size_bytes, "step": result.step}
             _complete(connection, run, settlement, _published_as(connection, run, seq), facts)
         case LoadResult():
+            loaded = (rows.checkpoint.c.run_id == run.run_id, rows.checkpoint.c.seq == seq, rows.checkpoint.c.kind == SOURCE)
+            connection.execute(update(rows.checkpoint).where(*loaded).values(state="ready"))
             _note_digest(connection, run.run_id, seq, result.digest)
         case Failed():
             pass

@@ -25,7 +25,15 @@ SEGMENT_BYTES: Final = 64 << 20
 RESULT_SEGMENT_BYTES: Final = 16 << 20
 _OPERATIONS, _RESULTS = "ops", "results"
 
-_operation: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operation)
+
+class Requested(Wire, frozen=True, tag="requested"):
+    """An operation, and the hash of the request that brought it: the same number with another request is no repetition."""
+
+    operation: Operation
+    request: bytes
+
+
+_operation: msgspec.msgpack.Decoder[Operation | Requested] = msgspec.msgpack.Decoder(Operation | Requested)
 
 
 class JournaledResult(Wire, frozen=True):
@@ -36,6 +44,8 @@ class JournaledResult(Wire, frozen=True):
     """Numerics id of the engine that computed it: replays under the same id must give the same bits."""
     seconds: float
     done_us: int
+    request: bytes = b""
+    """Hash of the request that brought the operation, whose own record goes earlier; empty where none is known."""
 
 
 _result = msgspec.msgpack.Decoder(JournaledResult)
@@ -84,9 +94,9 @@ class Journal:
         """Whether the result is here."""
         return seq in self._results.places
 
-    async def append_operation(self, seq: int, operation: Operation) -> None:
-        """Durable when this returns."""
-        await self._operation_queue.append(Record(seq, encode(operation)))
+    async def append_operation(self, seq: int, operation: Operation, *, request: bytes = b"") -> None:
+        """Durable when this returns. `request`: the hash of what brought it, where its repetition is to be the same."""
+        await self._operation_queue.append(Record(seq, encode(Requested(operation=operation, request=request) if request else operation)))
 
     async def append_results(self, results: dict[int, JournaledResult]) -> None:
         """Durable when this returns; they continue the sequence."""
@@ -95,8 +105,15 @@ class Journal:
 
     async def operation(self, seq: int) -> Operation:
         """An operation as it was submitted."""
-        payload = await asyncio.get_running_loop().run_in_executor(self._pool, self._operations.read, seq)
-        return _operation.decode(payload)
+        found = await self._accepted(seq)
+        return found.operation if isinstance(found, Requested) else found
+
+    async def request(self, seq: int) -> bytes:
+        """Hash of the request that brought an operation; empty where it brought none, or nothing of the operation is here any more."""
+        if self.has_operation(seq):
+            found = await self._accepted(seq)
+            return found.request if isinstance(found, Requested) else b""
+        return (await self.result(seq)).request if self.has_result(seq) else b""
 
     async def result(self, seq: int) -> JournaledResult:
         """A result; one that outlived its time is `Gone`."""
@@ -119,6 +136,9 @@ class Journal:
         await self._result_queue.finish()
         self._operations.close()
         self._results.close()
+
+    async def _accepted(self, seq: int) -> Operation | Requested:
+        return _operation.decode(await asyncio.get_running_loop().run_in_executor(self._pool, self._operations.read, seq))
 
     def _drop_operations(self, through: int) -> None:
         self._operations.drop(through)

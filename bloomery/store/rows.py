@@ -115,7 +115,7 @@ checkpoint = Table(
     _text("project"),
     _text("run_id"),
     _int("seq"),  # the state after this operation
-    _text("kind"),  # auto | named | snapshot | external
+    _text("kind"),  # auto | source (what the operation loaded) | named | snapshot | external
     _text("name", null=True),  # None: automatic, or an ephemeral snapshot
     _text("state"),  # pending | ready
     _text("key"),  # blob; a pending snapshot's is ""

@@ -25,6 +25,8 @@ from bloomery.types.operations import Datum
 
 MAX_ELEMENTS: Final = 1 << 24
 """Of all values of a datum's graph together."""
+MAX_ELEMENTS_TOGETHER: Final = 1 << 26
+"""Of those of a micro-batch, whose graphs are evaluated in one turn of the engine: well under a second."""
 WEIGHTS: Final = "weights"
 WEIGHTED: Final = Loss(form=LossForm(factor=WEIGHTS, inputs=(WEIGHTS,), soft_targets=True), options={}, kernel=cross_entropy)
 """What a pass computes for a custom loss: a sum of log-probabilities with signed weights, whose gradient is that of the loss where the weights are
@@ -51,12 +53,19 @@ def weighted(datum: Datum, weights: np.ndarray | None = None) -> Datum:
     return msgspec.structs.replace(datum, inputs={TARGETS: targets, WEIGHTS: Array.of(given)})
 
 
-def evaluate(loss: CustomLoss, datum: Datum, logprobs: np.ndarray, where: str, *, gradient: bool) -> Outcome:
-    """The loss of one datum, called `where` in errors; what goes wrong is the caller's doing."""
+class Room:
+    """How many elements the graphs of a micro-batch may still have."""
+
+    def __init__(self) -> None:
+        self.left = MAX_ELEMENTS_TOGETHER
+
+
+def evaluate(loss: CustomLoss, datum: Datum, logprobs: np.ndarray, where: str, *, gradient: bool, room: Room | None = None) -> Outcome:
+    """The loss of one datum, called `where` in errors; what goes wrong is the caller's doing. `room` is shared by those of a micro-batch."""
     inputs = _inputs(loss, datum, logprobs)
     with torch.enable_grad():
         inputs[0].requires_grad_(gradient)
-        values = _values(loss, inputs, where)
+        values = _values(loss, inputs, where, room or Room())
         total = _scalar(values[loss.loss], f"{where}: the loss of `{loss.name}`")
         if not math.isfinite(total.item()):
             raise InvalidInput(f"{where}: the loss of `{loss.name}` is {total.item()}; check this datum's inputs, then the loss")
@@ -100,17 +109,21 @@ def _gradient(total: Tensor, logprobs: Tensor, what: str) -> np.ndarray:
     return slope.numpy()
 
 
-def _values(loss: CustomLoss, inputs: Sequence[Tensor], where: str) -> list[Value]:
+def _values(loss: CustomLoss, inputs: Sequence[Tensor], where: str, room: Room) -> list[Value]:
     """Of all inputs and calls."""
     values: list[Value] = list(inputs)
-    room = MAX_ELEMENTS
+    own = MAX_ELEMENTS
     for call in loss.calls:
         what = f"{where}: loss `{loss.name:.64}`, node `{call.name:.64}` ({call.operator})"
         arguments = {name: _resolved(argument, values) for name, argument in call.arguments.items()}
         try:
-            room -= _most_elements(call.operator, arguments)
-            if room < 0:
+            elements = _most_elements(call.operator, arguments)
+            own, room.left = own - elements, room.left - elements
+            if own < 0:
                 raise InvalidInput(f"{what}: the values of the loss have more than {MAX_ELEMENTS} elements: send shorter sequences or simplify it")
+            if room.left < 0:
+                more = f"the values of the loss for the data of one pass have more than {MAX_ELEMENTS_TOGETHER} elements"
+                raise InvalidInput(f"{what}: {more}: send fewer data at a time or simplify it")
             values.append(KERNELS[call.operator](**{name: given for name, given in arguments.items() if given is not None or name == "index"}))
         except _WRONG as error:
             raise InvalidInput(f"{what}: {_gist(error)}") from error

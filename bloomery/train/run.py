@@ -20,6 +20,7 @@ from bloomery.train.lora import Lora
 from bloomery.train.losses import Loss, find_loss
 from bloomery.train.optim import AdamW
 from bloomery.train.passes import Computed, Share
+from bloomery.train.probe import answer_probe
 from bloomery.train.snapshot import Snapshot
 from bloomery.train.trainable import Trainable, digest
 from bloomery.types.arrays import Array
@@ -173,8 +174,9 @@ class TrainableRun:
             computed = yield Share(self.weights, plain, custom.WEIGHTED, False, operation.return_routing)
             found = batch.unpack(computed.logprobs_RK, data)
             routing += _told_routing(computed, data, operation)
+            room = custom.Room()
             scored = [
-                custom.evaluate(loss, datum, values, f"data[{len(outcomes) + index}]", gradient=operation.backward)
+                custom.evaluate(loss, datum, values, f"data[{len(outcomes) + index}]", gradient=operation.backward, room=room)
                 for index, (datum, values) in enumerate(zip(data, found, strict=True))
             ]
             logprobs, outcomes = logprobs + found, outcomes + scored
@@ -204,7 +206,7 @@ class TrainableRun:
         return CheckpointResult(key=key, digest=self.weights_digest(), size_bytes=len(data), step=self.step)
 
     def _publish(self, template_hash: str) -> SnapshotResult:
-        published = self.snapshot(template_hash)
+        published = self.snapshot(template_hash)._replace(probe=answer_probe(self.weights))
         result = self._shelf.publish(published)
         self._lineage = Lineage(version=result.version, content=snapshot.content(published.data), parent=published.parent)
         return result

@@ -33,6 +33,8 @@ MAX_CELLS: Final = 1 << 23
 """Log-probabilities of other tokens than those of the prompt and the samples, of one kind and in one answer."""
 MAX_EXPERTS_TOLD: Final = 1 << 25
 """Numbers of experts in one answer, and of their weights: half of what a request that gives them back may hold."""
+MAX_DATA: Final = 1 << 13
+"""Of one operation: what is done for each of them, however short, is done in one turn of the engine. The SDK sends 1,024 at a time."""
 MAX_SOFT_TARGETS: Final = 256
 """Of a position: the rows of a micro-batch are all as wide as its widest datum."""
 MAX_LEARNING_RATE: Final = 100.0
@@ -98,6 +100,7 @@ def check_generate(generate: Generate, size: Bounds) -> None:
     if generate.embed and ((params.max_tokens, generate.num_samples) != (1, 1) or generate.scores_prompt or generate.routing):
         raise InvalidInput("`embed` samples and scores nothing: set `max_tokens` and `num_samples` to 1, and ask for nothing else", field="embed")
     _check_begun(generate, size)
+    _check_drafts(generate, size)
     _check_whole("top_logprobs", generate.top_logprobs, least=0, most=size.vocab_size)
     _check_whole("prompt_top_k", generate.prompt_top_k, least=0, most=size.vocab_size)
     _check_whole("prompt_draws", generate.prompt_draws, least=0)
@@ -135,6 +138,21 @@ def _check_begun(generate: Generate, size: Bounds) -> None:
     if generate.scores_prompt or generate.routing or len(generate.begun) != generate.num_samples or longest >= generate.params.max_tokens:
         raise InvalidInput("`begun` is for each sample what it has of its tokens but the last, where nothing is asked of the prompt", field="begun")
     _check_ids(np.array([token for tokens in generate.begun for token in tokens], np.int64), "`begun`", "begun", size)
+
+
+def _check_drafts(generate: Generate, size: Bounds) -> None:
+    if not generate.drafts:
+        return
+    if len(generate.drafts) != generate.num_samples:
+        message = f"`drafts` are {len(generate.drafts)} for {generate.num_samples} samples: give one for each, an empty one where there is none"
+        raise InvalidInput(message, field="drafts")
+    longest, room = max(map(len, generate.drafts)), min(generate.params.max_tokens, size.context - generate.prompt.shape[0])
+    if longest > room:
+        raise InvalidInput(f"`drafts` holds one of {longest} tokens, but a sample has {room} at most: cut it", field="drafts")
+    if longest and generate.embed:
+        raise InvalidInput("`drafts` are for samples, and `embed` samples nothing: leave them out", field="drafts")
+    if longest:
+        _check_ids(np.array([token for tokens in generate.drafts for token in tokens], np.int64), "`drafts`", "drafts", size)
 
 
 def _check_prompt_targets(targets: PromptTargets, length: int, size: Bounds) -> None:
@@ -180,6 +198,8 @@ def check_forward_backward(operation: ForwardBackward, size: Bounds) -> None:
         _check_options(operation.loss, form, operation.loss_config)
     if not operation.data:
         raise InvalidInput("data is empty: send at least one datum", field="data")
+    if len(operation.data) > MAX_DATA:
+        raise InvalidInput(f"`data` has {len(operation.data)} data, at most {MAX_DATA} are taken at a time: send it in parts", field="data")
     for index, datum in enumerate(operation.data):
         _check_tokens(datum, f"data[{index}].model_input", size)
         if form is not None:
@@ -195,6 +215,10 @@ def check_forward_backward(operation: ForwardBackward, size: Bounds) -> None:
     if not operation.return_logprobs and operation.custom is not None:
         message = "`return_logprobs`: a custom loss is computed from all log-probabilities, so leaving them out saves nothing; leave out the option"
         raise InvalidInput(message, field="loss_fn_config.return_logprobs")
+    if operation.return_routing and size.routing is not None:
+        rows = sum(datum.tokens.shape[0] for datum in operation.data)
+        numbers = rows * len(size.routing.sparse_layers) * size.routing.top_k * (2 if operation.return_routing_weights else 1)
+        _check_width("loss_fn_config.return_routing", numbers, MAX_EXPERTS_TOLD)
     targets = sum(math.prod(datum.inputs[TARGETS].shape) for datum in operation.data)
     if targets > MAX_TARGETS:
         raise InvalidInput(f"`data` has {targets} targets, at most {MAX_TARGETS} are taken at a time: send it in parts", field="data")
@@ -266,7 +290,7 @@ def _check_inputs(datum: Datum, where: str, loss: str, form: LossForm, size: Bou
 
 
 def _check_custom_inputs(datum: Datum, where: str, loss: CustomLoss, size: Bounds) -> None:
-    """Each input at its declared rank. Those that the loss does not read may be there: one batch serves several losses."""
+    """Each input at its declared rank. Those that the loss does not read may be there: one batch serves several losses, and they are dropped."""
     for given in loss.inputs:
         name = TARGETS if given.name == LOGPROBS else given.name
         if name not in datum.inputs:

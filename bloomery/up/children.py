@@ -1,6 +1,7 @@
 """One process that must be running: how it is started, and when it is started again."""
 
 import ctypes
+import logging
 import os
 import signal
 import subprocess
@@ -17,13 +18,19 @@ from bloomery.obs.logs import LOG_FILE_BYTES
 from bloomery.types.ids import now_us
 from bloomery.up.cores import Placement
 
+log = logging.getLogger(__name__)
+
 FIRST_DELAY_S: Final = 0.1
 LONGEST_DELAY_S: Final = 10.0
+LISTENED_DELAY_S: Final = 1.0
+"""The longest for a child that got so far as to listen: something that it was asked for killed it, and all others wait for it."""
 MAX_UNREADY_DEATHS: Final = 5
-"""A child that dies this often without having been ready once in between will not get better by itself."""
+"""A child that dies this often before it listens, or is ready where it listens nowhere, will not get better by itself."""
 
 REPLICA: Final = "replica-"
-"""Names of replicas begin with it."""
+"""Names of replicas that serve begin with it."""
+ROLLOUTS: Final = "rollouts-"
+"""Names of replicas for rollouts do."""
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -61,6 +68,8 @@ class Child:
         self.restarts = 0
         self.unready_deaths = 0
         """In a row; being ready once ends the row."""
+        self.stillbirths = 0
+        """Those in a row before it even listened. What kills one that listens came from outside, and an engine's ledger ends that."""
         self.state = State.STARTING
         self.since_us = now_us()
         """When `state` began."""
@@ -87,7 +96,7 @@ class Child:
     def note_ready(self, ready: bool) -> None:
         """What a look at a living child showed."""
         if ready and not self.ready:
-            self.unready_deaths = 0
+            self.unready_deaths = self.stillbirths = 0
             self._to(State.READY)
             self.put(self._placement)
         elif self.ready and not ready:
@@ -96,20 +105,20 @@ class Child:
     @property
     def hopeless(self) -> bool:
         """Whether starting it once more is pointless."""
-        return self.unready_deaths >= MAX_UNREADY_DEATHS
+        return self.stillbirths >= MAX_UNREADY_DEATHS
 
     def start(self) -> None:
         """Begin a life."""
         program, self._begun = self.program, True
         if program.socket:
             program.socket.unlink(missing_ok=True)
-        with program.log.open("ab") as log:
+        with program.log.open("ab") as said:
             self._process = subprocess.Popen(
                 program.argv,
                 env=dict(program.env),
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=said,
+                stderr=said,
                 pass_fds=program.inherit,
                 # Ctrl-C in a terminal reaches its whole process group, and these stop in an order.
                 process_group=0,
@@ -136,9 +145,12 @@ class Child:
         """The exit status when the process has died since the last look; decides when the next one starts."""
         if self._process is None or (status := self._process.poll()) is None:
             return None
+        listened = self.program.socket is not None and self.program.socket.exists()
         if not self.ready:
             self.unready_deaths += 1
-        self._start_at_s = time.monotonic() + restart_delay_s(self.unready_deaths)
+            self.stillbirths = 0 if listened else self.stillbirths + 1
+        delay_s = restart_delay_s(self.unready_deaths)
+        self._start_at_s = time.monotonic() + (min(delay_s, LISTENED_DELAY_S) if listened else delay_s)
         self._process = None
         self._to(State.RESTARTING)
         return status
@@ -147,8 +159,14 @@ class Child:
         """Begin the next life if there is none and its time has come."""
         if self._process is not None or time.monotonic() < self._start_at_s:
             return False
+        try:
+            self.start()
+        except OSError as error:
+            # No memory or no process may be had just now.
+            log.warning("%s cannot be started: %s", self.name, error)
+            self._start_at_s = time.monotonic() + LONGEST_DELAY_S
+            return False
         self.restarts += 1
-        self.start()
         return True
 
     def _to(self, state: State) -> None:
@@ -162,10 +180,16 @@ class Child:
 
     def rotate_log(self) -> None:
         """Move a long log aside; the process holds the file open for appending, so it is emptied in place."""
-        log = self.program.log
-        if log.exists() and log.stat().st_size > LOG_FILE_BYTES:
-            log.with_name(log.name + ".1").write_bytes(log.read_bytes())
-            os.truncate(log, 0)
+        full = self.program.log
+        if full.exists() and full.stat().st_size > LOG_FILE_BYTES:
+            aside = full.with_name(full.name + ".1")
+            try:
+                aside.write_bytes(full.read_bytes())
+            except OSError:
+                # Half a copy helps nobody, and its room may be what others lack.
+                aside.unlink(missing_ok=True)
+                raise
+            os.truncate(full, 0)
 
     def log_tail(self, lines: int = 15) -> str:
         """The end of what it said."""

@@ -1,7 +1,7 @@
 """Keeps the children running until it is told to stop, then stops them in order: first the api, which lets go of its engines, then the others.
 
-Replicas of a base model run from the start, or from when the api first wants them; from then on the engines keep to processors of their own. One
-that stands still is killed, so that it starts again.
+Replicas of a base model run from the start, or from when the api first wants them; from then on the engines, and the replicas for rollouts beside
+them, keep to processors of their own. A replica that stands still is killed, so that it starts again.
 """
 
 import json
@@ -38,6 +38,7 @@ class Supervisor:
         api: Child,
         engines: Mapping[Child, frozenset[str]],
         replicas: Mapping[Child, str],
+        rollouts: Sequence[Child] = (),
         *,
         wanted: frozenset[str],
         engine_placement: Placement,
@@ -45,10 +46,14 @@ class Supervisor:
         state_file: Path,
         say: Callable[[str], None],
     ) -> None:
-        """`replicas` with the hash of their base, those of `wanted` bases from the start; `engine_placement` is the engines' while replicas run."""
-        self._api, self._engines, self._ask, self._state_file, self._say = api, engines, ask, state_file, say
+        """`replicas` with the hash of their base, those of `wanted` bases from the start; `rollouts` are replicas that always run.
+
+        `engine_placement` is that of engines and of `rollouts` while `replicas` run.
+        """
+        self._api, self._engines, self._ask, self._state_file, self._tell = api, engines, ask, state_file, say
         self._replicas, self._wanted, self._engine_placement = replicas, wanted, engine_placement
-        self._needed = (*engines, *(replica for replica, base_hash in replicas.items() if base_hash in wanted), api)
+        self._rollouts = rollouts
+        self._needed = (*engines, *rollouts, *(replica for replica, base_hash in replicas.items() if base_hash in wanted), api)
         self._was_ready = False
         self._events: SimpleQueue[int] = SimpleQueue()
         self._stopping = False
@@ -57,14 +62,14 @@ class Supervisor:
     @property
     def _children(self) -> Sequence[Child]:
         """Those that are to run."""
-        return (*self._engines, *(replica for replica in self._replicas if replica.begun), self._api)
+        return (*self._engines, *self._rollouts, *(replica for replica in self._replicas if replica.begun), self._api)
 
     def run(self, *, ready_within_s: float, on_ready: Callable[[], None]) -> None:
         """Start everything, call `on_ready` once, and return after a stop signal; WorkerError when a child cannot be kept alive."""
         for number in (*_STOP_SIGNALS, signal.SIGCHLD):
             signal.signal(number, self._on_signal)
         try:
-            for child in (*self._engines, self._api):
+            for child in (*self._engines, *self._rollouts, self._api):
                 child.start()
             self._start_wanted()
             self._write_state()
@@ -99,8 +104,7 @@ class Supervisor:
             changed |= self._note_health()
             self._next_health = now + _HEALTH_EVERY_S
         if now >= self._next_housekeeping:
-            for child in self._children:
-                child.rotate_log()
+            self._rotate_logs()
             self._next_housekeeping = now + _HOUSEKEEPING_EVERY_S
         if changed:
             self._write_state()
@@ -109,8 +113,8 @@ class Supervisor:
         """Start the replicas that are wanted and never were started; whether there were any."""
         new = [replica for replica, base_hash in self._replicas.items() if base_hash in self._wanted and not replica.begun]
         if new:
-            for engine in self._engines:
-                engine.put(self._engine_placement)
+            for process in (*self._engines, *self._rollouts):
+                process.put(self._engine_placement)
         for replica in new:
             log.info("starts %s", replica.name)
             replica.start()
@@ -130,8 +134,8 @@ class Supervisor:
     def _mourn(self, child: Child, how: str) -> None:
         log.warning("%s %s", child.name, how)
         # Training goes on without a replica that cannot start, and who asks it for an answer is told.
-        if child.hopeless and child in self._needed and not (self._was_ready and child in self._replicas):
-            raise WorkerError(f"{child.name} {how}, {child.unready_deaths} times without becoming ready; {_end_of_log(child)}")
+        if child.hopeless and child in self._needed and not (self._was_ready and self._only_samples(child)):
+            raise WorkerError(f"{child.name} {how}, {child.stillbirths} times without becoming ready; {_end_of_log(child)}")
         self._say(f"{child.name} {how}; starting it again")
 
     def _note_health(self) -> bool:
@@ -142,11 +146,14 @@ class Supervisor:
         self._api.note_ready(health.answers and self._api.pid is not None)
         for engine, aliases in self._engines.items():
             engine.note_ready(health.answers and engine.pid is not None and not aliases & health.waiting_for)
-        for replica in self._replicas:
+        for replica in (*self._rollouts, *self._replicas):
             replica.note_ready(replica.pid is not None and replica.name in health.replicas)
             if replica.state is State.NOT_READY and replica.name in health.silent:
                 self._end_standstill(replica)
         return started or before != [child.state for child in self._children]
+
+    def _only_samples(self, child: Child) -> bool:
+        return child in self._replicas or child in self._rollouts
 
     def _end_standstill(self, replica: Child) -> None:
         """Only its end lets another life begin, and nothing is lost with it. An engine is left alone: two deaths condemn the operation in hand."""
@@ -160,7 +167,7 @@ class Supervisor:
         self._events = SimpleQueue()
         log.info("stopping")
         self._terminate([self._api], API_STOP_S)
-        self._terminate([*self._engines, *self._replicas], ENGINE_STOP_S)
+        self._terminate([*self._engines, *self._rollouts, *self._replicas], ENGINE_STOP_S)
         self._write_state()
 
     def _terminate(self, children: list[Child], within_s: float) -> None:
@@ -187,7 +194,28 @@ class Supervisor:
         except Empty:
             return None
 
+    def _rotate_logs(self) -> None:
+        for child in self._children:
+            try:
+                child.rotate_log()
+            except OSError as error:
+                log.warning("the log of %s cannot be moved aside: %s", child.name, error)
+
+    def _say(self, line: str) -> None:
+        """To the user, whose terminal may be a file on a full disk."""
+        try:
+            self._tell(line)
+        except OSError as error:
+            log.warning("cannot say `%s`: %s", line, error)
+
     def _write_state(self) -> None:
+        """For `bloomery status`. Where it cannot be written, the disk full say, that is behind the times; the children run on."""
+        try:
+            self._replace_state()
+        except OSError as error:
+            log.warning("the state of the processes cannot be written: %s", error)
+
+    def _replace_state(self) -> None:
         fresh = self._state_file.with_name(self._state_file.name + ".new")
         rows = [{"name": c.name, "pid": c.pid, "restarts": c.restarts, "state": c.state, "since_us": c.since_us} for c in self._children]
         fresh.write_text(json.dumps({"children": rows}))

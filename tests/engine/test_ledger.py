@@ -1,8 +1,9 @@
 """What an engine leaves for the next one to know."""
 
+import shutil
 from pathlib import Path
 
-from bloomery.engine.ledger import MAX_DEATHS, MAX_REPLAY_DEATHS, InHand, Ledger
+from bloomery.engine.ledger import CHECKPOINT, MAX_DEATHS, MAX_REPLAY_DEATHS, InHand, Ledger
 
 ONE, TWO = InHand("run-1", 7), InHand("run-2", 3)
 
@@ -43,6 +44,30 @@ def test_a_result_clears_a_suspect(tmp_path):
     ledger.survived(ONE)
     assert not ledger.suspects(ONE)
     assert not Ledger(path).suspects(ONE)
+
+
+def test_a_death_between_two_turns_is_nobodys_fault(tmp_path):
+    path = tmp_path / "a.in-hand"
+    ledger = Ledger(path)
+    ledger.enter([ONE])
+    ledger.survived(ONE)
+    ledger.enter(())
+    assert not Ledger(path).suspects(ONE)
+
+
+def test_what_is_done_in_between_alone_is_in_hand_and_then_what_was(tmp_path):
+    path, between = tmp_path / "a.in-hand", InHand("run-1", CHECKPOINT)
+    ledger = Ledger(path)
+    ledger.enter([ONE, TWO])
+    ledger.survived(ONE)
+    with ledger.instead(between):
+        died = Ledger(shutil.copy(path, tmp_path / "b.in-hand"))
+        assert died.suspects(between)
+        assert not died.suspects(TWO)
+    died = Ledger(shutil.copy(path, tmp_path / "c.in-hand"))
+    assert died.suspects(TWO)
+    assert not died.suspects(ONE)
+    assert not died.suspects(between)
 
 
 def test_a_clean_end_pardons(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bloomery.engine.ledger import MAX_REPLAY_DEATHS
+from bloomery.engine.ledger import MAX_DEATHS, MAX_REPLAY_DEATHS
 from bloomery.types.operations import (
     CheckpointResult,
     Failed,
@@ -117,3 +117,15 @@ def test_a_replay_that_kills_every_engine_gives_the_run_up_and_not_the_others(mo
     assert survivor.deaths == MAX_REPLAY_DEATHS
     assert "while it replayed operation 101 (optim_step)" in survivor.refused["run-p"]
     assert survivor.results["run-a", 8].digest == reference.digest
+
+
+@pytest.mark.slow
+def test_checkpoints_that_kill_every_engine_are_given_up_and_training_goes_on(model, tmp_path, reference):
+    with engine(model, tmp_path, BLOOMERY_FAILPOINTS="engine.checkpoint.written") as one:
+        survivor = Survivor(one, {"run-p": (100, history(2)), "run-a": (0, [*history(4), SAVE])})
+        survivor.finish()
+        assert survivor.deaths == 2 * MAX_DEATHS
+        assert survivor.restored == {"run-p": (None, 99), "run-a": (None, -1)}
+        assert survivor.refused == {}
+        assert survivor.results["run-a", 8].digest == reference.digest
+        assert one.log().count("run run-a: each of the last two engines that wrote a checkpoint of it died") >= 1

@@ -313,7 +313,10 @@ class FakeEngine:
                 key = f"snapshots/{version}.safetensors"
                 return SnapshotResult(version=version, key=key, size_bytes=self._write(key, run), step=run.step)
             case LoadCheckpoint():
-                self._restore(run, operation.key)
+                try:
+                    self._restore(run, operation.key)
+                except NotFound as missing:
+                    return Failed(message=missing.message, category="server")
                 return LoadResult(digest=run.state, step=run.step)
             case Rejected():
                 if operation.effect != "none":

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -10,9 +11,14 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import update
 
 from bloomery.services.active import Patience
+from bloomery.services.checkpoints import NAMED
+from bloomery.services.held import held_blobs
+from bloomery.services.run_rows import RunRow
 from bloomery.services.settle import RestorePoint, restore_point
+from bloomery.store import rows
 from bloomery.types.errors import Corrupt
 from bloomery.types.operations import (
     CheckpointResult,
@@ -22,7 +28,7 @@ from bloomery.types.operations import (
     Result,
 )
 from tests.services.fake_engine import FakeEngine
-from tests.services.runs_stage import ME, Api, forward_backward, open_api, operation, play, until
+from tests.services.runs_stage import LORA, ME, Api, forward_backward, open_api, operation, play, until
 
 LAST = 12
 NEVER = RestorePoint(-1, "")
@@ -161,20 +167,114 @@ def test_a_gap_given_up_is_given_up_in_a_replay_too(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_an_engine_that_answers_differently_is_noticed(tmp_path: Path) -> None:
+def test_a_run_whose_replay_breaks_the_promise_of_equal_bits_is_stopped(tmp_path: Path) -> None:
     async def story(engine: FakeEngine) -> None:
         async with open_api(tmp_path) as api:
             run = await api.new_run()
             results = await api.train(run.id, 1, 5)
             await engine.crash()
             engine.salt = "wrong"
+            engine.gate.clear()
             await engine.start()
-            await api.until_events(["run.diverged"])
-            engine.numerics = "another machine"
-            await engine.crash()
-            await engine.start()
-            await api.until_events(["run.diverged", "run.numerics_changed"])
+            await api.runs.submit(ME, run.id, 6, operation(6))
+            engine.gate.set()
+            with pytest.raises(Corrupt, match=r"operation 5 of run .* gave another result than its caller was told when it was computed again"):
+                await api.runs.result(ME, run.id, 6, 20.0)
+            await api.until_events(["run.diverged", "run.broken"])
+            await until(lambda: run.id not in engine.runs)
             assert await api.results(run.id, 1, 2, 3, 4, 5) == results
+            with pytest.raises(Corrupt):
+                await api.runs.submit(ME, run.id, 7, operation(7))
+        engine.salt = ""
+        async with open_api(tmp_path) as api:
+            assert isinstance((await api.results(run.id, 6))[0], OptimStepResult)
+            assert (await api.runs.get(ME, run.id)).state == "active"
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("bit_exact", [True, False])
+def test_other_numerics_and_plain_engines_may_answer_differently_and_are_noticed(tmp_path: Path, bit_exact: bool) -> None:
+    async def story(engine: FakeEngine) -> None:
+        engine.bit_exact = bit_exact
+        async with open_api(tmp_path) as api:
+            run = await api.new_run()
+            results = await api.train(run.id, 1, 5)
+            await engine.crash()
+            engine.salt = "other"
+            if bit_exact:
+                engine.numerics = "another machine"
+            await engine.start()
+            await api.until_events(["run.numerics_changed" if bit_exact else "run.diverged"])
+            assert await api.results(run.id, 1, 2, 3, 4, 5) == results
+            await api.train(run.id, 6, 6)
+
+    play(tmp_path, story)
+
+
+def test_a_load_that_cannot_be_repeated_stops_the_run_instead_of_training_it_from_fresh_weights(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path, Patience(reopen_s=0.02)) as api:
+            run, key = await _loaded(api)
+            await api.train(run.id, 1, 1)
+            await engine.crash()
+            for name in [key, *(blob.key for blob in engine.blobs.list(f"checkpoints/{run.id}"))]:
+                engine.blobs.delete(name)
+            engine.numerics = "another machine"
+            await engine.start()
+            await api.runs.submit(ME, run.id, 2, operation(2))
+            with pytest.raises(Corrupt, match=r"operation 0 of run .* failed \(.*\) when it was computed again"):
+                await api.runs.result(ME, run.id, 2, 20.0)
+            assert (await api.runs.get(ME, run.id)).state == "broken"
+
+    play(tmp_path, story)
+
+
+def test_loaded_weights_that_were_deleted_are_held_until_no_replay_needs_them(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path) as api:
+            run, key = await _loaded(api)
+            await api.checkpoints.delete(ME, f"tinker://{run.metadata['from']}/weights/end")
+            await api.activity.stored(10)
+            assert key in await api.database.read(held_blobs)
+            await api.train(run.id, 1, 4)
+            await api.activity.stored(10)
+            assert key not in await api.database.read(held_blobs)
+            await until(lambda: not engine.blobs.exists(key))
+
+    play(tmp_path, story)
+
+
+async def _loaded(api: Api) -> tuple[RunRow, str]:
+    """A run that began with another one's weights, and the blob of those."""
+    first = await api.new_run()
+    await api.train(first.id, 1, 2)
+    await api.runs.checkpoint(ME, first.id, 3, "end")
+    await api.results(first.id, 3)
+    # So that no replay saves it again.
+    await api.runs.unload(ME, first.id)
+    end = await api.checkpoints.named(ME, first.id, NAMED, "end")
+    run = await api.runs.create(ME, base_model="tiny", lora=LORA, metadata={"from": first.id}, begins_with_load=True)
+    await api.runs.load(ME, run.id, 0, end, optimizer=True)
+    await api.results(run.id, 0)
+    return run, end.key
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_run_whose_journal_is_lost_is_broken_and_does_not_begin_again(tmp_path: Path, settled: bool) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path) as api:
+            run = await api.new_run()
+            await api.train(run.id, 1, 4)
+            await api.activity.stored(10)
+            if not settled:
+                # As if the process had died before the rows followed: the checkpoint's row alone tells of operation 4.
+                await api.database.write(lambda connection: connection.execute(update(rows.run).values(settled_seq=0)))
+        shutil.rmtree(tmp_path / "runs" / run.id)
+        async with open_api(tmp_path) as api:
+            with pytest.raises(Corrupt, match="has no results, yet operation 4 was done"):
+                await api.runs.submit(ME, run.id, 5, operation(5))
+            assert (await api.runs.get(ME, run.id)).state == "broken"
 
     play(tmp_path, story)
 

@@ -1,5 +1,6 @@
 """What is accepted is executed once, in order, and answered; what cannot be is refused."""
 
+import asyncio
 import math
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from bloomery.services.active import Patience
 from bloomery.services.history import MAX_WAITING
 from bloomery.services.repeats import Repeatable
 from bloomery.store import rows
+from bloomery.types import protocol
 from bloomery.types.errors import Conflict, Forbidden, InvalidInput, NotFound, NotSupported
 from bloomery.types.operations import (
     Failed,
@@ -23,7 +25,7 @@ from bloomery.types.operations import (
     SaveSnapshot,
 )
 from tests.services.fake_engine import CONTEXT, VOCABULARY, FakeEngine
-from tests.services.runs_stage import LORA, ME, STRANGER, datum, forward_backward, open_api, operation, play, step
+from tests.services.runs_stage import LORA, ME, STRANGER, Api, datum, forward_backward, open_api, operation, play, step, until
 
 
 def test_operations_run_in_order_and_are_answered_again_and_again(tmp_path: Path) -> None:
@@ -107,6 +109,63 @@ def test_creating_under_the_same_tinker_id_gives_the_same_run(tmp_path: Path) ->
             first, second = [await api.new_run(tinker_id="s:train:0") for _ in range(2)]
             assert first.id == second.id
             assert (await api.runs.list(ME)).total == 1
+
+    play(tmp_path, story)
+
+
+def test_another_request_under_the_same_number_is_refused_and_the_same_one_changes_nothing(tmp_path: Path) -> None:
+    async def submit(api: Api, run_id: str, seq: int, request: bytes) -> None:
+        await api.runs.submit(ME, run_id, seq, operation(seq), request=request)
+
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path) as api:
+            run = await api.new_run(tinker_id="s:train:0", asked=b"rank 4")
+            engine.gate.clear()
+            await submit(api, run.id, 1, b"one")
+            await asyncio.gather(submit(api, run.id, 1, b"one"), submit(api, run.id, 1, b""))
+            with pytest.raises(Conflict, match="operation 1 was submitted before with another body") as refused:
+                await submit(api, run.id, 1, b"two")
+            assert refused.value.field == "seq"
+            first, second = await asyncio.gather(submit(api, run.id, 2, b"one"), submit(api, run.id, 2, b"two"), return_exceptions=True)
+            assert first is None
+            assert isinstance(second, Conflict)
+        async with open_api(tmp_path) as api:
+            engine.gate.set()
+            with pytest.raises(Conflict):
+                await submit(api, run.id, 1, b"two")
+            await api.results(run.id, 1, 2)
+            for seq in range(3, 13):
+                await submit(api, run.id, seq, b"one")
+                await api.results(run.id, seq)
+                await api.activity.stored(10)
+            active = api.activity.get(run.id)
+            assert active is not None
+            # In checkpoints, so that the record of the operation itself goes.
+            await until(lambda: not active.history.journal.has_operation(1))
+            await submit(api, run.id, 1, b"one")
+            with pytest.raises(Conflict):
+                await submit(api, run.id, 1, b"two")
+            assert (await api.new_run(tinker_id="s:train:0", asked=b"rank 4")).id == run.id
+            with pytest.raises(Conflict) as taken:
+                await api.new_run(tinker_id="s:train:0", asked=b"rank 64")
+            assert taken.value.field == "model_seq_id"
+
+    play(tmp_path, story)
+
+
+def test_an_operation_that_fits_no_frame_fails_in_its_place_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path) as api:
+            run = await api.new_run()
+            await api.train(run.id, 1, 2)
+            monkeypatch.setattr(protocol, "MAX_FRAME_BYTES", 4000)
+            many = ForwardBackward(loss="cross_entropy", loss_config={}, data=(datum([1] * CONTEXT),) * 8)
+            await api.runs.submit(ME, run.id, 3, many)
+            failed, step, *_ = [*(await api.results(run.id, 3)), *(await api.train(run.id, 4, 6))]
+            assert isinstance(failed, Failed)
+            assert (failed.category, "at most 4000 bytes" in failed.message) == ("user", True)
+            assert isinstance(step, Failed)
+            assert [type(result) for result in await api.results(run.id, 5, 6)] == [ForwardBackwardResult, OptimStepResult]
 
     play(tmp_path, story)
 

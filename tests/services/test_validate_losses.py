@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from bloomery.services.models import Size
 from bloomery.types.arrays import Array
-from bloomery.types.checks import MAX_SOFT_TARGETS, MAX_TARGETS, check_forward_backward
+from bloomery.types.checks import MAX_DATA, MAX_EXPERTS_TOLD, MAX_SOFT_TARGETS, MAX_TARGETS, check_forward_backward
 from bloomery.types.errors import BloomeryError, InvalidInput, NotSupported
 from bloomery.types.losses import LOSSES
 from bloomery.types.operations import Datum, ForwardBackward
+from bloomery.types.routing import RoutingShape
 
 SIZE = Size(context=8, vocab_size=10, width=8)
 Config = dict[str, float | str]
@@ -124,12 +125,31 @@ def test_bad_data_name_the_field(make: Callable[[], ForwardBackward], field: str
 
 def test_an_operation_has_a_bounded_number_of_targets() -> None:
     width = MAX_SOFT_TARGETS
-    wide = changed(tokens=ids(*range(8)), inputs=soft(8, width))
-    fitting = MAX_TARGETS // (8 * width)
-    check_forward_backward(operation(*[wide] * fitting), SIZE)
+    size = SIZE._replace(context=16)
+    wide = changed(tokens=ids(*range(8), *range(8)), inputs=soft(16, width))
+    fitting = MAX_TARGETS // (16 * width)
+    check_forward_backward(operation(*[wide] * fitting), size)
     with pytest.raises(InvalidInput, match=f"at most {MAX_TARGETS}") as refused:
-        check_forward_backward(operation(*[wide] * fitting, GOOD), SIZE)
+        check_forward_backward(operation(*[wide] * fitting, GOOD), size)
     assert refused.value.field == "data"
+
+
+def test_an_operation_has_a_bounded_number_of_data() -> None:
+    check_forward_backward(operation(*[GOOD] * MAX_DATA), SIZE)
+    with pytest.raises(InvalidInput, match=f"`data` has {MAX_DATA + 1} data, at most {MAX_DATA} are taken at a time") as refused:
+        check_forward_backward(operation(*[GOOD] * (MAX_DATA + 1)), SIZE)
+    assert refused.value.field == "data"
+
+
+def test_experts_that_fit_no_answer_are_not_asked_for() -> None:
+    size = SIZE._replace(context=1 << 13, routing=RoutingShape(experts=8, top_k=8, sparse_layers=tuple(range(64))))
+    long = changed(tokens=Array.of(np.ones(1 << 13, np.int64)), inputs={"target_tokens": Array.of(np.ones(1 << 13, np.int64))})
+    long = msgspec.structs.replace(long, inputs=long.inputs | {"weights": Array.of(np.ones(1 << 13, np.float32))})
+    asked = msgspec.structs.replace(operation(*[long] * 8), return_routing=True)
+    check_forward_backward(asked, size)
+    with pytest.raises(InvalidInput, match=f"at most {MAX_EXPERTS_TOLD} are given at a time") as refused:
+        check_forward_backward(msgspec.structs.replace(asked, return_routing_weights=True), size)
+    assert refused.value.field == "loss_fn_config.return_routing"
 
 
 ARRAYS = st.builds(

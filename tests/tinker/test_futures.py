@@ -63,6 +63,21 @@ def test_a_sample_in_the_making_has_no_answer_yet_and_one_that_is_cancelled_is_g
     play(story)
 
 
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_cancelled_sample_is_begun_anew_when_it_is_asked_again(noticed: bool) -> None:
+    async def story(futures: SampleFutures) -> None:
+        futures.start(sample(0), "me", ONE, never)
+        futures.cancel(sample(0), "me")
+        if noticed:
+            with pytest.raises(Gone):
+                await futures.wait(sample(0), "me", 5.0)
+        futures.start(sample(0), "me", ONE, partial(answer, b"again"))
+        assert await futures.wait(sample(0), "me", 5.0) == SampleAnswer(b"again", "v1")
+        assert await futures.wait(sample(0), "me", 5.0) == SampleAnswer(b"again", "v1")
+
+    play(story)
+
+
 def test_failures_are_answers() -> None:
     async def refuse() -> SampleAnswer:
         raise InvalidInput("too long")

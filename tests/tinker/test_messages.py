@@ -105,6 +105,53 @@ def test_narrow_values_are_widened(dtype: int, values: np.ndarray, expected: lis
     assert parsed(request.SerializeToString()).data[0].inputs["x"].numpy().tolist() == expected
 
 
+def test_a_sparse_tensor_that_no_row_has_is_refused_before_it_is_filled_in() -> None:
+    request = sdk.ForwardBackwardRequest(loss_fn="cross_entropy")
+    request.data.add().model_input.add().encoded_text.tokens = np.arange(3, dtype="<i4").tobytes()
+    tensor = request.data[0].loss_fn_inputs["weights"]
+    tensor.dtype, tensor.sparse_csr.crow_indices = 1, np.zeros(2, "<i8").tobytes()
+    tensor.shape.extend([1, 1 << 26])
+    body = request.SerializeToString()
+    assert len(body) < 200
+    assert messages.parse_forward_backward(body).filled_bytes == 8 << 26
+    with pytest.raises(InvalidInput, match=r"is sparse \[1, 67108864\], expected \[3, K\]") as refused:
+        parsed(body)
+    assert refused.value.field == "data[0].loss_fn_inputs.weights"
+
+
+def test_fields_that_the_contract_lacks_are_refused_by_number_and_place() -> None:
+    body = sdk_body([types.Datum(model_input=types.ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [1, 2]})])
+    with pytest.raises(InvalidInput, match="`ForwardBackwardRequest` has field number 99 of wire type 0"):
+        parsed(body + bytes([0x98, 0x06, 0x01]))
+    request = sdk.ForwardBackwardRequest.FromString(body)
+    tensor = request.data[0].loss_fn_inputs["target_tokens"]
+    tensor.MergeFromString(bytes([0x98, 0x06, 0x01]))
+    with pytest.raises(InvalidInput, match="`Tensor` has field number 99"):
+        parsed(request.SerializeToString())
+    parsed(body)
+
+
+@pytest.mark.parametrize(("first", "second"), [({"beta": 0.5, "gamma": 1.0}, {"beta": 0.5}), ({"beta": 0.5}, {"beta": 0.25})])
+def test_options_of_the_older_field_that_the_newer_lacks_are_not_ignored(first: dict[str, float], second: dict[str, float]) -> None:
+    request = sdk.ForwardBackwardRequest(loss_fn="cross_entropy", loss_fn_config=first)
+    for name, value in second.items():
+        request.loss_fn_config_v2[name].number = value
+    with pytest.raises(InvalidInput, match=r"loss_fn_config\.(gamma|beta)"):
+        parsed(request.SerializeToString())
+
+
+def test_a_message_means_the_same_in_whatever_order_its_maps_are_written() -> None:
+    one, other = ({name: [1.0, 2.0] for name in names} for names in (("weights", "mask"), ("mask", "weights")))
+    meanings = []
+    for inputs in (one, other, {"weights": [1.0, 3.0], "mask": [1.0, 2.0]}):
+        request = sdk.ForwardBackwardRequest(loss_fn="cross_entropy")
+        made = request.data.add()
+        for name, values in inputs.items():
+            made.loss_fn_inputs[name].dense = np.asarray(values, "<f4").tobytes()
+        meanings.append(messages.parse_forward_backward(request.SerializeToString()).meaning)
+    assert meanings[0] == meanings[1] != meanings[2]
+
+
 OUTPUTS = st.lists(
     st.tuples(st.integers(0, 5), st.integers(0, 3)).map(
         lambda shape: {

@@ -83,3 +83,10 @@ def test_what_a_datum_leaves_out_is_filled_in_for_its_own_rows():
     assert inputs["clip_low_threshold"][:, 0].tolist() == pytest.approx([0.5] * 5 + [0] * 3 + [0.1, 0.2, 0.3, 0])
     assert inputs["clip_high_threshold"][:, 0].tolist() == pytest.approx([1.0004] * 5 + [0] * 3 + [1.0004] * 3 + [0])
     assert inputs["sequence_ratio_mask"][:, 0].tolist() == [0, 1, 1, 0, 1, 0, 0, 0, 1, 1, 1, 0]
+
+
+def test_the_datum_with_a_wrong_id_is_named_among_very_many():
+    good, targets = (np.ones(length, np.int64) for length in (1, 1))
+    data = [datum(good, targets)] * 3 + [datum(good, np.full(1, VOCAB))] + [datum(good, targets)] * 3
+    with pytest.raises(InvalidInput, match=r"data\[3\] holds token ids"):
+        check_token_ids(data, VOCAB)

@@ -16,7 +16,7 @@ from tinker.lib.public_interfaces.custom_loss import encode_graph, trace_loss
 from bloomery.api.routes.tinker import bodies
 from bloomery.api.routes.tinker.loss_graphs import parse_custom_loss
 from bloomery.models.decoder import Decoder
-from bloomery.train.custom import KERNELS, evaluate
+from bloomery.train.custom import KERNELS, Room, evaluate
 from bloomery.types.custom_loss import DTYPES, OPERATORS, REDUCTIONS, Call, CustomInput, CustomLoss, Items, Ref, Rest, Slice, check_custom_loss
 from bloomery.types.errors import BloomeryError, InvalidInput
 from bloomery.types.operations import Datum, Failed, ForwardBackward, ForwardBackwardResult, OptimStepResult
@@ -144,6 +144,18 @@ def test_what_cannot_be_computed_is_the_callers_doing(function: Callable[..., An
     loss, _ = traced(of(function))
     with pytest.raises(InvalidInput, match=says):
         evaluate(loss, *example(), "data[7]", gradient=True)
+
+
+def test_the_graphs_of_one_pass_share_their_room() -> None:
+    loss, _ = traced(of(lambda p, a, b, s: p.expand(1 << 20, -1).sum() + p))
+    room = Room()
+    before = room.left
+    evaluate(loss, *example(), "data[0]", gradient=True, room=room)
+    used = before - room.left
+    assert used > 1 << 20
+    room.left = used - 1
+    with pytest.raises(InvalidInput, match="for the data of one pass have more than 67108864 elements: send fewer data at a time"):
+        evaluate(loss, *example(), "data[1]", gradient=True, room=room)
 
 
 def test_a_loss_is_a_scalar_that_depends_on_the_logprobs() -> None:

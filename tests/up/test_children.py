@@ -11,8 +11,8 @@ from bloomery.up.cores import Placement
 from tests.live import wait_until
 
 
-def child(tmp_path: Path, code: str) -> Child:
-    return Child(Program(name="child", argv=[sys.executable, "-c", code], env={}, log=tmp_path / "child.log"))
+def child(tmp_path: Path, code: str, socket: Path | None = None) -> Child:
+    return Child(Program(name="child", argv=[sys.executable, "-c", code], env={}, log=tmp_path / "child.log", socket=socket))
 
 
 def wait_for_death(mortal: Child) -> int:
@@ -53,6 +53,35 @@ def test_a_child_that_never_gets_ready_is_hopeless_in_the_end(tmp_path: Path) ->
         wait_for_death(mortal)
     assert mortal.hopeless
     assert mortal.log_tail(2) == "no such file\nno such file"
+
+
+def test_deaths_of_lives_that_listened_are_no_stillbirths_however_short_they_were(tmp_path: Path) -> None:
+    socket = tmp_path / "s"
+    mortal = child(tmp_path, f"open({str(socket)!r}, 'w'); raise SystemExit(3)", socket)
+    for _ in range(MAX_UNREADY_DEATHS + 1):
+        mortal.start()
+        wait_for_death(mortal)
+    assert not mortal.hopeless
+    assert mortal.unready_deaths == MAX_UNREADY_DEATHS + 1
+
+
+def test_a_child_that_was_ready_once_and_never_listens_again_is_hopeless_in_the_end(tmp_path: Path) -> None:
+    mortal = child(tmp_path, "raise SystemExit(3)", tmp_path / "s")
+    mortal.start()
+    mortal.note_ready(True)
+    wait_for_death(mortal)
+    for _ in range(MAX_UNREADY_DEATHS):
+        assert not mortal.hopeless
+        mortal.start()
+        wait_for_death(mortal)
+    assert mortal.hopeless
+
+
+def test_a_child_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
+    mortal = Child(Program(name="child", argv=[str(tmp_path / "absent")], env={}, log=tmp_path / "child.log"))
+    assert not mortal.start_when_due()
+    assert mortal.pid is None
+    assert mortal.restarts == 0
 
 
 def test_states_follow_what_is_seen_of_it_and_keep_the_time_they_began(tmp_path: Path) -> None:

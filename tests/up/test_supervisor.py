@@ -55,6 +55,40 @@ def test_a_killed_child_is_started_again(tmp_path: Path, name: str) -> None:
         assert f"{name} was killed by SIGKILL; starting it again" in running.said()
 
 
+def test_a_state_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
+    # Where the file should come there is a directory: for the supervisor the same as a full disk.
+    (tmp_path / "processes.json.new").mkdir()
+    with supervisor(tmp_path) as running:
+        (tmp_path / "ready-engine").unlink()
+        children = [int(found) for found in Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()]
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: "engine was killed by SIGKILL; starting it again" in running.said() and (tmp_path / "ready-engine").exists())
+        assert running.process.poll() is None
+
+
+LISTENING_AND_POISONED = f"""
+import os, pathlib
+pathlib.Path("engine.sock").touch()
+deaths = pathlib.Path("deaths")
+died = len(deaths.read_text()) if deaths.exists() else 0
+if pathlib.Path("ready-engine").exists() and died < 8:
+    deaths.write_text("x" * (died + 1))
+    os.abort()
+{OBEDIENT}"""
+
+
+@pytest.mark.slow
+def test_an_engine_that_one_operation_after_the_other_kills_is_started_until_it_lives(tmp_path: Path) -> None:
+    with supervisor(tmp_path, OBEDIENT, LISTENING_AND_POISONED) as running:
+        engine = running.pid("engine")
+        assert engine is not None
+        os.kill(engine, signal.SIGKILL)
+        wait_until(lambda: running.said().count("engine was killed by SIGABRT") == 8)
+        wait_until(lambda: rows(running)["engine"] == "ready")
+        assert running.process.poll() is None
+
+
 def test_children_die_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     with supervisor(tmp_path) as running:
         children = [running.pid("api"), running.pid("engine")]
@@ -113,6 +147,30 @@ def test_a_replica_is_started_when_it_is_wanted_and_again_when_it_dies_and_stops
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(30) == 0
         assert set((tmp_path / "events").read_text().splitlines()[1:]) == {"engine stopped", f"{REPLICA} stopped"}
+
+
+ROLLOUTS = "rollouts-tiny-0"
+
+
+def test_a_replica_for_rollouts_runs_from_the_start_and_again_when_it_dies_and_stops_with_the_engine(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").touch()
+    with supervisor(tmp_path) as running:
+        wait_until(lambda: rows(running) == {"api": "ready", "engine": "ready", ROLLOUTS: "ready"})
+        first = running.pid(ROLLOUTS)
+        assert first is not None
+        (tmp_path / f"ready-{ROLLOUTS}").unlink()
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: running.restarted(ROLLOUTS, first) and rows(running)[ROLLOUTS] == "ready")
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(30) == 0
+        assert set((tmp_path / "events").read_text().splitlines()[1:]) == {"engine stopped", f"{ROLLOUTS} stopped"}
+
+
+def test_a_replica_for_rollouts_that_cannot_start_keeps_the_server_from_being_ready(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").touch()
+    with supervisor(tmp_path, OBEDIENT, OBEDIENT, BROKEN) as running:
+        assert running.process.wait(60) == 1
+        assert f"{ROLLOUTS} exited with status 1, 5 times without becoming ready" in running.said()
 
 
 @pytest.mark.slow

@@ -34,6 +34,8 @@ class SampleAnswer(NamedTuple):
 
     body: bytes
     version: str
+    kept: tuple[int, ...] | None = None
+    """Of drafts, tokens of each sample; None where there were none."""
 
 
 class Load(NamedTuple):
@@ -75,11 +77,12 @@ class SampleFutures:
         """Submissions that found no room."""
 
     def start(self, future: SampleFuture, owner: str, load: Load, make: Make, admit: Callable[[], None] = lambda: None) -> None:
-        """Begin a sample; a repeated submission joins the one that is there. One that is too large for any bound is made alone.
+        """Begin a sample; a repeated submission joins the one that is there, unless that was cancelled. One too large for any bound is made alone.
 
         `admit` may refuse a sample that is to be begun, by raising.
         """
-        if future.request_id in self._entries:
+        known = self._entries.get(future.request_id)
+        if known is not None and not known.task.cancelling():
             return
         sequences, tokens = self._running.sequences + load.sequences, self._running.tokens + load.tokens
         if self._running.sequences and (sequences > self._max_running or tokens > self._max_running_tokens):
@@ -87,6 +90,8 @@ class SampleFutures:
             running = f"{self._running.sequences} sequences with prompts of {self._running.tokens} tokens"
             raise Unavailable(f"{running} are in the making; try again when some are done")
         admit()
+        if future.request_id in self._finished:
+            self._drop(future.request_id)
         self._completions.begin(future)
         task = asyncio.create_task(_settled(make))
         self._entries[future.request_id] = _Entry(owner, load, task)
@@ -143,6 +148,9 @@ class SampleFutures:
         size = len(answer.body) if isinstance(answer, SampleAnswer) else None
         self._running = Load(self._running.sequences - load.sequences, self._running.tokens - load.tokens)
         self._completions.end(future, size)
+        if self._entries[future.request_id].task is not task:
+            # Cancelled, and begun anew before its end was noticed.
+            return
         self._finished[future.request_id] = size or 0
         self._kept_bytes += size or 0
         while len(self._finished) > self._max_kept or self._kept_bytes > self._max_kept_bytes:

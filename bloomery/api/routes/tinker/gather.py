@@ -45,6 +45,10 @@ class Gathering:
         """Every sample, in order."""
         return [sample.out() for sample in self._samples]
 
+    def kept(self) -> tuple[int, ...]:
+        """How many tokens of each sample its draft had right."""
+        return tuple(sample.kept for sample in self._samples)
+
     def fed_experts(self) -> list[list[Array]]:
         """Those of the tokens that each sample was fed, where routing was asked."""
         return [sample.fed_experts for sample in self._samples]
@@ -61,6 +65,7 @@ class _Growing:
         self._watch, self._mode = watch, mode
         self._out = SampleOut([], [], [], hit_limit=False)
         self.finished = False
+        self.kept = 0
         self.fed_experts: list[Array] = []
         self.fed_expert_weights: list[Array] = []
 
@@ -70,6 +75,7 @@ class _Growing:
             return False
         self._out.tokens.append(event.token)
         self._out.logprobs.append(event.logprob_as(self._mode))
+        self.kept += event.kept
         if event.top:
             self._out.top.append(event.top)
         if event.fed_experts is not None:

@@ -5,12 +5,15 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from bloomery.api.routes.tinker import proto
+from bloomery.api.routes.tinker.meaning import canonical, hash_of_bytes
+from bloomery.api.routes.tinker.proto import first_unknown
 from bloomery.api.routes.tinker.spans import check_spans
 from bloomery.api.routes.tinker.targets import TargetCells
-from bloomery.api.routes.tinker.tensors import check_fill, decode_tensor, decode_tokens, encode_records, encode_tensor
+from bloomery.api.routes.tinker.tensors import check_fill, check_sparse, decode_tensor, decode_tokens, encode_records, encode_tensor, filled_size
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput, NotSupported
 from bloomery.types.generation import PromptScored
+from bloomery.types.losses import CUSTOM
 from bloomery.types.operations import Datum, ForwardBackward, ForwardBackwardResult
 
 CONTENT_TYPE: Final = "application/x-protobuf"
@@ -45,18 +48,37 @@ class PromptOut(NamedTuple):
     found: int = 0
 
 
-def parse_forward_backward(body: bytes) -> Any:
+class Parsed(NamedTuple):
+    """A forward_backward body."""
+
+    message: Any
+    meaning: bytes
+    """Hash of the request."""
+    filled_bytes: int
+    """What its sparse tensors will take."""
+    unknown: str | None
+    """A field that this contract does not have."""
+
+
+def parse_forward_backward(body: bytes) -> Parsed:
     """The message of a forward_backward body."""
     request = proto.ForwardBackwardRequest()
     try:
         request.ParseFromString(body)
     except proto.DecodeError as error:
         raise InvalidInput(f"the body is not a ForwardBackwardRequest: {error}") from error
-    return request
+    filled_bytes = sum(filled_size(tensor) for datum in request.data for tensor in datum.loss_fn_inputs.values())
+    said = canonical(request)
+    request.DiscardUnknownFields()
+    unknown = None if request.ByteSize() == len(said) else first_unknown(proto.ForwardBackwardRequest.FromString(said))
+    return Parsed(request, hash_of_bytes(said), filled_bytes, unknown)
 
 
-def forward_backward(request: Any) -> ForwardBackward:
+def forward_backward(parsed: Parsed) -> ForwardBackward:
     """The operation a parsed request asks for."""
+    request = parsed.message
+    if parsed.unknown is not None:
+        raise InvalidInput(f"{parsed.unknown}, which this server does not know: leave it out, or have the server brought up to date", field="body")
     check_fill(tensor for datum in request.data for tensor in datum.loss_fn_inputs.values())
     config = _loss_config(request)
     return ForwardBackward(
@@ -118,7 +140,12 @@ def _write_top(message: Any, pairs: np.ndarray) -> None:
 def _loss_config(request: Any) -> dict[str, float | str]:
     if not request.loss_fn_config_v2:
         return dict(request.loss_fn_config)
-    return {name: getattr(value, value.WhichOneof("value") or "number") for name, value in request.loss_fn_config_v2.items()}
+    config = {name: getattr(value, value.WhichOneof("value") or "number") for name, value in request.loss_fn_config_v2.items()}
+    for name, value in sorted(request.loss_fn_config.items()):
+        if name not in config or not (config[name] == value or (config[name] != config[name] and value != value)):
+            field = f"loss_fn_config.{name}"
+            raise InvalidInput(f"`{field}` is {value} there and not so in `loss_fn_config_v2`: say the same in both, or leave out one", field=field)
+    return config
 
 
 def _flag(value: float | str, name: str) -> bool:
@@ -130,6 +157,9 @@ def _flag(value: float | str, name: str) -> bool:
 def _datum(datum: Any, field: str, loss: str) -> Datum:
     chunks = [_text_chunk(chunk, f"{field}.model_input") for chunk in datum.model_input]
     tokens = np.concatenate(chunks) if chunks else np.empty(0, dtype=np.int32)
+    for name, tensor in datum.loss_fn_inputs.items():
+        # Those of a custom loss may have any shape.
+        check_sparse(tensor, None if loss == CUSTOM else tokens.size, f"{field}.loss_fn_inputs.{name}")
     inputs = {name: decode_tensor(tensor, f"{field}.loss_fn_inputs.{name}") for name, tensor in datum.loss_fn_inputs.items()}
     routing, weights = inputs.pop(ROUTING, None), inputs.pop(ROUTING_WEIGHTS, None)
     made = Datum(tokens=Array.of(tokens), routing=routing, routing_weights=weights, inputs=inputs)

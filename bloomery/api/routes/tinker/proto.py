@@ -8,6 +8,7 @@ Only field numbers and types travel, so the table below is the whole contract: a
 from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory  # type: ignore[import-untyped]
+from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-untyped]
 
 DecodeError = message.DecodeError
 
@@ -125,3 +126,20 @@ ForwardBackwardOutput = _message("ForwardBackwardOutput")
 SampleResponse = _message("SampleResponse")
 Tensor = _message("Tensor")
 ArrayRecord = _message("ArrayRecord")
+
+
+def first_unknown(found: Any) -> str | None:
+    """A field of a message, or of one in it, that the table above lacks or knows with another type."""
+    for field in UnknownFieldSet(found):
+        return f"a `{found.DESCRIPTOR.name}` has field number {field.field_number} of wire type {field.wire_type}"
+    for descriptor, value in found.ListFields():
+        if descriptor.message_type is None:
+            continue
+        if descriptor.message_type.GetOptions().map_entry:
+            inner = list(value.values()) if descriptor.message_type.fields_by_name["value"].message_type is not None else []
+        else:
+            inner = [value] if isinstance(value, message.Message) else list(value)
+        for each in inner:
+            if (unknown := first_unknown(each)) is not None:
+                return unknown
+    return None

@@ -13,6 +13,7 @@ from bloomery.api.routes.tinker.errors import TinkerRoute, failure
 from bloomery.api.routes.tinker.futures import Futures, SampleAnswer, SampleFutures
 from bloomery.api.routes.tinker.messages import CONTENT_TYPE, encode_forward_backward
 from bloomery.api.routes.tinker.names import Creation, LossCreation, OperationFuture, SampleFuture, Unloading, parse_future, session_of
+from bloomery.services.checkpoints import EXTERNAL, NAMED, SNAPSHOT
 from bloomery.services.core import Services
 from bloomery.services.principal import Principal
 from bloomery.services.threads import off_loop
@@ -29,6 +30,8 @@ from bloomery.types.operations import (
     SnapshotResult,
 )
 
+KEPT_HEADER: Final = "x-bloomery-kept"
+"""How many tokens of each sample's draft were kept, beside a sample that had drafts."""
 HOLD_S: Final = 20.0
 """The SDK gives up a poll after 45 s and then pauses; an answer well before keeps it asking."""
 
@@ -91,8 +94,9 @@ async def _retrieve_sample(future: SampleFuture, services: Services, caller: Pri
             return _try_again("active", "the sample is in the making")
         case Failed() as failed:
             return JSONResponse(failure(failed))
-        case SampleAnswer(body, version):
-            return Response(body, media_type=CONTENT_TYPE, headers={VERSION_HEADER: version})
+        case SampleAnswer(body, version, kept):
+            told = {} if kept is None else {KEPT_HEADER: ",".join(map(str, kept))}
+            return Response(body, media_type=CONTENT_TYPE, headers={VERSION_HEADER: version} | told)
 
 
 async def _retrieve_operation(future: OperationFuture, services: Services, caller: Principal) -> Response:
@@ -112,7 +116,8 @@ async def _answer(result: Result, future: OperationFuture, services: Services, c
             # Training loops merge these into rows of their own, which have a `step`: ours counts from 1 and over loads, theirs does not.
             return JSONResponse({"metrics": {"optimizer_step" if name == "step" else name: value for name, value in metrics.items()}})
         case CheckpointResult():
-            return JSONResponse({"type": "save_weights", "path": f"tinker://{future.model_id}/weights/{future.about}"})
+            name = await services.checkpoints.name_at(caller, future.model_id, NAMED, future.seq)
+            return JSONResponse({"type": "save_weights", "path": f"tinker://{future.model_id}/weights/{name or future.about}"})
         case SnapshotResult():
             return JSONResponse(await _published(result, future, services, caller))
         case LoadResult():
@@ -123,11 +128,13 @@ async def _answer(result: Result, future: OperationFuture, services: Services, c
 
 async def _published(result: SnapshotResult, future: OperationFuture, services: Services, caller: Principal) -> dict[str, Any]:
     if future.export is not None:
-        path = f"tinker://{future.model_id}/external_weights/{future.export}"
+        name = await services.checkpoints.name_at(caller, future.model_id, EXTERNAL, future.seq)
+        path = f"tinker://{future.model_id}/external_weights/{name or future.export}"
         return {"type": "save_weights_external", "path": path, "size_bytes": result.size_bytes}
     answer = {"type": "save_weights_for_sampler"}
     if future.sampler is None:
-        return answer | {"path": f"tinker://{future.model_id}/sampler_weights/{future.about}"}
+        name = await services.checkpoints.name_at(caller, future.model_id, SNAPSHOT, future.seq)
+        return answer | {"path": f"tinker://{future.model_id}/sampler_weights/{name or future.about}"}
     run = await services.runs.get(caller, future.model_id)
     version = Version(Weights(version=result.version, key=result.key), run.base_hash, run.base_model)
     session_id = session_of(future.model_id)

@@ -14,6 +14,7 @@ import numpy as np
 
 from bloomery.api.routes.tinker import proto
 from bloomery.types.arrays import Array
+from bloomery.types.checks import MAX_SOFT_TARGETS
 from bloomery.types.errors import InvalidInput
 
 MAX_ELEMENTS: Final = 1 << 26
@@ -38,9 +39,27 @@ def decode_tensor(tensor: Any, field: str) -> Array:
     return Array.of(_shaped(values, tuple(tensor.shape), field))
 
 
+def filled_size(tensor: Any) -> int:
+    """Bytes that a sparse tensor takes when its zeros are filled in; 0 of a dense one, whose body has them all."""
+    return _filled(tensor) * _WIDEST
+
+
+def _filled(tensor: Any) -> int:
+    return math.prod(tensor.shape) if tensor.WhichOneof("encoding") == "sparse_csr" and min(tensor.shape, default=0) >= 0 else 0
+
+
+def check_sparse(tensor: Any, length: int | None, field: str) -> None:
+    """Refuse a sparse tensor, before it is filled in, that no row of `length` tokens has (None: any length will do)."""
+    if length is None or tensor.WhichOneof("encoding") != "sparse_csr" or len(tensor.shape) != 2:
+        return
+    if tensor.shape[0] != length or tensor.shape[1] > MAX_SOFT_TARGETS:
+        expected = f"[{length}, K] with at most {MAX_SOFT_TARGETS} columns"
+        raise InvalidInput(f"`{field}` is sparse {list(tensor.shape)}, expected {expected}, one row for each token", field=field)
+
+
 def check_fill(tensors: Iterable[Any]) -> None:
     """Refuse sparse tensors that would be too large together."""
-    filled = sum(math.prod(tensor.shape) for tensor in tensors if tensor.WhichOneof("encoding") == "sparse_csr" and min(tensor.shape, default=0) >= 0)
+    filled = sum(map(_filled, tensors))
     if filled > MAX_ELEMENTS:
         raise InvalidInput(f"sparse tensors of {filled} values in all, at most {MAX_ELEMENTS} are filled in at a time: send fewer data", field="data")
 

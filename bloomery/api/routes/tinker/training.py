@@ -18,6 +18,7 @@ from bloomery.api.routes.tinker import bodies, messages
 from bloomery.api.routes.tinker.access import reader
 from bloomery.api.routes.tinker.errors import TinkerRoute, as_ours
 from bloomery.api.routes.tinker.loss_graphs import parse_custom_loss
+from bloomery.api.routes.tinker.meaning import hash_of
 from bloomery.api.routes.tinker.names import Creation, LossCreation, OperationFuture, Unloading, model_name, session_of
 from bloomery.services.checkpoints import EXTERNAL, NAMED, CheckpointRow
 from bloomery.services.core import Services
@@ -48,6 +49,7 @@ async def create_model(body: bodies.CreateModel, services: Svc, caller: Caller) 
         metadata=body.user_metadata or {},
         session_id=body.session_id,
         tinker_id=name,
+        asked=hash_of("create_model", body),
     )
     return Creation(name).accepted()
 
@@ -81,17 +83,19 @@ async def forward_backward(request: Request, response: Response, services: Svc, 
     if messages.CONTENT_TYPE not in request.headers.get("content-type", ""):
         raise InvalidInput(f"send a body of content type {messages.CONTENT_TYPE}", field="content-type")
     body = await request.body()
-    message = await off_loop(len(body), messages.parse_forward_backward, body)
+    parsed = await off_loop(len(body), messages.parse_forward_backward, body)
+    message = parsed.message
     if (form := LOSSES.get(message.loss_fn)) is not None and form.notice is not None:
         response.headers[NOTICE] = form.notice
     if not message.model_id:
         raise InvalidInput("the message names no run: set `model_id`", field="model_id")
     future = OperationFuture(message.model_id, message.seq_id)
-    async with keeping_place(services, caller, future, effect="none" if message.forward_only else "spoil"):
-        operation = await off_loop(len(body), messages.forward_backward, message)
+    async with keeping_place(services, caller, future, parsed.meaning, effect="none" if message.forward_only else "spoil"):
+        # Sparse tensors are filled in, which may be far more than was sent.
+        operation = await off_loop(len(body) + parsed.filled_bytes, messages.forward_backward, parsed)
         if operation.loss == CUSTOM:
             operation = await services.custom_losses.attach(caller, operation)
-        await services.runs.submit(caller, future.model_id, future.seq, operation)
+        await services.runs.submit(caller, future.model_id, future.seq, operation, request=parsed.meaning)
     return future.accepted()
 
 
@@ -109,9 +113,10 @@ async def create_custom_loss(body: bodies.CreateCustomLoss, services: Svc, calle
 async def optim_step(body: bodies.Numbered, services: Svc, caller: Caller) -> dict[str, Any]:
     """Apply the accumulated gradients."""
     future = OperationFuture(body.model_id, body.seq_id)
-    async with keeping_place(services, caller, future):
+    asked_as = hash_of("optim_step", body)
+    async with keeping_place(services, caller, future, asked_as):
         operation = _optim_step(bodies.whole(body, bodies.OptimStep))
-        await services.runs.submit(caller, future.model_id, future.seq, operation)
+        await services.runs.submit(caller, future.model_id, future.seq, operation, request=asked_as)
     return future.accepted()
 
 
@@ -119,7 +124,8 @@ async def optim_step(body: bodies.Numbered, services: Svc, caller: Caller) -> di
 async def save_weights(body: bodies.Numbered, services: Svc, caller: Caller) -> dict[str, Any]:
     """Keep the resumable state under a name."""
     future = OperationFuture(body.model_id, body.seq_id)
-    async with keeping_place(services, caller, future):
+    asked_as = hash_of("save_weights", body)
+    async with keeping_place(services, caller, future, asked_as):
         asked = bodies.whole(body, bodies.SaveWeights)
         await services.runs.checkpoint(
             caller,
@@ -129,6 +135,7 @@ async def save_weights(body: bodies.Numbered, services: Svc, caller: Caller) -> 
             ttl_s=asked.ttl_seconds,
             overwrite=asked.overwrite,
             metadata=asked.user_metadata,
+            request=asked_as,
         )
         future = future.named(asked.path)
     return future.accepted()
@@ -138,10 +145,13 @@ async def save_weights(body: bodies.Numbered, services: Svc, caller: Caller) -> 
 async def save_weights_for_sampler(body: bodies.Numbered, services: Svc, caller: Caller) -> dict[str, Any]:
     """Publish the weights for sampling, under a name or for one sampler of the client."""
     future = OperationFuture(body.model_id, body.seq_id)
-    async with keeping_place(services, caller, future):
+    asked_as = hash_of("save_weights_for_sampler", body)
+    async with keeping_place(services, caller, future, asked_as):
         asked = bodies.whole(body, bodies.SaveForSampler)
         future = _publication(asked, future)
-        await services.runs.snapshot(caller, future.model_id, future.seq, asked.path, ttl_s=asked.ttl_seconds, metadata=asked.user_metadata)
+        await services.runs.snapshot(
+            caller, future.model_id, future.seq, asked.path, ttl_s=asked.ttl_seconds, metadata=asked.user_metadata, request=asked_as
+        )
     return future.accepted()
 
 
@@ -149,12 +159,13 @@ async def save_weights_for_sampler(body: bodies.Numbered, services: Svc, caller:
 async def save_weights_external(body: bodies.Numbered, services: Svc, caller: Caller) -> dict[str, Any]:
     """Export the weights for other programs."""
     future = OperationFuture(body.model_id, body.seq_id)
-    async with keeping_place(services, caller, future):
+    asked_as = hash_of("save_weights_external", body)
+    async with keeping_place(services, caller, future, asked_as):
         asked = bodies.whole(body, bodies.SaveExternal)
         if asked.age_encryption_recipients:
             what = "encryption to `age_encryption_recipients` is not offered: leave it out, and encrypt what you download"
             raise NotSupported(what, field="age_encryption_recipients")
-        await services.runs.snapshot(caller, future.model_id, future.seq, asked.path, kind=EXTERNAL, ttl_s=asked.ttl_seconds)
+        await services.runs.snapshot(caller, future.model_id, future.seq, asked.path, kind=EXTERNAL, ttl_s=asked.ttl_seconds, request=asked_as)
         future = future.exporting(asked.path)
     return future.accepted()
 
@@ -170,10 +181,11 @@ async def load_weights(body: bodies.LoadWeights, services: Svc, caller: Caller) 
 
 
 async def _load_into(body: bodies.LoadWeights, future: OperationFuture, services: Services, caller: Principal) -> dict[str, Any]:
-    async with keeping_place(services, caller, future, effect="spoil"):
+    asked_as = hash_of("load_weights", body)
+    async with keeping_place(services, caller, future, asked_as, effect="spoil"):
         _check_into(body)
         source = await _source(body, services, caller)
-        await services.runs.load(caller, future.model_id, future.seq, source, optimizer=body.optimizer)
+        await services.runs.load(caller, future.model_id, future.seq, source, optimizer=body.optimizer, request=asked_as)
     return future.named(body.path).accepted()
 
 
@@ -182,7 +194,7 @@ async def _create_from(body: bodies.LoadWeights, name: str, services: Services, 
     if body.optimizer and body.optimizer_config is not None:
         raise InvalidInput("`optimizer_config` is that of the checkpoint when its optimizer is loaded: leave it out", field="optimizer_config")
     await services.sessions.require_open(caller, str(body.session_id))
-    source = await _source(body, services, caller)
+    asked_as, source = hash_of("load_weights", body), await _source(body, services, caller)
     base_model = body.base_model or source.base_model
     if services.models.resolve(base_model).base_hash != source.base_hash:
         raise InvalidInput(f"`{body.path}` belongs to base model `{source.base_model}`, not to `{base_model}`", field="base_model")
@@ -194,15 +206,19 @@ async def _create_from(body: bodies.LoadWeights, name: str, services: Services, 
         session_id=body.session_id,
         tinker_id=name,
         begins_with_load=True,
+        asked=asked_as,
     )
-    await services.runs.load(caller, name, 0, source, optimizer=body.optimizer)
+    await services.runs.load(caller, name, 0, source, optimizer=body.optimizer, request=asked_as)
     return OperationFuture(name, 0).named(body.path).accepted()
 
 
 @asynccontextmanager
-async def keeping_place(services: Services, caller: Principal, future: OperationFuture, *, effect: Effect = "none") -> AsyncIterator[None]:
+async def keeping_place(
+    services: Services, caller: Principal, future: OperationFuture, asked_as: bytes, *, effect: Effect = "none"
+) -> AsyncIterator[None]:
     """An operation that makes no sense is refused as the run's operation of that number: its future fails, later operations go on.
 
+    `asked_as` is the hash of the request: where another one has the number, this one has no place and is refused at once.
     `effect`: what becomes of the gradients that they build on.
     """
     try:
@@ -211,7 +227,7 @@ async def keeping_place(services: Services, caller: Principal, future: Operation
         ours = as_ours(error)
         if ours.category != "user":
             raise
-        await services.runs.submit(caller, future.model_id, future.seq, Rejected(message=ours.message, effect=effect))
+        await services.runs.submit(caller, future.model_id, future.seq, Rejected(message=ours.message, effect=effect), request=asked_as)
 
 
 def _lora(asked: bodies.Lora) -> LoraSpec:

@@ -1,0 +1,80 @@
+"""The same number again: with the same body the same answer, with another one a refusal and no word of what was never done."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from bloomery.api.routes.tinker import proto
+from tests.tinker.over_fake_engine import KEY, MODEL, Served
+from tests.tinker.test_fields import post, said
+from tests.tinker.test_fuzz import valid
+
+
+@pytest.fixture
+def model_id(server: Served) -> str:
+    session = said(post(server, "/create_session", {"sdk_version": "0.38.0"}))["session_id"]
+    created = said(post(server, "/create_model", new(session, 0)))
+    return str(created["model_id"])
+
+
+def new(session: str, number: int, **lora: Any) -> dict[str, Any]:
+    return {"session_id": session, "model_seq_id": number, "base_model": MODEL, "lora_config": {"rank": 4, **lora}}
+
+
+def path_of(server: Served, accepted: Any) -> str:
+    return str(said(post(server, "/retrieve_future", {"request_id": accepted["request_id"]}))["path"])
+
+
+@pytest.mark.parametrize("route", ["/save_weights", "/save_weights_for_sampler", "/save_weights_external"])
+def test_weights_are_saved_under_the_name_that_came_first(server: Served, model_id: str, route: str) -> None:
+    first = said(post(server, route, {"model_id": model_id, "seq_id": 1, "path": "one"}))
+    assert path_of(server, first).endswith("/one")
+    refused = post(server, route, {"model_id": model_id, "seq_id": 1, "path": "two"})
+    assert refused.status_code == 400
+    assert (refused.json()["code"], refused.json()["field"], refused.json()["category"]) == ("conflict", "seq_id", "user")
+    again = said(post(server, route, {"seq_id": 1, "path": "one", "model_id": model_id}))
+    assert again == first
+    assert path_of(server, again).endswith("/one")
+    forged = {"request_id": first["request_id"].replace("one", "two")}
+    assert said(post(server, "/retrieve_future", forged))["path"].endswith("/one")
+    assert post(server, "/optim_step", {"model_id": model_id, "seq_id": 1, "adam_params": {}}).json()["code"] == "conflict"
+
+
+def test_a_request_that_makes_no_sense_keeps_its_place_when_it_comes_again(server: Served, model_id: str) -> None:
+    bad = {"model_id": model_id, "seq_id": 1, "path": "no/name"}
+    first = said(post(server, "/save_weights", bad))
+    assert said(post(server, "/save_weights", bad)) == first
+    assert post(server, "/save_weights", bad | {"path": "name"}).json()["code"] == "conflict"
+
+
+def test_another_batch_under_a_number_that_is_taken_is_refused(server: Served, model_id: str) -> None:
+
+    def send(message: Any) -> httpx.Response:
+        headers = {"x-api-key": KEY, "content-type": "application/x-protobuf"}
+        return httpx.post(f"{server.url}/api/v1/forward_backward", content=message.SerializeToString(), headers=headers)
+
+    message = valid(model_id, 1)
+    first = said(send(message))
+    assert said(send(proto.ForwardBackwardRequest.FromString(message.SerializeToString()))) == first
+    message.forward_only = True
+    assert send(message).json()["code"] == "conflict"
+
+
+def test_a_run_is_created_as_it_was_asked_for_first(server: Served, model_id: str) -> None:
+    session = model_id.split(":train:")[0]
+    assert said(post(server, "/create_model", new(session, 0)))["model_id"] == model_id
+    refused = post(server, "/create_model", new(session, 0, rank=64))
+    assert refused.status_code == 400
+    assert (refused.json()["code"], refused.json()["field"]) == ("conflict", "model_seq_id")
+
+
+def test_a_run_that_begins_with_weights_does_not_say_that_it_loaded_others(server: Served, model_id: str) -> None:
+    session = model_id.split(":train:")[0]
+    paths = [path_of(server, said(post(server, "/save_weights", {"model_id": model_id, "seq_id": seq, "path": f"at-{seq}"}))) for seq in (1, 2)]
+    load = {"session_id": session, "model_seq_id": 1, "optimizer": True}
+    first = said(post(server, "/load_weights", load | {"path": paths[0]}))
+    assert path_of(server, first) == paths[0]
+    assert said(post(server, "/load_weights", load | {"path": paths[0]})) == first
+    refused = post(server, "/load_weights", load | {"path": paths[1]})
+    assert (refused.status_code, refused.json()["code"], refused.json()["field"]) == (400, "conflict", "model_seq_id")
