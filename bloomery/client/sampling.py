@@ -28,6 +28,8 @@ class Sampled(NamedTuple):
 
     version: str
     sequences: tuple[SampledSequence, ...]
+    kept: tuple[int, ...] = ()
+    """Where there were drafts: the leading tokens of each continuation that its draft had right."""
 
 
 class SamplingSession:
@@ -70,11 +72,21 @@ class Sampler:
         top_k: int = 0,
         top_p: float = 1.0,
         stop: Sequence[int] | None = None,
+        drafts: Sequence[Sequence[int]] | None = None,
     ) -> "PendingSample":
-        """Begin `num_samples` continuations of a prompt; `stop` replaces the model's own end tokens, and an empty one means none."""
-        params = {"max_tokens": max_tokens, "seed": seed, "temperature": temperature, "top_k": top_k or -1, "top_p": top_p}
+        """Begin `num_samples` continuations of a prompt; `stop` replaces the model's own end tokens, and an empty one means none.
+
+        `drafts` are a guess at each, such as what other weights gave with this seed: they change no token, and save the time of those that are right.
+        """
+        params = {"max_tokens": max_tokens, "seed": seed, "temperature": temperature, "top_p": top_p}
         stops = {} if stop is None else {"stop": list(stop)}
-        return self._begin(prompt, {"num_samples": num_samples, "sampling_params": params | stops})
+        if drafts is None:
+            return self._begin(prompt, {"num_samples": num_samples, "sampling_params": params | stops | {"top_k": top_k or -1}})
+        if len(drafts) != num_samples:
+            message = f"`drafts` are {len(drafts)} for {num_samples} samples: give one for each, an empty one where there is none"
+            raise InvalidInput(message, field="drafts")
+        asked = {"prompt": list(prompt), "drafts": [list(draft) for draft in drafts], "top_k": top_k, **params, **stops}
+        return PendingSample(self._http, {"sampling_session_id": self._id, "seq_id": next(self._numbers), **asked}, "/api/v1/samples")
 
     def score(self, tokens: Sequence[int]) -> "PendingSample":
         """Begin to score a text: `prompt_logprobs` of the result are these weights' own, NaN at the first token."""
@@ -89,20 +101,20 @@ class Sampler:
 class PendingSample:
     """A sample to come."""
 
-    def __init__(self, http: Http, asked: dict[str, Any]) -> None:
+    def __init__(self, http: Http, asked: dict[str, Any], route: str = "/api/v1/asample") -> None:
         self._http = http
-        self._asked = asked
-        self._answer: tuple[str, SampleAnswer] | None = None
+        self._asked, self._route = asked, route
+        self._answer: _Answer | None = None
         self._request_id = self._submit(None)
 
     def result(self, timeout_s: float = _TIMEOUT_S) -> Sampled:
         """Wait for it; one that is not there in time is cancelled, and Unavailable."""
-        version, answer = self._wait(timeout_s)
-        return Sampled(version, answer.sequences)
+        version, answer, kept = self._wait(timeout_s)
+        return Sampled(version, answer.sequences, kept)
 
     def prompt_logprobs(self, timeout_s: float = _TIMEOUT_S) -> tuple[float, ...]:
         """The same, of what was scored: one log-probability for each token."""
-        return self._wait(timeout_s)[1].prompt_logprobs
+        return self._wait(timeout_s).answer.prompt_logprobs
 
     def cancel(self) -> None:
         """Have it stopped; one that is over, or whose server is away, needs no stopping."""
@@ -110,10 +122,10 @@ class PendingSample:
             self._http.request("POST", "/api/v1/cancel_future", json={"request_id": self._request_id}, patience_s=_CANCEL_S, timeout=_CANCEL_S)
 
     def _submit(self, patience_s: float | None) -> str:
-        answer = self._http.request("POST", "/api/v1/asample", repeatable=True, paced=True, patience_s=patience_s, json=self._asked)
+        answer = self._http.request("POST", self._route, repeatable=True, paced=True, patience_s=patience_s, json=self._asked)
         return str(answer.json()["request_id"])
 
-    def _wait(self, timeout_s: float) -> tuple[str, SampleAnswer]:
+    def _wait(self, timeout_s: float) -> "_Answer":
         deadline = time.monotonic() + timeout_s
         while self._answer is None:
             left_s = deadline - time.monotonic()
@@ -127,7 +139,7 @@ class PendingSample:
                 self._request_id = self._submit(left_s)
         return self._answer
 
-    def _poll(self, deadline: float) -> tuple[str, SampleAnswer] | None:
+    def _poll(self, deadline: float) -> "_Answer | None":
         """The answer, or None while the sample is in the making."""
         left_s = max(0.0, deadline - time.monotonic())
         try:
@@ -151,4 +163,11 @@ class PendingSample:
         if response.headers.get("content-type") != _PROTOBUF:
             failed = response.json()
             raise (InvalidInput if failed["category"] == "user" else WorkerError)(failed["error"])
-        return response.headers["x-bloomery-version"], read_answer(response.content)
+        kept = response.headers.get("x-bloomery-kept")
+        return _Answer(response.headers["x-bloomery-version"], read_answer(response.content), tuple(map(int, kept.split(","))) if kept else ())
+
+
+class _Answer(NamedTuple):
+    version: str
+    answer: SampleAnswer
+    kept: tuple[int, ...]

@@ -106,6 +106,16 @@ class KeyValueCache:
         if not self.samples and self.keys_NSKLE.nbytes + self.values_NSKLE.nbytes > _KEEP_BYTES:
             self._give_back()
 
+    def cut(self, sample: Sample, tokens: int) -> bool:
+        """Forget what a sample has cached behind its first tokens; False where a state has gone on, which nothing takes back."""
+        if self.states is not None and tokens < sample.cached:
+            return False
+        slot = self.slot(sample)
+        for storage in self._storages:
+            storage[:, slot, :, tokens : sample.cached] = 0
+        sample.cached = tokens
+        return True
+
     def keep(self, sample: Sample, stem: Stem) -> None:
         """Keep the keys and values of a sample's cached tokens, which are those of `stem`, beyond its release."""
         tokens = len(stem.tokens)

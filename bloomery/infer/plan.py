@@ -7,8 +7,9 @@ Within a class who arrives first goes first; production goes before rollouts and
 places, and so many tokens of each step's prefill, that no other class takes while one of its own wants them. While a class decodes, those behind it
 prefill little in a step, because a step is as long as the gap between its tokens. Whoever has a place beyond the floor
 of his class makes room for a class before his, and when the cache cannot hold all who run, the last in that order go back to the queue and are
-prefilled again later; that costs time and changes no token. Who waits for more room than there is lets those of classes before his pass, as many as
-have places together; then nobody passes any more, or a steady load of short requests would keep the room that a long one waits for.
+prefilled again later; that costs time and changes no token. What a draft guesses of a sample is prefilled behind its tokens, and what comes of it is
+for others to say: the sample decodes when nothing is guessed any more. Who waits for more room than there is lets those of classes before his pass,
+as many as have places together; then nobody passes any more, or a steady load of short requests would keep the room that a long one waits for.
 """
 
 import sys
@@ -92,6 +93,8 @@ class Sample:
     left: int = 1
     """Last tokens that prefill leaves out: a decode step feeds them, or nobody. 0 where the prefill itself gives the one token that is wanted."""
     priority: Priority = "rollout"
+    drafted: int = 0
+    """Tokens behind those that its draft guesses and prefill feeds too; every one that is drawn as guessed becomes one of `length`."""
     passed: int = 0
     """Samples of classes before its own that got places while it has waited for room."""
 
@@ -101,9 +104,19 @@ class Sample:
         return len(self.stem.tokens) - 1
 
     @property
+    def needed(self) -> int:
+        """Tokens that prefill caches. The last one that is guessed gives a token without a decode step."""
+        return self.length + self.drafted if self.drafted else self.length - self.left
+
+    @property
     def missing(self) -> int:
         """Tokens to prefill."""
-        return self.length - self.left - self.cached
+        return self.needed - self.cached
+
+    @property
+    def reach(self) -> int:
+        """Places that it takes."""
+        return self.length + self.drafted
 
 
 class Chunk(NamedTuple):
@@ -201,7 +214,7 @@ class _Step:
             placed = sample in self.stay
             offer = None if placed or left < 1 else self._best_offer(sample)
             start = sample.cached if offer is None else offer.tokens
-            needed = sample.length - sample.left
+            needed = sample.needed
             tokens = 0 if offer is not None and offer.when == _When.PREFILLED else self._whole(sample, start, _affordable(needed - start, left))
             if left < 1 or start + tokens == sample.cached < needed or (offer is not None and offer.when == _When.NOT_YET):
                 break
@@ -211,7 +224,7 @@ class _Step:
                 (self.found if offer.when == _When.NOW else self.forks).append(Fork(sample, offer.source, offer.tokens))
             if tokens:
                 self.prefill.append(Chunk(sample, start, start + tokens))
-            if sample.decodes and start + tokens == needed:
+            if sample.decodes and not sample.drafted and start + tokens == needed:
                 self.decode.append(sample)
             left -= tokens + 1
         return budget - left
@@ -241,7 +254,7 @@ def in_common(first: Stem, second: Stem) -> int:
 
 def key_length(samples: Sequence[Sample]) -> int:
     """Keys that a step of these samples looks at: their greatest length, padded."""
-    return pad_to(max(sample.length for sample in samples), KEY_PAD)
+    return pad_to(max(sample.reach for sample in samples), KEY_PAD)
 
 
 def _fit(count: int, longest: int, limits: Limits) -> bool:
@@ -269,8 +282,8 @@ def _places(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limits
         rank = CLASSES.index(sample.priority)
         if rank >= (full if sample in placed else closed):
             continue
-        if _fit(len(places.stay) + len(places.newcomers) + 1, max(longest, sample.length), limits):
-            longest = max(longest, sample.length)
+        if _fit(len(places.stay) + len(places.newcomers) + 1, max(longest, sample.reach), limits):
+            longest = max(longest, sample.reach)
             if sample in placed:
                 places.stay.append(sample)
             else:

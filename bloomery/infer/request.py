@@ -1,6 +1,7 @@
 """One request while it is served: its tokens, its samples, and when they are done."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from bloomery.infer.plan import Sample, Stem
 from bloomery.infer.sampling import Draw
 from bloomery.infer.versions import Model
 from bloomery.types.generation import FinishReason, Generate, Live, PromptScored
+
+_GUIDED_DRAFT: Final = 16
+"""Tokens."""
 
 
 class Request:
@@ -36,6 +40,8 @@ class Request:
         self._stop_tokens = frozenset(generate.params.stop_tokens)
         for index, begun in enumerate(generate.begun):
             self.continuations[index] += begun
+        self._drafts = {index: draft for index, draft in enumerate(generate.drafts) if draft[: len(self.continuations[index])] == self._so_far(index)}
+        """Of the samples whose tokens so far are what their drafts say."""
         self.samples = self._make_samples()
         """All of them as the plan sees them."""
         self._said = sorted(set(self.prompt)) if generate.params.repetition_penalty != 1 else []
@@ -49,6 +55,23 @@ class Request:
         """Tokens of prompt and continuation at positions `start` to `stop`."""
         prompt, sampled = self.prompt, self.continuations[index]
         return prompt[start:stop] + sampled[max(0, start - len(prompt)) : max(0, stop - len(prompt))]
+
+    def fed(self, index: int, start: int, stop: int) -> list[int]:
+        """The same with what is guessed behind them."""
+        known = len(self.prompt) + len(self.continuations[index])
+        return self.tokens(index, start, stop) + list(self.guessed(index)[max(0, start - known) : max(0, stop - known)])
+
+    def guessed(self, index: int) -> tuple[int, ...]:
+        """What the draft of a sample says of the tokens behind those that it has."""
+        return self._drafts.get(index, ())[len(self.continuations[index]) :]
+
+    def drafted(self, index: int) -> int:
+        """Tokens of that to be fed next. The last token of a draft is fed to nobody: the row before it says whether it is drawn.
+
+        A sample that is guided has few at a time, because its guide looks at one after the other while everybody waits.
+        """
+        count = max(0, len(self._drafts.get(index, ())) - len(self.continuations[index]) - 1)
+        return min(count, _GUIDED_DRAFT) if index in self._guides else count
 
     def cached_stem(self, sample: Sample) -> Stem:
         """The tokens of a sample that lie in the cache."""
@@ -71,16 +94,32 @@ class Request:
         self._told_versions[index] = self.model.version
         return self.model.version
 
-    def draw(self, index: int) -> Draw:
-        """The next token to choose."""
-        sampled, guide = self.continuations[index], self._guides.get(index)
+    def draw(self, index: int, ahead: int = 0) -> Draw:
+        """The next token to choose, or the one behind that and so many more as are guessed."""
+        sampled, guide, params = self.continuations[index], self._guides.get(index), self.generate.params
+        position = len(sampled) + ahead
+        if ahead and params.penalises:
+            sampled = [*sampled, *self.guessed(index)[:ahead]]
         allowed_V = None if guide is None else guide.allowed_V
-        return Draw(index, len(sampled), self.generate.params, self._said, sampled, allowed_V=allowed_V, top=self.generate.top_logprobs)
+        return Draw(index, position, params, self._said, sampled, allowed_V=allowed_V, top=self.generate.top_logprobs)
 
-    def append(self, index: int, token: int) -> Guide | None:
-        """Take a sampled token; returns the guide that has to take it too, if there is one."""
-        self.continuations[index].append(token)
-        return None if token in self._stop_tokens else self._guides.get(index)
+    def guide(self, index: int) -> Guide | None:
+        """What leads a sample, if something does."""
+        return self._guides.get(index)
+
+    def stops(self, token: int) -> bool:
+        """Whether a token ends a sample."""
+        return token in self._stop_tokens
+
+    def append(self, index: int, token: int) -> bool:
+        """Take a sampled token; returns whether the draft of its sample said so."""
+        draft, sampled = self._drafts.get(index, ()), self.continuations[index]
+        if draft[len(sampled) : len(sampled) + 1] == (token,):
+            sampled.append(token)
+            return True
+        sampled.append(token)
+        self._drafts.pop(index, None)
+        return False
 
     def end(self, index: int, context: int) -> FinishReason | None:
         """Why a sample ends with its last token, if it does; known when its guide has taken it."""
@@ -106,6 +145,9 @@ class Request:
             sample.reusable = sample.shared
         return scored
 
+    def _so_far(self, index: int) -> tuple[int, ...]:
+        return tuple(self.continuations[index])
+
     def _make_samples(self) -> list[Sample]:
         decodes = self.generate.params.max_tokens > 0 and not self.samples_in_prefill
         reusable = len(self.prompt) - 1 if self.inquiry is None else self.inquiry.first - 1
@@ -119,6 +161,7 @@ class Request:
                 decodes=decodes,
                 left=0 if self.samples_in_prefill else 1,
                 priority=self.generate.priority,
+                drafted=self.drafted(index),
             )
             for index in self.continuations
         ]

@@ -1,7 +1,7 @@
 """The forward of a step: the trainer's decoder over rows that are laid out so that a row's bits do not depend on its company.
 
-Prefill packs chunks of prompts as the trainer packs sequences; decode has one row per sample. Rows are sorted by weights, and by slot; in an exact
-form every adapter's segment is padded to `ROW_PAD` rows.
+Prefill packs chunks of prompts as the trainer packs sequences; decode has one row per sample. Rows are sorted by weights, and by slot; the rows
+of every adapter are padded to a multiple of what the form says, those of a prefill to `ROW_PAD`.
 Shapes: R packed rows, B fed samples, D hidden, V vocabulary, T tokens of a chunk; of a routing L sparse layers, T experts per token.
 """
 
@@ -63,6 +63,10 @@ class NextTokens(NamedTuple):
         """Log-probability of each row's chosen token [B]."""
         return self.logits_BV.gather(1, tokens_B[:, None])[:, 0] - self.logsumexp_B
 
+    def part(self, start: int, stop: int) -> "NextTokens":
+        """The same of rows `start` to `stop` alone."""
+        return NextTokens(self.logits_BV[start:stop], self.logsumexp_B[start:stop])
+
     def top(self, row: int, count: int) -> tuple[tuple[int, float], ...]:
         """The likeliest tokens of one row with their log-probabilities, best first."""
         if not count:
@@ -107,6 +111,14 @@ class Runner:
         return _next_tokens(logits_RV, [index * ROW_PAD + feed.last_row for index, feed in enumerate(feeds, 1)])
 
     @torch.inference_mode()
+    def after_each(self, hidden_RD: Tensor, feed: Feed, first: int, count: int) -> NextTokens:
+        """What comes after each of the tokens at so many positions of a prefilled feed that is wanted from the first of them or before."""
+        skipped = first - feed.start - feed.wanted_rows.start
+        start = skipped // ROW_PAD * ROW_PAD
+        logits_RV = self._logits(hidden_RD[start : pad_to(skipped + count, ROW_PAD)], feed.model)
+        return _next_tokens(logits_RV, range(skipped - start, skipped - start + count))
+
+    @torch.inference_mode()
     def score(self, hidden_RD: Tensor, feed: Feed, question: Question) -> PromptScores:
         """Answer a question about a prefilled feed that is wanted from the question's start on, from the logits that the trainer computes."""
         skip, step = (question.start - feed.start) % ROW_PAD, chunk_rows(feed.model.decoder.config.vocab_size)
@@ -127,7 +139,7 @@ class Runner:
         return [hidden_CD[place] for place in places]
 
     def _decode(self, feeds: Sequence[Feed]) -> NextTokens:
-        layout, spans = self._laid_out(feeds, lambda feed: 1, ROW_PAD if self._form.exact else 1)
+        layout, spans = self._laid_out(feeds, lambda feed: 1, self._form.row_pad)
         hidden_RD = self._hidden(feeds, layout, spans, StepAttention(self._cache, spans, layout.rows, self._form))
         decoder = self._twin(feeds[0].model.decoder)
         segments = [HeadRows(_head_factors(adapter), start, stop) for adapter, start, stop in layout.adapters.segments]

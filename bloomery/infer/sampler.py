@@ -131,6 +131,11 @@ class Sampler:
         return self._stepper.tokens_sampled
 
     @property
+    def tokens_kept(self) -> int:
+        """Of these, those that were taken over from drafts."""
+        return self._stepper.tokens_kept
+
+    @property
     def tokens_prefilled(self) -> int:
         """Since it began; what was taken over from others does not count."""
         return self._stepper.tokens_prefilled
@@ -221,7 +226,7 @@ class Sampler:
         self._versions.forget_idle(())
 
     def step(self) -> list[SamplerEvent]:
-        """One step of everything that runs: at most one token per sample."""
+        """One step of everything that runs: one token at most of every sample, but of those whose drafts are right."""
         self._receive()
         if self.paused != "keep":
             self._stepper.advance()

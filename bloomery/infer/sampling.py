@@ -84,7 +84,8 @@ class DrawnTokens(NamedTuple):
 
 def choose(logits_BV: Floats, draws: Sequence[Draw]) -> DrawnTokens:
     """The chosen token of every row; the lowest id wins a tie."""
-    plain, shaped = ([row for row, draw in enumerate(draws) if (draw.shapes or not native.present()) is wanted] for wanted in (False, True))
+    by_numpy = [not native.present() or draw.shapes for draw in draws]
+    plain, shaped = ([row for row, each in enumerate(by_numpy) if each is wanted] for wanted in (False, True))
     tokens_B = np.empty(len(draws), np.int64)
     if plain:
         # In one call, of all that is drawn from the model's own distribution.

@@ -9,20 +9,22 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import wait
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from bloomery.infer.cache import KeyValueCache
+from bloomery.infer.drafts import Guess, accepted
+from bloomery.infer.drawn import Drawn
 from bloomery.infer.grammar import Grammars
 from bloomery.infer.plan import Chunk, Fork, Limits, Plan, Sample, plan_step
 from bloomery.infer.queues import Queues
 from bloomery.infer.request import Request
 from bloomery.infer.runner import Feed, NextTokens, Runner
-from bloomery.infer.sampling import choose
 from bloomery.infer.scoring import Question
 from bloomery.types.arrays import Array
+from bloomery.types.errors import WorkerError
 from bloomery.types.generation import PromptEmbedded, PromptFound, PromptRouted, SampledToken
 
 log = logging.getLogger(__name__)
@@ -40,10 +42,10 @@ class Stepper:
         """`context`: tokens that a sequence may have."""
         self._queues, self._cache, self._runner, self._limits = queues, cache, runner, limits
         self._grammars, self._context = grammars, context
-        self.tokens_sampled = self.tokens_prefilled = self.preemptions = 0
+        self.tokens_sampled = self.tokens_kept = self.tokens_prefilled = self.preemptions = 0
 
     def advance(self) -> None:
-        """At most one token per sample."""
+        """One token at most of every sample, but of those whose drafts are right."""
         queues = self._queues
         plan = plan_step(queues.waiting, queues.running, self._limits, self._cache.kept)
         self.preemptions += len(plan.preempt)
@@ -52,7 +54,7 @@ class Stepper:
         for sample in plan.passed:
             sample.passed += 1
         self._fork(plan.found)
-        ends = self._prefill(plan.prefill)
+        ends, guesses = self._prefill(plan.prefill)
         self._fork(plan.forks)
         self._begin(plan)
         self._commit_prompts([*plan.admit, *(chunk.sample for chunk in plan.prefill)])
@@ -60,24 +62,27 @@ class Stepper:
         decode = [sample for sample in plan.decode if sample.request_id in queues.requests and sample not in late]
         self._decode(decode)
         self._sample_in_prefill([end for end in ends if end.feed.sample.request_id in queues.requests])
+        self._verify(guesses)
         self._follow(late, idle=not (plan.prefill or decode))
 
-    def _prefill(self, chunks: Sequence[Chunk]) -> list["_End"]:
-        """Compute and score; returns what ended where a token is to be sampled."""
+    def _prefill(self, chunks: Sequence[Chunk]) -> "_Prefilled":
+        """Compute and score; returns where tokens are to be sampled."""
         if not chunks:
-            return []
+            return _Prefilled([], [])
         inquiries = [self._queues.request(chunk.sample).inquiry for chunk in chunks]
         # One sample of a request at most computes what is asked about its prompt; its siblings take that over.
         questions = [None if inquiry is None else inquiry.question(chunk.stop) for inquiry, chunk in zip(inquiries, chunks, strict=True)]
         feeds = [_wanting(self._feed(*chunk), question) for chunk, question in zip(chunks, questions, strict=True)]
-        ends = []
+        ends, guesses = [], []
         for feed, inquiry, question, hidden_RD in zip(feeds, inquiries, questions, self._runner.prefill(feeds), strict=True):
             self.tokens_prefilled += len(feed.tokens)
             if inquiry is not None and question is not None:
                 inquiry.take(question, self._runner.score(hidden_RD, feed, question))
             if _ends(feed):
                 ends.append(_End(feed, hidden_RD))
-        return ends
+            if _guesses(feed):
+                guesses.append(Guess(feed, hidden_RD))
+        return _Prefilled(ends, guesses)
 
     def _fork(self, forks: Sequence[Fork]) -> None:
         for fork in forks:
@@ -104,7 +109,7 @@ class Stepper:
             score = request.take_score()
             if score is not None:
                 self._queues.events.append(score)
-            if request.owes_routing and not sample.missing:
+            if request.owes_routing and sample.cached >= sample.shared:
                 self._queues.events.append(self._routed(sample, weights=request.generate.routing_weights))
                 request.owes_routing = False
             if not sample.decodes and sample.left and not sample.missing:
@@ -138,46 +143,58 @@ class Stepper:
 
     def _choose(self, samples: Sequence[Sample], next_tokens: NextTokens) -> None:
         requests = [self._queues.request(sample) for sample in samples]
-        draws = [request.draw(sample.index) for request, sample in zip(requests, samples, strict=True)]
-        tokens_B, processed = choose(next_tokens.logits_BV.numpy(), draws)
-        logprobs = next_tokens.logprobs(torch.from_numpy(tokens_B)).tolist()
+        drawn = Drawn.of(next_tokens, [request.draw(sample.index) for request, sample in zip(requests, samples, strict=True)])
         asked = [request.generate for request in requests]
         fed_experts = _by_sample(samples, [each.routing for each in asked], self._cache.last_experts)
         fed_weights = _by_sample(samples, [each.routing_weights for each in asked], self._cache.last_expert_weights)
         for row, (sample, request) in enumerate(zip(samples, requests, strict=True)):
-            token = SampledToken(
-                request_id=sample.request_id,
-                sample=sample.index,
-                position=draws[row].position,
-                token=int(tokens_B[row]),
-                logprob=logprobs[row],
-                top=next_tokens.top(row, request.generate.top_logprobs),
-                fed_experts=fed_experts.get(sample),
-                fed_expert_weights=fed_weights.get(sample),
-                processed_logprob=processed[row].logprob if row in processed else None,
-                processed_top=processed[row].top if row in processed else None,
-                version=request.version_news(sample.index),
-            )
-            self._commit(sample, token)
+            if self._commit(sample, drawn.told(row, sample.request_id, fed_experts.get(sample), fed_weights.get(sample))):
+                token = request.continuations[sample.index][-1]
+                guide = None if request.stops(token) else request.guide(sample.index)
+                if guide is None or self._grammars is None:
+                    self._go_on(sample)
+                else:
+                    self._queues.following[sample] = self._grammars.follow(guide, token)
 
-    def _commit(self, sample: Sample, token: SampledToken) -> None:
+    def _verify(self, guesses: Sequence[Guess]) -> None:
+        """Tokens that were guessed right, and the first that was not as it should be; what is cached of the guess from there on goes."""
+        for guess in guesses:
+            sample = guess.feed.sample
+            request = self._queues.requests.get(sample.request_id)
+            if request is None:
+                # A sibling ended it.
+                continue
+            first = sample.length - 1
+            try:
+                tokens = accepted(guess, request, self._runner, self._cache)
+            except WorkerError as error:
+                log.error("a guide broke", exc_info=error)
+                self._queues.fail(sample.request_id, error.message)
+                continue
+            if not self._cache.cut(sample, first + len(tokens)):
+                self._queues.preempt([sample])
+            if all(self._commit(sample, token) for token in tokens):
+                self._go_on(sample)
+
+    def _commit(self, sample: Sample, token: SampledToken) -> bool:
+        """Whether its request goes on, or would if this were not the last token."""
         request = self._queues.requests.get(sample.request_id)
         if request is None:
             # A sibling in the same step had no finite log-probability, or could not go on, which ended the request.
-            return
+            return False
         if not math.isfinite(token.logprob):
             self._fail_broken(request)
-            return
+            return False
+        version, kept = request.version_news(sample.index), request.append(sample.index, token.token)
+        if version is not None or kept is not token.kept:
+            token = msgspec.structs.replace(token, version=version, kept=kept)
         self._queues.events.append(token)
         self.tokens_sampled += 1
+        self.tokens_kept += kept
         sample.length += 1
-        # Nothing more is prefilled for it, also where the prefill gave this token and its guide is late.
-        sample.left = 1
-        guide = request.append(sample.index, token.token)
-        if guide is None or self._grammars is None:
-            self._go_on(sample)
-        else:
-            self._queues.following[sample] = self._grammars.follow(guide, token.token)
+        # Nothing more is prefilled for it, also where the prefill gave this token and its guide is late; but what is guessed behind it.
+        sample.left, sample.drafted = 1, request.drafted(sample.index)
+        return True
 
     def _follow(self, late: Collection[Sample], *, idle: bool) -> None:
         """Samples whose guides have taken their last tokens go on; the others stay out of decode steps until theirs have.
@@ -212,7 +229,7 @@ class Stepper:
 
     def _feed(self, sample: Sample, start: int, stop: int) -> Feed:
         request = self._queues.request(sample)
-        return Feed(sample, request.model, request.tokens(sample.index, start, stop), start)
+        return Feed(sample, request.model, request.fed(sample.index, start, stop), start)
 
     def _fail_broken(self, request: Request) -> None:
         message = f"weights {request.model.version} are broken: they give log-probabilities that are not finite"
@@ -226,6 +243,11 @@ class _End(NamedTuple):
     hidden_RD: Tensor
 
 
+class _Prefilled(NamedTuple):
+    ends: list[_End]
+    guesses: list[Guess]
+
+
 def _by_sample(samples: Sequence[Sample], asked: Sequence[bool], last: Callable[[Sequence[Sample]], NDArray[Any]]) -> dict[Sample, Array]:
     """What is told of the token that each of those who asked was just fed."""
     curious = [sample for sample, asks in zip(samples, asked, strict=True) if asks]
@@ -237,6 +259,13 @@ def _ends(feed: Feed) -> bool:
     return not feed.sample.left and feed.stop == feed.sample.length
 
 
+def _guesses(feed: Feed) -> bool:
+    """Whether tokens are to be sampled behind the last one that is certain, and behind those that are guessed."""
+    return feed.sample.drafted > 0 and feed.stop >= feed.sample.length
+
+
 def _wanting(feed: Feed, question: Question | None) -> Feed:
-    """With the first position that something is asked about."""
-    return feed._replace(wanted=question.start if question is not None else feed.stop - 1 if _ends(feed) else None)
+    """With the first position that something is asked about; a question comes before guesses."""
+    if question is not None:
+        return feed._replace(wanted=question.start)
+    return feed._replace(wanted=feed.sample.length - 1 if _guesses(feed) else feed.stop - 1 if _ends(feed) else None)

@@ -6,7 +6,7 @@ model's shapes. It also chooses the `Form` in which the sampler computes: what i
 
 import hashlib
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +29,7 @@ from bloomery.models.recurrent import Recurrence
 
 _ROW_COUNTS = (ROW_PAD, 8, 12, 36, 64, 132, 260, 708, 1028)
 """Decode has as many as 64 versions padded, prefill as a chunk of 512 with the pads of 64 prompts, training as a pass and more."""
+_FEW_ROWS = tuple(range(1, ROW_PAD))
 _HEAD_ROW_COUNTS = _ROW_COUNTS[:5]
 """Of a head with a large vocabulary: more would take longer than loading the model."""
 _LARGE_HEAD = 1 << 24
@@ -53,7 +54,9 @@ class Form(NamedTuple):
     """How the sampler lays out what it computes. The default has the trainer's bits wherever `probe` finds this machine bit-exact."""
 
     exact: bool = True
-    """Rows come in multiples of `ROW_PAD`, so that their bits do not depend on their company."""
+    """A row's bits do not depend on its company."""
+    row_pad: int = ROW_PAD
+    """Rows of each adapter, and of a step, come in multiples of this."""
     key_pads: tuple[int, ...] = (KEY_PAD,)
     """Numbers of keys that attention may look at behind the last multiple of `KEY_PAD`, ascending; the last is `KEY_PAD`."""
     packed: bool = False
@@ -96,21 +99,28 @@ def probe(decoder: Decoder) -> ProbeReport:
     """Compare each kind of kernel on few rows and on many, with this model's shapes; takes well under a second for small models."""
     with torch.no_grad():
         failures: list[str] = []
-        packs, alone = can_pack(decoder.dtype, decoder.device), True
+        packs, alone, padless = can_pack(decoder.dtype, decoder.device), True, _may_have_no_pads(decoder)
         for matrix in _matrices(decoder):
             failures += _product_failures(matrix)
             packs = packs and _packs(matrix)
+            padless = padless and _equal_for(matrix, _FEW_ROWS)
             with _one_thread():
                 alone = alone and not list(_product_failures(matrix)) and (not packs or _packs(matrix))
         failures += [*_attention_failures(decoder), *_state_failures(decoder), *_pointwise_failures(decoder)]
-        form = Form(key_pads=_key_pads(decoder), packed=packs, one_thread=alone and _equal_alone(decoder))
+        row_pad = 1 if padless and not any(_pointwise_failures(decoder, _FEW_ROWS)) else ROW_PAD
+        form = Form(row_pad=row_pad, key_pads=_key_pads(decoder), packed=packs, one_thread=alone and _equal_alone(decoder))
     return ProbeReport(not failures, tuple(failures), form)
 
 
 def plain_form(decoder: Decoder) -> Form:
     """The fastest form, whose bits depend on the company."""
     pads = range(_PLAIN_KEY_PAD, KEY_PAD + 1, _PLAIN_KEY_PAD)
-    return Form(exact=False, key_pads=tuple(pads), packed=can_pack(decoder.dtype, decoder.device))
+    return Form(exact=False, row_pad=1, key_pads=tuple(pads), packed=can_pack(decoder.dtype, decoder.device))
+
+
+def _may_have_no_pads(decoder: Decoder) -> bool:
+    """Whether a row may have its bits alone: with native products, in models of attention and MLPs and nothing else."""
+    return native.multiplies(decoder.embedding) and decoder.config.recurrent is None and decoder.config.experts is None
 
 
 def compute_with(threads: int) -> None:
@@ -236,12 +246,18 @@ def _product_dtype(decoder: Decoder, name: str) -> torch.dtype:
 
 
 def _product_failures(matrix: _Matrix) -> Iterator[str]:
-    name, weight, factors, rows_RI, counts, update, answers = matrix
-    if not all(_projected(rows_RI[:count], weight, factors, update).equal(answers) for count in counts[:-1]):
+    name, weight, factors, rows_RI, counts, *_ = matrix
+    if not _equal_for(matrix, counts[:-1]):
         yield f"the product with `{name}` {list(weight.shape)} depends on the number of rows"
     alone = _updated(linear(rows_RI[:_MEMBER], weight), rows_RI[:_MEMBER], factors)
     if not torch.equal(_updated_in_a_batch(rows_RI, weight, factors, members=3), alone):
         yield f"an adapter's update of `{name}` {list(weight.shape)} depends on those computed beside it"
+
+
+def _equal_for(matrix: _Matrix, counts: Sequence[int]) -> bool:
+    """Whether so many rows have the bits that they have among all."""
+    parts = (_projected(matrix.rows_RI[:count], matrix.weight, matrix.factors, matrix.update) for count in counts)
+    return all(part.equal(matrix.answers) for part in parts)
 
 
 def _packs(matrix: _Matrix) -> bool:
@@ -395,12 +411,12 @@ def _pointwise(decoder: Decoder) -> Iterator[_Part]:
         yield _Part(f"the cap of {config.vocab_size} logits", lambda rows: capped(rows.float(), 1.0), config.vocab_size)
 
 
-def _pointwise_failures(decoder: Decoder) -> Iterator[str]:
-    """Kernels compute the last few numbers of a tensor, and of what a thread has of it, in another way than those before."""
+def _pointwise_failures(decoder: Decoder, counts: Sequence[int] = ()) -> Iterator[str]:
+    """Kernels compute the last few numbers of a tensor, and of what a thread has of it, in another way than those before. `counts`: of rows."""
     for part in _pointwise(decoder):
         rows = _noise(max(part.counts), part.width, like=decoder.norm)
         whole = part.function(rows.clone())
-        if not all(torch.equal(part.function(rows[:count].clone()), whole[:count]) for count in part.counts):
+        if not all(torch.equal(part.function(rows[:count].clone()), whole[:count]) for count in counts or part.counts):
             yield f"{part.name} depends on the number of rows"
 
 

@@ -78,12 +78,14 @@ class Meter:
         figures.prompt_tokens.inc(generate.prompt.shape[0])
         figures.cache_queries.inc(generate.prompt.shape[0])
         figures.prompt_length.observe(generate.prompt.shape[0])
+        figures.draft_tokens.inc(sum(map(len, generate.drafts)))
 
     def take(self, event: object) -> None:
         """Something was passed on."""
         match event:
-            case SampledToken(sample=sample):
+            case SampledToken(sample=sample, kept=kept):
                 self._token(sample)
+                self._figures.draft_kept.inc(kept)
             case SampleFinished(sample=sample, reason=reason):
                 self._end(sample, reason)
 
@@ -136,6 +138,8 @@ class _Figures:
 
         self.prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts.")
         self.generated_tokens = counter("vllm:generation_tokens", "Tokens that were sampled.")
+        self.draft_tokens = counter("bloomery:draft_tokens", "Tokens that requests guessed of their samples.")
+        self.draft_kept = counter("bloomery:draft_tokens_kept", "Sampled tokens that were guessed right, and so verified together.")
         self.cache_queries = counter("vllm:prefix_cache_queries", "Tokens of prompts that were looked up in the prefix cache.")
         self.cache_hits = counter("vllm:prefix_cache_hits", "Tokens of prompts whose keys and values were there.")
         self.ended = counter("vllm:request_success", "Samples that ended, by reason: stop, length or abort.", ("model_name", "finished_reason"))
@@ -155,6 +159,8 @@ class _OfModel:
     def __init__(self, figures: _Figures, model: str) -> None:
         self.prompt_tokens = figures.prompt_tokens.labels(model)
         self.generated_tokens = figures.generated_tokens.labels(model)
+        self.draft_tokens = figures.draft_tokens.labels(model)
+        self.draft_kept = figures.draft_kept.labels(model)
         self.cache_queries = figures.cache_queries.labels(model)
         self.cache_hits = figures.cache_hits.labels(model)
         self.ended = {reason: figures.ended.labels(model, reason) for reason in get_args(FinishReason)}

@@ -107,6 +107,11 @@ class Generate(Wire, frozen=True, tag="generate"):
     priority: Priority = "rollout"
     begun: tuple[tuple[int, ...], ...] = ()
     """What another process sampled of each sample before it went away: tokens behind those are sampled, and told. None where nobody began."""
+    drafts: tuple[tuple[int, ...], ...] = ()
+    """A guess at each sample, such as what earlier weights gave with this seed: verified in one pass, and kept up to the first that is not drawn.
+
+    Nothing of it is trusted: the answer is the one without it. Where prefill and decode differ in bits, it is as good and may differ in as much.
+    """
     grammar: Grammar | None = None
     """Masks the tokens that lead out of it; stop tokens come only where it may end, and the model's own log-probabilities know nothing of it."""
 
@@ -189,6 +194,8 @@ class SampledToken(Wire, frozen=True, tag="token", omit_defaults=True):
     """The weights that it was sampled with, said of a sample's first token and of every one whose weights are not those of the one before."""
     processed_logprob: float | None = None
     processed_top: tuple[tuple[int, float], ...] | None = None
+    kept: bool = False
+    """Whether it is what the draft of its sample said, as is every token before it: it took no step of its own."""
 
     def logprob_as(self, mode: LogprobsMode) -> float:
         """The log-probability of the token, of the distribution that is asked for."""

@@ -17,6 +17,7 @@ from tests.api.server import serving
 PAGE = Path(__file__).parent.parent.parent / "docs" / "api.md"
 SECTIONS = {
     "runs": "Training runs",
+    "samples": "Samples with drafts",
     "versions": "Exports",
     "deployments": "Deployments",
     "traffic": "Traffic and feedback",

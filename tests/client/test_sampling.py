@@ -1,11 +1,14 @@
 """Rollouts through the client: token ids, log-probabilities that the trainer agrees with to the bit, versions, deadlines and restarts."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from bloomery.client import Client
 from bloomery.recipes.advantages import Weighed
@@ -104,3 +107,66 @@ def test_a_sample_that_a_restart_lost_is_asked_for_again_and_is_the_same(server:
         server.stop()
         server.start()
         assert pending.result() == expected
+
+
+def test_drafts_change_nothing_but_the_time(client: Client) -> None:
+    run = client.create_run(BASE, rank=4, seed=1)
+    old = client.sampler(run.save_snapshot().result().version)
+    asked: dict[str, Any] = {"num_samples": 3, "max_tokens": 40, "seed": 7, "temperature": 0.9, "top_k": 40, "top_p": 0.95}
+    before = old.sample(PROMPT, **asked).result()
+    run.forward_backward([datum([*PROMPT])])
+    run.optim_step(1e-2)
+    new = client.sampler(run.save_snapshot().result().version)
+    plain = new.sample(PROMPT, **asked).result()
+    drafts = [sequence.tokens for sequence in before.sequences]
+    reused = new.sample(PROMPT, **asked, drafts=drafts).result()
+    assert (reused.version, reused.sequences) == (plain.version, plain.sequences)
+    assert reused.kept == tuple(_in_common(*pair) for pair in zip(drafts, (each.tokens for each in plain.sequences), strict=True))
+    right = new.sample(PROMPT, **asked, drafts=[sequence.tokens for sequence in plain.sequences]).result()
+    assert right.sequences == plain.sequences
+    assert right.kept == tuple(len(sequence.tokens) for sequence in plain.sequences)
+    some = new.sample(PROMPT, **asked, drafts=[(), plain.sequences[1].tokens[:5], (4095,) * 40]).result()
+    assert some.sequences == plain.sequences
+    assert some.kept[:2] == (0, min(5, len(plain.sequences[1].tokens)))
+    assert plain.kept == ()
+
+
+def _in_common(first: Sequence[int], second: Sequence[int]) -> int:
+    differs = [place for place, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]]
+    return differs[0] if differs else min(len(first), len(second))
+
+
+def test_kept_tokens_are_counted(client: Client, live_server: LiveServer) -> None:
+    def counted() -> tuple[float, float]:
+        text = httpx.get(f"{live_server.url}/metrics", headers={"x-api-key": live_server.key}).text
+        found = {sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples}
+        return found["bloomery:draft_tokens_total"], found["bloomery:draft_tokens_kept_total"]
+
+    before = counted()
+    truth = client.sampler(BASE).sample(PROMPT, max_tokens=8, seed=1, stop=()).result().sequences[0].tokens
+    client.sampler(BASE).sample(PROMPT, max_tokens=8, seed=1, stop=(), drafts=[(*truth[:5], (truth[5] + 1) % 4096, 1)]).result()
+    assert tuple(now - then for now, then in zip(counted(), before, strict=True)) == (7, 5)
+
+
+def test_a_sample_with_drafts_is_found_under_its_number_like_any_other(client: Client, live_server: LiveServer) -> None:
+    headers = {"x-api-key": live_server.key}
+    sampler = client.sampler(BASE)
+    body = {"sampling_session_id": sampler._id, "seq_id": 900, "prompt": list(PROMPT), "drafts": [[1], []], "max_tokens": 4, "seed": 1}
+    begun = [httpx.post(f"{live_server.url}/api/v1/samples", json=body, headers=headers).json() for _ in range(2)]
+    assert begun[0] == begun[1]
+    assert httpx.post(f"{live_server.url}/api/v1/samples", json=body | {"sampling_session_id": "none"}, headers=headers).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("drafts", "says"),
+    [
+        ([(1,), (2,)], "2 for 1 samples"),
+        ([(1,) * 9], "a sample has 8 at most"),
+        ([(4096,)], "ids are from 0 to 4095"),
+        ([(-1,)], "greater than or equal to 0"),
+    ],
+    ids=str,
+)
+def test_drafts_that_cannot_be_some_are_refused(client: Client, drafts: list[tuple[int, ...]], says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        client.sampler(BASE).sample(PROMPT, max_tokens=8, seed=1, drafts=drafts).result()

@@ -29,24 +29,30 @@ def samples_of(
     first_scored: int | None = None,
     left: int = 1,
     priority: Priority = "rollout",
+    drafted: int = 0,
 ) -> list[Sample]:
     shared = stem(prompt, request_id) if isinstance(prompt, int) else prompt
     length = len(shared.tokens)
     reusable = length - 1 if first_scored is None else first_scored - 1
-    return [Sample(request_id, index, shared, length, reusable, decodes=decodes, left=left, priority=priority) for index in range(count)]
+    shape = {"decodes": decodes, "left": left, "priority": priority, "drafted": drafted}
+    return [Sample(request_id, index, shared, length, reusable, **shape) for index in range(count)]
 
 
 def fits(samples: Sequence[Sample], limits: Limits) -> bool:
     """Whether the cache holds all of them; one alone always may run."""
-    places = pad_to(max((sample.length for sample in samples), default=0), KEY_PAD) + limits.state_tokens
+    places = pad_to(max((sample.reach for sample in samples), default=0), KEY_PAD) + limits.state_tokens
     return len(samples) <= 1 or (len(samples) <= limits.slots and len(samples) * places <= limits.cache_tokens)
 
 
 class Simulation:
-    """Obeys plans; every sample ends when it has sampled `quota` tokens, and `keeping` of those that ended are kept."""
+    """Obeys plans; every sample ends when it has sampled `quota` tokens, and `keeping` of those that ended are kept.
 
-    def __init__(self, limits: Limits, *, keeping: int = 0) -> None:
-        self.limits, self.keeping = limits, keeping
+    Of what drafts guess one token in `wrong_in` is not drawn.
+    """
+
+    def __init__(self, limits: Limits, *, keeping: int = 0, wrong_in: int = 9) -> None:
+        self.limits, self.keeping, self.noise = limits, keeping, np.random.default_rng(wrong_in)
+        self.wrong_in = wrong_in
         self.waiting: list[Sample] = []
         self.running: list[Sample] = []
         self.quota: dict[Sample, int] = {}
@@ -85,6 +91,8 @@ class Simulation:
         assert fits(self.running, self.limits)
         for sample in plan.decode:
             self.decode(sample)
+        for chunk in plan.prefill:
+            self.verify(chunk.sample)
         for sample in [sample for sample in self.running if not sample.decodes and not sample.missing]:
             self.finish(sample)
         return plan
@@ -106,7 +114,7 @@ class Simulation:
 
     def prefill(self, chunk: Chunk) -> None:
         sample, start, stop = chunk
-        assert start == sample.cached < stop <= sample.length - sample.left
+        assert start == sample.cached < stop <= (sample.reach if sample.drafted else sample.length - sample.left)
         sample.cached = stop
         self.prefilled += stop - start
         reached = self.answered.setdefault(sample.request_id, sample.reusable)
@@ -147,9 +155,30 @@ class Simulation:
         if not self.quota[sample]:
             self.finish(sample)
 
+    def verify(self, sample: Sample) -> None:
+        """Each row from the last certain token on gives one more; after a wrong guess what is cached behind it is forgotten."""
+        if not sample.drafted:
+            return
+        reached = sample.cached
+        while reached >= sample.length and self.quota[sample]:
+            right = sample.drafted > 0 and self.noise.integers(self.wrong_in) > 0
+            reached = reached if right else sample.length
+            sample.length += 1
+            sample.drafted = sample.drafted - 1 if right else 0
+            self.quota[sample] -= 1
+        self.cut(sample, min(reached, sample.length - 1))
+        if not self.quota[sample]:
+            self.finish(sample)
+
+    def cut(self, sample: Sample, tokens: int) -> None:
+        sample.cached = tokens
+
     def finish(self, sample: Sample) -> None:
-        self.running.remove(sample)
         self.finished.append(sample)
+        if sample in self.waiting:
+            self.waiting.remove(sample)
+            return
+        self.running.remove(sample)
         answered = self.answered.get(sample.request_id, sample.reusable)
         assert answered >= sample.shared, "a prompt that is scored is computed to its end"
         if self.keeping:
@@ -188,6 +217,7 @@ class Arrival:
             first_scored=scored,
             left=int(form != "one token"),
             priority=draw(st.sampled_from(CLASSES)),
+            drafted=draw(st.sampled_from([0, 0, 1, 7, 300])) if form == "decodes" else 0,
         )
 
 

@@ -40,10 +40,17 @@ class StateSimulation(Simulation):
         self.advance(sample, sample.length)
         super().decode(sample)
 
+    def cut(self, sample: Sample, tokens: int) -> None:
+        if tokens < sample.cached:
+            self.running.remove(sample)
+            self.waiting.insert(0, sample)
+            tokens = 0
+        super().cut(sample, tokens)
+
     def finish(self, sample: Sample) -> None:
-        known = tuple(self.stretches(sample))
+        known, ran = tuple(self.stretches(sample)), sample in self.running
         super().finish(sample)
-        if self.keeping:
+        if self.keeping and ran:
             self.kept[-1] = Kept(self.kept[-1].stem, known)
         self.marks = {stem: mark for stem, mark in self.marks.items() if any(other.stem is stem for other in self.running)}
 

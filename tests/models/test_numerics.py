@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bloomery.models import native
+from bloomery.models.attention import ROW_PAD
 from bloomery.models.config import ExpertsConfig, LayerHeads
 from bloomery.models.decoder import Decoder
 from bloomery.models.numerics import probe
@@ -123,3 +124,18 @@ def test_a_product_whose_later_rows_depend_on_their_number_is_found(monkeypatch)
 
     make_worse(monkeypatch, worsen)
     assert any("depends on the number of rows" in failure for failure in probe(decoder()).failures)
+
+
+@pytest.mark.skipif(not native.multiplies(torch.empty(0)), reason="no native products here")
+def test_rows_need_no_pads_where_one_alone_has_its_bits(monkeypatch):
+    assert probe(decoder()).form.row_pad == 1
+
+    def worsen(out_RO, weight):
+        """Rounds otherwise for a single row."""
+        if len(out_RO) == 1:
+            out_RO *= 1 + 2**-20
+
+    make_worse(monkeypatch, worsen)
+    report = probe(decoder())
+    assert report.bit_exact, "four rows are as good as before"
+    assert report.form.row_pad == ROW_PAD

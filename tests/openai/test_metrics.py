@@ -31,6 +31,8 @@ NAMES = {
     "vllm:request_generation_tokens",
     "bloomery:engine_up",
     "bloomery:requests_refused",
+    "bloomery:draft_tokens",
+    "bloomery:draft_tokens_kept",
     "bloomery:queued_operations",
     "bloomery:trained_tokens",
 }

@@ -48,8 +48,14 @@ def _engines(services: Services) -> list[EngineState]:
 
 def _replicas(services: Services) -> list[ReplicaState]:
     fleet = services.fleet
-    return [
-        ReplicaState(name=name, base_hash=base_hash, wanted=base_hash in fleet.wanted, ready=link.ready, detail=link.detail())
+    serving = [
+        ReplicaState(name=name, serves="production", base_hash=base_hash, wanted=base_hash in fleet.wanted, ready=link.ready, detail=link.detail())
         for base_hash, links in fleet.replicas.items()
         for name, link in links.items()
     ]
+    sampling = [
+        ReplicaState(name=name, serves="rollouts", base_hash=base_hash, wanted=True, ready=link.ready, detail=link.detail())
+        for base_hash, links in fleet.rollouts.items()
+        for name, link in links.items()
+    ]
+    return serving + sampling

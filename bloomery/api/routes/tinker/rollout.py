@@ -19,11 +19,20 @@ class Rollout:
     """`known` is what can be recorded before anything is sampled, `prompt` what is to be told of the prompt."""
 
     def __init__(
-        self, services: Services, caller: Principal, stream: SampleStream, gathering: Gathering, known: Inference, prompt: PromptOut
+        self,
+        services: Services,
+        caller: Principal,
+        stream: SampleStream,
+        gathering: Gathering,
+        known: Inference,
+        prompt: PromptOut,
+        *,
+        drafted: bool = False,
     ) -> None:
+        """`drafted`: whether to tell how much of drafts was kept."""
         self._traffic, self._limits, self._caller = services.traffic, services.limits, caller
         self._stream, self._gathering, self._known, self._prompt = stream, gathering, known, prompt
-        self._begun = False
+        self._drafted, self._begun = drafted, False
         """Whether something came of the prompt."""
         self._reasons: dict[int, FinishReason] = {}
         self._first_token_us: int | None = None
@@ -42,7 +51,8 @@ class Rollout:
             self._charge()
             self._traffic.record(self._inference())
         prompt = self._prompt._replace(scored=self._gathering.scored, found=self._stream.found_tokens)
-        return SampleAnswer(encode_sample(self._gathering.samples(), prompt), self._known.target.weights.version)
+        kept = self._gathering.kept() if self._drafted else None
+        return SampleAnswer(encode_sample(self._gathering.samples(), prompt), self._known.target.weights.version, kept)
 
     async def _gather(self) -> None:
         """A sample whose stop string came is aborted; its siblings go on."""

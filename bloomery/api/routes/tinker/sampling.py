@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Header
@@ -12,14 +12,15 @@ from msgspec.structs import replace
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker import bodies
 from bloomery.api.routes.tinker.errors import TinkerRoute
-from bloomery.api.routes.tinker.futures import Futures, Load
+from bloomery.api.routes.tinker.futures import Futures, Load, SampleFutures
 from bloomery.api.routes.tinker.gather import Gathering
 from bloomery.api.routes.tinker.messages import PromptOut
 from bloomery.api.routes.tinker.names import SampleFuture
 from bloomery.api.routes.tinker.rollout import Rollout
-from bloomery.api.routes.tinker.routed import Routings
+from bloomery.api.routes.tinker.routed import KeptRouting, Routings
 from bloomery.api.routes.tinker.targets import Targets
 from bloomery.services.core import Services
+from bloomery.services.principal import Principal
 from bloomery.services.sampling import draw_seed
 from bloomery.services.sessions import SamplingSession
 from bloomery.services.span_rows import DEFAULT_RETENTION_DAYS, Inference
@@ -92,22 +93,41 @@ async def asample(
     routing_weights: RoutingWeightsHeader = False,
 ) -> dict[str, Any]:
     """Begin to sample; the same `seq_id` of the same sampler is the same sample."""
+    beside = Beside(consent=consent, episode=episode, routing=routing, routing_weights=routing_weights)
+    return await begin(body, beside, services, caller, futures, routings)
+
+
+class Beside(NamedTuple):
+    """What is asked of a sample that the SDK's body has no place for."""
+
+    consent: Consent
+    episode: str | None
+    routing: bool = False
+    routing_weights: bool = False
+    drafts: tuple[tuple[int, ...], ...] = ()
+
+
+async def begin(
+    body: bodies.Sample, beside: Beside, services: Services, caller: Principal, futures: SampleFutures, routings: KeptRouting
+) -> dict[str, Any]:
+    """A future of a sample."""
     session = await services.sessions.get_sampling(caller, body.sampling_session_id)
     tokens = _prompt(body.prompt)
     targets = None if body.target_prompt_logprobs is None else Targets.of(body.target_prompt_logprobs, len(tokens))
-    generate = replace(_generate(body, tokens, targets, services, session), routing=routing, routing_weights=routing_weights)
+    generate = _generate(body, tokens, targets, services, session)
+    generate = replace(generate, routing=beside.routing, routing_weights=beside.routing_weights, drafts=beside.drafts)
     watch = _stop_watch(body, services, session)
     with _in_their_words():
         stream = services.sampling.stream(caller, session.target, generate)
     # Only now is it judged how many samples there may be.
     gathering = Gathering(generate.num_samples, watch, _logprobs_mode(generate))
-    known = _known(body, services, session, generate, project=caller.project, consent=consent, episode=episode)
+    known = _known(body, services, session, generate, project=caller.project, consent=beside.consent, episode=beside.episode)
     prompt = PromptOut(logprobs=body.prompt_logprobs, cells=None if targets is None else targets.cells)
     future = SampleFuture(session.id, body.seq_id)
     load = Load(generate.num_samples, len(tokens))
-    make = Rollout(services, caller, stream, gathering, known, prompt).answer
+    make = Rollout(services, caller, stream, gathering, known, prompt, drafted=bool(beside.drafts)).answer
     admit = partial(services.limits.rollout, caller, len(tokens), field="prompt")
-    futures.start(future, caller.project, load, routings.keeping(future, caller.project, gathering, make) if routing else make, admit)
+    futures.start(future, caller.project, load, routings.keeping(future, caller.project, gathering, make) if beside.routing else make, admit)
     return future.accepted(generate.num_samples)
 
 
