@@ -1,13 +1,16 @@
 """`bloomery stop`, `status` and `logs`: the running server, seen from another terminal."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bloomery.cli.options import DATA_DIR, DataDirOption
+from bloomery.cli.running import client_of
 from bloomery.config.data_dir import DataDir
+from bloomery.types.resources import Status
 
 
 def stop(data_dir: DataDirOption = DATA_DIR) -> None:
@@ -19,7 +22,7 @@ def stop(data_dir: DataDirOption = DATA_DIR) -> None:
 
 
 def status(data_dir: DataDirOption = DATA_DIR) -> None:
-    """Show the server's address and its processes.
+    """Show the server's address, its processes, and what they have proved of the weights that they hold.
 
     Exits with 0 when all of them are ready, with 1 when one is not, with 2 when no server is running.
     """
@@ -33,6 +36,9 @@ def status(data_dir: DataDirOption = DATA_DIR) -> None:
         typer.echo(f"{process.name:{width}}  pid {process.pid or '-'}  {state}  restarts {process.restarts}")
     if not server.ready:
         raise typer.Exit(1)
+    with client_of(data_dir) as client:
+        for line in _proved(client.status()):
+            typer.echo(line)
 
 
 def logs(
@@ -54,6 +60,31 @@ def logs(
     if follow:
         for file, line in control.follow(ends):
             _show(file, line, files)
+
+
+def _proved(status: Status) -> Iterator[str]:
+    """One line for each process that holds a model and is connected."""
+    engines = [(", ".join(engine.aliases), engine.detail) for engine in status.engines]
+    for name, detail in [*engines, *((replica.name, replica.detail) for replica in status.replicas)]:
+        if (base := detail.get("proved")) is None:
+            continue
+        versions, condemned = detail.get("proved_versions", {}), detail.get("condemned", {})
+        parts = [
+            f"base {base['root'][:12]}, probe {_answered([base['probe_max_abs']])}",
+            f"{len(versions)} versions in memory" + (f", probes {_answered(_differences(versions))}" if _differences(versions) else ""),
+            f"{detail.get('scrub_rounds', 0)} rounds of scrubbing",
+            *(f"took {version[:12]} out of service: {why}" for version, why in condemned.items()),
+        ]
+        yield f"{name} proved: {'; '.join(parts)}"
+
+
+def _differences(versions: dict[str, Any]) -> list[float]:
+    return [version["probe"]["max_abs"] for version in versions.values() if version["probe"] is not None]
+
+
+def _answered(differences: list[float]) -> str:
+    """In words, from what sampler and trainer differed by."""
+    return "with the trainer's bits" if not any(differences) else f"within {max(differences):.2g} nats of the trainer"
 
 
 def _show(file: Path, line: str, files: list[Path]) -> None:

@@ -19,21 +19,24 @@ import torch
 from bloomery.config import EngineConfig
 from bloomery.config.data_dir import DataDir
 from bloomery.engine.comparison import Comparisons
+from bloomery.engine.doubtful import Doubtful
 from bloomery.engine.proving import ask_probe, prove_base, proved
 from bloomery.engine.runs import HeldRuns, NoRuns, ProcessRuns
-from bloomery.engine.scrub import Scrub
 from bloomery.engine.shelf import BlobShelf
 from bloomery.engine.step_threads import StepThreads
 from bloomery.infer.grammar import Grammars
+from bloomery.infer.probe import Probation
 from bloomery.infer.sampler import Sampler
+from bloomery.infer.scrub import Scrub
 from bloomery.infer.versions import Model
 from bloomery.models.families import read_config
 from bloomery.models.load import load_decoder
-from bloomery.models.numerics import compute_with, numerics_id, plain_form, probe
+from bloomery.models.numerics import Form, compute_with, numerics_id, plain_form, probe
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
 from bloomery.sync.tokenizer import tokenizer_hash
 from bloomery.train.full import count_parts
+from bloomery.types.errors import Corrupt
 from bloomery.types.generation import Abort, Generate, SamplerEvent
 from bloomery.types.ids import new_id
 from bloomery.types.protocol import (
@@ -113,9 +116,12 @@ class Executor:
         if not alone:
             shelf.leave_base(known)
         self._bit_exact = self._probe.bit_exact and not config.plain
-        probed = ask_probe(self._sampler, Model(config.model.base_hash, self._decoder, None), exact=self._bit_exact)
+        base = Model(config.model.base_hash, self._decoder, None)
+        probed = ask_probe(self._sampler, base, exact=self._bit_exact)
         self._bit_exact &= probed.bit_equal
+        self._sampler.versions.examine_with(self._probation(shelf, base, form).examine)
         self._proved, self._scrub, self._probe_tokens = proved(proofs, probed), Scrub(proofs, self._sampler), self._sampler.tokens_sampled
+        self._doubtful = Doubtful()
         self._comparisons = Comparisons(shelf, self._decoder, form, self._send)
         self._boot_id = new_id("boot")
         self._conversation: int | None = None
@@ -128,6 +134,15 @@ class Executor:
         for failure in self._probe.failures:
             log.warning("not bit-exact here: %s", failure)
 
+    def _probation(self, shelf: BlobShelf, base: Model, form: Form) -> Probation:
+        """What versions are held against: the trainer's side of the base is computed by its engine, and left for replicas."""
+        alone = self._config.role == "replica"
+        told = shelf.told(shelf.base_name) if alone else None
+        found = Probation(base, form, self._sampler.computed_with, exact=self._bit_exact, numerics=self._numerics, told=told)
+        if not alone:
+            shelf.leave_told(found.answer(shelf.base_name))
+        return found
+
     def run(self) -> None:
         """Work until `Stop`, then checkpoint every run."""
         while not self._stopping:
@@ -136,7 +151,7 @@ class Executor:
             self._train()
             if not (self._paused or self._draining):
                 self._comparisons.take_turn()
-            self._scrub.take_turn()
+            self._look_at_weights()
             self._finish_draining()
             self._tell_status()
         self._runs.checkpoint_all()
@@ -241,6 +256,12 @@ class Executor:
         worked = not self._paused and self._runs.take_turn(begin=not self._draining)
         self._slice_s = min(time.monotonic() - began, LONGEST_SLICE_S) if worked else 0.0
 
+    def _look_at_weights(self) -> None:
+        try:
+            self._scrub.take_turn()
+        except Corrupt as error:
+            raise Corrupt(f"{error.message}; {self._doubtful.advice(self._scrub.clean_s)}") from error
+
     def _finish_draining(self) -> None:
         """Once nothing is half done: checkpoint, say so, and rest until somebody connects."""
         if self._draining and not self._runs.begun:
@@ -249,6 +270,7 @@ class Executor:
             self._send(Drained())
 
     def _send(self, message: FromEngine) -> None:
+        self._doubtful.note(message, self._scrub.clean_s)
         if self._conversation is not None:
             self._deliver(self._conversation, message)
 
@@ -274,7 +296,7 @@ class Executor:
             waiting_by_priority=self._sampler.waiting_by_priority,
             cache_usage=self._sampler.cache_usage,
             preemptions=self._sampler.preemptions,
-            proved_versions={version: proof.root for version, proof in self._sampler.versions.proofs.items()},
+            proved_versions=self._sampler.versions.proved,
             scrub_rounds=self._scrub.rounds,
             condemned=self._scrub.condemned,
         )

@@ -15,6 +15,7 @@ from bloomery.train.snapshot import Snapshot
 from bloomery.types.errors import Conflict, Corrupt, NotFound
 from bloomery.types.generation import Weights
 from bloomery.types.operations import SnapshotResult
+from bloomery.types.probe import ProbeAnswer, base_name, probe_key, read_answer
 
 
 class BlobShelf:
@@ -59,7 +60,8 @@ class BlobShelf:
             decoder = snapshot.read_model(blob, self._decoder)
         else:
             adapter = snapshot.read(blob, rank=manifest.rank, alpha=manifest.alpha, device=self._decoder.device)
-        return Model(weights.version, decoder, adapter, prove(expected(manifest, entries, blob), decoder, adapter))
+        proof = prove(expected(manifest, entries, blob), decoder, adapter)
+        return Model(weights.version, decoder, adapter, proof, told=self.told(weights.version))
 
     def base(self, directory: Path) -> Expected:
         """What the live tensors of the base model must be, as the first who held it took it from its files."""
@@ -73,6 +75,23 @@ class BlobShelf:
         """For whoever holds the base later, now that live tensors were found to be so."""
         if not self._blobs.exists(self._base_key):
             self._blobs.put(self._base_key, write_state(known.tensors))
+
+    def told(self, name: str) -> ProbeAnswer | None:
+        """What the trainer says of the probe with a version; None where nobody left it."""
+        try:
+            return read_answer(self._blobs.get(probe_key(name)), name)
+        except NotFound:
+            return None
+
+    @property
+    def base_name(self) -> str:
+        """What the base is called where its dtype matters."""
+        return base_name(self._base_hash, self._dtype)
+
+    def leave_told(self, answer: ProbeAnswer) -> None:
+        """For whoever holds the base later; what numerics of before have left is replaced."""
+        if self.told(answer.version) != answer:
+            self._blobs.put(probe_key(answer.version), answer.to_json())
 
     @property
     def _base_key(self) -> str:

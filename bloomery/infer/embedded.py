@@ -17,12 +17,15 @@ from bloomery.infer.changes import Changes, NewWeights
 from bloomery.infer.engine import EngineEvent, Update
 from bloomery.infer.grammar import Grammars
 from bloomery.infer.plan import Limits
+from bloomery.infer.probe import Probation
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.sampler_thread import SamplerThread, within
+from bloomery.infer.scrub import SCRUB_S, Scrub
 from bloomery.infer.staging import Staging, checksum
 from bloomery.infer.versions import VERSIONS_IN_MEMORY, Model, Source
 from bloomery.models.decoder import Decoder
-from bloomery.models.numerics import Form
+from bloomery.models.numerics import Form, numerics_id
+from bloomery.sync.proof import as_it_is
 from bloomery.types.arrays import Array
 from bloomery.types.errors import Conflict, NotSupported, Unavailable
 from bloomery.types.generation import Abort, Generate, Live, PromptScored, SamplingParams, Weights
@@ -49,6 +52,9 @@ class EmbeddedEngine:
 
     `version` is what the bare `decoder` is called, and `bit_exact` what the probe of this machine found (`models/numerics`). Whatever takes longer
     than its deadline is `Unavailable`, and may be done later all the same.
+
+    What lies in memory is looked at again for as long as the engine runs (`scrub`): a version that has changed is taken out of service, and where the
+    decoder has, the engine closes and says so to all who ask it.
     """
 
     def __init__(
@@ -63,11 +69,17 @@ class EmbeddedEngine:
         form: Form | None = None,
         versions_in_memory: int = VERSIONS_IN_MEMORY,
         deadlines: Deadlines | None = None,
+        scrub_s: float = SCRUB_S,
     ) -> None:
+        """`scrub_s`: between two looks at a part of what lies in memory."""
         self._config, self._source, self._bit_exact, self._versions_in_memory = decoder.config, source, bit_exact, versions_in_memory
         self._sampler = Sampler(decoder, source, limits, grammars, form, versions_in_memory=versions_in_memory)
+        base, numerics = Model(version, decoder, None), numerics_id(decoder.dtype, decoder.device)
+        self._probation = Probation(base, form or Form(), self._sampler.computed_with, exact=bit_exact, numerics=numerics)
+        self._sampler.versions.examine_with(self._probation.examine)
         self._deadlines = deadlines or Deadlines()
-        self._thread = SamplerThread(self._sampler, step_s=self._deadlines.step_s)
+        self._scrub = Scrub([as_it_is(version, self._sampler.computed_with(decoder))], self._sampler, scrub_s)
+        self._thread = SamplerThread(self._sampler, step_s=self._deadlines.step_s, scrub=self._scrub)
         self._do = self._thread.do
         self._changes = Changes(self._sampler, version)
         self._asleep = False
@@ -153,8 +165,10 @@ class EmbeddedEngine:
         model = staging.model()
         await self._aside(f"the update of `{name}` to be prepared", lambda: self._sampler.prepare(model))
         await self._aside(f"the update of `{name}` to be proved", lambda: staging.prove(self._sampler.computed_with))
-        # The sum is made while the step in hand ends, not beside the first one of the new weights.
-        _, info = await asyncio.gather(self._swapped(name, lambda: self._changes.commit(name, staging, policy)), self._info(name, model))
+        await self._aside(f"the update of `{name}` to be probed", lambda: staging.ask_probe(self._probation.examine))
+        # Reading all of it takes longer than a step of a large model, and beside the first one of the new weights it would hold that up.
+        info = await self._info(name, model)
+        await self._swapped(name, lambda: self._changes.commit(name, staging, policy))
         return info
 
     async def cancel_update(self, name: str) -> None:
@@ -287,4 +301,5 @@ class EmbeddedEngine:
             swaps=self._sampler.swaps,
             paused=None if self._asleep else self._sampler.paused,
             asleep=self._asleep,
+            tokens_kept=self._sampler.tokens_kept,
         )

@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from bloomery.infer.engine import EngineEvent
 from bloomery.infer.sampler import Sampler
-from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, Unavailable, WorkerError
+from bloomery.infer.scrub import Scrub
+from bloomery.types.errors import BloomeryError, Conflict, Corrupt, InvalidInput, Unavailable, WorkerError
 from bloomery.types.generation import Abort, Generate, GenerateFailed, SampleFinished, SamplerEvent
 
 log = logging.getLogger(__name__)
@@ -65,9 +66,10 @@ class _Order(NamedTuple):
 class SamplerThread:
     """Owns a sampler from `start` to `stop`."""
 
-    def __init__(self, sampler: Sampler, *, step_s: float) -> None:
+    def __init__(self, sampler: Sampler, *, step_s: float, scrub: Scrub) -> None:
         """`step_s`: how long anybody waits for the thread, which may be in the middle of a step."""
-        self._sampler, self._step_s = sampler, step_s
+        self._sampler, self._step_s, self._scrub = sampler, step_s, scrub
+        self._why_closed = _CLOSED
         self._inbox: SimpleQueue[_Order] = SimpleQueue()
         self._streams: dict[str, _Stream] = {}
         self._drains: list[Future[None]] = []
@@ -88,7 +90,7 @@ class SamplerThread:
     def refuse_closed(self) -> None:
         """For what needs no thread, and is of no use without one."""
         if self._closed:
-            raise Unavailable(_CLOSED)
+            raise Unavailable(self._why_closed)
 
     async def do(self, work: Callable[[], T]) -> T:
         """Have the thread do something between two steps."""
@@ -151,26 +153,36 @@ class SamplerThread:
                 self._obey()
                 if self._sampler.busy:
                     self._step()
+                self._look_at_weights()
                 if not self._sampler.in_hand:
                     self.end_drains()
         finally:
             # Also where the loop broke: nobody waits for a thread that is gone.
             self._close()
-            self.end_drains(Unavailable(_CLOSED))
-            self._sampler.call_off_swaps(Unavailable(_CLOSED))
+            self.end_drains(Unavailable(self._why_closed))
+            self._sampler.call_off_swaps(Unavailable(self._why_closed))
             for request_id, stream in self._streams.items():
-                stream.put([GenerateFailed(request_id=request_id, message=_CLOSED, category="server")])
+                stream.put([GenerateFailed(request_id=request_id, message=self._why_closed, category="server")])
             while not self._inbox.empty():
-                self._inbox.get().answer.set_exception(Unavailable(_CLOSED))
+                self._inbox.get().answer.set_exception(Unavailable(self._why_closed))
+
+    def _look_at_weights(self) -> None:
+        """What is served with the decoder cannot be served any more where that is not what it was."""
+        try:
+            self._scrub.take_turn()
+        except Corrupt as error:
+            log.error("%s; the engine closes", error.message)
+            self._why_closed = f"{_CLOSED}, because {error.message}: make another one, from its files"
+            self._close()
 
     def _close(self) -> None:
         self._closed = True
 
     def _obey(self) -> None:
-        """Every order that has come; waits for one while there is nothing to sample."""
+        """Every order that has come; waits for one while there is nothing to sample, until weights are to be looked at."""
         try:
             if not self._sampler.busy:
-                self._inbox.get().obey()
+                self._inbox.get(timeout=self._scrub.due_in_s).obey()
             while True:
                 self._inbox.get_nowait().obey()
         except Empty:

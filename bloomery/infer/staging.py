@@ -1,7 +1,8 @@
 """New weights beside those that are served: a copy takes over tensors and patches, and nobody notices before it is swapped in.
 
 What it must hash to is known from what it was copied from and from what it was given, at the cost of what was given; before it is swapped in it is
-read back and held against that (`prove`). So a tensor that went to the wrong place, or only in part, or changed meanwhile, is not served.
+read back and held against that (`prove`), and asked the probe. So a tensor that went to the wrong place, or only in part, or changed meanwhile, or
+that a sampler leaves out, is not served.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from bloomery.sync import live
 from bloomery.sync.proof import Expected, Proof, prove
 from bloomery.sync.state_hash import StateHash, total
 from bloomery.types.errors import Conflict, InvalidInput
+from bloomery.types.probe import Probed
 
 
 class Staging:
@@ -29,6 +31,7 @@ class Staging:
     def __init__(self, model: Model, version: str) -> None:
         self._version, self._decoder = version, model.decoder
         self._proof: Proof | None = None
+        self._probed: Probed | None = None
         self._firsts, self._states = _known(model)
         self._adapter = None if model.adapter is None else model.adapter.copy()
         if self._adapter is None:
@@ -67,9 +70,13 @@ class Staging:
         known = Expected(self._version, total(self._states.values()), self._states)
         self._proof = prove(known, self._decoder if self._adapter is not None else computed_with(self._decoder), self._adapter)
 
+    def ask_probe(self, examine: Callable[[Model], Model]) -> None:
+        """Have what was proved answer the probe (`probe.Probation`)."""
+        self._probed = examine(self.model()).probed
+
     def model(self) -> Model:
-        """What came of it, with its proof as soon as there is one."""
-        return Model(self._version, self._decoder, self._adapter, self._proof)
+        """What came of it, with its proof and its answer to the probe as soon as they are there."""
+        return Model(self._version, self._decoder, self._adapter, self._proof, probed=self._probed)
 
     def _published(self, name: str, view: ScaledView) -> str:
         """The name in full, where one without the prefix that PEFT wants was given."""

@@ -15,6 +15,7 @@ from bloomery.models.decoder import Decoder
 from bloomery.sync.proof import Proof
 from bloomery.types.errors import Conflict, Corrupt, Unavailable
 from bloomery.types.generation import Weights
+from bloomery.types.probe import ProbeAnswer, Probed, ProvedVersion
 
 VERSIONS_IN_MEMORY: Final = 64
 """As many as samples run together: each may have weights of its own."""
@@ -36,6 +37,10 @@ class Model(NamedTuple):
     adapter: FusedAdapter | None
     proof: Proof | None = None
     """That what is computed with is what the version says; None where nobody published it, or it is the bare base."""
+    told: ProbeAnswer | None = None
+    """What its trainer says of the probe, where that was published."""
+    probed: Probed | None = None
+    """How the sampler answered the probe with it; None where it was not asked."""
 
 
 class Source(Protocol):
@@ -66,9 +71,11 @@ class Versions:
         self._limit_bytes = free_bytes() // _SHARE_OF_FREE if limit_bytes is None else limit_bytes
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._loading: dict[str, _Loading] = {}
+        self._examine: Callable[[Model], Model] | None = None
         self._at_once_s = self._patience_s = at_once_s
         # Its one thread ends with this object.
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="weights")
+        self._freer = ThreadPoolExecutor(1, thread_name_prefix="freed-weights")
 
     @property
     def held_bytes(self) -> int:
@@ -84,6 +91,10 @@ class Versions:
     def loading(self) -> Collection[str]:
         """Those that have room and are on their way."""
         return self._loading.keys()
+
+    def examine_with(self, examine: Callable[[Model], Model]) -> None:
+        """From here on every version is asked a probe before anybody gets it (`probe.Probation`), on the thread that loads it."""
+        self._examine = examine
 
     def ask(self, weights: Weights, *, in_use: Collection[str]) -> bool:
         """Have a version in memory, now or soon; False while there is no room for it.
@@ -137,12 +148,19 @@ class Versions:
     def let_go(self, version: str) -> None:
         """A version that was held as `pinned` is not needed by its name any more; requests that run with it keep it."""
         if version in self._held and self._held[version].pinned:
-            del self._held[version]
+            # Giving a large model's memory back takes longer than a step: the last reference goes on a thread of its own.
+            self._freer.submit(_forget, [self._held.pop(version)])
 
     @property
     def proofs(self) -> dict[str, Proof]:
         """Of the versions in memory that were proved."""
         return {version: held.model.proof for version, held in self._held.items() if held.model.proof is not None}
+
+    @property
+    def proved(self) -> dict[str, ProvedVersion]:
+        """The same, for whoever asks from outside."""
+        models = {version: held.model for version, held in self._held.items()}
+        return {version: ProvedVersion(root=model.proof.root, probe=model.probed) for version, model in models.items() if model.proof is not None}
 
     def condemn(self, version: str) -> None:
         """Weights in memory that changed by themselves: nobody gets them any more, and who asks next has them read anew."""
@@ -168,7 +186,7 @@ class Versions:
         names = {model.version} if model.proof is None else {model.version, model.proof.expected.version}
         if others := names - {weights.version}:
             raise Corrupt(f"version {weights.version} was asked for, and weights of version {min(others)} came")
-        return model
+        return model if self._examine is None else self._examine(model)
 
     def _make_room(self, version: str, needs: int, in_use: Collection[str]) -> bool:
         free = [other for other, held in self._held.items() if other not in in_use and not held.pinned]
@@ -205,6 +223,10 @@ class Versions:
 
     def _lacks(self, needs: int) -> bool:
         return needs > 0 and _LOADING * needs + self._loading_bytes > self._free_bytes()
+
+
+def _forget(weights: list["_Held"]) -> None:
+    weights.clear()
 
 
 class _Held(NamedTuple):

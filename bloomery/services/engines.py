@@ -85,6 +85,10 @@ class Connection:
     async def send(self, message: ToEngine) -> None:
         """Send, and wait while the engine is behind with reading."""
         self.post(message)
+        await self.drain()
+
+    async def drain(self) -> None:
+        """Wait while the engine is behind with reading."""
         try:
             await self._writer.drain()
         except OSError as error:
@@ -160,7 +164,8 @@ class EngineLink:
         """The root that a version's live tensors were found to have at the other end; None where it is not in memory there."""
         if self.connection is not None and version == self.base_hash and (proved := self.connection.welcome.proved) is not None:
             return proved.root
-        return None if self.status is None else self.status.proved_versions.get(version)
+        held = None if self.status is None else self.status.proved_versions.get(version)
+        return None if held is None else held.root
 
     def detail(self) -> dict[str, Any]:
         """For status pages."""
@@ -170,7 +175,7 @@ class EngineLink:
         known: dict[str, Any] = {"pid": welcome.pid, "boot_id": welcome.boot_id, "numerics": welcome.numerics, "bit_exact": welcome.bit_exact}
         known |= {"proved": None if welcome.proved is None else msgspec.structs.asdict(welcome.proved)}
         known |= {"model_type": welcome.base.model_type, "parameters": welcome.base.parameters, "dtype": welcome.base.dtype}
-        return known | (msgspec.structs.asdict(self.status) if self.status else {})
+        return known | (msgspec.to_builtins(self.status) if self.status else {})
 
     async def connected(self) -> Connection:
         """The connection, as soon as there is one, however long that takes."""

@@ -19,6 +19,7 @@ from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.sync.publish import manifest_key
 from bloomery.types.ids import now_us
+from bloomery.types.probe import probe_key
 
 _HOUR_US: Final = 3_600 * 1_000_000
 
@@ -136,5 +137,5 @@ def _deployed(key: Any) -> Any:
 def _unnamed(connection: Connection, gone: Sequence[Row[Any]]) -> list[str]:
     """Of the weights and manifests that these rows named, those that no other names."""
     keys = {row.key for row in gone}
-    manifests = {manifest_key(row.version) for row in gone}
+    manifests = {of(row.version) for row in gone for of in (manifest_key, probe_key)}
     return sorted((keys | manifests) - held_blobs(connection, keys))

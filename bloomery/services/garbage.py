@@ -1,4 +1,5 @@
-"""What nobody needs any more: traffic past its retention, checkpoints past their time to live, weights that nobody keeps, and unreferenced blobs.
+"""What nobody needs any more: traffic past its retention, checkpoints past their time to live, weights that nobody keeps, what was proved of bases
+that nothing belongs to any more, and unreferenced blobs.
 
 A blob is written before the row that refers to it, so one that no row refers to is deleted only after a grace period. Those of weights that were
 let go are deleted behind their rows, at once: what a death leaves of them is unreferenced.
@@ -17,13 +18,16 @@ from bloomery.services.repeats import forget_old
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
+from bloomery.sync.publish import base_blobs
 from bloomery.types.ids import now_us
 from bloomery.types.resources import Collected
 
 GRACE_US: Final = 24 * 3_600 * 1_000_000
-_FOLDERS: Final = ("checkpoints", "snapshots", "manifests", "fidelity", "bodies", "datasets")
+_FOLDERS: Final = ("checkpoints", "snapshots", "manifests", "fidelity", "probes", "bases", "bodies", "datasets")
 _OTHER_KEYS: Final = (rows.span.c.body_ref, rows.dataset_version.c.key)
 """Of blobs that are no weights."""
+_BASES: Final = (rows.base_model.c.base_hash, rows.run.c.base_hash, rows.deployment.c.base_hash)
+"""Of bases that are served, or that something belongs to: what was proved of them is what they are held against when they are served again."""
 
 
 class Garbage:
@@ -70,7 +74,9 @@ def _expire(connection: Connection, now: int) -> int:
 
 
 def _referenced(connection: Connection) -> frozenset[str]:
-    return held_blobs(connection) | {key for column in _OTHER_KEYS for key in connection.scalars(select(column).distinct()) if key}
+    others = {key for column in _OTHER_KEYS for key in connection.scalars(select(column).distinct()) if key}
+    bases = {base_hash for column in _BASES for base_hash in connection.scalars(select(column).distinct())}
+    return held_blobs(connection).union(others, *map(base_blobs, bases))
 
 
 def _sweep(blobs: Blobs, referenced: frozenset[str], before_us: int) -> _Swept:

@@ -7,10 +7,11 @@ from sqlalchemy import Connection, select
 from bloomery.store import rows
 from bloomery.sync.publish import card_key, manifest_key
 from bloomery.types.errors import Gone
+from bloomery.types.probe import probe_key
 
 
 def held_blobs(connection: Connection, keys: Collection[str] | None = None) -> frozenset[str]:
-    """The blobs of weights that some row names, and their manifests and cards: all there are, or only those of the weights under `keys`."""
+    """The blobs of weights that some row names, and their manifests, cards and probes: all there are, or only those of the weights under `keys`."""
     blobs: set[str] = set()
     for table in rows.WEIGHT_HOLDERS:
         # What a pending snapshot will hold has no key yet: its row has the empty one.
@@ -18,7 +19,7 @@ def held_blobs(connection: Connection, keys: Collection[str] | None = None) -> f
         if keys is not None:
             query = query.where(table.c.key.in_(keys))
         for key, version in connection.execute(query):
-            blobs |= {key} if version is None else {key, manifest_key(version), card_key(version)}
+            blobs |= {key} if version is None else {key, manifest_key(version), card_key(version), probe_key(version)}
     return frozenset(blobs)
 
 

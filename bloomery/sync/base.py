@@ -17,13 +17,15 @@ from bloomery.models.names import stored_places
 from bloomery.models.weight_files import own_name, weight_files
 from bloomery.sync.live import first_indices, hash_tensor
 from bloomery.sync.proof import Expected
+from bloomery.sync.publish import base_state_key
 from bloomery.sync.state_hash import StateHash, total
 from bloomery.types.errors import Corrupt
+from bloomery.types.probe import base_name
 
 
 def base_key(base_hash: str, dtype: torch.dtype) -> str:
     """Where the state of a base model lies, once it was taken."""
-    return f"bases/{base_hash}-{str(dtype).removeprefix('torch.')}.json"
+    return base_state_key(base_name(base_hash, str(dtype).removeprefix("torch.")))
 
 
 def base_state(directory: Path, dtype: torch.dtype) -> dict[str, StateHash]:

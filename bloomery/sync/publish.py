@@ -7,6 +7,7 @@ from typing import Final
 from bloomery.obs.failpoints import failpoint
 from bloomery.sync.manifest import Kind, Manifest, TensorEntry, describe, digest, root
 from bloomery.types.errors import WorkerError
+from bloomery.types.probe import ROUNDING, ProbeAnswer, TrainerSide, base_name, probe_key
 
 _FACTOR: Final = re.compile(r"\.lora_([AB])\.weight$")
 
@@ -33,6 +34,16 @@ def card_key(version: str) -> str:
     return f"fidelity/{version}.json"
 
 
+def base_state_key(name: str) -> str:
+    """Where the state hashes of a base model lie; its name says the dtype too (`types.probe.base_name`)."""
+    return f"bases/{name}.json"
+
+
+def base_blobs(base_hash: str) -> set[str]:
+    """All that is kept of a base model that is there, in whatever dtype."""
+    return {key for dtype in ROUNDING for name in [base_name(base_hash, dtype)] for key in (base_state_key(name), probe_key(name))}
+
+
 def publish(
     write: Write,
     blob: bytes,
@@ -48,8 +59,9 @@ def publish(
     alpha: float,
     targets: tuple[str, ...],
     tokenizer_hash: str = "",
+    probe: TrainerSide | None = None,
 ) -> Manifest:
-    """Write both blobs durably; repeating it writes the same bytes to the same keys."""
+    """Write the weights, what their trainer says of the probe, and the manifest durably; repeating it writes the same bytes to the same keys."""
     tensors = describe(blob)
     _check_kind(tensors, kind, rank, run_id)
     manifest = Manifest(
@@ -71,6 +83,9 @@ def publish(
     )
     write(manifest.key, blob)
     failpoint("snapshot.weights.written")
+    if probe is not None:
+        answer = ProbeAnswer(version=manifest.version, parent=parent, numerics=numerics, tokens=probe.tokens, logprobs=probe.logprobs)
+        write(probe_key(manifest.version), answer.to_json())
     write(manifest_key(manifest.version), manifest.to_json())
     return manifest
 

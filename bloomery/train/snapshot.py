@@ -12,6 +12,7 @@ from bloomery.models.load import fill
 from bloomery.models.tensor_bytes import Packed, pack
 from bloomery.train.trainable import Trainable
 from bloomery.types.errors import Corrupt
+from bloomery.types.probe import TrainerSide
 
 
 class Snapshot(NamedTuple):
@@ -27,6 +28,8 @@ class Snapshot(NamedTuple):
     alpha: float
     targets: tuple[str, ...]
     data: bytes
+    probe: TrainerSide | None = None
+    """What the run's forward says of the probe with these weights."""
 
 
 def write(weights: Trainable) -> bytes:

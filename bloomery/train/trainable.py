@@ -69,7 +69,7 @@ class Trainable(Protocol):
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Also where numbers are none, which are equal to nothing."""
-    return torch.equal(one.detach().contiguous().view(torch.uint8), other.detach().contiguous().view(torch.uint8))
+    return torch.equal(*(tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (one, other)))
 
 
 class Slot(NamedTuple):

@@ -14,6 +14,7 @@ import msgspec
 from bloomery.types.fidelity import Mode, Sampled
 from bloomery.types.generation import Abort, Generate, SamplerEvent, Weights
 from bloomery.types.operations import Operation, Result, RunSpec
+from bloomery.types.probe import ProvedVersion
 from bloomery.types.wire import Wire, encode
 
 MAX_FRAME_BYTES: Final = 1 << 30
@@ -166,8 +167,8 @@ class EngineStatus(Wire, frozen=True, tag="status"):
     """Share of the key and value cache that those who run take, 0 to 1."""
     preemptions: int = 0
     """Sequences that had to leave the cache again before their end."""
-    proved_versions: dict[str, str] = msgspec.field(default_factory=dict)
-    """Versions in memory whose live tensors were proved, with the root that they have."""
+    proved_versions: dict[str, ProvedVersion] = msgspec.field(default_factory=dict)
+    """Versions in memory whose live tensors were proved, with the root that they have, and how they answered the probe."""
     scrub_rounds: int = 0
     """How often all weights in memory were looked at again."""
     condemned: dict[str, str] = msgspec.field(default_factory=dict)

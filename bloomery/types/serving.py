@@ -75,6 +75,8 @@ class EngineMetrics(NamedTuple):
     swaps: int
     paused: PauseMode | None
     asleep: bool
+    tokens_kept: int = 0
+    """Of those that were sampled, those that were taken over from drafts."""
 
 
 def version_spans(tokens: Iterable[SampledToken]) -> list[VersionSpan]:

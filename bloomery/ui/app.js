@@ -1,4 +1,4 @@
-// Reads the public API every two seconds and shows runs, deployments and traffic.
+// Reads the public API every two seconds and shows runs, deployments, what was proved of weights, and traffic.
 // Everything that came from a user or a model is inserted as text, never as markup.
 import { curve } from "/ui/chart.js";
 
@@ -68,9 +68,38 @@ async function showStatus() {
   const engines = status.engines.map((engine) => `${engine.aliases.join(", ")}: ${engine.ready ? ready(engine) : "starting"}`).join(" · ");
   const wanted = status.replicas.filter((replica) => replica.wanted);
   const replicas = wanted.length ? ` · ${wanted.filter((replica) => replica.ready).length} of ${wanted.length} replicas ready` : "";
+  showProcesses(status);
   const { mode, dropped, failed } = status.traffic;
   const lost = dropped + failed;
   say(`${engines}${replicas} · recording ${mode}${lost ? ` · ${lost} spans lost` : ""}`, lost > 0);
+}
+
+// What each process read back from its memory, and how it answered the probe: before it took traffic, and for each version before anybody got it.
+function showProcesses(status) {
+  const processes = [
+    ...status.engines.map((engine) => ({ name: `engine of ${engine.aliases.join(", ")}`, detail: engine.detail })),
+    ...status.replicas.map((replica) => ({ name: replica.name, detail: replica.detail })),
+  ].filter(({ detail }) => detail.proved);
+  fill("processes", processes, "no process answers yet", ({ name, detail }) =>
+    row([
+      cell(name),
+      cell(short(detail.proved.root), "code"),
+      cell(answered(detail.proved.probe_max_abs)),
+      cell(versionsOf(detail)),
+      cell(`${detail.scrub_rounds ?? 0} rounds`),
+      cell(Object.keys(detail.condemned ?? {}).map(short).join(", ") || "none"),
+    ]),
+  );
+}
+
+function versionsOf(detail) {
+  const versions = Object.values(detail.proved_versions ?? {});
+  const differences = versions.flatMap((version) => (version.probe ? [version.probe.max_abs] : []));
+  return differences.length ? `${versions.length}, probes ${answered(Math.max(...differences))}` : String(versions.length);
+}
+
+function answered(difference) {
+  return difference === 0 ? "equal bits" : `within ${difference.toPrecision(2)} nats`;
 }
 
 async function showRuns() {
@@ -116,6 +145,7 @@ async function showDeployments() {
       cell(`revision ${deployment.live.number} of ${deployment.revisions.length}`),
       cell(short(deployment.live.version), "code"),
       cell(fidelity(deployment.fidelity)),
+      cell(deployment.proved.map((proved) => proved.process).join(", ") || "not in memory"),
       cell(time(deployment.live.updated_us)),
     ]),
   );

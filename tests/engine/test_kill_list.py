@@ -9,9 +9,9 @@ import msgspec
 import pytest
 import torch
 
-from bloomery.engine.scrub import Scrub
 from bloomery.infer.fidelity import sample, trainer_logprobs
 from bloomery.infer.sampler import Sampler
+from bloomery.infer.scrub import Scrub
 from bloomery.infer.versions import Model
 from bloomery.models.load import stored_tensors
 from bloomery.models.numerics import Form
@@ -25,7 +25,7 @@ from bloomery.types.errors import Corrupt
 from bloomery.types.fidelity import Prompt, compare, verdict
 from bloomery.types.generation import Generate, Weights
 from bloomery.types.operations import Failed, SnapshotResult
-from tests.engine.faults import FAULTS, NOT_THOSE, Fault, World, world
+from tests.engine.faults import FAULTS, FORWARD_FAULTS, NOT_THOSE, Fault, World, world
 from tests.engine.harness import BASE, Engine, engine
 from tests.infer.builders import Answer, adapter, answers, drain, generate, prompt, request
 from tests.train.builders import BASE_HASH, SAVE, decoder, learn, run, step, supervised, train
@@ -244,7 +244,7 @@ def test_a_run_whose_forward_does_not_see_its_steps_publishes_nothing(tmp_path: 
 
 def test_every_fault_stands_in_the_docs_with_its_thread() -> None:
     rows = [line for line in DOCS.read_text().splitlines() if line.startswith("| ")]
-    for fault in FAULTS:
+    for fault in (*FAULTS, *FORWARD_FAULTS):
         assert any(fault.name in row and all(thread in row for thread in fault.threads) for row in rows), fault.name
     for name in LATER:
         assert any(name in row for row in rows), name

@@ -84,7 +84,11 @@ def test_an_engine_says_what_it_proved_and_which_versions_it_holds(model: Path, 
             api.events("r", until=lambda event: isinstance(event, SampleFinished))
             status = api.wait(EngineStatus, lambda status: bool(status.proved_versions))
             manifest = Manifest.from_json(one.blobs.get(manifest_key(published.version)))
-            assert status.proved_versions == {published.version: manifest.state}
+            held = status.proved_versions[published.version]
+            assert held.root == manifest.state
+            assert held.probe is not None
+            assert (held.probe.expected, held.probe.against, held.probe.bit_equal, held.probe.tells) == ("published", BASE, True, True)
+            assert held.probe.moved == held.probe.predicted > 0
             assert manifest.tokenizer_hash != ""
             assert status.condemned == {}
 

@@ -28,6 +28,7 @@ from bloomery.sync.publish import manifest_key
 from bloomery.types.errors import Gone, NotFound
 from bloomery.types.generation import Weights
 from bloomery.types.operations import SnapshotResult
+from bloomery.types.probe import probe_key
 from bloomery.up import layout
 from tests.live import BLOOMERY
 from tests.services.fake_engine import BASE, FakeEngine, fake_base
@@ -349,7 +350,7 @@ def test_blobs_whose_rows_went_before_a_death_are_collected(tmp_path: Path) -> N
         await loop.age()
         await loop.change(update(rows.session).values(finished_us=1))
         gone = (await Ephemeral(loop.api.database, None).expire()).blobs
-        assert sorted(gone) == sorted([name for done in saved for name in (done.key, manifest_key(done.version))])
+        assert sorted(gone) == sorted([name for done in saved for name in (done.key, manifest_key(done.version), probe_key(done.version))])
         assert loop.there(saved) == [True, True]
         assert (await loop.garbage(Keeping()).collect(ME)).blobs >= 4
         assert loop.there(saved) == [False, False]

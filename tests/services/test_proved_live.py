@@ -24,5 +24,9 @@ def test_a_deployment_says_who_has_proved_its_live_version(live_server: LiveServ
         manifest = json.loads((live_server.data_dir / "blobs" / "manifests" / published.version).read_text())
         assert (proved.process, proved.root) == ("engine", manifest["state"])
         (engine,) = client.status().engines
-        assert engine.detail["proved_versions"][published.version] == manifest["state"]
+        held = engine.detail["proved_versions"][published.version]
+        assert held["root"] == manifest["state"]
+        assert (held["probe"]["expected"], held["probe"]["against"], held["probe"]["bit_equal"]) == ("published", engine.base_hash, True)
+        assert held["probe"]["tells"]
+        assert held["probe"]["moved"] == held["probe"]["predicted"] > 0
         assert engine.detail["condemned"] == {}

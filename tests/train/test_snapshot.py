@@ -144,3 +144,13 @@ def test_numbers_around_the_factors_of_a_run_are_seen():
     with torch.no_grad():
         weights.fused().tensors[0][-1, -1] = 1e-3
     assert weights.stale() == "1 numbers around the factors"
+
+
+@pytest.mark.parametrize("rank", [1, 8, 16])
+def test_factors_of_any_rank_are_those_that_are_computed_with(rank):
+    weights = Lora(builders.decoder(), LoraSpec(rank=rank, seed=1))
+    assert weights.stale() is None
+    weights.masters.add_(1e-3)
+    assert weights.stale() is not None
+    weights.refresh()
+    assert weights.stale() is None

@@ -46,6 +46,16 @@ def test_the_page_shows_runs_deployments_and_judged_traffic(page: str) -> None:
     assert "<path" in page or "<polyline" in page, "no curve was drawn"
 
 
+def test_the_page_says_what_was_proved(page: str) -> None:
+    (process,) = re.findall(r"<tr><td[^>]*>engine of bloomery-tiny</td>(.*?)</tr>", page)
+    root, probe, versions, _, condemned = re.findall(r"<td[^>]*>([^<]*)</td>", process)
+    assert re.fullmatch(r"[0-9a-f]{12}", root)
+    assert (probe, condemned) == ("equal bits", "none")
+    assert re.fullmatch(r"[1-9]\d*, probes equal bits", versions)
+    (deployment,) = re.findall(r"<tr><td[^>]*>seen-in-a-browser</td>(.*?)</tr>", page)
+    assert ">engine<" in deployment
+
+
 def test_a_run_says_what_it_trains(page: str) -> None:
     behind_the_base = dict(re.findall(r"<tr><td[^>]*>([^<]+)</td><td[^>]*>bloomery-tiny</td><td[^>]*>([^<]+)</td>", page))
     assert [behind_the_base[name] for name in ("&lt;b&gt;furnace&lt;/b&gt;", "whole")] == ["rank 8", "all parameters"]

@@ -3,14 +3,16 @@
 What nobody writes can still change, by a fault of ours or of the machine, and no hash of an update would see it.
 
 A turn is a 64th of the weights that are next, or `TURN_ELEMENTS` where that is less, between two steps or in an idle second: a millisecond or two. A
-matrix that lies packed is put back into plain order as a whole, which takes as much memory as it has, and of a large head tenths of a second. What
-has changed is taken out of service: a version at once, and the base with the whole process.
+matrix that lies packed is put back into plain order as a whole, which takes as much memory as it has, and of a large head tenths of a second: one of
+more elements than a turn is read beside the steps, and the turns go on when that is done. What has changed is taken out of service: a version at
+once, and the base with the whole process.
 """
 
 import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from bloomery.infer.sampler import Sampler
@@ -33,6 +35,12 @@ class Scrub:
         """What is left of this round: numbers of the base's proofs, and versions."""
         self._due_s = time.monotonic() + every_s
         self._begun = False
+        self._round_began_s = self.clean_s = time.monotonic()
+        """`clean_s`: when the last round began that found nothing. What was computed before then was computed with sound weights."""
+        # Its one thread ends with this object.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="scrub")
+        self._beside: tuple[Proof, Future[int]] | None = None
+        """What is just being read beside the steps."""
         self.rounds = 0
         """How often everything was looked at."""
         self.condemned: dict[str, str] = {}
@@ -48,9 +56,12 @@ class Scrub:
         if self.due_in_s > 0:
             return
         self._due_s = time.monotonic() + self._every_s
-        proof = self._next()
+        if self._beside is not None and not self._beside[1].done():
+            return
+        proof = self._next() if self._beside is None else self._beside[0]
         try:
-            proof.scrub(max(1, min(TURN_ELEMENTS, -(-proof.numel // _PARTS))))
+            if not self._looked(proof):
+                return
         except Corrupt as error:
             if proof in self._base:
                 raise
@@ -58,22 +69,41 @@ class Scrub:
             log.error("%s; it is taken out of service, and read anew when somebody asks for it", error.message)
             self.condemned[version] = error.message
             self._sampler.condemn(version, error.message)
-            self._to_come.popleft()
+            self._leave(proof)
             return
         if proof.round_done:
+            self._leave(proof)
+
+    def _looked(self, proof: Proof) -> bool:
+        """Whether the part was looked at; else it is being read, and the next turn asks again."""
+        if self._beside is not None:
+            (_, read), self._beside = self._beside, None
+            read.result()
+            return True
+        elements = max(1, min(TURN_ELEMENTS, -(-proof.numel // _PARTS)))
+        if proof.next_numel > TURN_ELEMENTS:
+            self._beside = proof, self._reader.submit(proof.scrub, elements)
+            return False
+        proof.scrub(elements)
+        return True
+
+    def _leave(self, proof: Proof) -> None:
+        """Of this one all was looked at; weights that left the memory meanwhile are not the first any more."""
+        if self._to_come and self._proof(self._to_come[0]) in (proof, None):
             self._to_come.popleft()
+
+    def _proof(self, name: int | str) -> Proof | None:
+        return self._base[name] if isinstance(name, int) else self._sampler.versions.proofs.get(name)
 
     def _next(self) -> Proof:
         """That of what is looked at; weights that left the memory are passed over."""
-        versions = self._sampler.versions.proofs
         while self._to_come:
-            name = self._to_come[0]
-            if isinstance(name, int):
-                return self._base[name]
-            if name in versions:
-                return versions[name]
+            if (proof := self._proof(self._to_come[0])) is not None:
+                return proof
             self._to_come.popleft()
-        self.rounds += self._begun
-        self._begun = True
-        self._to_come += [*range(len(self._base)), *versions]
+        if self._begun:
+            self.rounds += 1
+            self.clean_s = self._round_began_s
+        self._begun, self._round_began_s = True, time.monotonic()
+        self._to_come += [*range(len(self._base)), *self._sampler.versions.proofs]
         return self._base[0]

@@ -1,0 +1,125 @@
+"""Both sides of the probe, of weights in this process, and the probation of versions: no request gets one before it has answered.
+
+A sampler answers by its own forward: prefill of a pad of rows and a decode step, through packed matrices where it has them, beside the sampler
+that serves, so that no step waits. What lives in that one alone (its cache, stacked factors of those that are together in a batch) takes no part.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
+from typing import Final
+
+import numpy as np
+import torch
+
+from bloomery.infer.cache import KeyValueCache
+from bloomery.infer.fidelity import packed_hidden, packed_logprobs
+from bloomery.infer.plan import Sample, Stem
+from bloomery.infer.runner import Feed, Runner
+from bloomery.infer.scoring import Question
+from bloomery.infer.versions import Model
+from bloomery.models.attention import packed_starts
+from bloomery.models.decoder import Decoder
+from bloomery.models.numerics import Form
+from bloomery.types.errors import Corrupt
+from bloomery.types.generation import SamplingParams
+from bloomery.types.probe import PREFILLED, Floats, ProbeAnswer, Sides, judge, logprob_bytes, logprobs_of, probe_tokens
+
+log = logging.getLogger(__name__)
+
+MOST_ROUNDING_RMS: Final = 0.5
+"""In nats: of tokens that a model finds absurd half precision rounds by a tenth."""
+_REMEMBERED: Final = 256
+"""Versions whose answers are remembered, for those that are trained from them."""
+
+
+class Probation:
+    """Asks every version of one base; from any thread."""
+
+    def __init__(
+        self,
+        base: Model,
+        form: Form,
+        computed_with: Callable[[Decoder], Decoder],
+        *,
+        exact: bool,
+        numerics: str = "",
+        told: ProbeAnswer | None = None,
+    ) -> None:
+        """`told`: the trainer's side of the base, where somebody left it. `exact`: under equal `numerics` both sides have equal bits."""
+        self._form, self._computed_with, self._exact, self._numerics = form, computed_with, exact, numerics
+        self._tokens = probe_tokens(base.decoder.config.vocab_size, base.decoder.config.context)
+        self._dtype = str(base.decoder.dtype).removeprefix("torch.")
+        self._lock = Lock()
+        self._remembered: OrderedDict[str, Sides] = OrderedDict()
+        self.base = self._ask(base, told if told is not None and told.tokens == self._tokens else None)
+        _refuse_far_apart(self.base)
+
+    def examine(self, model: Model) -> Model:
+        """The model with its answer; Corrupt where it is not the trainer's. Of weights that nobody proved, and the bare base, nothing is asked."""
+        if model.proof is None:
+            return model
+        # One of an earlier release may be of other tokens.
+        told = model.told if model.told is not None and model.told.tokens == self._tokens else None
+        asked, before = self._ask(model, told), self._before(model)
+        exact = self._exact and (told is None or told.numerics == self._numerics)
+        probed = judge(asked, before, exact=exact, dtype=self._dtype, expected="here" if told is None else "published")
+        if exact and not probed.bit_equal:
+            log.error("not bit-exact here: version %s answered its probe up to %.3g nats apart from its trainer", model.version, probed.max_abs)
+        with self._lock:
+            self._remembered[model.version] = asked
+            if len(self._remembered) > _REMEMBERED:
+                self._remembered.popitem(last=False)
+        return model._replace(probed=probed)
+
+    def answer(self, name: str) -> ProbeAnswer:
+        """The trainer's side of the base, for others that hold it under this name."""
+        logprobs = logprob_bytes(self.base.trainer)
+        return ProbeAnswer(version=name, parent="", numerics=self._numerics, tokens=self._tokens, logprobs=logprobs)
+
+    def _ask(self, model: Model, told: ProbeAnswer | None) -> Sides:
+        trainer = trainer_side(model, self._tokens) if told is None else logprobs_of(told)
+        return Sides(model.version, sampler_side(model, self._tokens, self._form, self._computed_with), trainer)
+
+    def _before(self, model: Model) -> Sides:
+        with self._lock:
+            return self.base if model.told is None else self._remembered.get(model.told.parent, self.base)
+
+
+def _refuse_far_apart(base: Sides) -> None:
+    """What both sides differ by under the base is taken for rounding from here on."""
+    difference = base.sampler.astype(np.float64) - base.trainer
+    if not (np.square(difference).mean() <= MOST_ROUNDING_RMS**2):
+        raise Corrupt(
+            f"under the base model {base.version} the sampler and the trainer are up to {np.abs(difference).max():.3g} nats apart, "
+            f"which is no rounding: run `bloomery fidelity` to find where they part, or delete its document under probes/ in the data directory"
+        )
+
+
+@torch.inference_mode()
+def sampler_side(model: Model, tokens: tuple[int, ...], form: Form, computed_with: Callable[[Decoder], Decoder]) -> Floats:
+    """Log-probabilities [N - 1] as a sampler of this form computes them."""
+    decoder = model.decoder
+    cache = KeyValueCache(decoder.config, dtype=decoder.dtype, device=decoder.device)
+    runner = Runner(cache, form, computed_with)
+    sample = Sample("probe", 0, Stem(model.version, np.array(tokens, np.int32)), len(tokens), reusable=0)
+    cache.place(sample)
+    cache.reserve(len(tokens))
+    prompt = Feed(sample, model, tokens[: min(PREFILLED, len(tokens) - 1)], 0, wanted=0)
+    none = np.zeros(0, np.int64)
+    question = Question(0, np.array(tokens[1 : prompt.stop + 1]), 0, none, none, 0, SamplingParams(max_tokens=0, seed=0))
+    found = [runner.score(runner.prefill([prompt])[0], prompt, question).logprobs_T]
+    for place in range(prompt.stop, len(tokens) - 1):
+        after = runner.decode([Feed(sample, model, tokens[place : place + 1], place)])
+        found.append(after.logprobs(torch.tensor(tokens[place + 1 : place + 2])).numpy())
+    return np.concatenate(found).astype(np.float32)
+
+
+@torch.inference_mode()
+def trainer_side(model: Model, tokens: tuple[int, ...]) -> Floats:
+    """The same as a training pass computes them."""
+    hidden_RD = packed_hidden(model, [tokens])
+    logprobs_R1 = packed_logprobs(model, [tokens], hidden_RD, packed_starts([len(tokens)]))
+    found: Floats = logprobs_R1[: len(tokens) - 1, 0].cpu().numpy()
+    return found

@@ -1,0 +1,31 @@
+"""`bloomery status` of a running server says what was proved of the weights that its processes hold."""
+
+import re
+
+from typer.testing import CliRunner
+
+from bloomery.cli.main import app
+from bloomery.client import Client
+from tests.live import LiveServer, wait_until
+from tests.train.builders import supervised
+
+
+def shown(server: LiveServer) -> str:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["status", "--data-dir", str(server.data_dir)])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_it_says_who_proved_which_base_how_probes_were_answered_and_how_often_memory_was_looked_at(live_server: LiveServer) -> None:
+    with Client(live_server.url, live_server.key) as client:
+        (engine,) = client.status().engines
+        run = client.create_run("bloomery-tiny", rank=8, seed=3)
+        run.forward_backward(supervised([40]), "cross_entropy").result()
+        run.optim_step(1e-3).result()
+        client.deployments.create("shown-by-status", run.save_snapshot("shown").result().version)
+        client.chat("shown-by-status", [{"role": "user", "content": "Hello"}], max_tokens=2)
+        wait_until(lambda: client.deployments.get("shown-by-status").proved != [], 30)
+    (line,) = [line for line in shown(live_server).splitlines() if "bloomery-tiny" in line and " proved: " in line]
+    assert f"base {engine.detail['proved']['root'][:12]}, probe with the trainer's bits" in line
+    assert re.search(r"; [1-9]\d* versions in memory, probes with the trainer's bits; \d+ rounds of scrubbing", line)
+    assert "out of service" not in line
