@@ -23,6 +23,15 @@ def up(
         int, typer.Option("--max-waiting", min=1, help="Samples that may wait for an engine; requests beyond are told to come again.")
     ] = DEFAULT_MAX_WAITING,
     replicas: ReplicasOption = None,
+    rollout_replicas: Annotated[
+        int,
+        typer.Option(
+            "--rollout-replicas",
+            min=0,
+            max=64,
+            help="Processes per base model, each with an engine's threads, that sample rollouts and what nobody deployed. 0: the engine does.",
+        ),
+    ] = 0,
     plain: Annotated[
         bool, typer.Option("--plain", help="Sample a little faster, without bit-exactness: no seed promise, and no stream outlives its engine.")
     ] = False,
@@ -42,6 +51,7 @@ def up(
         custom_losses=custom_losses,
         max_waiting=max_waiting,
         replicas=replicas,
+        rollout_replicas=rollout_replicas,
         plain=plain,
     )
     run(options)

@@ -37,7 +37,7 @@ class _FromJson:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaConfig(_FromJson):
-    """A process that only samples, for production traffic."""
+    """A process that only samples: for production traffic, or for rollouts."""
 
     name: str
     socket: str
@@ -59,6 +59,8 @@ class ModelConfig(_FromJson):
     device: str = "cpu"
     replicas: tuple[ReplicaConfig, ...] = ()
     """Who serves what is deployed of this base; without any the engine does."""
+    rollout_replicas: tuple[ReplicaConfig, ...] = ()
+    """Who samples versions that nobody deployed, for training and evaluation; without any the engine does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

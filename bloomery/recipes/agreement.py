@@ -2,7 +2,7 @@
 
 `check_served` has the server score them before they are trained on, each by its own version: numbers, ids or versions that changed between sampler
 and trainer do not fit together any more. `check_on_policy` says the same of the trainer's forward, from the metrics of an update whose tokens are all
-of the weights that it began with, and costs nothing. Both raise Corrupt, with the version.
+of the weights that it began with, and costs nothing: `Policy` asks it before such an update is taken over. Both raise Corrupt, with the version.
 
 With d = recomputed - served and r = exp(d), k3 is the mean of r - 1 - d. A bias may be too small for k3 and still add up: 0.012 nats a token are
 k3 7e-5, and a factor of 3.3 after 100 tokens. But r has the mean 1 wherever tokens were drawn from the distribution that was served, so a mean
@@ -15,7 +15,7 @@ sequence.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,11 @@ from numpy.typing import NDArray
 from bloomery.client import Sampler
 from bloomery.types.errors import Corrupt
 from bloomery.types.fidelity import PLAIN_K3, Mode
+from bloomery.types.resources import Status
 
 Numbers = NDArray[np.float64]
+Held = Literal["off", "promised", "always"]
+"""Whether a loop refuses updates whose numbers are not those of its rollouts: never, where the server promises bits, or also elsewhere, by bars."""
 
 BIAS: Final = 1e-3
 """How far the mean ratio of a plain sampler may be off 1, beyond chance: 10 % over 100 tokens."""
@@ -84,6 +87,16 @@ def check_on_policy(trained: Mapping[str, float], version: str, mode: Mode) -> N
     """`trained` are the metrics of an update all of whose tokens are of `version`, the weights that it began with; empty ones say nothing."""
     if tokens := int(trained.get("tokens:sum", 0)):
         require(Agreement(tokens, trained["k3:sum"] / tokens, trained["ratio:sum"] / tokens, trained["logprob_diff:max"]), version, mode)
+
+
+def promises_bits(status: Status, base_model: str) -> bool:
+    """Whether whoever samples the rollouts of a base model has the bits of its trainer: all of them bit-exact, with the same numerics."""
+    engines = [engine for engine in status.engines if base_model in engine.aliases]
+    bases = {engine.base_hash for engine in engines}
+    sampling = [replica.detail for replica in status.replicas if replica.serves == "rollouts" and replica.base_hash in bases]
+    # One that is away says nothing of itself, and has not answered either.
+    known = [told for told in (*(engine.detail for engine in engines), *sampling) if "numerics" in told]
+    return len({told["numerics"] for told in known}) == 1 and all(told["bit_exact"] for told in known)
 
 
 def check_drawn(likeliest: Sequence[float], came: Sequence[bool], version: str) -> float:

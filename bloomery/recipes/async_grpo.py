@@ -69,7 +69,8 @@ def train(
             kept = sort_groups(groups, config.min_group_size)
             data = mask_stale(teach(kept.trained, config, reference), policy.lag, config.max_head_offpolicy_versions)
             lags = {version: policy.lag(version) for version in versions_of(data)}
-            trained = policy.train([row.datum for row in mean_over_tokens(data)], [group.number for group in groups])
+            taught = mean_over_tokens(data)
+            trained = policy.train([row.datum for row in taught], [group.number for group in groups], versions=versions_of(taught))
             makers.admission.leave(len(kept.trained))
             ended = time.monotonic()
             seconds = Seconds(ended - started, ended - started, ended - taken, taken - started, makers.admission.idle_s() / config.concurrency)

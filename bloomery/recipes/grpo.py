@@ -3,9 +3,10 @@
     with Client() as client:
         policy = train(client, problems, grade, GrpoConfig(policy=PolicyConfig(base_model="bloomery-tiny")), Path("loop.json"))
 
-Every group is of the newest weights, so nothing is off policy: `ratio/k3` says how far sampler and trainer disagree, which is 0 where the engine is
-bit-exact. A loop that was killed goes on with the same groups when it is called again with the same file. `async_grpo` overlaps sampling and
-training, and shares the parts: `rollouts` makes groups, `advantages` decides what they teach, `policy` trains and publishes, `rl_metrics` counts.
+Every group is of the newest weights, so nothing is off policy: `ratio/k3` says how far sampler and trainer disagree, which is 0 where the server is
+bit-exact, and another number is refused there (`PolicyConfig.agreement`). A loop that was killed goes on with the same groups when it is called again
+with the same file. `async_grpo` overlaps sampling and training, and shares the parts: `rollouts` makes groups, `advantages` decides what they teach,
+`policy` trains and publishes, `rl_metrics` counts.
 """
 
 import random
@@ -82,7 +83,8 @@ def train(
             kept = sort_groups(groups, config.min_group_size)
             data = teach(kept.trained, config, reference)
             lags = {version: policy.lag(version) for version in versions_of(data)}
-            trained = policy.train([row.datum for row in mean_over_tokens(data)], numbers)
+            taught = mean_over_tokens(data)
+            trained = policy.train([row.datum for row in taught], numbers, versions=versions_of(taught))
             ended = time.monotonic()
             seconds = Seconds(ended - started, sampled - started, ended - sampled, sampled - started, ended - sampled)
             on_step(StepReport(step + 1, policy.cursor.version, step_metrics(groups, kept, data, trained, lags.__getitem__, seconds)))

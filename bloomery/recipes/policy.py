@@ -4,19 +4,23 @@ One step of training is three operations of the run: gradients, update, snapshot
 that a loop has to remember is which groups it has had, and under which number its step began. That is the cursor: a small file, replaced atomically
 before the first of the three is submitted. A loop that is started again compares that number with the run's and knows which of the three are there:
 none, and it makes the same groups again, from the same weights with the same seeds; some, and it submits the rest.
+
+Where all tokens are of the weights that a step begins with, its gradients tell whether trainer and sampler computed the same (`agreement`). They are
+asked before the update is submitted, so that what is refused is not learnt, by a loop that is started again either.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, get_args
 
 from bloomery.client import Client, Pending, Sampler, TrainingRun
+from bloomery.recipes.agreement import Held, check_on_policy, promises_bits
 from bloomery.recipes.rollouts import Problem
-from bloomery.types.errors import Conflict
+from bloomery.types.errors import Conflict, Forbidden, InvalidInput
 from bloomery.types.operations import CheckpointResult, Datum, ForwardBackwardResult, LoadResult, OptimStepResult, SnapshotResult
 
 _OPERATIONS: Final = 3
@@ -45,6 +49,8 @@ class PolicyConfig:
     loss_config: tuple[tuple[str, float], ...] = ()
     """Options of the loss by name."""
     seed: int = 0
+    agreement: Held = "promised"
+    """Whether an update on policy is refused, with Corrupt, where the trainer has other log-probabilities than were served with its tokens."""
     training_timeout_s: float = 3600.0
     """How long the result of an operation is waited for."""
 
@@ -69,6 +75,8 @@ class Cursor:
     had: tuple[int, ...] = ()
     """Of the others, those that are."""
     batch: tuple[int, ...] = ()
+    on_policy: bool = False
+    """Whether all tokens of that step are of `version`."""
 
     def after(self, groups: Iterable[int]) -> "Cursor":
         """A round later, with these groups had."""
@@ -76,7 +84,7 @@ class Cursor:
         while below in had:
             had.remove(below)
             below += 1
-        return replace(self, had_below=below, had=tuple(sorted(had)), batch=(), round=self.round + 1)
+        return replace(self, had_below=below, had=tuple(sorted(had)), batch=(), on_policy=False, round=self.round + 1)
 
     def has(self, group: int) -> bool:
         """Whether the group is had."""
@@ -96,6 +104,9 @@ class Policy:
     @classmethod
     def open(cls, client: Client, config: PolicyConfig, path: Path, fingerprint: str) -> Self:
         """Begin, or go on where the cursor at `path` says; Conflict where the cursor is another loop's, or the run is not where it should be."""
+        if config.agreement not in get_args(Held):
+            known = ", ".join(f'"{value}"' for value in get_args(Held))
+            raise InvalidInput(f"`agreement` is `{config.agreement}`: it must be one of {known}", field="agreement")
         if not path.exists():
             run = client.create_run(config.base_model, config.rank, seed=config.seed)
             cursor = Cursor(run_id=run.id, fingerprint=fingerprint, step=0, round=0, seq=run.next_seq, version="", first="", had_below=0)
@@ -124,12 +135,14 @@ class Policy:
         """How many versions old the weights of a token are."""
         return self.step - self._numbers[version]
 
-    def train(self, data: Sequence[Datum], batch: Iterable[int]) -> dict[str, float]:
+    def train(self, data: Sequence[Datum], batch: Iterable[int], *, versions: Set[str] = frozenset()) -> dict[str, float]:
         """One update from the data, which the groups of `batch` gave, and its version published; the metrics of the loss and of the update.
 
-        Groups that gave no data are had all the same: nothing is trained then, and there is no new version.
+        `versions` are those of the data's tokens: where there is but the newest, the update is held to `agreement`. Groups that gave no data are had
+        all the same: nothing is trained then, and there is no new version.
         """
-        cursor = replace(self.cursor, seq=self.run.next_seq, batch=tuple(sorted(batch)))
+        on_policy = versions == {self.cursor.version}
+        cursor = replace(self.cursor, seq=self.run.next_seq, batch=tuple(sorted(batch)), on_policy=on_policy)
         if not data:
             self.cursor = cursor.after(cursor.batch)
             _write(self._path, self.cursor)
@@ -137,8 +150,10 @@ class Policy:
         self.cursor = cursor
         _write(self._path, cursor)
         gradients = self.run.forward_backward(data, self._config.loss, dict(self._config.loss_config), logprobs=False)
-        update, snapshot = self._submit(_OPERATIONS - 1)
         timeout_s = self._config.training_timeout_s
+        if self._is_held(cursor):
+            self._hold(cursor, gradients.result(timeout_s).metrics)
+        update, snapshot = self._submit(_OPERATIONS - 1)
         metrics = gradients.result(timeout_s).metrics | update.result(timeout_s).metrics
         self._publish(cursor, snapshot.result(timeout_s).version)
         return metrics
@@ -155,7 +170,9 @@ class Policy:
             self.cursor = replace(cursor, version=version, first=version, seq=self.run.next_seq)
             _write(self._path, self.cursor)
         elif cursor.batch and there:
-            self.run.submitted(cursor.seq, ForwardBackwardResult).result(timeout_s)
+            gradients = self.run.submitted(cursor.seq, ForwardBackwardResult).result(timeout_s)
+            if there == 1 and self._is_held(cursor):
+                self._hold(cursor, gradients.metrics)
             update, snapshot = self._submit(max(0, _OPERATIONS - there))
             update.result(timeout_s)
             self._publish(cursor, snapshot.result(timeout_s).version)
@@ -190,6 +207,24 @@ class Policy:
         snapshot = self.run.save_snapshot() if missing >= 1 else self.run.submitted(seq + 2, SnapshotResult)
         return update, snapshot
 
+    def _is_held(self, cursor: Cursor) -> bool:
+        return cursor.on_policy and self._config.agreement != "off"
+
+    def _hold(self, cursor: Cursor, metrics: Mapping[str, float]) -> None:
+        """Corrupt where the gradients are not of what was served. What is equal to the bit is so for anybody: the server need not be asked."""
+        if not metrics.get("logprob_diff:max"):
+            return
+        exact = self._bits_are_promised()
+        if exact or self._config.agreement == "always":
+            check_on_policy(metrics, cursor.version, "exact" if exact else "plain")
+
+    def _bits_are_promised(self) -> bool:
+        try:
+            return promises_bits(self._client.status(), self._config.base_model)
+        except Forbidden:
+            # A key for training alone is told nothing of processes, and a loop must not end by that.
+            return False
+
     def _publish(self, cursor: Cursor, version: str) -> None:
         self.cursor = replace(cursor.after(cursor.batch), step=cursor.step + 1, seq=self.run.next_seq, version=version)
         self._serve()
@@ -200,13 +235,13 @@ class Policy:
 
 
 def fingerprint(problems: Sequence[Problem], settings: Any) -> str:
-    """Of all that decides which groups a loop makes and what it does with them; how long it waits, and for how many at a time, does not."""
+    """Of all that decides which groups a loop makes and what it does with them; how long it waits, for how many, and what it refuses does not."""
     described = [_deciding(asdict(settings)), [(problem.id, problem.prompt) for problem in problems]]
     return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _deciding(settings: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in settings.items() if name != "concurrency" and not name.endswith("_timeout_s")}
+    kept = {name: value for name, value in settings.items() if name not in ("agreement", "concurrency") and not name.endswith("_timeout_s")}
     return {name: _deciding(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 

@@ -99,6 +99,10 @@ class Services:
             model.base_hash: {replica.name: EngineLink(model.base_hash, Path(replica.socket), None) for replica in model.replicas}
             for model in config.models
         }
+        rollouts = {
+            model.base_hash: {replica.name: EngineLink(model.base_hash, Path(replica.socket), None) for replica in model.rollout_replicas}
+            for model in config.models
+        }
         async with AsyncExitStack() as stack:
             database = stack.enter_context(Database(data.database))
             blobs = AsyncBlobs(Blobs(data.blobs))
@@ -112,8 +116,8 @@ class Services:
             checkpoints, versions, sessions = Checkpoints(database), Versions(database, models), Sessions(database)
             deployments = Deployments(database, models, versions)
             await deployments.load()
-            fleet = Fleet(links, replicas, deployments.bases)
-            processes = {base_hash: {"engine": link, **replicas[base_hash]} for base_hash, link in links.items()}
+            fleet = Fleet(links, replicas, deployments.bases, rollouts=rollouts)
+            processes = {base_hash: {"engine": link, **fleet.beside(base_hash)} for base_hash, link in links.items()}
             meters = Meters(models, processes, config.max_waiting)
             exports = Exports(blobs=blobs.blobs, versions=versions, deployments=deployments, models=models)
             cards = Cards(database=database, blobs=blobs, models=models, versions=versions, deployments=deployments, fleet=fleet, engines=links)
@@ -146,7 +150,7 @@ class Services:
                 datasets=Datasets(database, blobs, Curation(database, blobs, traffic)),
                 garbage=Garbage(database, blobs, Ephemeral(database, sessions)),
             )
-            for link in (*links.values(), *(link for group in replicas.values() for link in group.values())):
+            for link in (link for each in processes.values() for link in each.values()):
                 await stack.enter_async_context(link)
             await stack.enter_async_context(cards)
             await stack.enter_async_context(_housekeeping(services, activity))

@@ -109,7 +109,7 @@ class Cards:
         """A deployment with the card of its live version, as far as there is one, and with whoever has proved that version."""
         version, base_hash = deployment.live.version, deployment.base_hash
         links = {"engine": self._engines[base_hash]} if base_hash in self._engines else {}
-        roots = {name: link.proved_root(version) for name, link in {**links, **self._fleet.replicas.get(base_hash, {})}.items()}
+        roots = {name: link.proved_root(version) for name, link in {**links, **self._fleet.beside(base_hash)}.items()}
         proved = [ProvedOn(process=name, root=root) for name, root in roots.items() if root is not None]
         return deployment.model_copy(update={"fidelity": await self._stored(version), "proved": proved})
 
@@ -142,7 +142,7 @@ class Cards:
 
     def _note_who_is_busy(self) -> None:
         for base_hash, engine in self._engines.items():
-            if any(_works(link) for link in (engine, *self._fleet.replicas.get(base_hash, {}).values())):
+            if any(_works(link) for link in (engine, *self._fleet.beside(base_hash).values())):
                 self._idle_since_s.pop(base_hash, None)
             else:
                 self._idle_since_s.setdefault(base_hash, time.monotonic())

@@ -1,15 +1,16 @@
-"""Which process answers: an engine, or for what is served one of the replicas of its base model, where there are any.
+"""Which process answers: an engine, or one of the replicas of its base model: of those that serve, or of those for rollouts, where there are any.
 
 Those of a `Group` hold the same base and answer alike, so a stream whose process dies goes on at another one. Replicas are started when they are
 wanted for the first time: something is deployed on their base, or the base itself is asked as a served model. The supervisor learns that from
-`/healthz`, and whoever asks meanwhile waits. When no replica has answered for a while the engine of their base stands in for them.
+`/healthz`, and whoever asks meanwhile waits. Replicas for rollouts always run, and answer for whatever nobody deployed, so that training need not
+wait for sampling and neither gets in the way of what is served. When no replica has answered for a while the engine of their base stands in for them.
 """
 
 import asyncio
 import logging
 import time
 import zlib
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 from bloomery.services.engines import READY_S, EngineLink
@@ -104,7 +105,7 @@ class Group:
 
 
 class Fleet:
-    """The engines and replicas of this server; `replicas` by base hash, those of a base by their names."""
+    """The engines and replicas of this server; `replicas`, which serve, and `rollouts` by base hash, those of a base by their names."""
 
     def __init__(
         self,
@@ -112,9 +113,10 @@ class Fleet:
         replicas: Mapping[str, Mapping[str, EngineLink]],
         deployed: Set[str],
         patience_s: float = PATIENCE_S,
+        rollouts: Mapping[str, Mapping[str, EngineLink]] | None = None,
     ) -> None:
         """`deployed`: bases that something is deployed on, kept up to date by who deploys."""
-        self.replicas = replicas
+        self.replicas, self.rollouts = replicas, rollouts or {}
         self._deployed = deployed
         self._patience_s = patience_s
         self._asked: set[str] = set()
@@ -124,6 +126,15 @@ class Fleet:
             for base_hash, links in replicas.items()
             if links
         }
+        self._sampled = {
+            base_hash: Group(f"the replicas for rollouts of base model {base_hash}", [*links.values()], engines[base_hash], patience_s)
+            for base_hash, links in self.rollouts.items()
+            if links
+        }
+
+    def beside(self, base_hash: str) -> dict[str, EngineLink]:
+        """All replicas of a base, by their names."""
+        return {**self.replicas.get(base_hash, {}), **self.rollouts.get(base_hash, {})}
 
     @property
     def wanted(self) -> set[str]:
@@ -133,19 +144,19 @@ class Fleet:
     @property
     def ready(self) -> list[str]:
         """Names of the replicas that answer."""
-        return [name for links in self.replicas.values() for name, link in links.items() if link.ready]
+        return [name for name, link in self._all() if link.ready]
 
     @property
     def silent(self) -> list[str]:
         """Names of the replicas that are there, and have said nothing for longer than one takes to start again."""
         gone_s = time.monotonic() - self._patience_s
-        links = ((name, link) for links in self.replicas.values() for name, link in links.items())
-        return [name for name, link in links if link.silent and link.away_since_s is not None and link.away_since_s < gone_s]
+        return [name for name, link in self._all() if link.silent and link.away_since_s is not None and link.away_since_s < gone_s]
 
     @property
     def stood_in(self) -> set[str]:
         """Bases whose engine takes what their replicas should."""
-        return {base_hash for base_hash in self.wanted if self._served[base_hash].stood_in}
+        served = {base_hash for base_hash in self.wanted if self._served[base_hash].stood_in}
+        return served | {base_hash for base_hash, group in self._sampled.items() if group.stood_in}
 
     def want(self, base_hash: str) -> None:
         """Have the replicas of this base run from now on."""
@@ -153,8 +164,12 @@ class Fleet:
 
     def group(self, base_hash: str, *, production: bool) -> Group | None:
         """Who answers for this base; None where it is not served here."""
-        served = self._served.get(base_hash) if production else None
-        return served or self._engines.get(base_hash)
+        return (self._served if production else self._sampled).get(base_hash) or self._engines.get(base_hash)
+
+    def _all(self) -> Iterator[tuple[str, EngineLink]]:
+        for each in (self.replicas, self.rollouts):
+            for links in each.values():
+                yield from links.items()
 
 
 def _alike(links: Sequence[EngineLink], numerics: str | None) -> list[Chosen]:

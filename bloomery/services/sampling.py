@@ -1,6 +1,6 @@
 """Sampling: names become weights, requests become streams that survive the process that samples them.
 
-`Sampling.stream` checks a request and submits it to the engine of its base, or to one of its replicas where it is production. When that process goes
+`Sampling.stream` checks a request and submits it to who answers such requests of its base (`fleet`). When that process goes
 away the request is submitted again, to another replica or to the same one when it is back, with the tokens that were passed on: the noise of a
 token depends on seed, sample and position alone, so the answer goes on with the same ones. The last of them is sampled once more, to see that it
 does. Where more than tokens is asked, everything is computed again and what was passed on is dropped. Every wait has a deadline.

@@ -422,9 +422,14 @@ class EngineState(Resource):
 
 
 class ReplicaState(Resource):
-    """One replica, as the api sees it; those of a base start when something is deployed on it, or when the base is asked as a served model."""
+    """One replica, as the api sees it.
+
+    Those that serve `production` start when something is deployed on their base, or when the base is asked as a served model; those for `rollouts`
+    sample whatever nobody deployed, and always run.
+    """
 
     name: str
+    serves: Literal["production", "rollouts"]
     base_hash: str
     wanted: bool
     ready: bool

@@ -120,7 +120,7 @@ def refuse_what_does_not_fit(models: Sequence[CheckedModel], dtype: str, free_by
         smaller = (needs - processes) // 2 + processes
         ways = ["--dtype bfloat16"] if dtype == "float32" and smaller <= free_bytes else []
         if needed_bytes(models, replicas=0) <= free_bytes:
-            ways.append("fewer --replicas")
+            ways.append("fewer replicas")
         hint = f"use {', '.join(ways)} or a smaller model" if ways else "free memory or use a smaller model"
         raise InvalidInput(f"{names} needs {gigabytes(needs)}, {gigabytes(free_bytes)} free: {hint}", field="model")
 

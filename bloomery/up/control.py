@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from bloomery.config.data_dir import DataDir
 from bloomery.types.errors import NotFound, Unavailable
 from bloomery.up import health
-from bloomery.up.children import REPLICA, State
+from bloomery.up.children import REPLICA, ROLLOUTS, State
 from bloomery.up.lock import Holder, holder
 from bloomery.up.supervisor import API_STOP_S, ENGINE_STOP_S
 
@@ -37,8 +37,8 @@ class Process(NamedTuple):
 
     @property
     def is_replica(self) -> bool:
-        """Whether it only serves what is deployed."""
-        return self.name.startswith(REPLICA)
+        """Whether it only samples."""
+        return self.name.startswith((REPLICA, ROLLOUTS))
 
 
 class Server(NamedTuple):

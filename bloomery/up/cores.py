@@ -1,7 +1,8 @@
 """Which process gets how many threads and which processors: what is served must not wait for what is trained.
 
 Where there are enough processors each side has its own. On fewer, half of them would idle for whoever only trains, so there the engine has all of
-them and yields: it gets what replicas leave.
+them and yields: it gets what replicas leave. Replicas for rollouts are on the engine's side. They have as many threads as it has, for that number is
+part of the numerics: so what they sample has the bits that it trains on, and either goes on with what the other began.
 """
 
 import os
@@ -27,7 +28,7 @@ class Placement(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Threads of each engine and of each replica, and where they run."""
+    """Threads of each engine, which are also those of each replica for rollouts, and of each replica that serves; and where they run."""
 
     threads: int
     replica_threads: int
@@ -35,17 +36,21 @@ class Shares(NamedTuple):
     replica: Placement = Placement()
 
 
-def share(*, engines: int, replicas: int, from_start: bool, threads: int | None) -> Shares:
-    """Divide the processors of this machine. `replicas` of each engine's base, which run `from_start` or once they are wanted."""
+def share(*, engines: int, replicas: int, from_start: bool, threads: int | None, rollouts: int = 0) -> Shares:
+    """Divide the processors of this machine. `replicas` of each engine's base, which run `from_start` or once they are wanted.
+
+    `rollouts` are the replicas for rollouts beside each engine.
+    """
     cores = os.sched_getaffinity(0) if sys.platform == "linux" else set()
-    return divide(sorted(cores), usable_cpus(), replicas=engines * replicas, from_start=from_start, threads=threads)
+    return divide(sorted(cores), usable_cpus(), replicas=engines * replicas, from_start=from_start, threads=threads, rollouts=rollouts)
 
 
-def divide(cores: list[int], usable: int, *, replicas: int, from_start: bool, threads: int | None) -> Shares:
+def divide(cores: list[int], usable: int, *, replicas: int, from_start: bool, threads: int | None, rollouts: int = 0) -> Shares:
     """The same for a machine of `usable` processors, which may be fewer than the `cores` that processes can be pinned to; `replicas` in all."""
     each = max(1, usable // (_REPLICA_SHARE * max(1, replicas)))
     pool = min(usable - 1, each * replicas)
-    own = threads or (usable - pool if from_start or usable >= _FEW else usable)
+    trained = usable - pool if from_start or usable >= _FEW else usable
+    own = threads or max(1, trained // (1 + rollouts))
     shares = Shares(own, min(each, own))
     if not replicas:
         return shares
@@ -55,17 +60,20 @@ def divide(cores: list[int], usable: int, *, replicas: int, from_start: bool, th
     return shares._replace(engine=Placement(frozenset(cores[:-pool])), replica=Placement(frozenset(cores[-pool:])))
 
 
-def announce(shares: Shares, replicas: int, *, from_start: bool) -> str:
+def announce(shares: Shares, replicas: int, *, from_start: bool, rollouts: int = 0) -> str:
     """The line that says it of one base model."""
     engine = f"the engine computes with {_count(shares.threads, 'thread')}"
+    if rollouts:
+        engine += f", and so {'do' if rollouts > 1 else 'does'} {_count(rollouts, 'replica')} for rollouts"
     if not replicas:
-        return f"{engine} and serves what is deployed (--replicas 0)"
+        return f"{engine}{'; the engine' if rollouts else ' and'} serves what is deployed (--replicas 0)"
     when = "" if from_start else ", started when something is deployed or the model is asked"
     each = _count(shares.replica_threads, "thread") + (" each" if replicas > 1 else "")
     served = f"{engine}; {_count(replicas, 'replica')} with {each} will serve{when}"
     if shares.engine.cores is None or shares.replica.cores is None:
-        return f"{served}, on any processor, and the engine then yields to {'them' if replicas > 1 else 'it'}"
-    return f"{served}, on {_listed(shares.replica.cores)}, and the engine then keeps to {_listed(shares.engine.cores)}"
+        return f"{served}, on any processor, and {'they then yield' if rollouts else 'the engine then yields'} to {'them' if replicas > 1 else 'it'}"
+    then = "they then keep" if rollouts else "the engine then keeps"
+    return f"{served}, on {_listed(shares.replica.cores)}, and {then} to {_listed(shares.engine.cores)}"
 
 
 def _listed(cores: frozenset[int]) -> str:

@@ -23,7 +23,7 @@ from bloomery.types.ids import now_us
 from bloomery.types.keys import PREFIX
 from bloomery.up import base_models, cores, health, keys, layout, names
 from bloomery.up.base_models import CheckedModel
-from bloomery.up.children import REPLICA, Child, Program
+from bloomery.up.children import REPLICA, ROLLOUTS, Child, Program
 from bloomery.up.cores import Shares
 from bloomery.up.lock import Holder, Lock, check_free, locked
 from bloomery.up.supervisor import Supervisor
@@ -41,7 +41,8 @@ _READY_S_PER_GB: Final = 30.0
 class UpOptions:
     """What `bloomery up` was asked for; `port` 0 takes any free one, `threads` None those that `cores` finds.
 
-    `replicas` of each base model run from the start; None: one runs from when it is wanted, if there is memory for it.
+    `replicas` of each base model run from the start; None: one runs from when it is wanted, if there is memory for it. `rollout_replicas` of each run
+    from the start too.
     """
 
     data_dir: Path
@@ -54,6 +55,7 @@ class UpOptions:
     custom_losses: bool
     max_waiting: int
     replicas: int | None
+    rollout_replicas: int
     plain: bool
 
 
@@ -81,7 +83,7 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
     """Serve in the foreground until a stop signal; what is refused is refused before anything is written."""
     _check_host(options.host, environment)
     models = [base_models.check(model, options.dtype) for model in base_models.model_arguments(options.models)]
-    replicas = _check_memory(models, options.dtype, options.replicas)
+    replicas = _check_memory(models, options.dtype, options.replicas, options.rollout_replicas)
     data = DataDir(options.data_dir.expanduser().resolve())
     layout.check(data)
     check_free(data)
@@ -97,7 +99,13 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
         lock.announce(holder)
         try:
             hashes = [base_models.base_hash(model.directory) for model in models]
-            shares = cores.share(engines=len(set(hashes)), replicas=replicas, from_start=options.replicas is not None, threads=options.threads)
+            shares = cores.share(
+                engines=len(set(hashes)),
+                replicas=replicas,
+                from_start=options.replicas is not None,
+                threads=options.threads,
+                rollouts=options.rollout_replicas,
+            )
             plan = _Plan(
                 options=options,
                 models=models,
@@ -110,7 +118,7 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
                 environment=environment,
             )
             supervisor = _supervisor(plan)
-            gigabytes = base_models.needed_bytes(models, options.replicas or 0) / 1e9
+            gigabytes = base_models.needed_bytes(models, (options.replicas or 0) + options.rollout_replicas) / 1e9
             supervisor.run(ready_within_s=_READY_S + _READY_S_PER_GB * gigabytes, on_ready=lambda: _greet(holder, key, data))
         finally:
             shutil.rmtree(runtime)
@@ -135,11 +143,14 @@ def _supervisor(plan: _Plan) -> Supervisor:
     configs = _model_configs(plan)
     engines: dict[Child, frozenset[str]] = {}
     serving: dict[Child, str] = {}
+    rollouts: list[Child] = []
     for served in {config.socket: config for config in reversed(configs)}.values():
-        say(f"{served.alias}: {cores.announce(plan.shares, plan.replicas, from_start=plan.from_start)}")
+        say(f"{served.alias}: {cores.announce(plan.shares, plan.replicas, from_start=plan.from_start, rollouts=plan.options.rollout_replicas)}")
         for config, name in _processes(plan, served):
             child = _child(plan, name, "bloomery.engine", config)
-            if config.role == "replica":
+            if name.startswith(ROLLOUTS):
+                rollouts.append(child)
+            elif config.role == "replica":
                 child.put(plan.shares.replica)
                 serving[child] = served.base_hash
             else:
@@ -148,6 +159,7 @@ def _supervisor(plan: _Plan) -> Supervisor:
         _child(plan, "api", "bloomery.api", _api_config(plan, configs)),
         engines,
         serving,
+        rollouts,
         wanted=frozenset(plan.hashes) if plan.from_start else frozenset(),
         engine_placement=plan.shares.engine,
         ask=lambda: health.ask(plan.holder.host, plan.holder.port),
@@ -176,6 +188,8 @@ def _processes(plan: _Plan, served: ModelConfig) -> Iterator[tuple[EngineConfig,
     for replica in served.replicas:
         model = replace(served, socket=replica.socket, threads=plan.shares.replica_threads)
         yield EngineConfig(data_dir=root, model=model, role="replica", plain=plain), replica.name
+    for replica in served.rollout_replicas:
+        yield EngineConfig(data_dir=root, model=replace(served, socket=replica.socket), role="replica", plain=plain), replica.name
 
 
 def _model_configs(plan: _Plan) -> tuple[ModelConfig, ...]:
@@ -185,7 +199,7 @@ def _model_configs(plan: _Plan) -> tuple[ModelConfig, ...]:
     configs = []
     for index, (model, base) in enumerate(zip(plan.models, plan.hashes, strict=True)):
         number = first.setdefault(base, index)
-        name = REPLICA + base_models.file_name(plan.models[number].alias)
+        name = base_models.file_name(plan.models[number].alias)
         configs.append(
             ModelConfig(
                 alias=model.alias,
@@ -195,7 +209,12 @@ def _model_configs(plan: _Plan) -> tuple[ModelConfig, ...]:
                 threads=plan.shares.threads,
                 socket=str(runtime / f"engine-{number}.sock"),
                 replicas=tuple(
-                    ReplicaConfig(name=f"{name}-{copy}", socket=str(runtime / f"replica-{number}-{copy}.sock")) for copy in range(plan.replicas)
+                    ReplicaConfig(name=f"{REPLICA}{name}-{copy}", socket=str(runtime / f"replica-{number}-{copy}.sock"))
+                    for copy in range(plan.replicas)
+                ),
+                rollout_replicas=tuple(
+                    ReplicaConfig(name=f"{ROLLOUTS}{name}-{copy}", socket=str(runtime / f"rollouts-{number}-{copy}.sock"))
+                    for copy in range(plan.options.rollout_replicas)
                 ),
             )
         )
@@ -249,16 +268,16 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _check_memory(models: Sequence[CheckedModel], dtype: str, replicas: int | None) -> int:
-    """Refuse what does not fit; says how many replicas of each base there can be. Each holds the weights once more."""
+def _check_memory(models: Sequence[CheckedModel], dtype: str, replicas: int | None, rollouts: int) -> int:
+    """Refuse what does not fit; says how many replicas that serve each base can have. Each holds the weights once more, those for rollouts too."""
     free = free_memory_bytes()
     for model in models:
         say(base_models.announce(model, dtype, free))
     one_of_each = list({model.directory: model for model in models}.values())
-    base_models.refuse_what_does_not_fit(one_of_each, dtype, free, replicas=replicas or 0)
+    base_models.refuse_what_does_not_fit(one_of_each, dtype, free, replicas=(replicas or 0) + rollouts)
     if replicas is not None:
         return replicas
-    if base_models.needed_bytes(one_of_each, replicas=1) <= free:
+    if base_models.needed_bytes(one_of_each, replicas=1 + rollouts) <= free:
         return 1
     say("there is no memory for a replica of its own: the engine serves what is deployed, and answers wait for training")
     return 0

@@ -83,8 +83,9 @@ class Stand:
         process.hang_up()
         await until(lambda: (welcome := link.welcome) is not None and welcome.numerics == numerics)
 
-    def fleet(self, *replicas: str, deployed: frozenset[str] = frozenset(), patience_s: float = PATIENCE_S) -> Fleet:
-        return Fleet({BASE: self.links["engine"]}, {BASE: {name: self.links[name] for name in replicas}}, deployed, patience_s)
+    def fleet(self, *replicas: str, deployed: frozenset[str] = frozenset(), patience_s: float = PATIENCE_S, rollouts: tuple[str, ...] = ()) -> Fleet:
+        serving, sampling = ({BASE: {name: self.links[name] for name in names}} for names in (replicas, rollouts))
+        return Fleet({BASE: self.links["engine"]}, serving, deployed, patience_s, sampling)
 
     def stream(self, group: Group | None, request: Generate) -> SampleStream:
         assert group is not None
@@ -353,6 +354,44 @@ def test_rollouts_stay_at_the_engine_and_so_does_everything_where_there_are_no_r
         assert both.group("another", production=True) is None
 
     play(tmp_path, story)
+
+
+def test_rollouts_go_to_replicas_of_their_own_and_what_is_served_never_does(tmp_path: Path) -> None:
+    async def story(stand: Stand) -> None:
+        fleet = stand.fleet("replica-0", rollouts=("replica-1",))
+        assert (fleet.wanted, sorted(fleet.ready), sorted(fleet.beside(BASE))) == (set(), [*REPLICAS], [*REPLICAS])
+        for priority, name in (("rollout", "replica-1"), ("evaluation", "replica-1"), ("production", "replica-0")):
+            before = {each: len(process.sampled) for each, process in stand.processes.items()}
+            assert positions(await read(stand.stream(fleet.group(BASE, production=priority == "production"), ask()))) == [*range(6)]
+            assert {each: len(process.sampled) for each, process in stand.processes.items()} == before | {name: before[name] + 1}
+        assert fleet.group("another", production=False) is None
+
+    play(tmp_path, story)
+
+
+def test_a_server_with_replicas_for_rollouts_alone_serves_by_its_engine(tmp_path: Path) -> None:
+    async def story(stand: Stand) -> None:
+        fleet = stand.fleet(rollouts=REPLICAS)
+        assert (fleet.wanted, fleet.stood_in, fleet.silent) == (set(), set(), [])
+        await read(stand.stream(fleet.group(BASE, production=True), ask()))
+        assert [len(stand.processes[name].sampled) for name in ("engine", *REPLICAS)] == [1, 0, 0]
+
+    play(tmp_path, story)
+
+
+def test_a_rollout_goes_on_at_the_engine_when_no_replica_for_it_is_left(tmp_path: Path) -> None:
+    async def story(stand: Stand) -> None:
+        fleet, replica = stand.fleet(rollouts=("replica-0",), patience_s=0.02), stand.processes["replica-0"]
+        async with aclosing(stand.stream(fleet.group(BASE, production=False), ask())) as stream:
+            replica.deaths = 1
+            got = [await anext(stream), await anext(stream)]
+            await replica.crash()
+            got += [event async for event in stream]
+        assert positions(got) == [0, 1, 2, 3, 4, 5]
+        assert fleet.stood_in == {BASE}
+        assert [len(request.begun[0]) for request in stand.processes["engine"].sampled] == [1]
+
+    play(tmp_path, story, running=("engine", "replica-0"))
 
 
 def test_an_engine_where_a_replica_should_be_is_not_spoken_to(tmp_path: Path) -> None:

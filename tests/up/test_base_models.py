@@ -208,9 +208,9 @@ def test_models_that_fit_alone_may_not_fit_together() -> None:
     with pytest.raises(InvalidInput, match=r"needs 72\.6 GB, 37\.0 GB free"):
         base_models.refuse_what_does_not_fit([LARGE, LARGE], "float32", 37_000_000_000)
     base_models.refuse_what_does_not_fit([LARGE], "float32", 57_000_000_000, replicas=1)
-    with pytest.raises(InvalidInput, match=r"needs 56\.6 GB, 50\.0 GB free: use --dtype bfloat16, fewer --replicas or a smaller model"):
+    with pytest.raises(InvalidInput, match=r"needs 56\.6 GB, 50\.0 GB free: use --dtype bfloat16, fewer replicas or a smaller model"):
         base_models.refuse_what_does_not_fit([LARGE], "float32", 50_000_000_000, replicas=1)
-    with pytest.raises(InvalidInput, match=r"50\.0 GB free: use fewer --replicas or a smaller model"):
+    with pytest.raises(InvalidInput, match=r"50\.0 GB free: use fewer replicas or a smaller model"):
         base_models.refuse_what_does_not_fit([LARGE], "float32", 50_000_000_000, replicas=9)
 
 

@@ -45,6 +45,25 @@ def test_an_engine_shares_no_processor_with_replicas_or_yields_to_them(processor
         assert not shares.engine.cores & shares.replica.cores
 
 
+@pytest.mark.parametrize(
+    ("processors", "replicas", "rollouts", "threads", "expected"),
+    [
+        # Two processors: one trains, one samples.
+        (2, 0, 1, None, Shares(1, 1)),
+        (2, 0, 3, None, Shares(1, 1)),
+        (2, 0, 1, 2, Shares(2, 1)),
+        (8, 0, 1, None, Shares(4, 1)),
+        (8, 1, 1, None, Shares(3, 2, Placement(frozenset(range(6))), Placement(frozenset({6, 7})))),
+        (16, 0, 3, None, Shares(4, 1)),
+    ],
+)
+def test_replicas_for_rollouts_have_as_many_threads_as_the_engine_whose_part_they_share(
+    processors: int, replicas: int, rollouts: int, threads: int | None, expected: Shares
+) -> None:
+    shares = divide(list(range(processors)), processors, replicas=replicas, from_start=True, threads=threads, rollouts=rollouts)
+    assert (shares.threads, shares.engine, shares.replica) == (expected.threads, expected.engine, expected.replica)
+
+
 def test_nobody_is_pinned_under_a_quota_that_is_smaller_than_the_machine() -> None:
     shares = divide(list(range(64)), 4, replicas=1, from_start=False, threads=None)
     assert shares == Shares(3, 1, YIELDING)
@@ -57,23 +76,40 @@ def test_this_machine_is_divided_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shares", "replicas", "from_start", "line"),
+    ("shares", "replicas", "from_start", "rollouts", "line"),
     [
-        (Shares(2, 1), 0, True, "the engine computes with 2 threads and serves what is deployed (--replicas 0)"),
+        (Shares(2, 1), 0, True, 0, "the engine computes with 2 threads and serves what is deployed (--replicas 0)"),
         (
             Shares(1, 1, YIELDING),
             1,
             True,
+            0,
             "the engine computes with 1 thread; 1 replica with 1 thread will serve, on any processor, and the engine then yields to it",
         ),
         (
             Shares(6, 1, Placement(frozenset(range(6))), Placement(frozenset({6, 7}))),
             2,
             False,
+            0,
             "the engine computes with 6 threads; 2 replicas with 1 thread each will serve, started when something is deployed or the model is "
             "asked, on processors 6, 7, and the engine then keeps to processors 0, 1, 2, 3, 4, 5",
         ),
+        (
+            Shares(1, 1),
+            0,
+            True,
+            1,
+            "the engine computes with 1 thread, and so does 1 replica for rollouts; the engine serves what is deployed (--replicas 0)",
+        ),
+        (
+            Shares(1, 1, YIELDING),
+            1,
+            False,
+            2,
+            "the engine computes with 1 thread, and so do 2 replicas for rollouts; 1 replica with 1 thread will serve, started when something is "
+            "deployed or the model is asked, on any processor, and they then yield to it",
+        ),
     ],
 )
-def test_what_was_decided_is_said(shares: Shares, replicas: int, from_start: bool, line: str) -> None:
-    assert announce(shares, replicas, from_start=from_start) == line
+def test_what_was_decided_is_said(shares: Shares, replicas: int, from_start: bool, rollouts: int, line: str) -> None:
+    assert announce(shares, replicas, from_start=from_start, rollouts=rollouts) == line

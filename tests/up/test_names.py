@@ -61,6 +61,7 @@ def test_up_says_what_to_change_before_it_writes_anything(tmp_path: Path) -> Non
         custom_losses=False,
         max_waiting=1,
         replicas=0,
+        rollout_replicas=0,
         plain=False,
     )
     with pytest.raises(Conflict, match="`router` is a deployment of project `default`"):

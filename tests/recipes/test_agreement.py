@@ -1,0 +1,176 @@
+"""Loops hold updates on policy to what was served, before they are taken over: other numbers end the loop, and a restart does not learn them."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bloomery.client import Client, sampling
+from bloomery.client.sample_message import SampleAnswer
+from bloomery.recipes import async_grpo, grpo
+from bloomery.recipes.advantages import mean_over_tokens, weigh
+from bloomery.recipes.agreement import Held, promises_bits
+from bloomery.recipes.async_grpo import AsyncGrpoConfig
+from bloomery.recipes.grpo import GrpoConfig, StepReport
+from bloomery.recipes.policy import Policy
+from bloomery.recipes.rollouts import Rollouts
+from bloomery.types.errors import Corrupt, InvalidInput
+from bloomery.types.resources import EngineState, ReplicaState, Status, TrafficState
+from tests.live import LiveServer
+from tests.recipes.loops import BASE, POLICY, PROBLEMS, SMALL, Record
+
+ROUNDED = 1e-6
+"""Nats: another bit, and far below what bars can tell from rounding."""
+BIASED = 0.5
+BEHIND_GRADIENTS = 3
+"""The next operation of a run that has its first snapshot, and the gradients of a step."""
+
+
+@pytest.fixture
+def client(live_server: LiveServer) -> Iterator[Client]:
+    with Client(live_server.url, live_server.key) as client:
+        yield client
+
+
+@pytest.fixture
+def told_otherwise(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """From now on every log-probability comes so many nats lower than it was served."""
+    read = sampling.read_answer
+
+    def by(nats: float) -> None:
+        def changed(body: bytes) -> SampleAnswer:
+            answer = read(body)
+            lower = [each._replace(logprobs=tuple(logprob - nats for logprob in each.logprobs)) for each in answer.sequences]
+            return answer._replace(sequences=tuple(lower))
+
+        monkeypatch.setattr(sampling, "read_answer", changed)
+
+    return by
+
+
+def synchronous(client: Client, path: Path, agreement: Held) -> list[StepReport]:
+    reports: list[StepReport] = []
+    config = GrpoConfig(policy=replace(POLICY, agreement=agreement), rollouts=SMALL, groups_per_step=2)
+    grpo.train(client, PROBLEMS, Record().grade, config, path, steps=1, on_step=reports.append)
+    return reports
+
+
+def asynchronous(client: Client, path: Path, agreement: Held) -> list[StepReport]:
+    reports: list[StepReport] = []
+    policy = replace(POLICY, agreement=agreement)
+    config = AsyncGrpoConfig(policy=policy, rollouts=SMALL, groups_per_step=2, max_head_offpolicy_versions=0, concurrency=2)
+    async_grpo.train(client, PROBLEMS, Record().grade, config, path, steps=1, on_step=reports.append)
+    return reports
+
+
+Loop = Callable[[Client, Path, Held], list[StepReport]]
+
+
+@pytest.mark.parametrize("loop", [synchronous, asynchronous])
+def test_both_loops_refuse_another_bit_where_bits_are_promised_and_go_on_when_it_is_gone(
+    client: Client, tmp_path: Path, told_otherwise: Callable[[float], None], loop: Loop
+) -> None:
+    told_otherwise(ROUNDED)
+    with pytest.raises(Corrupt, match=r"version `[0-9a-f]+` gives other log-probabilities than were served"):
+        loop(client, tmp_path / "cursor", "promised")
+    told_otherwise(0.0)
+    (report,) = loop(client, tmp_path / "another", "promised")
+    assert report.metrics["ratio/largest_difference"] == 0
+
+
+@pytest.mark.parametrize("loop", [synchronous, asynchronous])
+def test_a_loop_that_is_told_to_shows_the_difference_and_refuses_nothing(
+    client: Client, tmp_path: Path, told_otherwise: Callable[[float], None], loop: Loop
+) -> None:
+    told_otherwise(BIASED)
+    (report,) = loop(client, tmp_path / "cursor", "off")
+    assert report.metrics["ratio/largest_difference"] == pytest.approx(BIASED, rel=1e-3)
+
+
+def test_what_was_refused_is_not_learnt_and_a_loop_that_is_started_again_refuses_it_again(
+    client: Client, tmp_path: Path, told_otherwise: Callable[[float], None]
+) -> None:
+    path = tmp_path / "cursor"
+    told_otherwise(BIASED)
+    with pytest.raises(Corrupt):
+        synchronous(client, path, "always")
+    told_otherwise(0.0)
+    with pytest.raises(Corrupt):
+        synchronous(client, path, "promised")
+    run = client.run(json.loads(path.read_text())["run_id"])
+    assert (run.next_seq, run.state().step) == (BEHIND_GRADIENTS, 0)
+    # Whoever looked into it may go on all the same: what is refused does not decide which groups are made.
+    synchronous(client, path, "off")
+    assert run.state().step == 1
+
+
+def test_a_setting_that_means_nothing_is_refused_at_once(client: Client, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match='must be one of "off", "promised", "always"'):
+        synchronous(client, tmp_path / "cursor", "sometimes")  # type: ignore[arg-type]
+    assert not (tmp_path / "cursor").exists()
+
+
+def test_a_key_that_is_not_told_what_is_promised_is_held_to_bars_alone(
+    live_server: LiveServer, client: Client, tmp_path: Path, told_otherwise: Callable[[float], None]
+) -> None:
+    key = client.keys.create("only-trains", ["train", "infer"]).key
+    with Client(live_server.url, key) as trains:
+        told_otherwise(ROUNDED)
+        (report,) = synchronous(trains, tmp_path / "rounded", "promised")
+        assert report.metrics["ratio/largest_difference"] > 0
+        told_otherwise(BIASED)
+        with pytest.raises(Corrupt):
+            synchronous(trains, tmp_path / "biased", "always")
+    client.keys.revoke("only-trains")
+
+
+def test_a_batch_of_several_versions_is_held_to_nothing(client: Client, tmp_path: Path, told_otherwise: Callable[[float], None]) -> None:
+    policy = Policy.open(client, POLICY, tmp_path / "cursor", "f")
+    first = policy.cursor.version
+    told_otherwise(BIASED)
+    made = Rollouts(lambda: policy.sampler, Record().grade, SMALL).group(0, PROBLEMS[0])
+    data = [row.datum for row in mean_over_tokens(weigh([made], by_deviation=True))]
+    policy.train(data, [0], versions={first, "older"})
+    policy.train(data, [1], versions={first})
+    with pytest.raises(Corrupt):
+        policy.train(data, [2], versions={policy.cursor.version})
+
+
+def status(*sampling: dict[str, object], engine: dict[str, object]) -> Status:
+    replicas = [
+        ReplicaState(name=f"rollouts-{number}", serves="rollouts", base_hash="base", wanted=True, ready=True, detail=detail)
+        for number, detail in enumerate(sampling)
+    ]
+    serving = ReplicaState(name="replica-0", serves="production", base_hash="base", wanted=True, ready=True, detail=told("other", exact=False))
+    engines = [
+        EngineState(base_hash="base", aliases=[BASE, "tiny"], ready=True, stands_in=False, detail=engine),
+        EngineState(base_hash="other", aliases=["other"], ready=True, stands_in=False, detail=told("mine", exact=False)),
+    ]
+    traffic = TrafficState(mode="off", queued=0, recorded=0, dropped=0, failed=0)
+    return Status(version="0", started_us=0, engines=engines, replicas=[*replicas, serving], traffic=traffic)
+
+
+def told(numerics: str, *, exact: bool = True) -> dict[str, object]:
+    return {"numerics": numerics, "bit_exact": exact}
+
+
+@pytest.mark.parametrize(
+    ("known", "promised"),
+    [
+        (status(engine=told("mine")), True),
+        (status(told("mine"), told("mine"), engine=told("mine")), True),
+        (status({"problem": "it was not reached yet"}, engine=told("mine")), True),
+        (status(told("others"), engine=told("mine")), False),
+        (status(engine=told("mine", exact=False)), False),
+        (status(engine={"problem": "away"}), False),
+    ],
+)
+def test_bits_are_promised_where_all_who_sample_rollouts_have_the_numerics_of_the_trainer(known: Status, promised: bool) -> None:
+    assert promises_bits(known, "tiny") == promised
+
+
+def test_the_server_of_these_tests_promises_bits(client: Client) -> None:
+    assert promises_bits(client.status(), BASE)
+    assert not promises_bits(client.status(), "another")
