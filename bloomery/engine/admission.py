@@ -30,8 +30,9 @@ _PLACES: Final = 4 / 3
 """Attention regroups rows by padded length, which makes them at most so many more."""
 _BYTES_PER_TARGET: Final = 40
 """Target, weight, log-probability, term and gradient of one prediction, on the host and on the device."""
-_JOINED: Final = 3
-"""Query, key and value have one block-diagonal factor in the forward, which is so many times as large as theirs."""
+_JOINED: Final = 4
+"""Projections of one input have one block-diagonal factor in the forward, which is so many times as large as theirs: query, key and value, or the
+four of a gated delta layer."""
 
 
 def refusal(operation: ForwardBackward, decoder: Decoder, budget_tokens: int, free: int) -> str | None:

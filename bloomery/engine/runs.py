@@ -151,12 +151,16 @@ class HeldRuns:
                     raise Conflict(f"the run is on base model {spec.base_hash}, this engine holds {self._base_hash}")
                 if self._ledger.condemns(opening, replay=False):
                     raise WorkerError(f"the engine died twice while it opened the run from {order.checkpoint or 'its beginning'}")
-                if spec.lora.rank and (problem := adapter_refusal(spec.lora, self._decoder, free_bytes(self._decoder.device))) is not None:
-                    raise Unavailable(problem)
+                # One that was held before is held again: what its operations wait for is no estimate.
+                if spec.lora.rank and order.checkpoint is None:
+                    problem = adapter_refusal(spec.lora, self._decoder, free_bytes(self._decoder.device))
+                    if problem is not None:
+                        raise Unavailable(problem)
                 run = TrainableRun(self._decoder, spec, self._shelf)
                 if order.checkpoint is not None:
                     run.restore(self._shelf.read(order.checkpoint))
         except BloomeryError as error:
+            self._ledger.enter(())
             self._send(RunOpened(run_id=spec.run_id, error=error.message))
             return
         self._ledger.survived(opening)

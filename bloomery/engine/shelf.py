@@ -1,5 +1,6 @@
 """Where an engine keeps what must survive it, and finds the weights it samples with."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from bloomery.infer.versions import Model
@@ -89,9 +90,11 @@ class BlobShelf:
         return base_name(self._base_hash, self._dtype)
 
     def leave_told(self, answer: ProbeAnswer) -> None:
-        """For whoever holds the base later; what numerics of before have left is replaced."""
-        if self.told(answer.version) != answer:
-            self._blobs.put(probe_key(answer.version), answer.to_json())
+        """For whoever holds the base later; what numerics of before have left is replaced, and what is damaged."""
+        with suppress(Corrupt):
+            if self.told(answer.version) == answer:
+                return
+        self._blobs.put(probe_key(answer.version), answer.to_json())
 
     @property
     def _base_key(self) -> str:

@@ -53,17 +53,15 @@ class Probation:
         self._dtype = str(base.decoder.dtype).removeprefix("torch.")
         self._lock = Lock()
         self._remembered: OrderedDict[str, Sides] = OrderedDict()
-        self.base = self._ask(base, told if told is not None and told.tokens == self._tokens else None)
+        self.base = self._ask(base, self._usable(told))
         _refuse_far_apart(self.base)
 
     def examine(self, model: Model) -> Model:
         """The model with its answer; Corrupt where it is not the trainer's. Of weights that nobody proved, and the bare base, nothing is asked."""
         if model.proof is None:
             return model
-        # One of an earlier release may be of other tokens.
-        told = model.told if model.told is not None and model.told.tokens == self._tokens else None
-        asked, before = self._ask(model, told), self._before(model)
-        exact = self._exact and (told is None or told.numerics == self._numerics)
+        told = self._usable(model.told)
+        asked, before, exact = self._ask(model, told), self._before(model), self._exact
         probed = judge(asked, before, exact=exact, dtype=self._dtype, expected="here" if told is None else "published")
         if exact and not probed.bit_equal:
             log.error("not bit-exact here: version %s answered its probe up to %.3g nats apart from its trainer", model.version, probed.max_abs)
@@ -81,6 +79,10 @@ class Probation:
     def _ask(self, model: Model, told: ProbeAnswer | None) -> Sides:
         trainer = trainer_side(model, self._tokens) if told is None else logprobs_of(told)
         return Sides(model.version, sampler_side(model, self._tokens, self._form, self._computed_with), trainer)
+
+    def _usable(self, told: ProbeAnswer | None) -> ProbeAnswer | None:
+        """What was told by the same numerics, of the same tokens. Of another machine's, or an earlier release's, nobody knows what is rounding."""
+        return told if told is not None and (told.tokens, told.numerics) == (self._tokens, self._numerics) else None
 
     def _before(self, model: Model) -> Sides:
         with self._lock:

@@ -119,7 +119,7 @@ class ScaledView(NamedTuple):
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A matrix that is to be multiplied with, its columns in one piece where the kernels read them so."""
     if len(size) == 2 and native.multiplies(torch.empty(0, dtype=dtype, device=device)):
-        return torch.zeros(size[::-1]).t()
+        return torch.zeros(size[::-1], dtype=dtype, device=device).t()
     return torch.zeros(size, dtype=dtype, device=device)
 
 

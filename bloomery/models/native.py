@@ -46,6 +46,7 @@ _LIBRARY: Final = Compiled(
         "attend": (_P, _P, _P, _I, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, _P, _I, _I, _I),
         "keep": (_P, _P, _P, _I, _I, _P, _I, _I, _I),
         "product": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _I, _I),
+        "product_unpacked": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _P, _I),
         "pack": (_P, _P, _I, _I, _I, _I),
         "add_updates": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _I),
     },
@@ -81,7 +82,7 @@ def pack(weight_OI: Tensor) -> Tensor:
     """A matrix in the order in which it is multiplied with [P, I, W], zeros behind the last output."""
     weight_OI = _rows(weight_OI)
     outputs, inputs = weight_OI.shape
-    panels_PIW = torch.empty(-(-outputs // _PANEL), inputs, _PANEL)
+    panels_PIW = _floats(-(-outputs // _PANEL), inputs, _PANEL)
     _LIBRARY.functions.pack(panels_PIW.data_ptr(), weight_OI.data_ptr(), weight_OI.stride(0), outputs, inputs, torch.get_num_threads())
     return panels_PIW
 
@@ -96,10 +97,23 @@ def product(x_RI: Tensor, panels_PIW: Tensor, outputs: int) -> Tensor:
     x_RI = _rows(x_RI)
     rows, inputs = x_RI.shape
     assert panels_PIW.shape[1] == inputs
-    out_RO = torch.empty(rows, outputs)
+    out_RO = _floats(rows, outputs)
     _LIBRARY.functions.product(
         *(out_RO.data_ptr(), outputs, x_RI.data_ptr(), x_RI.stride(0), panels_PIW.data_ptr(), _PANEL * inputs, _PANEL),
         *(rows, outputs, inputs, torch.get_num_threads()),
+    )
+    return out_RO
+
+
+def product_unpacked(x_RI: Tensor, weight_OI: Tensor) -> Tensor:
+    """The same bits with a plain matrix, which is packed a panel at a time."""
+    x_RI, weight_OI = _rows(x_RI), _rows(weight_OI)
+    (rows, inputs), outputs, threads = x_RI.shape, len(weight_OI), torch.get_num_threads()
+    assert weight_OI.shape[1] == inputs
+    out_RO, scratch = _floats(rows, outputs), _floats(threads, _PANEL * inputs)
+    _LIBRARY.functions.product_unpacked(
+        *(out_RO.data_ptr(), outputs, x_RI.data_ptr(), x_RI.stride(0), weight_OI.data_ptr(), weight_OI.stride(0)),
+        *(rows, outputs, inputs, scratch.data_ptr(), threads),
     )
     return out_RO
 
@@ -112,7 +126,7 @@ def add_updates(out_RO: Tensor, x_RI: Tensor, factors: Sequence[tuple[Tensor, Te
     assert out_RO.stride(1) == 1
     x_RI, own = _rows(x_RI), [(a_rI.t().contiguous(), b_Or.t().contiguous()) for a_rI, b_Or in factors]
     rows, (inputs, rank), outputs = len(x_RI) // len(factors), own[0][0].shape, out_RO.shape[1]
-    low_Rr = torch.empty(len(x_RI), rank)
+    low_Rr = _floats(len(x_RI), rank)
     first_low, step = low_Rr.data_ptr(), rows * rank * low_Rr.element_size()
     updates = [(place * rows, rows, rank, a.data_ptr(), b.data_ptr(), first_low + place * step) for place, (a, b) in enumerate(own)]
     updates_N6 = torch.tensor(updates)
@@ -161,12 +175,12 @@ def attend(
     `keys` and `values` [S, K, L, E], or the packed rows themselves [R, K, E], where a span's slot is its first row.
     """
     rows, heads, dim = q_RHE.shape
-    out_RHE = (torch.empty if spans.tokens == rows else torch.zeros)(rows, heads, dim)
-    logs_RH = torch.zeros(rows, heads) if logged else None
+    out_RHE = _floats(rows, heads, dim, zeros=spans.tokens < rows)
+    logs_RH = _floats(rows, heads, zeros=True) if logged else None
     q_RHE, keys, values = (_rows(tensor) for tensor in (q_RHE, keys, values))
     threads, room = torch.get_num_threads(), -(-spans.longest // _LANES) * _LANES
     # Torch's, because it says so where memory runs out.
-    scratch = torch.empty(threads, max(_TOGETHER, heads // keys.shape[1]), room + dim)
+    scratch = _floats(threads, max(_TOGETHER, heads // keys.shape[1]), room + dim)
     _LIBRARY.functions.attend(
         *(out_RHE.data_ptr(), None if logs_RH is None else logs_RH.data_ptr(), q_RHE.data_ptr(), *q_RHE.stride()[:2]),
         *(keys.data_ptr(), _strides(keys), values.data_ptr(), _strides(values), spans.places_N4.data_ptr(), len(spans.places_N4)),
@@ -186,8 +200,8 @@ def keep(storage_SKLE: Tensor, x_RKE: Tensor, spans: Spans) -> None:
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scaled: bool = False) -> tuple[Tensor, Tensor | None]:
     """`x * scale * weight` of vectors in the last dimension, and where `scaled` their scales [..., 1], which the backward takes."""
     x, weight = _vectors(x), weight.contiguous()
-    out = torch.empty(x.shape)
-    scale = torch.empty(*x.shape[:-1], 1) if scaled else None
+    out = _floats(*x.shape)
+    scale = _floats(*x.shape[:-1], 1) if scaled else None
     rows, heads, *strides = _layout(x)
     pointer = None if scale is None else scale.data_ptr()
     _LIBRARY.functions.rms_norm(out.data_ptr(), pointer, x.data_ptr(), *strides, weight.data_ptr(), rows, heads, x.shape[-1], eps)
@@ -197,7 +211,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scaled: bool = False) -> 
 def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """What reaches `x`."""
     x, grad, weight = _vectors(x), grad.contiguous(), weight.contiguous()
-    grad_x = torch.empty(x.shape)
+    grad_x = _floats(*x.shape)
     rows, heads, *strides = _layout(x)
     pointers = grad_x.data_ptr(), grad.data_ptr(), x.data_ptr(), *strides, weight.data_ptr(), scale.data_ptr()
     _LIBRARY.functions.rms_norm_backward(*pointers, rows, heads, x.shape[-1])
@@ -209,7 +223,7 @@ def rotate(x_RNE: Tensor, cos_R1H: Tensor, sin_R1H: Tensor, *, back: bool = Fals
     assert x_RNE.dim() == 3
     assert cos_R1H.numel() == sin_R1H.numel() == len(x_RNE) * x_RNE.shape[-1] // 2
     x_RNE, cos_R1H, sin_R1H = _vectors(x_RNE), cos_R1H.contiguous(), sin_R1H.contiguous()
-    out_RNE = torch.empty(x_RNE.shape)
+    out_RNE = _floats(*x_RNE.shape)
     rows, heads, *strides = _layout(x_RNE)
     pointers = out_RNE.data_ptr(), x_RNE.data_ptr(), *strides, cos_R1H.data_ptr(), sin_R1H.data_ptr()
     _LIBRARY.functions.rotate(*pointers, -1.0 if back else 1.0, rows, heads, x_RNE.shape[-1])
@@ -219,7 +233,7 @@ def rotate(x_RNE: Tensor, cos_R1H: Tensor, sin_R1H: Tensor, *, back: bool = Fals
 def swiglu(gate_up: Tensor) -> Tensor:
     """`silu(gate) * up` of the halves of the last dimension."""
     gate_up = gate_up.contiguous()
-    out = torch.empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+    out = _floats(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
     _LIBRARY.functions.swiglu(out.data_ptr(), gate_up.data_ptr(), _count(out), out.shape[-1])
     return out
 
@@ -227,7 +241,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 def swiglu_backward(grad: Tensor, gate_up: Tensor) -> Tensor:
     """What reaches `gate_up`."""
     grad, gate_up = grad.contiguous(), gate_up.contiguous()
-    grad_gate_up = torch.empty(gate_up.shape)
+    grad_gate_up = _floats(*gate_up.shape)
     _LIBRARY.functions.swiglu_backward(grad_gate_up.data_ptr(), grad.data_ptr(), gate_up.data_ptr(), _count(grad), grad.shape[-1])
     return grad_gate_up
 
@@ -235,7 +249,7 @@ def swiglu_backward(grad: Tensor, gate_up: Tensor) -> Tensor:
 def logsumexp(x_RV: Tensor) -> Tensor:
     """Of every row [R]."""
     x_RV = x_RV.contiguous()
-    out_R = torch.empty(len(x_RV))
+    out_R = _floats(len(x_RV))
     _LIBRARY.functions.logsumexp(out_R.data_ptr(), x_RV.data_ptr(), *x_RV.shape)
     return out_R
 
@@ -243,7 +257,7 @@ def logsumexp(x_RV: Tensor) -> Tensor:
 def softmax_gradient(x_RV: Tensor, mass_R: Tensor) -> Tensor:
     """`-softmax(x) * mass`."""
     x_RV, mass_R = x_RV.contiguous(), mass_R.contiguous()
-    out_RV = torch.empty(x_RV.shape)
+    out_RV = _floats(*x_RV.shape)
     _LIBRARY.functions.softmax_gradient(out_RV.data_ptr(), x_RV.data_ptr(), mass_R.data_ptr(), *x_RV.shape)
     return out_RV
 
@@ -269,6 +283,11 @@ def draw(
     arrays = found_B, logits_BV, seeds_B, positions_B, samples_B, sums
     _LIBRARY.functions.draw(*(array.ctypes.data for array in arrays), *logits_BV.shape)
     return found_B
+
+
+def _floats(*shape: int, zeros: bool = False) -> Tensor:
+    """Room for an answer, whatever the process that we are part of takes for its default dtype and device."""
+    return (torch.zeros if zeros else torch.empty)(shape, dtype=torch.float32, device="cpu")
 
 
 def _rows(x: Tensor) -> Tensor:

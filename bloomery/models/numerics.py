@@ -8,6 +8,7 @@ import hashlib
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -80,7 +81,7 @@ class ProbeReport(NamedTuple):
 
 
 def numerics_id(dtype: torch.dtype, device: torch.device | str = "cpu") -> str:
-    """Equal ids promise equal bits: CPU model and flags (or GPU), torch build, threads, pads, whose products and kernels, dtype."""
+    """Equal ids promise equal bits: CPU model and flags (or GPU), torch build, threads, pads, whose products and kernels, our own sources, dtype."""
     parts = (
         platform.machine(),
         _device_name(torch.device(device)),
@@ -90,9 +91,18 @@ def numerics_id(dtype: torch.dtype, device: torch.device | str = "cpu") -> str:
         f"pads={ROW_PAD},{KEY_PAD},{RANK_PAD}",
         f"products={library(dtype, torch.device(device))}",
         f"kernels={native.identity()}",
+        f"sources={_sources()}",
         str(dtype),
     )
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+
+
+@cache
+def _sources() -> str:
+    """Of all Python that computes: with another loss, packing or optimizer the same operations may give other bits."""
+    package = Path(__file__).parents[1]
+    files = sorted(path for folder in ("models", "train", "infer") for path in (package / folder).rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
 def probe(decoder: Decoder) -> ProbeReport:

@@ -54,7 +54,7 @@ def product(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
     if isinstance(weight_OI, Panels):
         return native.product(input_RI, weight_OI, weight_OI.outputs)
     if not weight_OI.is_mkldnn and native.multiplies(input_RI, weight_OI):
-        return native.product(input_RI, native.pack(weight_OI), len(weight_OI))
+        return native.product_unpacked(input_RI, weight_OI)
     return _library_product(input_RI, weight_OI)
 
 

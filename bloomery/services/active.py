@@ -245,7 +245,8 @@ class ActiveRun:
     async def _compare(self, arrived: "_Arrived") -> None:
         """A result that is known already: of a replay, or sent again because its acknowledgement was lost.
 
-        Another one that was to have the same bits, or a failure of what succeeded, means that the engine trains what is not this run: `Corrupt`.
+        Another one that was to have the same bits, or a failure where something was learned, means that the engine trains what is not this run, and
+        is Corrupt.
         """
         done, run, numerics = arrived.done, self.facts.key, arrived.numerics
         journaled = await self._journal.result(done.seq)
@@ -255,14 +256,23 @@ class ActiveRun:
         log.error("run %s: operation %d gave another result when it was replayed (%s, then %s)", run.run_id, done.seq, journaled.numerics, numerics)
         await self._database.write(lambda connection: divergence(connection, run, done.seq, journaled, numerics))
         promised = journaled.numerics == numerics and arrived.connection.welcome.bit_exact
-        if contradicts(told, again) or (promised and not agree(told, again)):
+        if contradicts(told, again):
+            stops = await self._changes_the_run(done.seq)
+        else:
+            stops = promised and not agree(told, again)
+        if stops:
             how = f"failed ({again.message})" if isinstance(again, Failed) else "gave another result than its caller was told"
             what = f"operation {done.seq} of run `{run.run_id}` {how} when it was computed again"
             raise Corrupt(f"{what}: the run is stopped, so that nothing is built on it. Mend the cause, then stop and start the server to try again")
 
+    async def _changes_the_run(self, seq: int) -> bool:
+        """Whether weights, moments or gradients depend on whether an operation succeeded. Of one that checkpoints cover nothing does any more."""
+        return self._journal.has_operation(seq) and effect_of_failure(await self.history.operation(seq)) != "none"
+
     async def _take_checkpoints(self) -> None:
-        # One that overtook the results before it waits for them: without those it is no point to begin again from.
-        while self._written and self._written[0].seq <= self.history.done:
+        # One that overtook the results before it waits for them: without those it is no point to begin again from. So does one behind results that
+        # came again and have not been compared: they may say that it is another run's.
+        while self._written and self._written[0].seq <= self.history.done and all(seq > self._written[0].seq for seq in self._arrived):
             kept = await self._note_checkpoint(self._written[0])
             failpoint("checkpoint.row.committed")
             await self._journal.drop_operations(kept.floor)

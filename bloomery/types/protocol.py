@@ -104,7 +104,7 @@ class Welcome(Wire, frozen=True, tag="welcome"):
     pid: int
     base: BaseInfo
     numerics: str
-    """CPU flags, torch build, threads, pads, library of the products, dtype: equal ids promise equal bits."""
+    """CPU flags, torch build, threads, pads, library of the products, sources, dtype: equal ids promise equal bits."""
     bit_exact: bool
     runs: dict[str, int]
     role: Role = "engine"

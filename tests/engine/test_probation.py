@@ -144,6 +144,14 @@ def test_weights_that_nobody_proved_are_asked_nothing(tmp_path: Path) -> None:
 def test_a_base_whose_sides_are_far_apart_is_no_measure_for_versions(tmp_path: Path) -> None:
     made: World = world(tmp_path, 8)
     base = Model(BASE_HASH, made.base, None)
-    told = ProbeAnswer(version="b", parent="", numerics="other", tokens=probe_tokens(300, 1024), logprobs=bytes(4 * 17))
+    told = ProbeAnswer(version="b", parent="", numerics="mine", tokens=probe_tokens(300, 1024), logprobs=bytes(4 * 17))
     with pytest.raises(Corrupt, match="base"):
-        Probation(base, FORM, Sampler(made.base, made.shelf, form=FORM).computed_with, exact=True, told=told)
+        Probation(base, FORM, Sampler(made.base, made.shelf, form=FORM).computed_with, exact=True, numerics="mine", told=told)
+
+
+def test_what_other_numerics_have_told_is_computed_anew(tmp_path: Path) -> None:
+    made: World = world(tmp_path, 8)
+    base = Model(BASE_HASH, made.base, None)
+    told = ProbeAnswer(version="b", parent="", numerics="another machine's", tokens=probe_tokens(300, 1024), logprobs=bytes(4 * 17))
+    probation = Probation(base, FORM, Sampler(made.base, made.shelf, form=FORM).computed_with, exact=True, numerics="mine", told=told)
+    assert np.array_equal(probation.base.sampler, probation.base.trainer)

@@ -77,7 +77,7 @@ def make_worse(monkeypatch: pytest.MonkeyPatch, worsen: Callable[[Tensor, Tensor
     """Products go through `worsen`, which gets the answer and the weight, whoever computes those of float32 here."""
     kernels: list[tuple[object, str]] = [(torch.ops.mkldnn, "_linear_pointwise")] if PACKS else [(F, "linear")]
     if native.multiplies(torch.empty(0)):
-        kernels = [(native, "product")]
+        kernels = [(native, "product"), (native, "product_unpacked")]
     for module, name in kernels:
         multiply = getattr(module, name)
 

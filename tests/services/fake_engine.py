@@ -112,8 +112,12 @@ class FakeEngine:
         self.refuse_to_open: str | None = None
         self.stuck_at: int | None = None
         """The operation that never ends."""
+        self.full = False
+        """Whether its disk is, so that nothing is saved."""
         self.salt = ""
-        """Changes every result: another machine, another library."""
+        """Changes every computed result: another machine, another library."""
+        self.salted_from = 0
+        """The first operation whose result it changes."""
         self.opened: list[OpenRun] = []
         self.executed: list[Execute] = []
         self.sampled: list[Generate] = []
@@ -291,9 +295,10 @@ class FakeEngine:
 
     def _perform(self, message: Execute, run: HeldRun) -> Result:
         operation: Operation = message.operation
+        salt = self.salt if message.seq >= self.salted_from else ""
         match operation:
             case ForwardBackward():
-                mark = _hash(run.state, encode(operation), self.salt)
+                mark = _hash(run.state, encode(operation), salt)
                 if operation.backward:
                     run.gradients = _hash(run.gradients, mark)
                 value = int(mark[:6], 16) / 1e6
@@ -304,7 +309,9 @@ class FakeEngine:
                     run.spoiled, run.gradients = False, ""
                     return Failed(message="an earlier operation failed", category="user")
                 run.state, run.gradients, run.step = _hash(run.state, run.gradients, encode(operation)), "", run.step + 1
-                return OptimStepResult(metrics={"grad_norm": 1.0, "step": float(run.step)})
+                return OptimStepResult(metrics={"grad_norm": 1.0 + len(salt), "step": float(run.step)})
+            case SaveCheckpoint() | SaveSnapshot() if self.full:
+                return Failed(message="no space left on device", category="server")
             case SaveCheckpoint():
                 size = self._write(operation.key, run)
                 return CheckpointResult(key=operation.key, digest=run.state, size_bytes=size, step=run.step)

@@ -19,6 +19,7 @@ from bloomery.services.held import held_blobs
 from bloomery.services.run_rows import RunRow
 from bloomery.services.settle import RestorePoint, restore_point
 from bloomery.store import rows
+from bloomery.store.journal import Journal, JournaledResult
 from bloomery.types.errors import Corrupt
 from bloomery.types.operations import (
     CheckpointResult,
@@ -193,6 +194,54 @@ def test_a_run_whose_replay_breaks_the_promise_of_equal_bits_is_stopped(tmp_path
     play(tmp_path, story)
 
 
+def test_a_checkpoint_behind_results_that_are_still_compared_is_no_point_to_begin_again_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(engine: FakeEngine) -> None:
+        engine.checkpoint_every = 100
+        async with open_api(tmp_path) as api:
+            run = await api.new_run()
+            results = await api.train(run.id, 1, 6)
+            await engine.crash()
+            engine.salt, engine.salted_from, engine.checkpoint_every = "wrong", 6, 3
+            result = Journal.result
+
+            async def slow(journal: Journal, seq: int) -> JournaledResult:
+                """As long as the engine takes to go on, and to save what it made of it."""
+                if seq == 1 and engine.runs and engine.runs[run.id].last_seq >= 1:
+                    await until(lambda: engine.runs[run.id].saved_seq == 6)
+                return await result(journal, seq)
+
+            monkeypatch.setattr(Journal, "result", slow)
+            await engine.start()
+            await api.until_events(["run.diverged", "run.broken"])
+            monkeypatch.undo()
+        engine.salt = ""
+        async with open_api(tmp_path) as api:
+            assert await api.results(run.id, *range(1, 7)) == results
+            await api.train(run.id, 7, 7)
+            assert engine.opened[-1].checkpoint is None
+
+    play(tmp_path, story)
+
+
+def test_a_save_that_fails_when_it_is_repeated_stops_nothing(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        engine.checkpoint_every = 100
+        async with open_api(tmp_path) as api:
+            run = await api.new_run()
+            results = await api.train(run.id, 1, 2)
+            await api.runs.checkpoint(ME, run.id, 3, "end")
+            results += await api.results(run.id, 3)
+            await engine.crash()
+            engine.full = True
+            await engine.start()
+            await api.train(run.id, 4, 5)
+            await api.until_events(["run.diverged"])
+            assert await api.results(run.id, 1, 2, 3) == results
+            assert (await api.runs.get(ME, run.id)).state == "active"
+
+    play(tmp_path, story)
+
+
 @pytest.mark.parametrize("bit_exact", [True, False])
 def test_other_numerics_and_plain_engines_may_answer_differently_and_are_noticed(tmp_path: Path, bit_exact: bool) -> None:
     async def story(engine: FakeEngine) -> None:
@@ -225,7 +274,7 @@ def test_a_load_that_cannot_be_repeated_stops_the_run_instead_of_training_it_fro
             await api.runs.submit(ME, run.id, 2, operation(2))
             with pytest.raises(Corrupt, match=r"operation 0 of run .* failed \(.*\) when it was computed again"):
                 await api.runs.result(ME, run.id, 2, 20.0)
-            assert (await api.runs.get(ME, run.id)).state == "broken"
+            await until_broken(api, run.id)
 
     play(tmp_path, story)
 
@@ -243,6 +292,13 @@ def test_loaded_weights_that_were_deleted_are_held_until_no_replay_needs_them(tm
             await until(lambda: not engine.blobs.exists(key))
 
     play(tmp_path, story)
+
+
+async def until_broken(api: Api, run_id: str) -> None:
+    """Let others work until the row says so, which is written when those who waited know already."""
+    async with asyncio.timeout(20):
+        while (await api.runs.get(ME, run_id)).state != "broken":
+            await asyncio.sleep(0.002)
 
 
 async def _loaded(api: Api) -> tuple[RunRow, str]:

@@ -24,16 +24,19 @@
 #define ROWS_OF_TILE 12
 typedef __m512 wide;
 static inline wide fused(wide a, wide b, wide c) { return _mm512_fmadd_ps(a, b, c); }
+static inline wide spread(float x) { return _mm512_set1_ps(x); }
 #elif defined(__FMA__)
 #define WIDE 8
 #define ROWS_OF_TILE 6
 typedef __m256 wide;
 static inline wide fused(wide a, wide b, wide c) { return _mm256_fmadd_ps(a, b, c); }
+static inline wide spread(float x) { return _mm256_set1_ps(x); }
 #else
 #define WIDE 8
 #define ROWS_OF_TILE 4
 typedef lanes wide;
 static inline wide fused(wide a, wide b, wide c) { return a * b + c; }
+static inline wide spread(float x) { return all(x); }
 #endif
 
 /* Rows whose inputs stay in the cache while panel after panel is read. */
@@ -41,14 +44,8 @@ static inline wide fused(wide a, wide b, wide c) { return a * b + c; }
 /* Inputs ahead of those that are multiplied. */
 #define AHEAD 16
 
-typedef struct {
-    const float *w;
-    int64_t panel, input;
-} matrix;
-
 static inline wide load(const float *x) { wide v; memcpy(&v, x, sizeof v); return v; }
 static inline void store(float *x, wide v) { memcpy(x, &v, sizeof v); }
-static inline wide spread(float x) { return (wide){} + x; }
 
 /* `rows` by `groups` of WIDE outputs, both constants, beside what is in `out` where `adds`. */
 static inline __attribute__((always_inline)) void tile(
@@ -150,24 +147,40 @@ static inline void transpose(lanes v[LANES]) {
     }
 }
 
-/* Panels of a matrix whose rows are the outputs, each in one piece. */
+/* Up to PANEL outputs of a matrix whose rows they are, as a panel in one piece, with zeros behind the last. */
+static void pack_panel(float *to, const float *from, int64_t row, int64_t outputs, int64_t inputs) {
+    const int64_t whole = outputs / LANES * LANES, pieces = inputs / LANES * LANES;
+    if (outputs < PANEL) memset(to, 0, PANEL * inputs * sizeof(float));
+    for (int64_t output = 0; output < whole; output += LANES)
+        for (int64_t i = 0; i < pieces; i += LANES) {
+            lanes block[LANES];
+            for (int each = 0; each < LANES; each++) block[each] = at(from + (output + each) * row + i);
+            transpose(block);
+            for (int column = 0; column < LANES; column++) put(to + (i + column) * PANEL + output, block[column]);
+        }
+    for (int64_t output = 0; output < outputs; output++)
+        for (int64_t i = output < whole ? pieces : 0; i < inputs; i++) to[i * PANEL + output] = from[output * row + i];
+}
+
+/* All panels of such a matrix. */
 void pack(float *to, const float *w, int64_t w_row, int64_t outputs, int64_t inputs, int64_t threads) {
     const int64_t panels = (outputs + PANEL - 1) / PANEL;
 #pragma omp parallel for schedule(static) num_threads(threads) if (outputs * inputs > ALONE)
-    for (int64_t panel = 0; panel < panels; panel++) {
-        float *own = to + panel * PANEL * inputs;
-        const float *from = w + panel * PANEL * w_row;
-        const int64_t filled = MIN(PANEL, outputs - panel * PANEL), whole = filled / LANES * LANES, pieces = inputs / LANES * LANES;
-        if (filled < PANEL) memset(own, 0, PANEL * inputs * sizeof(float));
-        for (int64_t output = 0; output < whole; output += LANES)
-            for (int64_t i = 0; i < pieces; i += LANES) {
-                lanes block[LANES];
-                for (int row = 0; row < LANES; row++) block[row] = at(from + (output + row) * w_row + i);
-                transpose(block);
-                for (int column = 0; column < LANES; column++) put(own + (i + column) * PANEL + output, block[column]);
-            }
-        for (int64_t output = 0; output < filled; output++)
-            for (int64_t i = output < whole ? pieces : 0; i < inputs; i++) own[i * PANEL + output] = from[output * w_row + i];
+    for (int64_t number = 0; number < panels; number++)
+        pack_panel(to + number * PANEL * inputs, w + number * PANEL * w_row, w_row, MIN(PANEL, outputs - number * PANEL), inputs);
+}
+
+/* out = x @ w.T of such a matrix, a panel after the other. `scratch` has room for one for each of the threads. */
+void product_unpacked(
+    float *out, int64_t out_row, const float *x, int64_t x_row, const float *w, int64_t w_row, int64_t rows, int64_t outputs, int64_t inputs, float *scratch,
+    int64_t threads) {
+    const int64_t panels = (outputs + PANEL - 1) / PANEL;
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * outputs * inputs > (int64_t)ALONE * PANEL)
+    for (int64_t number = 0; number < panels; number++) {
+        const int64_t own = MIN(PANEL, outputs - number * PANEL);
+        float *panel = scratch + omp_get_thread_num() * PANEL * inputs;
+        pack_panel(panel, w + number * PANEL * w_row, w_row, own, inputs);
+        panel_of(rows, own, out + number * PANEL, out_row, x, x_row, panel, PANEL, inputs, 0);
     }
 }
 
