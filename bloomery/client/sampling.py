@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from bloomery.client.http import Http
 from bloomery.client.sample_message import SampleAnswer, SampledSequence, read_answer
+from bloomery.types.drafted import KEPT_HEADER
 from bloomery.types.errors import BloomeryError, Gone, InvalidInput, Unavailable, WorkerError
 
 _HOLD_S: Final = 20.0
@@ -163,7 +164,7 @@ class PendingSample:
         if response.headers.get("content-type") != _PROTOBUF:
             failed = response.json()
             raise (InvalidInput if failed["category"] == "user" else WorkerError)(failed["error"])
-        kept = response.headers.get("x-bloomery-kept")
+        kept = response.headers.get(KEPT_HEADER)
         return _Answer(response.headers["x-bloomery-version"], read_answer(response.content), tuple(map(int, kept.split(","))) if kept else ())
 
 

@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,7 +18,7 @@ import msgspec
 
 from bloomery.store.files import make_directory
 from bloomery.store.segments import Lane, Record, last_seq, segments
-from bloomery.types.errors import Corrupt, Gone
+from bloomery.types.errors import Corrupt, Gone, NotFound
 from bloomery.types.operations import Operation, Result
 from bloomery.types.wire import Wire, encode
 
@@ -31,6 +32,12 @@ class Requested(Wire, frozen=True, tag="requested"):
 
     operation: Operation
     request: bytes
+
+
+class _Origin(msgspec.Struct):
+    """What is read of an operation or a result where only the request that brought it is wanted: the rest is skipped."""
+
+    request: bytes = b""
 
 
 _operation: msgspec.msgpack.Decoder[Operation | Requested] = msgspec.msgpack.Decoder(Operation | Requested)
@@ -49,6 +56,7 @@ class JournaledResult(Wire, frozen=True):
 
 
 _result = msgspec.msgpack.Decoder(JournaledResult)
+_origin = msgspec.msgpack.Decoder(_Origin)
 
 
 class Extent(NamedTuple):
@@ -105,15 +113,12 @@ class Journal:
 
     async def operation(self, seq: int) -> Operation:
         """An operation as it was submitted."""
-        found = await self._accepted(seq)
+        found = _operation.decode(await asyncio.get_running_loop().run_in_executor(self._pool, self._operations.read, seq))
         return found.operation if isinstance(found, Requested) else found
 
     async def request(self, seq: int) -> bytes:
         """Hash of the request that brought an operation; empty where it brought none, or nothing of the operation is here any more."""
-        if self.has_operation(seq):
-            found = await self._accepted(seq)
-            return found.request if isinstance(found, Requested) else b""
-        return (await self.result(seq)).request if self.has_result(seq) else b""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._request, seq)
 
     async def result(self, seq: int) -> JournaledResult:
         """A result; one that outlived its time is `Gone`."""
@@ -137,8 +142,13 @@ class Journal:
         self._operations.close()
         self._results.close()
 
-    async def _accepted(self, seq: int) -> Operation | Requested:
-        return _operation.decode(await asyncio.get_running_loop().run_in_executor(self._pool, self._operations.read, seq))
+    def _request(self, seq: int) -> bytes:
+        # The result first: it is mostly the smaller one, and stays when a checkpoint has the operation dropped, which may happen meanwhile.
+        for lane in (self._results, self._operations):
+            with suppress(NotFound, Gone):
+                if found := _origin.decode(lane.read(seq)).request:
+                    return found
+        return b""
 
     def _drop_operations(self, through: int) -> None:
         self._operations.drop(through)

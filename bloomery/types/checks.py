@@ -4,7 +4,8 @@ The door checks everything; behind it the engine trusts what it gets. Shapes: N 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -35,6 +36,8 @@ MAX_EXPERTS_TOLD: Final = 1 << 25
 """Numbers of experts in one answer, and of their weights: half of what a request that gives them back may hold."""
 MAX_DATA: Final = 1 << 13
 """Of one operation: what is done for each of them, however short, is done in one turn of the engine. The SDK sends 1,024 at a time."""
+MAX_DRAFTED: Final = 1 << 22
+"""Tokens of all drafts of one request, each of which is read as a token of a prompt is."""
 MAX_SOFT_TARGETS: Final = 256
 """Of a position: the rows of a micro-batch are all as wide as its widest datum."""
 MAX_LEARNING_RATE: Final = 100.0
@@ -137,7 +140,7 @@ def _check_begun(generate: Generate, size: Bounds) -> None:
     longest = max(map(len, generate.begun))
     if generate.scores_prompt or generate.routing or len(generate.begun) != generate.num_samples or longest >= generate.params.max_tokens:
         raise InvalidInput("`begun` is for each sample what it has of its tokens but the last, where nothing is asked of the prompt", field="begun")
-    _check_ids(np.array([token for tokens in generate.begun for token in tokens], np.int64), "`begun`", "begun", size)
+    _check_ids(_joined(generate.begun), "`begun`", "begun", size)
 
 
 def _check_drafts(generate: Generate, size: Bounds) -> None:
@@ -151,8 +154,16 @@ def _check_drafts(generate: Generate, size: Bounds) -> None:
         raise InvalidInput(f"`drafts` holds one of {longest} tokens, but a sample has {room} at most: cut it", field="drafts")
     if longest and generate.embed:
         raise InvalidInput("`drafts` are for samples, and `embed` samples nothing: leave them out", field="drafts")
+    if (drafted := sum(map(len, generate.drafts))) > MAX_DRAFTED:
+        raise InvalidInput(
+            f"`drafts` are {drafted} tokens in all, at most {MAX_DRAFTED} are read at a time: cut them, or ask in parts", field="drafts"
+        )
     if longest:
-        _check_ids(np.array([token for tokens in generate.drafts for token in tokens], np.int64), "`drafts`", "drafts", size)
+        _check_ids(_joined(generate.drafts), "`drafts`", "drafts", size)
+
+
+def _joined(samples: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    return np.fromiter(chain.from_iterable(samples), np.int64, count=sum(map(len, samples)))
 
 
 def _check_prompt_targets(targets: PromptTargets, length: int, size: Bounds) -> None:

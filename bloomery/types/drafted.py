@@ -1,10 +1,14 @@
 """Samples with drafts, as `/api/v1` takes them: the same class on the server and in the client."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
+from bloomery.types.checks import MAX_SAMPLES
 from bloomery.types.resources import Resource
+
+KEPT_HEADER: Final = "x-bloomery-kept"
+"""How many tokens of each sample's draft were kept, beside the answer of one that had drafts."""
 
 Token = Annotated[int, Field(ge=0, lt=1 << 31)]
 Count = Annotated[int, Field(gt=-(1 << 31), lt=1 << 31)]
@@ -19,8 +23,8 @@ class DraftedSample(Resource):
     sampling_session_id: Annotated[str, Field(max_length=1 << 16)]
     seq_id: Annotated[int, Field(ge=0, lt=1 << 63)]
     prompt: list[Token]
-    drafts: Annotated[list[list[Token]], Field(min_length=1)]
-    max_tokens: Count
+    drafts: Annotated[list[list[Token]], Field(min_length=1, max_length=MAX_SAMPLES)]
+    max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)]
     seed: int
     temperature: float = 1.0
     top_k: Count = 0

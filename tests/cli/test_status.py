@@ -29,3 +29,15 @@ def test_it_says_who_proved_which_base_how_probes_were_answered_and_how_often_me
     assert f"base {engine.detail['proved']['root'][:12]}, probe with the trainer's bits" in line
     assert re.search(r"; [1-9]\d* versions in memory, probes with the trainer's bits; \d+ rounds of scrubbing", line)
     assert "out of service" not in line
+
+
+def test_what_is_proved_is_left_out_where_it_cannot_be_asked_and_changes_no_verdict(live_server: LiveServer) -> None:
+    key, away = live_server.data_dir / "api_key", live_server.data_dir / "api_key.away"
+    key.rename(away)
+    try:
+        assert " proved: " not in shown(live_server)
+        key.write_text("tml-of-nobody")
+        assert " proved: " not in shown(live_server)
+    finally:
+        away.replace(key)
+    assert " proved: " in shown(live_server)

@@ -249,6 +249,10 @@ def test_a_bad_request_is_refused_before_the_stream_begins(tmp_path: Path) -> No
         ({"num_samples": 1024, "max_tokens": 1 << 20, "top_logprobs": 300}, "top_logprobs"),
         ({"routing": True}, "routing"),
         ({"routing_weights": True}, "routing_weights"),
+        ({"drafts": ((1,), (2,))}, "drafts"),
+        ({"drafts": ((300,),), "max_tokens": 1}, "drafts"),
+        ({"drafts": ((1, -1),), "max_tokens": 2}, "drafts"),
+        ({"drafts": ((1,) * 63,), "max_tokens": 100}, "drafts"),
         ({"targets": targets((), ())}, "targets"),
         ({"targets": targets((0,), (1,))}, "targets"),
         ({"targets": targets((2,), (1,))}, "targets"),
@@ -262,6 +266,14 @@ def test_the_field_at_fault_is_named(changes: dict[str, Any], field: str) -> Non
     with pytest.raises(InvalidInput) as refused:
         check_generate(request(**changes), Size(context=64, vocab_size=300, width=64))
     assert refused.value.field == field
+
+
+def test_drafts_are_bounded_together() -> None:
+    size, one = Size(context=1 << 20, vocab_size=300, width=64), (1,) * 4096
+    check_generate(request(num_samples=1024, max_tokens=4096, drafts=(one,) * 1024), size)
+    with pytest.raises(InvalidInput, match="are 4194305 tokens in all, at most 4194304") as refused:
+        check_generate(request(num_samples=1024, max_tokens=4097, drafts=((1, *one),) + (one,) * 1023), size)
+    assert refused.value.field == "drafts"
 
 
 def test_a_prompt_may_fill_the_context_when_it_is_only_scored() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -140,6 +141,25 @@ def test_results_outlive_their_operations_until_their_time_is_over(tmp_path: Pat
         await journal.drop_results(before_us=_done(99).done_us)
         assert await journal.result(3) == _done(3)
         assert journal.last_result == 3
+        await journal.close()
+
+    asyncio.run(story())
+
+
+def test_what_brought_an_operation_is_known_while_anything_of_it_is_there(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    async def story() -> None:
+        journal = Journal(tmp_path, pool, segment_bytes=1)
+        for seq in (1, 2, 3):
+            await journal.append_operation(seq, _op(seq), request=b"" if seq == 2 else b"asked %d" % seq)
+        assert [await journal.request(seq) for seq in range(5)] == [b"", b"asked 1", b"", b"asked 3", b""]
+        await journal.append_results({1: msgspec.structs.replace(_done(1), request=b"asked 1"), 2: _done(2)})
+        # Dropped behind the journal's back, as between a look at what is here and reading it.
+        for path in tmp_path.glob("ops-*1.seg"):
+            path.unlink()
+        assert await journal.request(1) == b"asked 1"
+        for path in tmp_path.glob("results-*1.seg"):
+            path.unlink()
+        assert await journal.request(1) == b""
         await journal.close()
 
     asyncio.run(story())

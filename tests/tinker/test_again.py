@@ -7,7 +7,7 @@ import pytest
 
 from bloomery.api.routes.tinker import proto
 from tests.tinker.over_fake_engine import KEY, MODEL, Served
-from tests.tinker.test_fields import post, said
+from tests.tinker.test_fields import get, post, said
 from tests.tinker.test_fuzz import valid
 
 
@@ -39,6 +39,24 @@ def test_weights_are_saved_under_the_name_that_came_first(server: Served, model_
     forged = {"request_id": first["request_id"].replace("one", "two")}
     assert said(post(server, "/retrieve_future", forged))["path"].endswith("/one")
     assert post(server, "/optim_step", {"model_id": model_id, "seq_id": 1, "adam_params": {}}).json()["code"] == "conflict"
+
+
+def test_the_same_request_for_another_sampler_is_the_sdks_own_repetition(server: Served, model_id: str) -> None:
+    asked = {"model_id": model_id, "seq_id": 1, "kind": "snapshot"}
+    futures = [said(post(server, "/save_weights_for_sampler", asked | {"sampling_session_seq_id": number}))["request_id"] for number in (3, 4)]
+    samplers = [said(post(server, "/retrieve_future", {"request_id": future}))["sampling_session_id"] for future in futures]
+    assert len({get(server, f"/samplers/{sampler}")["base_model"] for sampler in samplers}) == 1
+    assert len(set(samplers)) == 2
+    assert post(server, "/save_weights_for_sampler", asked | {"path": "name"}).json()["code"] == "conflict"
+    other = post(server, "/save_weights_for_sampler", asked | {"sampling_session_seq_id": 5, "ttl_seconds": 3600})
+    assert (other.status_code, other.json()["code"]) == (400, "conflict")
+
+
+def test_what_is_said_and_what_is_left_at_its_default_is_the_same_request(server: Served, model_id: str) -> None:
+    asked = {"model_id": model_id, "seq_id": 1, "path": "one"}
+    first = said(post(server, "/save_weights", asked))
+    assert said(post(server, "/save_weights", asked | {"overwrite": False, "ttl_seconds": None, "type": None})) == first
+    assert post(server, "/save_weights", asked | {"overwrite": True}).json()["code"] == "conflict"
 
 
 def test_a_request_that_makes_no_sense_keeps_its_place_when_it_comes_again(server: Served, model_id: str) -> None:

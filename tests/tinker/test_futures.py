@@ -1,6 +1,8 @@
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -76,6 +78,59 @@ def test_a_cancelled_sample_is_begun_anew_when_it_is_asked_again(noticed: bool) 
         assert await futures.wait(sample(0), "me", 5.0) == SampleAnswer(b"again", "v1")
 
     play(story)
+
+
+def reluctant(gate: asyncio.Event) -> Callable[[], Coroutine[Any, Any, SampleAnswer]]:
+    """A sample that goes on for a while when it is cancelled."""
+
+    async def make() -> SampleAnswer:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await gate.wait()
+        return SampleAnswer(b"old", "v")
+
+    return make
+
+
+def test_a_late_end_of_what_was_begun_anew_is_not_that_ones_end() -> None:
+    async def story(futures: SampleFutures) -> None:
+        gate = asyncio.Event()
+        futures.start(sample(0), "me", ONE, reluctant(gate))
+        await asyncio.sleep(0)
+        futures.cancel(sample(0), "me")
+        futures.start(sample(0), "me", ONE, never)
+        gate.set()
+        assert await futures.ended("s", 0, 0, 0.01) == Ended([], 0)
+        assert futures._running == ONE
+        futures.cancel(sample(0), "me")
+        assert told(await futures.ended("s", 0, 0, 5.0)) == [("sample|s|0", None)]
+
+    play(story)
+
+
+def test_what_was_begun_anew_may_be_over_and_let_go_of_before_the_first_ends() -> None:
+    problems: list[dict[str, Any]] = []
+
+    async def story(futures: SampleFutures) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+        gate = asyncio.Event()
+        futures.start(sample(0), "me", ONE, reluctant(gate))
+        await asyncio.sleep(0)
+        first = futures._entries[sample(0).request_id].task
+        futures.cancel(sample(0), "me")
+        futures.start(sample(0), "me", ONE, partial(answer, b"new"))
+        assert await futures.wait(sample(0), "me", 5.0) == SampleAnswer(b"new", "v1")
+        await ended_all(futures)
+        futures.forget([sample(0).request_id], "s")
+        gate.set()
+        await asyncio.wait({first})
+        await asyncio.sleep(0)
+        assert futures._running == Load(0, 0)
+        with pytest.raises(Gone):
+            await futures.ended("s", 0, 0, 30.0)
+
+    play(story)
+    assert problems == []
 
 
 def test_failures_are_answers() -> None:

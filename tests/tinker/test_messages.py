@@ -13,6 +13,7 @@ from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
 from bloomery.api.routes.tinker import messages, proto
+from bloomery.api.routes.tinker.tensors import MAX_ELEMENTS
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput, NotSupported
 from bloomery.types.generation import PromptScored
@@ -117,6 +118,31 @@ def test_a_sparse_tensor_that_no_row_has_is_refused_before_it_is_filled_in() -> 
     with pytest.raises(InvalidInput, match=r"is sparse \[1, 67108864\], expected \[3, K\]") as refused:
         parsed(body)
     assert refused.value.field == "data[0].loss_fn_inputs.weights"
+
+
+def test_sides_that_no_memory_has_are_neither_multiplied_nor_told() -> None:
+    huge = (1 << 62) + 1
+    request = sdk.ForwardBackwardRequest(loss_fn="cross_entropy")
+    tensor = request.data.add().loss_fn_inputs["weights"]
+    tensor.dtype, tensor.sparse_csr.crow_indices = 1, np.zeros(2, "<i8").tobytes()
+    tensor.shape.extend([huge] * 40_000)
+    body = request.SerializeToString()
+    assert messages.parse_forward_backward(body).filled_bytes == 0
+    with pytest.raises(InvalidInput, match=r"needs a shape \[rows, columns\] of at most 67108864 values, not one of 40000 sides") as refused:
+        parsed(body)
+    assert refused.value.field == "data[0].loss_fn_inputs.weights"
+    del tensor.shape[2:]
+    for _ in range(3):
+        request.data.add().CopyFrom(request.data[0])
+    body = request.SerializeToString()
+    assert messages.parse_forward_backward(body).filled == 4 * (MAX_ELEMENTS + 1)
+    with pytest.raises(InvalidInput, match="more than 67108864 values in all"):
+        parsed(body)
+    tensor.ClearField("shape")
+    tensor.shape.extend([3] * 40_000)
+    tensor.dense = bytes(4)
+    with pytest.raises(InvalidInput, match="has 1 values, which do not fill its shape, one of 40000 sides"):
+        parsed(sdk.ForwardBackwardRequest(loss_fn="cross_entropy", data=request.data[:1]).SerializeToString())
 
 
 def test_fields_that_the_contract_lacks_are_refused_by_number_and_place() -> None:

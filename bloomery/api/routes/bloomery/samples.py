@@ -1,13 +1,18 @@
 """Samples with drafts: what the SDK's contract has no place for, beside it and with the same answers."""
 
+from typing import Final
+
 from fastapi import APIRouter
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker import bodies
 from bloomery.api.routes.tinker.futures import Futures
 from bloomery.api.routes.tinker.routed import Routings
-from bloomery.api.routes.tinker.sampling import Beside, ConsentHeader, EpisodeHeader, begin
+from bloomery.api.routes.tinker.sampling import Beside, ConsentHeader, EpisodeHeader, begin, in_words_of
 from bloomery.types.drafted import DraftedSample, SampleBegun
+
+_OURS: Final = {"sampling_params.seed": "seed", "sampling_params.stop": "stop"}
+"""Fields that lie deeper in the Training API."""
 
 router = APIRouter(tags=["samples"])
 
@@ -32,5 +37,6 @@ async def begin_drafted(
         sampling_params=bodies.SamplingParams(**params),
     )
     beside = Beside(consent=consent, episode=episode, drafts=tuple(map(tuple, body.drafts)))
-    begun = await begin(asked, beside, services, caller, futures, routings)
+    with in_words_of(_OURS):
+        begun = await begin(asked, beside, services, caller, futures, routings)
     return SampleBegun(request_id=begun["request_id"])

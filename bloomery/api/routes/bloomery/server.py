@@ -1,10 +1,14 @@
 """The server itself: models, status, garbage collection."""
 
+from collections.abc import Collection, Mapping
+from typing import Literal
+
 from fastapi import APIRouter
 
 from bloomery import __version__
 from bloomery.api.deps import Caller, Svc
 from bloomery.services.core import Services
+from bloomery.services.engines import EngineLink
 from bloomery.types.resources import Collected, EngineState, Model, Page, ReplicaState, Status
 
 router = APIRouter(tags=["server"])
@@ -48,14 +52,12 @@ def _engines(services: Services) -> list[EngineState]:
 
 def _replicas(services: Services) -> list[ReplicaState]:
     fleet = services.fleet
-    serving = [
-        ReplicaState(name=name, serves="production", base_hash=base_hash, wanted=base_hash in fleet.wanted, ready=link.ready, detail=link.detail())
-        for base_hash, links in fleet.replicas.items()
+    kinds: tuple[tuple[Literal["production", "rollouts"], Mapping[str, Mapping[str, EngineLink]], Collection[str]], ...]
+    # Those for rollouts always run.
+    kinds = (("production", fleet.replicas, fleet.wanted), ("rollouts", fleet.rollouts, fleet.rollouts))
+    return [
+        ReplicaState(name=name, serves=serves, base_hash=base_hash, wanted=base_hash in wanted, ready=link.ready, detail=link.detail())
+        for serves, bases, wanted in kinds
+        for base_hash, links in bases.items()
         for name, link in links.items()
     ]
-    sampling = [
-        ReplicaState(name=name, serves="rollouts", base_hash=base_hash, wanted=True, ready=link.ready, detail=link.detail())
-        for base_hash, links in fleet.rollouts.items()
-        for name, link in links.items()
-    ]
-    return serving + sampling

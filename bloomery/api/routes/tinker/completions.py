@@ -53,10 +53,7 @@ class Completions:
 
     def end(self, future: SampleFuture, size: int | None) -> None:
         """It has ended, with an answer of so many bytes."""
-        client = _client(future)
-        self._running[client] -= 1
-        if not self._running[client]:
-            del self._running[client]
+        client = self._leave(future)
         self._cursor += 1
         self._untold.setdefault(client, {})[future.request_id] = Completion(future.request_id, size, self._cursor)
         self._order[future.request_id] = client
@@ -64,6 +61,10 @@ class Completions:
             self._forget(next(iter(self._order)))
         if (bell := self._bells.pop(client, None)) is not None:
             bell.set()
+
+    def replaced(self, future: SampleFuture) -> None:
+        """It has ended, but was begun anew before: nothing is told of it, for its name is the other's."""
+        self._leave(future)
 
     def known(self, future: SampleFuture) -> None:
         """Whoever has the answer knows of the end."""
@@ -84,6 +85,13 @@ class Completions:
                     await self._bells.setdefault(client, asyncio.Event()).wait()
         found = [*self._untold.get(client, {}).values()]
         return Ended(found, max((completion.cursor for completion in found), default=after))
+
+    def _leave(self, future: SampleFuture) -> _Client:
+        client = _client(future)
+        self._running[client] -= 1
+        if not self._running[client]:
+            del self._running[client]
+        return client
 
     def _forget(self, request_id: str) -> None:
         client = self._order.pop(request_id)

@@ -22,7 +22,7 @@ from bloomery.types.operations import Failed
 MAX_RUNNING: Final = 4096
 """Sequences in the making, of all clients."""
 MAX_RUNNING_TOKENS: Final = 1 << 23
-"""Tokens of their prompts, each of which takes about 40 bytes while its sample waits."""
+"""Tokens of their prompts and drafts, each of which takes about 40 bytes while its sample waits."""
 MAX_KEPT: Final = 8192
 MAX_KEPT_BYTES: Final = 256 << 20
 
@@ -39,7 +39,7 @@ class SampleAnswer(NamedTuple):
 
 
 class Load(NamedTuple):
-    """How much a sample is: its sequences, and the tokens of its prompt."""
+    """How much a sample is: its sequences, and the tokens of its prompt and its drafts."""
 
     sequences: int
     tokens: int
@@ -87,7 +87,7 @@ class SampleFutures:
         sequences, tokens = self._running.sequences + load.sequences, self._running.tokens + load.tokens
         if self._running.sequences and (sequences > self._max_running or tokens > self._max_running_tokens):
             self.turned_away += 1
-            running = f"{self._running.sequences} sequences with prompts of {self._running.tokens} tokens"
+            running = f"{self._running.sequences} sequences with prompts and drafts of {self._running.tokens} tokens"
             raise Unavailable(f"{running} are in the making; try again when some are done")
         admit()
         if future.request_id in self._finished:
@@ -147,10 +147,12 @@ class SampleFutures:
         answer = None if task.cancelled() else task.result()
         size = len(answer.body) if isinstance(answer, SampleAnswer) else None
         self._running = Load(self._running.sequences - load.sequences, self._running.tokens - load.tokens)
-        self._completions.end(future, size)
-        if self._entries[future.request_id].task is not task:
-            # Cancelled, and begun anew before its end was noticed.
+        entry = self._entries.get(future.request_id)
+        if entry is None or entry.task is not task:
+            # Cancelled, and begun anew before its end was noticed: that one has ended or will, and nobody waits for this.
+            self._completions.replaced(future)
             return
+        self._completions.end(future, size)
         self._finished[future.request_id] = size or 0
         self._kept_bytes += size or 0
         while len(self._finished) > self._max_kept or self._kept_bytes > self._max_kept_bytes:

@@ -1,19 +1,35 @@
-"""What a request means, as a hash: the SDK repeats a request under its number, and another one under the same number is a mistake."""
+"""What a request means, as a hash: the SDK repeats a request under its number, and another one under the same number is a mistake.
+
+Nothing counts that may differ between two attempts at one thing: the order of fields, defaults, which a release may add, tokens, which are renewed,
+and the number of the sampler that weights are saved for, which the SDK draws anew at every attempt.
+"""
 
 import json
 from typing import Any, Final
 
 from blake3 import blake3
+from pydantic import ValidationError
 
-from bloomery.api.routes.tinker.bodies import Body
+from bloomery.api.routes.tinker.bodies import Body, Numbered, Whole, whole
 
 _BYTES: Final = 16
+_RENEWED: Final = "sampling_session_seq_id"
 
 
 def hash_of(route: str, body: Body) -> bytes:
-    """Of a JSON body: what it says counts, and neither the order of its fields nor those that it leaves at their defaults."""
-    said = json.dumps([route, body.model_dump(exclude={"weights_access_token"})], sort_keys=True)
-    return blake3(said.encode(errors="surrogatepass")).digest(length=_BYTES)
+    """Of a JSON body."""
+    meant = body.model_dump(exclude={"weights_access_token"}, exclude_defaults=True)
+    if meant.get(_RENEWED) is not None:
+        meant[_RENEWED] = True
+    return blake3(json.dumps([route, meant], sort_keys=True).encode()).digest(length=_BYTES)
+
+
+def hash_of_operation(route: str, body: Numbered, kind: type[Whole]) -> bytes:
+    """Of a training operation: as the class that it is to be read as, or as it came where it is none."""
+    try:
+        return hash_of(route, whole(body, kind))
+    except ValidationError:
+        return hash_of(route, body)
 
 
 def canonical(message: Any) -> bytes:

@@ -9,7 +9,7 @@ from bloomery.api.routes.tinker.meaning import canonical, hash_of_bytes
 from bloomery.api.routes.tinker.proto import first_unknown
 from bloomery.api.routes.tinker.spans import check_spans
 from bloomery.api.routes.tinker.targets import TargetCells
-from bloomery.api.routes.tinker.tensors import check_fill, check_sparse, decode_tensor, decode_tokens, encode_records, encode_tensor, filled_size
+from bloomery.api.routes.tinker.tensors import WIDEST, check_fill, check_sparse, decode_tensor, decode_tokens, encode_records, encode_tensor, filled
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput, NotSupported
 from bloomery.types.generation import PromptScored
@@ -54,10 +54,15 @@ class Parsed(NamedTuple):
     message: Any
     meaning: bytes
     """Hash of the request."""
-    filled_bytes: int
-    """What its sparse tensors will take."""
+    filled: int
+    """Values of its sparse tensors, zeros among them."""
     unknown: str | None
     """A field that this contract does not have."""
+
+    @property
+    def filled_bytes(self) -> int:
+        """What its sparse tensors will take."""
+        return self.filled * WIDEST
 
 
 def parse_forward_backward(body: bytes) -> Parsed:
@@ -67,11 +72,11 @@ def parse_forward_backward(body: bytes) -> Parsed:
         request.ParseFromString(body)
     except proto.DecodeError as error:
         raise InvalidInput(f"the body is not a ForwardBackwardRequest: {error}") from error
-    filled_bytes = sum(filled_size(tensor) for datum in request.data for tensor in datum.loss_fn_inputs.values())
+    values = sum(filled(tensor) for datum in request.data for tensor in datum.loss_fn_inputs.values())
     said = canonical(request)
     request.DiscardUnknownFields()
     unknown = None if request.ByteSize() == len(said) else first_unknown(proto.ForwardBackwardRequest.FromString(said))
-    return Parsed(request, hash_of_bytes(said), filled_bytes, unknown)
+    return Parsed(request, hash_of_bytes(said), values, unknown)
 
 
 def forward_backward(parsed: Parsed) -> ForwardBackward:
@@ -79,7 +84,7 @@ def forward_backward(parsed: Parsed) -> ForwardBackward:
     request = parsed.message
     if parsed.unknown is not None:
         raise InvalidInput(f"{parsed.unknown}, which this server does not know: leave it out, or have the server brought up to date", field="body")
-    check_fill(tensor for datum in request.data for tensor in datum.loss_fn_inputs.values())
+    check_fill(parsed.filled)
     config = _loss_config(request)
     return ForwardBackward(
         loss=request.loss_fn,

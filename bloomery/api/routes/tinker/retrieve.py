@@ -18,6 +18,7 @@ from bloomery.services.core import Services
 from bloomery.services.principal import Principal
 from bloomery.services.threads import off_loop
 from bloomery.services.versions import Version
+from bloomery.types.drafted import KEPT_HEADER
 from bloomery.types.errors import InvalidInput
 from bloomery.types.generation import Weights
 from bloomery.types.operations import (
@@ -30,8 +31,6 @@ from bloomery.types.operations import (
     SnapshotResult,
 )
 
-KEPT_HEADER: Final = "x-bloomery-kept"
-"""How many tokens of each sample's draft were kept, beside a sample that had drafts."""
 HOLD_S: Final = 20.0
 """The SDK gives up a poll after 45 s and then pauses; an answer well before keeps it asking."""
 

@@ -27,9 +27,9 @@ class Rollout:
         known: Inference,
         prompt: PromptOut,
         *,
-        drafted: bool = False,
+        drafted: int | None = None,
     ) -> None:
-        """`drafted`: whether to tell how much of drafts was kept."""
+        """`drafted`: tokens of drafts, which were paid for like those of the prompt; None without any, and then it is not told how many were kept."""
         self._traffic, self._limits, self._caller = services.traffic, services.limits, caller
         self._stream, self._gathering, self._known, self._prompt = stream, gathering, known, prompt
         self._drafted, self._begun = drafted, False
@@ -51,7 +51,7 @@ class Rollout:
             self._charge()
             self._traffic.record(self._inference())
         prompt = self._prompt._replace(scored=self._gathering.scored, found=self._stream.found_tokens)
-        kept = self._gathering.kept() if self._drafted else None
+        kept = None if self._drafted is None else self._gathering.kept()
         return SampleAnswer(encode_sample(self._gathering.samples(), prompt), self._known.target.weights.version, kept)
 
     async def _gather(self) -> None:
@@ -69,7 +69,7 @@ class Rollout:
     def _charge(self) -> None:
         """The key pays for what was sampled, and not for a prompt that was refused before anything came of it."""
         if self._status == "error" and not self._begun:
-            self._limits.give_back(self._caller, len(self._known.prompt_tokens))
+            self._limits.give_back(self._caller, len(self._known.prompt_tokens) + (self._drafted or 0))
         self._limits.sampled(self._caller, sum(len(out.tokens) for out in self._gathering.samples()))
 
     def _note(self, event: Progress, stopped: int | None) -> None:

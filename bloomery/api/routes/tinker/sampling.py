@@ -1,6 +1,6 @@
 """Sampling sessions and samples."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, Final, NamedTuple
@@ -117,16 +117,19 @@ async def begin(
     generate = _generate(body, tokens, targets, services, session)
     generate = replace(generate, routing=beside.routing, routing_weights=beside.routing_weights, drafts=beside.drafts)
     watch = _stop_watch(body, services, session)
-    with _in_their_words():
+    with in_words_of(_THEIRS):
         stream = services.sampling.stream(caller, session.target, generate)
     # Only now is it judged how many samples there may be.
     gathering = Gathering(generate.num_samples, watch, _logprobs_mode(generate))
     known = _known(body, services, session, generate, project=caller.project, consent=beside.consent, episode=beside.episode)
     prompt = PromptOut(logprobs=body.prompt_logprobs, cells=None if targets is None else targets.cells)
     future = SampleFuture(session.id, body.seq_id)
-    load = Load(generate.num_samples, len(tokens))
-    make = Rollout(services, caller, stream, gathering, known, prompt, drafted=bool(beside.drafts)).answer
-    admit = partial(services.limits.rollout, caller, len(tokens), field="prompt")
+    drafted = sum(map(len, beside.drafts)) if beside.drafts else None
+    # Drafts are read as the prompt is, so they are paid for and bounded with it.
+    read = len(tokens) + (drafted or 0)
+    load = Load(generate.num_samples, read)
+    make = Rollout(services, caller, stream, gathering, known, prompt, drafted=drafted).answer
+    admit = partial(services.limits.rollout, caller, read, field="drafts" if drafted else "prompt")
     futures.start(future, caller.project, load, routings.keeping(future, caller.project, gathering, make) if beside.routing else make, admit)
     return future.accepted(generate.num_samples)
 
@@ -205,12 +208,12 @@ def _seed(seed: int | None) -> int:
 
 
 @contextmanager
-def _in_their_words() -> Iterator[None]:
-    """Errors name fields as this contract calls them."""
+def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors name fields as a contract calls them: `names` has its own for those that it calls otherwise."""
     try:
         yield
     except InvalidInput as error:
-        theirs = _THEIRS.get(error.field or "")
+        theirs = names.get(error.field or "")
         if theirs is None:
             raise
         raise InvalidInput(error.message.replace(f"`{error.field}`", f"`{theirs}`"), field=theirs) from error

@@ -6,7 +6,7 @@ Shapes: rows x columns of a sparse tensor, N tokens of a datum.
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from bloomery.types.errors import InvalidInput
 MAX_ELEMENTS: Final = 1 << 26
 """A sparse tensor names its dense size in a few bytes; this bounds what those of a request may ask to be filled in."""
 _MAX_DIMENSIONS: Final = 8
-_WIDEST: Final = 8
+WIDEST: Final = 8
 """Bytes of the largest values."""
 
 _FLOAT32, _INT64, _INT32, _BFLOAT16 = (proto.DTYPES[f"DTYPE_{name}"] for name in ("FLOAT32", "INT64", "INT32", "BFLOAT16"))
@@ -39,13 +39,15 @@ def decode_tensor(tensor: Any, field: str) -> Array:
     return Array.of(_shaped(values, tuple(tensor.shape), field))
 
 
-def filled_size(tensor: Any) -> int:
-    """Bytes that a sparse tensor takes when its zeros are filled in; 0 of a dense one, whose body has them all."""
-    return _filled(tensor) * _WIDEST
+def filled(tensor: Any) -> int:
+    """Values of a sparse tensor when its zeros are filled in; 0 of a dense one, whose body has them all, and of one that cannot be filled in.
 
-
-def _filled(tensor: Any) -> int:
-    return math.prod(tensor.shape) if tensor.WhichOneof("encoding") == "sparse_csr" and min(tensor.shape, default=0) >= 0 else 0
+    What no tensor may have counts as little more than one may: sides are numbers of 63 bits, which nobody should have to multiply.
+    """
+    if tensor.WhichOneof("encoding") != "sparse_csr" or len(tensor.shape) != 2 or min(tensor.shape) < 0:
+        return 0
+    rows, columns = (min(int(side), MAX_ELEMENTS + 1) for side in tensor.shape)
+    return min(rows * columns, MAX_ELEMENTS + 1)
 
 
 def check_sparse(tensor: Any, length: int | None, field: str) -> None:
@@ -57,11 +59,13 @@ def check_sparse(tensor: Any, length: int | None, field: str) -> None:
         raise InvalidInput(f"`{field}` is sparse {list(tensor.shape)}, expected {expected}, one row for each token", field=field)
 
 
-def check_fill(tensors: Iterable[Any]) -> None:
+def check_fill(values: int) -> None:
     """Refuse sparse tensors that would be too large together."""
-    filled = sum(map(_filled, tensors))
-    if filled > MAX_ELEMENTS:
-        raise InvalidInput(f"sparse tensors of {filled} values in all, at most {MAX_ELEMENTS} are filled in at a time: send fewer data", field="data")
+    if values > MAX_ELEMENTS:
+        message = (
+            f"sparse tensors have more than {MAX_ELEMENTS} values in all, zeros among them, and no more are filled in at a time: send fewer data"
+        )
+        raise InvalidInput(message, field="data")
 
 
 def decode_tokens(payload: bytes, field: str) -> np.ndarray:
@@ -110,19 +114,23 @@ def _shaped(values: np.ndarray, shape: tuple[int, ...], field: str) -> np.ndarra
     if not shape:
         return values
     if not _possible(shape) or math.prod(shape) != values.size:
-        raise InvalidInput(f"`{field}` has {values.size} values, which do not fill its shape {list(shape)}", field=field)
+        raise InvalidInput(f"`{field}` has {values.size} values, which do not fill its shape, {_told(shape)}", field=field)
     return values.reshape(shape)
 
 
 def _possible(shape: tuple[int, ...]) -> bool:
     """Whether there can be such an array: an empty one may have sides that no memory has addresses for."""
-    return len(shape) <= _MAX_DIMENSIONS and min(shape) >= 0 and math.prod(max(side, 1) for side in shape) <= sys.maxsize // _WIDEST
+    return len(shape) <= _MAX_DIMENSIONS and min(shape) >= 0 and math.prod(max(side, 1) for side in shape) <= sys.maxsize // WIDEST
+
+
+def _told(shape: tuple[int, ...]) -> str:
+    return str(list(shape)) if len(shape) <= _MAX_DIMENSIONS else f"one of {len(shape)} sides"
 
 
 def _fill_rows(tensor: Any, field: str) -> np.ndarray:
     shape = tuple(tensor.shape)
     if len(shape) != 2 or not _possible(shape) or math.prod(shape) > MAX_ELEMENTS:
-        raise InvalidInput(f"`{field}` is sparse and needs a shape [rows, columns] of at most {MAX_ELEMENTS} values, not {list(shape)}", field=field)
+        raise InvalidInput(f"`{field}` is sparse and needs a shape [rows, columns] of at most {MAX_ELEMENTS} values, not {_told(shape)}", field=field)
     csr = tensor.sparse_csr
     values = _widen(_values(csr.values, tensor.dtype, field), tensor.dtype)
     starts, columns = _values(csr.crow_indices, _INT64, field), _values(csr.col_indices, _INT64, field)

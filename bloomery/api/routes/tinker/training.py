@@ -18,7 +18,7 @@ from bloomery.api.routes.tinker import bodies, messages
 from bloomery.api.routes.tinker.access import reader
 from bloomery.api.routes.tinker.errors import TinkerRoute, as_ours
 from bloomery.api.routes.tinker.loss_graphs import parse_custom_loss
-from bloomery.api.routes.tinker.meaning import hash_of
+from bloomery.api.routes.tinker.meaning import hash_of, hash_of_operation
 from bloomery.api.routes.tinker.names import Creation, LossCreation, OperationFuture, Unloading, model_name, session_of
 from bloomery.services.checkpoints import EXTERNAL, NAMED, CheckpointRow
 from bloomery.services.core import Services
@@ -90,12 +90,12 @@ async def forward_backward(request: Request, response: Response, services: Svc, 
     if not message.model_id:
         raise InvalidInput("the message names no run: set `model_id`", field="model_id")
     future = OperationFuture(message.model_id, message.seq_id)
-    async with keeping_place(services, caller, future, parsed.meaning, effect="none" if message.forward_only else "spoil"):
+    async with keeping_place(services, caller, future, parsed.meaning, effect="none" if message.forward_only else "spoil") as asked_as:
         # Sparse tensors are filled in, which may be far more than was sent.
         operation = await off_loop(len(body) + parsed.filled_bytes, messages.forward_backward, parsed)
         if operation.loss == CUSTOM:
             operation = await services.custom_losses.attach(caller, operation)
-        await services.runs.submit(caller, future.model_id, future.seq, operation, request=parsed.meaning)
+        await services.runs.submit(caller, future.model_id, future.seq, operation, request=asked_as)
     return future.accepted()
 
 
@@ -113,8 +113,7 @@ async def create_custom_loss(body: bodies.CreateCustomLoss, services: Svc, calle
 async def optim_step(body: bodies.Numbered, services: Svc, caller: Caller) -> dict[str, Any]:
     """Apply the accumulated gradients."""
     future = OperationFuture(body.model_id, body.seq_id)
-    asked_as = hash_of("optim_step", body)
-    async with keeping_place(services, caller, future, asked_as):
+    async with keeping_place(services, caller, future, hash_of_operation("optim_step", body, bodies.OptimStep)) as asked_as:
         operation = _optim_step(bodies.whole(body, bodies.OptimStep))
         await services.runs.submit(caller, future.model_id, future.seq, operation, request=asked_as)
     return future.accepted()
@@ -124,8 +123,7 @@ async def optim_step(body: bodies.Numbered, services: Svc, caller: Caller) -> di
 async def save_weights(body: bodies.Numbered, services: Svc, caller: Caller) -> dict[str, Any]:
     """Keep the resumable state under a name."""
     future = OperationFuture(body.model_id, body.seq_id)
-    asked_as = hash_of("save_weights", body)
-    async with keeping_place(services, caller, future, asked_as):
+    async with keeping_place(services, caller, future, hash_of_operation("save_weights", body, bodies.SaveWeights)) as asked_as:
         asked = bodies.whole(body, bodies.SaveWeights)
         await services.runs.checkpoint(
             caller,
@@ -145,8 +143,7 @@ async def save_weights(body: bodies.Numbered, services: Svc, caller: Caller) -> 
 async def save_weights_for_sampler(body: bodies.Numbered, services: Svc, caller: Caller) -> dict[str, Any]:
     """Publish the weights for sampling, under a name or for one sampler of the client."""
     future = OperationFuture(body.model_id, body.seq_id)
-    asked_as = hash_of("save_weights_for_sampler", body)
-    async with keeping_place(services, caller, future, asked_as):
+    async with keeping_place(services, caller, future, hash_of_operation("save_weights_for_sampler", body, bodies.SaveForSampler)) as asked_as:
         asked = bodies.whole(body, bodies.SaveForSampler)
         future = _publication(asked, future)
         await services.runs.snapshot(
@@ -159,8 +156,7 @@ async def save_weights_for_sampler(body: bodies.Numbered, services: Svc, caller:
 async def save_weights_external(body: bodies.Numbered, services: Svc, caller: Caller) -> dict[str, Any]:
     """Export the weights for other programs."""
     future = OperationFuture(body.model_id, body.seq_id)
-    asked_as = hash_of("save_weights_external", body)
-    async with keeping_place(services, caller, future, asked_as):
+    async with keeping_place(services, caller, future, hash_of_operation("save_weights_external", body, bodies.SaveExternal)) as asked_as:
         asked = bodies.whole(body, bodies.SaveExternal)
         if asked.age_encryption_recipients:
             what = "encryption to `age_encryption_recipients` is not offered: leave it out, and encrypt what you download"
@@ -181,8 +177,7 @@ async def load_weights(body: bodies.LoadWeights, services: Svc, caller: Caller) 
 
 
 async def _load_into(body: bodies.LoadWeights, future: OperationFuture, services: Services, caller: Principal) -> dict[str, Any]:
-    asked_as = hash_of("load_weights", body)
-    async with keeping_place(services, caller, future, asked_as, effect="spoil"):
+    async with keeping_place(services, caller, future, hash_of("load_weights", body), effect="spoil") as asked_as:
         _check_into(body)
         source = await _source(body, services, caller)
         await services.runs.load(caller, future.model_id, future.seq, source, optimizer=body.optimizer, request=asked_as)
@@ -215,14 +210,14 @@ async def _create_from(body: bodies.LoadWeights, name: str, services: Services, 
 @asynccontextmanager
 async def keeping_place(
     services: Services, caller: Principal, future: OperationFuture, asked_as: bytes, *, effect: Effect = "none"
-) -> AsyncIterator[None]:
+) -> AsyncIterator[bytes]:
     """An operation that makes no sense is refused as the run's operation of that number: its future fails, later operations go on.
 
-    `asked_as` is the hash of the request: where another one has the number, this one has no place and is refused at once.
+    `asked_as`, which it gives, is the hash of the request: where another one has the number, this one has no place and is refused at once.
     `effect`: what becomes of the gradients that they build on.
     """
     try:
-        yield
+        yield asked_as
     except (BloomeryError, ValidationError) as error:
         ours = as_ours(error)
         if ours.category != "user":
