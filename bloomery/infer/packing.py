@@ -1,4 +1,4 @@
-"""Weights in the order that oneDNN multiplies them in, for as long as they are sampled with.
+"""Weights in the order that their kernel multiplies them in, for as long as they are sampled with.
 
 Whoever loads weights packs them too, beside the sampler, so that no step waits for it. Where the base model is trained on, or other weights are made
 of those in memory, the plain matrices stay, and a packed model takes about twice its memory; a process that only samples lets go of them.

@@ -61,7 +61,7 @@ class Form(NamedTuple):
     key_pads: tuple[int, ...] = (KEY_PAD,)
     """Numbers of keys that attention may look at behind the last multiple of `KEY_PAD`, ascending; the last is `KEY_PAD`."""
     packed: bool = False
-    """Whether the weights of products are kept in oneDNN's order."""
+    """Whether the weights of products are kept in their kernel's own order."""
     one_thread: bool = True
     """Whether one thread may compute a step: it gives the bits of all of them."""
 
