@@ -68,15 +68,16 @@ class _CachedAttention(ABC):
         if not native.attends(q_RHE, k_RKE, v_RKE, *storages):
             return self._by_torch(storages, q_RHE, k_RKE, v_RKE, window)
         for storage_SKLE, rows_RKE in zip(storages, (k_RKE, v_RKE), strict=True):
-            native.keep(storage_SKLE, rows_RKE, self._places)
-        return native.attend(q_RHE, *storages, self._places, window)[0]
+            native.keep(storage_SKLE, rows_RKE, self.spans)
+        return native.attend(q_RHE, *storages, self.spans, window)[0]
 
     @abstractmethod
     def _by_torch(self, storages: tuple[Tensor, Tensor], q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
         """The same, with keys and values in storages [S, K, L, E]."""
 
     @cached_property
-    def _places(self) -> native.Spans:
+    def spans(self) -> native.Spans:
+        """As kernels take them."""
         return native.Spans.of([(span.row, span.slot, span.start, span.stop - span.start) for span in self._spans])
 
     @cached_property
@@ -170,6 +171,7 @@ class StepAttention(_CachedAttention):
 
     def __init__(self, cache: KeyValueCache, spans: Sequence[Span], rows: int, form: Form) -> None:
         super().__init__(cache, spans, form)
+        self.storage = cache.storage
         self._rows = rows
         self._length = form.keys(max(span.stop for span in spans))
         self._masks = _Masks(self._mask)

@@ -39,6 +39,20 @@ class _Contents(NamedTuple):
     """Where one can go on, of a model that has states."""
 
 
+class Storage(NamedTuple):
+    """The memory of keys and values: kernels that got the same find the same there."""
+
+    keys: int
+    values: int
+    """Addresses."""
+    shape: tuple[int, ...]
+
+    @property
+    def places(self) -> int:
+        """Tokens that a slot has room for."""
+        return self.shape[3]
+
+
 class KeyValueCache:
     """Compact slots: a decode step reads slots 0 to n - 1 in one piece; a released slot is filled by the last one.
 
@@ -80,6 +94,11 @@ class KeyValueCache:
     def kept(self) -> Sequence[Kept]:
         """What can be taken over from sequences that have left."""
         return list(self._kept)
+
+    @property
+    def storage(self) -> Storage:
+        """Where it is at the moment."""
+        return Storage(self.keys_NSKLE.data_ptr(), self.values_NSKLE.data_ptr(), self.keys_NSKLE.shape)
 
     def slot(self, sample: Sample) -> int:
         """Where a placed sample lies at the moment."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from bloomery.infer.attention import ChunkAttention, Span, StepAttention
 from bloomery.infer.cache import KeyValueCache
 from bloomery.infer.plan import Sample
+from bloomery.infer.recorded import RecordedSteps
 from bloomery.infer.scoring import PromptScores, Question, answer, chunk_rows, joined
 from bloomery.infer.versions import Model
 from bloomery.models.adapters import UNEMBED, AdapterRows, Bank, Factors, FusedAdapter
@@ -81,10 +82,12 @@ class Runner:
     def __init__(self, cache: KeyValueCache, form: Form, twin: Callable[[Decoder], Decoder]) -> None:
         self._cache, self._form, self._twin = cache, form, twin
         self._bank = Bank()
+        self._recorded = RecordedSteps()
 
     def forget(self) -> None:
         """Let go of what outlives a step."""
         self._bank.clear()
+        self._recorded.forget()
 
     @torch.inference_mode()
     def prefill(self, feeds: Sequence[Feed]) -> list[Tensor]:
@@ -163,9 +166,12 @@ class Runner:
         tokens_R, positions_R = torch.tensor([tokens, positions], device=decoder.device)
         routing = Routing()
         self._bank.begin_pass()
-        hidden_RD = decoder.hidden(tokens_R, positions_R, attention, layout.adapters, routing, wanted)
-        if decoder.config.experts is not None:
-            self._remember(spans, routing)
+        if decoder.config.experts is None and isinstance(attention, StepAttention):
+            hidden_RD = self._recorded.hidden(decoder, tokens_R, positions_R, attention, layout.adapters)
+        else:
+            hidden_RD = decoder.hidden(tokens_R, positions_R, attention, layout.adapters, routing, wanted)
+            if decoder.config.experts is not None:
+                self._remember(spans, routing)
         for feed in feeds:
             feed.sample.cached = feed.stop
         return hidden_RD

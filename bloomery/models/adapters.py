@@ -347,10 +347,16 @@ def _members(teams: Sequence[_Team], flat: Sequence[Tensor]) -> Iterator[list[Fa
 
 
 def _stack(members: Sequence[Factors]) -> Factors:
-    """`a` [M, r, I] and `b` [M, O, r]."""
+    """`a` [M, r, I] and `b` [M, O, r], each matrix in the layout that it has alone: libraries have another kernel for another layout."""
     if len(members) == 1:
         return Factors(members[0].a[None], members[0].b[None])
-    return Factors(*map(torch.stack, zip(*members, strict=True)))
+    return Factors(*map(_stack_matrices, zip(*members, strict=True)))
+
+
+def _stack_matrices(matrices: Sequence[Tensor]) -> Tensor:
+    if matrices[0].is_contiguous():
+        return torch.stack(list(matrices))
+    return torch.stack([matrix.t() for matrix in matrices]).transpose(1, 2)
 
 
 def low_rank_add(base_RO: Tensor, input_RI: Tensor, factors: Factors) -> Tensor:

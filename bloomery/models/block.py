@@ -22,7 +22,7 @@ from bloomery.models.latent_attention import LatentHeads, latent_rows
 from bloomery.models.mamba import Mamba
 from bloomery.models.mlp import Mlp
 from bloomery.models.per_layer import PerLayerGate
-from bloomery.models.pointwise import centred_norm, rms_norm, unit_norm
+from bloomery.models.pointwise import add, centred_norm, rms_norm, unit_norm
 from bloomery.models.recurrent import Recurrence
 from bloomery.models.rope import Rotation
 
@@ -92,14 +92,14 @@ class Block(nn.Module):
                 mlp_RD = self.parallel.add(mlp_RD, x_RD, self.name, adapters, routing)
             x_RD = self._added(x_RD, mlp_RD, self.mlp_out_norm)
         if self.per_layer is not None:
-            x_RD = x_RD + self.per_layer(x_RD, extra_RP)
+            x_RD = add(x_RD, self.per_layer(x_RD, extra_RP))
         return x_RD if self.scale is None else x_RD * self.scale
 
     def _add_mixer(self, dtype: torch.dtype) -> None:
         """Make what the mixer has."""
 
     def _added(self, x_RD: Tensor, update_RD: Tensor, out_norm: Tensor | None) -> Tensor:
-        return x_RD + (update_RD if out_norm is None else norm(update_RD, out_norm, self.config))
+        return add(x_RD, update_RD if out_norm is None else norm(update_RD, out_norm, self.config))
 
 
 class MixingBlock(Block):
@@ -201,7 +201,7 @@ class GroupedBlock(AttentionBlock):
         """Split, normed and turned."""
         config, heads = self.config, self.heads
         if self.qkv_bias is not None:
-            projected_RO = projected_RO + self.qkv_bias
+            projected_RO = add(projected_RO, self.qkv_bias)
         q_RHE, *keys_and_values = projected_RO.unflatten(1, (-1, heads.head_dim)).split(self._projected_heads(), dim=1)
         gate_RO = None
         if config.attention_gate:

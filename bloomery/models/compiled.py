@@ -62,6 +62,11 @@ class Compiled:
         log.warning("%s computes what native kernels would: %s", self._instead, "; ".join(failures))
         return None
 
+    def address(self, symbol: str) -> int | None:
+        """Of a function of the library, for its own code; None where it has none of this name."""
+        function = getattr(self.functions, symbol, None)
+        return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
+
     def _files(self, pattern: str) -> list[Path]:
         return sorted(self._folder.glob(pattern))
 

@@ -3,7 +3,8 @@
 Shapes: R packed rows, V vocabulary, D hidden, O numbers that a mixer gathers for a row, P of a layer's own input, C rows that are wanted.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,17 @@ from bloomery.models.block import Block, Shared, make_block, norm
 from bloomery.models.config import DecoderConfig
 from bloomery.models.experts import Routing
 from bloomery.models.per_layer import PerLayerInputs
-from bloomery.models.rope import Rope
+from bloomery.models.rope import Rope, Rotation
+
+
+class Inputs(NamedTuple):
+    """What every row brings along: its embedding, and how it is turned in layers with a window, or without one."""
+
+    x_RD: Tensor
+    rotation: Rotation
+    full_rotation: Rotation
+    extras: Sequence[Tensor | None]
+    """Per-layer inputs [R, P], of models that have these."""
 
 
 class Trunk(NamedTuple):
@@ -41,6 +52,9 @@ class Wanted(NamedTuple):
 
 class Decoder(nn.Module):
     """Token embedding, blocks and final norm; the head is `head_weight` for the functions of `head.py`."""
+
+    recordable: ClassVar[bool] = True
+    """Whether a forward has no effect but its result, so that a program may take its place."""
 
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         super().__init__()
@@ -84,8 +98,14 @@ class Decoder(nn.Module):
         wanted: Wanted | None = None,
     ) -> Tensor:
         """Hidden states [R, D] after the final norm, or [C, D] of the wanted rows; `routing` keeps, or says, which experts the rows go to."""
+        return self.hidden_of(self.inputs(tokens_R, positions_R), attention, adapters, routing, wanted)
+
+    def hidden_of(
+        self, inputs: Inputs, attention: Attention, adapters: AdapterRows, routing: Routing | None = None, wanted: Wanted | None = None
+    ) -> Tensor:
+        """The same of what the rows bring along."""
         routing = Routing() if routing is None else routing
-        trunk = self.trunk(tokens_R, positions_R, attention, adapters, routing)
+        trunk = self.trunk(inputs, attention, adapters, routing)
         if wanted is None:
             return self.finish(trunk, adapters, routing)
         if self.ends_sparse:
@@ -94,12 +114,17 @@ class Decoder(nn.Module):
         trunk = trunk.rows(wanted.rows_C)
         return self.finish(trunk, wanted.adapters, routing) if len(wanted.rows_C) else trunk.x_RD
 
-    def trunk(self, tokens_R: Tensor, positions_R: Tensor, attention: Attention, adapters: AdapterRows, routing: Routing) -> Trunk:
-        """As far as a row depends on others; the rest is for `finish`, and for the rows alone whose hidden states are wanted."""
+    def inputs(self, tokens_R: Tensor, positions_R: Tensor) -> Inputs:
+        """Of these tokens at these positions."""
         x_RD = self._embedded(tokens_R)
         rotation = self.rope(positions_R, x_RD.dtype)
         full_rotation = rotation if self.full_rope is self.rope else self.full_rope(positions_R, x_RD.dtype)
         extras = [None] * len(self.layers) if self.per_layer is None else self.per_layer(tokens_R, x_RD).unbind(1)
+        return Inputs(x_RD, rotation, full_rotation, extras)
+
+    def trunk(self, inputs: Inputs, attention: Attention, adapters: AdapterRows, routing: Routing) -> Trunk:
+        """As far as a row depends on others; the rest is for `finish`, and for the rows alone whose hidden states are wanted."""
+        x_RD, rotation, full_rotation, extras = inputs
         shared: Shared = {}
         for block, extra_RP in zip(self._blocks[:-1], extras, strict=False):
             x_RD = block(x_RD, full_rotation if block.window is None else rotation, attention, adapters, routing, shared, extra_RP)

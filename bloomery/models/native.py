@@ -7,7 +7,8 @@ Shapes: R rows, N heads, E head dimension, I intermediate, or inputs of a produc
 to draw from, k draws of each; H query heads, K key/value heads, S slots, L places.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
@@ -20,6 +21,7 @@ from bloomery.models.compiled import FLOAT as _F
 from bloomery.models.compiled import INTEGER as _I
 from bloomery.models.compiled import POINTER as _P
 from bloomery.models.compiled import Compiled
+from bloomery.models.program import current_recorder
 from bloomery.obs.machine import processor_flags
 
 _BLOCK: Final = 512
@@ -36,6 +38,7 @@ _LIBRARY: Final = Compiled(
     {
         "rms_norm": (_P, _P, _P, _I, _I, _P, _I, _I, _I, _F),
         "rms_norm_backward": (_P, _P, _P, _I, _I, _P, _P, _I, _I, _I),
+        "add": (_P, _P, _P, _I, _I, _I),
         "rotate": (_P, _P, _I, _I, _P, _P, _F, _I, _I, _I),
         "swiglu": (_P, _P, _I, _I),
         "swiglu_backward": (_P, _P, _P, _I, _I),
@@ -43,12 +46,13 @@ _LIBRARY: Final = Compiled(
         "softmax_gradient": (_P, _P, _P, _I, _I),
         "invert": (_P, _P, _P, _P, _I, _I, _I),
         "draw": (_P, _P, _P, _P, _P, _P, _I, _I),
-        "attend": (_P, _P, _P, _I, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, _P, _I, _I, _I),
+        "attend": (_P, _P, _P, _I, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, _P, _I),
         "keep": (_P, _P, _P, _I, _I, _P, _I, _I, _I),
         "product": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _I, _I),
         "product_unpacked": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _P, _I),
         "pack": (_P, _P, _I, _I, _I, _I),
         "add_updates": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _I),
+        "run": (_P, _I),
     },
     # Contracted products and sums would have other bits on processors that have them.
     flags=("-ffp-contract=off", "-fno-math-errno", "-fopenmp", f"-DBLOCK={_BLOCK}", f"-DTOGETHER={_TOGETHER}", f"-DPANEL={_PANEL}"),
@@ -83,7 +87,7 @@ def pack(weight_OI: Tensor) -> Tensor:
     weight_OI = _rows(weight_OI)
     outputs, inputs = weight_OI.shape
     panels_PIW = _floats(-(-outputs // _PANEL), inputs, _PANEL)
-    _LIBRARY.functions.pack(panels_PIW.data_ptr(), weight_OI.data_ptr(), weight_OI.stride(0), outputs, inputs, torch.get_num_threads())
+    _call("pack", panels_PIW.data_ptr(), weight_OI.data_ptr(), weight_OI.stride(0), outputs, inputs, torch.get_num_threads())
     return panels_PIW
 
 
@@ -98,7 +102,8 @@ def product(x_RI: Tensor, panels_PIW: Tensor, outputs: int) -> Tensor:
     rows, inputs = x_RI.shape
     assert panels_PIW.shape[1] == inputs
     out_RO = _floats(rows, outputs)
-    _LIBRARY.functions.product(
+    _call(
+        "product",
         *(out_RO.data_ptr(), outputs, x_RI.data_ptr(), x_RI.stride(0), panels_PIW.data_ptr(), _PANEL * inputs, _PANEL),
         *(rows, outputs, inputs, torch.get_num_threads()),
     )
@@ -111,7 +116,8 @@ def product_unpacked(x_RI: Tensor, weight_OI: Tensor) -> Tensor:
     (rows, inputs), outputs, threads = x_RI.shape, len(weight_OI), torch.get_num_threads()
     assert weight_OI.shape[1] == inputs
     out_RO, scratch = _floats(rows, outputs), _floats(threads, _PANEL * inputs)
-    _LIBRARY.functions.product_unpacked(
+    _call(
+        "product_unpacked",
         *(out_RO.data_ptr(), outputs, x_RI.data_ptr(), x_RI.stride(0), weight_OI.data_ptr(), weight_OI.stride(0)),
         *(rows, outputs, inputs, scratch.data_ptr(), threads),
     )
@@ -129,9 +135,9 @@ def add_updates(out_RO: Tensor, x_RI: Tensor, factors: Sequence[tuple[Tensor, Te
     low_Rr = _floats(len(x_RI), rank)
     first_low, step = low_Rr.data_ptr(), rows * rank * low_Rr.element_size()
     updates = [(place * rows, rows, rank, a.data_ptr(), b.data_ptr(), first_low + place * step) for place, (a, b) in enumerate(own)]
-    updates_N6 = torch.tensor(updates)
-    _LIBRARY.functions.add_updates(
-        *(out_RO.data_ptr(), out_RO.stride(0), x_RI.data_ptr(), x_RI.stride(0), updates_N6.data_ptr(), len(own)),
+    _call(
+        "add_updates",
+        *(out_RO.data_ptr(), out_RO.stride(0), x_RI.data_ptr(), x_RI.stride(0), _integers(chain.from_iterable(updates)), len(own)),
         *(outputs, inputs, torch.get_num_threads(), len(x_RI) * rank * (inputs + outputs)),
     )
     return low_Rr
@@ -143,17 +149,13 @@ class Spans(NamedTuple):
     places_N4: Tensor
     """First row, slot, position of the first token, tokens."""
     longest: int
-    """Places that the longest of the sequences takes."""
+    """Places that the longest of the sequences may take."""
     tokens: int
-    pairs: int
-    """Of queries and keys."""
 
     @classmethod
     def of(cls, spans: Sequence[tuple[int, int, int, int]]) -> Self:
         """From first rows, slots, positions and numbers of tokens."""
-        stops = [start + count for _, _, start, count in spans]
-        counts = [count for _, _, _, count in spans]
-        return cls(torch.tensor(spans), max(stops), sum(counts), sum(stop * count for stop, count in zip(stops, counts, strict=True)))
+        return cls(torch.tensor(spans), max(start + count for _, _, start, count in spans), sum(count for _, _, _, count in spans))
 
 
 def attends(q_RHE: Tensor, *keys_and_values: Tensor) -> bool:
@@ -178,13 +180,14 @@ def attend(
     out_RHE = _floats(rows, heads, dim, zeros=spans.tokens < rows)
     logs_RH = _floats(rows, heads, zeros=True) if logged else None
     q_RHE, keys, values = (_rows(tensor) for tensor in (q_RHE, keys, values))
-    threads, room = torch.get_num_threads(), -(-spans.longest // _LANES) * _LANES
+    threads = torch.get_num_threads()
     # Torch's, because it says so where memory runs out.
-    scratch = _floats(threads, max(_TOGETHER, heads // keys.shape[1]), room + dim)
-    _LIBRARY.functions.attend(
+    scratch = _floats(threads, max(_TOGETHER, heads // keys.shape[1]), -(-spans.longest // _LANES) * _LANES + dim)
+    _call(
+        "attend",
         *(out_RHE.data_ptr(), None if logs_RH is None else logs_RH.data_ptr(), q_RHE.data_ptr(), *q_RHE.stride()[:2]),
         *(keys.data_ptr(), _strides(keys), values.data_ptr(), _strides(values), spans.places_N4.data_ptr(), len(spans.places_N4)),
-        *(heads, keys.shape[1], dim, window or 0, scratch.data_ptr(), threads, room, spans.pairs * heads * dim),
+        *(heads, keys.shape[1], dim, window or 0, scratch.data_ptr(), threads),
     )
     return out_RHE, logs_RH
 
@@ -194,7 +197,16 @@ def keep(storage_SKLE: Tensor, x_RKE: Tensor, spans: Spans) -> None:
     assert storage_SKLE.stride(-1) == 1
     x_RKE = _rows(x_RKE)
     pointers = storage_SKLE.data_ptr(), _strides(storage_SKLE), x_RKE.data_ptr(), *x_RKE.stride()[:2]
-    _LIBRARY.functions.keep(*pointers, spans.places_N4.data_ptr(), len(spans.places_N4), *x_RKE.shape[1:])
+    _call("keep", *pointers, spans.places_N4.data_ptr(), len(spans.places_N4), *x_RKE.shape[1:])
+
+
+def add(x_RX: Tensor, y: Tensor) -> Tensor:
+    """The sum of rows, or of all of them and one [X]."""
+    x_RX, y = x_RX.contiguous(), y.contiguous()
+    out_RX = _floats(*x_RX.shape)
+    rows, width = x_RX.shape
+    _call("add", out_RX.data_ptr(), x_RX.data_ptr(), y.data_ptr(), width if y.dim() == 2 else 0, rows, width)
+    return out_RX
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scaled: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -204,7 +216,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scaled: bool = False) -> 
     scale = _floats(*x.shape[:-1], 1) if scaled else None
     rows, heads, *strides = _layout(x)
     pointer = None if scale is None else scale.data_ptr()
-    _LIBRARY.functions.rms_norm(out.data_ptr(), pointer, x.data_ptr(), *strides, weight.data_ptr(), rows, heads, x.shape[-1], eps)
+    _call("rms_norm", out.data_ptr(), pointer, x.data_ptr(), *strides, weight.data_ptr(), rows, heads, x.shape[-1], eps)
     return out, scale
 
 
@@ -214,7 +226,7 @@ def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor) ->
     grad_x = _floats(*x.shape)
     rows, heads, *strides = _layout(x)
     pointers = grad_x.data_ptr(), grad.data_ptr(), x.data_ptr(), *strides, weight.data_ptr(), scale.data_ptr()
-    _LIBRARY.functions.rms_norm_backward(*pointers, rows, heads, x.shape[-1])
+    _call("rms_norm_backward", *pointers, rows, heads, x.shape[-1])
     return grad_x
 
 
@@ -226,7 +238,7 @@ def rotate(x_RNE: Tensor, cos_R1H: Tensor, sin_R1H: Tensor, *, back: bool = Fals
     out_RNE = _floats(*x_RNE.shape)
     rows, heads, *strides = _layout(x_RNE)
     pointers = out_RNE.data_ptr(), x_RNE.data_ptr(), *strides, cos_R1H.data_ptr(), sin_R1H.data_ptr()
-    _LIBRARY.functions.rotate(*pointers, -1.0 if back else 1.0, rows, heads, x_RNE.shape[-1])
+    _call("rotate", *pointers, -1.0 if back else 1.0, rows, heads, x_RNE.shape[-1])
     return out_RNE
 
 
@@ -234,7 +246,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """`silu(gate) * up` of the halves of the last dimension."""
     gate_up = gate_up.contiguous()
     out = _floats(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
-    _LIBRARY.functions.swiglu(out.data_ptr(), gate_up.data_ptr(), _count(out), out.shape[-1])
+    _call("swiglu", out.data_ptr(), gate_up.data_ptr(), _count(out), out.shape[-1])
     return out
 
 
@@ -242,7 +254,7 @@ def swiglu_backward(grad: Tensor, gate_up: Tensor) -> Tensor:
     """What reaches `gate_up`."""
     grad, gate_up = grad.contiguous(), gate_up.contiguous()
     grad_gate_up = _floats(*gate_up.shape)
-    _LIBRARY.functions.swiglu_backward(grad_gate_up.data_ptr(), grad.data_ptr(), gate_up.data_ptr(), _count(grad), grad.shape[-1])
+    _call("swiglu_backward", grad_gate_up.data_ptr(), grad.data_ptr(), gate_up.data_ptr(), _count(grad), grad.shape[-1])
     return grad_gate_up
 
 
@@ -250,7 +262,7 @@ def logsumexp(x_RV: Tensor) -> Tensor:
     """Of every row [R]."""
     x_RV = x_RV.contiguous()
     out_R = _floats(len(x_RV))
-    _LIBRARY.functions.logsumexp(out_R.data_ptr(), x_RV.data_ptr(), *x_RV.shape)
+    _call("logsumexp", out_R.data_ptr(), x_RV.data_ptr(), *x_RV.shape)
     return out_R
 
 
@@ -258,7 +270,7 @@ def softmax_gradient(x_RV: Tensor, mass_R: Tensor) -> Tensor:
     """`-softmax(x) * mass`."""
     x_RV, mass_R = x_RV.contiguous(), mass_R.contiguous()
     out_RV = _floats(*x_RV.shape)
-    _LIBRARY.functions.softmax_gradient(out_RV.data_ptr(), x_RV.data_ptr(), mass_R.data_ptr(), *x_RV.shape)
+    _call("softmax_gradient", out_RV.data_ptr(), x_RV.data_ptr(), mass_R.data_ptr(), *x_RV.shape)
     return out_RV
 
 
@@ -267,9 +279,7 @@ def invert(logs_BV: npt.NDArray[np.float32], numbers_Bk: npt.NDArray[np.float64]
     logs_BV, numbers_Bk = np.ascontiguousarray(logs_BV, np.float32), np.ascontiguousarray(numbers_Bk, np.float64)
     found_Bk = np.empty(numbers_Bk.shape, np.int64)
     sums = np.empty((len(logs_BV), -(-logs_BV.shape[1] // _BLOCK)))
-    _LIBRARY.functions.invert(
-        found_Bk.ctypes.data, logs_BV.ctypes.data, numbers_Bk.ctypes.data, sums.ctypes.data, *logs_BV.shape, numbers_Bk.shape[1]
-    )
+    _call("invert", found_Bk.ctypes.data, logs_BV.ctypes.data, numbers_Bk.ctypes.data, sums.ctypes.data, *logs_BV.shape, numbers_Bk.shape[1])
     return found_Bk
 
 
@@ -281,12 +291,29 @@ def draw(
     found_B = np.empty(len(logits_BV), np.int64)
     sums = np.empty((len(logits_BV), -(-logits_BV.shape[1] // _BLOCK)))
     arrays = found_B, logits_BV, seeds_B, positions_B, samples_B, sums
-    _LIBRARY.functions.draw(*(array.ctypes.data for array in arrays), *logits_BV.shape)
+    _call("draw", *(array.ctypes.data for array in arrays), *logits_BV.shape)
     return found_B
+
+
+def _call(kernel: str, *arguments: Any) -> None:
+    """A kernel, which goes into the program that is recorded, or has no place in one."""
+    if (recorder := current_recorder()) is not None:
+        if (address := _LIBRARY.address(f"call_{kernel}")) is None:
+            recorder.refuse(kernel)
+        else:
+            recorder.add(address, arguments)
+    getattr(_LIBRARY.functions, kernel)(*arguments)
+
+
+def run(words: int, calls: int) -> None:
+    """A program (`program.Program`)."""
+    _LIBRARY.functions.run(words, calls)
 
 
 def _floats(*shape: int, zeros: bool = False) -> Tensor:
     """Room for an answer, whatever the process that we are part of takes for its default dtype and device."""
+    if not zeros and (recorder := current_recorder()) is not None:
+        return recorder.floats(shape)
     return (torch.zeros if zeros else torch.empty)(shape, dtype=torch.float32, device="cpu")
 
 
@@ -298,7 +325,13 @@ def _rows(x: Tensor) -> Tensor:
 def _strides(storage: Tensor) -> Any:
     """Floats from slot to slot, from head to head and from place to place; of packed rows a slot begins at each, and its places are rows."""
     strides = storage.stride()
-    return (_I * 3)(strides[0], strides[1], strides[2] if storage.dim() == 4 else strides[0])
+    return _integers((strides[0], strides[1], strides[2] if storage.dim() == 4 else strides[0]))
+
+
+def _integers(numbers: Iterable[int]) -> Any:
+    """What a kernel reads at an address; programs keep it."""
+    own = tuple(numbers)
+    return (_I * len(own))(*own)
 
 
 def _vectors(x: Tensor) -> Tensor:

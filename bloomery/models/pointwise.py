@@ -35,6 +35,11 @@ def unit_norm(x: Tensor, eps: float) -> Tensor:
     return (wide * _scale(wide, eps)).to(x.dtype)
 
 
+def add(x_RX: Tensor, y: Tensor) -> Tensor:
+    """The sum of rows, or of all of them and one."""
+    return native.add(x_RX, y) if not torch.is_grad_enabled() and native.available(x_RX, y) else x_RX + y
+
+
 def rotate(x_RNE: Tensor, cos_R1H: Tensor, sin_R1H: Tensor) -> Tensor:
     """Rotary embedding in the half-split layout of the Llama-like families; cosines and sines cover half the head (H = E / 2)."""
     if torch.is_grad_enabled():

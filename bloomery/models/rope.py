@@ -1,17 +1,20 @@
 """Rotary position embedding with the scalings of the supported families (default, linear, llama3, yarn, proportional), or none.
 
 Formulas: RoFormer (arXiv 2104.09864), YaRN (arXiv 2309.00071), and the Llama 3.1 model card's frequency smoothing. Shapes: R rows, N heads, E head
-dimension, H pairs of dimensions that turn together.
+dimension, H pairs of dimensions that turn together, P positions of a table.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bloomery.models.config import RopeConfig
 from bloomery.models.pointwise import rotate
+
+_TABLE_PART: Final = 1024
+"""Positions."""
 
 
 class Rotation(NamedTuple):
@@ -64,14 +67,29 @@ class Rope:
             self._magnitude = _yarn_magnitude(rope.scaling)
         elif rope.kind == "proportional":
             self._frequencies = _proportional(base_H, rope.scaling)
+        self._table = base_H.new_zeros(0, len(base_H)), base_H.new_zeros(0, len(base_H))
+        """Cosines and sines of the first positions."""
         self._beta, self._original = rope.query_beta, rope.scaling["original_max_position_embeddings"]
         self._interleaved, self._still = rope.interleaved, rope.kind == "none"
 
     def __call__(self, positions_R: Tensor, dtype: torch.dtype) -> Rotation:
         """The rotation at these positions."""
+        cos_RH, sin_RH = self._known(positions_R) if positions_R.is_cpu else self._turns(positions_R)
+        scale_R11 = self._query_scale(positions_R, dtype)
+        return Rotation(cos_RH.to(dtype)[:, None], sin_RH.to(dtype)[:, None], scale_R11, self._interleaved, self._still)
+
+    def _known(self, positions_R: Tensor) -> tuple[Tensor, Tensor]:
+        """From a table, which grows by whole parts that are computed alone, so that a position has the same bits in every table."""
+        wanted, known = int(positions_R.max()) // _TABLE_PART + 1 if len(positions_R) else 0, len(self._table[0]) // _TABLE_PART
+        if wanted > known:
+            parts = [self._turns(torch.arange(part * _TABLE_PART, (part + 1) * _TABLE_PART)) for part in range(known, max(wanted, 2 * known))]
+            self._table = (torch.cat([self._table[0], *(cos for cos, _ in parts)]), torch.cat([self._table[1], *(sin for _, sin in parts)]))
+        cos_PH, sin_PH = self._table
+        return cos_PH.index_select(0, positions_R), sin_PH.index_select(0, positions_R)
+
+    def _turns(self, positions_R: Tensor) -> tuple[Tensor, Tensor]:
         angles_RH = positions_R.float()[:, None] * self._frequencies.to(positions_R.device)[None]
-        cos, sin = angles_RH.cos() * self._magnitude, angles_RH.sin() * self._magnitude
-        return Rotation(cos.to(dtype)[:, None], sin.to(dtype)[:, None], self._query_scale(positions_R, dtype), self._interleaved, self._still)
+        return angles_RH.cos() * self._magnitude, angles_RH.sin() * self._magnitude
 
     def _query_scale(self, positions_R: Tensor, dtype: torch.dtype) -> Tensor | None:
         if not self._beta:

@@ -145,7 +145,7 @@ def _trunk(decoder: Decoder, places: Sequence[_Place], routing: Routing) -> Trun
     attention = PackedAttention(lengths, exact=exact, device=decoder.device)
     tokens_R = torch.cat([place.packed.tokens_R for place in places])
     positions_R = torch.cat([place.packed.positions_R for place in places])
-    return decoder.trunk(tokens_R, positions_R, attention, _segments(places), routing)
+    return decoder.trunk(decoder.inputs(tokens_R, positions_R), attention, _segments(places), routing)
 
 
 def _segments(places: Sequence[_Place]) -> AdapterRows:

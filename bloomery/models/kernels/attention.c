@@ -9,6 +9,7 @@
 
 #include <omp.h>
 
+#include "call.h"
 #include "lanes.h"
 
 #ifndef TOGETHER
@@ -176,18 +177,24 @@ static void attend_together(query *of, int64_t queries, const float *keys, int64
 
 /* Every token of the spans attends to its sequence up to itself, or to the last `window` places of it; `logs` [rows, heads] gets the logarithms of
    the sums of exponentials, and may be NULL. `scratch` has `threads` times TOGETHER queries, or those of one group where they are more, each with
-   `room` scores, of the longest sequence in whole groups of lanes, and `dim` floats. */
+   scores of the longest sequence in whole groups of lanes, and `dim` floats. */
 void attend(
     float *out, float *logs, const float *q, int64_t q_row, int64_t q_head, const float *keys, const int64_t *key_strides, const float *values,
     const int64_t *value_strides, const int64_t *spans, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim, int64_t window, float *scratch,
-    int64_t threads, int64_t room, int64_t work) {
+    int64_t threads) {
     const float scale = 1.0f / __builtin_sqrtf((float)dim);
     const span *of = (const span *)spans;
     const strides k = *(const strides *)key_strides, v = *(const strides *)value_strides;
     const int64_t group = heads / kv_heads, tokens = group >= TOGETHER ? 1 : TOGETHER / group, most = tokens * group;
-    int64_t blocks = 0;
-    for (int64_t each = 0; each < count; each++) blocks += (of[each].count + tokens - 1) / tokens;
-#pragma omp parallel num_threads(threads) if (work > ALONE)
+    int64_t blocks = 0, longest = 0, pairs = 0;
+    for (int64_t each = 0; each < count; each++) {
+        const int64_t stop = of[each].start + of[each].count;
+        blocks += (of[each].count + tokens - 1) / tokens;
+        longest = MAX(longest, stop);
+        pairs += stop * of[each].count;
+    }
+    const int64_t room = (longest + LANES - 1) / LANES * LANES;
+#pragma omp parallel num_threads(threads) if (pairs * heads * dim > ALONE)
     {
         float *own = scratch + omp_get_thread_num() * most * (room + dim);
         query queries[most];
@@ -222,3 +229,6 @@ void keep(float *to, const int64_t *to_strides, const float *x, int64_t x_row, i
                        dim * sizeof(float));
     }
 }
+
+CALL(attend, P(0), P(1), P(2), I(3), I(4), P(5), P(6), P(7), P(8), P(9), I(10), I(11), I(12), I(13), I(14), P(15), I(16))
+CALL(keep, P(0), P(1), P(2), I(3), I(4), P(5), I(6), I(7), I(8))

@@ -3,6 +3,7 @@
    Rows of `x` are `row_stride` floats apart, their heads `head_stride`, and a head is `dim` floats in a row; what is written is contiguous.
    Formulas: RMSNorm (arXiv 1910.07467), RoFormer (arXiv 2104.09864), SwiGLU (arXiv 2002.05202). */
 
+#include "call.h"
 #include "lanes.h"
 
 #define ROWS _Pragma("omp parallel for schedule(static) if (rows > 1 && rows * width > ALONE)") for (int64_t row = 0; row < rows; row++)
@@ -33,6 +34,11 @@ void rms_norm(
         ALONG(dim) SET(to, (GET(own) * factor) * GET(weight));
         if (scale) scale[row * heads + head] = factor;
     }
+}
+
+/* out = x + y; rows of `y` are `y_row` floats apart, which may be none. */
+void add(float *out, const float *x, const float *y, int64_t y_row, int64_t rows, int64_t width) {
+    ROWS ALONG(width) SET(out + row * width, GET(x + row * width) + GET(y + row * y_row));
 }
 
 /* grad_x = scale * g - x * scale^3 * mean(g * x), g = grad * weight. */
@@ -215,3 +221,8 @@ void draw(
         out[row] = found_at(uniform(seeds[row], positions[row], samples[row]), sums + row * blocks, whole, &own);
     }
 }
+
+CALL(rms_norm, P(0), P(1), P(2), I(3), I(4), P(5), I(6), I(7), I(8), F(9))
+CALL(add, P(0), P(1), P(2), I(3), I(4), I(5))
+CALL(rotate, P(0), P(1), I(2), I(3), P(4), P(5), F(6), I(7), I(8), I(9))
+CALL(swiglu, P(0), P(1), I(2), I(3))

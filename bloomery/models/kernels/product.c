@@ -11,6 +11,7 @@
 #include <immintrin.h>
 #endif
 
+#include "call.h"
 #include "lanes.h"
 
 #ifndef PANEL
@@ -210,3 +211,6 @@ void add_updates(
                      of->rank, 1);
     }
 }
+
+CALL(product, P(0), I(1), P(2), I(3), P(4), I(5), I(6), I(7), I(8), I(9), I(10))
+CALL(add_updates, P(0), I(1), P(2), I(3), P(4), I(5), I(6), I(7), I(8), I(9))

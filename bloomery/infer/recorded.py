@@ -1,0 +1,111 @@
+"""Decode steps that are computed by programs (`models/program`): recorded when one comes a second time, and computed again in one call.
+
+Steps are alike that have as many rows, the same weights for the same rows, and their keys and values in the same memory; tokens, positions and the
+slots of the rows change from step to step, and are put where the program looks. Where a model is small a step takes as long between its kernels as in
+them; a program has nothing between them, and the same bits, for it is made of the same calls.
+Shapes: R rows, D hidden.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any, Final, NamedTuple
+from weakref import ReferenceType, WeakSet, ref
+
+import torch
+from torch import Tensor
+
+from bloomery.infer.attention import StepAttention
+from bloomery.models import native
+from bloomery.models.adapters import AdapterRows
+from bloomery.models.decoder import Decoder, Inputs
+from bloomery.models.program import Program, Recorder, Workspace
+
+log = logging.getLogger(__name__)
+
+MAX_KEPT: Final = 256
+"""Programs, and steps that might come again: of every number of rows, under some compositions of adapters."""
+
+
+class _Recorded(NamedTuple):
+    """A program, what it reads anew each time, and where it leaves the hidden states."""
+
+    program: Program
+    inputs: Inputs
+    spans: native.Spans
+    hidden_RD: Tensor
+    weights: tuple[ReferenceType[Any], ...]
+    """The decoder and adapters whose memory the program names; it keeps none of them alive."""
+
+    def is_of(self, weights: tuple[object, ...]) -> bool:
+        """And not of others that had the same place."""
+        return all(old() is new for old, new in zip(self.weights, weights, strict=True))
+
+    def again(self, inputs: Inputs, spans: native.Spans) -> Tensor:
+        """With other tokens."""
+        for own, new in zip(_tensors(self.inputs), _tensors(inputs), strict=True):
+            own.copy_(new)
+        self.spans.places_N4.copy_(spans.places_N4)
+        self.program.run(native.run)
+        return self.hidden_RD
+
+
+class RecordedSteps:
+    """The programs of one sampler, whose steps come one after the other."""
+
+    def __init__(self) -> None:
+        self.replayed = 0
+        """Steps that programs computed."""
+        self._workspace = Workspace()
+        self._kept: OrderedDict[Hashable, _Recorded | None] = OrderedDict()
+        """None: a step that came once. The longest unused first."""
+        self._unrecordable: WeakSet[Decoder] = WeakSet()
+        """Models that compute something without kernels of ours."""
+
+    def forget(self) -> None:
+        """Let go of all of them."""
+        self._kept.clear()
+        self._workspace = Workspace()
+
+    def hidden(self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: StepAttention, adapters: AdapterRows) -> Tensor:
+        """Hidden states [R, D] of a step, until the next one."""
+        padded = attention.spans.tokens < len(tokens_R)
+        if padded or not decoder.recordable or decoder in self._unrecordable or not native.multiplies(decoder.embedding):
+            return decoder.hidden(tokens_R, positions_R, attention, adapters)
+        inputs = decoder.inputs(tokens_R, positions_R)
+        weights = decoder, *(adapter for adapter, _, _ in adapters.segments if adapter is not None)
+        segments = ((start, stop, adapter is None) for adapter, start, stop in adapters.segments)
+        step = (*map(id, weights), *segments, attention.storage, torch.get_num_threads())
+        seen, recorded = step in self._kept, self._kept.pop(step, None)
+        if recorded is not None and recorded.is_of(weights):
+            hidden_RD = recorded.again(inputs, attention.spans)
+            self.replayed += 1
+        elif seen:
+            hidden_RD, recorded = self._record(decoder, inputs, attention, adapters, weights)
+        else:
+            hidden_RD, recorded = decoder.hidden_of(inputs, attention, adapters), None
+        self._kept[step] = recorded
+        while len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+        return hidden_RD
+
+    def _record(
+        self, decoder: Decoder, inputs: Inputs, attention: StepAttention, adapters: AdapterRows, weights: tuple[object, ...]
+    ) -> tuple[Tensor, _Recorded | None]:
+        """Compute it, and write down how."""
+        # As long as sequences can become before they lie somewhere else.
+        spans = attention.spans = attention.spans._replace(longest=attention.storage.places)
+        with Recorder(self._workspace) as recorder:
+            hidden_RD = decoder.hidden_of(inputs, attention, adapters)
+        if recorder.refused is not None:
+            log.info("steps of this model are computed call by call: no program computes %s", recorder.refused)
+            self._unrecordable.add(decoder)
+            return hidden_RD, None
+        return hidden_RD, _Recorded(Program(recorder.calls), inputs, spans, hidden_RD, tuple(map(ref, weights)))
+
+
+def _tensors(inputs: Inputs) -> list[Tensor]:
+    """All that differs from step to step."""
+    x_RD, rotation, full_rotation, extras = inputs
+    given = x_RD, *rotation, *(full_rotation if full_rotation is not rotation else ()), *extras
+    return [each for each in given if isinstance(each, Tensor)]

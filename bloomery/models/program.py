@@ -1,0 +1,134 @@
+"""Programs: the calls of native kernels that computed something once, and compute it again in one call.
+
+A step of a few rows takes less time in its kernels than between them. A `Recorder` is on while the ordinary code computes a step; it writes down each
+call of a kernel with its arguments, and hands out the memory of what comes of it, which stays where it is. So there is no second form of a model that
+could differ from the first: the same kernels get the same numbers from the same places. Whatever else torch computes meanwhile would be missing when
+the program runs, so a recorder refuses (`Recorder.refused`) where it sees torch do more than look at memory in another way.
+"""
+
+import ctypes
+import math
+import struct
+from collections.abc import Callable, Sequence
+from threading import local
+from typing import Any, Final, Self
+from weakref import finalize
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_HEAD_WORDS: Final = 2
+"""Of a call, before its arguments: who is called, and how many words there are."""
+_ALIGNED_FLOATS: Final = 16
+"""As torch places its tensors."""
+_current = local()
+
+
+class Workspace:
+    """Memory for what is computed on the way, taken again when nothing looks at it any more: by what comes next, and by other programs.
+
+    Two programs that share one cannot run at the same time.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[NDArray[np.float32]] = []
+
+    def floats(self, shape: Sequence[int]) -> Tensor:
+        """A tensor with any numbers in it."""
+        count = math.prod(shape)
+        fitting = [place for place, block in enumerate(self._free) if len(block) >= count]
+        block = self._free.pop(min(fitting, key=lambda place: len(self._free[place]))) if fitting else _aligned(count)
+        own = block[:count]
+        tensor = torch.from_numpy(own).view(*shape)
+        # Torch holds the array for as long as any view of the tensor is held.
+        finalize(own, self._free.append, block)
+        return tensor
+
+
+class Recorder(TorchDispatchMode):
+    """Writes down the calls of kernels that this thread makes inside of it."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._workspace = workspace
+        self.calls: list[tuple[int, Sequence[Any]]] = []
+        """Addresses of what is called (`kernels/call.h`), and its arguments: integers, addresses, floats, and arrays of ctypes."""
+        self.refused: str | None = None
+        """What was computed that programs cannot compute."""
+
+    def __enter__(self) -> Self:
+        _current.recorder = self
+        entered: Self = super().__enter__()  # type: ignore[no-untyped-call]
+        return entered
+
+    def __exit__(self, *reason: object) -> None:
+        _current.recorder = None
+        super().__exit__(*reason)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func._schema.is_mutable or not _memories(result) <= _memories(args):
+            self.refuse(str(func))
+        return result
+
+    def floats(self, shape: Sequence[int]) -> Tensor:
+        """Room for an answer."""
+        return self._workspace.floats(shape)
+
+    def refuse(self, what: str) -> None:
+        """It is about to be computed, and no program can."""
+        self.refused = self.refused or what
+
+    def add(self, address: int, arguments: Sequence[Any]) -> None:
+        """A kernel is about to be called."""
+        self.calls.append((address, arguments))
+
+
+class Program:
+    """Recorded calls. Whoever runs it sees to it that all the memory that they name is still there."""
+
+    def __init__(self, calls: Sequence[tuple[int, Sequence[Any]]]) -> None:
+        # With the arrays among their arguments.
+        self._calls = tuple(calls)
+        self._words = np.array([word for address, arguments in calls for word in _words(address, arguments)], np.int64)
+
+    def run(self, run: Callable[[int, int], None]) -> None:
+        """All of it, by `native.run`."""
+        run(self._words.ctypes.data, len(self._calls))
+
+
+def current_recorder() -> Recorder | None:
+    """Of this thread."""
+    return getattr(_current, "recorder", None)
+
+
+def _aligned(count: int) -> NDArray[np.float32]:
+    memory = np.empty(count + _ALIGNED_FLOATS, np.float32)
+    start = -memory.ctypes.data // memory.itemsize % _ALIGNED_FLOATS
+    return memory[start : start + count]
+
+
+def _memories(found: Any) -> set[int]:
+    """Of all tensors that are there."""
+    return {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(found) if isinstance(leaf, Tensor)}
+
+
+def _words(address: int, arguments: Sequence[Any]) -> list[int]:
+    return [address, _HEAD_WORDS + len(arguments), *map(_word, arguments)]
+
+
+def _word(argument: Any) -> int:
+    match argument:
+        case None:
+            return 0
+        case float():
+            bits: int = struct.unpack("<i", struct.pack("<f", argument))[0]
+            return bits
+        case ctypes.Array():
+            return ctypes.addressof(argument)
+        case _:
+            return int(argument)

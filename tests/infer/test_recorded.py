@@ -1,0 +1,116 @@
+"""Steps that programs compute have the bits of those that are computed call by call, whoever comes, goes, or is given other weights meanwhile."""
+
+import gc
+
+import pytest
+import torch
+
+from bloomery.infer.plan import Limits
+from bloomery.infer.recorded import MAX_KEPT
+from bloomery.infer.sampler import Sampler
+from bloomery.models import native
+from bloomery.models.numerics import Form
+from bloomery.types.generation import Weights
+from tests.infer.builders import Adapters, adapter, answers, drain, generate, naive, prompt, request
+from tests.train.builders import decoder
+
+pytestmark = pytest.mark.skipif(not native.multiplies(torch.empty(0)), reason="no native products here")
+FORM = Form(row_pad=1, packed=True)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return decoder()
+
+
+@pytest.fixture(scope="module")
+def adapters(model):
+    return {f"v{seed}": adapter(model, seed) for seed in range(3)}
+
+
+def sampler(model, adapters=None, limits=None, form=FORM):
+    return Sampler(model, Adapters(model, adapters), limits, form=form)
+
+
+def replayed(engine: Sampler) -> int:
+    return engine._runner._recorded.replayed
+
+
+def as_naive(model, adapters, each, answer):
+    tokens, logprobs = naive(model, each.prompt.numpy().tolist(), each.params, adapters.get(each.weights.version))
+    return (answer.tokens, answer.logprobs) == ({0: tokens}, {0: logprobs})
+
+
+def test_many_tenants_that_come_and_go_get_the_bits_of_whole_forwards(model, adapters):
+    versions = ("base", "v0", "v1", "v2", "v0")
+    requests = [request(f"r{n}", prompt(5 + 7 * n), version=versions[n % 5], seed=n, max_tokens=9 + 4 * n) for n in range(8)]
+    engine = sampler(model, adapters)
+    together = generate(engine, *requests)
+    assert replayed(engine) > 10
+    assert all(as_naive(model, adapters, each, together[each.request_id]) for each in requests)
+
+
+def test_a_longer_sequence_than_the_cache_had_room_for_moves_it_and_goes_on(model):
+    engine = sampler(model)
+    each = request("long", prompt(500), max_tokens=40)
+    assert as_naive(model, {}, each, generate(engine, each)["long"])
+    assert replayed(engine) > 20
+
+
+def test_preempted_and_forked_samples_too(model, adapters):
+    requests = [request("group", prompt(450), version="v1", num_samples=5, max_tokens=60, seed=4), request("other", prompt(30), max_tokens=60)]
+    engine = sampler(model, adapters, Limits(slots=4, token_budget=64))
+    plain = sampler(model, adapters, Limits(slots=4, token_budget=64), Form())
+    assert generate(engine, *requests)["group"].told == generate(plain, *requests)["group"].told
+    assert replayed(engine) > 20
+    assert replayed(plain) == 0
+
+
+def test_weights_that_are_gone_leave_no_program_to_those_that_take_their_place(model):
+    """With room for one version each is loaded anew, and Python gives the new object the old one's place."""
+    first, second = adapter(model, 1), adapter(model, 2)
+
+    class Loading(Adapters):
+        def load(self, weights: Weights):
+            found = super().load(weights)
+            return found if found.adapter is None else found._replace(adapter=found.adapter.copy())
+
+    engine = Sampler(model, Loading(model, {"v1": first, "v2": second}), form=FORM, versions_in_memory=1)
+    for turn in range(4):
+        for version, own in (("v1", first), ("v2", second)):
+            each = request(f"{version}-{turn}", prompt(11), version=version, max_tokens=6)
+            assert as_naive(model, {version: own}, each, generate(engine, each)[each.request_id])
+            gc.collect()
+
+
+def test_another_number_of_threads_is_another_program(model):
+    engine, before = sampler(model), torch.get_num_threads()
+    each = request("r", prompt(12), max_tokens=30)
+    engine.submit(each)
+    events = []
+    try:
+        while engine.busy:
+            torch.set_num_threads(1 + len(events) // 6 % 2)
+            events += engine.step()
+    finally:
+        torch.set_num_threads(before)
+    assert as_naive(model, {}, each, answers(events)["r"])
+    assert replayed(engine) > 10
+
+
+@pytest.mark.parametrize("build", [lambda: decoder(experts=True), lambda: decoder(dtype=torch.bfloat16)], ids=["experts", "bfloat16"])
+def test_what_has_no_kernels_of_ours_is_computed_call_by_call(build):
+    engine = Sampler(build(), Adapters(build()), form=Form(row_pad=1))
+    assert len(generate(engine, request("r", prompt(12), max_tokens=8))["r"].tokens[0]) == 8
+    assert replayed(engine) == 0
+
+
+def test_few_are_kept_and_none_when_all_is_forgotten(model):
+    engine = sampler(model)
+    kept = engine._runner._recorded._kept
+    for count in range(1, 5):
+        generate(engine, request(f"r{count}", prompt(9), num_samples=count, max_tokens=4))
+    assert 4 <= len(kept) <= MAX_KEPT
+    engine.forget_all()
+    assert not kept
+    assert drain(engine) == []

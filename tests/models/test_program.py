@@ -1,0 +1,138 @@
+"""Programs compute again what a recorder saw kernels compute, and a recorder refuses what it saw anybody else compute."""
+
+import gc
+import threading
+
+import pytest
+import torch
+
+from bloomery.models import native
+from bloomery.models.pointwise import add, rms_norm, rotate, swiglu
+from bloomery.models.products import packed, product
+from bloomery.models.program import Program, Recorder, Workspace
+
+pytestmark = pytest.mark.skipif(not native.multiplies(torch.empty(0)), reason="no native products here")
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(autouse=True)
+def inference():
+    with torch.inference_mode():
+        yield
+
+
+class Chain:
+    """Some of everything that a block computes, on views of what it computed before."""
+
+    def __init__(self) -> None:
+        self.first, self.second, self.weight, self.bias = packed(noise(48, 32)), packed(noise(32, 24)), noise(16) + 2.0, noise(48, seed=3)
+        self.a_rI, self.b_Or = noise(32, 16).t(), noise(16, 48).t()
+        self.cos, self.sin = noise(6, 1, 8, seed=4), noise(6, 1, 8, seed=5)
+
+    def __call__(self, x_RI: torch.Tensor) -> torch.Tensor:
+        out_RO = product(x_RI, self.first)
+        native.add_updates(out_RO[2:], x_RI[2:], [(self.a_rI, self.b_Or), (self.a_rI, self.b_Or)])
+        heads_RNE = add(out_RO, self.bias).unflatten(1, (3, 16))
+        turned_RNE = rotate(rms_norm(heads_RNE, self.weight, 1e-6), self.cos, self.sin)
+        return add(x_RI, product(swiglu(turned_RNE.flatten(1)), self.second))
+
+
+def recorded(compute, *inputs):
+    workspace = Workspace()
+    with Recorder(workspace) as recorder:
+        out = compute(*inputs)
+    return recorder, out, workspace
+
+
+def test_a_program_gives_the_same_bits_for_other_numbers_in_the_same_place():
+    chain, x_RI = Chain(), noise(6, 32, seed=1)
+    expected = chain(x_RI)
+    recorder, out, _ = recorded(chain, x_RI)
+    assert recorder.refused is None
+    assert torch.equal(out, expected)
+    program = Program(recorder.calls)
+    for seed in range(2, 5):
+        x_RI.copy_(noise(6, 32, seed=seed))
+        program.run(native.run)
+        assert torch.equal(out, chain(x_RI))
+        assert not torch.equal(out, expected)
+
+
+def test_queries_attend_in_a_program_as_far_as_their_sequences_are_by_then():
+    keys, values, q_RHE = noise(3, 2, 64, 16), noise(3, 2, 64, 16, seed=1), noise(3, 4, 16, seed=2)
+
+    def spans(starts):
+        return native.Spans.of([(row, 2 - row, start, 1) for row, start in enumerate(starts)])
+
+    def attend(own, window=None):
+        native.keep(keys, q_RHE[:, :2], own)
+        return native.attend(q_RHE, keys, values, own, window)[0]
+
+    own = spans([3, 0, 9])._replace(longest=64)
+    recorder, out, _ = recorded(attend, own, 20)
+    program = Program(recorder.calls)
+    for starts in ([4, 1, 10], [63, 40, 0]):
+        own.places_N4.copy_(spans(starts).places_N4)
+        program.run(native.run)
+        assert torch.equal(out, attend(spans(starts), 20))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [lambda x: x * 2, lambda x: x.t().contiguous(), lambda x: x.add_(1), lambda x: torch.zeros(3), lambda x: torch.cat([x, x])],
+    ids=["multiplies", "copies", "adds in place", "fills", "joins"],
+)
+def test_a_recorder_refuses_what_torch_computes(compute):
+    assert recorded(compute, noise(6, 32))[0].refused is not None
+
+
+def test_a_recorder_refuses_kernels_that_programs_do_not_call():
+    plain_OI = noise(48, 32)
+    assert recorded(lambda x: native.product_unpacked(x, plain_OI), noise(6, 32))[0].refused == "product_unpacked"
+    assert recorded(native.logsumexp, noise(6, 32))[0].refused == "logsumexp"
+
+
+def test_looking_at_memory_in_another_way_is_not_computing():
+    recorder, *_ = recorded(lambda x: x[1:].unflatten(1, (2, 16)).split([1, 1], 1)[0].flatten(1).transpose(0, 1), noise(6, 32))
+    assert recorder.refused is None
+    assert not recorder.calls
+
+
+def test_memory_is_handed_out_again_when_nobody_looks_at_it_any_more():
+    workspace = Workspace()
+    first = workspace.floats((4, 8))
+    view, place = first[1:].t(), first.data_ptr()
+    del first
+    gc.collect()
+    second = workspace.floats((4, 8))
+    assert second.data_ptr() != place
+    del view
+    gc.collect()
+    assert workspace.floats((2, 8)).data_ptr() == place
+    assert place % 64 == second.data_ptr() % 64 == 0
+
+
+def test_what_other_threads_compute_meanwhile_is_not_recorded():
+    chain, x_RI = Chain(), noise(6, 32)
+    elsewhere = threading.Thread(target=lambda: chain(x_RI.clone()))
+    with Recorder(Workspace()) as recorder:
+        elsewhere.start()
+        elsewhere.join()
+    assert not recorder.calls
+    assert recorder.refused is None
+
+
+def test_a_recorder_is_over_when_what_it_watched_breaks():
+    def broken(x_RI):
+        product(x_RI, packed(noise(8, 32)))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        recorded(broken, noise(6, 32))
+    with Recorder(Workspace()) as recorder:
+        pass
+    Chain()(noise(6, 32))
+    assert not recorder.calls
