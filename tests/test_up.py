@@ -89,7 +89,7 @@ def test_status_shows_processes_and_where_they_answer(server: LiveServer) -> Non
 
 def states(said: str) -> dict[str, str]:
     """What `bloomery status` says of each process, without its id and its restarts."""
-    return {line.split()[0]: " ".join(line.split()[3:-2]) for line in said.splitlines()[1:]}
+    return {line.split()[0]: " ".join(line.partition("  restarts ")[0].split()[3:]) for line in said.splitlines()[1:]}
 
 
 def test_status_says_which_process_restarts_and_since_when(server: LiveServer) -> None:
@@ -107,6 +107,7 @@ def test_status_says_which_process_restarts_and_since_when(server: LiveServer) -
     assert states(done.stdout)["api"] == "ready"
     state, _, since = states(done.stdout)["engine-small"].partition(" since ")
     assert state == "restarting"
+    assert [line.partition("  was ")[2] for line in done.stdout.splitlines()[1:]] == ["killed by SIGKILL", ""]
     assert died - timedelta(seconds=1) <= datetime.fromisoformat(since) <= datetime.now(UTC)
     wait_until(lambda: bloomery("status", "--data-dir", str(server.data_dir)).returncode == 0)
 

@@ -12,6 +12,7 @@ from bloomery.cli.options import DATA_DIR, DataDirOption
 from bloomery.client import Client
 from bloomery.config.data_dir import DataDir
 from bloomery.types.errors import BloomeryError
+from bloomery.types.ids import now_us
 from bloomery.types.resources import Status
 
 _TIMEOUT_S: Final = 5.0
@@ -37,7 +38,8 @@ def status(data_dir: DataDirOption = DATA_DIR) -> None:
     width = max((len(process.name) for process in server.processes), default=0)
     for process in server.processes:
         state = process.state if process.ready else f"{process.state} since {_utc(process.since_us)}"
-        typer.echo(f"{process.name:{width}}  pid {process.pid or '-'}  {state}  restarts {process.restarts}")
+        death = "" if process.ready else _death(process.died, process.next_start_us)
+        typer.echo(f"{process.name:{width}}  pid {process.pid or '-'}  {state}  restarts {process.restarts}{death}")
     if not server.ready:
         raise typer.Exit(1)
     for line in _proved(_data(data_dir), server.holder.url):
@@ -63,6 +65,12 @@ def logs(
     if follow:
         for file, line in control.follow(ends):
             _show(file, line, files)
+
+
+def _death(died: str | None, next_start_us: int | None) -> str:
+    """How the last life of a process ended, and when the next begins."""
+    soon = "" if next_start_us is None else f"; starts again in {max(0, next_start_us - now_us()) / 1e6:.1f} s"
+    return "" if died is None else f"  {died}{soon}"
 
 
 def _proved(data: DataDir, url: str) -> list[str]:

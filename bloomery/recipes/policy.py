@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, Self, get_args
 from bloomery.client import Client, Pending, Sampler, TrainingRun
 from bloomery.recipes.agreement import Held, check_on_policy, promises_bits
 from bloomery.recipes.rollouts import Problem
-from bloomery.types.errors import Conflict, Forbidden, InvalidInput
+from bloomery.types.errors import Conflict, Corrupt, Forbidden, InvalidInput
 from bloomery.types.operations import CheckpointResult, Datum, ForwardBackwardResult, LoadResult, OptimStepResult, SnapshotResult
 
 _OPERATIONS: Final = 3
@@ -215,8 +215,16 @@ class Policy:
         if not metrics.get("logprob_diff:max"):
             return
         exact = self._bits_are_promised()
-        if exact or self._config.agreement == "always":
+        if not exact and self._config.agreement != "always":
+            return
+        try:
             check_on_policy(metrics, cursor.version, "exact" if exact else "plain")
+        except Corrupt as error:
+            rule = "the server promises rollouts with its trainer's bits" if exact else '`agreement="always"` holds them to bars of rounding'
+            raise Corrupt(
+                f"the update of step {cursor.step} is held and nothing of it is learnt, because {rule}: {error.message}. Mend that, or go on all the "
+                'same: the same cursor with `agreement="off"` in the PolicyConfig'
+            ) from error
 
     def _bits_are_promised(self) -> bool:
         try:

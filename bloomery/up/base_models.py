@@ -147,7 +147,7 @@ def gigabytes(size: int) -> str:
 
 def _model_argument(value: str) -> ModelArgument:
     alias, separator, path = value.partition("=")
-    if separator and not Path(value).expanduser().is_dir():
+    if separator and not _expanded(value).is_dir():
         return ModelArgument(_alias(alias), _directory(path))
     if value in SHIPPED:
         return ModelArgument(value, SHIPPED[value])
@@ -162,11 +162,22 @@ def _alias(name: str) -> str:
 
 
 def _directory(value: str) -> Path:
-    path = SHIPPED.get(value) or Path(value).expanduser()
+    ways = f"give {', '.join(SHIPPED)} or a directory that save_pretrained wrote"
+    if not value:
+        raise InvalidInput(f"a model without a directory: {ways}", field="model")
+    path = SHIPPED.get(value) or _expanded(value)
+    if not path.exists():
+        raise NotFound(f"unknown model `{value}`: {ways}", field="model")
     if not path.is_dir():
-        known = ", ".join(SHIPPED)
-        raise NotFound(f"unknown model `{value}`: give {known} or a directory that save_pretrained wrote", field="model")
+        raise InvalidInput(f"{value} is a file: {ways}", field="model")
     return path.resolve()
+
+
+def _expanded(value: str) -> Path:
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise NotFound(f"{value} is in the home of a user whom this machine does not know: give the whole path", field="model") from None
 
 
 def _check_tokenizer(directory: Path, vocab_size: int) -> None:

@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 FIRST_DELAY_S: Final = 0.1
 LONGEST_DELAY_S: Final = 10.0
-LISTENED_DELAY_S: Final = 1.0
-"""The longest for a child that got so far as to listen: something that it was asked for killed it, and all others wait for it."""
+SETTLED_S: Final = 30.0
+"""A child that was ready for so long lives: whatever ends it then has nothing to do with how its lives before ended."""
 MAX_UNREADY_DEATHS: Final = 5
 """A child that dies this often before it listens, or is ready where it listens nowhere, will not get better by itself."""
 
@@ -32,6 +32,7 @@ REPLICA: Final = "replica-"
 ROLLOUTS: Final = "rollouts-"
 """Names of replicas for rollouts do."""
 
+_LONGEST_WORDS: Final = 200
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -63,17 +64,21 @@ class State(StrEnum):
 class Child:
     """A program with its process and its history."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, *, settled_s: float = SETTLED_S) -> None:
+        self.program, self._settled_s = program, settled_s
         self.restarts = 0
-        self.unready_deaths = 0
-        """In a row; being ready once ends the row."""
+        self.short_lives = 0
+        """In a row, counted as they end; one in which it settled ends the row."""
         self.stillbirths = 0
         """Those in a row before it even listened. What kills one that listens came from outside, and an engine's ledger ends that."""
         self.state = State.STARTING
         self.since_us = now_us()
         """When `state` began."""
+        self.died: str | None = None
+        """How its last life ended, once one did."""
         self._begun = False
+        self._ready_at_s: float | None = None
+        """When this life was ready first."""
         self._process: subprocess.Popen[bytes] | None = None
         self._start_at_s = 0.0
         self._placement = Placement()
@@ -96,7 +101,8 @@ class Child:
     def note_ready(self, ready: bool) -> None:
         """What a look at a living child showed."""
         if ready and not self.ready:
-            self.unready_deaths = self.stillbirths = 0
+            self.stillbirths = 0
+            self._ready_at_s = self._ready_at_s or time.monotonic()
             self._to(State.READY)
             self.put(self._placement)
         elif self.ready and not ready:
@@ -109,7 +115,7 @@ class Child:
 
     def start(self) -> None:
         """Begin a life."""
-        program, self._begun = self.program, True
+        program, self._begun, self._ready_at_s = self.program, True, None
         if program.socket:
             program.socket.unlink(missing_ok=True)
         with program.log.open("ab") as said:
@@ -147,13 +153,25 @@ class Child:
             return None
         listened = self.program.socket is not None and self.program.socket.exists()
         if not self.ready:
-            self.unready_deaths += 1
             self.stillbirths = 0 if listened else self.stillbirths + 1
-        delay_s = restart_delay_s(self.unready_deaths)
-        self._start_at_s = time.monotonic() + (min(delay_s, LISTENED_DELAY_S) if listened else delay_s)
+        self.died = describe_exit(status) + (f": {words}" if (words := self.last_words(status)) else "")
+        now_s = time.monotonic()
+        if self._ready_at_s is not None and now_s - self._ready_at_s >= self._settled_s:
+            self.short_lives = 0
+        self._start_at_s = now_s + restart_delay_s(self.short_lives)
+        self.short_lives += 1
         self._process = None
         self._to(State.RESTARTING)
         return status
+
+    @property
+    def starts_in_s(self) -> float | None:
+        """Until its next life begins; None while it lives, and before its first."""
+        return max(0.0, self._start_at_s - time.monotonic()) if self._begun and self._process is None else None
+
+    def last_words(self, status: int) -> str:
+        """Those of a process that ended so, as far as it had any."""
+        return "" if status == -signal.SIGKILL else self.log_tail(1)[:_LONGEST_WORDS]
 
     def start_when_due(self) -> bool:
         """Begin the next life if there is none and its time has come."""
@@ -163,7 +181,8 @@ class Child:
             self.start()
         except OSError as error:
             # No memory or no process may be had just now.
-            log.warning("%s cannot be started: %s", self.name, error)
+            log.warning("%s cannot be started, and is tried again in %.0f s: %s", self.name, LONGEST_DELAY_S, error)
+            self.died = f"cannot be started: {error}"
             self._start_at_s = time.monotonic() + LONGEST_DELAY_S
             return False
         self.restarts += 1
@@ -197,9 +216,10 @@ class Child:
         return "\n".join(text.splitlines()[-lines:])
 
 
-def restart_delay_s(unready_deaths: int) -> float:
-    """At once after a healthy life, twice as long after every stillbirth."""
-    return min(FIRST_DELAY_S * 2.0**unready_deaths, LONGEST_DELAY_S)
+def restart_delay_s(short_lives: int) -> float:
+    """At once after a life that was no short one, twice as long after each that was."""
+    # Past a thousand in a row the power is no float.
+    return min(FIRST_DELAY_S * 2.0 ** min(short_lives, 100), LONGEST_DELAY_S)
 
 
 def describe_exit(status: int) -> str:

@@ -22,13 +22,18 @@ _TAIL_BYTES: Final = 256 << 10
 
 
 class Process(NamedTuple):
-    """One child of the supervisor; `pid` is None between two lives, `since_us` is when its state began."""
+    """One child of the supervisor; `pid` is None between two lives, `since_us` is when its state began.
+
+    `died` says how its last life ended, None of one in its first; `next_start_us` is when the next begins, None while it lives.
+    """
 
     name: str
     pid: int | None
     restarts: int
     state: str
     since_us: int
+    died: str | None = None
+    next_start_us: int | None = None
 
     @property
     def ready(self) -> bool:

@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from bloomery.types.errors import WorkerError
+from bloomery.types.ids import now_us
 from bloomery.up.children import Child, State, describe_exit
 from bloomery.up.cores import Placement
 from bloomery.up.health import Health
@@ -78,7 +79,7 @@ class Supervisor:
             if not self._stopping:
                 on_ready()
             while not self._stopping:
-                self._wait_for_event(_TICK_S * 5)
+                self._wait_for_event(min([_TICK_S * 5, *(left for child in self._children if (left := child.starts_in_s) is not None)]))
                 self._look()
         finally:
             self._stop()
@@ -124,19 +125,22 @@ class Supervisor:
         changed = False
         for child in self._children:
             if (status := child.reap()) is not None:
-                self._mourn(child, describe_exit(status))
+                self._mourn(child, status)
                 changed = True
             if child.start_when_due():
                 log.info("%s runs again as process %s", child.name, child.pid)
                 changed = True
         return changed
 
-    def _mourn(self, child: Child, how: str) -> None:
-        log.warning("%s %s", child.name, how)
+    def _mourn(self, child: Child, status: int) -> None:
+        how, waits_s = describe_exit(status), child.starts_in_s or 0.0
+        log.warning("%s %s", child.name, child.died)
         # Training goes on without a replica that cannot start, and who asks it for an answer is told.
         if child.hopeless and child in self._needed and not (self._was_ready and self._only_samples(child)):
             raise WorkerError(f"{child.name} {how}, {child.stillbirths} times without becoming ready; {_end_of_log(child)}")
-        self._say(f"{child.name} {how}; starting it again")
+        words = f"; its log ends: {said}" if (said := child.last_words(status)) else ""
+        log.info("%s starts again in %.1f s", child.name, waits_s)
+        self._say(f"{child.name} {how}; starting it again in {waits_s:.1f} s{words}")
 
     def _note_health(self) -> bool:
         health = self._ask()
@@ -217,9 +221,22 @@ class Supervisor:
 
     def _replace_state(self) -> None:
         fresh = self._state_file.with_name(self._state_file.name + ".new")
-        rows = [{"name": c.name, "pid": c.pid, "restarts": c.restarts, "state": c.state, "since_us": c.since_us} for c in self._children]
-        fresh.write_text(json.dumps({"children": rows}))
+        fresh.write_text(json.dumps({"children": [_row(child) for child in self._children]}))
         fresh.replace(self._state_file)
+
+
+def _row(child: Child) -> dict[str, object]:
+    """What `control.Process` reads."""
+    left_s = child.starts_in_s
+    return {
+        "name": child.name,
+        "pid": child.pid,
+        "restarts": child.restarts,
+        "state": child.state,
+        "since_us": child.since_us,
+        "died": child.died,
+        "next_start_us": None if left_s is None else now_us() + int(left_s * 1e6),
+    }
 
 
 def _end_of_log(child: Child) -> str:

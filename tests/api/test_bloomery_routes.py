@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from bloomery.types.operations import AdamParams, Failed, ForwardBackward, ForwardBackwardResult, OptimStep, Result, SaveCheckpoint, SnapshotResult
 from bloomery.types.wire import encode
@@ -14,6 +15,7 @@ from tests.services.fake_engine import BASE
 from tests.services.runs_stage import forward_backward, until
 from tests.services.stage import chat
 
+STEP = OptimStep(adam=AdamParams(learning_rate=1e-3))
 MSGPACK = {"content-type": "application/msgpack"}
 _results: msgspec.msgpack.Decoder[Result] = msgspec.msgpack.Decoder(Result)
 
@@ -70,6 +72,41 @@ def test_what_is_wrong_with_an_operation_is_told_by_the_names_of_this_contract(s
     unsaved = server.http.post(f"/api/v1/runs/{run}/operations/1/load", json={"run_id": run, "name": "never"})
     told = [(answer.status_code, answer.json()["error"]["field"]) for answer in (ahead, unknown, unsaved)]
     assert told == [(400, "seq"), (404, "seq"), (404, "name")]
+
+
+def test_another_operation_under_a_number_that_is_taken_is_refused(server: Server) -> None:
+    run, there = new_run(server), new_run(server)
+    ok(server, "POST", f"/runs/{run}/operations/1/checkpoint", {"name": "end"})
+    result(server, run, 1)
+
+    def submit(seq: int, operation: Any) -> Any:
+        return server.http.post(f"/api/v1/runs/{there}/operations/{seq}", content=encode(operation), headers=MSGPACK)
+
+    def save(seq: int, verb: str, body: dict[str, Any]) -> Any:
+        return server.http.post(f"/api/v1/runs/{there}/operations/{seq}/{verb}", json=body)
+
+    attempts = [
+        (lambda: save(1, "load", {"run_id": run, "name": "end"}), lambda: save(1, "load", {"run_id": run, "name": "end", "optimizer": True})),
+        (lambda: submit(2, STEP), lambda: submit(2, {"type": "optim_step", "adam": {"learning_rate": 1e-3}})),
+        (lambda: submit(3, forward_backward()), lambda: submit(3, forward_backward())),
+        (lambda: save(4, "checkpoint", {"name": "a"}), lambda: save(4, "checkpoint", {"name": "a"})),
+        (lambda: save(5, "snapshot", {}), lambda: save(5, "snapshot", {"name": None})),
+    ]
+    others = [
+        lambda: save(1, "load", {"run_id": run, "name": "end", "optimizer": False}),
+        lambda: submit(2, OptimStep(adam=AdamParams(learning_rate=2e-3))),
+        lambda: submit(3, structs.replace(forward_backward(), backward=False)),
+        lambda: save(4, "snapshot", {"name": "a"}),
+        lambda: save(5, "snapshot", {"name": "a"}),
+    ]
+    for seq, ((first, again), other) in enumerate(zip(attempts, others, strict=True), start=1):
+        assert (first().status_code, again().status_code) == (202, 202)
+        for finished in (False, True):
+            error = other().json()["error"]
+            assert (other().status_code, error["code"], error["field"]) == (409, "conflict", "seq")
+            assert error["message"].startswith(f"operation {seq} was submitted before with another body: repeat that body, or give")
+            if not finished:
+                result(server, there, seq)
 
 
 def test_a_run_that_is_asked_for_again_under_its_key_is_the_same_run(server: Server) -> None:

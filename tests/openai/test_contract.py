@@ -212,6 +212,7 @@ def test_a_conversation_goes_on_with_the_answer_it_got(sdk: OpenAI, server: Scri
 
 
 NO_OPS = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "stop": None, "n": None, "temperature": None, "logprobs": None}
+NO_OPS |= {"return_token_ids": False, "guided_json": None, "top_k": -1}
 
 
 def test_values_that_ask_for_nothing_are_no_reason_to_refuse(sdk: OpenAI, server: ScriptedServer) -> None:
@@ -240,13 +241,21 @@ BAD_CHAT = [
     ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages.0.mood", "unknown field"),
     ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages.0.tool_call_id", "not offered"),
     ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.id", "required field"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", "invalid enum value"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", "text alone"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "file"}]}]}, "messages.0.content.1.type", "give parts of"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages.0.content.0.type", "`input_audio` are not offered"),
+    ({"messages": [{"role": "user", "content": [{"type": 7}]}]}, "messages.0.content.0.type", "expected"),
+    ({"return_token_ids": True}, "return_token_ids", "POST /api/v1/samples takes and gives token ids"),
+    ({"guided_json": {}}, "guided_json", 'give `structured_outputs: {"json": ...}`'),
+    ({"guided_regex": "a"}, "guided_regex", 'give `structured_outputs: {"regex": ...}`'),
+    ({"guided_choice": ["a"]}, "guided_choice", 'give `structured_outputs: {"choice": ...}`'),
+    ({"guided_grammar": "a"}, "guided_grammar", 'give `structured_outputs: {"grammar": ...}`'),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}]}, "messages.0.content.0.x", "unknown field"),
     ({"temperature": -1}, "temperature", ">= 0"),
     ({"temperature": "1"}, "temperature", "expected `float"),
     ({"top_p": 0}, "top_p", "> 0"),
     ({"top_p": 1.5}, "top_p", "<= 1"),
-    ({"top_k": -1}, "top_k", ">= 0"),
+    ({"top_k": -2}, "top_k", ">= -1"),
     ({"n": 0}, "n", ">= 1"),
     ({"n": 129}, "n", "<= 128"),
     ({"n": True}, "n", "expected `int"),
@@ -280,6 +289,8 @@ BAD_COMPLETION = [
     ({"prompt": ["x"] * 257}, "prompt", "at most 256"),
     ({"prompt": ["x"] * 128, "n": 16}, "n", "at most 1024"),
     ({"suffix": "x"}, "suffix", "not offered"),
+    ({"return_token_ids": True}, "return_token_ids", "POST /api/v1/samples takes and gives token ids"),
+    ({"guided_choice": ["a"]}, "guided_choice", 'give `structured_outputs: {"choice": ...}`'),
     ({"max_tokens": 0, "n": 2}, "n", "leave `n` at 1"),
     ({"logprobs": True}, "logprobs", "expected `int"),
     ({"messages": USER}, "messages", "unknown field"),

@@ -1,5 +1,6 @@
 """`/v1/embeddings` by the unmodified `openai` SDK, against `bloomery up` on the shipped model and beside the trainer's own forward."""
 
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,7 @@ from bloomery.models.load import load_decoder
 from bloomery.render import ChatTokenizer
 from tests.infer.builders import full_hidden
 from tests.live import LiveServer
+from tests.openai.server import ScriptedServer
 
 MODEL = "bloomery-tiny"
 TEXTS = ["The csv module reads files.", "import json", "The csv module reads rows of files.", "x"]
@@ -83,3 +85,20 @@ def test_what_cannot_be_embedded_is_refused_by_name(sdk: OpenAI, change: dict[st
         sdk.post("/embeddings", body={"model": MODEL, "input": "x"} | change, cast_to=object)
     assert refused.value.param == field
     assert problem in refused.value.message
+
+
+@pytest.mark.parametrize(("inputs", "on_the_loop"), [(1, True), (200, False)])
+def test_many_token_ids_are_looked_through_where_they_hold_nobody_up(server: ScriptedServer, inputs: int, on_the_loop: bool) -> None:
+    called = set()
+
+    async def watch(on: bool) -> None:
+        # The profile of the thread that runs the event loop, and of no other.
+        sys.setprofile((lambda frame, *_: called.add(frame.f_code.co_name)) if on else None)
+
+    server.call(watch(True))
+    try:
+        answer = server.http.post("/v1/embeddings", json={"model": "tiny", "input": [[7] * 500] * inputs})
+    finally:
+        server.call(watch(False))
+    assert answer.status_code == 200, answer.text
+    assert called & {"is_tokens", "_check_tokens"} == ({"is_tokens", "_check_tokens"} if on_the_loop else set())

@@ -34,7 +34,7 @@ OUTSIDE = [
     ({"tool_choice": {"type": "file_search"}}, "tool_choice.type", "name a function"),
     ({"include": ["reasoning.encrypted_content"]}, "include", "message.output_text.logprobs"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type", "`item_reference` are not offered"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0.type", "input_image"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0.type", "text alone"),
     ({"input": []}, "input", "length >= 1"),
     ({"max_output_tokens": 0}, "max_output_tokens", ">= 1"),
     ({"temperature": 3}, "temperature", "<= 2"),

@@ -25,6 +25,14 @@ def test_every_option_reaches_the_engine(sdk: OpenAI, server: ScriptedServer) ->
         assert (params.min_tokens, params.stop_tokens) == (2, (END, 40, 41))
 
 
+@pytest.mark.parametrize("off", [0, -1])
+def test_a_top_k_that_is_off_leaves_all_tokens(sdk: OpenAI, server: ScriptedServer, off: int) -> None:
+    chat(sdk, extra_body={"top_k": off})
+    complete(sdk, extra_body={"top_k": off})
+    sdk.responses.create(model="tiny", input="x", extra_body={"top_k": off})
+    assert [(request.params.top_k, request.params.truncates) for request in server.scripted.requests] == [(0, False)] * 3
+
+
 def test_what_is_not_asked_changes_nothing(sdk: OpenAI, server: ScriptedServer) -> None:
     chat(sdk)
     params = server.scripted.requests[0].params

@@ -79,7 +79,7 @@ def _unnamed(grammar: Grammar | None) -> Grammar | None:
         ({"extra_body": {"structured_outputs": {"json": "true"}}}, "structured_outputs.json", "no JSON schema"),
         ({"extra_body": {"structured_outputs": {"json": "{"}}}, "structured_outputs.json", "no JSON schema"),
         ({"extra_body": {"structured_outputs": {"whitespace_pattern": " "}}}, "structured_outputs.whitespace_pattern", "unknown field"),
-        ({"extra_body": {"guided_json": {}}}, "guided_json", "unknown field"),
+        ({"extra_body": {"guided_json": {}}}, "guided_json", "structured_outputs"),
         (
             {"response_format": {"type": "json_object"}, "extra_body": {"structured_outputs": {"regex": "a"}}},
             "structured_outputs",

@@ -73,8 +73,10 @@ def test_both_loops_refuse_another_bit_where_bits_are_promised_and_go_on_when_it
     client: Client, tmp_path: Path, told_otherwise: Callable[[float], None], loop: Loop
 ) -> None:
     told_otherwise(ROUNDED)
-    with pytest.raises(Corrupt, match=r"version `[0-9a-f]+` gives other log-probabilities than were served"):
+    with pytest.raises(Corrupt, match=r"version `[0-9a-f]+` gives other log-probabilities than were served") as held:
         loop(client, tmp_path / "cursor", "promised")
+    assert held.value.message.startswith("the update of step 0 is held and nothing of it is learnt, because the server promises rollouts with")
+    assert held.value.message.endswith('go on all the same: the same cursor with `agreement="off"` in the PolicyConfig')
     told_otherwise(0.0)
     (report,) = loop(client, tmp_path / "another", "promised")
     assert report.metrics["ratio/largest_difference"] == 0
@@ -121,7 +123,7 @@ def test_a_key_that_is_not_told_what_is_promised_is_held_to_bars_alone(
         (report,) = synchronous(trains, tmp_path / "rounded", "promised")
         assert report.metrics["ratio/largest_difference"] > 0
         told_otherwise(BIASED)
-        with pytest.raises(Corrupt):
+        with pytest.raises(Corrupt, match=r'because `agreement="always"` holds them to bars of rounding: version .* with `agreement="off"`'):
             synchronous(trains, tmp_path / "biased", "always")
     client.keys.revoke("only-trains")
 

@@ -156,6 +156,27 @@ def test_up_names_a_tensor_that_is_missing_and_starts_nothing(tmp_path: Path) ->
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        ("{}/absent", "unknown model `{}/absent`: give bloomery-tiny or a directory that save_pretrained wrote"),
+        ("{}/file", "{}/file is a file: give bloomery-tiny or a directory that save_pretrained wrote"),
+        ("mine={}/file", "{}/file is a file: give bloomery-tiny or a directory that save_pretrained wrote"),
+        ("{}/empty", "{}/empty has no config.json: give a directory that save_pretrained wrote"),
+        ("mine=", "a model without a directory: give bloomery-tiny or a directory that save_pretrained wrote"),
+        ("", "a model without a directory: give bloomery-tiny or a directory that save_pretrained wrote"),
+        ("~nobody-of-that-name/x", "~nobody-of-that-name/x is in the home of a user whom this machine does not know: give the whole path"),
+    ],
+)
+def test_up_says_in_one_line_what_is_no_model_and_makes_nothing(tmp_path: Path, value: str, complaint: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    argv = [BLOOMERY, "up", "--model", value.format(tmp_path), "--data-dir", str(tmp_path / "data"), "--port", "0"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {complaint.format(tmp_path)}\n")
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     directory = model(tmp_path / "mine", words=65)
     with pytest.raises(InvalidInput, match=r"token id 64, but config\.json says vocab_size 64"):

@@ -21,9 +21,57 @@ def wait_for_death(mortal: Child) -> int:
     return statuses[0]
 
 
-def test_delays_double_after_stillbirths_and_stay_bounded() -> None:
+def test_delays_double_after_short_lives_and_stay_bounded() -> None:
     assert [restart_delay_s(deaths) for deaths in range(4)] == [0.1, 0.2, 0.4, 0.8]
-    assert restart_delay_s(50) == LONGEST_DELAY_S
+    assert restart_delay_s(50) == restart_delay_s(100_000) == LONGEST_DELAY_S
+
+
+def waits(mortal: Child, lives: int) -> list[float]:
+    """After each of so many lives, until the next begins."""
+    found = []
+    for _ in range(lives):
+        mortal.start()
+        assert mortal.starts_in_s is None
+        wait_for_death(mortal)
+        assert mortal.starts_in_s is not None
+        found.append(mortal.starts_in_s)
+    return found
+
+
+def test_a_child_that_listens_and_dies_at_once_waits_longer_each_time_up_to_a_bound(tmp_path: Path) -> None:
+    socket = tmp_path / "s"
+    found = waits(child(tmp_path, f"open({str(socket)!r}, 'w'); raise SystemExit(3)", socket), 8)
+    assert found == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, LONGEST_DELAY_S], abs=0.09)
+
+
+def test_a_child_that_is_ready_and_dies_at_once_waits_longer_each_time_until_it_has_lived_for_a_while(tmp_path: Path) -> None:
+    program = Program(name="child", argv=[sys.executable, "-c", "input()"], env={}, log=tmp_path / "child.log")
+    mortal, settled = Child(program), Child(program, settled_s=0.0)
+    for each, expected in ((mortal, [0.1, 0.2, 0.4]), (settled, [0.1, 0.1, 0.1])):
+        found = []
+        for _ in range(3):
+            each.start()
+            each.note_ready(True)
+            wait_for_death(each)
+            found.append(each.starts_in_s)
+        assert found == pytest.approx(expected, abs=0.09)
+
+
+def test_a_child_remembers_how_its_last_life_ended_with_its_last_words(tmp_path: Path) -> None:
+    mortal = child(tmp_path, "print('loading', flush=True); raise SystemExit('no such file')")
+    assert mortal.died is None
+    mortal.start()
+    wait_for_death(mortal)
+    assert mortal.died == "exited with status 1: no such file"
+
+
+def test_who_was_killed_has_no_last_words(tmp_path: Path) -> None:
+    mortal = child(tmp_path, "import time; print('at work', flush=True); time.sleep(60)")
+    mortal.start()
+    wait_until(lambda: mortal.log_tail() == "at work")
+    mortal.signal(signal.SIGKILL)
+    wait_for_death(mortal)
+    assert mortal.died == "was killed by SIGKILL"
 
 
 def test_a_child_that_was_ready_is_never_hopeless(tmp_path: Path) -> None:
@@ -62,7 +110,7 @@ def test_deaths_of_lives_that_listened_are_no_stillbirths_however_short_they_wer
         mortal.start()
         wait_for_death(mortal)
     assert not mortal.hopeless
-    assert mortal.unready_deaths == MAX_UNREADY_DEATHS + 1
+    assert mortal.short_lives == MAX_UNREADY_DEATHS + 1
 
 
 def test_a_child_that_was_ready_once_and_never_listens_again_is_hopeless_in_the_end(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_a_killed_child_is_started_again(tmp_path: Path, name: str) -> None:
         assert first is not None
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: running.restarted(name, first))
-        assert f"{name} was killed by SIGKILL; starting it again" in running.said()
+        assert f"{name} was killed by SIGKILL; starting it again in 0.1 s\n" in running.said()
 
 
 def test_a_state_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
@@ -67,6 +67,19 @@ def test_a_state_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
         assert running.process.poll() is None
 
 
+def test_a_child_that_dies_young_waits_before_it_starts_again_and_it_is_said_how_long_and_why_it_died(tmp_path: Path) -> None:
+    (tmp_path / "wanted").touch()
+    with supervisor(tmp_path, OBEDIENT, OBEDIENT, LISTENING_AND_BROKEN) as running:
+        wait_until(lambda: running.said().count(f"{REPLICA} exited with status 1; starting it again in ") >= 5)
+        said = [line for line in running.said().splitlines() if line.startswith(REPLICA) and "again" in line]
+        assert said[0] == f"{REPLICA} exited with status 1; starting it again in 0.1 s; its log ends: cannot open the model"
+        assert said[4] == said[0].replace("0.1", "1.6")
+        wait_until(lambda: process(running, REPLICA)["next_start_us"] is not None)
+        assert process(running, REPLICA)["died"] == "exited with status 1: cannot open the model"
+        assert running.process.poll() is None
+
+
+LISTENING_AND_BROKEN = f"import pathlib, sys; pathlib.Path(sys.argv[1] + '.sock').touch()\n{BROKEN}"
 LISTENING_AND_POISONED = f"""
 import os, pathlib
 pathlib.Path("engine.sock").touch()
@@ -84,7 +97,7 @@ def test_an_engine_that_one_operation_after_the_other_kills_is_started_until_it_
         engine = running.pid("engine")
         assert engine is not None
         os.kill(engine, signal.SIGKILL)
-        wait_until(lambda: running.said().count("engine was killed by SIGABRT") == 8)
+        wait_until(lambda: running.said().count("engine was killed by SIGABRT; starting it again") == 8, 60)
         wait_until(lambda: rows(running)["engine"] == "ready")
         assert running.process.poll() is None
 
@@ -126,6 +139,11 @@ def test_a_child_that_cannot_start_is_given_up_with_its_last_words(tmp_path: Pat
 
 
 REPLICA = "replica-tiny-0"
+
+
+def process(running: Running, name: str) -> dict[str, object]:
+    children = json.loads((running.directory / "processes.json").read_text())["children"]
+    return next(row for row in children if row["name"] == name)
 
 
 def rows(running: Running) -> dict[str, str]:

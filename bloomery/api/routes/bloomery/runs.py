@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.repeats import Again
+from bloomery.api.routes.bloomery.meaning import hash_of, hash_of_named
 from bloomery.api.routes.bloomery.paging import Limit, Offset
 from bloomery.services.checkpoints import NAMED, SNAPSHOT
 from bloomery.services.core import Services
@@ -83,26 +84,27 @@ async def snapshots(services: Svc, caller: Caller, limit: Limit = 50, offset: Of
 
 @router.post(OPERATION, status_code=202)
 async def submit(run_id: str, seq: Seq, request: Request, services: Svc, caller: Caller) -> Submitted:
-    """Submit a `ForwardBackward` or `OptimStep` as msgpack. Numbers have no gaps; the same number again changes nothing."""
+    """Submit a `ForwardBackward` or `OptimStep` as msgpack. Numbers have no gaps; the same again changes nothing, another body is a 409."""
     payload = await _body(request)
     operation = await off_loop(len(payload), _decode, payload)
     if isinstance(operation, ForwardBackward) and operation.custom is not None:
         services.custom_losses.require_offered()
-    await services.runs.submit(caller, run_id, seq, operation)
+    asked = await off_loop(len(payload), hash_of, operation)
+    await services.runs.submit(caller, run_id, seq, operation, request=asked)
     return Submitted(run_id=run_id, seq=seq)
 
 
 @router.post(f"{OPERATION}/checkpoint", status_code=202)
 async def save_checkpoint(run_id: str, seq: Seq, body: SaveCheckpointAs, services: Svc, caller: Caller) -> Submitted:
     """Keep the resumable state under a name."""
-    await services.runs.checkpoint(caller, run_id, seq, body.name)
+    await services.runs.checkpoint(caller, run_id, seq, body.name, request=hash_of_named("checkpoint", body))
     return Submitted(run_id=run_id, seq=seq)
 
 
 @router.post(f"{OPERATION}/snapshot", status_code=202)
 async def save_snapshot(run_id: str, seq: Seq, body: SaveSnapshotAs, services: Svc, caller: Caller) -> Submitted:
     """Publish the weights for sampling."""
-    await services.runs.snapshot(caller, run_id, seq, body.name)
+    await services.runs.snapshot(caller, run_id, seq, body.name, request=hash_of_named("snapshot", body))
     return Submitted(run_id=run_id, seq=seq)
 
 
@@ -110,7 +112,7 @@ async def save_snapshot(run_id: str, seq: Seq, body: SaveSnapshotAs, services: S
 async def load(run_id: str, seq: Seq, body: LoadFrom, services: Svc, caller: Caller) -> Submitted:
     """Begin where a named checkpoint ended; the first operation of a run only."""
     source = await services.checkpoints.named(caller, body.run_id, NAMED, body.name)
-    await services.runs.load(caller, run_id, seq, source, optimizer=body.optimizer)
+    await services.runs.load(caller, run_id, seq, source, optimizer=body.optimizer, request=hash_of_named("load", body))
     return Submitted(run_id=run_id, seq=seq)
 
 

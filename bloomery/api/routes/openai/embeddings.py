@@ -6,8 +6,7 @@ Every model here has such states, so each can be asked. How well they tell texts
 import asyncio
 import base64
 from contextlib import aclosing
-from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -20,8 +19,10 @@ from bloomery.api.routes.openai.jobs import is_tokens
 from bloomery.api.routes.openai.requests import ModelName, Refused, User, parse
 from bloomery.api.routes.openai.shapes import body_of
 from bloomery.services.core import Services
+from bloomery.services.models import Size
 from bloomery.services.principal import Principal
 from bloomery.services.target import Target
+from bloomery.services.threads import off_loop
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput, WorkerError
 from bloomery.types.generation import Generate, PromptEmbedded, SamplingParams
@@ -32,6 +33,8 @@ MAX_NUMBERS: Final = 1 << 21
 """Of all vectors of an answer: as text they take about forty megabytes, and nothing else is answered while they are written."""
 _AT_ONCE: Final = 32
 """Texts of a request that are in the engine together: others want their turn too."""
+_TOKEN_BYTES: Final = 8
+"""Of a token's place in a list."""
 REFUSED: Final[Refused] = {"dimensions": ()}
 
 router = APIRouter()
@@ -48,38 +51,53 @@ class EmbeddingRequest(Closed, frozen=True, kw_only=True):
     user: User | None = None
 
 
+class Inputs(NamedTuple):
+    """What is to be embedded: texts, or else token ids; and the field of each."""
+
+    texts: list[str]
+    tokens: list[list[int]]
+    fields: list[str]
+
+
 @router.post("/embeddings", openapi_extra=body_of(EmbeddingRequest))
 async def embeddings(request: Request, services: Svc, caller: Caller) -> Response:
     """Turn one or several texts into vectors."""
-    _, asked = await read_request(request, partial(parse, kind=EmbeddingRequest, refused=REFUSED))
+    _, (asked, given) = await read_request(request, _embedding)
     target = await services.sampling.resolve(caller, asked.model)
-    inputs = await _tokens(services, target, asked)
+    inputs = await _tokens(services, target, given)
     services.limits.prompt(caller, sum(map(len, inputs)), field="input")
     return await respond_whole(request, _answer(services, caller, target, asked, inputs), version_headers(target))
 
 
-async def _tokens(services: Services, target: Target, asked: EmbeddingRequest) -> list[list[int]]:
+def _embedding(body: dict[str, Any]) -> tuple[EmbeddingRequest, Inputs]:
+    asked = parse(body, kind=EmbeddingRequest, refused=REFUSED)
     several: list[Any] = [asked.input] if isinstance(asked.input, str) or is_tokens(asked.input) else asked.input
-    fields = ["input"] if several is not asked.input else [f"input.{index}" for index in range(len(several))]
     if not 0 < len(several) <= MAX_INPUTS:
         raise InvalidInput(f"`input` holds 1 to {MAX_INPUTS} texts, not {len(several)}", field="input")
+    fields = ["input"] if several is not asked.input else [f"input.{index}" for index in range(len(several))]
     if all(isinstance(text, str) for text in several):
-        inputs = await services.rendering.encode(target.base_hash, several, fields)
-    elif all(map(is_tokens, several)):
-        inputs = several
-    else:
-        raise InvalidInput("`input` is a text, a list of token ids, or a list of several of either", field="input")
+        return asked, Inputs(several, [], fields)
+    if all(map(is_tokens, several)):
+        return asked, Inputs([], several, fields)
+    raise InvalidInput("`input` is a text, a list of token ids, or a list of several of either", field="input")
+
+
+async def _tokens(services: Services, target: Target, given: Inputs) -> list[list[int]]:
     size = services.models.size(target.base_hash)
-    if len(several) * size.width > MAX_NUMBERS:
-        raise InvalidInput(
-            f"`input` holds {len(several)} texts: vectors of {size.width} numbers come for {MAX_NUMBERS // size.width} at most", field="input"
-        )
+    if len(given.fields) * size.width > MAX_NUMBERS:
+        most = MAX_NUMBERS // size.width
+        raise InvalidInput(f"`input` holds {len(given.fields)} texts: vectors of {size.width} numbers come for {most} at most", field="input")
+    inputs = given.tokens + await services.rendering.encode(target.base_hash, given.texts, given.fields)
+    await off_loop(_TOKEN_BYTES * sum(map(len, inputs)), _check_tokens, inputs, given.fields, size)
+    return inputs
+
+
+def _check_tokens(inputs: list[list[int]], fields: list[str], size: Size) -> None:
     for field, tokens in zip(fields, inputs, strict=True):
         if not 0 < len(tokens) < size.context:
             raise InvalidInput(f"`{field}` has {len(tokens)} tokens: the model takes 1 to {size.context - 1}", field=field)
         if min(tokens) < 0 or max(tokens) >= size.vocab_size:
             raise InvalidInput(f"`{field}` holds token ids outside the vocabulary of {size.vocab_size}", field=field)
-    return inputs
 
 
 async def _answer(services: Services, caller: Principal, target: Target, asked: EmbeddingRequest, inputs: list[list[int]]) -> dict[str, Any]:

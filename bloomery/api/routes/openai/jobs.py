@@ -95,7 +95,7 @@ class Job:
             max_tokens=self.max_tokens,
             seed=self.seed_of(prompt),
             temperature=1.0 if asked.temperature is None else asked.temperature,
-            top_k=asked.top_k or 0,
+            top_k=max(0, asked.top_k or 0),
             top_p=1.0 if asked.top_p is None else asked.top_p,
             stop_tokens=self.end_tokens,
             min_p=asked.min_p or 0.0,

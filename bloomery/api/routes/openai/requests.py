@@ -57,7 +57,8 @@ class SamplingFields(Closed, frozen=True, kw_only=True):
     model: ModelName
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
+    """0 and -1 ask for all tokens: vLLM says either."""
     seed: Count | None = None
     stream: bool | None = None
     user: User | None = None
@@ -96,7 +97,7 @@ class Asked(SamplingFields, frozen=True, kw_only=True):
 
 
 class TextPart(Closed, frozen=True, kw_only=True):
-    """Text is the only kind of content yet."""
+    """Text is the only kind of content yet: `_message` refuses the others."""
 
     type: Literal["text"]
     text: str
@@ -150,8 +151,20 @@ class CompletionRequest(Asked, frozen=True, kw_only=True):
 
 
 Refused = Mapping[str, tuple[Any, ...]]
-REFUSED_IN_COMPLETIONS: Final[Refused] = {"suffix": ("",)}
+_OF_VLLM: Final[Refused] = {
+    "return_token_ids": (False,),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+}
+_INSTEAD: Final[Mapping[str, str]] = {
+    "return_token_ids": "POST /api/v1/samples takes and gives token ids",
+    **{name: f'give `structured_outputs: {{"{name.removeprefix("guided_")}": ...}}`' for name in _OF_VLLM if name.startswith("guided_")},
+}
+REFUSED_IN_COMPLETIONS: Final[Refused] = {"suffix": ("",), **_OF_VLLM}
 REFUSED_IN_CHAT: Final[Refused] = {
+    **_OF_VLLM,
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -252,7 +265,21 @@ def parse(body: Mapping[str, Any], kind: type[Shape], refused: Refused) -> Shape
 
 
 def _message(index: int, message: Any) -> Any:
-    return _without_no_ops(message, Message.__struct_fields__, REFUSED_IN_MESSAGES, f"messages.{index}.") if isinstance(message, dict) else message
+    if not isinstance(message, dict):
+        return message
+    check_parts(message.get("content"), ("text",), f"messages.{index}.content")
+    return _without_no_ops(message, Message.__struct_fields__, REFUSED_IN_MESSAGES, f"messages.{index}.")
+
+
+def check_parts(content: Any, offered: tuple[str, ...], field: str) -> None:
+    """Refuse parts of other types, which are images, sound and files; whatever else they are, their shape will tell."""
+    for index, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in offered:
+            place, known = f"{field}.{index}.type", " and ".join(f"`{each}`" for each in offered)
+            raise NotSupported(
+                f"`{place}`: parts of type `{kind}` are not offered, the models here read text alone: give parts of type {known}", field=place
+            )
 
 
 def _without_no_ops(body: Mapping[str, Any], offered: Iterable[str], refused: Refused, path: str = "") -> dict[str, Any]:
@@ -264,7 +291,8 @@ def _without_no_ops(body: Mapping[str, Any], offered: Iterable[str], refused: Re
         elif name not in refused:
             raise InvalidInput(f"unknown field `{path}{name}`: leave it out", field=path + name)
         elif value is not None and value not in refused[name]:
-            raise NotSupported(f"`{path}{name}` is not offered yet: leave it out", field=path + name)
+            why = f": {_INSTEAD[name]}" if name in _INSTEAD else " yet: leave it out"
+            raise NotSupported(f"`{path}{name}` is not offered{why}", field=path + name)
     return kept
 
 

@@ -1,14 +1,14 @@
 """What `/v1/responses` may be asked. What would need the server to remember, or to run tools of its own, is refused by name."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
 from bloomery.api.routes.openai.closed import Closed
 from bloomery.api.routes.openai.formats import JsonObject, NamedSchema, TextFormat
-from bloomery.api.routes.openai.requests import Few, Refused, SamplingFields, check_pieces, parse
+from bloomery.api.routes.openai.requests import Few, Refused, SamplingFields, check_parts, check_pieces, parse
 from bloomery.api.routes.openai.tools import ChosenFunction, FunctionTool, read_arguments
 from bloomery.types.errors import InvalidInput, NotSupported
 
@@ -40,10 +40,13 @@ _SAY_NOTHING: Final = ("phase", "namespace", "caller", "created_by")
 """Fields of items that the SDK sends back as null."""
 
 
+_PartType = Literal["input_text", "output_text"]
+
+
 class Part(Closed, frozen=True, kw_only=True):
     """A piece of a message: text is the only kind."""
 
-    type: Literal["input_text", "output_text"]
+    type: _PartType
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
@@ -175,6 +178,8 @@ def _plain_item(index: int, item: Any) -> Any:
     kind = item.get("type", "message")
     if kind not in ("message", "function_call", "function_call_output"):
         raise NotSupported(f"`input.{index}.type`: items of type `{kind}` are not offered: leave it out", field=f"input.{index}.type")
+    for name in ("content", "output"):
+        check_parts(item.get(name), get_args(_PartType), f"input.{index}.{name}")
     given = {name: value for name, value in item.items() if value is not None or name not in _SAY_NOTHING}
     return given | {"type": kind}
 
