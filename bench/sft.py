@@ -2,9 +2,9 @@
 
 The same weights, batches, learning rate and threads, one after the other in processes of their own: sixteen sequences of 30 to 200 tokens, a loss on
 the second half of each. TRL runs as documented and with packing; ours runs as the engine runs it, in micro-batches, and asks for metrics alone
-(`return_logprobs` false), because TRL gives no more. Tokens are real ones, padding not counted; the loss of the last step is there to show that both
-learned the same. `products` is the physical limit: how many tokens the matrix products of a step alone would allow, each measured by itself at the
-rows that it has in a micro-batch: behind the last attention those with a loss.
+(`return_logprobs` false), because TRL gives no more. Tokens are real ones, padding not counted; `losses` those of all steps, and how far the two
+curves are apart at most. `products` is the physical limit: how many tokens the matrix products of a step alone would allow, each measured alone at
+the rows that it has in a micro-batch: behind the last attention those with a loss.
 """
 
 import argparse
@@ -90,12 +90,17 @@ def _compare(place: Path, model: Path, batches: list[list[Row]], kind: str, dtyp
     tokens = [sum(len(row["input_ids"]) - 1 for row in batch) for batch in batches]
     speeds = {"ours": _speed(ours, tokens), "trl": _speed(theirs, tokens), "trl_packed": _speed(packed, packed["tokens"])}
     speeds["products"] = round(limit["tokens_per_s"])
-    losses = {"loss": round(ours["losses"][-1], 3), "trl_loss": round(theirs["losses"][-1], 3)}
+    apart = max(abs(own - other) for own, other in zip(ours["losses"], theirs["losses"], strict=True))
+    losses = {"losses": {"ours": _rounded(ours["losses"]), "trl": _rounded(theirs["losses"]), "apart": round(apart, 4)}}
     ratios = {
         "ratio": round(speeds["ours"] / max(speeds["trl"], speeds["trl_packed"]), 2),
         "of_products": round(speeds["ours"] / speeds["products"], 2),
     }
     return {**speeds, **ratios, **losses}
+
+
+def _rounded(losses: list[float]) -> list[float]:
+    return [round(loss, 3) for loss in losses]
 
 
 def _run(argv: list[Any]) -> dict[str, Any]:
