@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST as METRICS_TYPE
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -62,7 +62,8 @@ class BodyLimit:
         if told <= most:
             return await self._app(scope, receive, send)
         refusal = TooLarge(f"the body has {told >> 20} MiB, at most {most >> 20} are taken: send it in parts", field="body")
-        await errors.respond(scope["path"], refusal)(scope, receive, send)
+        answer = tinker.refusal(Request(scope), refusal) if tinker.answers(scope) else errors.respond(scope["path"], refusal)
+        await answer(scope, receive, send)
 
 
 def _process_router() -> APIRouter:

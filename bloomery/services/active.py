@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from bloomery.obs.failpoints import failpoint
 from bloomery.services.engines import Connection, EngineLost, RunMessage
 from bloomery.services.history import RETRY_S, History, Make, RunFacts
+from bloomery.services.listeners import Listeners
 from bloomery.services.place import Place, PlaceState
 from bloomery.services.replayed import agree, contradicts
 from bloomery.services.settle import Kept, divergence, note_checkpoint, restore_point, set_state
@@ -41,10 +42,10 @@ class Patience(NamedTuple):
 class ActiveRun:
     """Operations in, results out, strictly by `seq`."""
 
-    def __init__(self, facts: RunFacts, journal: Journal, database: Database, blobs: AsyncBlobs, patience: Patience) -> None:
+    def __init__(self, facts: RunFacts, journal: Journal, database: Database, blobs: AsyncBlobs, published: Listeners, patience: Patience) -> None:
         self.facts = facts
         self.used_us = now_us()
-        self.history = History(facts, journal, database, gap_s=patience.gap_s, changed=self._wake)
+        self.history = History(facts, journal, database, published, gap_s=patience.gap_s, changed=self._wake)
         self._patience = patience
         self._journal, self._database, self._blobs = journal, database, blobs
         self._place = Place(facts.spec, facts.first_seq)
@@ -249,6 +250,9 @@ class ActiveRun:
         is Corrupt.
         """
         done, run, numerics = arrived.done, self.facts.key, arrived.numerics
+        if not self._journal.has_result(done.seq):
+            # Of what no replay goes back to, its result may have made room for others.
+            return
         journaled = await self._journal.result(done.seq)
         told, again = journaled.result, done.result
         if encode(told) == encode(again) or (isinstance(told, Failed) and isinstance(again, Failed)):

@@ -15,11 +15,12 @@ from typing import Final, Self
 
 from bloomery.services.active import ActiveRun, Patience
 from bloomery.services.engines import EngineLink, EngineLost, Inbox, Received
+from bloomery.services.listeners import Listeners
 from bloomery.services.run_rows import RunRow, all_runs, one_run
 from bloomery.services.settle import set_state
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
-from bloomery.store.journal import Journal, extent, trim
+from bloomery.store.journal import BOUNDS, Bounds, Journal, extent, result_bytes, trim
 from bloomery.types.errors import BloomeryError, Corrupt
 from bloomery.types.ids import now_us
 from bloomery.types.protocol import CheckpointWritten, CloseRun, OperationDone, RunClosed, RunOpened, Welcome
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 
 IDLE_S: Final = 1800.0
 REST_S: Final = 30.0
-RESULT_TTL_S: Final = 7 * 86_400
 JOURNAL_THREADS: Final = 4
 
 
@@ -44,9 +44,15 @@ class Activity:
         links: Mapping[str, EngineLink],
         inbox: Inbox,
         patience: Patience | None = None,
+        bounds: Bounds = BOUNDS,
+        published: Listeners | None = None,
     ) -> None:
+        """`bounds`: of the results of each run; `published` hear when weights that a run published have their row."""
         self._database, self._blobs, self._directory = database, blobs, directory
-        self._links, self._inbox, self._patience = links, inbox, patience or Patience()
+        self._links, self._inbox, self._patience, self._bounds = links, inbox, patience or Patience(), bounds
+        self._all_bounded = False
+        """Whether the runs that nobody has used since the start were looked at: without being used none grows."""
+        self._published = published or Listeners()
         self._pool = ThreadPoolExecutor(JOURNAL_THREADS, thread_name_prefix="journal")
         self._runs: dict[str, ActiveRun] = {}
         self._opening: dict[str, asyncio.Task[ActiveRun]] = {}
@@ -97,8 +103,8 @@ class Activity:
                 await asyncio.gather(*(run.stored() for run in self._runs.values()))
 
     async def tidy(self) -> None:
-        """Let idle runs leave the engines' memory, and forget results whose time is over."""
-        old_us = now_us() - RESULT_TTL_S * 1_000_000
+        """Let idle runs leave the engines' memory, and forget results whose time is over, or that are too many."""
+        old_us = now_us() - self._bounds.ttl_s * 1_000_000
         for run in list(self._runs.values()):
             await run.history.drop_old_results(old_us)
             if run.quiet and run.used_us < now_us() - IDLE_S * 1e6:
@@ -110,8 +116,14 @@ class Activity:
                     connection.post(CloseRun(run_id=run_id))
 
         for row in await self._database.read(all_runs):
-            if row.id not in self._runs and row.id not in self._opening and row.updated_us < old_us:
-                await asyncio.get_running_loop().run_in_executor(self._pool, trim, self._directory / row.id, old_us)
+            if row.id not in self._runs and row.id not in self._opening and (row.updated_us < old_us or not self._all_bounded):
+                await asyncio.get_running_loop().run_in_executor(self._pool, self._trim, row, old_us)
+        self._all_bounded = True
+
+    def _trim(self, row: RunRow, old_us: int) -> None:
+        directory, most_bytes = self._directory / row.id, self._bounds.most_bytes
+        if row.updated_us < old_us or result_bytes(directory) > most_bytes:
+            trim(directory, old_us, most_bytes)
 
     async def _unfinished(self, row: RunRow) -> bool:
         found = await asyncio.get_running_loop().run_in_executor(self._pool, extent, self._directory / row.id)
@@ -136,10 +148,10 @@ class Activity:
 
     async def _start(self, row: RunRow) -> ActiveRun:
         def read() -> Journal:
-            return Journal(self._directory / row.id, self._pool, first_seq=row.first_seq)
+            return Journal(self._directory / row.id, self._pool, first_seq=row.first_seq, bounds=self._bounds)
 
         journal = await asyncio.get_running_loop().run_in_executor(self._pool, read)
-        run = ActiveRun(row.facts, journal, self._database, self._blobs, self._patience)
+        run = ActiveRun(row.facts, journal, self._database, self._blobs, self._published, self._patience)
         try:
             await run.start(settled=row.settled_seq)
         except BaseException:

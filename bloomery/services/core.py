@@ -111,9 +111,11 @@ class Services:
             auth = Auth(database)
             await auth.load(data.api_key.read_text().strip())
             tokens = Tokens(signing_key(data.signing_key))
-            activity = await stack.enter_async_context(Activity(database=database, blobs=blobs, directory=data.runs, links=links, inbox=inbox))
-            traffic = await stack.enter_async_context(Traffic(database, blobs, config.record))
             checkpoints, versions, sessions = Checkpoints(database), Versions(database, models), Sessions(database)
+            activity = await stack.enter_async_context(
+                Activity(database=database, blobs=blobs, directory=data.runs, links=links, inbox=inbox, published=versions.published)
+            )
+            traffic = await stack.enter_async_context(Traffic(database, blobs, config.record))
             deployments = Deployments(database, models, versions)
             await deployments.load()
             fleet = Fleet(links, replicas, deployments.bases, rollouts=rollouts)
@@ -184,7 +186,7 @@ async def _tidy_now_and_then(services: Services, activity: Activity) -> None:
         await asyncio.sleep(TIDY_EVERY_S)
         try:
             await activity.tidy()
-            await services.garbage.expire()
+            await services.garbage.tidy()
             await services.auth.note_use()
         except Exception:
             log.exception("housekeeping failed; it is tried again in %g s", TIDY_EVERY_S)

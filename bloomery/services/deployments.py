@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, update
 
 from bloomery.services.held import require_kept
+from bloomery.services.listeners import Listeners
 from bloomery.services.models import Models
 from bloomery.services.principal import Principal
 from bloomery.services.repeats import Repeatable, answer_before, once
@@ -57,6 +58,8 @@ class Deployments:
     def __init__(self, database: Database, models: Models, versions: Versions) -> None:
         self.bases: set[str] = set()
         """Base models that something is deployed on."""
+        self.moved = Listeners()
+        """When a name serves something else."""
         self._database = database
         self._models = models
         self._versions = versions
@@ -138,6 +141,7 @@ class Deployments:
         target = Target(weights, row.base_hash, row.name, row.number, row.name, deployment_id=row.deployment_id, revision_id=row.id)
         self._live[row.project, row.name] = _Live(target, row.base_model)
         self.bases.add(row.base_hash)
+        self.moved.tell()
 
 
 def _check_evidence(evidence: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
+from bloomery.services.listeners import Listeners
 from bloomery.services.pulse import SILENCE, Pulse, Silence, Silent
 from bloomery.types import protocol
 from bloomery.types.errors import Unavailable, WorkerError
@@ -122,6 +123,10 @@ class EngineLink:
         """When it went, or was not there yet; None while there is a connection."""
         self.silent = False
         """Whether a process is at the other end and says nothing."""
+        self.turned = Listeners()
+        """When it comes, goes, begins to work, and has nothing more in hand."""
+        self._seen = (False, False)
+        """Whether it was there and whether it worked, as its listeners were told."""
         self._socket, self._silence = socket, silence
         self._inbox = inbox
         self._role: Role = "engine" if inbox is not None else "replica"
@@ -154,6 +159,12 @@ class EngineLink:
     def load(self) -> int:
         """Samples in hand."""
         return sum(stream.samples for stream in self._streams.values())
+
+    @property
+    def works(self) -> bool:
+        """Whether it has anything in hand, as far as it said."""
+        status = self.status
+        return bool(self._streams) or (status is not None and status.running_sequences + status.waiting_sequences + status.queued_operations > 0)
 
     @property
     def welcome(self) -> Welcome | None:
@@ -196,12 +207,14 @@ class EngineLink:
         """The events of one request until its last; leaving early aborts it."""
         connection = await self.wait_ready()
         stream = self._streams[request.request_id] = _Stream(request)
+        self._note_turn()
         try:
             await connection.send(request)
             while not stream.complete:
                 yield await stream.next()
         finally:
             del self._streams[request.request_id]
+            self._note_turn()
             if not stream.complete and connection.open:
                 connection.post(Abort(request_id=request.request_id))
 
@@ -289,6 +302,7 @@ class EngineLink:
         log.info("connected to %s (pid %d)", self._what, connection.welcome.pid)
         self.connection, self.away_since_s, self.silent = connection, None, False
         self._connected.set()
+        self._note_turn()
         if self._inbox is not None:
             self._inbox.put_nowait(Received(connection, connection.welcome))
 
@@ -298,6 +312,7 @@ class EngineLink:
         self.connection.close()
         self.connection, self.status, self.away_since_s = None, None, time.monotonic()
         self._connected.clear()
+        self._note_turn()
         for stream in self._streams.values():
             stream.fail(EngineLost(f"{self._what} went away: {self.problem}"))
         for waiting in self._comparisons.values():
@@ -313,6 +328,7 @@ class EngineLink:
                         stream.put(event)
             case EngineStatus():
                 self.status = message
+                self._note_turn()
             case Alive():
                 pass
             case Drained():
@@ -324,6 +340,11 @@ class EngineLink:
                 self._inbox.put_nowait(Received(self.connection, message))
             case _:
                 log.error("%s spoke of runs, which it has none of: %s", self._what, type(message).__name__)
+
+    def _note_turn(self) -> None:
+        seen, self._seen = self._seen, (self.connection is not None, self.works)
+        if seen != self._seen:
+            self.turned.tell()
 
 
 class _Stream:

@@ -7,19 +7,16 @@ lets go of weights that nothing else keeps once it was not asked for long enough
 The row of a sampler stays, so that who comes back is told what happened. Rows go first and blobs after them, in the hands of `Garbage`.
 """
 
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import CTE, Connection, Row, Select, delete, func, or_, select, update
+from sqlalchemy import CTE, Connection, Select, delete, func, or_, select, update
 
 from bloomery.services.checkpoints import SNAPSHOT
-from bloomery.services.held import held_blobs
+from bloomery.services.held import let_go_blobs
 from bloomery.services.sessions import SamplerKey, Sessions
 from bloomery.store import rows
 from bloomery.store.database import Database
-from bloomery.sync.publish import manifest_key
 from bloomery.types.ids import now_us
-from bloomery.types.probe import probe_key
 
 _HOUR_US: Final = 3_600 * 1_000_000
 
@@ -88,7 +85,7 @@ def _expire(connection: Connection, keeping: Keeping, now: int) -> _Expired:
     connection.execute(update(table).where(table.c.id.in_([row.id for row in idle])).values(key=None, gone_us=now))
     unheld = connection.execute(_unheld(spare).limit(keeping.rows_at_once)).all()
     connection.execute(delete(rows.checkpoint).where(rows.checkpoint.c.id.in_([row.id for row in unheld])))
-    return _Expired([(row.project, row.id) for row in idle], _unnamed(connection, [*idle, *unheld]))
+    return _Expired([(row.project, row.id) for row in idle], let_go_blobs(connection, [(row.key, row.version) for row in (*idle, *unheld)]))
 
 
 def _spare(keeping: Keeping, now: int) -> CTE:
@@ -132,10 +129,3 @@ def _heard_us() -> Any:
 
 def _deployed(key: Any) -> Any:
     return select(rows.revision.c.id).where(rows.revision.c.key == key).exists()
-
-
-def _unnamed(connection: Connection, gone: Sequence[Row[Any]]) -> list[str]:
-    """Of the weights and manifests that these rows named, those that no other names."""
-    keys = {row.key for row in gone}
-    manifests = {of(row.version) for row in gone for of in (manifest_key, probe_key)}
-    return sorted((keys | manifests) - held_blobs(connection, keys))

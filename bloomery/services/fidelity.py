@@ -3,6 +3,7 @@
 `Cards` asks whoever serves a version for answers, and the engine of its base for what the trainer says of them. What is deployed comes first, and is
 measured as soon as its processes have nothing else to do, or after a while although they have; other snapshots with a name wait until they have been
 idle for longer; what has no name is measured when somebody asks. A version whose card cannot be made is tried twice: it may be what kills engines.
+Whoever deploys, publishes, or has nothing more to do says so: in between nothing is looked for.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -45,6 +46,8 @@ PROMPT_LENGTHS: Final = (3, 15, 40, 490)
 TOKENS: Final = 32
 """In each of seven answers."""
 TRIES: Final = 2
+LOOK_S: Final = 3600.0
+"""After so long it looks although nobody said that anything changed."""
 _LISTED: Final = 256
 """Of what runs saved, so much is looked at for snapshots with a name, the newest first."""
 
@@ -53,13 +56,14 @@ _LISTED: Final = 256
 class Pace:
     """When versions are measured."""
 
-    poll_s: float = 2.0
     idle_s: float = 2.0
     """How long their processes had nothing to do before what is deployed is measured."""
     patience_s: float = 60.0
     """After which it is measured although they have."""
     long_idle_s: float = 10.0
     """The same for what is not deployed."""
+    pause_s: float = 2.0
+    """Between two that are measured, and before what failed is tried again."""
 
 
 class Candidate(NamedTuple):
@@ -68,6 +72,13 @@ class Candidate(NamedTuple):
     weights: Weights
     base_hash: str
     deployed: bool
+
+
+class _Choice(NamedTuple):
+    """A version to measure now, or None and when there is time for one."""
+
+    candidate: Candidate | None
+    due_s: float
 
 
 class Cards:
@@ -93,15 +104,25 @@ class Cards:
         self._wanted_since_s: dict[str, float] = {}
         self._idle_since_s: dict[str, float] = {}
         """By base, of those whose processes have nothing to do."""
+        self._found: list[Candidate] = []
+        """What there was when it was looked for last; `_outdated` once something was deployed or published since."""
+        self._outdated, self._changed = True, asyncio.Event()
+        self._sources = ExitStack()
         self._one_at_a_time = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        for base_hash, engine in self._engines.items():
+            for link in (engine, *self._fleet.beside(base_hash).values()):
+                self._sources.enter_context(link.turned.calling(self._note_turn))
+        for source in (self._deployments.moved, self._versions.published):
+            self._sources.enter_context(source.calling(self._note_more))
         self._task = asyncio.create_task(self._work(), name="fidelity")
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         assert self._task is not None
+        self._sources.close()
         self._task.cancel()
         await asyncio.wait({self._task})
 
@@ -129,20 +150,39 @@ class Cards:
 
     async def next(self) -> Candidate | None:
         """What is to be measured now; what is deployed comes first."""
-        found = await self._database.read(_candidates)
+        self._outdated = False
+        self._found = await self._database.read(_candidates)
+        return (await self._choice()).candidate
+
+    async def _choice(self) -> "_Choice":
+        """The same of what was found last, and when it is time for the next if nobody begins to work until then."""
         self._note_who_is_busy()
-        for candidate in found:
+        due_s = math.inf
+        for candidate in self._found:
             version, engine = candidate.weights.version, self._engines.get(candidate.base_hash)
             if engine is None or engine.welcome is None or self._tries[version] >= TRIES:
                 continue
             card = await self._stored(version)
-            if (card is None or (candidate.deployed and card.numerics != engine.welcome.numerics)) and self._has_time_for(candidate):
-                return candidate
-        return None
+            if card is None or (candidate.deployed and card.numerics != engine.welcome.numerics):
+                time_s = self._time_for(candidate)
+                if time_s <= time.monotonic():
+                    return _Choice(candidate, time_s)
+                due_s = min(due_s, time_s)
+        return _Choice(None, due_s)
+
+    def _note_more(self) -> None:
+        """Something was deployed or published."""
+        self._outdated = True
+        self._changed.set()
+
+    def _note_turn(self) -> None:
+        """A process came, went, began to work, or ended all it had."""
+        self._note_who_is_busy()
+        self._changed.set()
 
     def _note_who_is_busy(self) -> None:
         for base_hash, engine in self._engines.items():
-            if any(_works(link) for link in (engine, *self._fleet.beside(base_hash).values())):
+            if any(link.works for link in (engine, *self._fleet.beside(base_hash).values())):
                 self._idle_since_s.pop(base_hash, None)
             else:
                 self._idle_since_s.setdefault(base_hash, time.monotonic())
@@ -163,12 +203,24 @@ class Cards:
 
     async def _work(self) -> None:
         while True:
-            await asyncio.sleep(self._pace.poll_s)
+            self._changed.clear()
+            wait_s = self._pace.pause_s
             try:
-                if (candidate := await self.next()) is not None:
-                    await self._try(candidate)
+                choice = await self._choice()
+                # What is chosen may have gone since it was found.
+                if self._outdated or choice.candidate is not None:
+                    if (candidate := await self.next()) is not None:
+                        await self._try(candidate)
+                    continue
+                wait_s = choice.due_s - time.monotonic()
             except Exception:
-                log.exception("fidelity is measured again in %g s", self._pace.poll_s)
+                log.exception("fidelity is measured again in %g s", wait_s)
+                self._outdated = True
+            try:
+                async with asyncio.timeout(min(max(wait_s, 0.0), LOOK_S)):
+                    await self._changed.wait()
+            except TimeoutError:
+                self._outdated = True
 
     async def _try(self, candidate: Candidate) -> None:
         self._tries[candidate.weights.version] += 1
@@ -176,14 +228,15 @@ class Cards:
             await self._measure(candidate)
         except BloomeryError as error:
             log.warning("no fidelity card of version %s: %s", candidate.weights.version, error.message)
+        await asyncio.sleep(self._pace.pause_s)
 
-    def _has_time_for(self, candidate: Candidate) -> bool:
-        now_s = time.monotonic()
+    def _time_for(self, candidate: Candidate) -> float:
+        """By the clock, as far as nobody begins to work."""
         idle_since_s = self._idle_since_s.get(candidate.base_hash, math.inf)
         if not candidate.deployed:
-            return now_s - idle_since_s >= self._pace.long_idle_s
-        since_s = self._wanted_since_s.setdefault(candidate.weights.version, now_s)
-        return now_s - idle_since_s >= self._pace.idle_s or now_s - since_s >= self._pace.patience_s
+            return idle_since_s + self._pace.long_idle_s
+        since_s = self._wanted_since_s.setdefault(candidate.weights.version, time.monotonic())
+        return min(idle_since_s + self._pace.idle_s, since_s + self._pace.patience_s)
 
     async def _measure(self, candidate: Candidate) -> Fidelity:
         async with self._one_at_a_time:
@@ -221,11 +274,6 @@ def _candidates(connection: Connection) -> list[Candidate]:
     named = named.where(saved.c.kind == SNAPSHOT, saved.c.state == "ready", saved.c.name.is_not(None)).order_by(saved.c.id.desc())
     found = [Candidate(Weights(version=row.version, key=row.key), row.base_hash, deployed=True) for row in connection.execute(live.distinct())]
     return found + [Candidate(Weights(version=row.version, key=row.key), row.base_hash, deployed=False) for row in connection.execute(named)]
-
-
-def _works(link: EngineLink) -> bool:
-    status = link.status
-    return link.load > 0 or (status is not None and status.running_sequences + status.waiting_sequences + status.queued_operations > 0)
 
 
 async def _answers(link: EngineLink, asked: Generate) -> list[Sampled]:

@@ -1,6 +1,6 @@
 """Weights that rows hold: a blob of weights and its manifest stay as long as one of `rows.WEIGHT_HOLDERS` names them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from sqlalchemy import Connection, select
 
@@ -19,8 +19,19 @@ def held_blobs(connection: Connection, keys: Collection[str] | None = None) -> f
         if keys is not None:
             query = query.where(table.c.key.in_(keys))
         for key, version in connection.execute(query):
-            blobs |= {key} if version is None else {key, manifest_key(version), card_key(version), probe_key(version)}
+            blobs |= _blobs_of(key, version)
     return frozenset(blobs)
+
+
+def let_go_blobs(connection: Connection, gone: Iterable[tuple[str, str | None]]) -> list[str]:
+    """Of the blobs that deleted rows named, by their keys and versions, those that no other row names."""
+    there = {(key, version) for key, version in gone if key}
+    named = {blob for key, version in there for blob in _blobs_of(key, version)}
+    return sorted(named - held_blobs(connection, {key for key, _ in there}))
+
+
+def _blobs_of(key: str, version: str | None) -> set[str]:
+    return {key} if version is None else {key, manifest_key(version), card_key(version), probe_key(version)}
 
 
 def require_kept(connection: Connection, key: str | None) -> None:

@@ -12,11 +12,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from bloomery.services.listeners import Listeners
 from bloomery.services.settle import RunKey, Settlement, last_checkpoint, restore_point, saves, settle
 from bloomery.store.database import Database
 from bloomery.store.journal import Journal, JournaledResult
 from bloomery.types.errors import BloomeryError, Conflict, Corrupt, InvalidInput, NotFound, Unavailable
-from bloomery.types.operations import Effect, ForwardBackward, ForwardBackwardResult, Operation, Rejected, Result, RunSpec
+from bloomery.types.operations import Effect, ForwardBackward, ForwardBackwardResult, Operation, Rejected, Result, RunSpec, SnapshotResult
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +45,11 @@ class RunFacts(NamedTuple):
 
 
 class History:
-    """Accepts operations and shows results; `changed` is called when there is something to do with them."""
+    """Accepts operations and shows results; `changed` is called when there is something to do with them, `published` hear of weights with a row."""
 
-    def __init__(self, facts: RunFacts, journal: Journal, database: Database, *, gap_s: float, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, facts: RunFacts, journal: Journal, database: Database, published: Listeners, *, gap_s: float, changed: Callable[[], None]
+    ) -> None:
         self.facts = facts
         self.journal = journal
         self.done = max(journal.last_result, facts.first_seq - 1)
@@ -55,7 +58,11 @@ class History:
         self.gap_at: float | None = None
         """When the missing operation before those that wait is given up, by the loop's clock."""
         self.unsettled: dict[int, Settlement] = {}
-        self._database, self._gap_s, self._changed = database, gap_s, changed
+        self._told: set[int] = set()
+        """Operations whose results somebody was shown since the start."""
+        self._bounded_bytes = 0
+        """Of results, that were left when they were bounded last."""
+        self._database, self._published, self._gap_s, self._changed = database, published, gap_s, changed
         self._accepting: dict[int, asyncio.Task[None]] = {}
         self._recent: dict[int, Operation] = {}
         self._requests: dict[int, bytes] = {}
@@ -130,8 +137,11 @@ class History:
             if not arrived:
                 return None
             if (told := waiter.result()) is not None:
+                self._told.add(seq)
                 return told.result
-        return (await self.journal.result(seq)).result
+        found = await self.journal.result(seq)
+        self._told.add(seq)
+        return found.result
 
     async def operation(self, seq: int) -> Operation:
         """An accepted operation."""
@@ -165,9 +175,21 @@ class History:
         self._to_settle_now.set()
 
     async def drop_old_results(self, before_us: int) -> None:
-        """Forget results that are older, unless they still have to be settled."""
+        """Forget results that are older, unless they still have to be settled, and what is too much in bytes."""
         if not self.unsettled:
             await self.journal.drop_results(before_us)
+        self._bounded_bytes = 0
+        await self._bound_results()
+        self._told = {seq for seq in self._told if self.journal.has_result(seq)}
+
+    async def _bound_results(self) -> None:
+        """Forget what is too much in bytes. Where a replay needs it all, again only when there is another segment that may go."""
+        bounds, held = self.journal.bounds, self.journal.result_bytes
+        if held <= max(bounds.most_bytes, self._bounded_bytes + bounds.segment_bytes):
+            return
+        await self.journal.bound_results(bounds.most_bytes, self._told, min(self.unsettled, default=self.done + 1))
+        self._bounded_bytes = self.journal.result_bytes
+        log.info("run %s: dropped %d MiB of results", self.facts.key.run_id, (held - self._bounded_bytes) >> 20)
 
     def fail(self, error: BloomeryError) -> None:
         """The run cannot go on until someone repairs its files; whoever waits is told."""
@@ -243,6 +265,10 @@ class History:
                 except Exception:
                     log.exception("run %s: results cannot be settled; trying again in %g s", self.facts.key.run_id, RETRY_S)
                     await asyncio.sleep(RETRY_S)
+            try:
+                await self._bound_results()
+            except OSError:
+                log.exception("run %s: what is too much of its results stays for now", self.facts.key.run_id)
 
     async def _write(self, batch: list[Settlement]) -> None:
         await self._database.write(lambda connection: settle(connection, self.facts.key, batch))
@@ -250,6 +276,8 @@ class History:
             del self.unsettled[settlement.seq]
         self._wake({settlement.seq: settlement.done for settlement in batch})
         self._changed()
+        if any(isinstance(settlement.done.result, SnapshotResult) for settlement in batch):
+            self._published.tell()
 
 
 async def _made(make: Make, refused: Effect) -> Operation:

@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Select, select
 
 from bloomery.services.checkpoints import FOLDERS, PATH, SNAPSHOT, of_run, readable
+from bloomery.services.listeners import Listeners
 from bloomery.services.models import Models
 from bloomery.services.principal import Principal
 from bloomery.store import rows
@@ -29,6 +30,8 @@ class Versions:
     """Looks weights up."""
 
     def __init__(self, database: Database, models: Models) -> None:
+        self.published = Listeners()
+        """When a run published weights, and their row is there."""
         self._database = database
         self._models = models
 

@@ -7,7 +7,7 @@ acknowledged and is dropped when the journal is opened; damage anywhere else is 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from bloomery.store.files import make_directory
-from bloomery.store.segments import Lane, Record, last_seq, segments
+from bloomery.store.segments import Held, Lane, Record, last_seq, lowest_seq, segments
 from bloomery.types.errors import Corrupt, Gone, NotFound
 from bloomery.types.operations import Operation, Result
 from bloomery.types.wire import Wire, encode
@@ -59,6 +59,18 @@ _result = msgspec.msgpack.Decoder(JournaledResult)
 _origin = msgspec.msgpack.Decoder(_Origin)
 
 
+class Bounds(NamedTuple):
+    """How long results stay, and how many bytes of a run at most; those that a replay may still need stay in any case."""
+
+    ttl_s: int = 7 * 86_400
+    most_bytes: int = 1 << 30
+    segment_bytes: int = RESULT_SEGMENT_BYTES
+    """Whole segments go."""
+
+
+BOUNDS: Final = Bounds()
+
+
 class Extent(NamedTuple):
     """How far a run came, by the headers of its journal."""
 
@@ -69,12 +81,13 @@ class Extent(NamedTuple):
 class Journal:
     """The journal of one run, opened by one process."""
 
-    def __init__(self, directory: Path, pool: Executor, *, first_seq: int = 1, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(self, directory: Path, pool: Executor, *, first_seq: int = 1, segment_bytes: int = SEGMENT_BYTES, bounds: Bounds = BOUNDS) -> None:
         """Blocking: reads and verifies all segments. The run's history begins with `first_seq`."""
         make_directory(directory)
+        self.bounds = bounds
         self._pool = pool
         self._operations = Lane(directory, name=_OPERATIONS, kind=1, label="operation", segment_bytes=segment_bytes)
-        self._results = _results_lane(directory, min(segment_bytes, RESULT_SEGMENT_BYTES))
+        self._results = _results_lane(directory, min(segment_bytes, bounds.segment_bytes))
         torn = self._operations.torn
         if torn is not None and torn.seq is not None and torn.seq <= self.last_result:
             raise Corrupt(f"{torn.segment}: operation {torn.seq} at offset {torn.offset} is damaged, yet its result is known")
@@ -93,6 +106,11 @@ class Journal:
     def last_result(self) -> int:
         """`seq` of the newest result, -1 without any."""
         return self._results.last
+
+    @property
+    def result_bytes(self) -> int:
+        """Of all results here."""
+        return self._results.size_bytes
 
     def has_operation(self, seq: int) -> bool:
         """Whether the operation is here (not: whether it ever was)."""
@@ -123,7 +141,8 @@ class Journal:
     async def result(self, seq: int) -> JournaledResult:
         """A result; one that outlived its time is `Gone`."""
         if seq <= self.last_result and not self.has_result(seq):
-            raise Gone(f"the result of operation {seq} was dropped after its time to live; it cannot be had again")
+            kept = f"results stay {self.bounds.ttl_s / 86_400:g} days, and of a run the last {self.bounds.most_bytes >> 20} MiB or so"
+            raise Gone(f"the result of operation {seq} was dropped and cannot be had again, what the operation did stays: {kept}")
         payload = await asyncio.get_running_loop().run_in_executor(self._pool, self._results.read, seq)
         return _result.decode(payload)
 
@@ -133,7 +152,15 @@ class Journal:
 
     async def drop_results(self, before_us: int) -> None:
         """Delete segments, but never the last, whose newest result is older."""
-        await self._result_queue.alone(partial(_drop_older, self._results, before_us))
+        await self._result_queue.alone(partial(_drop_older, self._results, before_us, self._replayed_from))
+
+    async def bound_results(self, most_bytes: int, told: Container[int], before: int) -> None:
+        """Delete segments until they have at most so many bytes, but never the last, nor results from `before` on.
+
+        First those whose results were all `told`, then others; the oldest first.
+        """
+        before = min(before, self._replayed_from)
+        await self._result_queue.alone(lambda: _drop_spare(self._results, most_bytes, told, before))
 
     async def close(self) -> None:
         """Finish what is being written and give the files back."""
@@ -141,6 +168,11 @@ class Journal:
         await self._result_queue.finish()
         self._operations.close()
         self._results.close()
+
+    @property
+    def _replayed_from(self) -> int:
+        """The oldest operation here: whoever computes from it on again compares what comes out, and must fail where it failed."""
+        return min(list(self._operations.places), default=self.last_result + 1)
 
     def _request(self, seq: int) -> bytes:
         # The result first: it is mostly the smaller one, and stays when a checkpoint has the operation dropped, which may happen meanwhile.
@@ -155,12 +187,23 @@ class Journal:
         self._operations.rotate()
 
 
-def trim(directory: Path, before_us: int) -> None:
-    """Delete old results of a run whose journal is not open; cheap where there is only the segment that stays anyway. Blocking."""
-    if len(segments(directory, _RESULTS)) > 1:
-        results = _results_lane(directory, RESULT_SEGMENT_BYTES)
-        _drop_older(results, before_us)
-        results.close()
+def trim(directory: Path, before_us: int, most_bytes: int = BOUNDS.most_bytes) -> None:
+    """Delete old results of a run whose journal is not open, and those beyond `most_bytes`; cheap where nothing can go. Blocking."""
+    there, needed = segments(directory, _RESULTS), lowest_seq(segments(directory, _OPERATIONS))
+    # The first ends before the second begins. To look into one, all are read.
+    second = lowest_seq(there[1:])
+    if second is None or (needed is not None and second > needed):
+        return
+    results = _results_lane(directory, RESULT_SEGMENT_BYTES)
+    before = results.last + 1 if needed is None else needed
+    _drop_older(results, before_us, before)
+    _drop_spare(results, most_bytes, (), before)
+    results.close()
+
+
+def result_bytes(directory: Path) -> int:
+    """Of all results of a run whose journal is not open."""
+    return sum(path.stat().st_size for path in segments(directory, _RESULTS))
 
 
 def extent(directory: Path) -> Extent:
@@ -172,12 +215,27 @@ def _results_lane(directory: Path, segment_bytes: int) -> Lane:
     return Lane(directory, name=_RESULTS, kind=2, label="result", segment_bytes=segment_bytes)
 
 
-def _drop_older(results: Lane, before_us: int) -> None:
+def _droppable(results: Lane, before: int) -> list[Held]:
     # Never the last segment: it says how far the run came.
-    for newest in results.droppable(results.last - 1):
-        if _result.decode(results.read(newest)).done_us >= before_us:
+    return results.droppable(min(results.last, before) - 1)
+
+
+def _drop_older(results: Lane, before_us: int, before: int) -> None:
+    for held in _droppable(results, before):
+        if _result.decode(results.read(held.newest)).done_us >= before_us:
             return
-        results.drop(newest)
+        results.drop_only({held.newest})
+
+
+def _drop_spare(results: Lane, most_bytes: int, told: Container[int], before: int) -> None:
+    spare = results.size_bytes - most_bytes
+    if spare <= 0:
+        return
+    for held in sorted(_droppable(results, before), key=lambda held: not all(seq in told for seq in held.seqs)):
+        if spare <= 0:
+            return
+        results.drop_only({held.newest})
+        spare -= held.bytes
 
 
 class _Job(NamedTuple):

@@ -8,7 +8,7 @@ Files are named `<lane>-<seq of the first record>.seg`.
 import logging
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -41,6 +41,14 @@ class RecordPlace(NamedTuple):
     length: int
 
 
+class Held(NamedTuple):
+    """A segment: its highest `seq`, its size, and every `seq` in it."""
+
+    newest: int
+    bytes: int
+    seqs: list[int]
+
+
 class Torn(NamedTuple):
     """An append that the process did not live to finish: the end of the last segment, from `offset`; `seq` where the header is whole."""
 
@@ -62,6 +70,8 @@ class Lane:
         self._directory, self._name, self._kind, self._label, self._limit = directory, name, kind, label, segment_bytes
         self._newest: dict[Path, int] = {}
         """Highest `seq` of every segment, oldest segment first."""
+        self._bytes: dict[Path, int] = {}
+        """Of every segment."""
         self._file: int | None = None
         self._size = 0
         for path in segments(directory, name):
@@ -100,6 +110,7 @@ class Lane:
             self._size += HEADER_BYTES + len(record.payload)
             self._newest[path] = max(self._newest[path], record.seq)
             self.last = max(self.last, record.seq)
+        self._bytes[path] = self._size
 
     def read(self, seq: int) -> bytes:
         """The payload of a record, its checksum verified."""
@@ -122,19 +133,30 @@ class Lane:
             os.close(self._file)
             self._file = None
 
-    def droppable(self, through: int) -> list[int]:
-        """Highest `seq` of each segment that holds nothing after `through`."""
-        return [newest for newest in self._newest.values() if newest <= through]
+    @property
+    def size_bytes(self) -> int:
+        """Of all segments."""
+        return sum(self._bytes.values())
+
+    def droppable(self, through: int) -> list[Held]:
+        """The segments that hold nothing after `through`, oldest first."""
+        held = {path: Held(newest, self._bytes[path], []) for path, newest in self._newest.items() if newest <= through}
+        for seq, place in self.places.items():
+            if place.segment in held:
+                held[place.segment].seqs.append(seq)
+        return list(held.values())
 
     def drop(self, through: int) -> None:
         """Delete the segments that hold nothing after `through`; nothing up to there may still be to come."""
-        for path, newest in list(self._newest.items()):
-            if newest > through:
-                continue
+        self.drop_only({newest for newest in self._newest.values() if newest <= through})
+
+    def drop_only(self, newest: Set[int]) -> None:
+        """The same of the segments with these highest `seq`s, wherever they lie."""
+        for path in [path for path, highest in self._newest.items() if highest in newest]:
             if path == next(reversed(self._newest)):
                 self.close()
             self.places = {seq: place for seq, place in self.places.items() if place.segment != path}
-            del self._newest[path]
+            del self._newest[path], self._bytes[path]
             path.unlink()
             failpoint("segment.dropped")
 
@@ -152,7 +174,7 @@ class Lane:
         self.close()
         path = self._directory / f"{self._name}-{first:012d}.seg"
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
-        self._size, self._newest[path] = 0, first
+        self._size, self._newest[path], self._bytes[path] = 0, first, 0
         sync_directory(self._directory)
 
     def _open(self, path: Path) -> None:
@@ -171,6 +193,7 @@ class Lane:
                 return
             self.places[header.seq] = RecordPlace(path, offset, header.length)
             self._newest[path] = max(self._newest.get(path, header.seq), header.seq)
+            self._bytes[path] = offset + HEADER_BYTES + header.length
             self.last = max(self.last, header.seq)
 
 
@@ -179,17 +202,26 @@ def segments(directory: Path, name: str) -> list[Path]:
     return sorted(directory.glob(f"{name}-*.seg"))
 
 
+def lowest_seq(paths: Iterable[Path]) -> int | None:
+    """Lowest `seq` of these segments of a lane, oldest first, by headers alone; None without any."""
+    return next((min(found) for path in paths if (found := _seqs(path))), None)
+
+
 def last_seq(directory: Path, name: str) -> int:
     """Highest `seq` of a lane by its newest headers alone, -1 without any: a guess that `Lane` verifies when it matters."""
     for path in reversed(segments(directory, name)):
-        found, offset = -1, 0
-        with path.open("rb") as file:
-            while (header := _header(os.pread(file.fileno(), HEADER_BYTES, offset), 0)) is not None:
-                found = max(found, header.seq)
-                offset += HEADER_BYTES + header.length
-        if found >= 0:
-            return found
+        if found := _seqs(path):
+            return max(found)
     return -1
+
+
+def _seqs(path: Path) -> list[int]:
+    found, offset = [], 0
+    with path.open("rb") as file:
+        while (header := _header(os.pread(file.fileno(), HEADER_BYTES, offset), 0)) is not None:
+            found.append(header.seq)
+            offset += HEADER_BYTES + header.length
+    return found
 
 
 class _Header(NamedTuple):

@@ -35,7 +35,7 @@ MAX_CELLS: Final = 1 << 23
 MAX_EXPERTS_TOLD: Final = 1 << 25
 """Numbers of experts in one answer, and of their weights: half of what a request that gives them back may hold."""
 MAX_DATA: Final = 1 << 13
-"""Of one operation: what is done for each of them, however short, is done in one turn of the engine. The SDK sends 1,024 at a time."""
+"""Of one operation: what is done for each of them, however short, is done in one turn of the engine. `client/config` tells the SDK."""
 MAX_DRAFTED: Final = 1 << 22
 """Tokens of all drafts of one request, each of which is read as a token of a prompt is."""
 MAX_SOFT_TARGETS: Final = 256

@@ -22,6 +22,7 @@ from bloomery.services.runs import Runs
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
+from bloomery.store.journal import BOUNDS, Bounds
 from bloomery.types.arrays import Array
 from bloomery.types.operations import AdamParams, Datum, ForwardBackward, LoraSpec, OptimStep, Result
 from tests.services.fake_engine import BASE, VOCABULARY, FakeEngine, fake_base, fake_engine
@@ -71,7 +72,7 @@ class Api:
 
 
 @asynccontextmanager
-async def open_api(directory: Path, patience: Patience | None = None) -> AsyncIterator[Api]:
+async def open_api(directory: Path, patience: Patience | None = None, bounds: Bounds = BOUNDS) -> AsyncIterator[Api]:
     """Start an api in this directory; leaving ends it without a farewell, as a death would."""
     inbox: Inbox = asyncio.Queue()
     link = EngineLink(BASE, directory / "s", inbox)
@@ -79,7 +80,9 @@ async def open_api(directory: Path, patience: Patience | None = None) -> AsyncIt
         database = stack.enter_context(Database(directory / "bloomery.db"))
         blobs = AsyncBlobs(Blobs(directory / "blobs"))
         models, checkpoints = Models([fake_base(directory)], {BASE: link}), Checkpoints(database)
-        activity = Activity(database=database, blobs=blobs, directory=directory / "runs", links={BASE: link}, inbox=inbox, patience=patience)
+        activity = Activity(
+            database=database, blobs=blobs, directory=directory / "runs", links={BASE: link}, inbox=inbox, patience=patience, bounds=bounds
+        )
         await stack.enter_async_context(activity)
         await stack.enter_async_context(link)
         runs = Runs(database=database, models=models, checkpoints=checkpoints, activity=activity)

@@ -1,12 +1,15 @@
 """Cards of what is served: who answers, who compares, when, and where the card stays."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
 from bloomery.services.core import Services
 from bloomery.services.engines import EngineLink
@@ -21,18 +24,29 @@ from tests.services.runs_stage import LORA, ME, forward_backward, play, step, un
 from tests.services.test_query_plans import plan
 from tests.services.test_tenancy import config
 
-AT_ONCE = Pace(poll_s=0.005, idle_s=0, patience_s=0, long_idle_s=0)
-WHEN_IDLE = Pace(poll_s=3600, idle_s=0.001, patience_s=3600, long_idle_s=0.001)
-NEVER_OF_ITSELF = Pace(poll_s=3600, idle_s=0, patience_s=3600, long_idle_s=0)
+AT_ONCE = Pace(idle_s=0, patience_s=0, long_idle_s=0, pause_s=0.005)
+WHEN_IDLE = Pace(idle_s=0.001, patience_s=3600, long_idle_s=0.001)
+NEVER_OF_ITSELF = Pace(idle_s=0, patience_s=3600, long_idle_s=0)
+AFTER_A_WHILE = Pace(idle_s=3600, patience_s=3600, long_idle_s=0.2)
 
 Story = Callable[[Services, Cards, FakeEngine], Awaitable[None]]
 
 
-def tell(directory: Path, story: Story, pace: Pace) -> None:
-    """A story with services of which the cards work at this pace, beside those that keep their own and have not begun."""
+class Counted(Database):
+    """Knows how often it was asked."""
+
+    reads = 0
+
+    async def read(self, look: Callable[[Connection], Any]) -> Any:
+        self.reads += 1
+        return await super().read(look)
+
+
+def tell(directory: Path, story: Story, pace: Pace, *, work: bool = False) -> None:
+    """A story with services and cards of this pace, beside those that keep their own and have not begun. They work of themselves, or do not."""
 
     async def run(engine: FakeEngine) -> None:
-        async with Services.open(config(directory)) as services, cards_of(services, directory, pace) as cards:
+        async with Services.open(config(directory)) as services, cards_of(services, directory, pace, work=work) as cards:
             await until(lambda: services.links[BASE].ready)
             await story(services, cards, engine)
 
@@ -40,8 +54,10 @@ def tell(directory: Path, story: Story, pace: Pace) -> None:
 
 
 @asynccontextmanager
-async def cards_of(services: Services, directory: Path, pace: Pace, engines: Mapping[str, EngineLink] | None = None) -> AsyncIterator[Cards]:
-    with Database(directory / "bloomery.db") as database:
+async def cards_of(
+    services: Services, directory: Path, pace: Pace, engines: Mapping[str, EngineLink] | None = None, *, work: bool = False
+) -> AsyncIterator[Cards]:
+    with Counted(directory / "bloomery.db") as database:
         cards = Cards(
             database=database,
             blobs=AsyncBlobs(Blobs(directory / "blobs")),
@@ -52,6 +68,9 @@ async def cards_of(services: Services, directory: Path, pace: Pace, engines: Map
             engines=services.links if engines is None else engines,
             pace=pace,
         )
+        if not work:
+            yield cards
+            return
         async with cards:
             yield cards
 
@@ -82,7 +101,7 @@ def test_what_is_deployed_is_measured_and_shown_and_stays(tmp_path: Path) -> Non
             assert (await others.on(deployment)).fidelity == card
         assert len(engine.compared) == 1
 
-    tell(tmp_path, story, AT_ONCE)
+    tell(tmp_path, story, AT_ONCE, work=True)
 
 
 def test_the_answers_are_those_of_the_version_and_come_behind_other_work(tmp_path: Path) -> None:
@@ -164,6 +183,51 @@ def test_what_is_not_deployed_is_measured_in_idle_time_alone(tmp_path: Path) -> 
     tell(tmp_path, story, WHEN_IDLE)
 
 
+def test_nobody_looks_for_versions_while_none_was_deployed_or_published(tmp_path: Path) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        database = cards._database
+        assert isinstance(database, Counted)
+        deployment = await services.deployments.create(ME, "served", await publish(services), {})
+        await until(lambda: len(engine.compared) == 1)
+        async with asyncio.timeout(20):
+            while (await cards.on(deployment)).fidelity is None:
+                await asyncio.sleep(0.002)
+        await turn_often(services, engine)
+        before = database.reads
+        await turn_often(services, engine)
+        assert database.reads == before
+        # Each is noticed when it happens.
+        await services.deployments.promote(ME, "served", await publish(services, first_token=2), {})
+        await until(lambda: len(engine.compared) == 2)
+        await publish(services, "kept", first_token=3)
+        engine.say(queued_operations=0)
+        await until(lambda: len(engine.compared) == 3)
+
+    tell(tmp_path, story, AT_ONCE, work=True)
+
+
+async def turn_often(services: Services, engine: FakeEngine) -> None:
+    """The engine works and rests again and again."""
+    for busy in (True, False) * 10:
+        engine.say(queued_operations=int(busy))
+        await until(lambda busy=busy: services.links[BASE].works == busy)
+        await asyncio.sleep(0.005)
+
+
+def test_what_waits_for_idle_time_is_measured_when_there_was_enough_of_it_and_nobody_says_more(tmp_path: Path) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        engine.say(queued_operations=1)
+        await until(lambda: services.links[BASE].works)
+        await publish(services, "kept")
+        engine.say(queued_operations=0)
+        await until(lambda: not services.links[BASE].works)
+        began_s = time.monotonic()
+        await until(lambda: len(engine.compared) == 1)
+        assert time.monotonic() - began_s > AFTER_A_WHILE.long_idle_s / 2
+
+    tell(tmp_path, story, AFTER_A_WHILE, work=True)
+
+
 def test_a_card_that_cannot_be_made_is_tried_twice_and_said_to_who_asks(tmp_path: Path) -> None:
     async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
         engine.refuse_to_compare = "no memory for that"
@@ -175,7 +239,7 @@ def test_a_card_that_cannot_be_made_is_tried_twice_and_said_to_who_asks(tmp_path
         with pytest.raises(WorkerError, match="no memory for that"):
             await cards.measure(ME, version)
 
-    tell(tmp_path, story, AT_ONCE)
+    tell(tmp_path, story, AT_ONCE, work=True)
 
 
 def test_an_engine_that_dies_while_it_compares_is_an_error_of_that_card(tmp_path: Path) -> None:
@@ -203,7 +267,7 @@ def test_another_numerics_id_means_another_card(tmp_path: Path) -> None:
                 await asyncio.sleep(0.002)
         assert card.numerics == engine.numerics
 
-    tell(tmp_path, story, AT_ONCE)
+    tell(tmp_path, story, AT_ONCE, work=True)
 
 
 def test_a_card_goes_with_its_version(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bloomery.store.journal import Journal, JournaledResult, extent, trim
+from bloomery.store.journal import Journal, JournaledResult, extent, result_bytes, trim
 from bloomery.store.segments import HEADER_BYTES
 from bloomery.types.errors import Corrupt, Gone, NotFound
 from bloomery.types.operations import Failed, Operation, Rejected
@@ -173,6 +173,57 @@ def test_old_results_of_a_closed_journal_are_trimmed_down_to_the_last_segment(tm
     assert set(_read(tmp_path, pool)[1]) == {3}
 
 
+def test_of_too_many_bytes_the_oldest_that_were_told_go_first_then_the_oldest(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    async def story() -> None:
+        journal = Journal(tmp_path, pool, segment_bytes=1)
+        for seq in range(1, 8):
+            await journal.append_results({seq: _done(seq)})
+        each = journal.result_bytes // 7
+        assert journal.result_bytes == sum(path.stat().st_size for path in tmp_path.glob("results-*"))
+        await journal.bound_results(5 * each, {3, 4, 5}, before=8)
+        assert _held(journal) == [1, 2, 5, 6, 7]
+        with pytest.raises(Gone, match="the result of operation 3 was dropped"):
+            await journal.result(3)
+        await journal.bound_results(3 * each, {5}, before=8)
+        assert _held(journal) == [2, 6, 7]
+        # From the sixth on they are still needed, and the last says how far the run came.
+        await journal.bound_results(0, set(), before=6)
+        assert _held(journal) == [6, 7]
+        await journal.bound_results(0, set(), before=8)
+        assert (_held(journal), journal.last_result) == ([7], 7)
+        await journal.append_results({8: _done(8)})
+        assert journal.result_bytes == 2 * each
+        await journal.close()
+
+    asyncio.run(story())
+    assert set(_read(tmp_path, pool)[1]) == {7, 8}
+
+
+def test_results_that_a_replay_needs_stay_however_old_and_many_they_are(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    async def story() -> None:
+        journal = Journal(tmp_path, pool, segment_bytes=1)
+        for seq in (1, 2, 3, 4):
+            await journal.append_operation(seq, _op(seq))
+            await journal.append_results({seq: _done(seq)})
+        await journal.drop_operations(through=2)
+        await journal.drop_results(before_us=_done(99).done_us)
+        await journal.bound_results(0, {1, 2, 3, 4}, before=5)
+        assert _held(journal) == [3, 4]
+        await journal.close()
+
+    asyncio.run(story())
+    trim(tmp_path, before_us=_done(99).done_us, most_bytes=0)
+    assert set(_read(tmp_path, pool)[1]) == {3, 4}
+
+
+def test_a_closed_journal_is_trimmed_to_the_bytes_that_it_may_have(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    _fill(tmp_path, pool, results=[1, 2, 3, 4], segment_bytes=1)
+    held = result_bytes(tmp_path)
+    assert held == sum(path.stat().st_size for path in tmp_path.glob("results-*"))
+    trim(tmp_path, before_us=0, most_bytes=held // 2)
+    assert set(_read(tmp_path, pool)[1]) == {3, 4}
+
+
 def test_a_full_disk_takes_nothing_back_and_promises_nothing(tmp_path: Path) -> None:
     """The child may write 4096 bytes per file: the append that does not fit fails, those before it stay, smaller ones go on."""
     script = """
@@ -274,6 +325,10 @@ def _read(directory: Path, pool: ThreadPoolExecutor) -> tuple[dict[int, Operatio
         return operations, results
 
     return asyncio.run(story())
+
+
+def _held(journal: Journal) -> list[int]:
+    return [seq for seq in range(20) if journal.has_result(seq)]
 
 
 def _op(seq: int) -> Rejected:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -485,15 +486,19 @@ def test_futures_of_operations_outlive_the_api_and_those_of_samples_say_that_the
 
 
 @pytest.mark.slow
-def test_a_poll_ends_in_time_to_be_repeated(server: Served, run: tinker.TrainingClient) -> None:
+def test_a_poll_is_held_and_ends_in_time_to_be_repeated(server: Served, run: tinker.TrainingClient) -> None:
     server.loop.call_soon_threadsafe(server.engine.gate.clear)
     try:
-        future = run.forward_backward([datum(1, 2)], "cross_entropy")
-        name = f"operation|{run.model_id}|1|"
-        _until(lambda: post(server, "/retrieve_future", {"request_id": name}, timeout=40.0).status_code == 408)
+        future = post(server, "/optim_step", {"model_id": run.model_id, "seq_id": 1, "adam_params": {}}).json()
+        began_s = time.monotonic()
+        answer = post(server, "/retrieve_future", {"request_id": future["request_id"]}, timeout=60.0)
+        held_s = time.monotonic() - began_s
     finally:
         server.loop.call_soon_threadsafe(server.engine.gate.set)
-    assert future.result().metrics
+    assert (answer.status_code, answer.json()["type"]) == (408, "try_again")
+    # Sooner, and a client that waits would ask without a pause; after 45 s the SDK gives up and pauses itself.
+    assert 20 <= held_s < 30
+    assert post(server, "/retrieve_future", {"request_id": future["request_id"]}, timeout=60.0).json()["metrics"]
 
 
 def _prompt(tokens: list[int]) -> dict:

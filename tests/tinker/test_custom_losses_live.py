@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from tinker import types
 
+from bloomery.services.active import Patience
 from tests.live import LiveServer, running_server
 from tests.sdk import connected
 
@@ -20,6 +22,7 @@ MODEL = "bloomery-tiny"
 TEXTS = ("json.dumps turns an object into text.", "json.loads is its inverse.", "os.path.join joins paths.", "re.match begins at the start.")
 ADAM = types.AdamParams(learning_rate=1e-3)
 BETA = 0.1
+GAP_S = Patience().gap_s
 RANKS = {"logprobs": 1, "weights": 1}
 
 
@@ -113,25 +116,65 @@ def test_signed_weights_are_those_of_cross_entropy(client: tinker.ServiceClient)
     assert_same(stepped(custom, data), stepped(built_in, data), before)
 
 
-def test_a_function_that_fails_leaves_a_gap_that_the_server_bridges(client: tinker.ServiceClient, live_server: LiveServer) -> None:
-    def broken(data: list[types.Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-        raise ZeroDivisionError("my own mistake")
+def broken(data: list[types.Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    raise ZeroDivisionError("my own mistake")
 
+
+def broken_off(client: tinker.ServiceClient) -> tinker.TrainingClient:
+    """A run whose second operation never comes: the forward of a custom loss had the first place, its backward was to have the next."""
     run = new_run(client)
-    data = examples(run)
     with pytest.raises(ZeroDivisionError, match="my own mistake"):
-        run.forward_backward_custom(data, broken).result()
+        run.forward_backward_custom(examples(run), broken).result()
+    return run
+
+
+def test_a_function_that_fails_poisons_its_client_and_nobody_else(client: tinker.ServiceClient) -> None:
+    run, other = broken_off(client), new_run(client)
     with pytest.raises(RuntimeError, match="poisoned"):
         run.optim_step(ADAM).result()
-    other = new_run(client)
-    other.forward_backward(data, "cross_entropy").result()
+    other.forward_backward(examples(other), "cross_entropy").result()
     assert other.optim_step(ADAM).result().metrics["optimizer_step"] == 1
-    # The backward that never came had the second place of the run: whoever holds the run may still take it.
-    headers = {"x-api-key": live_server.key}
-    body = {"model_id": run.model_id, "seq_id": 2, "adam_params": {"learning_rate": 1e-3}}
-    future = httpx.post(f"{live_server.url}/api/v1/optim_step", json=body, headers=headers).json()
-    answer = httpx.post(f"{live_server.url}/api/v1/retrieve_future", json={"request_id": future["request_id"]}, headers=headers, timeout=60)
-    assert answer.json()["metrics"]["optimizer_step"] == 1
+
+
+def test_whoever_holds_the_run_may_take_the_place_of_the_backward_that_never_came(client: tinker.ServiceClient, live_server: LiveServer) -> None:
+    run = broken_off(client)
+    assert result_of(live_server, submitted_step(live_server, run, 2))["metrics"]["optimizer_step"] == 1
+
+
+@pytest.mark.slow
+def test_a_function_that_fails_leaves_a_gap_that_the_server_bridges(client: tinker.ServiceClient, live_server: LiveServer) -> None:
+    run = broken_off(client)
+    began_s = time.monotonic()
+    spoiled, good = submitted_step(live_server, run, 3), submitted_step(live_server, run, 4)
+    answer = result_of(live_server, spoiled)
+    waited_s = time.monotonic() - began_s
+    assert GAP_S <= waited_s < GAP_S + 20
+    # What never came might have been a backward, so the step behind it has no gradients to trust; the next one goes on.
+    assert answer["category"] == "user"
+    assert "an earlier operation failed" in answer["error"]
+    given_up = result_of(live_server, spoiled.replace("|3|", "|2|"))
+    assert given_up["category"] == "user"
+    assert f"did not arrive within {GAP_S:g} s" in given_up["error"]
+    assert result_of(live_server, good)["metrics"]["optimizer_step"] == 1
+
+
+def submitted_step(server: LiveServer, run: tinker.TrainingClient, seq: int) -> str:
+    """The future of a step under a number of the caller's choice, which a poisoned client does not send."""
+    body = {"model_id": run.model_id, "seq_id": seq, "adam_params": {"learning_rate": 1e-3}}
+    answer = httpx.post(f"{server.url}/api/v1/optim_step", json=body, headers={"x-api-key": server.key})
+    return str(answer.json()["request_id"])
+
+
+def result_of(server: LiveServer, future: str) -> dict[str, Any]:
+    """Asked for again and again, as the SDK does it."""
+    for _ in range(6):
+        body, headers = {"request_id": future}, {"x-api-key": server.key}
+        answer = httpx.post(f"{server.url}/api/v1/retrieve_future", json=body, headers=headers, timeout=60)
+        if answer.status_code != 408:
+            assert answer.status_code == 200, answer.text
+            found: dict[str, Any] = answer.json()
+            return found
+    pytest.fail(f"`{future}` has no result after six polls")
 
 
 @pytest.mark.contract("POST /api/v1/create_custom_loss", "session_id", refused="unless the server was started with `--custom-losses`")

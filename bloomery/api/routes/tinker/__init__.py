@@ -8,7 +8,11 @@ programs, `administration` adds it up; `identity` says whose a key is, and `refu
 contract in this contract's place.
 """
 
+from typing import Final
+
 from fastapi import APIRouter
+from starlette.routing import Match
+from starlette.types import Scope
 
 from bloomery.api.routes import MAX_BODY_BYTES
 from bloomery.api.routes.tinker import (
@@ -26,10 +30,21 @@ from bloomery.api.routes.tinker import (
     sessions,
     training,
 )
+from bloomery.api.routes.tinker.errors import refusal
 from bloomery.api.routes.tinker.futures import closing_futures
 
-router = APIRouter(prefix="/api/v1", tags=["tinker"], lifespan=closing_futures, max_body_size=MAX_BODY_BYTES)
-for part in (client, identity, sessions, training, sampling, retrieve, routed, listing, publishing, external, administration, refused):
+_PREFIX: Final = "/api/v1"
+_PARTS: Final = (client, identity, sessions, training, sampling, retrieve, routed, listing, publishing, external, administration, refused)
+
+router = APIRouter(prefix=_PREFIX, tags=["tinker"], lifespan=closing_futures, max_body_size=MAX_BODY_BYTES)
+for part in _PARTS:
     router.include_router(part.router)
 
-__all__ = ["oai", "router"]
+
+def answers(scope: Scope) -> bool:
+    """Whether a request is for this contract, which shares its prefix with our own."""
+    inner = {**scope, "path": scope["path"].removeprefix(_PREFIX), "root_path": ""}
+    return inner["path"] != scope["path"] and any(route.matches(inner)[0] is Match.FULL for part in _PARTS for route in part.router.routes)
+
+
+__all__ = ["answers", "oai", "refusal", "router"]

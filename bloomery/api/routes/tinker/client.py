@@ -9,14 +9,15 @@ from fastapi import APIRouter, Request
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker.bodies import Telemetry
 from bloomery.api.routes.tinker.errors import TinkerRoute
+from bloomery.types.checks import MAX_DATA
 from bloomery.types.errors import Unavailable
 
 MIB: Final = 1 << 20
 
-# One request per training step however large, and buffers that never hold a step back. What the SDK may do differently one day by default is said
-# too.
+# One request per training step of usual size, none that the door would refuse, and buffers that never hold a step back. What the SDK may do
+# differently one day by default is said too.
 CONFIG: Final = {
-    "fwdbwd_max_chunk_len": MIB,
+    "fwdbwd_max_chunk_len": MAX_DATA,
     "fwdbwd_max_chunk_bytes_count": 64 * MIB,
     "fwdbwd_dispatch_bytes_semaphore_size": 256 * MIB,
     "parallel_fwdbwd_chunks": True,

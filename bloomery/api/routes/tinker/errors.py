@@ -15,12 +15,15 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from bloomery.api.routes import MAX_BODY_BYTES
 from bloomery.api.routes.tinker.encoding import decoded
-from bloomery.types.errors import BloomeryError, InvalidInput, InvalidToken, RateLimited
+from bloomery.types.errors import BloomeryError, InvalidInput, InvalidToken, RateLimited, TooLarge
 from bloomery.types.operations import Failed
 
 _STATUS: Final = {"unauthorized": 401, "forbidden": 403, "not_found": 404, "gone": 410, "rate_limit_exceeded": 429, "unavailable": 503}
 _REFUSED: Final = 400
+_TOO_LARGE: Final = 413
+"""Of the framework, for a body that became too large while it was read; this contract has no such status."""
 _POLL: Final = "/retrieve_future"
 _PACED: Final = (_POLL, "/asample")
 """Where the SDK repeats a 503 at once or gives up on it, but waits a little and goes on after a 429."""
@@ -43,6 +46,8 @@ class TinkerRoute(APIRoute):
             try:
                 return await handle(await decoded(request))
             except HTTPException as error:
+                if error.status_code == _TOO_LARGE:
+                    return refusal(request, TooLarge(f"the body has over {MAX_BODY_BYTES >> 20} MiB: send it in parts", field="body"))
                 if error.status_code != _REFUSED:
                     raise
                 return refusal(request, InvalidInput(f"the body cannot be read: {error.detail}", field="body"))

@@ -71,7 +71,7 @@ def parse_forward_backward(body: bytes) -> Parsed:
     try:
         request.ParseFromString(body)
     except proto.DecodeError as error:
-        raise InvalidInput(f"the body is not a ForwardBackwardRequest: {error}") from error
+        raise InvalidInput(f"the body is not a ForwardBackwardRequest: {error}", field="body") from error
     values = sum(filled(tensor) for datum in request.data for tensor in datum.loss_fn_inputs.values())
     said = canonical(request)
     request.DiscardUnknownFields()

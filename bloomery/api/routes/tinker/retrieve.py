@@ -19,7 +19,7 @@ from bloomery.services.principal import Principal
 from bloomery.services.threads import off_loop
 from bloomery.services.versions import Version
 from bloomery.types.drafted import KEPT_HEADER
-from bloomery.types.errors import InvalidInput
+from bloomery.types.errors import Gone, InvalidInput
 from bloomery.types.generation import Weights
 from bloomery.types.operations import (
     CheckpointResult,
@@ -99,7 +99,11 @@ async def _retrieve_sample(future: SampleFuture, services: Services, caller: Pri
 
 
 async def _retrieve_operation(future: OperationFuture, services: Services, caller: Principal) -> Response:
-    result = await services.runs.result(caller, future.model_id, future.seq, HOLD_S)
+    try:
+        result = await services.runs.result(caller, future.model_id, future.seq, HOLD_S)
+    except Gone as gone:
+        # Upon a 410 the SDK says that the promise is broken, and not why.
+        return JSONResponse(failure(gone))
     if result is None:
         run = await services.runs.get(caller, future.model_id)
         state = "active" if services.models.resolve(run.base_hash).ready else "paused_capacity"

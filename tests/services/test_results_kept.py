@@ -1,0 +1,88 @@
+"""Results are bounded in bytes, and what goes is told apart from what never was."""
+
+from pathlib import Path
+
+import pytest
+
+from bloomery.store.journal import Bounds
+from bloomery.types.errors import Gone
+from bloomery.types.operations import OptimStepResult
+from tests.services.fake_engine import FakeEngine
+from tests.services.runs_stage import ME, Api, open_api, operation, play, until
+
+FEW = Bounds(most_bytes=4000, segment_bytes=1)
+"""Each result in a segment of its own, and room for some."""
+NONE = Bounds(most_bytes=0, segment_bytes=1)
+
+
+async def done(api: Api, run_id: str, first: int, last: int, *, asked: bool) -> None:
+    """Operations one after the other, so that each result is a segment; asked for or not."""
+    for seq in range(first, last + 1):
+        await api.runs.submit(ME, run_id, seq, operation(seq))
+        if asked:
+            await api.results(run_id, seq)
+        active = api.activity.get(run_id)
+        assert active is not None
+        await until(lambda active=active, seq=seq: active.history.done >= seq and not active.history.unsettled)
+
+
+def held(api: Api, run_id: str, last: int) -> list[int]:
+    run = api.activity.get(run_id)
+    assert run is not None
+    return [seq for seq in range(1, last + 1) if run.history.journal.has_result(seq)]
+
+
+def test_results_that_were_fetched_make_room_for_those_that_were_not(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path, bounds=FEW) as api:
+            run = await api.new_run()
+            await done(api, run.id, 1, 2, asked=False)
+            await done(api, run.id, 3, 40, asked=True)
+            active = api.activity.get(run.id)
+            assert active is not None
+            assert active.history.journal.result_bytes < 2 * FEW.most_bytes
+            kept = held(api, run.id, 40)
+            assert kept[:2] == [1, 2]
+            assert 3 not in kept
+            assert kept[2:] == [*range(kept[2], 41)]
+            assert (await api.results(run.id, 1, 40))[1] == OptimStepResult(metrics={"grad_norm": 1.0, "step": 20.0})
+            with pytest.raises(Gone, match="the result of operation 3 was dropped and cannot be had again, what the operation did stays"):
+                await api.runs.result(ME, run.id, 3, 0.0)
+
+    play(tmp_path, story)
+
+
+def test_a_replay_finds_the_results_that_it_needs(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path, bounds=NONE) as api:
+            run = await api.new_run()
+            await done(api, run.id, 1, 13, asked=True)
+            kept = held(api, run.id, 13)
+            assert 1 not in kept
+            state = engine.runs[run.id].state
+            await engine.crash()
+            await engine.start()
+            await done(api, run.id, 14, 14, asked=True)
+            assert engine.runs[run.id].step == 7
+            assert (await api.runs.get(ME, run.id)).state == "active"
+            assert await api.events() == []
+            assert state != engine.runs[run.id].state
+        async with open_api(tmp_path, bounds=NONE) as api:
+            assert await api.train(run.id, 15, 16)
+
+    play(tmp_path, story)
+
+
+def test_runs_that_nobody_uses_are_bounded_when_housekeeping_first_looks(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path, bounds=Bounds(segment_bytes=1)) as api:
+            run = await api.new_run()
+            await done(api, run.id, 1, 24, asked=True)
+            assert held(api, run.id, 24) == [*range(1, 25)]
+        async with open_api(tmp_path, bounds=NONE) as api:
+            before = len(list((tmp_path / "runs" / run.id).glob("results-*")))
+            await api.activity.tidy()
+            assert len(list((tmp_path / "runs" / run.id).glob("results-*"))) < before
+            assert await api.train(run.id, 25, 26)
+
+    play(tmp_path, story)
