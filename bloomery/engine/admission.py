@@ -17,6 +17,7 @@ from bloomery.models.attention import KEY_PAD, ROW_PAD, pad_to
 from bloomery.models.config import DecoderConfig, LayerHeads, RecurrentConfig
 from bloomery.models.decoder import Decoder
 from bloomery.train import batch
+from bloomery.train.passes import Share
 from bloomery.types.footprint import CHECKPOINT_BYTES, HELD_BYTES
 from bloomery.types.losses import LOSSES, TARGETS
 from bloomery.types.operations import Datum, ForwardBackward, LoraSpec
@@ -73,15 +74,35 @@ def adapter_bytes(spec: LoraSpec, decoder: Decoder) -> int:
 def pass_bytes(data: Sequence[Datum], config: DecoderConfig, dtype: torch.dtype, *, exact: bool, backward: bool, device: torch.device = _CPU) -> int:
     """Upper bound of the activations of one micro-batch."""
     lengths = [datum.tokens.shape[0] for datum in data]
-    rows = sum(pad_to(length, ROW_PAD) for length in lengths)
     width = max(datum.inputs[TARGETS].shape[1] if len(datum.inputs[TARGETS].shape) == 2 else 1 for datum in data)
+    of_targets = _rows(lengths) * width * _BYTES_PER_TARGET
+    return of_targets + _trunk_bytes(lengths, config, dtype, exact=exact, backward=backward, device=device)
+
+
+def shared_pass_bytes(shares: Sequence[Share]) -> int:
+    """Upper bound of what one pass over micro-batches of several runs holds: activations, and the gradients that it leaves at their copies."""
+    decoder, backward = shares[0].weights.decoder, shares[0].backward
+    lengths = [length for share in shares for length in share.packed.lengths]
+    exact = not backward or any(share.loss.exact for share in shares)
+    of_targets = sum(share.packed.targets_RK.numel() for share in shares) * _BYTES_PER_TARGET
+    of_gradients = sum(share.weights.backward_bytes for share in shares) * backward
+    return of_targets + of_gradients + _trunk_bytes(lengths, decoder.config, decoder.dtype, exact=exact, backward=backward, device=decoder.device)
+
+
+def _rows(lengths: Sequence[int]) -> int:
+    return sum(pad_to(length, ROW_PAD) for length in lengths)
+
+
+def _trunk_bytes(lengths: Sequence[int], config: DecoderConfig, dtype: torch.dtype, *, exact: bool, backward: bool, device: torch.device) -> int:
+    """Of everything but the predictions."""
+    rows = _rows(lengths)
     layers = [_layer_floats(config, layer) for layer in range(config.num_layers)]
     held = rows * ((sum(layers) if backward else max(layers)) + 6 * config.hidden_size + 4 * _inner(config))
     of_states = _state_bytes(lengths, config.recurrent, len(config.state_layers) if backward else 1) if config.recurrent is not None else 0
     native_attention = all(native.attends_heads(heads.head_dim, dtype, device) for heads in _attending(config))
     of_attention = _window_floats(lengths, config) * backward if native_attention else _attention_floats(lengths, config, exact)
     floats = held + of_attention
-    return floats * dtype.itemsize + of_states + _HEAD_BYTES + rows * width * _BYTES_PER_TARGET
+    return floats * dtype.itemsize + of_states + _HEAD_BYTES
 
 
 def _layer_floats(config: DecoderConfig, layer: int) -> int:

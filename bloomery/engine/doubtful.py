@@ -16,11 +16,18 @@ class Doubtful:
 
     def __init__(self) -> None:
         self._written: deque[tuple[float, str]] = deque()
+        self._newest: dict[str, str] = {}
+        """Blob of each run's newest checkpoint: told again, for a later operation or another listener, it was not written again."""
 
     def note(self, message: FromEngine, clean_s: float) -> None:
         """What goes out may tell of something that was written; what was before `clean_s` (`time.monotonic`) is sound."""
         match message:
-            case CheckpointWritten(key=key) | OperationDone(result=CheckpointResult(key=key), replay=False):
+            case CheckpointWritten(run_id=run_id, key=key) if self._newest.get(run_id) == key:
+                return
+            case CheckpointWritten(run_id=run_id, key=key):
+                self._newest[run_id] = key
+                name = f"checkpoint `{key}`"
+            case OperationDone(result=CheckpointResult(key=key), replay=False):
                 name = f"checkpoint `{key}`"
             case OperationDone(result=SnapshotResult(version=version), replay=False):
                 name = f"version {version}"

@@ -58,7 +58,7 @@ from bloomery.types.protocol import (
 log = logging.getLogger(__name__)
 
 CHECKPOINT_AFTER_S: Final = 10.0
-"""Compute time since a run's last checkpoint after which its next optimizer step writes one: about what a replay costs at most."""
+"""Compute time since a run's last checkpoint after which it gets another once no gradients wait for a step: about what a replay costs at most."""
 STATUS_S: Final = 1.0
 HEARTBEAT_S: Final = 15.0
 """An idle engine is silent for no longer."""

@@ -11,7 +11,7 @@ from bloomery.engine.admission import FreeBytes, refusal
 from bloomery.obs.failpoints import failpoint
 from bloomery.train.passes import Computed, Share
 from bloomery.train.run import TrainableRun, Work
-from bloomery.types.operations import Failed, ForwardBackward, LoadResult, Operation, OptimStepResult, Rejected, Result, effect_of_failure
+from bloomery.types.operations import Failed, ForwardBackward, LoadResult, Operation, Rejected, Result, effect_of_failure
 from bloomery.types.protocol import CheckpointWritten, Execute, OperationDone
 
 log = logging.getLogger(__name__)
@@ -27,15 +27,29 @@ class _Execution(NamedTuple):
     work: Work[Result]
 
 
+class _Saved(NamedTuple):
+    """A blob, and which of the run's states it holds."""
+
+    key: str
+    changes: int
+    digest: str | None
+    """Of its weights; None where nobody asked yet."""
+
+
 class HostedRun:
     """A run and its place in its history.
 
     `rest_seq` is the last operation after which nothing waited for the next optimizer step. Only steps and loads change weights, so a checkpoint
-    that is written at any later moment holds the state after `rest_seq`, and the operations after it are executed again.
+    that is written at any later moment holds the state after `rest_seq`, and the operations after it are executed again. Where nothing changed
+    since the last one, as after forwards alone, the same blob is the checkpoint of a later operation.
     """
 
-    def __init__(self, run: TrainableRun, write: Callable[[str, bytes], None], *, last_seq: int, checkpoint_after_s: float) -> None:
+    def __init__(
+        self, run: TrainableRun, write: Callable[[str, bytes], None], *, last_seq: int, checkpoint_after_s: float, restored: str | None = None
+    ) -> None:
+        """`restored`: the blob that the run was restored from."""
         self._run, self._write, self._checkpoint_after_s = run, write, checkpoint_after_s
+        self._saved = None if restored is None else _Saved(restored, run.changes, None)
         self._queue: deque[Execute] = deque()
         self._current: _Execution | None = None
         self.share: Share | None = None
@@ -45,7 +59,7 @@ class HostedRun:
         self.executed = last_seq
         """Last operation with a result."""
         self.checkpoint_due = False
-        """Whether a death now would cost too much: after every load, and after a step when much was computed since the last checkpoint."""
+        """Whether a death now would cost too much: after every load, and at rest when much was computed since the last checkpoint."""
         self.unacknowledged: dict[int, OperationDone] = {}
         self.newest_checkpoint: CheckpointWritten | None = None
         self.tokens_trained = 0
@@ -121,18 +135,24 @@ class HostedRun:
         self.checkpoint_due = False
         if self._rest_seq == self._saved_seq:
             return None
-        began = time.perf_counter()
-        key = f"checkpoints/{self.run_id}/{self._rest_seq}-{secrets.token_hex(4)}.safetensors"
-        self._write(key, self._run.checkpoint_bytes())
-        self._checkpoint_took_s = time.perf_counter() - began
-        failpoint("engine.checkpoint.written")
-        self._saved_seq, self._unsaved_s = self._rest_seq, 0.0
-        self.newest_checkpoint = CheckpointWritten(run_id=self.run_id, seq=self._rest_seq, key=key, digest=self._run.weights_digest())
+        if self._saved is None or self._saved.changes != self._run.changes:
+            self._saved = self._write_checkpoint()
+        digest = self._saved.digest or self._run.weights_digest()
+        self._saved, self._saved_seq, self._unsaved_s = self._saved._replace(digest=digest), self._rest_seq, 0.0
+        self.newest_checkpoint = CheckpointWritten(run_id=self.run_id, seq=self._rest_seq, key=self._saved.key, digest=digest)
         return self.newest_checkpoint
 
     def skip_checkpoint(self) -> None:
         """Go on without one, until the next would be due."""
         self.checkpoint_due, self._unsaved_s = False, 0.0
+
+    def _write_checkpoint(self) -> _Saved:
+        began = time.perf_counter()
+        key = f"checkpoints/{self.run_id}/{self._rest_seq}-{secrets.token_hex(4)}.safetensors"
+        self._write(key, self._run.checkpoint_bytes())
+        self._checkpoint_took_s = time.perf_counter() - began
+        failpoint("engine.checkpoint.written")
+        return _Saved(key, self._run.changes, None)
 
     def _begin(self, order: Execute, operation: Operation) -> OperationDone | None:
         self._current = _Execution(order, self._run.execute(operation, seq=order.seq))
@@ -163,8 +183,7 @@ class HostedRun:
         if self._run.at_rest:
             self._rest_seq = order.seq
         pause_s = self._checkpoint_after_s * max(1.0, self._checkpoint_took_s / QUICK_CHECKPOINT_S)
-        stepped = isinstance(result, OptimStepResult) and self._unsaved_s >= pause_s
-        self.checkpoint_due |= stepped or isinstance(result, LoadResult)
+        self.checkpoint_due |= isinstance(result, LoadResult) or (self._run.at_rest and self._unsaved_s >= pause_s)
         if isinstance(order.operation, ForwardBackward) and not isinstance(result, Failed):
             self.tokens_trained += sum(datum.tokens.shape[0] for datum in order.operation.data)
         failpoint("engine.operation.done")

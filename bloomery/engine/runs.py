@@ -164,7 +164,8 @@ class HeldRuns:
             self._send(RunOpened(run_id=spec.run_id, error=error.message))
             return
         self._ledger.survived(opening)
-        self._training.hold(HostedRun(run, self._shelf.write, last_seq=order.last_seq, checkpoint_after_s=self._checkpoint_after_s))
+        restored, after_s = order.checkpoint, self._checkpoint_after_s
+        self._training.hold(HostedRun(run, self._shelf.write, last_seq=order.last_seq, checkpoint_after_s=after_s, restored=restored))
         self._send(RunOpened(run_id=spec.run_id))
 
     def _close(self, run_id: str) -> None:

@@ -1,5 +1,6 @@
 """Where an engine keeps what must survive it, and finds the weights it samples with."""
 
+import logging
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from bloomery.types.errors import Conflict, Corrupt, NotFound
 from bloomery.types.generation import Weights
 from bloomery.types.operations import SnapshotResult
 from bloomery.types.probe import ProbeAnswer, base_name, probe_key, read_answer
+
+log = logging.getLogger(__name__)
 
 
 class BlobShelf:
@@ -75,7 +78,7 @@ class BlobShelf:
     def leave_base(self, known: Expected) -> None:
         """For whoever holds the base later, now that live tensors were found to be so."""
         if not self._blobs.exists(self._base_key):
-            self._blobs.put(self._base_key, write_state(known.tensors))
+            self._leave(self._base_key, write_state(known.tensors))
 
     def told(self, name: str) -> ProbeAnswer | None:
         """What the trainer says of the probe with a version; None where nobody left it."""
@@ -94,7 +97,14 @@ class BlobShelf:
         with suppress(Corrupt):
             if self.told(answer.version) == answer:
                 return
-        self._blobs.put(probe_key(answer.version), answer.to_json())
+        self._leave(probe_key(answer.version), answer.to_json())
+
+    def _leave(self, key: str, data: bytes) -> None:
+        """What others can do without, and a full disk is to keep no engine from starting."""
+        try:
+            self._blobs.put(key, data)
+        except OSError as error:
+            log.error("`%s` cannot be written (%s): whoever holds the base later finds it out anew", key, error)
 
     @property
     def _base_key(self) -> str:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from bloomery.engine.admission import FreeBytes
+from bloomery.engine.admission import FreeBytes, shared_pass_bytes
 from bloomery.engine.hosted import HostedRun
 from bloomery.engine.ledger import CHECKPOINT, InHand, Ledger
 from bloomery.models.memory import free_bytes
@@ -84,8 +84,9 @@ class Training:
                 written = run.checkpoint()
             self._ledger.survived(checkpointing)
         except Exception:
-            # Nothing is lost but time: the operations since the checkpoint before are in the journal.
+            # Nothing is lost but time: the operations since the checkpoint before are in the journal. Another try at once would fail as well.
             log.exception("run %s: no checkpoint could be written; training goes on", run.run_id)
+            run.skip_checkpoint()
             return
         if written is not None:
             self._send(written)
@@ -123,10 +124,27 @@ class Training:
             if run.share is not None and goes_with(first.share, run.share) and rows + run.share.rows <= self._pass_rows:
                 team.append(run)
                 rows += run.share.rows
+        team = self._fitting(team)
         for run in team[1:]:
             self._turns.remove(run.run_id)
             self._turns.append(run.run_id)
         return team
+
+    def _fitting(self, team: list[HostedRun]) -> list[HostedRun]:
+        """The first, and those of the others that memory has room for in one pass with it. Each was admitted as if it would be computed alone."""
+        shares = {run.run_id: run.share for run in team if run.share is not None}
+        device = shares[team[0].run_id].weights.decoder.device
+        # Elsewhere a pass that is too large breaks, and kills nobody; and what an allocator keeps for the next one counts as taken.
+        if len(team) == 1 or device.type != "cpu":
+            return team
+        free = self._free(device)
+        if shared_pass_bytes(list(shares.values())) <= free:
+            return team
+        kept = team[:1]
+        for run in team[1:]:
+            if shared_pass_bytes([shares[one.run_id] for one in (*kept, run)]) <= free:
+                kept.append(run)
+        return kept
 
     def _compute(self, team: list[HostedRun]) -> None:
         """One pass; if it breaks, each share is computed alone, so that only the culprit's operation fails."""

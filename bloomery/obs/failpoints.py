@@ -1,7 +1,7 @@
 """Named places where a test may kill the process: `BLOOMERY_FAILPOINTS=journal.payload.synced@3:/tmp/marker`.
 
 A failpoint kills with SIGKILL when it is reached for the n-th time in a process, once ever: the marker file it leaves disarms it for the
-restarted process. One without a marker kills from the n-th time on, in every process.
+restarted process. One without a marker kills from the n-th time on, in every process. `engine.pass.7!SIGSEGV` kills with another signal.
 Several are separated by commas. Without the variable a failpoint costs one dictionary look-up.
 """
 
@@ -9,14 +9,24 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 
-def _parse(value: str) -> dict[str, tuple[int, Path | None]]:
+class _Armed(NamedTuple):
+    """When and how to die at a point."""
+
+    nth: int
+    kills_with: signal.Signals
+    marker: Path | None
+
+
+def _parse(value: str) -> dict[str, _Armed]:
     armed = {}
     for item in filter(None, value.split(",")):
         point, _, marker = item.partition(":")
-        name, _, nth = point.partition("@")
-        armed[name] = (int(nth or 1), Path(marker) if marker else None)
+        place, _, kills_with = point.partition("!")
+        name, _, nth = place.partition("@")
+        armed[name] = _Armed(int(nth or 1), signal.Signals[kills_with or "SIGKILL"], Path(marker) if marker else None)
     return armed
 
 
@@ -28,10 +38,10 @@ def failpoint(name: str) -> None:
     """Die here if a test asked for it."""
     if name not in _armed:
         return
-    nth, marker = _armed[name]
+    nth, kills_with, marker = _armed[name]
     _reached[name] += 1
     if marker is None and _reached[name] >= nth:
-        os.kill(os.getpid(), signal.SIGKILL)
+        signal.raise_signal(kills_with)
     elif marker is not None and _reached[name] == nth and not marker.exists():
         marker.write_text(f"{os.getpid()}\n")
-        os.kill(os.getpid(), signal.SIGKILL)
+        signal.raise_signal(kills_with)

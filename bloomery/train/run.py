@@ -76,6 +76,8 @@ class TrainableRun:
         self.spec = spec
         self._shelf = shelf
         self.weights: Trainable = Lora(decoder, spec.lora) if spec.lora.rank else FullParameters(decoder, spec.lora)
+        self.changes = 0
+        """How often something was changed, or may have been, that a checkpoint holds: while it stays equal, so do the bytes of checkpoints."""
         self._adam = AdamW(self.weights.masters)
         self._lineage = Lineage(version=spec.base_hash)
         self._has_gradients = False
@@ -195,6 +197,7 @@ class TrainableRun:
     def _optim_step(self, params: AdamParams) -> OptimStepResult:
         if self._spoiled_by is not None:
             raise Conflict(f"no step was taken and the gradients were cleared, because an earlier operation failed: {self._spoiled_by}")
+        self.changes += 1
         norm = self._adam.step(self.weights.masters, self.weights.gradients, params)
         self.weights.refresh()
         self._clear_gradients()
@@ -208,12 +211,14 @@ class TrainableRun:
     def _publish(self, template_hash: str) -> SnapshotResult:
         published = self.snapshot(template_hash)._replace(probe=answer_probe(self.weights))
         result = self._shelf.publish(published)
-        self._lineage = Lineage(version=result.version, content=snapshot.content(published.data), parent=published.parent)
+        before, self._lineage = self._lineage, Lineage(version=result.version, content=snapshot.content(published.data), parent=published.parent)
+        self.changes += self._lineage != before
         return result
 
     def _load(self, data: bytes, key: str, *, optimizer: bool) -> None:
         found = checkpoint.read(data, key)
         checkpoint.check_fits(found.header, self.spec)
+        self.changes += 1
         checkpoint.restore(found, self.weights, self._adam, optimizer=optimizer)
         self._lineage = found.header.lineage
         self._spoiled_by = None

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from bloomery.engine.admission import adapter_bytes, adapter_refusal, pass_bytes, refusal
+from bloomery.engine.admission import adapter_bytes, adapter_refusal, pass_bytes, refusal, shared_pass_bytes
 from bloomery.engine.hosted import HostedRun
 from bloomery.engine.ledger import Ledger
 from bloomery.engine.training import Training
+from bloomery.train.batch import pack
 from bloomery.train.lora import Lora
+from bloomery.train.losses import find_loss
 from bloomery.train.optim import AdamW
+from bloomery.train.passes import Share
 from bloomery.types.operations import Failed, ForwardBackwardResult, LoraSpec, OptimStepResult
 from bloomery.types.protocol import Execute, OperationDone
 from tests.train import builders
@@ -55,6 +58,34 @@ print(of_process("VmHWM") - before, pass_bytes(data, model.config, torch.float32
 """
 
 
+SHARED_PEAK = """
+import sys, torch
+from bench.shapes import decoder, supervised
+from bloomery.engine.admission import shared_pass_bytes
+from bloomery.train import batch
+from bloomery.train.lora import Lora
+from bloomery.train.losses import find_loss
+from bloomery.train.passes import Share, compute
+from bloomery.types.operations import LoraSpec
+
+def of_process(name):
+    return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1]) << 10
+
+torch.set_num_threads(1)
+lengths, backward = [int(length) for length in sys.argv[1].split(",")], sys.argv[2] == "backward"
+loss = find_loss("cross_entropy", {})
+model = decoder("5M")
+runs = [Lora(model, LoraSpec(rank=8 * (1 + seed % 4), seed=seed)) for seed in range(len(lengths))]
+compute([Share(runs[0], batch.pack(supervised(4096, [8], 0), loss), loss, backward)])
+runs[0].discard_ungathered()
+shares = [Share(run, batch.pack(supervised(4096, [length], 0), loss), loss, backward) for run, length in zip(runs, lengths)]
+open("/proc/self/clear_refs", "w").write("5")
+before = of_process("VmRSS")
+compute(shares)
+print(of_process("VmHWM") - before, shared_pass_bytes(shares))
+"""
+
+
 WITH_STATES = {
     "nemotron_h": {
         "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "linear_attention", "mlp"],
@@ -73,8 +104,8 @@ WITH_STATES = {
 SIZES = {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 
 
-def assert_an_upper_bound_and_not_a_wild_one(*arguments: str) -> None:
-    printed = subprocess.run([sys.executable, "-c", PEAK, *arguments], capture_output=True, text=True, check=True, timeout=240).stdout
+def assert_an_upper_bound_and_not_a_wild_one(*arguments: str, script: str = PEAK) -> None:
+    printed = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True, timeout=240).stdout
     measured, estimated = map(int, printed.split())
     assert measured <= estimated
     # What the head and a chunk of states may take is bounded for every model alike.
@@ -92,6 +123,14 @@ def test_the_estimate_is_an_upper_bound_and_not_a_wild_one(lengths, direction):
 @pytest.mark.parametrize("family", WITH_STATES)
 def test_it_is_one_for_layers_with_states_too(family, lengths, direction):
     assert_an_upper_bound_and_not_a_wild_one(lengths, direction, json.dumps({"model_type": family, **SIZES, **WITH_STATES[family]}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lengths", "direction"), [("700,300,800,600", "backward"), (",".join(["120"] * 16), "backward"), ("900,900,900", "forward")]
+)
+def test_it_is_one_for_runs_that_share_a_pass_too(lengths, direction):
+    assert_an_upper_bound_and_not_a_wild_one(lengths, direction, script=SHARED_PEAK)
 
 
 def test_a_longer_sequence_and_more_targets_need_more():
@@ -143,3 +182,30 @@ def test_what_cannot_fit_fails_as_the_callers_error_and_its_replay_is_not_judged
     # The third judgement would find the iterator empty.
     assert [type(result) for result in results] == [Failed, Failed, ForwardBackwardResult, OptimStepResult, ForwardBackwardResult]
     assert results[0].category == "user"
+
+
+def test_runs_share_a_pass_only_where_memory_has_room_for_all_of_it(tmp_path):
+    model, lengths = builders.decoder(), {"run-1": 200, "run-2": 200, "run-3": 20}
+
+    def first_pass(free: int) -> list[str]:
+        """Whose operations are done after the first turn."""
+        sent: list[OperationDone] = []
+        training = Training(Ledger(tmp_path / "a.in-hand"), sent.append, pass_rows=1024, free=lambda device: free)
+        for run_id, length in lengths.items():
+            training.hold(HostedRun(builders.run(model, run_id=run_id), lambda key, data: None, last_seq=-1, checkpoint_after_s=1e9))
+            training.runs[run_id].receive(Execute(run_id=run_id, seq=0, operation=learn(supervised([length]))))
+        training.take_turn(begin=True)
+        first = [done.run_id for done in sent]
+        while training.take_turn(begin=True):
+            pass
+        assert sorted(done.run_id for done in sent) == sorted(lengths)
+        assert all(isinstance(done.result, ForwardBackwardResult) for done in sent)
+        return first
+
+    loss = find_loss("cross_entropy", {})
+    shares = {run_id: Share(builders.run(model).weights, pack(supervised([length]), loss), loss, True) for run_id, length in lengths.items()}
+    all_three, first_and_last = shared_pass_bytes(list(shares.values())), shared_pass_bytes([shares["run-1"], shares["run-3"]])
+    assert first_pass(all_three) == ["run-1", "run-2", "run-3"]
+    assert first_pass(all_three - 1) == ["run-1", "run-2"]
+    assert first_pass(first_and_last) == ["run-1", "run-3"]
+    assert first_pass(first_and_last - 1) == ["run-1"]

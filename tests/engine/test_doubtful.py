@@ -21,3 +21,13 @@ def test_what_was_written_since_the_last_clean_round_is_named_once_and_what_was_
     assert "checkpoint `checkpoints/r/2`, version new. To be sure, go back" in doubtful.advice(clean_s)
     assert doubtful.names(time.monotonic()) == []
     assert doubtful.advice(time.monotonic()).startswith("nothing was written")
+
+
+def test_a_checkpoint_that_is_told_again_was_not_written_again() -> None:
+    doubtful = Doubtful()
+    doubtful.note(CheckpointWritten(run_id="r", seq=2, key="checkpoints/r/2", digest="d"), 0.0)
+    clean_s = time.monotonic()
+    doubtful.note(CheckpointWritten(run_id="r", seq=9, key="checkpoints/r/2", digest="d"), 0.0)
+    assert doubtful.names(clean_s) == []
+    doubtful.note(CheckpointWritten(run_id="r", seq=11, key="checkpoints/r/11", digest="d"), 0.0)
+    assert doubtful.names(clean_s) == ["checkpoint `checkpoints/r/11`"]

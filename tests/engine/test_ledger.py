@@ -1,7 +1,12 @@
 """What an engine leaves for the next one to know."""
 
+import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from bloomery.engine.ledger import CHECKPOINT, MAX_DEATHS, MAX_REPLAY_DEATHS, InHand, Ledger
 
@@ -85,4 +90,61 @@ def test_a_torn_file_accuses_nobody(tmp_path):
         path.write_bytes(whole[:length])
         assert not Ledger(path).suspects(ONE)
     path.write_bytes(whole)
+    assert Ledger(path).suspects(ONE)
+
+
+# The child may write 16 bytes per file, which is less than any turn takes, and then as much as it likes.
+FULL = """
+import json, logging, resource, sys
+from pathlib import Path
+from bloomery.engine.ledger import InHand, Ledger
+
+def room(bytes_per_file):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_per_file, resource.RLIM_INFINITY))
+
+class Said(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+
+said, accused = [], []
+logging.getLogger().addHandler(Said())
+logging.getLogger().setLevel("INFO")
+path, one, two = Path(sys.argv[1]), InHand("run-1", 7), InHand("run-2", 3)
+if sys.argv[2] == "before it is there":
+    room(16)
+ledger = Ledger(path)
+ledger.enter([one])
+room(16)
+for _ in range(3):
+    ledger.enter([two])
+    ledger.enter(())
+ledger.enter([two])
+accused.append(path.read_bytes().decode("latin1"))
+room(resource.RLIM_INFINITY)
+ledger.enter([two])
+print(json.dumps([accused, said]))
+"""
+
+
+@pytest.mark.parametrize("when", ["before it is there", "while it is written"])
+def test_a_full_disk_ends_no_engine_accuses_nobody_and_passes(tmp_path, when):
+    path = tmp_path / "engines" / "a.in-hand"
+    child = subprocess.run([sys.executable, "-c", FULL, str(path), when], capture_output=True, text=True, check=False, timeout=60)
+    assert child.returncode == 0, child.stderr
+    [meanwhile], said = json.loads(child.stdout)
+    assert "run-" not in meanwhile
+    assert [line.removeprefix(str(path)).partition(" (")[0] for line in said] == [" cannot be written", " can be written again"]
+    ledger = Ledger(path)
+    assert ledger.suspects(TWO)
+    assert not ledger.suspects(ONE)
+
+
+def test_a_ledger_that_cannot_be_read_accuses_nobody_and_is_written_when_it_can_be(tmp_path):
+    path = tmp_path / "a.in-hand"
+    path.mkdir()
+    ledger = Ledger(path)
+    ledger.enter([ONE])
+    assert not ledger.suspects(ONE)
+    path.rmdir()
+    ledger.enter([ONE])
     assert Ledger(path).suspects(ONE)

@@ -1,5 +1,7 @@
 """Operations that kill every engine: they fail in the end, and nobody else notices more than a delay."""
 
+import resource
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,17 +45,21 @@ class Survivor:
         self.results: dict[tuple[str, int], Result] = {}
         self.restored: dict[str, tuple[str | None, int]] = {run_id: (None, first - 1) for run_id, (first, _) in histories.items()}
         self.refused: dict[str, str] = {}
-        self.deaths = 0
+        self.deaths: list[int] = []
+        """Exit statuses."""
 
     def finish(self) -> None:
         """Until every operation has a result, or its run was given up."""
         while self.missing():
             with self.engine.connect() as api, suppress(EOFError, ConnectionError):
+                self.begun()
                 self._converse(api)
             if self.missing():
-                self.engine.died()
-                self.deaths += 1
+                self.deaths.append(self.engine.died())
                 self.engine.start()
+
+    def begun(self) -> None:
+        """An engine listens."""
 
     def missing(self) -> list[tuple[str, int]]:
         wanted = [(run_id, first + at) for run_id, (first, operations) in self.histories.items() for at in range(len(operations))]
@@ -87,7 +93,7 @@ def test_an_operation_that_kills_its_engine_twice_fails_and_harms_nobody_else(mo
     with engine(model, tmp_path, BLOOMERY_FAILPOINTS="engine.operation.102") as one:
         survivor = Survivor(one, {"run-p": (100, poisoned), "run-a": (0, [*history(4), SAVE])})
         survivor.finish()
-    assert survivor.deaths == 2
+    assert survivor.deaths == [-signal.SIGKILL] * 2
     assert survivor.results["run-a", 8].digest == reference.digest
     results = [survivor.results["run-p", seq] for seq in range(100, 106)]
     assert [type(result) for result in results] == [ForwardBackwardResult, OptimStepResult, Failed, Failed, ForwardBackwardResult, OptimStepResult]
@@ -97,12 +103,55 @@ def test_an_operation_that_kills_its_engine_twice_fails_and_harms_nobody_else(mo
 
 
 @pytest.mark.slow
+def test_a_segmentation_fault_in_the_middle_of_a_pass_is_no_other_death(model, tmp_path, reference):
+    poisoned = [learn(seed=1), step(), learn(seed=2), step(), learn(seed=3), step()]
+    with engine(model, tmp_path, BLOOMERY_FAILPOINTS="engine.pass.102!SIGSEGV") as one:
+        survivor = Survivor(one, {"run-p": (100, poisoned), "run-a": (0, [*history(4), SAVE])})
+        survivor.finish()
+    assert survivor.deaths == [-signal.SIGSEGV] * 2
+    assert survivor.results["run-a", 8].digest == reference.digest
+    failed = {operation: result for operation, result in survivor.results.items() if isinstance(result, Failed)}
+    assert list(failed) == [("run-p", 102), ("run-p", 103)]
+    assert failed["run-p", 102].category == "server"
+    assert "the engine died twice in operation 102" in failed["run-p", 102].message
+
+
+SPARE_BYTES = 96 << 20
+
+
+class Short(Survivor):
+    """Its engines get little more memory than they have once they listen."""
+
+    def begun(self) -> None:
+        assert self.engine.process is not None
+        pid = self.engine.process.pid
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+        resource.prlimit(pid, resource.RLIMIT_AS, (pages * resource.getpagesize() + SPARE_BYTES,) * 2)
+
+
+@pytest.mark.slow
+def test_an_operation_for_which_there_is_no_memory_fails_and_harms_nobody_else(model, tmp_path, reference):
+    # Admission looks at what the machine has, of which there is enough.
+    hungry = [learn(seed=1), step(), learn([30_000], seed=2), learn(seed=3), step()]
+    with engine(model, tmp_path) as one:
+        survivor = Short(one, {"run-p": (100, hungry), "run-a": (0, [*history(4), SAVE])})
+        survivor.finish()
+    assert survivor.results["run-a", 8].digest == reference.digest
+    assert isinstance(survivor.results["run-p", 102], Failed)
+    assert survivor.results["run-p", 102].category == "server"
+    assert "can't allocate memory" in survivor.results["run-p", 102].message
+    assert survivor.deaths == []
+    # A backward that failed takes the step with it, as any that fails.
+    assert isinstance(survivor.results["run-p", 104], Failed)
+
+
+@pytest.mark.slow
 def test_a_pass_that_dies_with_several_in_it_condemns_the_culprit_alone(model, tmp_path):
     histories = {f"run-{name}": (first, history(3)) for name, first in (("p", 100), ("q", 200), ("r", 300))}
     with engine(model, tmp_path, BLOOMERY_FAILPOINTS="engine.pass.102") as one:
         survivor = Survivor(one, histories)
         survivor.finish()
-    assert survivor.deaths == 2
+    assert survivor.deaths == [-signal.SIGKILL] * 2
     failed = [operation for operation, result in survivor.results.items() if isinstance(result, Failed)]
     assert failed == [("run-p", 102), ("run-p", 103)]
 
@@ -114,7 +163,7 @@ def test_a_replay_that_kills_every_engine_gives_the_run_up_and_not_the_others(mo
         # As if an earlier engine had survived it.
         survivor.results["run-p", 101] = OptimStepResult(metrics={})
         survivor.finish()
-    assert survivor.deaths == MAX_REPLAY_DEATHS
+    assert len(survivor.deaths) == MAX_REPLAY_DEATHS
     assert "while it replayed operation 101 (optim_step)" in survivor.refused["run-p"]
     assert survivor.results["run-a", 8].digest == reference.digest
 
@@ -124,7 +173,7 @@ def test_checkpoints_that_kill_every_engine_are_given_up_and_training_goes_on(mo
     with engine(model, tmp_path, BLOOMERY_FAILPOINTS="engine.checkpoint.written") as one:
         survivor = Survivor(one, {"run-p": (100, history(2)), "run-a": (0, [*history(4), SAVE])})
         survivor.finish()
-        assert survivor.deaths == 2 * MAX_DEATHS
+        assert len(survivor.deaths) == 2 * MAX_DEATHS
         assert survivor.restored == {"run-p": (None, 99), "run-a": (None, -1)}
         assert survivor.refused == {}
         assert survivor.results["run-a", 8].digest == reference.digest
