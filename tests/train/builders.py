@@ -32,8 +32,8 @@ BASE_HASH = "b" * 32
 SAVE = SaveSnapshot(template_hash="t" * 32)
 
 
-def decoder(*, dtype: torch.dtype = torch.float32, experts: bool = False) -> Decoder:
-    """Two layers, 64 wide, with norms that are not one."""
+def decoder(*, dtype: torch.dtype = torch.float32, experts: bool = False, sparse_layer: int = 1) -> Decoder:
+    """Two layers, 64 wide, with norms that are not one; with `experts` one of them is sparse."""
     config = DecoderConfig(
         model_type="qwen3",
         vocab_size=VOCAB,
@@ -49,7 +49,7 @@ def decoder(*, dtype: torch.dtype = torch.float32, experts: bool = False) -> Dec
         qk_norm=True,
         context=1024,
         windows=(None, None),
-        experts=ExpertsConfig(num_experts=4, top_k=2, intermediate_size=32, normalise_top_k=True, sparse_layers=(1,)) if experts else None,
+        experts=ExpertsConfig(num_experts=4, top_k=2, intermediate_size=32, normalise_top_k=True, sparse_layers=(sparse_layer,)) if experts else None,
     )
     model = Decoder(config, dtype=torch.float32).requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
