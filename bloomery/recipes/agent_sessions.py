@@ -36,6 +36,7 @@ class Session:
     ) -> None:
         self.rollout_id, self.model = rollout_id, model
         self.key = secrets.token_urlsafe(24)
+        self.attempt_id = f"{rollout_id}-{secrets.token_hex(8)}"
         self.failure: str | None = None
         """Why the server did not answer, where it did not."""
         self.reward: Any = None
@@ -48,6 +49,7 @@ class Session:
         self._numbers: dict[str, int] = {}
         self._turns: dict[str, Turn] = {}
         self._said: dict[str, list[Message]] = {}
+        self._longest: list[Message] = []
 
     def answer(self, body: Mapping[str, Any], is_there: Callable[[], bool]) -> tuple[Asked, dict[str, Any]]:
         """A chat completion; recorded unless whoever asked has gone meanwhile and will never read it."""
@@ -59,7 +61,7 @@ class Session:
         message, reason = write_message(self._tokenizer, asked, name, sequence.tokens, stopped=sequence.stopped)
         if is_there():
             turn = Turn(name, prompt, sequence.tokens, sequence.logprobs, sampled.version, sequence.stopped, self._continued(asked.messages))
-            self._record(turn, asked.messages, message)
+            self._record(turn, asked.messages, message, [*body["messages"], message])
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(sequence.tokens), "total_tokens": len(prompt) + len(sequence.tokens)}
         return asked, {
             "id": name,
@@ -79,9 +81,16 @@ class Session:
         for name in ("turns", "parts"):
             if not isinstance(body.get(name, {}), dict):
                 raise InvalidInput(f"`{name}` is an object", field=name)
+        named = str(body.get("rollout_id", self.rollout_id))
         with self._lock:
             self._check_open()
-            self.reward = Reward(str(body.get("rollout_id", self.rollout_id)), body["reward"], body.get("parts", {}), body.get("turns", {}))
+            whose = self.rollout_id if named == self.attempt_id else named
+            self.reward = Reward(whose, body["reward"], body.get("parts", {}), body.get("turns", {}))
+
+    def conversation(self) -> list[Message]:
+        """The longest that was answered, as it was sent, with its answer; the later one of two. Empty where nothing was asked."""
+        with self._lock:
+            return list(self._longest)
 
     def close(self) -> list[Turn]:
         """The answers, in the order in which they were asked for; nothing is taken any more."""
@@ -110,7 +119,7 @@ class Session:
             self.failure = error.message
             raise Unavailable(error.message) from error
 
-    def _record(self, turn: Turn, messages: list[Message], message: Message) -> None:
+    def _record(self, turn: Turn, messages: list[Message], message: Message, heard: list[Message]) -> None:
         try:
             said = [*messages, plain(len(messages), message)]
         except InvalidInput:
@@ -120,6 +129,7 @@ class Session:
             if self._open:
                 self._turns[turn.id] = turn
                 self._said[turn.id] = said
+                self._longest = max(heard, self._longest, key=len)
 
     def _continued(self, messages: list[Message]) -> str | None:
         """The answer that these messages go on from: the latest that they hold."""

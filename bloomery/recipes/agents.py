@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 from bloomery.client import Sampler
+from bloomery.recipes.agent_chat import Message
 from bloomery.recipes.agent_door import Door
 from bloomery.recipes.agent_sessions import Session
 from bloomery.recipes.deadlines import Deadlines
@@ -30,6 +31,14 @@ class Episode(NamedTuple):
     api_key: str
     """Of this rollout alone, and of no use once it is over."""
     model: str
+    attempt_id: str
+    """Of this attempt at the rollout, for whoever must not mistake an earlier one for it."""
+    keyed_url: str
+    """The base URL with the key within: for an agent that sends a key of its own."""
+    timeout_s: float
+    """How long the rollout may take."""
+    conversation: Callable[[], list[Message]]
+    """The longest that was answered so far, with its answer."""
 
 
 Agent = Callable[[Episode], "float | Reward | None"]
@@ -91,12 +100,26 @@ class AgentRollouts(MakesGroups):
         for session in sessions:
             self._door.admit(session)
         try:
-            episodes = [Episode(session.rollout_id, problem, self._door.base_url, session.key, session.model) for session in sessions]
+            episodes = [self._episode(problem, session) for session in sessions]
             outcomes = self._deadlines.all([partial(self._agent, episode) for episode in episodes], self._timeout_s)
         finally:
             for session in sessions:
                 self._door.dismiss(session)
         return [settle(problem, session, session.close(), outcome) for session, outcome in zip(sessions, outcomes, strict=True)]
+
+    def _episode(self, problem: Problem, session: Session) -> Episode:
+        door, key = self._door, session.key
+        return Episode(
+            session.rollout_id,
+            problem,
+            door.base_url,
+            key,
+            session.model,
+            session.attempt_id,
+            door.keyed_url(key),
+            self._timeout_s,
+            session.conversation,
+        )
 
 
 def settle(problem: Problem, session: Session, turns: Sequence[Turn], outcome: Any) -> Graded | Failure:

@@ -373,3 +373,46 @@ def test_one_failure_in_a_group_changes_nothing_of_the_others(tokenizer: ChatTok
     assert less.members == whole.members[1:]
     assert isinstance(less.members[0], Graded)
     assert isinstance(less.failures[0], Failure)
+
+
+def test_a_url_with_the_key_within_opens_the_rollout_whatever_key_is_sent(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    def agent(episode: Episode) -> None:
+        with openai.OpenAI(base_url=episode.keyed_url, api_key="a key of my own") as model:
+            model.chat.completions.create(model=episode.model, messages=[{"role": "user", "content": "Say a word."}])
+        httpx.post(f"{episode.keyed_url}/reward", json={"reward": 0.5, "rollout_id": episode.attempt_id}).raise_for_status()
+        assert httpx.post(f"{episode.keyed_url}/else", json={}).status_code == 404
+        assert httpx.post(episode.keyed_url.replace(episode.api_key, "guessed") + "/reward", json={"reward": 1.0}).status_code == 401
+
+    assert [member.reward for member in group_of(agent, tokenizer, sampler).members] == [0.5, 0.5]
+
+
+def test_an_attempt_has_an_id_of_its_own_and_knows_its_time(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    seen: list[Episode] = []
+
+    def agent(episode: Episode) -> float:
+        once(episode)
+        seen.append(episode)
+        if len(seen) <= 2:
+            raise OSError("the tool is busy")
+        return 1.0
+
+    group_of(agent, tokenizer, sampler, RolloutConfig(group_size=2, max_tokens=6, attempts=2), timeout_s=33.0)
+    assert len({episode.attempt_id for episode in seen}) == len(seen) == 4
+    assert all(episode.attempt_id.startswith(f"{episode.rollout_id}-") and episode.timeout_s == 33 for episode in seen)
+
+
+def test_an_agent_may_read_the_longest_conversation_that_it_had(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    def agent(episode: Episode) -> float:
+        assert episode.conversation() == []
+        messages: list[Any] = [{"role": "user", "content": "Say red."}]
+        with asks(episode) as model:
+            first = model.chat.completions.create(model=episode.model, messages=messages).choices[0].message.content
+            messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "Say blue."}]
+            second = model.chat.completions.create(model=episode.model, messages=messages).choices[0].message.content
+        once(episode)
+        heard = episode.conversation()
+        assert heard[:3] == messages
+        assert (heard[3]["role"], heard[3]["content"], len(heard)) == ("assistant", second, 4)
+        return 1.0
+
+    assert group_of(agent, tokenizer, sampler).failures == ()
