@@ -1,101 +1,144 @@
-"""Tenants that train, save, sample and save again through the public API; one JSON line at the end says everything that came out.
+"""Tenants that train, save, sample and save again through the tinker SDK, one of them all parameters; one JSON line at the end says everything that
+came out.
 
-`python -m tests.kill.workload URL KEY TENANTS [POISONED]`. Lines before the last are a diary: `accepted N` and `done N` of each tenant with a time,
-so that a test can prove that operations were in flight when something died. The tenants have different ranks, losses and lengths; one that is
-poisoned submits forwards of its own, up to operation `POISON`, and may see the last of them fail.
+`python -m tests.kill.workload URL KEY TENANTS [POISONED]`. Lines before the last are a diary: `submitted N` and `done N` of each tenant with a time,
+so that a test can prove which operations were in flight when something died. The tenants have different ranks, trained parts, losses and lengths,
+and each has a few operations in flight at a time; one that is poisoned submits forwards of its own, up to operation `POISON`, and may see the last
+of them fail.
 """
 
+import hashlib
 import json
+import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
+import tinker
+from tinker import types
 
 from bloomery.client import Client
-from bloomery.client.training import Pending, TrainingRun
-from bloomery.recipes.sft import datum
-from bloomery.types.arrays import Array
-from bloomery.types.errors import BloomeryError
-from bloomery.types.operations import Datum
 
-STEPS = 14
-ROWS = 6
-VOCABULARY = 1000
-RANKS = (8, 1, 24, 5)
-TOKENS = (48, 20, 70, 33)
+STEPS: Final = 11
+OPERATIONS: Final = 2 * STEPS + 3
+"""Of a tenant: steps, a checkpoint and a snapshot in the middle, and the checkpoint at the end."""
+POISON: Final = OPERATIONS + 1
+"""No other tenant has so many."""
+IN_FLIGHT: Final = 4
+"""Of a tenant at a time."""
+ROWS: Final = 6
+VOCABULARY: Final = 1000
+RANKS: Final = (8, 0, 1, 24)
+PARTS: Final[tuple[Mapping[str, bool], ...]] = tuple(map(MappingProxyType, ({}, {}, {"train_mlp": False}, {"train_unembed": False})))
+TOKENS: Final = (48, 20, 33, 70)
+ADAM: Final = types.AdamParams(learning_rate=3e-3)
 _WRITING = threading.Lock()
-POISON = 2 * STEPS + 4
-"""No other tenant has so many operations: steps, a checkpoint, a snapshot, and the checkpoint at the end."""
 
 
 def main(url: str, key: str, tenants: int, poisoned: int | None) -> None:
     """Run all tenants at once."""
     with ThreadPoolExecutor(tenants) as threads:
-        reports = list(threads.map(lambda tenant: train(url, key, tenant, poisoned == tenant), range(tenants)))
+        reports = list(threads.map(lambda tenant: Tenant(url, key, tenant).train(poisoned == tenant), range(tenants)))
     print(json.dumps(reports))
 
 
-def train(url: str, key: str, tenant: int, poisoned: bool) -> dict[str, Any]:
-    """One tenant's operations."""
-    with Client(url, key, patience_s=120) as client:
-        run = client.create_run("bloomery-tiny", rank=RANKS[tenant % len(RANKS)], seed=tenant + 1, name=f"victim-{tenant}")
-        pending: list[Pending[Any]] = []
-        for step in range(STEPS):
-            pending.append(learn(run, tenant, step))
-            pending.append(run.optim_step(1e-2))
-            if step == STEPS // 2:
-                pending.append(run.save_checkpoint("middle"))
-                pending.append(run.save_snapshot("middle"))
-            diary("accepted", tenant, pending[-1].seq)
-            if step > STEPS // 2:
-                # Half of it one after the other, so that the journal moves on while checkpoints are written.
-                pending[-1].result()
-                diary("done", tenant, pending[-1].seq)
-        results = []
-        for each in pending:
-            results.append(each.result())
-            diary("done", tenant, each.seq)
-        losses = [result.metrics["loss:sum"] for result in results if "loss:sum" in getattr(result, "metrics", {})]
-        snapshot = next(result for result in results if hasattr(result, "version"))
-        answer = client.chat(snapshot.version, [{"role": "user", "content": "def get(self, name)"}], max_tokens=8, temperature=1.0, seed=5)
-        failure = taste(run) if poisoned else None
-        end = run.save_checkpoint("end").result()
-    said = answer["choices"][0]["message"]["content"]
-    return {"digest": end.digest, "step": end.step, "losses": losses, "weights": snapshot.key, "said": said, "failure": failure}
+class Tenant:
+    """One run and its operations, the oldest of which are waited for before more are submitted."""
+
+    def __init__(self, url: str, key: str, number: int) -> None:
+        self._url, self._key, self._number = url, key, number
+        self._pending: list[tinker.APIFuture[Any]] = []
+        self._lost: tinker.APIFuture[Any] | None = None
+
+    def train(self, poisoned: bool) -> dict[str, Any]:
+        """Everything; what came of it."""
+        number = self._number
+        with tinker.ServiceClient(base_url=self._url, api_key=self._key) as client:
+            rank, parts = RANKS[number % len(RANKS)], PARTS[number % len(PARTS)]
+            run = client.create_lora_training_client("bloomery-tiny", rank=rank, seed=number + 1, **parts).result()
+            for step in range(STEPS):
+                self._submit(lambda step=step: learn(run, number, step))
+                self._submit(lambda: run.optim_step(ADAM))
+                if step == STEPS // 2:
+                    self._submit(lambda: run.save_state("middle"))
+                    # The SDK numbers it on a thread of its own: what is submitted before it is done may come before it.
+                    self._submit(lambda: run.save_weights_for_sampler("middle")).result()
+            failure = self._taste(run) if poisoned else None
+            self._submit(lambda: run.save_state("end"))
+            results = [future.result() for future in self._pending if future is not self._lost]
+            (path,) = (result.path for result in results if isinstance(result, types.SaveWeightsForSamplerResponse))
+            prompt, params = types.ModelInput.from_ints([5, 17, 300, 42]), types.SamplingParams(max_tokens=8, temperature=1.0, seed=5, stop=[])
+            answer = client.create_sampling_client(path).result().sample(prompt, 1, params).result()
+            model_id = run.get_info().model_id
+        return {
+            "digests": self._digests(model_id),
+            "learned": [told(result) for result in results if isinstance(result, types.ForwardBackwardOutput)][:STEPS],
+            "steps": [result.metrics for result in results if isinstance(result, types.OptimStepResponse)],
+            "said": answer.sequences[0].tokens,
+            "failure": failure,
+        }
+
+    def _submit(self, begin: Callable[[], "tinker.APIFuture[Any]"]) -> "tinker.APIFuture[Any]":
+        if len(self._pending) >= IN_FLIGHT:
+            self._pending[-IN_FLIGHT].future().exception()
+        seq = len(self._pending) + 1
+        diary("submitted", self._number, seq)
+        future = begin()
+        future.future().add_done_callback(lambda _: diary("done", self._number, seq))
+        self._pending.append(future)
+        return future
+
+    def _taste(self, run: tinker.TrainingClient) -> str | None:
+        """Submit up to operation `POISON`; the failure it ends with, if it does."""
+        while len(self._pending) < POISON:
+            last = self._submit(lambda: run.forward([supervised([1, 2, 3, 4])], "cross_entropy"))
+        try:
+            last.result()
+        except tinker.RequestFailedError as error:
+            self._lost = last
+            return f"{error.category.value}: {error.message}"
+        return None
+
+    def _digests(self, model_id: str) -> dict[str, str | None]:
+        """Hashes of the weights of every checkpoint, which the SDK does not tell."""
+        with Client(self._url, self._key, patience_s=120) as client:
+            return {str(saved.name): saved.digest for saved in client.run(model_id).checkpoints() if saved.kind == "named"}
 
 
-def learn(run: TrainingRun, tenant: int, step: int) -> Pending[Any]:
-    """The tenant's batch of this step: supervised, every other time without log-probabilities, or for every other tenant weighted by advantages."""
+def learn(run: tinker.TrainingClient, tenant: int, step: int) -> "tinker.APIFuture[types.ForwardBackwardOutput]":
+    """The tenant's batch of this step: supervised, or for every other tenant weighted by advantages."""
     random = np.random.default_rng([tenant, step])
-    length = TOKENS[tenant % len(TOKENS)]
-    rows = [datum(random.integers(0, VOCABULARY, length).tolist(), [0.0] + [1.0] * (length - 1)) for _ in range(ROWS)]
+    rows = [random.integers(0, VOCABULARY, TOKENS[tenant % len(TOKENS)]).tolist() for _ in range(ROWS)]
     if tenant % 2 == 0:
-        return run.forward_backward(rows, logprobs=step % 2 == 0)
-    return run.forward_backward([rollout(row, random) for row in rows], loss="importance_sampling")
+        return run.forward_backward([supervised(row) for row in rows], "cross_entropy")
+    return run.forward_backward([rollout(row, random) for row in rows], "importance_sampling")
 
 
-def rollout(row: Datum, random: np.random.Generator) -> Datum:
-    """The same tokens as if they had been sampled."""
-    count = row.tokens.shape[0]
-    numbers = {"logprobs": random.normal(-7, 0.5, count), "advantages": random.normal(0, 1, count)}
-    inputs = {"target_tokens": row.inputs["target_tokens"], **{name: Array.of(values.astype(np.float32)) for name, values in numbers.items()}}
-    return Datum(tokens=row.tokens, inputs=inputs)
+def supervised(tokens: list[int]) -> types.Datum:
+    """An example whose every token counts."""
+    inputs = {"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)}
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
 
 
-def taste(run: TrainingRun) -> str | None:
-    """Submit up to operation `POISON`; the failure it ends with, if it does."""
-    rows = [datum([1, 2, 3, 4], [0.0, 1.0, 1.0, 1.0])]
-    run.forward(rows).result()
-    last = run.forward(rows)
-    assert last.seq == POISON, last.seq
-    try:
-        last.result()
-    except BloomeryError as error:
-        return f"{error.category}: {error.message}"
-    return None
+def rollout(tokens: list[int], random: np.random.Generator) -> types.Datum:
+    """The same as if it had been sampled."""
+    count = len(tokens) - 1
+    numbers = {"logprobs": random.normal(-7, 0.5, count).tolist(), "advantages": random.normal(0, 1, count).tolist()}
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tokens[1:], **numbers})
+
+
+def told(result: types.ForwardBackwardOutput) -> list[Any]:
+    """The metrics, and a hash of every bit of the outputs."""
+    bits = hashlib.sha256()
+    for output in result.loss_fn_outputs:
+        for name in sorted(output):
+            bits.update(output[name].to_numpy().tobytes())
+    return [bits.hexdigest(), dict(sorted(result.metrics.items()))]
 
 
 def diary(what: str, tenant: int, seq: int) -> None:
@@ -105,4 +148,6 @@ def diary(what: str, tenant: int, seq: int) -> None:
 
 
 if __name__ == "__main__":
+    # The SDK reports to the server it talks to, which is not what is tested here.
+    os.environ["TINKER_TELEMETRY"] = "0"
     main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]) if len(sys.argv) > 4 else None)
