@@ -10,7 +10,7 @@ into rows (`settle`), which `run_metrics` reads; what is computed again must com
 Weights: `checkpoints` finds what runs saved, `publishing` shares it, `exports` and `external` hand it to other programs, `versions` and
 `deployments` are what is served. `sessions` are those of SDK clients with their samplers, which `session_search` looks through. `held` says which
 blobs rows keep; `ephemeral` expires weights that nobody keeps, and `garbage` deletes what no row names. `fidelity`
-measures what is published against its trainer.
+measures what is published against its trainer, of which its `listeners` hear.
 
 Serving: a name means a `target` on one of the `models`, which the `fleet` of engines and replicas holds; `rendering` makes tokens of messages,
 `sampling` streams, `stopping` finds stop strings, `tool_use` reads what tools are called, and work on large bodies goes to `threads`. `limits` says

@@ -165,7 +165,7 @@ def test_two_writers_of_one_run_notice_each_other(server: Server) -> None:
         run = client.create_run("tiny", 4)
         other = client.run(run.id)
         run.optim_step(1e-3).result()
-        with pytest.raises(Conflict, match="was another one"):
+        with pytest.raises(Conflict, match="submitted before with another body"):
             other.forward_backward([datum([1, 2])]).result()
 
 

@@ -129,7 +129,7 @@ NOT_ASKED_BY_CALLERS = {
     "Deployments": {"load"},
     "Identity": {"check", "exchange"},
     "Fleet": {"beside", "group", "want"},
-    "Garbage": {"expire"},
+    "Garbage": {"expire", "tidy"},
     "CustomLosses": {"require_offered"},
     "Meters": {"exposition", "refused", "request"},
     "Models": {"load", "all", "named", "resolve", "size", "tokenizer", "check_room"},
