@@ -86,7 +86,7 @@ def _arguments() -> argparse.Namespace:
 
 def _sampling(place: Path, name: str, asked: argparse.Namespace) -> dict[str, Any]:
     model = write_directory(SETTINGS[name][0], place / "model", getattr(torch, asked.dtype))
-    seconds, exact = {}, {}
+    seconds, exact, apart = {}, {}, {}
     with _skyrl(_for_transformers_4(model, place / "peer-model")) as (url, peer_model):
         seconds["skyrl"] = _median_round_s(python_of("tinker-0.16"), url, "tml-none", peer_model, asked)
     for form, options in (("exact", ()), ("plain", ("--plain",))):
@@ -94,12 +94,15 @@ def _sampling(place: Path, name: str, asked: argparse.Namespace) -> dict[str, An
         with serving(str(model), keep=False, dtype=asked.dtype, options=(*threads, *options)) as server:
             seconds[form] = _median_round_s(Path(sys.executable), server.url, server.key, "model", asked)
             with Client(server.url, server.key) as client:
-                exact[form] = all(engine.detail["bit_exact"] for engine in client.status().engines)
+                engines = [engine.detail for engine in client.status().engines]
+            exact[form] = all(engine["bit_exact"] for engine in engines)
+            apart[form] = [engine["proved"]["probe_max_abs"] for engine in engines]
     tokens = asked.prompts * asked.samples * asked.new_tokens
     return {
         "tokens_per_s": {form: round(tokens / each) for form, each in seconds.items()},
         "round_ms": {form: round(1000 * each, 1) for form, each in seconds.items()},
         "bit_exact": exact,
+        "probe_max_abs": apart,
         "exact_ratio": round(seconds["skyrl"] / seconds["exact"], 2),
         "plain_ratio": round(seconds["skyrl"] / seconds["plain"], 2),
         "at_least": {form: round(_earliest_s(seconds["skyrl"]) / seconds[form], 2) for form in ("exact", "plain")},

@@ -1,4 +1,5 @@
-"""Decode steps that are computed by programs (`models/program`): recorded when one comes a second time, and computed again in one call.
+"""Decode steps that are computed by programs (`models/program`): recorded when one comes a second time, held against the ordinary code when it comes
+again, and from then on computed in one call.
 
 Steps are alike that have as many rows, the same weights for the same rows, and their keys and values in the same memory; tokens, positions and the
 slots of the rows change from step to step, and are put where the program looks. Where a model is small a step takes as long between its kernels as in
@@ -9,7 +10,8 @@ Shapes: R rows, D hidden.
 import logging
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 from weakref import ReferenceType, WeakSet, ref
 
 import torch
@@ -27,7 +29,8 @@ MAX_KEPT: Final = 256
 """Programs, and steps that might come again: of every number of rows, under some compositions of adapters."""
 
 
-class _Recorded(NamedTuple):
+@dataclass(slots=True)
+class _Recorded:
     """A program, what it reads anew each time, and where it leaves the hidden states."""
 
     program: Program
@@ -36,6 +39,8 @@ class _Recorded(NamedTuple):
     hidden_RD: Tensor
     weights: tuple[ReferenceType[Any], ...]
     """The decoder and adapters whose memory the program names; it keeps none of them alive."""
+    proved: bool = False
+    """Whether it has given the bits of a step that was computed without it."""
 
     def is_of(self, weights: tuple[object, ...]) -> bool:
         """And not of others that had the same place."""
@@ -70,7 +75,8 @@ class RecordedSteps:
     def hidden(self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: StepAttention, adapters: AdapterRows) -> Tensor:
         """Hidden states [R, D] of a step, until the next one."""
         padded = attention.spans.tokens < len(tokens_R)
-        if padded or not decoder.recordable or decoder in self._unrecordable or not native.multiplies(decoder.embedding):
+        # Whoever makes another class of it may do more than compute.
+        if padded or type(decoder) is not Decoder or decoder in self._unrecordable or not native.multiplies(decoder.embedding):
             return decoder.hidden(tokens_R, positions_R, attention, adapters)
         inputs = decoder.inputs(tokens_R, positions_R)
         weights = decoder, *(adapter for adapter, _, _ in adapters.segments if adapter is not None)
@@ -79,6 +85,8 @@ class RecordedSteps:
         seen, recorded = step in self._kept, self._kept.pop(step, None)
         if recorded is not None and recorded.is_of(weights):
             hidden_RD = recorded.again(inputs, attention.spans)
+            if not recorded.proved:
+                hidden_RD, recorded = self._prove(recorded, hidden_RD, decoder, inputs, attention, adapters)
             self.replayed += 1
         elif seen:
             hidden_RD, recorded = self._record(decoder, inputs, attention, adapters, weights)
@@ -88,6 +96,18 @@ class RecordedSteps:
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         return hidden_RD
+
+    def _prove(
+        self, recorded: _Recorded, found_RD: Tensor, decoder: Decoder, inputs: Inputs, attention: StepAttention, adapters: AdapterRows
+    ) -> tuple[Tensor, _Recorded | None]:
+        """Compute without the program what it has given. Keys and values are put where they lie already."""
+        hidden_RD = decoder.hidden_of(inputs, attention, adapters)
+        recorded.proved = torch.equal(found_RD, hidden_RD)
+        if recorded.proved:
+            return hidden_RD, recorded
+        log.error("a program gave other bits than the step that it was recorded from: steps of this model are computed call by call")
+        self._unrecordable.add(decoder)
+        return hidden_RD, None
 
     def _record(
         self, decoder: Decoder, inputs: Inputs, attention: StepAttention, adapters: AdapterRows, weights: tuple[object, ...]

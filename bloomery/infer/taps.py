@@ -88,8 +88,6 @@ class _Taps:
 class _Tapped(Decoder):
     """A decoder whose forwards are taken down."""
 
-    recordable = False
-
     def __init__(self, inner: Decoder, taps: _Taps) -> None:
         nn.Module.__init__(self)
         self.inner, self.config, self._taps = inner, inner.config, taps

@@ -4,7 +4,7 @@ Shapes: R packed rows, V vocabulary, D hidden, O numbers that a mixer gathers fo
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -52,9 +52,6 @@ class Wanted(NamedTuple):
 
 class Decoder(nn.Module):
     """Token embedding, blocks and final norm; the head is `head_weight` for the functions of `head.py`."""
-
-    recordable: ClassVar[bool] = True
-    """Whether a forward has no effect but its result, so that a program may take its place."""
 
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         super().__init__()

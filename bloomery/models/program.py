@@ -3,7 +3,8 @@
 A step of a few rows takes less time in its kernels than between them. A `Recorder` is on while the ordinary code computes a step; it writes down each
 call of a kernel with its arguments, and hands out the memory of what comes of it, which stays where it is. So there is no second form of a model that
 could differ from the first: the same kernels get the same numbers from the same places. Whatever else torch computes meanwhile would be missing when
-the program runs, so a recorder refuses (`Recorder.refused`) where it sees torch do more than look at memory in another way.
+the program runs, so a recorder refuses (`Recorder.refused`) where it sees torch do more than look at memory in another way. It does not see
+numbers read past torch's dispatcher, as by `numpy` or `tolist`: whoever records holds a program's first answer against one computed otherwise.
 """
 
 import ctypes
@@ -71,7 +72,9 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func._schema.is_mutable or not _memories(result) <= _memories(args):
+        found = _memories(result)
+        # What gives no tensor reads numbers, which a program would take for those of every step.
+        if func._schema.is_mutable or not found or not found <= _memories(args):
             self.refuse(str(func))
         return result
 

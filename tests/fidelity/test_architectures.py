@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bloomery.infer.card import measure
+from bloomery.infer.card import TRAINERS, measure
 from bloomery.models.families import FAMILIES
 from bloomery.models.numerics import probe
 from bloomery.types.fidelity import PLAIN_K3
@@ -29,10 +29,11 @@ def test_half_precision_passes_too(architecture):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("served", [False, True], ids=["padded", "as served"])
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.bug)
-def test_a_planted_bug_fails_the_card_and_is_placed(mutation: Mutation):
+def test_a_planted_bug_fails_the_card_and_is_placed(mutation: Mutation, served: bool):
     right = mutation.model()
-    card = measure(right, mutation.sampler(right), asked(), MAX_TOKENS, "exact")
+    card = measure(right, mutation.sampler(right), asked(), MAX_TOKENS, "exact", probe(right.decoder).form if served else TRAINERS)
     assert card.verdict == "fail"
     assert card.first_difference is not None
     assert card.first_difference.startswith(mutation.place)

@@ -1,7 +1,9 @@
 """Steps that programs compute have the bits of those that are computed call by call, whoever comes, goes, or is given other weights meanwhile."""
 
 import gc
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +11,10 @@ from bloomery.infer.plan import Limits
 from bloomery.infer.recorded import MAX_KEPT
 from bloomery.infer.sampler import Sampler
 from bloomery.models import native
+from bloomery.models.decoder import Decoder
+from bloomery.models.mlp import Mlp
 from bloomery.models.numerics import Form
+from bloomery.models.pointwise import add
 from bloomery.types.generation import Weights
 from tests.infer.builders import Adapters, adapter, answers, drain, generate, naive, prompt, request
 from tests.train.builders import decoder
@@ -48,6 +53,16 @@ def test_many_tenants_that_come_and_go_get_the_bits_of_whole_forwards(model, ada
     together = generate(engine, *requests)
     assert replayed(engine) > 10
     assert all(as_naive(model, adapters, each, together[each.request_id]) for each in requests)
+
+
+@pytest.mark.parametrize("changes", [{"qkv_bias": True}, {"qk_norm": False}, {"windows": (24, None)}, {"tied_head": False}], ids=str)
+def test_dense_models_of_every_kind_are_recorded(changes):
+    other = Decoder(replace(decoder().config, **changes), dtype=torch.float32).requires_grad_(False)
+    for name, parameter in other.named_parameters():
+        parameter.uniform_(0.5, 1.5) if "norm" in name else parameter.normal_(std=0.15)
+    engine, each = sampler(other), request("r", prompt(40), max_tokens=12)
+    assert as_naive(other, {}, each, generate(engine, each)["r"])
+    assert replayed(engine) > 5
 
 
 def test_a_longer_sequence_than_the_cache_had_room_for_moves_it_and_goes_on(model):
@@ -103,6 +118,25 @@ def test_what_has_no_kernels_of_ours_is_computed_call_by_call(build):
     engine = Sampler(build(), Adapters(build()), form=Form(row_pad=1))
     assert len(generate(engine, request("r", prompt(12), max_tokens=8))["r"].tokens[0]) == 8
     assert replayed(engine) == 0
+
+
+class PeekingMlp(Mlp):
+    """Adds a number that it read past torch's dispatcher."""
+
+    def forward(self, x_RD, name, adapters):
+        self.read = torch.from_numpy(np.full(x_RD.shape[1], x_RD.numpy()[0, 0]))
+        return add(super().forward(x_RD, name, adapters), self.read)
+
+
+def test_a_program_that_has_frozen_a_number_is_found_out_before_anybody_gets_its_answer(caplog):
+    frozen = decoder()
+    frozen.layers[0].mlp.__class__ = PeekingMlp
+    engine, other = (Sampler(frozen, Adapters(frozen), form=FORM) for _ in range(2))
+    other._runner._recorded._unrecordable.add(other._runner._twin(frozen))
+    each = request("r", prompt(12), max_tokens=20)
+    assert generate(engine, each) == generate(other, each)
+    assert replayed(engine) == 1
+    assert "call by call" in caplog.text
 
 
 def test_few_are_kept_and_none_when_all_is_forgotten(model):

@@ -82,8 +82,17 @@ def test_queries_attend_in_a_program_as_far_as_their_sequences_are_by_then():
 
 @pytest.mark.parametrize(
     "compute",
-    [lambda x: x * 2, lambda x: x.t().contiguous(), lambda x: x.add_(1), lambda x: torch.zeros(3), lambda x: torch.cat([x, x])],
-    ids=["multiplies", "copies", "adds in place", "fills", "joins"],
+    [
+        lambda x: x * 2,
+        lambda x: x.t().contiguous(),
+        lambda x: x.add_(1),
+        lambda x: torch.zeros(3),
+        lambda x: torch.cat([x, x]),
+        lambda x: x[0, 0].item(),
+        lambda x: bool(x[0, 0]),
+        lambda x: torch.equal(x, x),
+    ],
+    ids=["multiplies", "copies", "adds in place", "fills", "joins", "reads a number", "decides", "compares"],
 )
 def test_a_recorder_refuses_what_torch_computes(compute):
     assert recorded(compute, noise(6, 32))[0].refused is not None
