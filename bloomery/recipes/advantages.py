@@ -25,6 +25,11 @@ class Sorted(NamedTuple):
     too_small: tuple[Group, ...]
     """Too many members failed."""
 
+    @property
+    def compared(self) -> int:
+        """Groups whose members could be told apart by their rewards, whether they were or not."""
+        return len(self.trained) + len(self.zero_variance)
+
 
 def sort_groups(groups: Sequence[Group], min_group_size: int) -> Sorted:
     """By members that are left, and by what they were rewarded."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from bloomery.client import Sampler
 from bloomery.recipes.agent_chat import Asked, Message, plain, read_request, write_message
-from bloomery.recipes.rollouts import Reward, RolloutConfig, derived_seed
+from bloomery.recipes.rollouts import Fault, Reward, RolloutConfig, derived_seed, fault_of
 from bloomery.recipes.segments import Turn
 from bloomery.render import ChatTokenizer
 from bloomery.types.errors import BloomeryError, Gone, InvalidInput, Unavailable
@@ -39,8 +39,10 @@ class Session:
         self.attempt_id = f"{rollout_id}-{secrets.token_hex(8)}"
         self.failure: str | None = None
         """Why the server did not answer, where it did not."""
-        self.reward: Any = None
-        """What was reported last, whatever it is."""
+        self.reward: Reward | None = None
+        """What was reported last, of what was taken."""
+        self.refused: Fault | None = None
+        """Why the last report was not taken, where none was since."""
         self._place, self._sampler, self._tokenizer, self._config = place, sampler, tokenizer, config
         self._deadline = time.monotonic() + timeout_s
         self._lock = threading.Lock()
@@ -74,18 +76,17 @@ class Session:
         }
 
     def report(self, body: Mapping[str, Any]) -> None:
-        """Take the reward; what it is worth is judged when the rollout ends."""
-        unknown = body.keys() - {"reward", "rollout_id", "turns", "parts"}
-        if unknown or "reward" not in body:
-            raise InvalidInput("a report has `reward`, and may have `turns`, `parts` and `rollout_id`", field=min(unknown, default="reward"))
-        for name in ("turns", "parts"):
-            if not isinstance(body.get(name, {}), dict):
-                raise InvalidInput(f"`{name}` is an object", field=name)
-        named = str(body.get("rollout_id", self.rollout_id))
+        """Take the reward; whose it is, is judged when the rollout ends. InvalidInput where it is malformed: what was reported before stands."""
+        fault = _fault_of(body)
         with self._lock:
             self._check_open()
-            whose = self.rollout_id if named == self.attempt_id else named
-            self.reward = Reward(whose, body["reward"], body.get("parts", {}), body.get("turns", {}))
+            self.refused = fault
+            if fault is None:
+                named = body.get("rollout_id", self.rollout_id)
+                whose = self.rollout_id if named == self.attempt_id else named
+                self.reward = Reward(whose, body["reward"], body.get("parts", {}), body.get("turns", {}))
+        if fault is not None:
+            raise InvalidInput(fault.message, field=fault.field)
 
     def conversation(self) -> list[Message]:
         """The longest that was answered, as it was sent, with its answer; the later one of two. Empty where nothing was asked."""
@@ -140,3 +141,14 @@ class Session:
     def _check_open(self) -> None:
         if not self._open:
             raise Gone(f"rollout {self.rollout_id} is over: its time was up, or its agent has returned")
+
+
+def _fault_of(report: Mapping[str, Any]) -> Fault | None:
+    """What is wrong with it, whosever it is."""
+    unknown = report.keys() - {"reward", "rollout_id", "turns", "parts"}
+    if unknown or "reward" not in report:
+        return Fault("wrong_type", "a report has `reward`, and may have `turns`, `parts` and `rollout_id`", min(unknown, default="reward"))
+    whose = report.get("rollout_id", "")
+    if not isinstance(whose, str):
+        return Fault("wrong_type", f"`rollout_id` is a {type(whose).__name__}, not a string", "rollout_id")
+    return fault_of(Reward(whose, report["reward"], report.get("parts", {}), report.get("turns", {})))

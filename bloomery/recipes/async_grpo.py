@@ -17,6 +17,7 @@ from typing import Final, Self
 
 from bloomery.client import Client
 from bloomery.recipes.advantages import mask_stale, mean_over_tokens, sort_groups
+from bloomery.recipes.failures import Losses, reasons
 from bloomery.recipes.grpo import GrpoConfig, OnStep, StepReport, check, problem_of, teach, versions_of
 from bloomery.recipes.policy import Cursor, Policy, PolicyConfig, fingerprint
 from bloomery.recipes.rl_metrics import Seconds, stale_share, step_metrics
@@ -61,6 +62,7 @@ def train(
     def make(number: int) -> Group:
         return without_foreign(rollouts.group(number, problem_of(problems, number, config.rollouts.seed)), policy.knows)
 
+    losses = Losses(config.max_lost_rounds)
     with Makers(make, config, policy.cursor) as makers:
         while policy.cursor.round < steps:
             started = time.monotonic()
@@ -76,7 +78,9 @@ def train(
             seconds = Seconds(ended - started, ended - started, ended - taken, taken - started, makers.admission.idle_s() / config.concurrency)
             metrics = step_metrics(groups, kept, data, trained, lags.__getitem__, seconds)
             metrics |= stale_share(data, lags.__getitem__, config.max_head_offpolicy_versions)
-            on_step(StepReport(policy.cursor.round, policy.cursor.version, metrics))
+            failed = reasons(groups)
+            on_step(StepReport(policy.cursor.round, policy.cursor.version, metrics, failed))
+            losses.note(kept.compared, failed)
     return policy
 
 

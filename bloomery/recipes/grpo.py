@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from bloomery.client import Client, Sampler
 from bloomery.recipes.advantages import Weighed, mean_over_tokens, pull_to_reference, sort_groups, weigh
+from bloomery.recipes.failures import Losses, Reason, reasons
 from bloomery.recipes.policy import Policy, PolicyConfig, fingerprint
 from bloomery.recipes.rl_metrics import Seconds, step_metrics
 from bloomery.recipes.rollouts import Environment, Grade, Group, Problem, RolloutConfig, groups_by, without_foreign
@@ -42,6 +43,8 @@ class GrpoConfig:
     """How strongly the policy is held to the weights that it began with."""
     concurrency: int = 8
     """Groups in the making at a time."""
+    max_lost_rounds: int = 3
+    """So many rounds in a row of which failures left no group to compare end the loop with an error. Groups rewarded alike are not lost."""
 
 
 class StepReport(NamedTuple):
@@ -50,6 +53,8 @@ class StepReport(NamedTuple):
     step: int
     version: str
     metrics: dict[str, float]
+    failures: tuple[Reason, ...]
+    """Why attempts at rollouts failed, the most frequent of each kind first; `metrics` has how many did."""
 
 
 OnStep = Callable[[StepReport], None]
@@ -74,6 +79,7 @@ def train(
     def make(number: int) -> Group:
         return without_foreign(rollouts.group(number, problem_of(problems, number, config.rollouts.seed)), policy.knows)
 
+    losses = Losses(config.max_lost_rounds)
     with ThreadPoolExecutor(config.concurrency) as pool:
         for step in range(policy.cursor.round, steps):
             numbers = range(step * config.groups_per_step, (step + 1) * config.groups_per_step)
@@ -87,7 +93,9 @@ def train(
             trained = policy.train([row.datum for row in taught], numbers, versions=versions_of(taught))
             ended = time.monotonic()
             seconds = Seconds(ended - started, sampled - started, ended - sampled, sampled - started, ended - sampled)
-            on_step(StepReport(step + 1, policy.cursor.version, step_metrics(groups, kept, data, trained, lags.__getitem__, seconds)))
+            metrics, failed = step_metrics(groups, kept, data, trained, lags.__getitem__, seconds), reasons(groups)
+            on_step(StepReport(step + 1, policy.cursor.version, metrics, failed))
+            losses.note(kept.compared, failed)
     return policy
 
 
@@ -120,6 +128,7 @@ def check(problems: Sequence[Problem], grade: Grade | Environment, config: GrpoC
         wanted = "two rollouts are the least that can be compared, and no group has more than were asked for"
         raise InvalidInput(f"`min_group_size` is {config.min_group_size} of {rollouts.group_size}: {wanted}", field="min_group_size")
     least_one = {"groups_per_step": config.groups_per_step, "concurrency": config.concurrency, "attempts": rollouts.attempts}
+    least_one |= {"max_lost_rounds": config.max_lost_rounds}
     least_one |= {"max_tokens": rollouts.max_tokens, "piece_tokens": 1 if rollouts.piece_tokens is None else rollouts.piece_tokens}
     for name, value in least_one.items():
         if value < 1:

@@ -7,6 +7,7 @@ trained on, with 95 % intervals over them. Under the same `--cursor` a run that 
 import argparse
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from bloomery.client import Client, Sampler
@@ -73,11 +74,11 @@ def _measure(kind: str, sampler: Sampler, agents: Agents, **more: float) -> None
 
 
 def _show(report: grpo.StepReport) -> None:
-    _print("step", {"step": float(report.step)} | report.metrics)
+    _print("step", {"step": float(report.step), "failures": [reason._asdict() for reason in report.failures]} | report.metrics)
 
 
-def _print(kind: str, row: dict[str, float]) -> None:
-    print(json.dumps({"kind": kind} | {name: round(value, 6) for name, value in row.items()}), flush=True)
+def _print(kind: str, row: Mapping[str, object]) -> None:
+    print(json.dumps({"kind": kind} | {name: round(value, 6) if isinstance(value, float) else value for name, value in row.items()}), flush=True)
 
 
 if __name__ == "__main__":

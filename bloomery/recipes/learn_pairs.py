@@ -7,7 +7,7 @@ the same `--cursor` a run that was stopped goes on.
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bloomery.client import Client
@@ -39,7 +39,7 @@ def main() -> None:
         held_out = task.problems(HELD_OUT, HELD_OUT_SEED)
         _print("before", _shown(measure(client.sampler(asked.base_model), held_out, task.grade, EVALUATION)))
         started = time.monotonic()
-        policy = _loop(client, task, asked)(lambda report: _print("step", {"step": report.step, "version": report.version} | report.metrics))
+        policy = _loop(client, task, asked)(_show)
         trained_s = time.monotonic() - started
         _print("after", _shown(measure(policy.sampler, held_out, task.grade, EVALUATION)) | {"seconds": trained_s, "run": policy.run.id})
 
@@ -55,11 +55,16 @@ def _loop(client: Client, task: PairsTask, asked: argparse.Namespace) -> Callabl
     return lambda note: async_grpo.train(client, problems, task.grade, stale, asked.cursor, steps=asked.steps, on_step=note)
 
 
+def _show(report: StepReport) -> None:
+    failures = [reason._asdict() for reason in report.failures]
+    _print("step", {"step": report.step, "version": report.version, "failures": failures} | report.metrics)
+
+
 def _shown(measured: Measured) -> dict[str, object]:
     return {"reward": measured.mean, "interval": list(measured.interval), "problems": len(measured.means), "lost": measured.lost}
 
 
-def _print(kind: str, row: dict[str, object] | dict[str, float]) -> None:
+def _print(kind: str, row: Mapping[str, object]) -> None:
     print(json.dumps({"kind": kind} | {name: round(value, 6) if isinstance(value, float) else value for name, value in row.items()}), flush=True)
 
 

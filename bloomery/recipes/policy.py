@@ -25,6 +25,8 @@ from bloomery.types.operations import CheckpointResult, Datum, ForwardBackwardRe
 
 _OPERATIONS: Final = 3
 _FIRST: Final = "start"
+_PATIENCE: Final = ("agreement", "concurrency", "max_lost_rounds")
+"""Settings that decide nothing of what is trained."""
 
 
 class Start(NamedTuple):
@@ -249,7 +251,7 @@ def fingerprint(problems: Sequence[Problem], settings: Any) -> str:
 
 
 def _deciding(settings: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in settings.items() if name not in ("agreement", "concurrency") and not name.endswith("_timeout_s")}
+    kept = {name: value for name, value in settings.items() if name not in _PATIENCE and not name.endswith("_timeout_s")}
     return {name: _deciding(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 

@@ -43,12 +43,11 @@ def _rewards(groups: Sequence[Group], kept: Sorted) -> dict[str, float]:
     raw = [member.reward for group in groups for member in group.members]
     filtered = [member.reward for group in kept.trained for member in group.members]
     spread = [statistics.pstdev([member.reward for member in group.members]) for group in groups if group.members]
-    whole = len(kept.trained) + len(kept.zero_variance)
     found = {
         "reward/raw": _mean(raw),
         "reward/filtered": _mean(filtered),
         "reward/group_std": _mean(spread),
-        "groups/zero_variance_share": len(kept.zero_variance) / whole if whole else None,
+        "groups/zero_variance_share": len(kept.zero_variance) / kept.compared if kept.compared else None,
     }
     parts = {name for group in groups for member in group.members for name in member.parts}
     by_part = {f"reward/part/{name}": [member.parts[name] for group in groups for member in group.members if name in member.parts] for name in parts}

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from numbers import Real
-from typing import Any, Literal, NamedTuple
+from numbers import Integral, Real
+from typing import Any, Final, Literal, NamedTuple
 
 from bloomery.client import Sampler
 from bloomery.client.sampling import Sampled
@@ -21,9 +21,12 @@ from bloomery.recipes.segments import Segment, single
 from bloomery.types.errors import BloomeryError
 
 FailureKind = Literal["sampling", "raised", "timeout", "no_reward", "wrong_type", "not_finite", "foreign_reward", "foreign_version", "no_tokens"]
-"""What went wrong: no sample came; the grader raised, took too long, gave nothing, no number, NaN or infinity, or the reward of another rollout;
-tokens are of weights that the loop did not publish; or an agent asked the model for nothing."""
+"""What went wrong: no sample came; the grader raised, took too long, gave nothing, no number, one that is not finite or beyond `MAX_REWARD`, or the
+reward of another rollout; tokens are of weights that the loop did not publish; or an agent asked the model for nothing."""
 SEED_BITS = 63
+MAX_REWARD: Final = 1e12
+"""Of any number in a reward, plus or minus. Gradients grow as advantages do, which may be the rewards themselves, and a norm sums their squares in
+float32, which ends at 3.4e38: a square of 1e24 leaves room for the sum. Statistics of such numbers are also far from where doubles end."""
 
 
 class Problem(NamedTuple):
@@ -64,6 +67,14 @@ class Reward:
     parts: Mapping[str, float] = field(default_factory=dict)
     turns: Mapping[str, float] = field(default_factory=dict)
     """What single answers of an agent earned beside that, by the id of the answer."""
+
+
+class Fault(NamedTuple):
+    """Why a reward is none; `field` is that of a report (`reward`, `turns.NAME`, `parts.NAME`)."""
+
+    kind: FailureKind
+    message: str
+    field: str
 
 
 Grade = Callable[[Rollout], "float | Reward"]
@@ -223,29 +234,57 @@ class Rollouts(MakesGroups):
 
 
 def judge(rollout: Rollout, outcome: Any) -> Graded | Failure:
-    """What a grader's answer means: only a finite number, of this very rollout, is a reward."""
+    """What a grader's answer means: only finite numbers, of this very rollout, are a reward."""
     if isinstance(outcome, TimeoutError):
-        return Failure(rollout.id, "timeout", str(outcome), final=False)
+        return Failure(rollout.id, "timeout", _told(outcome), final=False)
     if isinstance(outcome, BaseException):
-        return Failure(rollout.id, "raised", f"{type(outcome).__name__}: {outcome}", final=False)
+        return Failure(rollout.id, "raised", f"{type(outcome).__name__}: {_told(outcome)}", final=False)
     told = outcome if isinstance(outcome, Reward) else Reward(rollout.id, outcome)
     if told.rollout_id != rollout.id:
         return Failure(rollout.id, "foreign_reward", f"the reward is of rollout {told.rollout_id}", final=False)
+    if (fault := fault_of(told)) is not None:
+        return Failure(rollout.id, fault.kind, fault.message, final=False)
     if others := sorted(told.turns.keys() - set(rollout.answers)):
         return Failure(rollout.id, "foreign_reward", f"the reward is of answers that this rollout did not get: {', '.join(others)}", final=False)
-    for value in (told.value, *told.turns.values()):
-        if (wrong := _wrong(value)) is not None:
-            return Failure(rollout.id, *wrong, final=False)
     turns = tuple((answer, float(told.turns[answer])) for answer in rollout.answers if answer in told.turns)
-    return Graded(rollout, float(told.value), told.parts, turns)
+    return Graded(rollout, float(told.value), {name: float(part) for name, part in told.parts.items()}, turns)
 
 
-def _wrong(value: Any) -> tuple[FailureKind, str] | None:
-    if value is None:
-        return "no_reward", "the grader gave nothing"
-    if not isinstance(value, Real):
-        return "wrong_type", f"the grader gave a {type(value).__name__}, not a number"
-    return None if math.isfinite(value) else ("not_finite", f"the grader gave {value}")
+def _told(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        # It is foreign code like the rest of a grader.
+        return "an error that cannot say what it is"
+
+
+def fault_of(told: Reward) -> Fault | None:
+    """What there is in a reward that can neither be trained on nor shown."""
+    named: dict[str, Any] = {"turns": told.turns, "parts": told.parts}
+    numbers: dict[str, Any] = {"reward": told.value}
+    for field_name, given in named.items():
+        if not isinstance(given, Mapping):
+            return Fault("wrong_type", f"`{field_name}` is a {type(given).__name__}, not a mapping of names to numbers", field_name)
+        if others := [name for name in given if not isinstance(name, str)]:
+            return Fault("wrong_type", f"a name in `{field_name}` is a {type(others[0]).__name__}, not a string", field_name)
+        numbers |= {f"{field_name}.{name}": number for name, number in given.items()}
+    return next((fault for place, number in numbers.items() if (fault := _fault_of_number(place, number)) is not None), None)
+
+
+def _fault_of_number(place: str, given: Any) -> Fault | None:
+    if given is None and not place.startswith("parts."):
+        return Fault("no_reward", f"`{place}` is missing: the grader or the agent gave nothing", place)
+    if not isinstance(given, Real):
+        return Fault("wrong_type", f"`{place}` is a {type(given).__name__}, not a number", place)
+    try:
+        number = float(given)
+    except OverflowError:
+        # A whole number may have more digits than can be written.
+        number = math.inf
+    if math.isfinite(number) and abs(number) <= MAX_REWARD:
+        return None
+    shown = "a number that no float can hold" if isinstance(given, Integral) and math.isinf(number) else f"{number:g}"
+    return Fault("not_finite", f"`{place}` is {shown}: it must be finite, from {-MAX_REWARD:g} to {MAX_REWARD:g}", place)
 
 
 def without_foreign(group: Group, knows: Callable[[str], bool]) -> Group:

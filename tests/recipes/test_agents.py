@@ -189,6 +189,11 @@ def reports_a_word(episode: Episode) -> None:
     report(episode, reward="good").raise_for_status()
 
 
+def reports_a_word_as_a_part_and_does_not_look(episode: Episode) -> None:
+    once(episode)
+    report(episode, reward=1.0, parts={"form": "good"})
+
+
 def reports_for_another(episode: Episode) -> None:
     once(episode)
     report(episode, reward=1.0, rollout_id="99.0").raise_for_status()
@@ -213,6 +218,7 @@ def asks_coldly(episode: Episode) -> float:
         (is_told_nothing, "no_reward", "gave nothing"),
         (reports_not_a_number, "not_finite", "nan"),
         (reports_a_word, "wrong_type", "str"),
+        (reports_a_word_as_a_part_and_does_not_look, "wrong_type", "`parts.form` is a str"),
         (reports_for_another, "foreign_reward", "99.0"),
         (rewards_an_answer_of_another, "foreign_reward", "chatcmpl-other"),
         (asks_coldly, "raised", "`temperature` can only be 1"),
@@ -337,6 +343,48 @@ def test_a_body_that_is_none_is_refused_and_the_door_stays_open(tokenizer: ChatT
 
     group = group_of(agent, tokenizer, sampler, RolloutConfig(group_size=1, max_tokens=2, attempts=1))
     assert group.failures == ()
+
+
+MALFORMED: list[tuple[dict[str, Any], str]] = [
+    ({"reward": "good"}, "reward"),
+    ({"reward": None}, "reward"),
+    ({"reward": math.nan}, "reward"),
+    ({"reward": 10**400}, "reward"),
+    ({"reward": 1e308}, "reward"),
+    ({"parts": {}}, "reward"),
+    ({"reward": 1.0, "parts": None}, "parts"),
+    ({"reward": 1.0, "parts": {"x": "bad"}}, "parts.x"),
+    ({"reward": 1.0, "parts": {"x": None}}, "parts.x"),
+    ({"reward": 1.0, "parts": {"x": math.inf}}, "parts.x"),
+    ({"reward": 1.0, "turns": [1.0]}, "turns"),
+    ({"reward": 1.0, "turns": {"a": "1"}}, "turns.a"),
+    ({"reward": 1.0, "rollout_id": 7}, "rollout_id"),
+    ({"reward": 1.0, "grade": 1.0}, "grade"),
+]
+
+
+def test_a_report_that_is_malformed_is_refused_by_its_field_and_a_better_one_is_taken(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    def agent(episode: Episode) -> None:
+        once(episode)
+        for body, field in MALFORMED:
+            refused = report(episode, **body)
+            told = refused.json()["error"]
+            assert (refused.status_code, told["code"], told["param"]) == (400, "invalid", field), body
+            assert field in told["message"] or field == "grade"
+        report(episode, reward=0.25, parts={"x": 1}).raise_for_status()
+
+    group = group_of(agent, tokenizer, sampler)
+    assert group.failures == ()
+    assert [(member.reward, member.parts) for member in group.members] == [(0.25, {"x": 1.0})] * 2
+
+
+def test_what_was_reported_before_a_malformed_report_stands(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    def agent(episode: Episode) -> None:
+        once(episode)
+        report(episode, reward=0.5).raise_for_status()
+        report(episode, reward="better")
+
+    assert [member.reward for member in group_of(agent, tokenizer, sampler).members] == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("loop", ["synchronous", "asynchronous"])

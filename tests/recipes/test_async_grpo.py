@@ -161,6 +161,22 @@ def test_a_group_that_comes_too_late_is_measured_and_has_no_loss(client: Client,
     assert policy.cursor.had_below + len(policy.cursor.had) == 8
 
 
+def test_a_loop_all_of_whose_rollouts_are_of_foreign_weights_says_so_and_goes_on_where_it_stopped(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[StepReport] = []
+    sampler = client.sampler
+    config = replace(ON_POLICY, max_lost_rounds=2, max_idle_groups=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "sampler", lambda version: sampler(BASE))
+        with pytest.raises(Unavailable, match=r"2 rounds in a row .* 9 times `foreign_version` \(tokens of .* What to change: sample from the"):
+            train(client, PROBLEMS, Record().grade, config, tmp_path / "cursor", steps=9, on_step=reports.append)
+    assert [[(reason.kind, reason.attempts) for reason in report.failures] for report in reports] == [[("foreign_version", 9)]] * 2
+    policy = train(client, PROBLEMS, Record().grade, replace(config, max_lost_rounds=5), tmp_path / "cursor", steps=3, on_step=reports.append)
+    assert (reports[-1].step, reports[-1].failures, policy.run.state().step) == (3, (), 1)
+    assert policy.cursor.had_below + len(policy.cursor.had) == 8
+
+
 @pytest.mark.parametrize("heard", [False, True])
 @pytest.mark.parametrize("operation", range(2, OPERATIONS + 1))
 def test_a_loop_that_is_killed_goes_on_with_the_groups_that_it_has_not_had(

@@ -1,6 +1,7 @@
 """The synchronous loop on the live server: on policy to the bit, the same after a death at any operation, and it learns."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +17,8 @@ from bloomery.client import Client
 from bloomery.recipes.grpo import GrpoConfig, StepReport, measure, problem_of, train
 from bloomery.recipes.pairs import PairsTask
 from bloomery.recipes.policy import PolicyConfig
-from bloomery.recipes.rollouts import Problem, Rollout, RolloutConfig
-from bloomery.types.errors import InvalidInput
+from bloomery.recipes.rollouts import Problem, Reward, Rollout, RolloutConfig
+from bloomery.types.errors import InvalidInput, Unavailable
 from tests.live import LiveServer, running_server, wait_until
 from tests.recipes.loops import BASE, POLICY, PROBLEMS, SMALL, Killed, Record, mortal_client
 from tests.test_docs import ROOT, blocks
@@ -91,9 +93,49 @@ def test_failed_members_change_nothing_but_their_own_group(client: Client, tmp_p
     assert metrics["reward/raw"] > 100
 
 
+def test_a_malformed_reward_loses_its_rollout_and_not_the_loop(client: Client, tmp_path: Path) -> None:
+    reports: list[StepReport] = []
+    told: dict[str, dict[str, Any]] = {
+        "0.0": {"parts": {"x": "bad"}},
+        "0.1": {"parts": {"x": math.nan}},
+        "1.0": {"value": 10**400},
+        "1.1": {"value": 1e308},
+        "2.0": {"turns": None},
+        "3.0": {"parts": None},
+    }
+
+    def grade(rollout: Rollout) -> Reward:
+        return Reward(**{"rollout_id": rollout.id, "value": float(sum(rollout.tokens)), "parts": {"x": 1.0}} | told.get(rollout.id, {}))
+
+    config = replace(CONFIG, groups_per_step=4, rollouts=replace(SMALL, attempts=1))
+    train(client, PROBLEMS, grade, config, tmp_path / "cursor", steps=1, on_step=reports.append)
+    metrics = reports[0].metrics
+    assert (metrics["failures/lost"], metrics["failures/wrong_type"], metrics["failures/not_finite"]) == (6, 3, 3)
+    assert (metrics["groups/trained"], metrics["groups/too_small"], metrics["reward/part/x"]) == (2, 2, 1)
+    assert metrics["reward/raw"] > 100
+    assert {(reason.kind, reason.attempts) for reason in reports[0].failures} == {("wrong_type", 1), ("not_finite", 1)}
+    assert "`parts.x` is a str, not a number" in {reason.message for reason in reports[0].failures}
+    assert json.dumps(metrics, allow_nan=False)
+
+
+def test_a_loop_from_which_nothing_comes_back_says_why_and_goes_on_where_it_stopped(client: Client, tmp_path: Path) -> None:
+    reports: list[StepReport] = []
+
+    def broken(rollout: Rollout) -> float:
+        raise OSError(f"the judge is away, asked of {rollout.id}")
+
+    with pytest.raises(Unavailable, match=r"3 rounds in a row .* 18 times `raised` \(OSError: the judge is away, asked of 4.0\).* mend the grader"):
+        train(client, PROBLEMS, broken, CONFIG, tmp_path / "cursor", steps=9, on_step=reports.append)
+    assert [(report.step, report.failures[0].attempts) for report in reports] == [(1, 18), (2, 18), (3, 18)]
+    config = replace(CONFIG, max_lost_rounds=7)
+    policy = train(client, PROBLEMS, Record().grade, config, tmp_path / "cursor", steps=4, on_step=reports.append)
+    assert (reports[-1].step, reports[-1].failures, policy.run.state().step) == (4, (), 1)
+
+
 def test_a_step_that_teaches_nothing_trains_nothing(client: Client, tmp_path: Path) -> None:
     reports: list[StepReport] = []
-    policy = train(client, PROBLEMS, lambda _: 1.0, CONFIG, tmp_path / "cursor", steps=2, on_step=reports.append)
+    config = replace(CONFIG, max_lost_rounds=1)
+    policy = train(client, PROBLEMS, lambda _: 1.0, config, tmp_path / "cursor", steps=2, on_step=reports.append)
     assert [report.metrics["groups/zero_variance_share"] for report in reports] == [1, 1]
     assert (policy.run.state().step, policy.cursor.had_below) == (0, 4)
 
@@ -132,6 +174,7 @@ def test_problems_that_cannot_be_trained_on_are_refused_at_once(client: Client, 
         (GrpoConfig(policy=POLICY, min_group_size=1), "min_group_size"),
         (GrpoConfig(policy=POLICY, rollouts=RolloutConfig(group_size=1)), "min_group_size"),
         (GrpoConfig(policy=POLICY, groups_per_step=0), "groups_per_step"),
+        (GrpoConfig(policy=POLICY, max_lost_rounds=0), "max_lost_rounds"),
         (GrpoConfig(policy=POLICY, rollouts=RolloutConfig(attempts=0)), "attempts"),
         (GrpoConfig(policy=POLICY, rollouts=RolloutConfig(piece_tokens=0)), "piece_tokens"),
     ],
@@ -160,7 +203,7 @@ def test_the_program_goes_on_where_it_was_stopped(live_server: LiveServer, tmp_p
         done = subprocess.run([*argv, "--steps", str(steps)], env=environment, capture_output=True, text=True, timeout=120, check=True)
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         assert [row["kind"] for row in rows] == ["before", *["step"] * len(told), "after"]
-        assert [row["step"] for row in rows if row["kind"] == "step"] == told
+        assert [(row["step"], row["failures"]) for row in rows if row["kind"] == "step"] == [(step, []) for step in told]
 
 
 LOOP = """

@@ -113,7 +113,7 @@ def test_checkpoints_that_are_saved_by_the_way_do_not_stop_a_loop(client: Client
 
 def test_settings_that_decide_nothing_may_change() -> None:
     config = GrpoConfig(policy=TINY)
-    same = GrpoConfig(policy=TINY, concurrency=3, rollouts=RolloutConfig(sample_timeout_s=5, grade_timeout_s=5))
+    same = GrpoConfig(policy=TINY, concurrency=3, max_lost_rounds=9, rollouts=RolloutConfig(sample_timeout_s=5, grade_timeout_s=5))
     other = GrpoConfig(policy=TINY, rollouts=RolloutConfig(seed=1))
     assert fingerprint(PROBLEMS, config) == fingerprint(PROBLEMS, same)
     assert len({fingerprint(PROBLEMS, config), fingerprint(PROBLEMS, other), fingerprint(PROBLEMS[:4], config)}) == 3

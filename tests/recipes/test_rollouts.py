@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from bloomery.client import Client, Sampler
+from bloomery.recipes.advantages import sort_groups, weigh
 from bloomery.recipes.deadlines import Deadlines
+from bloomery.recipes.rl_metrics import Seconds, step_metrics
 from bloomery.recipes.rollouts import (
+    MAX_REWARD,
     Failure,
     FailureKind,
     Graded,
@@ -49,6 +52,13 @@ def sampler(client: Client) -> Sampler:
     return client.sampler(BASE)
 
 
+class Unspeakable(Exception):
+    """An error of foreign code that raises where it is asked what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("not even that")
+
+
 @pytest.mark.parametrize("outcome", [1, 0.5, True, np.float32(2), Reward("3.1", -1.0, {"format": 1.0})])
 def test_a_finite_number_is_a_reward(outcome: Any) -> None:
     graded = judge(ONE, outcome)
@@ -68,12 +78,53 @@ def test_a_finite_number_is_a_reward(outcome: Any) -> None:
         (Reward("3.2", 1.0), "foreign_reward"),
         (ValueError("no such file"), "raised"),
         (TimeoutError("late"), "timeout"),
+        pytest.param(10**400, "not_finite", id="beyond floats"),
+        pytest.param(-(10**5000), "not_finite", id="beyond what can be written"),
+        (1e308, "not_finite"),
+        (Reward("3.1", -2e12), "not_finite"),
+        (Reward("3.1", 1.0, {"x": "bad"}), "wrong_type"),
+        (Reward("3.1", 1.0, {"x": None}), "wrong_type"),  # type: ignore[dict-item]
+        (Reward("3.1", 1.0, {"x": [1.0]}), "wrong_type"),  # type: ignore[dict-item]
+        (Reward("3.1", 1.0, {"x": math.nan}), "not_finite"),
+        (Reward("3.1", 1.0, {"x": 10**400}), "not_finite"),
+        (Reward("3.1", 1.0, {"x": 1e308}), "not_finite"),
+        (Reward("3.1", 1.0, {1: 1.0}), "wrong_type"),  # type: ignore[dict-item]
+        (Reward("3.1", 1.0, None), "wrong_type"),  # type: ignore[arg-type]
+        (Reward("3.1", 1.0, turns=None), "wrong_type"),  # type: ignore[arg-type]
+        (Reward("3.1", 1.0, turns=[1.0]), "wrong_type"),  # type: ignore[arg-type]
+        (Reward("3.1", 1.0, turns={1: 1.0, "a": 2.0}), "wrong_type"),  # type: ignore[dict-item]
+        (Unspeakable(), "raised"),
     ],
 )
 def test_whatever_else_a_grader_gives_is_a_failure_of_its_own_kind(outcome: Any, kind: FailureKind) -> None:
     failure = judge(ONE, outcome)
     assert isinstance(failure, Failure)
     assert (failure.rollout_id, failure.kind) == ("3.1", kind)
+
+
+@pytest.mark.parametrize(
+    ("told", "kind", "message"),
+    [
+        (Reward("3.1", 1.0, {"form": "bad"}), "wrong_type", "`parts.form` is a str, not a number"),
+        (Reward("3.1", 10**400), "not_finite", "`reward` is a number that no float can hold: it must be finite, from -1e+12 to 1e+12"),
+        (Reward("3.1", 1e308), "not_finite", "`reward` is 1e+308: it must be finite, from -1e+12 to 1e+12"),
+        (Reward("3.1", 1.0, turns=None), "wrong_type", "`turns` is a NoneType, not a mapping of names to numbers"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_reward_that_is_none_says_which_of_its_numbers_and_why(told: Reward, kind: FailureKind, message: str) -> None:
+    assert judge(ONE, told) == Failure("3.1", kind, message, final=False)
+
+
+def test_the_largest_rewards_that_are_taken_have_advantages_and_statistics() -> None:
+    least, most = (judge(ONE, Reward("3.1", value, {"x": value})) for value in (-MAX_REWARD, MAX_REWARD))
+    assert isinstance(least, Graded)
+    assert isinstance(most, Graded)
+    made = Group(3, PROBLEM, (least, most), ())
+    (low, high) = weigh([made], by_deviation=False)
+    assert (low.advantages.tolist(), high.advantages.tolist()) == ([np.float32(-1e12)] * 2, [np.float32(1e12)] * 2)
+    assert np.isfinite(np.square(high.advantages)).all()
+    found = step_metrics([made], sort_groups([made], 2), [low, high], {}, lambda _: 0, Seconds(1, 1, 1, 0, 0))
+    assert (found["reward/raw"], found["reward/part/x"], found["reward/group_std"]) == (0, 0, MAX_REWARD)
 
 
 def test_a_group_is_the_same_group_every_time(sampler: Sampler) -> None:

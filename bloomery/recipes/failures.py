@@ -1,0 +1,77 @@
+"""Why rollouts were lost, in few words: what a step tells of it, and when a loop stops because nothing comes back any more.
+
+A loop has thousands of failures and few causes. Messages are cut to a length, those that differ by numbers alone are one reason, and of many reasons
+the most frequent of each kind come first.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from bloomery.recipes.rollouts import FailureKind, Group
+from bloomery.types.errors import Unavailable
+
+MAX_REASONS: Final = 12
+"""Of a step: more than there are kinds, so that each has one."""
+MAX_MESSAGE: Final = 300
+"""Characters."""
+_NUMBERS: Final = re.compile(r"\d+")
+_GRADER: Final = "mend the grader or the agent, which must give a finite number for each rollout"
+_REMEDIES: Final[dict[FailureKind, str]] = {
+    "sampling": "look at the server's status and log, or raise `sample_timeout_s`",
+    "raised": "mend the grader or the agent, which raised this",
+    "timeout": "mend the grader or the agent, or raise its time (`grade_timeout_s`, of agents `Agents(timeout_s=...)`)",
+    "no_reward": _GRADER,
+    "wrong_type": _GRADER,
+    "not_finite": _GRADER,
+    "foreign_reward": "have the grader or the agent name the rollout, and the answers, that it was given",
+    "foreign_version": "sample from the newest version that this loop published: something between it and the server serves others",
+    "no_tokens": "have the agent ask the model at the `base_url` of its episode",
+}
+
+
+class Reason(NamedTuple):
+    """Why attempts failed, and how many did so; the message is that of the first."""
+
+    kind: FailureKind
+    message: str
+    attempts: int
+
+
+def reasons(groups: Sequence[Group]) -> tuple[Reason, ...]:
+    """Of all attempts that failed: the most frequent of each kind, then of the others."""
+    first: dict[tuple[FailureKind, str], str] = {}
+    counts: Counter[tuple[FailureKind, str]] = Counter()
+    for failure in (failure for group in groups for failure in group.failures):
+        message = failure.message if len(failure.message) <= MAX_MESSAGE else f"{failure.message[:MAX_MESSAGE]}..."
+        cause = failure.kind, _NUMBERS.sub("0", message)
+        first.setdefault(cause, message)
+        counts[cause] += 1
+    ranks: Counter[FailureKind] = Counter()
+    ranked: list[tuple[int, Reason]] = []
+    for (kind, pattern), attempts in counts.most_common():
+        ranked.append((ranks[kind], Reason(kind, first[kind, pattern], attempts)))
+        ranks[kind] += 1
+    return tuple(reason for _, reason in sorted(ranked, key=lambda place: place[0])[:MAX_REASONS])
+
+
+class Losses:
+    """Counts the rounds in a row that left no group to compare, because too many of its rollouts failed."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._rounds = 0
+
+    def note(self, compared: int, lost: Sequence[Reason]) -> None:
+        """A round with so many groups that had members enough; Unavailable where it is one too many without any."""
+        self._rounds = 0 if compared else self._rounds + 1
+        if self._rounds < self._most:
+            return
+        told = "; ".join(f"{reason.attempts} times `{reason.kind}` ({reason.message})" for reason in lost) or "no rollout came"
+        remedies = "; ".join(dict.fromkeys(_REMEDIES[reason.kind] for reason in lost)) or "look at what makes the groups"
+        rounds = f"{self._rounds} rounds in a row" if self._rounds > 1 else "a round"
+        raise Unavailable(
+            f"{rounds} left nothing to train on, because too many rollouts of every group failed. The last one: {told}. What to change: {remedies}; "
+            "or raise `max_lost_rounds`. The cursor stands behind these rounds, and the loop goes on from there when it is started again"
+        )
