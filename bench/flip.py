@@ -26,7 +26,6 @@ from bloomery.infer.embedded import EmbeddedEngine
 from bloomery.infer.fidelity import OneModel
 from bloomery.infer.versions import Model
 from bloomery.models.load import stored_tensors
-from bloomery.models.numerics import probe
 from bloomery.types.arrays import Array
 from bloomery.types.generation import Generate, Live, SampledToken, SamplingParams
 from bloomery.types.ids import new_id
@@ -73,9 +72,8 @@ def main() -> None:
 
 async def _measure(asked: argparse.Namespace) -> dict[str, object]:
     model = decoder(asked.size).to(getattr(torch, asked.dtype))
-    found = probe(model)
     published = stored_tensors(model)
-    engine = EmbeddedEngine(model, OneModel(Model(BASE, model, None)), version=BASE, bit_exact=found.bit_exact, form=found.form)
+    engine = EmbeddedEngine(model, OneModel(Model(BASE, model, None)), version=BASE)
     async with engine:
         updates = [_changed(published, seed) for seed in range(2)]
         streams = [Stream() for _ in range(asked.streams)]
@@ -91,6 +89,7 @@ async def _measure(asked: argparse.Namespace) -> dict[str, object]:
     usual_ms = statistics.median(usual)
     pauses_ms = [max(stream.flip_ms(flip.version) for stream in streams) - usual_ms for flip in flips]
     return {
+        "bit_exact": engine.capabilities().bit_exact,
         "bytes": sum(tensor.nbytes for tensor in published.values()),
         "none": _figures(usual),
         "while_staged_and_flipped": _figures(beside),

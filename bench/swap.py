@@ -35,6 +35,7 @@ from bloomery.infer.sampler import Sampler
 from bloomery.models import tiny
 from bloomery.models.decoder import Decoder
 from bloomery.models.load import load_decoder, stored_tensors
+from bloomery.models.numerics import probe
 from bloomery.store.blobs import Blobs
 from bloomery.train import snapshot
 from bloomery.train.full import FullParameters
@@ -118,12 +119,12 @@ class Load:
         }
 
 
-async def _engine(model: Decoder, asked: argparse.Namespace) -> dict[str, dict[str, object]]:
+async def _engine(model: Decoder, asked: argparse.Namespace) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as place:
         shelf = BlobShelf(Blobs(Path(place)), model, base_hash=BASE, numerics="bench")
         adapters = [_publish(shelf, _adapter(model, seed), "lora") for seed in range(4)]
         wholes = [_publish(shelf, _whole(model, seed), "full") for seed in range(2)]
-        async with EmbeddedEngine(model, shelf, version=BASE, bit_exact=True) as engine:
+        async with EmbeddedEngine(model, shelf, version=BASE) as engine:
             await engine.load_adapter(POLICY, adapters[0])
             tensors = [_adapter(model, seed).published() for seed in range(4)]
             patches = {name: _patch(tensor) for name, tensor in tensors[0].items()}
@@ -138,8 +139,9 @@ async def _engine(model: Decoder, asked: argparse.Namespace) -> dict[str, dict[s
                 "model_keep": (MODEL, lambda turn: _switch(engine, MODEL, wholes[turn % 2])),
                 "model_patches": (MODEL, lambda turn: _update(engine, MODEL, model_patches)),
             }
-            found = {way: (await _under_load(engine, name, swap, model.config.vocab_size, asked)).figures() for way, (name, swap) in ways.items()}
-        return found | {"flip": _flip(Sampler(model, shelf), adapters, model.config.vocab_size, asked.streams)}
+            found: dict[str, object] = {"bit_exact": engine.capabilities().bit_exact}
+            found |= {way: (await _under_load(engine, name, swap, model.config.vocab_size, asked)).figures() for way, (name, swap) in ways.items()}
+        return found | {"flip": _flip(Sampler(model, shelf, form=probe(model).form), adapters, model.config.vocab_size, asked.streams)}
 
 
 def _flip(sampler: Sampler, adapters: Sequence[Weights], vocab_size: int, streams: int) -> dict[str, object]:

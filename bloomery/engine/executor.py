@@ -20,12 +20,13 @@ from bloomery.config import EngineConfig
 from bloomery.config.data_dir import DataDir
 from bloomery.engine.comparison import Comparisons
 from bloomery.engine.doubtful import Doubtful
-from bloomery.engine.proving import ask_probe, prove_base, proved
+from bloomery.engine.proving import prove_base, proved
 from bloomery.engine.runs import HeldRuns, NoRuns, ProcessRuns
 from bloomery.engine.shelf import BlobShelf
 from bloomery.engine.step_threads import StepThreads
 from bloomery.infer.grammar import Grammars
 from bloomery.infer.probe import Probation
+from bloomery.infer.probe_prompt import ask_probe
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.scrub import Scrub
 from bloomery.infer.versions import Model

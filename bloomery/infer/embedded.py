@@ -5,6 +5,7 @@ waits for that thread once, when it is committed: what names are being updated i
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -18,20 +19,22 @@ from bloomery.infer.engine import EngineEvent, Update
 from bloomery.infer.grammar import Grammars
 from bloomery.infer.plan import Limits
 from bloomery.infer.probe import Probation
+from bloomery.infer.probe_prompt import ask_probe
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.sampler_thread import SamplerThread, within
 from bloomery.infer.scrub import SCRUB_S, Scrub
 from bloomery.infer.staging import Staging, checksum
 from bloomery.infer.versions import VERSIONS_IN_MEMORY, Model, Source
 from bloomery.models.decoder import Decoder
-from bloomery.models.numerics import Form, numerics_id
-from bloomery.sync.proof import as_it_is
+from bloomery.models.numerics import Form, numerics_id, plain_form, probe
+from bloomery.sync.proof import Proof, as_it_is, prove
 from bloomery.types.arrays import Array
 from bloomery.types.errors import Conflict, NotSupported, Unavailable
 from bloomery.types.generation import Abort, Generate, Live, PromptScored, SamplingParams, Weights
 from bloomery.types.ids import new_id
 from bloomery.types.serving import MODEL, STEP_S, Capabilities, EngineMetrics, KvPolicy, PauseMode, WeightInfo
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -50,8 +53,9 @@ class Deadlines:
 class EmbeddedEngine:
     """Our own sampler on a thread of its own; an async context manager that begins and ends it.
 
-    `version` is what the bare `decoder` is called, and `bit_exact` what the probe of this machine found (`models/numerics`). Whatever takes longer
-    than its deadline is `Unavailable`, and may be done later all the same.
+    `version` is what the bare `decoder` is called. Before it serves, which form gives the trainer's bits with this decoder here is found out
+    (`models/numerics`), and the sampler, in that form, answers the probe prompt: `capabilities().bit_exact` says what came of both. Whatever takes
+    longer than its deadline is `Unavailable`, and may be done later all the same.
 
     What lies in memory is looked at again for as long as the engine runs (`scrub`): a version that has changed is taken out of service, and where the
     decoder has, the engine closes and says so to all who ask it.
@@ -63,29 +67,32 @@ class EmbeddedEngine:
         source: Source,
         *,
         version: str,
-        bit_exact: bool,
+        plain: bool = False,
         limits: Limits | None = None,
         grammars: Grammars | None = None,
-        form: Form | None = None,
         versions_in_memory: int = VERSIONS_IN_MEMORY,
         deadlines: Deadlines | None = None,
         scrub_s: float = SCRUB_S,
     ) -> None:
-        """`scrub_s`: between two looks at a part of what lies in memory."""
-        self._config, self._source, self._bit_exact, self._versions_in_memory = decoder.config, source, bit_exact, versions_in_memory
+        """`plain`: the fastest form, which promises no bits. `scrub_s`: between two looks at a part of what lies in memory."""
+        self._config, self._source, self._versions_in_memory = decoder.config, source, versions_in_memory
+        form, exact = _form(decoder, plain=plain)
         self._sampler = Sampler(decoder, source, limits, grammars, form, versions_in_memory=versions_in_memory)
-        base, numerics = Model(version, decoder, None), numerics_id(decoder.dtype, decoder.device)
-        self._probation = Probation(base, form or Form(), self._sampler.computed_with, exact=bit_exact, numerics=numerics)
+        self._sampler.serve(MODEL, Weights(version=version))
+        self._sampler.step()
+        base = Model(version, decoder, None)
+        self._bit_exact = ask_probe(self._sampler, base, exact=exact).bit_equal and exact
+        self._sampled_before, self._prefilled_before = self._sampler.tokens_sampled, self._sampler.tokens_prefilled
+        numerics = numerics_id(decoder.dtype, decoder.device)
+        self._probation = Probation(base, form, self._sampler.computed_with, exact=self._bit_exact, numerics=numerics)
         self._sampler.versions.examine_with(self._probation.examine)
         self._deadlines = deadlines or Deadlines()
-        self._scrub = Scrub([as_it_is(version, self._sampler.computed_with(decoder))], self._sampler, scrub_s)
+        self._scrub = Scrub(_proofs(base, self._sampler.computed_with(decoder)), self._sampler, scrub_s)
         self._thread = SamplerThread(self._sampler, step_s=self._deadlines.step_s, scrub=self._scrub)
         self._do = self._thread.do
         self._changes = Changes(self._sampler, version)
         self._asleep = False
         self._paused_before_sleep: PauseMode | None = None
-        self._sampler.serve(MODEL, Weights(version=version))
-        self._sampler.step()
 
     async def __aenter__(self) -> Self:
         self._thread.start()
@@ -292,8 +299,8 @@ class EmbeddedEngine:
         return EngineMetrics(
             running_sequences=self._sampler.running_sequences,
             waiting_sequences=self._sampler.waiting_sequences,
-            tokens_sampled=self._sampler.tokens_sampled,
-            tokens_prefilled=self._sampler.tokens_prefilled,
+            tokens_sampled=self._sampler.tokens_sampled - self._sampled_before,
+            tokens_prefilled=self._sampler.tokens_prefilled - self._prefilled_before,
             cache_usage=self._sampler.cache_usage,
             preemptions=self._sampler.preemptions,
             versions_in_memory=len(self._sampler.versions.held),
@@ -303,3 +310,19 @@ class EmbeddedEngine:
             asleep=self._asleep,
             tokens_kept=self._sampler.tokens_kept,
         )
+
+
+def _form(decoder: Decoder, *, plain: bool) -> tuple[Form, bool]:
+    """How the sampler is to compute, and whether that has the trainer's bits here."""
+    if plain:
+        return plain_form(decoder), False
+    found = probe(decoder)
+    for failure in found.failures:
+        log.warning("not bit-exact here: %s", failure)
+    return found.form, found.bit_exact
+
+
+def _proofs(base: Model, computed: Decoder) -> list[Proof]:
+    """Of both forms in memory: updates copy the plain one, requests are computed with the other."""
+    known = as_it_is(base.version, base.decoder)
+    return [known] if computed is base.decoder else [known, prove(known.expected, computed, None)]

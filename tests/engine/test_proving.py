@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from bloomery.engine.proving import ask_probe
+from bloomery.infer.probe_prompt import ask_probe
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
 from bloomery.models.config import RopeConfig

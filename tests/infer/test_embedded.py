@@ -1,4 +1,4 @@
-"""What the embedded engine does where something takes too long or fails on the way: whoever waits hears for whom, and nothing stays behind."""
+"""What the embedded engine promises, and what it does where something takes too long or fails on the way: who waits hears for whom, nothing stays."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,12 +11,14 @@ import torch
 from bloomery.infer.embedded import Deadlines, EmbeddedEngine
 from bloomery.infer.versions import UPDATES_IN_MEMORY, Model
 from bloomery.models.adapters import PUBLISHED_PREFIX
-from bloomery.types.errors import Conflict, Unavailable, WorkerError
+from bloomery.models.numerics import plain_form, probe
+from bloomery.types.errors import Conflict, Corrupt, Unavailable, WorkerError
 from bloomery.types.generation import Weights
 from bloomery.types.serving import MODEL
-from tests.infer.builders import Adapters, adapter
-from tests.infer.test_engine_protocol import Going, answer, ask, idle, ids
+from tests.infer.builders import Adapters, adapter, full_logprobs
+from tests.infer.test_engine_protocol import Going, answer, ask, idle, ids, tokens_of
 from tests.infer.test_versions import other_model
+from tests.models.test_numerics import make_worse
 from tests.train.builders import decoder
 
 PATIENCE_S = 60
@@ -56,7 +58,6 @@ async def running(disk: Disk, *, versions_in_memory: int = 64, **deadlines: floa
         DECODER,
         disk,
         version="base",
-        bit_exact=True,
         versions_in_memory=versions_in_memory,
         deadlines=Deadlines(**{"step_s": PATIENCE_S, **deadlines}),
     )
@@ -70,6 +71,46 @@ async def running(disk: Disk, *, versions_in_memory: int = 64, **deadlines: floa
 
 def stored(version: str) -> Weights:
     return Weights(version=version, key="k")
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_the_form_is_the_probes_and_bits_are_promised_where_it_found_them_and_never_of_the_plain_one(plain: bool) -> None:
+    found = probe(DECODER)
+    engine = EmbeddedEngine(DECODER, Disk(), version="base", plain=plain)
+    assert engine._sampler._runner._form == (plain_form(DECODER) if plain else found.form)
+    async with asyncio.timeout(PATIENCE_S), engine:
+        assert engine.capabilities().bit_exact == (found.bit_exact and not plain)
+        before = await engine.metrics()
+        assert (before.tokens_sampled, before.tokens_prefilled) == (0, 0), "the probe prompt is nobody's request"
+        asked = [ask(f"r{length}", length=length, max_tokens=9, seed=length) for length in (20, 33, 70)]
+        for each, events in zip(asked, await asyncio.gather(*(answer(engine, each) for each in asked)), strict=True):
+            sampled = tokens_of(events)
+            prompt = each.prompt.numpy().tolist()
+            trainers = full_logprobs(DECODER, [*prompt, *(token.token for token in sampled)], None)[len(prompt) - 1 :]
+            assert [token.logprob for token in sampled] == (pytest.approx(trainers, abs=1e-4) if plain else trainers.tolist())
+
+
+def test_bits_are_not_promised_where_products_depend_on_the_number_of_rows(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def worsen(out_RO: torch.Tensor, weight: torch.Tensor) -> None:
+        """Rounds otherwise for more rows than the probe prompt has."""
+        if len(out_RO) == 260:
+            out_RO *= 1 + 2**-20
+
+    make_worse(monkeypatch, worsen)
+    assert not EmbeddedEngine(DECODER, Disk(), version="base").capabilities().bit_exact
+    assert "not bit-exact here: the product with" in caplog.text
+
+
+def test_nor_where_the_sampler_answers_the_probe_prompt_with_other_bits(caplog: pytest.LogCaptureFixture) -> None:
+    near = decoder()
+    near.norm.data *= 1 + 1e-6
+    assert not EmbeddedEngine(DECODER, Adapters(near), version="base").capabilities().bit_exact
+    assert "not bit-exact here: the probe prompt was answered up to" in caplog.text
+
+
+def test_a_source_whose_base_is_not_the_decoder_is_refused() -> None:
+    with pytest.raises(Corrupt, match="does not answer the probe prompt as the trainer would"):
+        EmbeddedEngine(DECODER, Adapters(other_model(DECODER, 1)), version="base")
 
 
 async def blocked(disk: Disk, engine: EmbeddedEngine) -> "asyncio.Task[None]":
@@ -155,7 +196,7 @@ async def test_who_goes_away_before_the_request_has_begun_leaves_nothing_behind(
 
 async def test_an_engine_that_does_not_end_says_so():
     disk = Disk()
-    engine = EmbeddedEngine(DECODER, disk, version="base", bit_exact=True, deadlines=Deadlines(step_s=SHORT_S))
+    engine = EmbeddedEngine(DECODER, disk, version="base", deadlines=Deadlines(step_s=SHORT_S))
     await engine.__aenter__()
     loading = await blocked(disk, engine)
     with pytest.raises(Unavailable, match="sampler's thread"):

@@ -53,7 +53,7 @@ class Disk(Adapters):
 @asynccontextmanager
 async def embedded() -> AsyncIterator[Stage]:
     versions = {"v0": adapter(DECODER, 0), "v1": adapter(DECODER, 1), "whole": other_model(DECODER, 1)}
-    async with EmbeddedEngine(DECODER, Disk(DECODER, versions), version="base", bit_exact=True) as engine:
+    async with EmbeddedEngine(DECODER, Disk(DECODER, versions), version="base") as engine:
         part = f"{PUBLISHED_PREFIX}layers.1.self_attn.q_proj.lora_B.weight"
         yield Stage(engine, lambda seed: stored_tensors(other_model(DECODER, seed)), "model.norm.weight", (part, (64, 16)))
 
@@ -516,7 +516,7 @@ async def test_adapters_by_name_are_more_than_fit_in_memory():
     """Each is loaded when it is named, under concurrent load, and nobody fails."""
     adapters = {f"v{seed}": adapter(DECODER, seed) for seed in range(8)}
     source = Disk(DECODER, adapters)
-    async with asyncio.timeout(PATIENCE_S), EmbeddedEngine(DECODER, source, version="base", bit_exact=True, versions_in_memory=3) as engine:
+    async with asyncio.timeout(PATIENCE_S), EmbeddedEngine(DECODER, source, version="base", versions_in_memory=3) as engine:
         for name in adapters:
             await engine.load_adapter(f"as {name}", Weights(version=name, key="k"))
         asks = [ask(f"{turn} {name}", live=f"as {name}", seed=turn, max_tokens=3) for turn in range(3) for name in adapters]

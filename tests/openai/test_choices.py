@@ -47,3 +47,22 @@ def test_tokens_come_with_the_text_that_they_are_part_of(text: str, tokenizer: C
 def test_an_echo_is_the_prompt(text: str) -> None:
     piece = prompt_piece(TOKENIZERS[0], TOKENIZERS[0].encode(text), None)
     assert piece == Piece(text, [])
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=TEXT, cut=st.integers(0, 3))
+def test_the_token_that_ends_an_answer_stands_behind_all_of_it(text: str, cut: int) -> None:
+    tokenizer = TOKENIZERS[0]
+    # Cut in the middle of a character, too.
+    tokens = tokenizer.encode(text)[: -cut or None]
+    end = byte_level().token_to_id("<|im_end|>")
+    for shows_end in (False, True):
+        choice = Choice(0, tokenizer, stops=(), ends=(end,), shows_tokens=True, shows_end=shows_end)
+        events = [
+            SampledToken(request_id="r", sample=0, position=position, token=token, logprob=-1.0) for position, token in enumerate([*tokens, end])
+        ]
+        pieces = [*map(choice.feed, events), choice.finish("stop")]
+        shown = [token for piece in pieces for token in piece.tokens]
+        assert len(shown) == len(tokens) + shows_end
+        if shows_end:
+            assert (shown[-1].token.text, shown[-1].start) == ("<|im_end|>", len("".join(piece.text for piece in pieces)))

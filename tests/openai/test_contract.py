@@ -197,6 +197,20 @@ def test_an_echo_is_scored(sdk: OpenAI, server: ScriptedServer) -> None:
     assert complete(sdk, prompt=prompt, echo=True).choices[0].text == prompt + "It is 36."
 
 
+@pytest.mark.parametrize("max_tokens", [1, 20])
+@pytest.mark.parametrize("says", ["", "It is 36."])
+def test_an_echo_shows_every_token_the_one_that_ends_it_too(sdk: OpenAI, server: ScriptedServer, says: str, max_tokens: int) -> None:
+    server.scripted.script.says = (says,)
+    answer = complete(sdk, prompt="The quick", echo=True, logprobs=1, max_tokens=max_tokens)
+    (choice,) = answer.choices
+    told = choice.logprobs
+    assert [len(each) for each in (told.tokens, told.token_logprobs, told.top_logprobs, told.text_offset)] == [answer.usage.total_tokens] * 4
+    ended = choice.finish_reason == "stop"
+    assert ended == (not says or max_tokens == 20)
+    assert "".join(told.tokens) == choice.text + "<|im_end|>" * ended
+    assert not ended or told.text_offset[-1] == len(choice.text)
+
+
 def test_a_conversation_goes_on_with_the_answer_it_got(sdk: OpenAI, server: ScriptedServer) -> None:
     first = chat(sdk)
     parts = [{"type": "text", "text": "And "}, {"type": "text", "text": "4?"}]

@@ -1,7 +1,8 @@
 """From sampled tokens back to text, one continuation at a time.
 
 A `Choice` is fed the tokens of its sample and gives out pieces: text that is final (no half characters, nothing that may become a stop string) and
-the tokens that it consists of. The token that ends a turn is no text. A stop string is none either, and tokens behind its beginning are not shown.
+the tokens that it consists of. The token that ends a turn is no text, and shown where that is asked for. A stop string is none either, and tokens
+behind its beginning are not shown.
 """
 
 import math
@@ -65,6 +66,7 @@ class Choice:
         stops: Sequence[str],
         ends: Sequence[int],
         shows_tokens: bool,
+        shows_end: bool = False,
         min_tokens: int = 0,
         mode: LogprobsMode = "raw_logprobs",
     ) -> None:
@@ -77,6 +79,7 @@ class Choice:
         self._mode = mode
         self._watch = StopStrings(tokenizer, stops, min_tokens=min_tokens)
         self._measure = TextStream(tokenizer) if shows_tokens else None
+        self._shows_end = shows_end
         self._length = self._given = 0
         self._waiting: list[ShownToken] = []
 
@@ -90,10 +93,12 @@ class Choice:
         self.tokens.append(event.token)
         self.logprobs.append(event.logprob)
         if event.token in self._ends:
+            if self._measure is not None and self._shows_end:
+                self._length += len(self._measure.finish())
+                self._waiting.append(self._shown(event))
             return Piece("", [])
         if self._measure is not None:
-            known = event.logprob_as(self._mode), event.top_as(self._mode)
-            self._waiting.append(ShownToken(*spelled(self._tokenizer, event.token, *known), self._length))
+            self._waiting.append(self._shown(event))
             self._length += len(self._measure.feed(event.token))
         if self._watch.feed(event.token):
             return self.finish("stop")
@@ -107,6 +112,10 @@ class Choice:
             return piece
         rest, self._waiting = self._waiting, []
         return Piece(piece.text, piece.tokens + rest)
+
+    def _shown(self, event: SampledToken) -> ShownToken:
+        known = event.logprob_as(self._mode), event.top_as(self._mode)
+        return ShownToken(*spelled(self._tokenizer, event.token, *known), self._length)
 
     def _piece(self, text: str) -> Piece:
         self._given += len(text)

@@ -157,6 +157,8 @@ class Serving:
             stops=job.asked.stops,
             ends=job.end_tokens,
             shows_tokens=shows_tokens,
+            # Who scores an echo leaves out what was sampled by its number, as lm-eval does.
+            shows_end=job.echo,
             min_tokens=job.asked.min_tokens or 0,
             mode=job.logprobs_mode,
         )
