@@ -20,8 +20,9 @@ def pack(decoder: Decoder) -> Decoder:
     """The twin; asks for `can_pack`. One that was packed in place is its own."""
     if is_packed(decoder):
         return decoder
-    # What is named here is not copied but taken as it is.
-    twin = copy.deepcopy(decoder, {id(parameter): parameter for parameter in decoder.parameters()})
+    # What is named here is not copied but taken as it is; both turn by the same table.
+    shared = *decoder.parameters(), decoder.rope, decoder.full_rope
+    twin = copy.deepcopy(decoder, {id(each): each for each in shared})
     pack_in_place(twin)
     return twin
 

@@ -80,11 +80,13 @@ class Rope:
 
     def _known(self, positions_R: Tensor) -> tuple[Tensor, Tensor]:
         """From a table, which grows by whole parts that are computed alone, so that a position has the same bits in every table."""
-        wanted, known = int(positions_R.max()) // _TABLE_PART + 1 if len(positions_R) else 0, len(self._table[0]) // _TABLE_PART
+        # Its own from here on: other threads may put theirs in its place.
+        cos_PH, sin_PH = self._table
+        wanted, known = int(positions_R.max()) // _TABLE_PART + 1 if len(positions_R) else 0, len(cos_PH) // _TABLE_PART
         if wanted > known:
             parts = [self._turns(torch.arange(part * _TABLE_PART, (part + 1) * _TABLE_PART)) for part in range(known, max(wanted, 2 * known))]
-            self._table = (torch.cat([self._table[0], *(cos for cos, _ in parts)]), torch.cat([self._table[1], *(sin for _, sin in parts)]))
-        cos_PH, sin_PH = self._table
+            cos_PH, sin_PH = (torch.cat([old, *new]) for old, new in zip((cos_PH, sin_PH), zip(*parts, strict=True), strict=True))
+            self._table = cos_PH, sin_PH
         return cos_PH.index_select(0, positions_R), sin_PH.index_select(0, positions_R)
 
     def _turns(self, positions_R: Tensor) -> tuple[Tensor, Tensor]:
