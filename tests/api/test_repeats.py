@@ -202,7 +202,7 @@ from tests.api.test_repeats import done
 
 with serving(Path(sys.argv[1])) as server:
     done(server, "/deployments", {"name": "router", "version": "tiny"})
-    failpoints._armed["store.row.committed"] = (1, None)
+    failpoints._armed |= failpoints._parse("store.row.committed")
     done(server, "/deployments/router/promote", {"version": "tiny"}, "mine")
 """
 

@@ -3,10 +3,14 @@
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from bloomery.cli.fidelity import show
 from bloomery.cli.main import app
+from bloomery.models import tiny
+from bloomery.models.load import load_decoder
+from bloomery.models.numerics import probe
 from bloomery.types.resources import Fidelity
 
 SHORT = ["--threads", "1", "--tokens", "2"]
@@ -27,7 +31,20 @@ def test_the_table_has_a_line_for_every_model():
     assert done.exit_code == 0, done.output
     head, line = done.output.splitlines()
     assert head.split()[0] == "model"
-    assert line.split() == ["bloomery-tiny", "qwen3", "exact", "18", "0", "0", "100.0%", "pass"]
+    name, family, mode, tokens, *differences, verdict = line.split()
+    assert (name, family, tokens, verdict) == ("bloomery-tiny", "qwen3", "18", "pass")
+    # With some processors' instructions for it the product of half precision depends on the number of rows, and nothing is promised.
+    assert mode == ("exact" if _bit_exact(torch.bfloat16) else "plain")
+    assert mode == "plain" or differences == ["0", "0", "100.0%"]
+
+
+def _bit_exact(dtype: torch.dtype) -> bool:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return probe(load_decoder(tiny.PATH, dtype=dtype, device="cpu")).bit_exact
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_an_unknown_model_is_one_line_and_exit_code_2():
