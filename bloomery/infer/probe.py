@@ -4,7 +4,6 @@ A sampler answers by its own forward: prefill of a pad of rows and a decode step
 that serves, so that no step waits. What lives in that one alone (its cache, stacked factors of those that are together in a batch) takes no part.
 """
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
@@ -24,9 +23,7 @@ from bloomery.models.decoder import Decoder
 from bloomery.models.numerics import Form
 from bloomery.types.errors import Corrupt
 from bloomery.types.generation import SamplingParams
-from bloomery.types.probe import PREFILLED, Floats, ProbeAnswer, Sides, judge, logprob_bytes, logprobs_of, probe_tokens
-
-log = logging.getLogger(__name__)
+from bloomery.types.probe import PREFILLED, Floats, ProbeAnswer, Sides, judge, logprob_bytes, logprobs_of, probe_tokens, rounding
 
 MOST_ROUNDING_RMS: Final = 0.5
 """In nats: of tokens that a model finds absurd half precision rounds by a tenth."""
@@ -50,21 +47,19 @@ class Probation:
         """`told`: the trainer's side of the base, where somebody left it. `exact`: under equal `numerics` both sides have equal bits."""
         self._form, self._computed_with, self._exact, self._numerics = form, computed_with, exact, numerics
         self._tokens = probe_tokens(base.decoder.config.vocab_size, base.decoder.config.context)
-        self._dtype = str(base.decoder.dtype).removeprefix("torch.")
         self._lock = Lock()
         self._remembered: OrderedDict[str, Sides] = OrderedDict()
         self.base = self._ask(base, self._usable(told))
         _refuse_far_apart(self.base)
+        self._noise = rounding(self.base, str(base.decoder.dtype).removeprefix("torch."))
 
     def examine(self, model: Model) -> Model:
         """The model with its answer; Corrupt where it is not the trainer's. Of weights that nobody proved, and the bare base, nothing is asked."""
         if model.proof is None:
             return model
         told = self._usable(model.told)
-        asked, before, exact = self._ask(model, told), self._before(model), self._exact
-        probed = judge(asked, before, exact=exact, dtype=self._dtype, expected="here" if told is None else "published")
-        if exact and not probed.bit_equal:
-            log.error("not bit-exact here: version %s answered its probe up to %.3g nats apart from its trainer", model.version, probed.max_abs)
+        asked, before = self._ask(model, told), self._before(model)
+        probed = judge(asked, before, exact=self._exact, noise=self._noise, expected="here" if told is None else "published")
         with self._lock:
             self._remembered[model.version] = asked
             if len(self._remembered) > _REMEMBERED:

@@ -1,9 +1,9 @@
 """The probe of a version: a few fixed tokens, what the trainer's forward says of them and what a sampler does, and whether both moved alike.
 
 The trainer's side is stored beside the manifest when a version is published, and not in it: it depends on the numerics of who computed it. A sampler
-that has loaded the version says its side, and `judge` compares, first both sides of the version, and then how far each has moved since weights that
-the same sampler was asked with before: small steps move a log-probability by less than a bar for rounding may be, and a sampler that leaves an
-adapter out then does not move at all. Everything is in nats; N tokens, the first of which is given.
+that has loaded the version says its side, and `judge` compares. Where bits are promised the two are equal, or the version is refused. Elsewhere there
+are bars: for what they differ by under the version, and for how far each has moved since weights that the same sampler was asked with before, because
+small steps move a log-probability by less than rounding may. Everything is in nats; N tokens, the first of which is given.
 """
 
 import math
@@ -25,9 +25,9 @@ _TOKENS: Final = PREFILLED + 2
 LARGEST_RMS: Final = 0.15
 """Between the two sides of a version: k3 0.01, as for the probe prompt of a process."""
 MARGIN: Final = 4.0
-"""So many times what the two sides differ by under the weights before, which is rounding, is still rounding."""
+"""So many times what the two sides differ by under the base is still rounding."""
 OFF: Final = 0.5
-"""By more than this share of what the trainer moved nobody is off who computes with the same weights; one who does not is off by all of it."""
+"""By more than this share of what the trainer moved nobody is off who computes with the same weights; one who leaves them out is off by all of it."""
 ROUNDING: Final = {"float32": 4e-6, "bfloat16": 1e-2, "float16": 2e-3}
 """What two orders of the same sums differ by at least, where bits are not promised (docs/fidelity.md)."""
 
@@ -119,11 +119,21 @@ def read_answer(data: bytes, version: str) -> ProbeAnswer:
     return answer
 
 
-def judge(asked: Sides, before: Sides, *, exact: bool, dtype: str, expected: Literal["published", "here"]) -> Probed:
-    """How it went; Corrupt where a sampler does not compute with the weights that were trained. `exact`: equal bits were promised to these sides."""
+def rounding(base: Sides, dtype: str) -> float:
+    """What both sides of a version may differ by (root mean square) where bits are not promised, before `MARGIN`.
+
+    It is measured under the base alone, where no adapter can be amiss: what a version that was served was off by would otherwise excuse the next one.
+    """
+    return max(_rms(base.sampler - base.trainer), ROUNDING[dtype])
+
+
+def judge(asked: Sides, before: Sides, *, exact: bool, noise: float, expected: Literal["published", "here"]) -> Probed:
+    """How it went; Corrupt where a sampler does not compute with the weights that were trained.
+
+    `exact`: equal bits were promised to these sides. `noise`: the `rounding` of the base that both belong to.
+    """
     if not (np.isfinite(asked.sampler).all() and np.isfinite(asked.trainer).all()):
         raise Corrupt(f"version {asked.version} gives no finite log-probabilities: train it again from an earlier checkpoint")
-    noise = max(_rms(before.sampler - before.trainer), ROUNDING[dtype])
     apart = asked.sampler - asked.trainer
     if _rms(apart) > max(LARGEST_RMS, MARGIN * noise):
         raise Corrupt(
@@ -137,6 +147,12 @@ def judge(asked: Sides, before: Sides, *, exact: bool, dtype: str, expected: Lit
             f"version {asked.version} is not served: since version {before.version} its trainer's log-probabilities of the probe have moved by "
             f"{_rms(predicted):.3g} nats, and the sampler's by {_rms(moved):.3g}, {_rms(moved - predicted):.3g} away from there (root mean squares): "
             f"the sampler does not compute with what was trained. Run `bloomery fidelity` to find where they part"
+        )
+    if exact and apart.any():
+        raise Corrupt(
+            f"version {asked.version} is not served: equal bits are promised here, and the sampler answers its probe up to "
+            f"{np.abs(apart).max():.3g} nats apart from its trainer. Run `bloomery fidelity` to find where they part; where that is rounding, "
+            f"`bloomery up --plain` serves without the promise"
         )
     return Probed(
         expected=expected,

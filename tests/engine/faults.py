@@ -11,14 +11,11 @@ import pytest
 from torch import Tensor
 
 from bloomery.engine.shelf import BlobShelf
-from bloomery.infer import runner
-from bloomery.infer.cache import KeyValueCache
 from bloomery.infer.probe import Probation
-from bloomery.infer.runner import Runner
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
 from bloomery.models import packed
-from bloomery.models.adapters import AdapterRows, Bank, Factors, FusedAdapter
+from bloomery.models.adapters import Factors, FusedAdapter
 from bloomery.models.decoder import Decoder
 from bloomery.models.load import stored_tensors
 from bloomery.models.numerics import Form
@@ -215,74 +212,3 @@ FAULTS = (
     Fault("permuted tensor", ("SkyRL#1680",), 0, permuted_model, NOT_THOSE),
     Fault("permuted by a layout conversion", ("verl#7987",), 0, permuted_in_the_library, NOT_THOSE),
 )
-
-
-def _through(patch: Patch, change: Callable[[FusedAdapter], FusedAdapter | None]) -> None:
-    """The sampler's forward alone computes with something else than the adapter that lies in memory."""
-
-    def rows(segments: tuple[tuple[FusedAdapter | None, int, int], ...], bank: Bank | None = None) -> AdapterRows:
-        return AdapterRows(tuple((None if each is None else change(each), start, stop) for each, start, stop in segments), bank)
-
-    patch.setattr(runner, "AdapterRows", rows)
-
-
-def never_applied(patch: Patch, world: World) -> None:
-    """It is in memory, proved, and no forward multiplies with it."""
-    _through(patch, lambda adapter: None)
-
-
-def applied_by_half(patch: Patch, world: World) -> None:
-    """Some projections are computed without it."""
-
-    def without(adapter: FusedAdapter) -> FusedAdapter:
-        left = adapter.copy()
-        for tensor in left.tensors[: len(left.tensors) * 3 // 4]:
-            tensor.zero_()
-        return left
-
-    _through(patch, without)
-
-
-def applied_twice(patch: Patch, world: World) -> None:
-    """The scale is multiplied in once more than it should."""
-
-    def doubled(adapter: FusedAdapter) -> FusedAdapter:
-        twice = adapter.copy()
-        for tensor in twice.tensors[1::2]:
-            tensor.mul_(2)
-        return twice
-
-    _through(patch, doubled)
-
-
-def first_one_for_all(patch: Patch, world: World) -> None:
-    """What was compiled, captured or stacked for the adapter before goes on being computed with."""
-    seen: list[FusedAdapter] = []
-
-    def first(adapter: FusedAdapter) -> FusedAdapter:
-        seen.append(adapter)
-        return seen[0]
-
-    _through(patch, first)
-
-
-def base_for_all(patch: Patch, world: World) -> None:
-    """A whole model is in memory, proved, and the forward goes through the base."""
-    begin = Runner.__init__
-
-    def beside(self: Runner, cache: KeyValueCache, form: Form, twin: Callable[[Decoder], Decoder]) -> None:
-        begin(self, cache, form, lambda decoder: twin(world.base))
-
-    patch.setattr(Runner, "__init__", beside)
-
-
-NOT_SERVED = "is not served"
-
-FORWARD_FAULTS = (
-    Fault("adapter never applied", ("verl#7495",), 8, never_applied, NOT_SERVED),
-    Fault("adapter applied in part", ("SkyRL#1776",), 8, applied_by_half, NOT_SERVED),
-    Fault("scale applied twice", ("SkyRL#1077",), 8, applied_twice, NOT_SERVED),
-    Fault("adapter of before applied", ("vllm#32718",), 8, first_one_for_all, NOT_SERVED),
-    Fault("model never applied", ("SkyRL#1680",), 0, base_for_all, NOT_SERVED),
-)
-"""Weights that lie in memory as they should, and a forward that does something else: only the probe sees these."""

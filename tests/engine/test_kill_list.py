@@ -9,12 +9,10 @@ import msgspec
 import pytest
 import torch
 
-from bloomery.infer.fidelity import sample, trainer_logprobs
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.scrub import Scrub
 from bloomery.infer.versions import Model
 from bloomery.models.load import stored_tensors
-from bloomery.models.numerics import Form
 from bloomery.sync import live
 from bloomery.sync.base import base_state, expected_base
 from bloomery.sync.proof import Expected, prove
@@ -22,13 +20,13 @@ from bloomery.sync.state_hash import total
 from bloomery.train.full import FullParameters
 from bloomery.train.lora import Lora
 from bloomery.types.errors import Corrupt
-from bloomery.types.fidelity import Prompt, compare, verdict
 from bloomery.types.generation import Generate, Weights
 from bloomery.types.operations import Failed, SnapshotResult
-from tests.engine.faults import FAULTS, FORWARD_FAULTS, NOT_THOSE, Fault, World, world
+from tests.engine.faults import FAULTS, NOT_THOSE, Fault, World, world
+from tests.engine.forward_faults import FORWARD_FAULTS
 from tests.engine.harness import BASE, Engine, engine
-from tests.infer.builders import Answer, adapter, answers, drain, generate, prompt, request
-from tests.train.builders import BASE_HASH, SAVE, decoder, learn, run, step, supervised, train
+from tests.infer.builders import Answer, answers, drain, generate, prompt, request
+from tests.train.builders import BASE_HASH, SAVE, learn, run, step, supervised, train
 
 DOCS = Path(__file__).parents[2] / "docs" / "rl.md"
 LATER = (
@@ -39,7 +37,6 @@ LATER = (
     "weights lost while asleep",
     "update written past its place",
     "adapters merged in and taken out",
-    "adapter left out of the experts",
 )
 """Faults with a test of their own below."""
 
@@ -160,20 +157,6 @@ def test_a_base_that_adapters_are_merged_into_and_taken_out_of_is_an_error_of_th
     assert len(ask(sampler, made.first).tokens[0]) == 8
     with pytest.raises(Corrupt, match="some have changed since"):
         one_round(scrub)
-
-
-def test_a_forward_that_leaves_the_adapter_out_of_experts_fails_the_card() -> None:
-    base = decoder(experts=True)
-    trained = Model("m", base, adapter(base, 0))
-    forgetful = adapter(base, 0)
-    for tensor in forgetful.tensors:
-        if tensor.ndim == 3:
-            tensor.zero_()
-    asked = [Prompt(tuple(prompt(20)), 4, 0, late=False)]
-    for sampled_with, modes in ((trained, ("pass", "pass")), (trained._replace(adapter=forgetful), ("fail", "fail"))):
-        answered = sample(sampled_with, asked, 8, Form(packed=True))
-        numbers = compare(answered, trainer_logprobs(trained, answered))
-        assert (verdict(numbers, "exact"), verdict(numbers, "plain")) == modes
 
 
 def test_weights_that_are_read_again_after_sleep_are_proved_again(held: tuple[World, Sampler], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,34 +17,11 @@ from bloomery.models.packed import pack
 from bloomery.train.probe import answer_probe
 from bloomery.types.errors import Corrupt
 from bloomery.types.probe import ProbeAnswer, logprobs_of, probe_key, probe_tokens
-from tests.engine.faults import FORM, FORWARD_FAULTS, Fault, World, world
+from tests.engine.faults import FORM, World, world
+from tests.engine.forward_faults import FORWARD_FAULTS
 from tests.engine.test_kill_list import ask
 from tests.models.builders import saved
 from tests.train.builders import BASE_HASH
-
-SMALL = 1e-5
-"""A learning rate whose steps move the probe by less than any bar for rounding in half precision."""
-
-
-@pytest.mark.parametrize("learning_rate", [3e-2, SMALL])
-@pytest.mark.parametrize("fault", FORWARD_FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
-def test_a_forward_that_leaves_weights_out_is_caught_before_a_token_is_served_and_without_it_all_is_served(
-    fault: Fault, learning_rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = world(tmp_path, fault.rank, learning_rate=learning_rate)
-    sound = made.sampler()
-    for weights in (made.first, made.old, made.new):
-        assert len(ask(sound, weights).tokens[0]) == 8
-    fault.inject(monkeypatch, made)
-    broken = made.sampler()
-    # Of what is put in the place of the version before, that one sees nothing.
-    served = [ask(broken, weights) for weights in (made.first, made.old)][:1]
-    assert all(len(answer.tokens[0]) == 8 for answer in served)
-    answer = ask(broken, made.new)
-    assert answer.failure is not None
-    assert fault.says in answer.failure.message
-    assert answer.tokens == {}
-    assert made.new.version not in broken.versions.held
 
 
 def test_a_version_says_what_it_moved_from_and_how_far(tmp_path: Path) -> None:

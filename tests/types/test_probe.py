@@ -4,7 +4,22 @@ import numpy as np
 import pytest
 
 from bloomery.types.errors import Corrupt
-from bloomery.types.probe import ProbeAnswer, Probed, Sides, base_name, judge, logprob_bytes, logprobs_of, probe_key, probe_tokens, read_answer
+from bloomery.types.probe import (
+    LARGEST_RMS,
+    MARGIN,
+    ROUNDING,
+    ProbeAnswer,
+    Probed,
+    Sides,
+    base_name,
+    judge,
+    logprob_bytes,
+    logprobs_of,
+    probe_key,
+    probe_tokens,
+    read_answer,
+    rounding,
+)
 
 BEFORE = np.linspace(-9.0, -0.5, 17).astype(np.float32)
 NOISE = np.random.default_rng(0)
@@ -19,9 +34,14 @@ def rounded(values: np.ndarray, size: float) -> np.ndarray:
     return (values + NOISE.normal(0, size, 17)).astype(np.float32)
 
 
-def verdict(sampler: np.ndarray, trainer: np.ndarray, before: Sides | None = None, *, exact: bool = True, dtype: str = "float32") -> Probed:
-    before = Sides("old", BEFORE, BEFORE) if before is None else before
-    return judge(Sides("new", sampler, trainer), before, exact=exact, dtype=dtype, expected="published")
+BASE = Sides("old", BEFORE, BEFORE)
+
+
+def verdict(
+    sampler: np.ndarray, trainer: np.ndarray, before: Sides = BASE, *, exact: bool = True, dtype: str = "float32", base: Sides | None = None
+) -> Probed:
+    noise = rounding(before if base is None else base, dtype)
+    return judge(Sides("new", sampler, trainer), before, exact=exact, noise=noise, expected="published")
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-2, 1e-5, 0.0])
@@ -60,13 +80,51 @@ def test_who_is_far_from_its_trainer_is_refused_whatever_moved() -> None:
         verdict(rounded(new, 0.5), new)
 
 
-@pytest.mark.parametrize(("dtype", "rounding"), [("float32", 4e-6), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize("size", [1.0, 1e-2, 1e-5])
+def test_where_bits_are_promised_one_that_differs_is_refused(size: float) -> None:
+    new = moved(size)
+    near = new.copy()
+    near[5] = np.nextafter(near[5], np.float32(0))
+    with pytest.raises(Corrupt, match="version new is not served: equal bits are promised") as refused:
+        verdict(near, new)
+    for advice in ("bloomery fidelity", "--plain", f"{abs(near[5] - new[5]):.3g} nats"):
+        assert advice in refused.value.message
+    assert not verdict(near, new, exact=False).bit_equal
+
+
+@pytest.mark.parametrize("share", [0.7, 0.9, 1.2, 1.4])
+@pytest.mark.parametrize("size", [1e-1, 1e-3, 1e-5])
+def test_where_bits_are_promised_so_is_who_moves_a_little_less_or_more_than_predicted(share: float, size: float) -> None:
+    new = moved(size)
+    with pytest.raises(Corrupt, match="version new is not served: equal bits are promised"):
+        verdict((BEFORE + share * (new - BEFORE)).astype(np.float32), new)
+
+
+def test_what_a_version_that_was_served_was_off_by_excuses_nobody() -> None:
+    first, new = moved(0.5), moved(0.5)
+    # Just below the bar, as a sampler with a part of the adapter may be.
+    served = Sides("old", first + np.float32(0.9 * LARGEST_RMS), first)
+    assert verdict(served.sampler, first, exact=False).max_abs > 0.1
+    frozen = (new + 2 * np.float32(LARGEST_RMS)).astype(np.float32)
+    with pytest.raises(Corrupt, match="does not answer its probe as its trainer does"):
+        verdict(frozen, new, served, exact=False, base=BASE)
+    with pytest.raises(Corrupt, match="does not compute with what was trained"):
+        verdict(served.sampler, first + np.float32(0.1), served, exact=False, base=BASE)
+
+
+def test_rounding_is_measured_under_the_base_and_is_never_less_than_that_of_its_dtype() -> None:
+    assert rounding(BASE, "bfloat16") == ROUNDING["bfloat16"]
+    assert rounding(Sides("b", BEFORE + np.float32(0.0625), BEFORE), "bfloat16") == pytest.approx(0.0625, rel=1e-4)
+    assert MARGIN * ROUNDING["bfloat16"] < LARGEST_RMS
+
+
+@pytest.mark.parametrize(("dtype", "size_of_rounding"), [("float32", 4e-6), ("bfloat16", 2e-2)])
 @pytest.mark.parametrize("size", [0.0, 1e-3, 1.0])
-def test_rounding_alone_is_no_reason(dtype: str, rounding: float, size: float) -> None:
-    before = Sides("old", rounded(BEFORE, rounding), BEFORE)
+def test_rounding_alone_is_no_reason(dtype: str, size_of_rounding: float, size: float) -> None:
+    before = Sides("old", rounded(BEFORE, size_of_rounding), BEFORE)
     for _ in range(100):
         new = moved(size)
-        assert not verdict(rounded(new, rounding), new, before, exact=False, dtype=dtype).bit_equal
+        assert not verdict(rounded(new, size_of_rounding), new, before, exact=False, dtype=dtype).bit_equal
 
 
 def test_what_could_not_have_been_told_from_rounding_says_so() -> None:
