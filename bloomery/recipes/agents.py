@@ -123,12 +123,13 @@ class AgentRollouts(MakesGroups):
 
 
 def settle(problem: Problem, session: Session, turns: Sequence[Turn], outcome: Any) -> Graded | Failure:
-    """What became of an attempt; an agent that raised because the server failed it did nothing wrong, and a report that was refused says why."""
+    """What became of an attempt; an agent that raised because the server failed it did nothing wrong, and a report that was refused says why it
+    raised, or never came to an end."""
     settled = judge(rollout_of(session.rollout_id, problem, turns), session.reward if outcome is None else outcome)
     if isinstance(settled, Failure):
         if session.failure is not None and settled.kind == "raised":
             return Failure(session.rollout_id, "sampling", session.failure, final=False)
-        if session.refused is not None and (outcome is None or settled.kind == "raised"):
+        if session.refused is not None and (outcome is None or settled.kind in ("raised", "timeout")):
             return Failure(session.rollout_id, session.refused.kind, session.refused.message, final=False)
         return settled
     if not turns:
