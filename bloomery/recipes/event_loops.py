@@ -7,6 +7,7 @@ get another.
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final, Self
 
 _TURNS_WITHIN_S: Final = 1.0
@@ -43,6 +44,11 @@ class EventLoops:
             raise
 
     def _running(self) -> asyncio.AbstractEventLoop:
+        """One that comes round: whoever begins while another finds out that it is stuck finds that out too."""
+        with self._lock:
+            loop = self._loop
+        if loop is not None:
+            self._leave_if_stuck(loop)
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -51,13 +57,15 @@ class EventLoops:
 
     def _leave_if_stuck(self, loop: asyncio.AbstractEventLoop) -> None:
         turned = threading.Event()
-        loop.call_soon_threadsafe(turned.set)
+        # Somebody else may have left it, and it has come to its end since.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(turned.set)
         if turned.wait(_TURNS_WITHIN_S):
             return
         with self._lock:
             if self._loop is loop:
                 self._loop = None
-        loop.call_soon_threadsafe(loop.stop)
+                loop.call_soon_threadsafe(loop.stop)
 
 
 async def _begun(begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
