@@ -1,10 +1,14 @@
 """Supervised training of a 30M model, against TRL's SFTTrainer: `python -m bench.sft` prints one JSON line.
 
 The same weights, batches, learning rate and threads, one after the other in processes of their own: sixteen sequences of 30 to 200 tokens, a loss on
-the second half of each. TRL runs as documented and with packing; ours runs as the engine runs it, in micro-batches, and asks for metrics alone
-(`return_logprobs` false), because TRL gives no more. Tokens are real ones, padding not counted; `losses` those of all steps, and how far the two
-curves are apart at most. `products` is the physical limit: how many tokens the matrix products of a step alone would allow, each measured alone at
-the rows that it has in a micro-batch: behind the last attention those with a loss.
+the second half of each. Ours runs as the engine runs it, in micro-batches, and asks for metrics alone (`return_logprobs` false), because TRL gives no
+more. TRL runs padded, with the same batches as ours, and packed, once as it packs by itself (`bfd`, without padding, which its documentation gives to
+FlashAttention alone) and once `wrapped`, where a row's texts see each other; in bfloat16 each of these with a model in float32 under autocast, and
+with weights in bfloat16, as ours are, where autocast remains, without which it is slower. The ratio is to the fastest of all, `ratio_of_same_batches`
+to the fastest padded one; `arguments` are those of `SFTConfig` in which they differ. Packed forms run fewer steps. Tokens are real ones, padding not
+counted; `losses` those of all steps of the same batches, and how far ours are from each at most. `products` is the physical limit: how many tokens
+the matrix products of a step alone would allow, each measured alone at the rows that it has in a micro-batch: behind the last attention those with a
+loss.
 """
 
 import argparse
@@ -16,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
+from itertools import product as product_of
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,9 +40,25 @@ from bloomery.types.operations import AdamParams, Datum, Failed, ForwardBackward
 
 PEER: Final = Path(__file__).parent / "peers" / "trl_steps.py"
 PEER_SAYS: Final = {
-    "peer": "trl 1.16.0 SFTTrainer, adamw_torch_fused, the better of padded and packed",
+    "peer": "trl 1.16.0 SFTTrainer, adamw_torch_fused, the fastest of its forms",
     "peer_command": command("trl", "bench/peers/trl_steps.py", "JOB"),
 }
+PACKINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "padded": {"dataset_kwargs": {"skip_prepare_dataset": True}},
+    "bfd": {"packing": True, "packing_strategy": "bfd"},
+    "wrapped": {"packing": True, "packing_strategy": "wrapped"},
+}
+"""Arguments of `SFTConfig`."""
+PACKED_LENGTH, PACKED_ROWS, PACKED_STEPS = 512, 4, 4
+"""About as many tokens as a padded batch has real ones."""
+NUMERICS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
+    "float32": {"": {"bf16": False, "model_init_kwargs": {"dtype": "float32"}}},
+    "bfloat16": {
+        "_autocast": {"bf16": True, "model_init_kwargs": {"dtype": "float32"}},
+        "_weights": {"bf16": True, "model_init_kwargs": {"dtype": "bfloat16"}},
+    },
+}
+"""And what a form is called that has them."""
 BATCH, LEARNING_RATE, WARM_UP, PRODUCT_ROUNDS, HEAD_DIM = 16, 1e-3, 2, 9, 64
 PROMPT: Final = 2
 """One in so many tokens has no loss."""
@@ -52,24 +73,25 @@ def main() -> None:
     """Measure every variant on both."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", choices=SHAPES, default="30M")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--job", type=Path, help="only our side of this job, in this process")
     parser.add_argument("--products", action="store_true", help="only the products of the job, in this process")
     asked = parser.parse_args()
     if asked.job is not None:
         job = json.loads(asked.job.read_text())
-        print(json.dumps(_products(SHAPES[asked.size], job) if asked.products else _ours(job)))
+        print(json.dumps(_products(SHAPES[asked.size], job) if asked.products else train_ours(job)))
         return
+    where = machine()
     with tempfile.TemporaryDirectory() as place:
         model = write_directory(SHAPES[asked.size], Path(place) / "model")
-        batches = _batches(SHAPES[asked.size].vocab_size, asked.steps)
+        batches = random_batches(SHAPES[asked.size].vocab_size, asked.steps)
         found = {f"{kind}_{dtype}": _compare(Path(place), model, batches, kind, dtype, asked) for kind, dtype in VARIANTS}
     setting = {"size": asked.size, "batch": BATCH, "steps": asked.steps, "threads": asked.threads, "rank": 8, "device": "cpu", "returned": "metrics"}
-    print(json.dumps({"bench": "sft", **machine(), **setting, **PEER_SAYS, **found}))
+    print(json.dumps({"bench": "sft", **where, **setting, **PEER_SAYS, **found}))
 
 
-def _batches(vocab_size: int, steps: int) -> list[list[Row]]:
+def random_batches(vocab_size: int, steps: int) -> list[list[Row]]:
     noise = np.random.default_rng(0)
     rows = []
     for length in noise.integers(30, 200, steps * BATCH).tolist():
@@ -79,25 +101,44 @@ def _batches(vocab_size: int, steps: int) -> list[list[Row]]:
 
 
 def _compare(place: Path, model: Path, batches: list[list[Row]], kind: str, dtype: str, asked: argparse.Namespace) -> dict[str, Any]:
-    job = {"model": str(model), "out": str(place / "trl"), "batches": batches, "steps": len(batches), "batch_size": BATCH, "lora": kind == "lora"}
-    job |= {"dtype": dtype, "threads": asked.threads, "learning_rate": LEARNING_RATE, "packing": False}
+    job = {"model": str(model), "out": str(place / "trl"), "batches": batches, "lora": kind == "lora", "dtype": dtype}
+    job |= {"threads": asked.threads, "learning_rate": LEARNING_RATE}
     file = place / "job.json"
     file.write_text(json.dumps(job))
     itself = [sys.executable, "-m", "bench.sft", "--size", asked.size, "--job", file]
     ours, limit = _run(itself), _run([*itself, "--products"])
-    theirs = _run([python_of("trl"), PEER, file], waiting={})
-    file.write_text(json.dumps(job | {"packing": True, "batch_size": 4}))
-    packed = _run([python_of("trl"), PEER, file], waiting={})
-    tokens = [sum(len(row["input_ids"]) - 1 for row in batch) for batch in batches]
-    speeds = {"ours": _speed(ours, tokens), "trl": _speed(theirs, tokens), "trl_packed": _speed(packed, packed["tokens"])}
-    speeds["products"] = round(limit["tokens_per_s"])
-    apart = max(abs(own - other) for own, other in zip(ours["losses"], theirs["losses"], strict=True))
-    losses = {"losses": {"ours": _rounded(ours["losses"]), "trl": _rounded(theirs["losses"]), "apart": round(apart, 4)}}
-    ratios = {
-        "ratio": round(speeds["ours"] / max(speeds["trl"], speeds["trl_packed"]), 2),
-        "of_products": round(speeds["ours"] / speeds["products"], 2),
+    ours_speed = _speed(ours, [sum(len(row["input_ids"]) for row in batch) for batch in batches])
+    forms, losses = {}, {"ours": ours["losses"]}
+    for form, arguments in peer_forms(dtype, len(batches)).items():
+        file.write_text(json.dumps(job | {"arguments": arguments}))
+        theirs = _run([python_of("trl"), PEER, file], waiting={})
+        forms[form] = {"tokens_per_s": _speed(theirs, theirs["tokens"]), "arguments": arguments}
+        if "packing" not in arguments:
+            losses[form] = theirs["losses"]
+    apart = {name: round(max(map(abs, np.subtract(ours["losses"], found))), 4) for name, found in losses.items() if name != "ours"}
+    return {
+        "ours": ours_speed,
+        "trl": forms,
+        "products": round(limit["tokens_per_s"]),
+        "ratio": round(ours_speed / max(form["tokens_per_s"] for form in forms.values()), 2),
+        "ratio_of_same_batches": round(ours_speed / max(forms[name]["tokens_per_s"] for name in losses if name != "ours"), 2),
+        "of_products": round(ours_speed / limit["tokens_per_s"], 2),
+        "losses": {name: _rounded(found) for name, found in losses.items()} | {"apart": apart},
     }
-    return {**speeds, **ratios, **losses}
+
+
+def peer_forms(dtype: str, steps: int) -> dict[str, dict[str, Any]]:
+    """What each form is called, and its arguments of `SFTConfig`."""
+    return {
+        packing + form: {**packed, **numbers, "max_length": PACKED_LENGTH, **_amount(packing, steps)}
+        for (packing, packed), (form, numbers) in product_of(PACKINGS.items(), NUMERICS[dtype].items())
+    }
+
+
+def _amount(packing: str, steps: int) -> dict[str, int]:
+    if packing == "padded":
+        return {"per_device_train_batch_size": BATCH, "max_steps": steps}
+    return {"per_device_train_batch_size": PACKED_ROWS, "max_steps": min(PACKED_STEPS, steps)}
 
 
 def _rounded(losses: list[float]) -> list[float]:
@@ -116,7 +157,7 @@ def _speed(found: dict[str, Any], tokens: list[int]) -> int:
     return round(statistics.median(count / seconds for count, seconds in list(zip(tokens, found["seconds"], strict=False))[WARM_UP:]))
 
 
-def _ours(job: dict[str, Any]) -> dict[str, Any]:
+def train_ours(job: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(job["threads"])
     decoder = load_decoder(Path(job["model"]), dtype=getattr(torch, job["dtype"]), device="cpu")
     lora = LoraSpec(rank=8 if job["lora"] else 0, seed=0, train_unembed=not job["lora"])

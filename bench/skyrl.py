@@ -3,8 +3,13 @@
 Each server is driven by the `tinker` SDK that it speaks (SkyRL 0.16.1, Bloomery 0.38.0), one after the other, with the same model, batches and rank.
 SkyRL compiles per shape: its first steps and rounds are not counted, and neither are ours.
 
-A step is `forward_backward` and `optim_step`, from submission to both results. Ours is measured twice: plain (cross_entropy), and bit-exact, with a
-loss whose forward has the sampler's bits (importance_sampling).
+A step is `forward_backward` and `optim_step`. Tokens per second are those of all steps, from the first submission to the last result. What may be
+submitted before a step's results are awaited is measured in three forms, with one driver: nothing, the next step's `forward_backward`, and all steps,
+as both SDKs allow. SkyRL takes every waiting `optim_step` at once and then the forwards behind them as one batch, so that almost no step trains when
+all are submitted: `trained_steps` counts losses that differ from the one before, and a form in which some do not has no figure. The ratio is of each
+side's fastest form. Even there SkyRL waits for looks at its database; `at_least` is the ratio to what its engine's log says of the computing alone,
+while ours pays for everything. Ours is measured twice: plain (cross_entropy), and bit-exact, with a loss whose forward has the sampler's bits
+(importance_sampling).
 
 A round of `--sample` is all samples of all prompts, from submission to the last result, with the weights of a run that has not stepped. Ours is
 measured with two servers, of which one was started with `--plain`. SkyRL looks for a finished result at times that are further and further apart, so
@@ -14,6 +19,7 @@ its tokens per second come in steps; `at_least` are the ratios if its results ha
 import argparse
 import json
 import os
+import re
 import signal
 import socket
 import statistics
@@ -24,9 +30,9 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import accumulate, count, takewhile
+from itertools import accumulate, count, pairwise, takewhile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from transformers import Qwen3Config
@@ -46,13 +52,25 @@ SETTINGS: Final = {
 """Shape, sequences, tokens of each."""
 WARM_UP: Final = 3
 """Steps."""
+AHEAD: Final = ("nothing", "forward", "all")
+"""SkyRL loses its steps in the last, and may compile for its batch: nothing is measured behind it."""
 WARM_UP_ROUNDS: Final = 5
 """SkyRL may take the requests of one round in one batch or in two, and compiles both."""
 FIRST_LOOK_S: Final = 0.1
 LONGEST_LOOK_S: Final = 1.0
 """How long SkyRL waits before it looks for a result again: one and a half times as long each time, up to this."""
-PEER_BACKEND: Final = '{"max_lora_adapters":4,"max_lora_rank":16}'
+PEER_BACKEND: Final = '{"max_lora_adapters":2,"max_lora_rank":8}'
+"""As little as the run needs, beside the one adapter that it keeps for the base: it computes with all ranks of all of them."""
+COMPUTED: Final = re.compile(r"\(forward_backward, n=1\) took ([\d.]+)s.*?\(timing\) process_single_request\(optim_step\) took ([\d.]+)s", re.DOTALL)
 START_S: Final = 300.0
+
+
+class Peer(NamedTuple):
+    """A SkyRL that answers."""
+
+    url: str
+    model: str
+    log: Path
 
 
 def main() -> None:
@@ -77,7 +95,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--sizes", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the model's file, and what both servers compute in")
-    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--sample", action="store_true", help="sample instead of training")
     for name, value in (("prompts", 2), ("prompt-tokens", 32), ("samples", 8), ("new-tokens", 64), ("rounds", 12)):
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -87,8 +105,8 @@ def _arguments() -> argparse.Namespace:
 def _sampling(place: Path, name: str, asked: argparse.Namespace) -> dict[str, Any]:
     model = write_directory(SETTINGS[name][0], place / "model", getattr(torch, asked.dtype))
     seconds, exact, apart = {}, {}, {}
-    with _skyrl(_for_transformers_4(model, place / "peer-model")) as (url, peer_model):
-        seconds["skyrl"] = _median_round_s(python_of("tinker-0.16"), url, "tml-none", peer_model, asked)
+    with _skyrl(_for_transformers_4(model, place / "peer-model")) as peer:
+        seconds["skyrl"] = _median_round_s(python_of("tinker-0.16"), peer.url, "tml-none", peer.model, asked)
     for form, options in (("exact", ()), ("plain", ("--plain",))):
         threads = ("--threads", str(usable_cpus()), "--replicas", "0")
         with serving(str(model), keep=False, dtype=asked.dtype, options=(*threads, *options)) as server:
@@ -124,21 +142,36 @@ def _earliest_s(found_s: float) -> float:
 def _training(place: Path, name: str, asked: argparse.Namespace) -> dict[str, Any]:
     shape, sequences, tokens = SETTINGS[name]
     model = write_directory(shape, place / "model", getattr(torch, asked.dtype))
-    counts = (sequences, tokens, asked.steps + WARM_UP)
-    with _skyrl(_for_transformers_4(model, place / "peer-model")) as (url, peer_model):
-        theirs = _steps(python_of("tinker-0.16"), url, "tml-none", peer_model, "cross_entropy", *counts)
-    with serving(str(model), keep=False, dtype=asked.dtype) as server:
-        ours, exact = (
-            _steps(Path(sys.executable), server.url, server.key, "model", loss, *counts) for loss in ("cross_entropy", "importance_sampling")
-        )
-    speeds = {name: round(sequences * tokens / found["median_s"]) for name, found in (("skyrl", theirs), ("plain", ours), ("exact", exact))}
-    ratios = {"ratio": round(speeds["plain"] / speeds["skyrl"], 2), "exact_ratio": round(speeds["exact"] / speeds["skyrl"], 2)}
-    return {"tokens_per_s": speeds, **ratios, "loss": ours["loss"], "skyrl_loss": theirs["loss"]}
+    counts, trained = (sequences, tokens, WARM_UP, asked.steps, *AHEAD), sequences * tokens * asked.steps
+    with _skyrl(_for_transformers_4(model, place / "peer-model")) as peer:
+        found = {"skyrl": _drive(python_of("tinker-0.16"), "tinker_steps.py", peer.url, "tml-none", peer.model, "cross_entropy", *counts)}
+        alone_s = computed_s(peer.log.read_text())
+    with serving(str(model), keep=False, dtype=asked.dtype, options=("--threads", str(usable_cpus()), "--replicas", "0")) as server:
+        for form, loss in (("plain", "cross_entropy"), ("exact", "importance_sampling")):
+            found[form] = _drive(Path(sys.executable), "tinker_steps.py", server.url, server.key, "model", loss, *counts)
+    speeds = {side: {ahead: shown_form(form, trained) for ahead, form in forms.items()} for side, forms in found.items()}
+    best = {side: max(form.get("tokens_per_s", 0) for form in forms.values()) for side, forms in speeds.items()}
+    computed = sequences * tokens / alone_s
+    return {
+        **speeds,
+        "skyrl_computes_tokens_per_s": round(computed),
+        "ratio": round(best["plain"] / best["skyrl"], 2),
+        "exact_ratio": round(best["exact"] / best["skyrl"], 2),
+        "at_least": {form: round(best[form] / computed, 2) for form in ("plain", "exact")},
+    }
 
 
-def _steps(python: Path, *arguments: str | int) -> dict[str, float]:
-    found = _drive(python, "tinker_steps.py", *arguments)
-    return {"median_s": statistics.median(found["seconds"][WARM_UP:]), "loss": round(found["loss"], 4)}
+def shown_form(form: dict[str, Any], tokens: int) -> dict[str, float]:
+    """A speed only if every step trained: one without has the loss of the step before."""
+    losses = form["losses"]
+    trained = sum(before != loss for before, loss in pairwise([None, *losses]))
+    speed = {"tokens_per_s": round(tokens / form["seconds"])} if trained == len(losses) else {}
+    return {**speed, "trained_steps": trained, "first_loss": round(losses[0], 4), "last_loss": round(losses[-1], 4)}
+
+
+def computed_s(log: str) -> float:
+    """Of a step, in the middle of those whose forward was one request, as the engine's log has it."""
+    return statistics.median(float(forward) + float(step) for forward, step in COMPUTED.findall(log))
 
 
 def _drive(python: Path, script: str, *arguments: str | int) -> dict[str, Any]:
@@ -169,7 +202,7 @@ def _server_arguments(port: object, model: object, place: object) -> list[str]:
 
 
 @contextmanager
-def _skyrl(model: Path) -> Iterator[tuple[str, str]]:
+def _skyrl(model: Path) -> Iterator[Peer]:
     python = python_of("skyrl")
     environment = python.parents[1]
     with socket.socket() as free:
@@ -177,13 +210,19 @@ def _skyrl(model: Path) -> Iterator[tuple[str, str]]:
         port = free.getsockname()[1]
     place = Path(tempfile.mkdtemp(prefix="skyrl-", dir=model.parent))
     argv = [python, *_server_arguments(port, model, place)]
-    # It starts its engine through `uv run`, which looks for these.
-    found = {"VIRTUAL_ENV": str(environment), "PATH": f"{environment}/bin:{os.environ['PATH']}", "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
+    # It starts its engine through `uv run`, which looks for the first two; its log is folded at so many columns.
+    found = {
+        "VIRTUAL_ENV": str(environment),
+        "PATH": f"{environment}/bin:{os.environ['PATH']}",
+        "JAX_PLATFORMS": "cpu",
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "240",
+    }
     with (place / "log").open("w") as log:
         process = subprocess.Popen(argv, cwd=place, env={**os.environ, **found}, stdout=log, stderr=log, start_new_session=True)
     try:
         _wait_until_it_answers(f"http://127.0.0.1:{port}/docs", process, place / "log")
-        yield f"http://127.0.0.1:{port}", str(model)
+        yield Peer(f"http://127.0.0.1:{port}", str(model), place / "log")
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)

@@ -1,12 +1,14 @@
 """Train with TRL's SFTTrainer: `python trl_steps.py JOB.json` prints seconds, tokens and loss of each step as JSON.
 
-The job names a model directory, batches of `input_ids` and `labels` in the order of training, and how to train.
+The job names a model directory, batches of `input_ids` and `labels` in the order of training, the threads, whether to train LoRA, and under
+`arguments` those of `SFTConfig` that differ between the forms that are compared.
 """
 
 import json
 import os
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
@@ -15,7 +17,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, TrainerCallback
+from transformers import PreTrainedTokenizerFast, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -49,35 +51,35 @@ def main(job):
     torch.set_num_threads(job["threads"])
     words = Tokenizer(models.WordLevel({"<unk>": 0, "<eos>": 1}, unk_token="<unk>"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", pad_token="<unk>", unk_token="<unk>")
-    model = Qwen3ForCausalLM.from_pretrained(job["model"], dtype=torch.float32)
     rows = {name: [row[name] for batch in job["batches"] for row in batch] for name in ("input_ids", "labels")}
-    packed = {"packing": True, "max_length": 512} if job["packing"] else {"max_length": 512, "dataset_kwargs": {"skip_prepare_dataset": True}}
     settings = SFTConfig(
         job["out"],
-        max_steps=job["steps"],
-        per_device_train_batch_size=job["batch_size"],
         learning_rate=job["learning_rate"],
         lr_scheduler_type="constant",
         weight_decay=0.0,
         max_grad_norm=0.0,
         optim="adamw_torch_fused",
         use_cpu=True,
-        bf16=job["dtype"] == "bfloat16",
         gradient_checkpointing=False,
         logging_steps=1,
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
         dataloader_num_workers=0,
-        **packed,
+        **job["arguments"],
     )
     clock = Clock()
     lora = {"peft_config": LoraConfig(r=8, lora_alpha=32, target_modules=TARGETS)} if job["lora"] else {}
-    trainer = InOrder(model, args=settings, train_dataset=Dataset.from_dict(rows), processing_class=tokenizer, callbacks=[clock], **lora)
-    batches = iter(trainer.get_train_dataloader())
-    tokens = [int((next(batches)["labels"] != -200).sum()) if job["packing"] else 0 for _ in range(job["steps"] if job["packing"] else 0)]
+    data = Dataset.from_dict(rows)
+    trainer = InOrder(job["model"], args=settings, train_dataset=data, processing_class=tokenizer, callbacks=[clock], **lora)
+    tokens = [real_tokens(batch) for batch in islice(trainer.get_train_dataloader(), settings.max_steps)]
     trainer.train()
     print(json.dumps({"seconds": clock.seconds, "losses": clock.losses, "tokens": tokens}))
+
+
+def real_tokens(batch):
+    """Without pads, of which a batch that says nothing of attention has none."""
+    return int(batch["attention_mask"].sum()) if "attention_mask" in batch else batch["input_ids"].numel()
 
 
 if __name__ == "__main__":
