@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from bloomery.store.files import make_directory
-from bloomery.store.segments import Held, Lane, Record, last_seq, lowest_seq, segments
-from bloomery.types.errors import Corrupt, Gone, NotFound
+from bloomery.store.segments import Held, Lane, Record, damage, last_seq, lowest_seq, segments
+from bloomery.types.errors import Gone, NotFound
 from bloomery.types.operations import Operation, Result
 from bloomery.types.wire import Wire, encode
 
@@ -90,7 +90,7 @@ class Journal:
         self._results = _results_lane(directory, min(segment_bytes, bounds.segment_bytes))
         torn = self._operations.torn
         if torn is not None and torn.seq is not None and torn.seq <= self.last_result:
-            raise Corrupt(f"{torn.segment}: operation {torn.seq} at offset {torn.offset} is damaged, yet its result is known")
+            raise damage(torn.segment, f"operation {torn.seq} at offset {torn.offset} is damaged, yet its result is known")
         self._operations.start()
         self._results.start()
         self._operations.complete_through = self._results.complete_through = max(self.last_result, first_seq - 1)

@@ -80,7 +80,7 @@ class Lane:
     def start(self) -> None:
         """Remove what was never acknowledged and get ready to append to the last segment."""
         if self.torn is not None:
-            log.warning("%s: dropping a record that was cut off at offset %d and never acknowledged", self.torn.segment, self.torn.offset)
+            log.warning("%s: dropping what is cut off at offset %d, as of an append that was never acknowledged", self.torn.segment, self.torn.offset)
             self.torn.segment.unlink() if self.torn.offset == 0 else os.truncate(self.torn.segment, self.torn.offset)
             self.torn = None
         for path in segments(self._directory, self._name):
@@ -124,7 +124,7 @@ class Lane:
             raise Gone(f"{self._label} {seq} was dropped from the journal") from error
         header = _header(data, 0)
         if header is None or header != (place.length, seq, self._kind, header.checksum) or not _intact(header, data[HEADER_BYTES:]):
-            raise Corrupt(f"{place.segment}: {self._label} {seq} at offset {place.offset} does not match its checksum")
+            raise damage(place.segment, f"{self._label} {seq} at offset {place.offset} does not match its checksum")
         return data[HEADER_BYTES:]
 
     def rotate(self) -> None:
@@ -185,7 +185,7 @@ class Lane:
 
     def _index(self, path: Path) -> None:
         if self.torn is not None:
-            raise Corrupt(f"{self.torn.segment}: the record at offset {self.torn.offset} is cut off, and later segments exist")
+            raise damage(self.torn.segment, f"the record at offset {self.torn.offset} is cut off, and later segments exist")
         data = path.read_bytes()
         for offset, header in _walk(path, data, self._kind):
             if isinstance(header, Torn):
@@ -195,6 +195,11 @@ class Lane:
             self._newest[path] = max(self._newest.get(path, header.seq), header.seq)
             self._bytes[path] = offset + HEADER_BYTES + header.length
             self.last = max(self.last, header.seq)
+
+
+def damage(segment: Path, what: str) -> Corrupt:
+    """What is wrong with a segment, and what to do about it."""
+    return Corrupt(f"{segment}: {what}; bring its directory back from a backup, then stop and start the server")
 
 
 def segments(directory: Path, name: str) -> list[Path]:
@@ -257,11 +262,11 @@ def _walk(path: Path, data: bytes, kind: int) -> Iterator[tuple[int, "_Header | 
             yield offset, Torn(path, offset, None)
             return
         if header is None or header.kind != kind:
-            raise Corrupt(f"{path}: no record begins at offset {offset}, where one should")
+            raise damage(path, f"no record begins at offset {offset}, where one should")
         end = offset + HEADER_BYTES + header.length
         if not _intact(header, memoryview(data)[offset + HEADER_BYTES : end]):
             if end < len(data):
-                raise Corrupt(f"{path}: record {header.seq} at offset {offset} does not match its checksum")
+                raise damage(path, f"record {header.seq} at offset {offset} does not match its checksum")
             yield offset, Torn(path, offset, header.seq)
             return
         yield offset, header

@@ -6,19 +6,29 @@ It runs apart (`python -m tests.kill.workload`), so that a reference and a distu
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
 
-from tests.live import LiveServer
+import httpx
+
+from bloomery.client import Client
+from tests.live import LiveServer, alive, wait_until
 from tests.tinker.tenants import MODEL
 
 WORK_S: Final = 240.0
+FIRST_RESULTS: Final = 4
+"""Before the first strike at a point: a run whose first operations die has nothing behind it yet."""
+TOO_EARLY: Final = 1000
+"""Number of an operation that no workload comes to."""
 _POLL_S: Final = 0.001
 
 
@@ -73,41 +83,89 @@ def assert_struck(diary: Iterable[dict[str, Any]], moment: float, what: str) -> 
     assert len(tenants) > 1, f"{what} came while operations of {len(tenants)} tenants were in flight"
 
 
-def strike(server: LiveServer, victims: Sequence[str]) -> float:
+def processes(data_dir: Path) -> dict[str, int]:
+    """Ids of what runs there, the engine's under `engine`; a process that has just started may be missing."""
+    try:
+        children = json.loads((data_dir / "processes.json").read_text())["children"]
+    except FileNotFoundError:
+        return {}
+    return {row["name"].removesuffix(f"-{MODEL}"): row["pid"] for row in children if row["pid"] is not None}
+
+
+def strike(data_dir: Path, victims: Sequence[str]) -> float:
     """SIGKILL all of these, which must be alive; when that was."""
-    pids = server.pids()
+    pids = processes(data_dir)
+    assert all(alive(pids[victim]) for victim in victims), f"of {victims} somebody was dead already"
     moment = time.time()
     for victim in victims:
-        os.kill(pids[victim if victim == "api" else f"{victim}-{MODEL}"], signal.SIGKILL)
+        os.kill(pids[victim], signal.SIGKILL)
     return moment
 
 
-class Companion(threading.Thread):
-    """Kills another process as soon as one died at its failpoint: with `join`, whatever went wrong is raised."""
+class Stops(threading.Thread):
+    """Strikes while a process stands at its point: the failpoints of the environment raise SIGSTOP there, in every life and each time.
 
-    def __init__(self, server: LiveServer, marker: Path, victim: str) -> None:
+    Whoever stands is let go at once unless a strike is due, which kills its victims first: the one that stands, the other one, or both. Enter it
+    before the server, so that it ends after it: else somebody would stand for ever.
+    """
+
+    def __init__(self, data_dir: Path, points: Mapping[str, str], plan: Sequence[tuple[str, Sequence[str]]]) -> None:
+        """`points`: of each process. `plan`: who is to stand at its point, and the victims."""
         super().__init__(daemon=True)
-        self._server, self._marker, self._victim = server, marker, victim
-        self._gave_up = threading.Event()
+        self.environment = {"BLOOMERY_FAILPOINTS": ",".join(f"{point}!{signal.SIGSTOP.name}" for point in points.values())}
+        self._data_dir, self._who, self._plan = data_dir, tuple(points), plan
+        self._diary: Sequence[dict[str, Any]] = ()
+        self._over = threading.Event()
         self._error: BaseException | None = None
-        self.struck_at: float | None = None
+        self.moments: list[float] = []
 
-    def run(self) -> None:
-        """Wait for the marker."""
-        while not self._marker.exists():
-            if self._gave_up.wait(_POLL_S):
-                return
-        try:
-            self.struck_at = strike(self._server, [self._victim])
-        except BaseException as error:
-            self._error = error
+    def __enter__(self) -> Self:
+        self.start()
+        return self
 
-    def end(self) -> None:
-        """The workload is over."""
-        self._gave_up.set()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._over.set()
         self.join()
         if self._error is not None:
             raise self._error
+
+    def look(self, diary: list[dict[str, Any]]) -> None:
+        """What happened so far."""
+        self._diary = list(diary)
+
+    def run(self) -> None:
+        """Look after those that stand, whatever goes wrong."""
+        while not self._over.wait(_POLL_S):
+            pids = processes(self._data_dir)
+            for who in self._who:
+                if who in pids and _stands(pids[who]):
+                    try:
+                        self._meet(who, pids)
+                    except BaseException as error:
+                        self._error = self._error or error
+                    with suppress(ProcessLookupError):
+                        os.kill(pids[who], signal.SIGCONT)
+
+    def _meet(self, who: str, pids: Mapping[str, int]) -> None:
+        if len(self.moments) == len(self._plan):
+            return
+        at, victims = self._plan[len(self.moments)]
+        if who == at and all(each in pids and alive(pids[each]) for each in self._who) and self._recovered():
+            self.moments.append(strike(self._data_dir, victims))
+
+    def _recovered(self) -> bool:
+        """Operations of several tenants are in flight, and none that was at the strike before: no operation dies twice, which would fail it."""
+        diary, last = self._diary, self.moments[-1] if self.moments else 0.0
+        done = {(line["tenant"], line["done"]) for line in diary if "done" in line}
+        tenants = {tenant for tenant, _ in in_flight(diary, time.time())}
+        return len(done) >= FIRST_RESULTS and len(tenants) > 1 and in_flight(diary, last) <= done
+
+
+def _stands(pid: int) -> bool:
+    try:
+        return "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 class RandomStrikes:
@@ -116,9 +174,9 @@ class RandomStrikes:
     So no operation dies twice, which would fail it.
     """
 
-    def __init__(self, server: LiveServer, chance: random.Random, victims: Sequence[Sequence[str]], windows: Sequence[range]) -> None:
+    def __init__(self, data_dir: Path, chance: random.Random, victims: Sequence[Sequence[str]], windows: Sequence[range]) -> None:
         """After how many results each comes is drawn from its window, and so is the moment after that."""
-        self._server = server
+        self._data_dir = data_dir
         self._plan = [(chance.choice(window), chance.uniform(0, 0.02), who) for window, who in zip(windows, victims, strict=True)]
         self.moments: list[float] = []
 
@@ -134,4 +192,31 @@ class RandomStrikes:
         last = self.moments[-1] if self.moments else 0.0
         if len(done) >= results and diary[-1]["at"] > last and in_flight(diary, last) <= done:
             time.sleep(after_s)
-            self.moments.append(strike(self._server, victims))
+            self.moments.append(strike(self._data_dir, victims))
+
+
+class FullDisk:
+    """Lets the api write to no file, as on a full disk, from so many results on until the engine has computed all that it was given."""
+
+    def __init__(self, server: LiveServer, results: int) -> None:
+        self._server, self._results = server, results
+        self.told: httpx.Response | None = None
+        """What an operation was answered meanwhile."""
+        self.lifted_at: float | None = None
+
+    def look(self, diary: list[dict[str, Any]]) -> None:
+        """Begin and end, when it is time to."""
+        if self.lifted_at is None and len([line for line in diary if "done" in line]) >= self._results:
+            pid = self._server.pids()["api"]
+            before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+            try:
+                self._meanwhile()
+            finally:
+                self.lifted_at = time.time()
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+    def _meanwhile(self) -> None:
+        with Client(self._server.url, self._server.key) as client:
+            body = {"model_id": client.runs()[0].id, "seq_id": TOO_EARLY, "adam_params": {"learning_rate": 1e-3}}
+            self.told = httpx.post(f"{self._server.url}/api/v1/optim_step", json=body, headers={"x-api-key": self._server.key})
+            wait_until(lambda: client.status().engines[0].detail["queued_operations"] == 0)

@@ -1,48 +1,70 @@
-"""kill -9 of the api, of the engine and of both, at every durable boundary and at random moments: the runs end with the same bits.
+"""kill -9 of the api, of the engine and of both, at every durable boundary of either and at random moments: the runs end with the same bits.
 
-The runs are trained through the tinker SDK, a hundred operations in all. The reference comes from a server that nobody disturbed, in processes of
-its own.
+The runs are trained through the tinker SDK, over a hundred operations in all. The references come from servers that nobody disturbed, with as many
+threads, in processes of their own.
 """
 
 import random
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import pytest
 
 from bloomery.client import Client
-from tests.kill.harness import Companion, RandomStrikes, assert_struck, finish, in_flight, start_workload
+from tests.kill.harness import TOO_EARLY, FullDisk, RandomStrikes, Stops, assert_struck, finish, in_flight, start_workload
 from tests.kill.workload import OPERATIONS, POISON
-from tests.live import running_server
+from tests.live import LiveServer, running_server
 
 TENANTS: Final = 4
 API, ENGINE = "api", "engine"
-DEATHS: Final = [
-    ("journal.operation.written@7", "engine.operation.done@62", API),
-    ("engine.result.sent@5", "journal.operation.synced@82", ENGINE),
-    ("journal.result.written@4", "engine.snapshot.written@3", API),
-    ("snapshot.weights.written@1", "journal.result.synced@70", ENGINE),
-    ("store.row.committed@20", "engine.operation.started@60", API),
-    ("blob.written@10", "checkpoint.row.committed@22", ENGINE),
-    ("segment.dropped@1", "engine.checkpoint.written@12", API),
+POINTS: Final = [
+    {ENGINE: "engine.operation.started", API: "journal.operation.written"},
+    {ENGINE: "engine.operation.done", API: "journal.operation.synced"},
+    {ENGINE: "engine.result.sent", API: "journal.result.written"},
+    {ENGINE: "engine.snapshot.written", API: "journal.result.synced"},
+    {ENGINE: "snapshot.weights.written", API: "store.row.committed"},
+    {ENGINE: "blob.written", API: "checkpoint.row.committed"},
+    {ENGINE: "engine.checkpoint.written", API: "segment.dropped"},
 ]
-"""Where one process dies alone, early in the work; where the other dies later; and who is killed along with that. Between the two so much is done
-that the engine dies in no operation twice, which would fail it."""
-WINDOWS: Final = [range(5, 20), range(30, 45), range(55, 70)]
-"""Results after which a random kill comes: the last leaves thirty operations, so that some are in flight."""
+"""Where an engine and an api stand while somebody dies."""
+STRIKES: Final[list[tuple[str, list[str]]]] = [
+    (ENGINE, [ENGINE]),
+    (API, [ENGINE]),
+    (ENGINE, [API]),
+    (API, [API]),
+    (ENGINE, [API, ENGINE]),
+    (API, [API, ENGINE]),
+]
+"""Who stands at its point, and who dies then: at every point once it, once the other one, and once both."""
+THREADS: Final = [1, 1, 2, 2, 1, 2, 1]
+"""Of the engine, for each pair of points: a promise of equal bits is one for as many threads."""
+WINDOWS: Final = [range(5, 20), range(35, 50), range(65, 85)]
+"""Results after which a random kill comes: the last leaves thirty-five operations, so that some are in flight."""
 OFTEN: Final = {"BLOOMERY_CHECKPOINT_SECONDS": "0.02"}
 """Checkpoints: so replay starts from one, and segments are dropped while the workload runs."""
 
+Reports = list[dict[str, Any]]
+ReferenceOf = Callable[[int], Reports]
+
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    with running_server(tmp_path_factory.mktemp("reference") / "data") as undisturbed:
-        outcome = finish(start_workload(undisturbed, TENANTS))
-    assert len([line for line in outcome.diary if "done" in line]) == TENANTS * OPERATIONS == 100
-    # Else nobody would be told from anybody else, or from a run that learned nothing.
-    assert len({digest for report in outcome.reports for digest in report["digests"].values()}) == 2 * TENANTS
-    return outcome.reports
+def reference_of(tmp_path_factory: pytest.TempPathFactory) -> ReferenceOf:
+    """What comes out on a server with so many threads that nobody disturbs."""
+
+    @cache
+    def reports(threads: int) -> Reports:
+        with server_with(threads, tmp_path_factory.mktemp("reference") / "data") as undisturbed:
+            outcome = finish(start_workload(undisturbed, TENANTS))
+        assert len([line for line in outcome.diary if "done" in line]) == TENANTS * OPERATIONS == 120
+        # Else nobody would be told from anybody else, or from a run that learned nothing.
+        assert len({digest for report in outcome.reports for digest in report["digests"].values()}) == 2 * TENANTS
+        return outcome.reports
+
+    return reports
 
 
 @pytest.mark.slow
@@ -57,20 +79,26 @@ def test_an_api_that_dies_while_it_makes_a_run_has_made_one(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("alone", "both", "companion"), DEATHS)
-def test_tenants_end_with_the_same_bits_after_a_death_of_one_process_and_one_of_both(
-    alone: str, both: str, companion: str, tmp_path: Path, reference: list[dict[str, Any]]
+@pytest.mark.parametrize(("points", "threads"), [*zip(POINTS, THREADS, strict=True)], ids=["-".join(points.values()) for points in POINTS])
+def test_tenants_end_with_the_same_bits_whoever_dies_while_a_process_is_at_a_point(
+    points: dict[str, str], threads: int, tmp_path: Path, reference_of: ReferenceOf
 ) -> None:
-    assert differences(killed_at(alone, both, companion=companion, tmp_path=tmp_path), reference) == []
+    reference = reference_of(threads)
+    with Stops(tmp_path / "data", points, STRIKES) as stops, server_with(threads, tmp_path / "data", stops.environment) as server:
+        outcome = finish(start_workload(server, TENANTS), stops.look)
+    assert len(stops.moments) == len(STRIKES), f"nobody died any more: {STRIKES[len(stops.moments)]}"
+    for moment, (stood, died) in zip(stops.moments, STRIKES, strict=True):
+        assert_struck(outcome.diary, moment, f"the death of {died} at {points[stood]}")
+    assert differences(outcome.reports, reference) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_tenants_end_with_the_same_bits_after_kills_at_random_moments(seed: int, tmp_path: Path, reference: list[dict[str, Any]]) -> None:
-    chance = random.Random(seed)
+@pytest.mark.parametrize(("seed", "threads"), [(0, 1), (1, 2), (2, 1), (3, 2)])
+def test_tenants_end_with_the_same_bits_after_kills_at_random_moments(seed: int, threads: int, tmp_path: Path, reference_of: ReferenceOf) -> None:
+    reference, chance = reference_of(threads), random.Random(seed)
     victims = chance.sample([[API], [ENGINE], [API, ENGINE]], 3)
-    with running_server(tmp_path / "data", env=OFTEN) as server:
-        strikes = RandomStrikes(server, chance, victims, WINDOWS)
+    with server_with(threads, tmp_path / "data") as server:
+        strikes = RandomStrikes(server.data_dir, chance, victims, WINDOWS)
         print(f"seed {seed}: {strikes}")
         outcome = finish(start_workload(server, TENANTS), strikes.look)
     assert len(strikes.moments) == len(victims)
@@ -80,17 +108,29 @@ def test_tenants_end_with_the_same_bits_after_kills_at_random_moments(seed: int,
 
 
 @pytest.mark.slow
-def test_an_operation_that_kills_every_engine_fails_and_the_other_tenants_end_with_the_same_bits(
-    tmp_path: Path, reference: list[dict[str, Any]]
-) -> None:
-    environment = {"BLOOMERY_FAILPOINTS": f"engine.operation.{POISON}:", **OFTEN}
-    with running_server(tmp_path / "data", env=environment) as server:
+def test_an_operation_that_kills_every_engine_fails_and_the_other_tenants_end_with_the_same_bits(tmp_path: Path, reference_of: ReferenceOf) -> None:
+    reference = reference_of(1)
+    with server_with(1, tmp_path / "data", {"BLOOMERY_FAILPOINTS": f"engine.operation.{POISON}:"}) as server:
         reports = finish(start_workload(server, TENANTS, poisoned=1)).reports
     failure = reports[1]["failure"]
     assert failure is not None
     assert failure.startswith("server: ")
     assert f"the engine died twice in operation {POISON}" in failure
     assert differences([report | {"failure": None} for report in reports], reference) == []
+
+
+@pytest.mark.slow
+def test_tenants_end_with_the_same_bits_after_a_while_in_which_nothing_could_be_written(tmp_path: Path, reference_of: ReferenceOf) -> None:
+    reference = reference_of(1)
+    with server_with(1, tmp_path / "data") as server:
+        disk = FullDisk(server, results=40)
+        outcome = finish(start_workload(server, TENANTS), disk.look)
+    assert disk.told is not None
+    assert (disk.told.status_code, disk.told.json()["code"]) == (503, "unavailable")
+    assert f"operation {TOO_EARLY} cannot be journaled: [Errno 27] File too large" in disk.told.json()["error"]
+    assert disk.lifted_at is not None
+    assert_struck(outcome.diary, disk.lifted_at, "room")
+    assert differences(outcome.reports, reference) == []
 
 
 def test_what_is_done_or_not_yet_submitted_is_not_in_flight() -> None:
@@ -102,24 +142,16 @@ def test_what_is_done_or_not_yet_submitted_is_not_in_flight() -> None:
         assert_struck(diary, 3.5, "it")
 
 
-def differences(reports: list[dict[str, Any]], reference: list[dict[str, Any]]) -> list[tuple[int, str, Any, Any]]:
+def differences(reports: Reports, reference: Reports) -> list[tuple[int, str, Any, Any]]:
     """What came out otherwise than undisturbed: the tenant, the part of its report, and both."""
     pairs = enumerate(zip(reports, reference, strict=True))
     return [(tenant, key, report[key], wanted[key]) for tenant, (report, wanted) in pairs for key in wanted if report[key] != wanted[key]]
 
 
-def killed_at(alone: str, both: str, *, companion: str, tmp_path: Path) -> list[dict[str, Any]]:
-    """The outcome of the workload on a server of which a process dies at the one point, and another and its companion at the other."""
-    markers = {point: tmp_path / f"marker-{number}" for number, point in enumerate((alone, both))}
-    armed = ",".join(f"{point}:{marker}" for point, marker in markers.items())
-    with running_server(tmp_path / "data", env={"BLOOMERY_FAILPOINTS": armed, **OFTEN}) as server, ExitStack() as stack:
-        dies_too = Companion(server, markers[both], companion)
-        dies_too.start()
-        stack.callback(dies_too.end)
-        outcome = finish(start_workload(server, TENANTS))
-    for point, marker in markers.items():
-        assert marker.exists(), f"nobody died at {point}"
-        assert_struck(outcome.diary, marker.stat().st_mtime, f"the death at {point}")
-    assert dies_too.struck_at is not None
-    assert_struck(outcome.diary, dies_too.struck_at, f"the death of the {companion}")
-    return outcome.reports
+@contextmanager
+def server_with(threads: int, data_dir: Path, environment: Mapping[str, str] = MappingProxyType({})) -> Iterator[LiveServer]:
+    """A server that makes checkpoints often, whose engine computes with so many threads."""
+    with running_server(data_dir, "--threads", str(threads), env={**OFTEN, **environment}) as server:
+        (engine,) = (pid for name, pid in server.pids().items() if name.startswith(ENGINE))
+        assert f"OMP_NUM_THREADS={threads}" in Path(f"/proc/{engine}/environ").read_text().split("\0")
+        yield server

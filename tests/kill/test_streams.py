@@ -9,7 +9,7 @@ import itertools
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +27,7 @@ AT_ONCE = 12
 TOKENS = 64
 LONG = 200
 """Tokens of streams that something is to happen to."""
+GOES_ON = {"ignore_eos": True}
 PROMOTIONS = 3
 PROMPTS = ["import os", "def main():", "class Tree:", "for line in", "return self.", "x = [", '"""Read', "if not"]
 NAME = "served"
@@ -112,11 +113,10 @@ async def standstill(server: LiveServer, name: str, *, comes_back: bool) -> None
 
 
 async def text_of(sdk: openai.AsyncOpenAI, prompt: str, begun: asyncio.Event) -> str:
-    text, goes_on = "", {"ignore_eos": True}
+    text = ""
     try:
-        async for chunk in await sdk.completions.create(
-            model="bloomery-tiny", prompt=prompt, seed=1, max_tokens=LONG, stream=True, extra_body=goes_on
-        ):
+        opened = await sdk.completions.create(model="bloomery-tiny", prompt=prompt, seed=1, max_tokens=LONG, stream=True, extra_body=GOES_ON)
+        async for chunk in opened:
             begun.set()
             text += chunk.choices[0].text
     finally:
@@ -139,6 +139,7 @@ async def story(server: LiveServer, chaos: Chaos, kills: int) -> int:
         places = asyncio.Semaphore(AT_ONCE)
         texts = await asyncio.gather(*(whole(sdk, places, *question) for question in questions))
         expected = dict(zip(questions, texts, strict=True))
+        assert_told_apart(expected, chaos.versions, asked)
         said: list[tuple[str, Said]] = []
 
         async def ask_on() -> None:
@@ -152,6 +153,12 @@ async def story(server: LiveServer, chaos: Chaos, kills: int) -> int:
     assert {got.version for _, got in said} == set(chaos.versions)
     assert [got.text for _, got in said] == [text for text, _ in said]
     return len(said)
+
+
+def assert_told_apart(expected: Mapping[tuple[str, str, int], str], versions: Sequence[str], asked: Sequence[tuple[str, int]]) -> None:
+    """Else nobody would notice a stream that the other version went on with, or none."""
+    assert all(expected.values())
+    assert any(len({expected[version, *each] for version in versions}) == len(versions) for each in asked)
 
 
 @asynccontextmanager
@@ -169,7 +176,7 @@ async def raging(chaos: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 async def whole(sdk: openai.AsyncOpenAI, places: asyncio.Semaphore, version: str, prompt: str, seed: int) -> str:
     async with places:
-        answer = await sdk.completions.create(model=version, prompt=prompt, seed=seed, max_tokens=TOKENS)
+        answer = await sdk.completions.create(model=version, prompt=prompt, seed=seed, max_tokens=TOKENS, extra_body=GOES_ON)
     assert answer.system_fingerprint == version
     return answer.choices[0].text
 
@@ -177,7 +184,8 @@ async def whole(sdk: openai.AsyncOpenAI, places: asyncio.Semaphore, version: str
 async def stream(sdk: openai.AsyncOpenAI, chaos: Chaos, prompt: str, seed: int) -> Said:
     chaos.open_streams += 1
     try:
-        chunks = [chunk async for chunk in await sdk.completions.create(model=NAME, prompt=prompt, seed=seed, max_tokens=TOKENS, stream=True)]
+        opened = await sdk.completions.create(model=NAME, prompt=prompt, seed=seed, max_tokens=TOKENS, stream=True, extra_body=GOES_ON)
+        chunks = [chunk async for chunk in opened]
     finally:
         chaos.open_streams -= 1
     (version,) = {str(chunk.system_fingerprint) for chunk in chunks}

@@ -24,9 +24,11 @@ from tinker import types
 
 from bloomery.client import Client
 
-STEPS: Final = 11
-OPERATIONS: Final = 2 * STEPS + 3
-"""Of a tenant: steps, a checkpoint and a snapshot in the middle, and the checkpoint at the end."""
+STEPS: Final = 12
+PUBLISHES: Final = (1, 4, 7, 10)
+"""After these steps."""
+OPERATIONS: Final = 2 * STEPS + len(PUBLISHES) + 2
+"""Of a tenant: steps, snapshots, a checkpoint in the middle, and the checkpoint at the end."""
 POISON: Final = OPERATIONS + 1
 """No other tenant has so many."""
 IN_FLIGHT: Final = 4
@@ -66,20 +68,21 @@ class Tenant:
                 self._submit(lambda: run.optim_step(ADAM))
                 if step == STEPS // 2:
                     self._submit(lambda: run.save_state("middle"))
+                if step in PUBLISHES:
                     # The SDK numbers it on a thread of its own: what is submitted before it is done may come before it.
-                    self._submit(lambda: run.save_weights_for_sampler("middle")).result()
+                    self._submit(lambda step=step: run.save_weights_for_sampler(f"step-{step}")).result()
             failure = self._taste(run) if poisoned else None
             self._submit(lambda: run.save_state("end"))
             results = [future.result() for future in self._pending if future is not self._lost]
-            (path,) = (result.path for result in results if isinstance(result, types.SaveWeightsForSamplerResponse))
+            paths = [result.path for result in results if isinstance(result, types.SaveWeightsForSamplerResponse)]
             prompt, params = types.ModelInput.from_ints([5, 17, 300, 42]), types.SamplingParams(max_tokens=8, temperature=1.0, seed=5, stop=[])
-            answer = client.create_sampling_client(path).result().sample(prompt, 1, params).result()
+            answers = [client.create_sampling_client(path).result().sample(prompt, 1, params).result() for path in paths]
             model_id = run.get_info().model_id
         return {
             "digests": self._digests(model_id),
             "learned": [told(result) for result in results if isinstance(result, types.ForwardBackwardOutput)][:STEPS],
             "steps": [result.metrics for result in results if isinstance(result, types.OptimStepResponse)],
-            "said": answer.sequences[0].tokens,
+            "said": [answer.sequences[0].tokens for answer in answers],
             "failure": failure,
         }
 
