@@ -1,4 +1,4 @@
-"""What fits: the memory of an operation is known before it runs, and one that cannot fit is refused then.
+"""What fits: the memory of an operation is known before it runs. One that would not fit if nobody else held any is refused then; others wait for it.
 
 Micro-batches bound the rows of a pass, but one sequence can be as long as the context, and one prediction can have many soft targets. The estimate
 is an upper bound of what forward and backward hold at once; `tests/engine/test_admission.py` holds it against real peaks.
@@ -6,24 +6,26 @@ Shapes: R rows, D hidden, K targets per row.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import torch
 
+from bloomery.engine.memory import Memory
 from bloomery.models import native
 from bloomery.models.adapters import padded_rank, target_shapes
 from bloomery.models.attention import KEY_PAD, ROW_PAD, pad_to
 from bloomery.models.config import DecoderConfig, LayerHeads, RecurrentConfig
 from bloomery.models.decoder import Decoder
 from bloomery.train import batch
-from bloomery.train.passes import Share
+from bloomery.train.passes import Share, exact_attention
+from bloomery.train.trainable import Trainable
 from bloomery.types.footprint import CHECKPOINT_BYTES, HELD_BYTES
 from bloomery.types.losses import LOSSES, TARGETS
-from bloomery.types.operations import Datum, ForwardBackward, LoraSpec
+from bloomery.types.operations import Datum, ForwardBackward, LoadCheckpoint, LoraSpec, Operation, OptimStep, SaveCheckpoint, SaveSnapshot
+from bloomery.types.probe import probe_tokens
 
 _CPU: Final = torch.device("cpu")
-FreeBytes = Callable[[torch.device], int]
 
 _HEAD_BYTES: Final = 4 * (64 << 20)
 """Logits of a chunk with their gradient and its copies."""
@@ -31,26 +33,88 @@ _PLACES: Final = 4 / 3
 """Attention regroups rows by padded length, which makes them at most so many more."""
 _BYTES_PER_TARGET: Final = 40
 """Target, weight, log-probability, term and gradient of one prediction, on the host and on the device."""
+_STEP_BYTES: Final = 64 << 20
+"""A step changes masters and moments where they are; its norm is made of pieces in float64."""
 _JOINED: Final = 4
 """Projections of one input have one block-diagonal factor in the forward, which is so many times as large as theirs: query, key and value, or the
 four of a gated delta layer."""
 
 
-def refusal(operation: ForwardBackward, decoder: Decoder, budget_tokens: int, free: int) -> str | None:
-    """Why the operation cannot run in `free` bytes, or None."""
-    lengths = [datum.tokens.shape[0] for datum in operation.data]
-    exact = operation.custom is not None or LOSSES[operation.loss].exact or not operation.backward
+class Need(NamedTuple):
+    """Memory that an operation takes beside what is held already, at the most."""
+
+    bytes: int
+    device: torch.device
+    what: str
+    advice: str
+
+
+class Lack(NamedTuple):
+    """Why an operation cannot run now."""
+
+    message: str
+    for_ever: bool
+    """Whether it would not fit if nobody else held any memory."""
+
+
+def lack(need: Need, weights: Trainable, memory: Memory) -> Lack | None:
+    """What is missing for it, or None: whether something is missing for ever depends on the machine, the base model and the run alone."""
+    free = memory.free(need.device)
+    if need.bytes <= free:
+        return None
+    idle = memory.whole(need.device) - (held_bytes(weights) if weights.decoder.device == need.device else 0)
+    needs = f"{need.what} needs about {_gigabytes(need.bytes)} of memory"
+    if need.bytes <= idle:
+        return Lack(f"{needs}, {_gigabytes(free)} are free", for_ever=False)
+    return Lack(f"{needs}, an engine that does nothing else has {_gigabytes(max(0, idle))} for it: {need.advice}", for_ever=True)
+
+
+def operation_need(operation: Operation, weights: Trainable, budget_tokens: int) -> Need | None:
+    """What the operation takes; None where that is nothing worth mentioning."""
+    trained, slimmer = weights.masters.numel(), "make a run of lower rank, or of fewer parts of the model"
+    match operation:
+        case ForwardBackward():
+            return _need_of_passes(operation, weights, budget_tokens)
+        case OptimStep():
+            return Need(_STEP_BYTES + _largest(weights), weights.decoder.device, "this step", slimmer)
+        case SaveCheckpoint() | LoadCheckpoint():
+            # Of what is on another device the parts of a checkpoint are copied first.
+            copies = 1 if weights.decoder.device == _CPU else 2
+            return Need(copies * trained * CHECKPOINT_BYTES + _largest(weights), _CPU, "a checkpoint of this run", slimmer)
+        case SaveSnapshot():
+            return Need(_snapshot_bytes(weights), _CPU, "a snapshot of this run", slimmer)
+        case _:
+            return None
+
+
+def held_bytes(weights: Trainable) -> int:
+    """Lower bound of what is held for a run to exist at all: its base model, its masters, gradients and moments."""
+    return sum(parameter.nbytes for parameter in weights.decoder.parameters()) + weights.masters.numel() * HELD_BYTES
+
+
+def _need_of_passes(operation: ForwardBackward, weights: Trainable, budget_tokens: int) -> Need:
+    """Of the largest one; between two of them nothing stays."""
+    decoder, lengths = weights.decoder, [datum.tokens.shape[0] for datum in operation.data]
+    exact = exact_attention(operation.custom is not None or LOSSES[operation.loss].exact, operation.backward)
     parts = [operation.data[part] for part in batch.split(lengths, budget_tokens)]
     needs = [pass_bytes(part, decoder.config, decoder.dtype, exact=exact, backward=operation.backward, device=decoder.device) for part in parts]
-    needed = max(needs)
-    if needed <= free:
-        return None
-    longest = max(datum.tokens.shape[0] for datum in parts[needs.index(needed)])
-    return (
-        f"the largest micro-batch of this operation (longest sequence {longest} tokens) needs about {_gigabytes(needed)}, "
-        f"{_gigabytes(free)} are free: "
-        f"send shorter sequences or fewer soft targets"
-    )
+    longest = max(datum.tokens.shape[0] for datum in parts[needs.index(max(needs))])
+    what = f"the largest micro-batch of this operation (longest sequence {longest} tokens)"
+    return Need(max(needs) + weights.backward_bytes * operation.backward, decoder.device, what, "send shorter sequences or fewer soft targets")
+
+
+def _snapshot_bytes(weights: Trainable) -> int:
+    """The weights as they are published, their blob, and the small pass of the probe."""
+    decoder = weights.decoder
+    numbers = weights.masters.numel() if weights.spec.rank else sum(parameter.numel() for parameter in decoder.parameters())
+    length = len(probe_tokens(decoder.config.vocab_size, decoder.config.context))
+    probe = _trunk_bytes([length], decoder.config, decoder.dtype, exact=True, backward=False, device=decoder.device)
+    return 2 * (numbers * decoder.dtype.itemsize + _largest(weights)) + probe
+
+
+def _largest(weights: Trainable) -> int:
+    """Bytes of the largest trained tensor."""
+    return max(view.nbytes for _, view in weights.named(weights.masters))
 
 
 def adapter_refusal(spec: LoraSpec, decoder: Decoder, free: int) -> str | None:
@@ -83,7 +147,7 @@ def shared_pass_bytes(shares: Sequence[Share]) -> int:
     """Upper bound of what one pass over micro-batches of several runs holds: activations, and the gradients that it leaves at their copies."""
     decoder, backward = shares[0].weights.decoder, shares[0].backward
     lengths = [length for share in shares for length in share.packed.lengths]
-    exact = not backward or any(share.loss.exact for share in shares)
+    exact = any(share.exact for share in shares)
     of_targets = sum(share.packed.targets_RK.numel() for share in shares) * _BYTES_PER_TARGET
     of_gradients = sum(share.weights.backward_bytes for share in shares) * backward
     return of_targets + of_gradients + _trunk_bytes(lengths, decoder.config, decoder.dtype, exact=exact, backward=backward, device=decoder.device)

@@ -6,6 +6,7 @@ replica has no runs and only samples. With nothing to do it sleeps until a comma
 """
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from bloomery.config import EngineConfig
 from bloomery.config.data_dir import DataDir
 from bloomery.engine.comparison import Comparisons
 from bloomery.engine.doubtful import Doubtful
+from bloomery.engine.hosted import CheckpointAfter
 from bloomery.engine.proving import prove_base, proved
 from bloomery.engine.runs import HeldRuns, NoRuns, ProcessRuns
 from bloomery.engine.shelf import BlobShelf
@@ -58,8 +60,6 @@ from bloomery.types.protocol import (
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT_AFTER_S: Final = 10.0
-"""Compute time since a run's last checkpoint after which it gets another once no gradients wait for a step: about what a replay costs at most."""
 STATUS_S: Final = 1.0
 HEARTBEAT_S: Final = 15.0
 """An idle engine is silent for no longer."""
@@ -91,7 +91,7 @@ Deliver = Callable[[int, FromEngine], None]
 class Executor:
     """All state that is made of tensors, and the loop that works on it. Lives on one thread from its construction on."""
 
-    def __init__(self, config: EngineConfig, inbox: Inbox, deliver: Deliver, checkpoint_after_s: float = CHECKPOINT_AFTER_S) -> None:
+    def __init__(self, config: EngineConfig, inbox: Inbox, deliver: Deliver, checkpoint_after: CheckpointAfter) -> None:
         compute_with(config.model.threads)
         dtype: torch.dtype = getattr(torch, config.model.dtype)
         self._config, self._inbox, self._deliver = config, inbox, deliver
@@ -106,7 +106,7 @@ class Executor:
         self._runs: ProcessRuns = NoRuns(self._send)
         alone = config.role == "replica"
         if not alone:
-            self._runs = HeldRuns(config, self._decoder, shelf, self._send, checkpoint_after_s)
+            self._runs = HeldRuns(config, self._decoder, shelf, self._send, checkpoint_after)
         form = plain_form(self._decoder) if config.plain else self._probe.form
         # Before the sampler of a replica changes the form of its weights.
         self._base = self._base_info()
@@ -161,7 +161,7 @@ class Executor:
     def _take_commands(self) -> None:
         """Everything that has arrived; waits while there is nothing to do."""
         works = self._has_work()
-        patience_s = 0.0 if works else min(self._next_status_s(), self._scrub.due_in_s)
+        patience_s = 0.0 if works else min(self._next_status_s(), self._scrub.due_in_s, math.inf if self._paused else self._runs.next_turn_in_s)
         self._stirred |= works
         try:
             self._obey(self._inbox.get(timeout=patience_s) if patience_s > 0 else self._inbox.get_nowait())
@@ -173,7 +173,7 @@ class Executor:
     def _has_work(self) -> bool:
         if self._draining or self._stopping:
             return True
-        return not self._paused and (self._sampler.busy or self._runs.waiting > 0 or self._comparisons.waiting > 0)
+        return not self._paused and (self._sampler.busy or self._runs.next_turn_in_s == 0 or self._comparisons.waiting > 0)
 
     def _obey(self, command: Command) -> None:
         self._stirred = True

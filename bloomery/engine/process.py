@@ -8,7 +8,8 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from bloomery.config import EngineConfig
-from bloomery.engine.executor import CHECKPOINT_AFTER_S, Executor, Inbox, Stop
+from bloomery.engine.executor import Executor, Inbox, Stop
+from bloomery.engine.hosted import CheckpointAfter
 from bloomery.engine.server import Server
 from bloomery.obs.garbage_collector import spare_what_stays
 
@@ -23,11 +24,13 @@ async def _serve(config: EngineConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, inbox.put, Stop())
-    checkpoint_after_s = float(os.environ.get("BLOOMERY_CHECKPOINT_SECONDS", CHECKPOINT_AFTER_S))
+    usual, environment = CheckpointAfter(), os.environ
+    seconds, size = environment.get("BLOOMERY_CHECKPOINT_SECONDS", usual.seconds), environment.get("BLOOMERY_CHECKPOINT_BYTES")
+    checkpoint_after = CheckpointAfter(float(seconds), usual.bytes if size is None else int(size))
     server = Server(Path(config.model.socket), inbox)
     with ThreadPoolExecutor(1, "executor") as thread:
         try:
-            executor = await loop.run_in_executor(thread, Executor, config, inbox, server.deliver, checkpoint_after_s)
+            executor = await loop.run_in_executor(thread, Executor, config, inbox, server.deliver, checkpoint_after)
             spare_what_stays()
             async with server:
                 await loop.run_in_executor(thread, executor.run)

@@ -4,6 +4,7 @@
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
@@ -11,7 +12,7 @@ from typing import Final, Protocol
 from bloomery.config import EngineConfig
 from bloomery.config.data_dir import DataDir
 from bloomery.engine.admission import adapter_refusal
-from bloomery.engine.hosted import HostedRun
+from bloomery.engine.hosted import CheckpointAfter, HostedRun
 from bloomery.engine.ledger import InHand, Ledger
 from bloomery.engine.shelf import BlobShelf
 from bloomery.engine.training import Training
@@ -41,6 +42,11 @@ class ProcessRuns(Protocol):
     @property
     def waiting(self) -> int:
         """Operations without a result."""
+        ...
+
+    @property
+    def next_turn_in_s(self) -> float:
+        """How long until a turn finds something to do: 0 while there is work, infinite without any."""
         ...
 
     @property
@@ -77,9 +83,9 @@ class ProcessRuns(Protocol):
 class HeldRuns:
     """Those of an engine; the ledger knows what it has in hand."""
 
-    def __init__(self, config: EngineConfig, decoder: Decoder, shelf: BlobShelf, send: Send, checkpoint_after_s: float) -> None:
+    def __init__(self, config: EngineConfig, decoder: Decoder, shelf: BlobShelf, send: Send, checkpoint_after: CheckpointAfter) -> None:
         self._base_hash, self._decoder, self._shelf, self._send = config.model.base_hash, decoder, shelf, send
-        self._checkpoint_after_s = checkpoint_after_s
+        self._checkpoint_after = checkpoint_after
         self._ledger = Ledger(DataDir(Path(config.data_dir)).in_hand(config.model.base_hash))
         self._training = Training(self._ledger, send, pass_rows=rows_at_once(decoder.config.hidden_size))
 
@@ -92,6 +98,11 @@ class HeldRuns:
     def waiting(self) -> int:
         """Operations without a result."""
         return self._training.waiting
+
+    @property
+    def next_turn_in_s(self) -> float:
+        """How long until a turn finds something to do: 0 while there is work, infinite without any."""
+        return self._training.next_turn_in_s
 
     @property
     def begun(self) -> bool:
@@ -164,8 +175,9 @@ class HeldRuns:
             self._send(RunOpened(run_id=spec.run_id, error=error.message))
             return
         self._ledger.survived(opening)
-        restored, after_s = order.checkpoint, self._checkpoint_after_s
-        self._training.hold(HostedRun(run, self._shelf.write, last_seq=order.last_seq, checkpoint_after_s=after_s, restored=restored))
+        restored, after = order.checkpoint, self._checkpoint_after
+        hosted = HostedRun(run, self._shelf.write, last_seq=order.last_seq, checkpoint_after=after, restored=restored)
+        self._training.hold(hosted, order.project)
         self._send(RunOpened(run_id=spec.run_id))
 
     def _close(self, run_id: str) -> None:
@@ -180,6 +192,7 @@ class NoRuns:
 
     executed: Mapping[str, int] = {}
     waiting = tokens_trained = 0
+    next_turn_in_s = math.inf
     begun = False
 
     def __init__(self, send: Send) -> None:

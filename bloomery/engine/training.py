@@ -1,18 +1,21 @@
-"""Who trains next: runs take turns, and those whose micro-batches fit together share a pass.
+"""Who trains next: projects take turns, and within each its runs; those whose micro-batches fit together share a pass.
 
-A turn is one pass, or one operation that needs none. Because the run at the head always gets its turn and then goes to the end, nobody with a small
-batch waits for more than one micro-batch of each other run. Every operation is in the ledger while it is executed; a suspect has no company.
+A turn is one pass, or one operation that needs none. Because the run at the head always gets its turn and then goes to the end with its project,
+nobody with a small batch waits for more than one micro-batch of each other project between two turns of his own. An operation for which others leave
+no memory waits while they go on, for so long and no longer. Every operation is in the ledger while it is executed; a suspect has no company.
 """
 
 import logging
+import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
 
-from bloomery.engine.admission import FreeBytes, shared_pass_bytes
+from bloomery.engine.admission import Lack, shared_pass_bytes
 from bloomery.engine.hosted import HostedRun
 from bloomery.engine.ledger import CHECKPOINT, InHand, Ledger
-from bloomery.models.memory import free_bytes
+from bloomery.engine.memory import Memory
+from bloomery.engine.turns import Turns
 from bloomery.obs.failpoints import failpoint
 from bloomery.train.passes import compute, goes_with
 from bloomery.types.operations import ForwardBackward, Operation
@@ -20,15 +23,38 @@ from bloomery.types.protocol import Execute, FromEngine, OperationDone, RunOpene
 
 log = logging.getLogger(__name__)
 
+MEMORY_WAIT_S: Final = 60.0
+"""How long an operation waits for memory that others hold."""
+_LOOK_S: Final = 0.2
+"""So long after it was not there it is looked for again."""
+_MEMORY: Final = Memory()
+
+
+class _Short(NamedTuple):
+    """An operation waits for memory: since when, and when there is reason to look for it again."""
+
+    since_s: float
+    look_at_s: float
+
 
 class Training:
     """The runs in memory and their turns."""
 
-    def __init__(self, ledger: Ledger, send: Callable[[FromEngine], None], *, pass_rows: int, free: FreeBytes = free_bytes) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        send: Callable[[FromEngine], None],
+        *,
+        pass_rows: int,
+        memory: Memory = _MEMORY,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`pass_rows`: at most so many rows of several runs are computed together."""
         self.runs: dict[str, HostedRun] = {}
-        self._ledger, self._send, self._pass_rows, self._free = ledger, send, pass_rows, free
-        self._turns: deque[str] = deque()
+        self._ledger, self._send, self._pass_rows, self._memory, self._clock_s = ledger, send, pass_rows, memory, clock_s
+        self._turns = Turns()
+        self._short: dict[str, _Short] = {}
+        """Of runs whose next operation waits for memory."""
         self._tokens_before = 0
         """Trained by runs that were let go."""
 
@@ -47,10 +73,17 @@ class Training:
         """Since the engine started."""
         return self._tokens_before + sum(run.tokens_trained for run in self.runs.values())
 
-    def hold(self, run: HostedRun) -> None:
-        """Give a run its turns."""
+    @property
+    def next_turn_in_s(self) -> float:
+        """How long until a turn finds something to do: 0 while there is work, infinite without any."""
+        now_s = self._clock_s()
+        looks_s = [self._short[run_id].look_at_s if run_id in self._short else now_s for run_id, run in self.runs.items() if run.waiting]
+        return max(0.0, min(looks_s) - now_s) if looks_s else math.inf
+
+    def hold(self, run: HostedRun, project: str = "") -> None:
+        """Give a run its turns among those of its project."""
         self.runs[run.run_id] = run
-        self._turns.append(run.run_id)
+        self._turns.join(run.run_id, project)
         if self._ledger.condemns(InHand(run.run_id, CHECKPOINT), replay=False):
             what = "each of the last two engines that wrote a checkpoint of it died: it is trained without any until the server starts again"
             log.error("run %s: %s. Give it more memory; its journal grows meanwhile", run.run_id, what)
@@ -60,13 +93,15 @@ class Training:
         run = self.runs.pop(run_id, None)
         if run is not None:
             self._tokens_before += run.tokens_trained
-            self._turns.remove(run_id)
+            self._turns.leave(run_id)
+            self._short.pop(run_id, None)
 
     def take_turn(self, *, begin: bool) -> bool:
         """One turn, if anybody has work; without `begin` only what is half done goes on."""
-        run = self._whose_turn(begin)
+        run = next(self._with_work(begin), None)
         if run is None:
             return False
+        self._turns.had(run.run_id)
         if self._ready(run):
             self._compute(self._with_company(run, begin))
         # A death between two turns is nobody's fault.
@@ -91,13 +126,15 @@ class Training:
         if written is not None:
             self._send(written)
 
-    def _whose_turn(self, begin: bool) -> HostedRun | None:
-        for _ in range(len(self._turns)):
-            run = self.runs[self._turns[0]]
-            self._turns.rotate(-1)
-            if run.begun or (run.waiting and begin):
-                return run
-        return None
+    def _with_work(self, begin: bool) -> Iterator[HostedRun]:
+        """Those who can go on, in the order of their turns."""
+        now_s = self._clock_s()
+
+        def has_work(run_id: str) -> bool:
+            run, short = self.runs[run_id], self._short.get(run_id)
+            return run.begun or (begin and run.waiting > 0 and (short is None or short.look_at_s <= now_s))
+
+        return (self.runs[run_id] for run_id in self._turns.among(has_work))
 
     def _ready(self, run: HostedRun) -> bool:
         """Whether the run has a share to compute; begins its next operation unless one is half done."""
@@ -105,29 +142,44 @@ class Training:
             self._enter([run])
             if self._ledger.condemns(_in_hand(run), replay=run.next.replay):
                 self._give_up(run, run.next)
-            elif (problem := run.lacks_memory(self._free)) is not None:
-                self._settle(run, run.refuse(problem, "user"))
+            elif (lack := run.lacks_memory(self._memory)) is not None:
+                self._wait_for_memory(run, lack)
             else:
+                self._short.pop(run.run_id, None)
                 self._settle(run, run.begin())
         return run.share is not None
+
+    def _wait_for_memory(self, run: HostedRun, lack: Lack) -> None:
+        """Look again later, or fail the operation: as the caller's error only where it would not fit into an engine that does nothing else."""
+        now_s = self._clock_s()
+        since_s = self._short[run.run_id].since_s if run.run_id in self._short else now_s
+        if not lack.for_ever and now_s < since_s + MEMORY_WAIT_S:
+            self._short[run.run_id] = _Short(since_s, now_s + _LOOK_S)
+            return
+        self._short.pop(run.run_id, None)
+        if lack.for_ever:
+            self._settle(run, run.refuse(lack.message, "user"))
+            return
+        message = f"{lack.message}, and no more came free in {MEMORY_WAIT_S:.0f} s: other runs, versions in use or other processes hold it"
+        log.warning("run %s: %s", run.run_id, message)
+        self._settle(run, run.give_up_waiting(f"{message}. The operation was not begun, and the run is as it was: send it again"))
 
     def _with_company(self, first: HostedRun, begin: bool) -> list[HostedRun]:
         """The first, and others whose shares fit into one pass with its; they have had their turns then."""
         assert first.share is not None
         team, rows = [first], first.share.rows
-        others = [] if self._ledger.suspects(_in_hand(first)) else [self.runs[run_id] for run_id in self._turns if run_id != first.run_id]
+        others = [] if self._ledger.suspects(_in_hand(first)) else [run for run in self._with_work(begin) if run is not first]
         for run in others:
             if rows >= self._pass_rows:
                 break
-            if not run.computes or not (begin or run.begun) or self._ledger.suspects(_in_hand(run)) or not self._ready(run):
+            if not run.computes or self._ledger.suspects(_in_hand(run)) or not self._ready(run):
                 continue
             if run.share is not None and goes_with(first.share, run.share) and rows + run.share.rows <= self._pass_rows:
                 team.append(run)
                 rows += run.share.rows
         team = self._fitting(team)
         for run in team[1:]:
-            self._turns.remove(run.run_id)
-            self._turns.append(run.run_id)
+            self._turns.had(run.run_id)
         return team
 
     def _fitting(self, team: list[HostedRun]) -> list[HostedRun]:
@@ -137,7 +189,7 @@ class Training:
         # Elsewhere a pass that is too large breaks, and kills nobody; and what an allocator keeps for the next one counts as taken.
         if len(team) == 1 or device.type != "cpu":
             return team
-        free = self._free(device)
+        free = self._memory.free(device)
         if shared_pass_bytes(list(shares.values())) <= free:
             return team
         kept = team[:1]

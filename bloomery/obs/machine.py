@@ -16,6 +16,11 @@ def free_memory_bytes() -> int:
     return min([_host_free_bytes(), *_cgroup_free_bytes()])
 
 
+def total_memory_bytes() -> int:
+    """Memory that there is for this process, whoever holds it now."""
+    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_cgroup_total_bytes()])
+
+
 def usable_cpus() -> int:
     """Processors this process may run on, at least one."""
     return max(1, min([_affinity(), *_cgroup_cpus()]))
@@ -50,6 +55,12 @@ def _cgroup_free_bytes() -> Iterator[int]:
         if limit.isdigit() and used.isdigit():
             # Pages of files count as used but are given back on demand.
             yield max(0, int(limit) - int(used) + _reclaimable_bytes(group))
+
+
+def _cgroup_total_bytes() -> Iterator[int]:
+    for group in _own_cgroups():
+        if (limit := _read(group / "memory.max")).isdigit():
+            yield int(limit)
 
 
 def _reclaimable_bytes(group: Path) -> int:

@@ -33,7 +33,7 @@ MAX_REFUSALS: Final = 5
 
 
 class Patience(NamedTuple):
-    """How long runs wait: for an operation before others, and before they ask an engine that refused them again."""
+    """How long runs wait: for an operation before others while nothing comes in, and before they ask an engine that refused them again."""
 
     gap_s: float = 60.0
     reopen_s: float = 5.0
@@ -48,12 +48,14 @@ class ActiveRun:
         self.history = History(facts, journal, database, published, gap_s=patience.gap_s, changed=self._wake)
         self._patience = patience
         self._journal, self._database, self._blobs = journal, database, blobs
-        self._place = Place(facts.spec, facts.first_seq)
+        self._place = Place(facts.spec, facts.first_seq, facts.project)
         self._next_connection: Connection | None = None
         self._wanted = False
         """Whether the engine should hold the run: from its creation or next operation on, until it is let go."""
         self._leaving = False
         self._reopen_at: float | None = None
+        self._arriving_until = 0.0
+        """Until when no gap is given up, by the loop's clock: what is missing may be behind what came in last, on the same line."""
         self._opened: RunOpened | None = None
         self._arrived: dict[int, _Arrived] = {}
         self._written: list[CheckpointWritten] = []
@@ -83,6 +85,10 @@ class ActiveRun:
         """Journal an operation; the rest happens behind this call."""
         self.want()
         await self.history.submit(seq, make, refused=refused, request=request)
+
+    def note_arriving(self) -> None:
+        """Part of an operation came in: the patience with those that are missing begins anew."""
+        self._arriving_until = asyncio.get_running_loop().time() + self._patience.gap_s
 
     async def result(self, seq: int, timeout_s: float) -> Result | None:
         """The result of an operation, or None while there is none after `timeout_s`."""
@@ -165,6 +171,10 @@ class ActiveRun:
         return self.quiet and (self._place.state == PlaceState.ABSENT or not self._connected)
 
     @property
+    def _gap_due(self) -> float | None:
+        return None if self.history.gap_at is None else max(self.history.gap_at, self._arriving_until)
+
+    @property
     def _connected(self) -> bool:
         return self._place.connection is not None and self._place.connection.open
 
@@ -206,7 +216,7 @@ class ActiveRun:
 
     async def _work_to_do(self) -> None:
         clock = asyncio.get_running_loop().time
-        times = [at for at in (self.history.gap_at, self._reopen_at) if at is not None]
+        times = [at for at in (self._gap_due, self._reopen_at) if at is not None]
         with suppress(TimeoutError):
             # Not wait_for: before Python 3.12 it may swallow the cancellation that `close` waits for.
             async with asyncio.timeout(max(0.0, min(times) - clock()) if times else None):
@@ -222,7 +232,8 @@ class ActiveRun:
             self._place.begin(self._next_connection, ready=self.history.ready)
             self._opened = self._reopen_at = None
         await self._take_opened()
-        await self.history.fill_gap()
+        if self._gap_due is not None and self._gap_due <= asyncio.get_running_loop().time():
+            await self.history.fill_gap()
         if self._connected:
             await self._come_or_go()
             await self._send_next()
@@ -326,7 +337,8 @@ class ActiveRun:
         if seq <= self.history.done:
             result = (await self._journal.result(seq)).result
             if isinstance(result, Failed):
-                return Rejected(message=result.message, category=result.category, effect=effect_of_failure(operation))
+                effect, unbegun = effect_of_failure(operation), result.unbegun
+                return Rejected(message=result.message, category=result.category, effect=effect, unbegun=unbegun)
         return operation
 
     async def _store_state(self, error: str | None) -> None:

@@ -27,14 +27,14 @@ class PlaceState(StrEnum):
 class Place:
     """The engine's side of one run, as far as it is known here."""
 
-    def __init__(self, spec: RunSpec, first_seq: int) -> None:
+    def __init__(self, spec: RunSpec, first_seq: int, project: str) -> None:
         self.state = PlaceState.ABSENT
         self.connection: Connection | None = None
         self.sent = self.answered = first_seq - 1
         """Highest operation sent, and highest one answered, since the run is held."""
         self.refusals = 0
         self.refused: RestorePoint | None = None
-        self._spec = spec
+        self._spec, self._project = spec, project
         self._first_seq = first_seq
         self._opening: RestorePoint | None = None
 
@@ -53,7 +53,7 @@ class Place:
         assert self.connection is not None
         self.state, self._opening = PlaceState.OPENING, restored
         checkpoint, last_seq = (None, self._first_seq - 1) if restored is None else (restored.key, restored.seq)
-        await self.connection.send(OpenRun(spec=self._spec, checkpoint=checkpoint, last_seq=last_seq))
+        await self.connection.send(OpenRun(spec=self._spec, checkpoint=checkpoint, last_seq=last_seq, project=self._project))
 
     def opened(self, error: str | None) -> None:
         """The engine's answer; a run that it held already it may still give up."""

@@ -1,10 +1,15 @@
-"""A run's resumable state as safetensors bytes: masters, both moments, and a header with all that is not a tensor."""
+"""A run's resumable state as safetensors bytes: masters, both moments, and a header with all that is not a tensor.
+
+One that an engine writes by itself may lie between the operations of a step, and then also holds what waits for that step (`Unfinished`): gradients
+as they were gathered, in float32, or why the step will fail.
+"""
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 from blake3 import blake3
+from msgspec import UNSET, UnsetType
 from torch import Tensor
 
 from bloomery.models.tensor_bytes import Packed, pack
@@ -15,7 +20,7 @@ from bloomery.types.errors import Conflict, Corrupt
 from bloomery.types.operations import LoraSpec, RunSpec
 from bloomery.types.wire import Wire
 
-_FIRST, _SECOND = "first/", "second/"
+_FIRST, _SECOND, _GRADIENT = "first/", "second/", "gradient/"
 _HEADER = "bloomery"
 
 
@@ -31,6 +36,31 @@ class Lineage(Wire, frozen=True):
         return self.parent if content == self.content else self.version
 
 
+class Owed(Wire, frozen=True):
+    """An operation that was not begun, and that the next step does not go without: its fingerprint, and its name."""
+
+    fingerprint: str
+    name: str
+
+
+class Unfinished(Wire, frozen=True):
+    """What waits for the next optimizer step, beside the gradients themselves."""
+
+    gradients: bool = False
+    """Whether there are any."""
+    spoiled_by: str | None = None
+    """The failure that the step will report."""
+    owed: tuple[Owed, ...] = ()
+
+    def without(self, fingerprint: str) -> tuple[Owed, ...]:
+        """What is still owed when one such operation came after all."""
+        found = next((number for number, one in enumerate(self.owed) if one.fingerprint == fingerprint), len(self.owed))
+        return self.owed[:found] + self.owed[found + 1 :]
+
+
+NOTHING: Final = Unfinished()
+
+
 class Header(Wire, frozen=True, kw_only=True):
     """What a checkpoint says about itself."""
 
@@ -39,6 +69,8 @@ class Header(Wire, frozen=True, kw_only=True):
     lora: LoraSpec
     step: int
     lineage: Lineage
+    unfinished: Unfinished | UnsetType = UNSET
+    """Not there where nothing waits for a step, as in every checkpoint that a caller asked for."""
     digest: str = ""
     """Over the rest of this header and all tensors, optimizer included."""
 
@@ -50,11 +82,12 @@ class Checkpoint(NamedTuple):
     tensors: Mapping[str, Tensor]
 
 
-def write(base_hash: str, lineage: Lineage, weights: Trainable, adam: AdamW) -> bytes:
+def write(base_hash: str, lineage: Lineage, weights: Trainable, adam: AdamW, unfinished: Unfinished = NOTHING) -> bytes:
     """The bytes of a checkpoint: equal states give equal bytes."""
-    parts = (("", weights.masters), (_FIRST, adam.first), (_SECOND, adam.second))
-    tensors = {f"{prefix}{name}": view for prefix, flat in parts for name, view in weights.named(flat)}
-    header = Header(base_hash=base_hash, lora=weights.spec, step=adam.steps, lineage=lineage)
+    parts = [("", weights.masters), (_FIRST, adam.first), (_SECOND, adam.second), (_GRADIENT, weights.gradients)]
+    tensors = {f"{prefix}{name}": view for prefix, flat in parts[: 3 + unfinished.gradients] for name, view in weights.named(flat)}
+    waits = UNSET if unfinished == NOTHING else unfinished
+    header = Header(base_hash=base_hash, lora=weights.spec, step=adam.steps, lineage=lineage, unfinished=waits)
     sealed = msgspec.structs.replace(header, digest=_seal(header, tensors))
     return pack(tensors, {_HEADER: msgspec.json.encode(sealed, order="sorted").decode()})
 
@@ -81,7 +114,7 @@ def check_fits(header: Header, spec: RunSpec) -> None:
 
 
 def restore(checkpoint: Checkpoint, weights: Trainable, adam: AdamW, *, optimizer: bool) -> None:
-    """Take over the weights and, where asked, the optimizer; else it starts anew."""
+    """Take over the weights and, where asked, the optimizer; else it starts anew. Gradients are none then."""
     for name, master in weights.named(weights.masters):
         master.copy_(checkpoint.tensors[name])
     for prefix, flat in ((_FIRST, adam.first), (_SECOND, adam.second)):
@@ -90,6 +123,12 @@ def restore(checkpoint: Checkpoint, weights: Trainable, adam: AdamW, *, optimize
     adam.steps = checkpoint.header.step if optimizer else 0
     weights.clear_gradients()
     weights.refresh()
+
+
+def restore_gradients(checkpoint: Checkpoint, weights: Trainable) -> None:
+    """Take over the gradients that the checkpoint holds."""
+    for name, gradient in weights.named(weights.gradients):
+        gradient.copy_(checkpoint.tensors[f"{_GRADIENT}{name}"])
 
 
 def _seal(header: Header, tensors: Mapping[str, Tensor]) -> str:

@@ -38,9 +38,19 @@ class Share(NamedTuple):
     """Whether those of rows without loss are wanted."""
 
     @property
+    def exact(self) -> bool:
+        """Whether its log-probabilities are to have the sampler's bits, from whose attention they come then."""
+        return exact_attention(self.loss.exact, self.backward)
+
+    @property
     def rows(self) -> int:
         """Packed rows, padding included."""
         return len(self.packed.tokens_R)
+
+
+def exact_attention(exact_loss: bool, backward: bool) -> bool:
+    """Whether attention is the sampler's: where the loss asks for its bits, and wherever nothing is learned."""
+    return exact_loss or not backward
 
 
 def goes_with(share: Share, other: Share) -> bool:
@@ -141,7 +151,7 @@ def _told(routing: Routing, place: _Place) -> tuple[Tensor, Tensor]:
 def _trunk(decoder: Decoder, places: Sequence[_Place], routing: Routing) -> Trunk:
     """Of all rows."""
     lengths = [length for place in places for length in place.packed.lengths]
-    exact = [place.share.loss.exact or not place.share.backward for place in places for _ in place.packed.lengths]
+    exact = [place.share.exact for place in places for _ in place.packed.lengths]
     attention = PackedAttention(lengths, exact=exact, device=decoder.device)
     tokens_R = torch.cat([place.packed.tokens_R for place in places])
     positions_R = torch.cat([place.packed.positions_R for place in places])

@@ -7,14 +7,17 @@ Shapes: R packed rows, K soft targets per row.
 """
 
 from collections.abc import Generator, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 import torch
+from blake3 import blake3
+from msgspec import UNSET
 
 from bloomery.models.decoder import Decoder
 from bloomery.train import batch, checkpoint, custom, snapshot
-from bloomery.train.checkpoint import Lineage
+from bloomery.train.checkpoint import NOTHING, Lineage, Owed
 from bloomery.train.full import FullParameters
 from bloomery.train.lora import Lora
 from bloomery.train.losses import Loss, find_loss
@@ -25,7 +28,7 @@ from bloomery.train.snapshot import Snapshot
 from bloomery.train.trainable import Trainable, digest
 from bloomery.types.arrays import Array
 from bloomery.types.custom_loss import CustomLoss
-from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, WorkerError, blame
+from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, Unavailable, WorkerError, blame
 from bloomery.types.footprint import trained_parts
 from bloomery.types.operations import (
     AdamParams,
@@ -47,6 +50,7 @@ from bloomery.types.operations import (
     SnapshotResult,
     effect_of_failure,
 )
+from bloomery.types.wire import encode
 
 Done = TypeVar("Done", covariant=True)
 Work = Generator[Share, Computed, Done]
@@ -69,6 +73,14 @@ class Shelf(Protocol):
         ...
 
 
+class State(NamedTuple):
+    """Names what a checkpoint of a run holds: equal states have equal bytes."""
+
+    changes: int
+    unfinished: int
+    """0 where it holds nothing that waits for a step."""
+
+
 class TrainableRun:
     """A run on a base model: an adapter, or (rank 0) all parameters."""
 
@@ -76,12 +88,11 @@ class TrainableRun:
         self.spec = spec
         self._shelf = shelf
         self.weights: Trainable = Lora(decoder, spec.lora) if spec.lora.rank else FullParameters(decoder, spec.lora)
-        self.changes = 0
-        """How often something was changed, or may have been, that a checkpoint holds: while it stays equal, so do the bytes of checkpoints."""
+        self._changes = self._unfinished_changes = 0
+        """How often something was changed, or may have been, that a checkpoint holds: between steps, and beside that within one."""
         self._adam = AdamW(self.weights.masters)
         self._lineage = Lineage(version=spec.base_hash)
-        self._has_gradients = False
-        self._spoiled_by: str | None = None
+        self._unfinished = NOTHING
 
     @property
     def step(self) -> int:
@@ -90,26 +101,39 @@ class TrainableRun:
 
     @property
     def at_rest(self) -> bool:
-        """Whether a checkpoint holds everything: no gradients wait for a step, and no failure has to be reported at the next one."""
-        return not self._has_gradients and self._spoiled_by is None
+        """Whether nothing waits for the next step: no gradients, and no failure that it has to report."""
+        return self._unfinished == NOTHING
+
+    def state(self, *, unfinished: bool) -> State:
+        """What `checkpoint_bytes` would hold."""
+        return State(self._changes, self._unfinished_changes if unfinished and not self.at_rest else 0)
 
     def execute(self, operation: Operation, *, seq: int | None = None) -> Work[Result]:
         """Perform an operation, pausing for each micro-batch; what goes wrong (thrown in, too) is a `Failed` result, never an exception."""
         name = _name(operation) if seq is None else f"{_name(operation)} (seq {seq})"
         try:
             with blame(WorkerError, f"run {self.spec.run_id}"):
-                return (yield from self._perform(operation))
+                result = yield from self._perform(operation)
         except BloomeryError as error:
             self._clear_after_failure(operation, f"{name}: {error.message}")
-            return Failed(message=error.message, category=error.category)
+            return Failed(message=error.message, category=error.category, unbegun=operation.unbegun if isinstance(operation, Rejected) else "")
+        if self._unfinished.owed:
+            self._note_unfinished(owed=self._unfinished.without(fingerprint(operation)))
+        return result
 
-    def checkpoint_bytes(self) -> bytes:
-        """The resumable state as of the last operation after which the run was `at_rest`: gradients and failures since then are not part of it."""
-        return checkpoint.write(self.spec.base_hash, self._lineage, self.weights, self._adam)
+    def checkpoint_bytes(self, *, unfinished: bool = False) -> bytes:
+        """The resumable state as of the last operation after which the run was `at_rest`, or, between two operations, `unfinished` as it is now."""
+        waits = self._unfinished if unfinished else NOTHING
+        return checkpoint.write(self.spec.base_hash, self._lineage, self.weights, self._adam, waits)
 
     def restore(self, data: bytes) -> None:
         """Become the run that wrote these bytes."""
-        self._load(data, "restored", optimizer=True)
+        found = self._load(data, "restored", optimizer=True)
+        if found.header.unfinished is not UNSET:
+            if found.header.unfinished.gradients:
+                checkpoint.restore_gradients(found, self.weights)
+            self._unfinished = found.header.unfinished
+            self._unfinished_changes += 1
 
     def weights_digest(self) -> str:
         """blake3 over names, shapes and values of the fp32 masters."""
@@ -160,8 +184,7 @@ class TrainableRun:
             logprobs += batch.unpack(computed.logprobs_RK, data)
             routing += _told_routing(computed, data, operation)
             if operation.backward:
-                self.weights.gather_gradients()
-                self._has_gradients |= bool(loss.learns(share.packed.inputs).any())
+                self._gather_gradients(share)
         return _with_routing(_result(loss, operation, logprobs), routing)
 
     def _custom_loss(self, operation: ForwardBackward, loss: CustomLoss) -> Work[ForwardBackwardResult]:
@@ -191,13 +214,21 @@ class TrainableRun:
         """Add the gradients of weighted log-probabilities."""
         share = Share(self.weights, batch.pack(data, custom.WEIGHTED), custom.WEIGHTED, True, logprobs=False)
         yield share
+        self._gather_gradients(share)
+
+    def _gather_gradients(self, share: Share) -> None:
+        """Of a share that was computed."""
         self.weights.gather_gradients()
-        self._has_gradients |= bool(custom.WEIGHTED.learns(share.packed.inputs).any())
+        if bool(share.loss.learns(share.packed.inputs).any()):
+            self._note_unfinished(gradients=True)
 
     def _optim_step(self, params: AdamParams) -> OptimStepResult:
-        if self._spoiled_by is not None:
-            raise Conflict(f"no step was taken and the gradients were cleared, because an earlier operation failed: {self._spoiled_by}")
-        self.changes += 1
+        if self._unfinished.spoiled_by is not None:
+            raise Conflict(f"no step was taken and the gradients were cleared, because an earlier operation failed: {self._unfinished.spoiled_by}")
+        if self._unfinished.owed:
+            lacks = f"an earlier operation was not begun and did not come again ({self._unfinished.owed[0].name})"
+            raise Unavailable(f"no step was taken and the gradients were cleared, because {lacks}: send this step's operations again")
+        self._changes += 1
         norm = self._adam.step(self.weights.masters, self.weights.gradients, params)
         self.weights.refresh()
         self._clear_gradients()
@@ -212,31 +243,44 @@ class TrainableRun:
         published = self.snapshot(template_hash)._replace(probe=answer_probe(self.weights))
         result = self._shelf.publish(published)
         before, self._lineage = self._lineage, Lineage(version=result.version, content=snapshot.content(published.data), parent=published.parent)
-        self.changes += self._lineage != before
+        self._changes += self._lineage != before
         return result
 
-    def _load(self, data: bytes, key: str, *, optimizer: bool) -> None:
+    def _load(self, data: bytes, key: str, *, optimizer: bool) -> checkpoint.Checkpoint:
         found = checkpoint.read(data, key)
         checkpoint.check_fits(found.header, self.spec)
-        self.changes += 1
+        self._changes += 1
         checkpoint.restore(found, self.weights, self._adam, optimizer=optimizer)
         self._lineage = found.header.lineage
-        self._spoiled_by = None
         self._clear_gradients()
+        return found
 
     def _clear_gradients(self) -> None:
+        """And all that waited for a step with them."""
         self.weights.clear_gradients()
-        self._has_gradients = False
+        self._unfinished = NOTHING
+
+    def _note_unfinished(self, **changes: Any) -> None:
+        self._unfinished = msgspec.structs.replace(self._unfinished, **changes)
+        self._unfinished_changes += 1
 
     def _clear_after_failure(self, operation: Operation, culprit: str) -> None:
         effect = effect_of_failure(operation)
+        if isinstance(operation, Rejected) and operation.unbegun:
+            if effect == "spoil":
+                self._note_unfinished(owed=(*self._unfinished.owed, Owed(fingerprint=operation.unbegun, name=culprit)))
+            return
         if effect == "none":
             return
+        spoiled_by = self._unfinished.spoiled_by or culprit
         self._clear_gradients()
-        if effect == "clear":
-            self._spoiled_by = None
-        elif self._spoiled_by is None:
-            self._spoiled_by = culprit
+        if effect == "spoil":
+            self._note_unfinished(spoiled_by=spoiled_by)
+
+
+def fingerprint(operation: Operation) -> str:
+    """The same for an operation that is sent again."""
+    return blake3(encode(operation)).hexdigest()[:32]
 
 
 def _result(loss: Loss, operation: ForwardBackward, logprobs: list[np.ndarray]) -> ForwardBackwardResult:

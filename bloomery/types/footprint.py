@@ -9,14 +9,16 @@ HELD_BYTES: Final = 16
 """Per trained parameter, all in fp32: the master, its gradient, and both moments of the optimizer."""
 PASS_BYTES: Final = 4
 """Per trained parameter: what the forward computes with, where that is not the master itself, and the gradient that a backward leaves there."""
-CHECKPOINT_BYTES: Final = 12
-"""Per trained parameter, while a checkpoint is written: the master and both moments."""
+COPY_BYTES: Final = 2
+"""Per trained parameter: of that, what stays between two passes."""
+CHECKPOINT_BYTES: Final = 16
+"""Per trained parameter, while a checkpoint is written between two passes: the master, both moments, and the gradient where that waits for a step."""
 PARTS: Final = ("attn", "mlp", "unembed")
 
 
 def full_run_bytes(trained_parameters: int) -> int:
     """At the most, beside the base model and the activations of a micro-batch, in every compute dtype."""
-    return trained_parameters * (HELD_BYTES + PASS_BYTES + CHECKPOINT_BYTES)
+    return trained_parameters * (HELD_BYTES + max(PASS_BYTES, COPY_BYTES + CHECKPOINT_BYTES))
 
 
 def check_room(trained_parameters: int, free_bytes: int) -> None:

@@ -126,6 +126,8 @@ class Rejected(Wire, frozen=True, tag="rejected"):
     message: str
     category: Literal["user", "server"] = "user"
     effect: Effect = "spoil"
+    unbegun: str = ""
+    """As in `Failed`; then it has no effect but that."""
 
 
 Operation = ForwardBackward | OptimStep | SaveCheckpoint | SaveSnapshot | LoadCheckpoint | Rejected
@@ -187,11 +189,14 @@ class LoadResult(Wire, frozen=True, tag="load"):
     step: int
 
 
-class Failed(Wire, frozen=True, tag="failed"):
+class Failed(Wire, frozen=True, tag="failed", omit_defaults=True):
     """The operation did not happen; the message says what to change."""
 
     message: str
     category: Literal["user", "server"]
+    unbegun: str = ""
+    """Fingerprint of one that was not begun, because others held the memory: gradients stay as they were. Where it would have changed them, the next
+    step fails unless the same operation came again before."""
 
 
 Result = ForwardBackwardResult | OptimStepResult | CheckpointResult | SnapshotResult | LoadResult | Failed

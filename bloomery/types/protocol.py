@@ -43,6 +43,8 @@ class OpenRun(Wire, frozen=True, tag="open_run"):
     spec: RunSpec
     checkpoint: str | None
     last_seq: int
+    project: str = ""
+    """Whose it is: projects take turns, and within each its runs."""
 
 
 class Execute(Wire, frozen=True, tag="execute"):

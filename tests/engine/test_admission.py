@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from bloomery.engine.admission import adapter_bytes, adapter_refusal, pass_bytes, refusal, shared_pass_bytes
-from bloomery.engine.hosted import HostedRun
+from bloomery.engine.admission import adapter_bytes, adapter_refusal, held_bytes, lack, operation_need, pass_bytes, shared_pass_bytes
+from bloomery.engine.hosted import CheckpointAfter, HostedRun
 from bloomery.engine.ledger import Ledger
+from bloomery.engine.memory import Memory
 from bloomery.engine.training import Training
 from bloomery.train.batch import pack
 from bloomery.train.lora import Lora
@@ -144,14 +145,24 @@ def test_a_longer_sequence_and_more_targets_need_more():
     assert needed(800, 4000) - needed(800, 1) > 800 * 3999 * 4
 
 
-def test_the_refusal_names_the_sequence_and_both_figures():
-    model = builders.decoder()
-    operation = learn(supervised([10, 700, 20]))
-    assert refusal(operation, model, 512, 1 << 40) is None
-    message = refusal(operation, model, 512, 1_000_000)
-    assert message is not None
-    assert "longest sequence 700 tokens" in message
-    assert "0.0 GB are free: send shorter sequences" in message
+def memory(free: int, whole: int = 1 << 40) -> Memory:
+    return Memory(lambda device: free, lambda device: whole)
+
+
+def test_what_would_not_fit_into_an_idle_engine_is_told_apart_from_what_does_not_fit_now():
+    weights = builders.run().weights
+    need = operation_need(learn(supervised([10, 700, 20])), weights, 512)
+    assert need is not None
+    assert lack(need, weights, memory(need.bytes)) is None
+    whole = need.bytes + held_bytes(weights)
+    now, for_ever = (lack(need, weights, memory(need.bytes - 1, size)) for size in (whole, whole - 1))
+    assert now is not None
+    assert for_ever is not None
+    assert (now.for_ever, for_ever.for_ever) == (False, True)
+    assert "longest sequence 700 tokens" in now.message
+    assert now.message.endswith("of memory, 0.3 GB are free")
+    assert "longest sequence 700 tokens" in for_ever.message
+    assert for_ever.message.endswith("an engine that does nothing else has 0.3 GB for it: send shorter sequences or fewer soft targets")
 
 
 @pytest.mark.parametrize("experts", [False, True])
@@ -170,17 +181,19 @@ def test_what_an_adapter_holds_is_foreseen_and_one_that_does_not_fit_is_refused(
 
 def test_what_cannot_fit_fails_as_the_callers_error_and_its_replay_is_not_judged_again(tmp_path):
     sent: list[OperationDone] = []
-    free = iter([0, 1 << 40])
-    training = Training(Ledger(tmp_path / "a.in-hand"), sent.append, pass_rows=512, free=lambda device: next(free))
-    training.hold(HostedRun(builders.run(), lambda key, data: None, last_seq=-1, checkpoint_after_s=1e9))
+    free = iter([0] + [1 << 40] * 3)
+    judging = Memory(lambda device: next(free), lambda device: 1 << 20)
+    training = Training(Ledger(tmp_path / "a.in-hand"), sent.append, pass_rows=512, memory=judging)
+    training.hold(HostedRun(builders.run(), lambda key, data: None, last_seq=-1, checkpoint_after=CheckpointAfter()))
     operations = [learn(supervised([30])), step(), learn(supervised([30])), step()]
-    for seq, operation in enumerate([*operations, learn(supervised([9]))]):
-        training.runs["run-1"].receive(Execute(run_id="run-1", seq=seq, operation=operation, replay=seq == 4))
+    for seq, operation in enumerate([*operations, learn(supervised([9])), step()]):
+        training.runs["run-1"].receive(Execute(run_id="run-1", seq=seq, operation=operation, replay=seq >= 4))
     while training.take_turn(begin=True):
         pass
     results = [done.result for done in sent]
-    # The third judgement would find the iterator empty.
-    assert [type(result) for result in results] == [Failed, Failed, ForwardBackwardResult, OptimStepResult, ForwardBackwardResult]
+    # The fifth judgement would find the iterator empty.
+    learned = [ForwardBackwardResult, OptimStepResult]
+    assert [type(result) for result in results] == [Failed, Failed, *learned, *learned]
     assert results[0].category == "user"
 
 
@@ -190,9 +203,9 @@ def test_runs_share_a_pass_only_where_memory_has_room_for_all_of_it(tmp_path):
     def first_pass(free: int) -> list[str]:
         """Whose operations are done after the first turn."""
         sent: list[OperationDone] = []
-        training = Training(Ledger(tmp_path / "a.in-hand"), sent.append, pass_rows=1024, free=lambda device: free)
+        training = Training(Ledger(tmp_path / "a.in-hand"), sent.append, pass_rows=1024, memory=memory(free))
         for run_id, length in lengths.items():
-            training.hold(HostedRun(builders.run(model, run_id=run_id), lambda key, data: None, last_seq=-1, checkpoint_after_s=1e9))
+            training.hold(HostedRun(builders.run(model, run_id=run_id), lambda key, data: None, last_seq=-1, checkpoint_after=CheckpointAfter()))
             training.runs[run_id].receive(Execute(run_id=run_id, seq=0, operation=learn(supervised([length]))))
         training.take_turn(begin=True)
         first = [done.run_id for done in sent]

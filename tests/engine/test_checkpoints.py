@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bloomery.client import Client
-from bloomery.engine.hosted import HostedRun
+from bloomery.engine.hosted import CheckpointAfter, HostedRun
 from bloomery.recipes.sft import datum
 from bloomery.store.journal import Journal
 from bloomery.train.passes import compute
@@ -23,13 +23,24 @@ FORWARD = builders.learn(builders.supervised([9]), backward=False)
 LESSON = [builders.learn(builders.supervised([9])), builders.step()]
 
 
+NEVER_FOR_BYTES = CheckpointAfter(bytes=1 << 40)
+
+
 class Hosted:
     """A run in an engine whose clock says that every pass took so many seconds; `written` is what reached the disk."""
 
-    def __init__(self, *, pass_s: float = 6.0, run: TrainableRun | None = None, last_seq: int = -1, restored: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        pass_s: float = 6.0,
+        run: TrainableRun | None = None,
+        last_seq: int = -1,
+        restored: str | None = None,
+        after: CheckpointAfter = NEVER_FOR_BYTES,
+    ) -> None:
         self.written: dict[str, bytes] = {}
         self.run = builders.run() if run is None else run
-        self.hosted = HostedRun(self.run, self.written.__setitem__, last_seq=last_seq, checkpoint_after_s=10.0, restored=restored)
+        self.hosted = HostedRun(self.run, self.written.__setitem__, last_seq=last_seq, checkpoint_after=after, restored=restored)
         self._pass_s, self._seq = pass_s, last_seq
 
     def execute(self, operations: Iterable[Operation]) -> list[CheckpointWritten]:
@@ -80,10 +91,12 @@ def test_a_step_that_fails_leaves_a_state_that_can_be_written():
     assert again.weights_digest() == one.run.weights_digest()
 
 
-def test_nothing_is_durable_while_gradients_wait_for_a_step():
+def test_a_checkpoint_waits_a_while_for_the_step_behind_which_it_is_smaller():
     one = Hosted(pass_s=11.0)
-    assert one.execute([LESSON[0], FORWARD, FORWARD]) == []
-    assert [written.seq for written in one.execute([LESSON[1]])] == [3]
+    assert one.execute([LESSON[0]]) == []
+    between, behind = *one.execute([FORWARD]), *one.execute([FORWARD, LESSON[1]])
+    assert (between.seq, behind.seq) == (1, 3)
+    assert len(one.written[between.key]) > 1.25 * len(one.written[behind.key])
 
 
 def test_a_run_that_was_restored_goes_on_from_the_blob_it_was_restored_from():

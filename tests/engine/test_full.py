@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from bloomery.engine.hosted import HostedRun
+from bloomery.engine.hosted import CheckpointAfter, HostedRun
 from bloomery.sync.manifest import Manifest
 from bloomery.train.passes import compute
 from bloomery.types.arrays import Array
@@ -154,7 +154,7 @@ def test_a_checkpoint_that_takes_long_to_write_is_written_the_more_rarely(monkey
     def write(key: str, data: bytes) -> None:
         now[0] += 3.0
 
-    hosted = HostedRun(builders.run(rank=0), write, last_seq=-1, checkpoint_after_s=10.0)
+    hosted = HostedRun(builders.run(rank=0), write, last_seq=-1, checkpoint_after=CheckpointAfter())
 
     def due_after(seq: int, compute_s: float) -> bool:
         hosted.receive(Execute(run_id="run-1", seq=2 * seq, operation=builders.learn(builders.supervised([9]))))

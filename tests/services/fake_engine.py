@@ -21,6 +21,7 @@ from bloomery.types.generation import (
     NO_LOGPROB,
     Abort,
     Generate,
+    GenerateFailed,
     PromptFound,
     PromptRouted,
     PromptScored,
@@ -205,6 +206,10 @@ class FakeEngine:
             pass
         finally:
             writer.close()
+
+    def fail(self, request: Generate, message: str) -> None:
+        """Say of a request that is in hand that it failed; on the loop of the fake."""
+        self._post(SamplerEvents(events=(GenerateFailed(request_id=request.request_id, message=message, category="server"),)))
 
     def _post(self, message: FromEngine) -> None:
         if self._writer is not None and not self._writer.is_closing():

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bloomery.models.decoder import Decoder
+from bloomery.models.tensor_bytes import Packed
 from bloomery.train.checkpoint import Lineage
 from bloomery.types.errors import Conflict, Corrupt
 from bloomery.types.operations import CheckpointResult, Failed, LoadResult, SaveCheckpoint, SaveSnapshot
@@ -67,6 +68,60 @@ def test_a_run_restored_anywhere_ends_with_the_same_bits(rank, cut):
     assert train(restored, HISTORY[done:]) == results[done:], "results, versions included, are those of the undisturbed run"
     assert restored.weights_digest() == digest
     assert restored.checkpoint_bytes() == state
+
+
+@pytest.mark.parametrize("rank", RANKS)
+@settings(max_examples=12, deadline=None)
+@given(cut=st.integers(0, len(HISTORY)))
+def test_a_run_restored_from_between_the_operations_of_a_step_ends_with_the_same_bits_and_computes_none_again(rank, cut):
+    results, digest, state = undisturbed(rank)
+    trained = builders.run(MODEL, rank=rank)
+    train(trained, HISTORY[:cut])
+    restored = builders.run(MODEL, rank=rank)
+    restored.restore(trained.checkpoint_bytes(unfinished=True))
+    assert restored.at_rest == trained.at_rest
+    assert restored.checkpoint_bytes(unfinished=True) == trained.checkpoint_bytes(unfinished=True)
+    assert train(restored, HISTORY[cut:]) == results[cut:]
+    assert restored.weights_digest() == digest
+    assert restored.checkpoint_bytes() == state
+
+
+def test_only_gradients_that_wait_and_only_where_asked_make_a_checkpoint_larger(model):
+    shelf = builders.MemoryShelf()
+    trained = builders.run(model, shelf)
+    train(trained, HISTORY[:3])
+    behind_a_step = trained.checkpoint_bytes(unfinished=True)
+    assert behind_a_step == trained.checkpoint_bytes()
+    train(trained, [HISTORY[3], SaveCheckpoint(key="named")])
+    between = trained.checkpoint_bytes(unfinished=True)
+    # What a caller saves is as of the last step, to the bit.
+    assert shelf.blobs["named"] == behind_a_step
+    names = set(Packed(between)) - set(Packed(behind_a_step))
+    assert names == {f"gradient/{name}" for name, _ in trained.weights.named(trained.weights.gradients)}
+    trained.weights.clear_gradients()
+    trained.restore(between)
+    assert trained.checkpoint_bytes(unfinished=True) == between
+
+
+def test_states_are_named_apart_as_their_bytes_are(model):
+    trained = builders.run(model)
+    known = {}
+    for operation in (*HISTORY[:9], learn(supervised([9]), backward=False), learn(()), learn(supervised([9])), step()):
+        for unfinished in (False, True):
+            data = trained.checkpoint_bytes(unfinished=unfinished)
+            assert known.setdefault(trained.state(unfinished=unfinished), data) == data
+        finish(trained, operation)
+    assert len(set(known.values())) == len(known)
+
+
+def test_a_named_checkpoint_loads_without_what_waits_for_a_step_in_an_automatic_one(model):
+    shelf = builders.MemoryShelf()
+    trained, other = builders.run(model, shelf), builders.run(model, shelf)
+    train(trained, HISTORY[:4])
+    shelf.write("automatic", trained.checkpoint_bytes(unfinished=True))
+    finish(other, load("automatic"))
+    assert other.at_rest
+    assert not other.weights.gradients.any()
 
 
 @pytest.mark.parametrize("rank", RANKS)
