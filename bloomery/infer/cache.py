@@ -17,8 +17,8 @@ from torch import Tensor
 
 from bloomery.infer.plan import LEAST_SHARED, Kept, Sample, Stem, Stretch, in_common
 from bloomery.infer.states import Beginning, States
-from bloomery.models.attention import KEY_PAD, pad_to
 from bloomery.models.config import DecoderConfig
+from bloomery.models.pads import KEY_PAD, pad_to
 
 MAX_KEPT: Final = 256
 """Sequences: every newcomer is compared with those whose head is its own."""

@@ -15,9 +15,10 @@ from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
 from bloomery.models.adapters import UNEMBED, AdapterRows
-from bloomery.models.attention import PackedAttention, packed_positions, packed_starts
+from bloomery.models.attention import PackedAttention
 from bloomery.models.head import token_logprobs
 from bloomery.models.numerics import Form
+from bloomery.models.pads import packed_positions, packed_starts
 from bloomery.types.batching import rows_at_once
 from bloomery.types.fidelity import Prompt, Sampled, answers, request
 from bloomery.types.generation import SamplerEvent, Weights

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from bloomery.models.attention import KEY_PAD, ROW_PAD, pad_to
+from bloomery.models.pads import KEY_PAD, ROW_PAD, pad_to
 from bloomery.types.generation import Priority
 
 CLASSES: Final[tuple[Priority, ...]] = get_args(Priority)

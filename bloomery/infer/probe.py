@@ -18,9 +18,9 @@ from bloomery.infer.plan import Sample, Stem
 from bloomery.infer.runner import Feed, Runner
 from bloomery.infer.scoring import Question
 from bloomery.infer.versions import Model
-from bloomery.models.attention import packed_starts
 from bloomery.models.decoder import Decoder
 from bloomery.models.numerics import Form
+from bloomery.models.pads import packed_starts
 from bloomery.types.errors import Corrupt
 from bloomery.types.generation import SamplingParams
 from bloomery.types.probe import PREFILLED, Floats, ProbeAnswer, Sides, judge, logprob_bytes, logprobs_of, probe_tokens, rounding

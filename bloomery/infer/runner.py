@@ -20,11 +20,11 @@ from bloomery.infer.recorded import RecordedSteps
 from bloomery.infer.scoring import PromptScores, Question, answer, chunk_rows, joined
 from bloomery.infer.versions import Model
 from bloomery.models.adapters import UNEMBED, AdapterRows, Bank, Factors, FusedAdapter
-from bloomery.models.attention import ROW_PAD, pad_to
 from bloomery.models.decoder import Decoder, Wanted
 from bloomery.models.experts import Routing
 from bloomery.models.head import HeadRows, logits, logsumexp, pooled_logits
 from bloomery.models.numerics import Form
+from bloomery.models.pads import ROW_PAD, pad_to
 
 
 class Feed(NamedTuple):

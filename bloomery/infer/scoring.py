@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bloomery.infer.sampling import Floats, Integers, draw_alternatives
-from bloomery.models.attention import ROW_PAD
 from bloomery.models.head import logsumexp
+from bloomery.models.pads import ROW_PAD
 from bloomery.types.generation import SamplingParams
 
 _CHUNK_BYTES: Final = 32 << 20

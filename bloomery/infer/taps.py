@@ -18,12 +18,13 @@ from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
 from bloomery.models.adapters import AdapterRows
-from bloomery.models.attention import Attention, packed_starts
+from bloomery.models.attention import Attention
 from bloomery.models.block import Block
 from bloomery.models.decoder import Decoder, Wanted
 from bloomery.models.experts import Routing
 from bloomery.models.numerics import Form
 from bloomery.models.packed import pack
+from bloomery.models.pads import packed_starts
 from bloomery.types.fidelity import Prompt, answers, request
 from bloomery.types.generation import SamplerEvent, Weights
 

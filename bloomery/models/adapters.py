@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from bloomery.models import native
-from bloomery.models.attention import pad_to
 from bloomery.models.config import DecoderConfig
 from bloomery.models.names import projections
+from bloomery.models.pads import pad_to
 from bloomery.models.products import linear, product, rows_gradient
 
 RANK_PAD = 16
@@ -315,6 +315,11 @@ class _AdaptedLinear(torch.autograd.Function):
         grad_RI = rows_gradient(grad_RO, weight_OI) if ctx.needs_input_grad[0] else None
         grad_flat: list[Tensor] = []
         for team, low_Rr, members in zip(teams, saved, _members(teams, saved[len(teams) :]), strict=False):
+            if native.multiplies(grad_RO, input_RI):
+                own_grad_RI = None if grad_RI is None else grad_RI[team.rows]
+                pairs = native.update_gradients(grad_RO[team.rows], input_RI[team.rows], low_Rr, members, own_grad_RI)
+                grad_flat += [grad for pair in pairs for grad in pair]
+                continue
             (a_MrI, b_MOr), low_MNr, grad_MNO = _stack(members), low_Rr.unflatten(0, (team.members, -1)), team.of(grad_RO)
             grad_low_MNr = torch.bmm(grad_MNO, b_MOr)
             if grad_RI is not None:

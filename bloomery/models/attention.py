@@ -2,7 +2,6 @@
 
 Shapes: R packed rows, P places (rows regrouped by padded length), H query heads, K key/value heads, E head dimension, B sequences of a group,
 L padded length, S keys; X numbers of a row that a state's chunk holds, I numbers that a row reads of it.
-A sequence of n tokens occupies `pad_to(n, ROW_PAD)` rows, so every sequence starts at a multiple of `ROW_PAD`.
 """
 
 from bisect import bisect_left
@@ -16,12 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bloomery.models import native
+from bloomery.models.pads import KEY_PAD, ROW_PAD, packed_starts, pad_to
 from bloomery.models.recurrent import Chunks, Recurrence, SequenceRows, packed_scan
-
-ROW_PAD = 4
-"""Matrix products give a row the same bits for any number of rows that is a multiple of this."""
-KEY_PAD = 512
-"""Attention gives a query the same bits for any number of keys that is a multiple of this (the CPU kernel's key block)."""
 
 _LENGTH_LADDER = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
 
@@ -39,24 +34,6 @@ class Attention(Protocol):
     def recur(self, place: int, mixer: Recurrence, rows_RX: Tensor) -> Tensor:
         """What every row reads of its own chunk and of the state before it [R, I]."""
         ...
-
-
-def pad_to(count: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is at least `count`."""
-    return -(-count // multiple) * multiple
-
-
-def packed_starts(lengths: Sequence[int]) -> list[int]:
-    """First row of each sequence, and the total number of rows at the end."""
-    starts = [0]
-    for length in lengths:
-        starts.append(starts[-1] + pad_to(length, ROW_PAD))
-    return starts
-
-
-def packed_positions(lengths: Sequence[int]) -> Tensor:
-    """Position of every packed row in its sequence [R]; pad rows count on."""
-    return torch.cat([torch.arange(pad_to(length, ROW_PAD)) for length in lengths])
 
 
 class _Group(NamedTuple):
@@ -91,7 +68,7 @@ class PackedAttention:
         if native.attends(q_RHE, k_RKE, v_RKE):
             if not torch.is_grad_enabled():
                 return native.attend(q_RHE, k_RKE, v_RKE, self._spans, window)[0]
-            attended_RHE: Tensor = _Attend.apply(q_RHE, k_RKE, v_RKE, self, window)  # type: ignore[no-untyped-call]
+            attended_RHE: Tensor = _NativeAttend.apply(q_RHE, k_RKE, v_RKE, self._spans, window)  # type: ignore[no-untyped-call]
             return attended_RHE
         placed = (_ToPlaces.apply(tensor, self._order) for tensor in (q_RHE, k_RKE, v_RKE))  # type: ignore[no-untyped-call]
         # Split, whose backward writes every gradient once, where that of a slice fills the whole with zeros first.
@@ -108,28 +85,6 @@ class PackedAttention:
             sequences = [SequenceRows(start, pad_to(length, ROW_PAD)) for start, length in zip(starts, self._lengths, strict=False)]
             self._chunks = Chunks(sequences, starts[-1], mixer.config, rows_RX.device, tails=False)
         return packed_scan(mixer, rows_RX, self._chunks)
-
-    def forward_with_logs(self, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-        """By the native kernel, with the logarithms [R, H] that `backward` takes."""
-        out_RHE, logs_RH = native.attend(q_RHE, k_RKE, v_RKE, self._spans, window, logged=True)
-        assert logs_RH is not None
-        return out_RHE, logs_RH
-
-    def backward(self, grad_RHE: Tensor, saved: Sequence[Tensor], window: int | None) -> list[Tensor]:
-        """What reaches queries, keys and values, from `saved`: these, what they gave and the logarithms. No sampler computes it, so torch does."""
-        # Pads are behind every query that counts, and theirs gather nothing.
-        placed = [grad_RHE.index_select(0, self._order.row_of_place_P).index_fill_(0, self._order.pads, 0.0)]
-        placed += [tensor.index_select(0, self._order.row_of_place_P) for tensor in saved]
-        by_group = zip(*(tensor.split(self._places) for tensor in placed), strict=True)
-        parts = [self._group_gradients(group, tensors, window) for group, tensors in zip(self._groups, by_group, strict=True)]
-        return [torch.cat(columns).index_select(0, self._order.place_of_row_R) for columns in zip(*parts, strict=True)]
-
-    def _group_gradients(self, group: _Group, tensors: Sequence[Tensor], window: int | None) -> list[Tensor]:
-        windowed = window is not None and window < group.length
-        mask = self._mask(group.length, group.length, window, tensors[0]) if windowed else None
-        by_sequence = [tensor.unflatten(0, (-1, group.length)).transpose(1, 2) for tensor in tensors]
-        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(*by_sequence, 0.0, not windowed, attn_mask=mask)
-        return [grad_BNLE.transpose(1, 2).flatten(0, 1) for grad_BNLE in grads]
 
     def _attend(self, group: _Group, q_PHE: Tensor, k_PKE: Tensor, v_PKE: Tensor, window: int | None) -> Tensor:
         q_BHLE, k_BKLE, v_BKLE = (tensor.unflatten(0, (-1, group.length)).transpose(1, 2) for tensor in (q_PHE, k_PKE, v_PKE))
@@ -149,19 +104,18 @@ class PackedAttention:
         return self._masks[name]
 
 
-class _Attend(torch.autograd.Function):
-    """The native kernel, and torch's backward."""
-
+class _NativeAttend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, attention: PackedAttention, window: int | None) -> Tensor:
-        out_RHE, logs_RH = attention.forward_with_logs(q_RHE, k_RKE, v_RKE, window)
-        ctx.attention, ctx.window = attention, window
+    def forward(ctx: Any, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, spans: native.Spans, window: int | None) -> Tensor:
+        out_RHE, logs_RH = native.attend(q_RHE, k_RKE, v_RKE, spans, window, logged=True)
+        assert logs_RH is not None
+        ctx.spans, ctx.window = spans, window
         ctx.save_for_backward(q_RHE, k_RKE, v_RKE, out_RHE, logs_RH)
         return out_RHE
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *ctx.attention.backward(grads[0], ctx.saved_tensors, ctx.window), None, None
+        return *native.attend_backward(grads[0], ctx.saved_tensors, ctx.spans, ctx.window), None, None
 
 
 class _Order(NamedTuple):

@@ -123,7 +123,7 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden_RD, head_VD, targets_RK, *flat = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden_RD)
-        grad_head = torch.zeros(head_VD.shape, dtype=torch.float32, device=head_VD.device) if ctx.needs_input_grad[1] else None
+        grad_head: Tensor | None = None
         grad_flat = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in flat]
         for chunk, kept in zip(_chunks(ctx.layout, _chunk_rows(head_VD.shape[0])), ctx.kept, strict=True):
             rows = slice(chunk[0].start, chunk[-1].stop)
@@ -136,8 +136,8 @@ class _TokenLogprobs(torch.autograd.Function):
             for piece in chunk:
                 if piece.number is not None:
                     _add_factor_gradients(piece, grad_RV[piece.start - rows.start : piece.stop - rows.start], hidden_RD, flat, grad_hidden, grad_flat)
-            if grad_head is not None:
-                _add_product(grad_head, grad_RV, hidden_RD[rows])
+            if ctx.needs_input_grad[1]:
+                grad_head = _product_added(grad_head, grad_RV, hidden_RD[rows])
         casts = (grad.to(like.dtype) for grad, like in zip(grad_flat, flat, strict=True))
         return grad_hidden, None if grad_head is None else grad_head.to(head_VD.dtype), None, None, *casts
 
@@ -154,11 +154,11 @@ def _uncapped(grad_RV: Tensor, logits_RV: Tensor, softcap: float | None) -> Tens
     return grad_RV if softcap is None else grad_RV.mul_(1 - (logits_RV / softcap).square_())
 
 
-def _add_product(sum_VD: Tensor, grad_RV: Tensor, hidden_RD: Tensor) -> None:
-    if grad_RV.dtype == sum_VD.dtype:
-        sum_VD.addmm_(grad_RV.t(), hidden_RD)
-    else:
-        sum_VD += (grad_RV.t() @ hidden_RD).float()
+def _product_added(sum_VD: Tensor | None, grad_RV: Tensor, hidden_RD: Tensor) -> Tensor:
+    """`grad.T @ hidden` in float32, beside what there is, which may be overwritten."""
+    if sum_VD is None:
+        return (grad_RV.t() @ hidden_RD).float()
+    return sum_VD.addmm_(grad_RV.t(), hidden_RD) if grad_RV.dtype == sum_VD.dtype else sum_VD.add_(grad_RV.t() @ hidden_RD)
 
 
 def _add_factor_gradients(

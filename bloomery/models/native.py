@@ -21,6 +21,7 @@ from bloomery.models.compiled import FLOAT as _F
 from bloomery.models.compiled import INTEGER as _I
 from bloomery.models.compiled import POINTER as _P
 from bloomery.models.compiled import Compiled
+from bloomery.models.pads import pad_to
 from bloomery.models.program import current_recorder
 from bloomery.obs.machine import processor_flags
 
@@ -30,14 +31,19 @@ _LANES: Final = 8
 """Values that are computed together."""
 _TOGETHER: Final = 16
 """Queries whose scores are in the cache at a time, where a group of heads has no more."""
+_QUERIES: Final = 48
+"""Queries whose gradients are computed with the same keys."""
 _PANEL: Final = 32
 """Outputs of a product that lie side by side."""
+_GROUP_FLOATS: Final = 1 << 17
+"""Of the panels that a thread keeps in its cache while it multiplies rows with them."""
 _LIBRARY: Final = Compiled(
     "native",
     Path(__file__).with_name("kernels"),
     {
         "rms_norm": (_P, _P, _P, _I, _I, _P, _I, _I, _I, _F),
         "rms_norm_backward": (_P, _P, _P, _I, _I, _P, _P, _I, _I, _I),
+        "rms_norm_weight_gradient": (_P, _P, _P, _I, _I, _P, _I, _I, _I),
         "add": (_P, _P, _P, _I, _I, _I),
         "rotate": (_P, _P, _I, _I, _P, _P, _F, _I, _I, _I),
         "swiglu": (_P, _P, _I, _I),
@@ -47,15 +53,21 @@ _LIBRARY: Final = Compiled(
         "invert": (_P, _P, _P, _P, _I, _I, _I),
         "draw": (_P, _P, _P, _P, _P, _P, _I, _I),
         "attend": (_P, _P, _P, _I, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, _P, _I),
+        "attend_backward": (_P, _P, _P, _P, _P, _I, _I, _P, _I, _I, _P, _I, _I, _P, _P, _P, _I, _I, _I, _I, _I, _P, _I, _I),
         "keep": (_P, _P, _P, _I, _I, _P, _I, _I, _I),
         "product": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _I, _I),
-        "product_unpacked": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _P, _I),
+        "product_unpacked": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _P, _I, _I),
+        "product_of_rows": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _P, _I, _I),
         "pack": (_P, _P, _I, _I, _I, _I),
         "add_updates": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _I),
+        "update_gradients": (_P, _I, _P, _I, _P, _I, _P, _P, _I, _I, _I, _I, _I, _P, _P, _I),
         "run": (_P, _I),
     },
     # Contracted products and sums would have other bits on processors that have them.
-    flags=("-ffp-contract=off", "-fno-math-errno", "-fopenmp", f"-DBLOCK={_BLOCK}", f"-DTOGETHER={_TOGETHER}", f"-DPANEL={_PANEL}"),
+    flags=(
+        *("-ffp-contract=off", "-fno-math-errno", "-fopenmp"),
+        *(f"-D{name}={value}" for name, value in {"BLOCK": _BLOCK, "TOGETHER": _TOGETHER, "QUERIES": _QUERIES, "PANEL": _PANEL}.items()),
+    ),
     instead="torch",
 )
 
@@ -86,7 +98,7 @@ def pack(weight_OI: Tensor) -> Tensor:
     """A matrix in the order in which it is multiplied with [P, I, W], zeros behind the last output."""
     weight_OI = _rows(weight_OI)
     outputs, inputs = weight_OI.shape
-    panels_PIW = _floats(-(-outputs // _PANEL), inputs, _PANEL)
+    panels_PIW = _floats(pad_to(outputs, _PANEL) // _PANEL, inputs, _PANEL)
     _call("pack", panels_PIW.data_ptr(), weight_OI.data_ptr(), weight_OI.stride(0), outputs, inputs, torch.get_num_threads())
     return panels_PIW
 
@@ -112,14 +124,25 @@ def product(x_RI: Tensor, panels_PIW: Tensor, outputs: int) -> Tensor:
 
 def product_unpacked(x_RI: Tensor, weight_OI: Tensor) -> Tensor:
     """The same bits with a plain matrix, which is packed a panel at a time."""
-    x_RI, weight_OI = _rows(x_RI), _rows(weight_OI)
-    (rows, inputs), outputs, threads = x_RI.shape, len(weight_OI), torch.get_num_threads()
-    assert weight_OI.shape[1] == inputs
-    out_RO, scratch = _floats(rows, outputs), _floats(threads, _PANEL * inputs)
+    return _product("product_unpacked", x_RI, weight_OI, len(weight_OI))
+
+
+def product_of_rows(x_RI: Tensor, weight_IO: Tensor) -> Tensor:
+    """Rows times a plain matrix whose rows are the inputs, with the same promise."""
+    return _product("product_of_rows", x_RI, weight_IO, weight_IO.shape[1])
+
+
+def _product(kernel: str, x_RI: Tensor, weight: Tensor, outputs: int) -> Tensor:
+    x_RI, weight = _rows(x_RI), _rows(weight)
+    (rows, inputs), threads = x_RI.shape, torch.get_num_threads()
+    assert weight.numel() == inputs * outputs
+    panels, panel = pad_to(outputs, _PANEL) // _PANEL, _PANEL * inputs
+    group = max(1, min(_GROUP_FLOATS // max(panel, 1), -(-panels // threads)))
+    out_RO, scratch = _floats(rows, outputs), _floats(threads, group * panel)
     _call(
-        "product_unpacked",
-        *(out_RO.data_ptr(), outputs, x_RI.data_ptr(), x_RI.stride(0), weight_OI.data_ptr(), weight_OI.stride(0)),
-        *(rows, outputs, inputs, scratch.data_ptr(), threads),
+        kernel,
+        *(out_RO.data_ptr(), outputs, x_RI.data_ptr(), x_RI.stride(0), weight.data_ptr(), weight.stride(0)),
+        *(rows, outputs, inputs, scratch.data_ptr(), group, threads),
     )
     return out_RO
 
@@ -141,6 +164,31 @@ def add_updates(out_RO: Tensor, x_RI: Tensor, factors: Sequence[tuple[Tensor, Te
         *(outputs, inputs, torch.get_num_threads(), len(x_RI) * rank * (inputs + outputs)),
     )
     return low_Rr
+
+
+def update_gradients(
+    grad_RO: Tensor, x_RI: Tensor, low_Rr: Tensor, factors: Sequence[tuple[Tensor, Tensor]], grad_RI: Tensor | None
+) -> list[tuple[Tensor, Tensor]]:
+    """What reaches each of the factors of `add_updates`, in their layouts; what reaches `x` is added to `grad_RI`, where it is wanted.
+
+    `low_Rr` as `add_updates` returned it. Each pair's numbers depend on its own rows alone.
+    """
+    assert low_Rr.is_contiguous()
+    assert grad_RI is None or grad_RI.stride(1) == 1
+    x_RI, grad_RO = _rows(x_RI), _rows(grad_RO)
+    own = [(a_rI.t().contiguous(), b_Or.t().contiguous()) for a_rI, b_Or in factors]
+    count, (inputs, rank), outputs, threads = len(own), own[0][0].shape, grad_RO.shape[1], torch.get_num_threads()
+    grads = [(_floats(inputs, rank), _floats(rank, outputs)) for _ in own]
+    pairs = [tensor.data_ptr() for pair, grad in zip(own, grads, strict=True) for tensor in (*pair, *grad)]
+    grad_low_Rr = _floats(*low_Rr.shape)
+    scratch = _floats(count, pad_to(rank, _PANEL) * outputs + pad_to(inputs, _PANEL) * rank)
+    _call(
+        "update_gradients",
+        *((None, 0) if grad_RI is None else (grad_RI.data_ptr(), grad_RI.stride(0))),
+        *(grad_RO.data_ptr(), grad_RO.stride(0), x_RI.data_ptr(), x_RI.stride(0), low_Rr.data_ptr(), _integers(pairs), count),
+        *(len(x_RI) // count, rank, outputs, inputs, grad_low_Rr.data_ptr(), scratch.data_ptr(), threads),
+    )
+    return [(grad_a_Ir.t(), grad_b_rO.t()) for grad_a_Ir, grad_b_rO in grads]
 
 
 class Spans(NamedTuple):
@@ -182,7 +230,7 @@ def attend(
     q_RHE, keys, values = (_rows(tensor) for tensor in (q_RHE, keys, values))
     threads = torch.get_num_threads()
     # Torch's, because it says so where memory runs out.
-    scratch = _floats(threads, max(_TOGETHER, heads // keys.shape[1]), -(-spans.longest // _LANES) * _LANES + dim)
+    scratch = _floats(threads, max(_TOGETHER, heads // keys.shape[1]), pad_to(spans.longest, _LANES) + dim)
     _call(
         "attend",
         *(out_RHE.data_ptr(), None if logs_RH is None else logs_RH.data_ptr(), q_RHE.data_ptr(), *q_RHE.stride()[:2]),
@@ -190,6 +238,28 @@ def attend(
         *(heads, keys.shape[1], dim, window or 0, scratch.data_ptr(), threads),
     )
     return out_RHE, logs_RH
+
+
+def attend_backward(grad_RHE: Tensor, saved: Sequence[Tensor], spans: Spans, window: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """What reaches queries, keys and values of packed rows, from `saved`: these, and what `attend` gave for them with its logarithms.
+
+    Spans are whole sequences. A sequence's numbers depend on nothing but the sequence.
+    """
+    (q_RHE, k_RKE, v_RKE), out_RHE, logs_RH = map(_rows, saved[:3]), saved[3].contiguous(), saved[4].contiguous()
+    grad_RHE, threads = grad_RHE.contiguous(), torch.get_num_threads()
+    (rows, heads, dim), kv_heads = q_RHE.shape, k_RKE.shape[1]
+    grads = [_floats(rows, number, dim, zeros=spans.tokens < rows) for number in (heads, kv_heads, kv_heads)]
+    room = 4 * _PANEL * dim + 4 * _PANEL * _QUERIES + pad_to(spans.longest, _LANES) * (heads // kv_heads)
+    scratch = _floats(threads, room)
+    _call(
+        "attend_backward",
+        *(grad.data_ptr() for grad in grads),
+        grad_RHE.data_ptr(),
+        *(number for tensor in (q_RHE, k_RKE, v_RKE) for number in (tensor.data_ptr(), *tensor.stride()[:2])),
+        *(out_RHE.data_ptr(), logs_RH.data_ptr(), spans.places_N4.data_ptr(), len(spans.places_N4)),
+        *(heads, kv_heads, dim, window or 0, scratch.data_ptr(), room, threads),
+    )
+    return grads[0], grads[1], grads[2]
 
 
 def keep(storage_SKLE: Tensor, x_RKE: Tensor, spans: Spans) -> None:
@@ -228,6 +298,15 @@ def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor) ->
     pointers = grad_x.data_ptr(), grad.data_ptr(), x.data_ptr(), *strides, weight.data_ptr(), scale.data_ptr()
     _call("rms_norm_backward", *pointers, rows, heads, x.shape[-1])
     return grad_x
+
+
+def rms_norm_weight_gradient(grad: Tensor, x: Tensor, scale: Tensor) -> Tensor:
+    """What reaches the weight."""
+    x, grad = _vectors(x), grad.contiguous()
+    grad_weight = _floats(x.shape[-1])
+    rows, heads, *strides = _layout(x)
+    _call("rms_norm_weight_gradient", grad_weight.data_ptr(), grad.data_ptr(), x.data_ptr(), *strides, scale.data_ptr(), rows, heads, x.shape[-1])
+    return grad_weight
 
 
 def rotate(x_RNE: Tensor, cos_R1H: Tensor, sin_R1H: Tensor, *, back: bool = False) -> Tensor:

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from bloomery.models import native
 from bloomery.models.adapters import RANK_PAD, Factors, add_updates, low_rank_add
-from bloomery.models.attention import KEY_PAD, ROW_PAD, causal_mask, pad_to
+from bloomery.models.attention import causal_mask
 from bloomery.models.decoder import Decoder
 from bloomery.models.head import capped, logsumexp
 from bloomery.models.mlp import ACTIVATIONS, gate_up_rows
+from bloomery.models.pads import KEY_PAD, ROW_PAD, pad_to
 from bloomery.models.per_layer import per_layer_gate
 from bloomery.models.pointwise import rms_norm
 from bloomery.models.products import MATRICES, can_pack, library, linear, packed, product

@@ -82,9 +82,10 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
         wide, grad = x.float(), grads[0].float()
-        grad_weight = (wide * scale).mul_(grad).flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
         if native.available(x, weight):
+            grad_weight = native.rms_norm_weight_gradient(grad, x, scale) if ctx.needs_input_grad[1] else None
             return native.rms_norm_backward(grad, x, weight, scale), grad_weight, None
+        grad_weight = (wide * scale).mul_(grad).flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
         grad_x = grad * weight.float()
         # d/dx of x * scale(x), with d scale / dx = -scale^3 * x / D.
         along = (grad_x * wide).mean(-1, keepdim=True).mul_(scale.pow(3))

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bloomery.models.attention import ROW_PAD, packed_positions, packed_starts, pad_to
+from bloomery.models.pads import ROW_PAD, packed_positions, packed_starts, pad_to
 from bloomery.train.losses import Loss
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput

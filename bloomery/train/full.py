@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from bloomery.models.adapters import FusedAdapter
-from bloomery.models.attention import pad_to
 from bloomery.models.decoder import Decoder
 from bloomery.models.load import stored_tensors
 from bloomery.models.memory import free_bytes
+from bloomery.models.pads import pad_to
 from bloomery.train.trainable import lay_out, same_bits
 from bloomery.types.footprint import check_room, trained_parts
 from bloomery.types.operations import LoraSpec

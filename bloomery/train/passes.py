@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from bloomery.models.adapters import UNEMBED, AdapterRows, FusedAdapter
-from bloomery.models.attention import ROW_PAD, PackedAttention, pad_to
+from bloomery.models.attention import PackedAttention
 from bloomery.models.decoder import Decoder, Trunk
 from bloomery.models.experts import Routing
 from bloomery.models.head import HeadRows, pooled_logprobs
+from bloomery.models.pads import ROW_PAD, pad_to
 from bloomery.train.batch import MicroBatch
 from bloomery.train.losses import Loss
 from bloomery.train.trainable import Trainable

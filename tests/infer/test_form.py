@@ -9,10 +9,10 @@ import torch
 from bloomery.infer.packing import Packing
 from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
-from bloomery.models.attention import KEY_PAD
 from bloomery.models.decoder import Decoder
 from bloomery.models.numerics import Form, plain_form, probe
 from bloomery.models.packed import pack, packed_bytes
+from bloomery.models.pads import KEY_PAD
 from bloomery.models.products import can_pack, is_packed, product
 from bloomery.types.generation import Generate, Weights
 from tests.infer.builders import Adapters, adapter, full_logprobs, generate, naive, prompt, request

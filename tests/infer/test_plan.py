@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bloomery.infer.plan import CLASSES, LEAST_SHARED, Chunk, Fork, Kept, Limits, Plan, Sample, Stem, Stretch, in_common, plan_step
-from bloomery.models.attention import KEY_PAD, pad_to
+from bloomery.models.pads import KEY_PAD, pad_to
 from bloomery.types.generation import Priority
 
 

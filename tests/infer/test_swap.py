@@ -14,9 +14,9 @@ from bloomery.infer.sampler import Sampler
 from bloomery.infer.sampling import Draw, choose
 from bloomery.infer.versions import Model
 from bloomery.models.adapters import UNEMBED, Factors, FusedAdapter, fuse
-from bloomery.models.attention import ROW_PAD
 from bloomery.models.decoder import Decoder
 from bloomery.models.head import logits
+from bloomery.models.pads import ROW_PAD
 from bloomery.types.generation import Abort, Generate, Live, SampledToken, SamplerEvent, Weights
 from bloomery.types.serving import version_spans
 from tests.infer.builders import Adapters, adapter, answers, drain, full_hidden, full_logprobs, naive, prompt, request

@@ -5,7 +5,7 @@ from weakref import ref
 import torch
 
 from bloomery.models.adapters import _KEPT_PASSES, AdapterRows, Bank, Factors, FusedAdapter, adapted_linear, fuse
-from bloomery.models.attention import ROW_PAD
+from bloomery.models.pads import ROW_PAD
 
 TARGET = "layers.0.self_attn.o_proj"
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bloomery.models import native
-from bloomery.models.attention import PackedAttention, packed_starts
+from bloomery.models.attention import PackedAttention
+from bloomery.models.pads import packed_starts
 
 pytestmark = pytest.mark.skipif(not native.present(), reason="this machine has no C compiler, or not Linux")
 
@@ -92,6 +93,27 @@ def test_the_number_of_threads_and_the_company_change_no_bit() -> None:
             torch.set_num_threads(threads)
         for own_RHE, (start, stop) in zip(alone, pairwise(starts), strict=True):
             assert torch.equal(own_RHE[start:stop], together_RHE[start:stop])
+
+
+@pytest.mark.parametrize("window", [None, 50])
+def test_neither_threads_nor_company_change_a_bit_of_the_gradients(window: int | None) -> None:
+    lengths = [40, 7, 260, 1, 120]
+    starts = packed_starts(lengths)
+    tensors = [noise(starts[-1], heads, 32, seed=heads + number) for number, heads in enumerate((4, 2, 2, 4))]
+
+    def gradients(start: int, stop: int, own: Sequence[int]) -> list[Tensor]:
+        q_RHE, k_RKE, v_RKE, grad_RHE = (tensor[start:stop].clone().requires_grad_() for tensor in tensors)
+        return list(torch.autograd.grad(PackedAttention(own, exact=False)(0, q_RHE, k_RKE, v_RKE, window), (q_RHE, k_RKE, v_RKE), grad_RHE))
+
+    together, threads = gradients(0, starts[-1], lengths), torch.get_num_threads()
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        try:
+            for length, (start, stop) in zip(lengths, pairwise(starts), strict=True):
+                for own, whole in zip(gradients(start, stop, [length]), together, strict=True):
+                    assert torch.equal(own, whole[start:stop])
+        finally:
+            torch.set_num_threads(threads)
 
 
 def test_extreme_scores_weigh_as_in_float64_and_broken_ones_are_seen() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bloomery.models import native
-from bloomery.models.products import Panels, packed, product, unpacked
+from bloomery.models.products import Panels, packed, product, rows_gradient, unpacked
 
 pytestmark = pytest.mark.skipif(not native.multiplies(torch.empty(0)), reason="no native products here")
 SIZES = st.integers(1, 70)
@@ -76,6 +76,59 @@ def test_updates_go_on_with_the_chain_of_the_product(rows, members, rank, output
         own = slice(each * rows, (each + 1) * rows)
         assert torch.equal(low_Rr[own], chain(x_RI[own], a_rI))
         assert torch.equal(out_RO[own], chain(low_Rr[own], b_Or, base_RO[own]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, SIZES, SIZES)
+def test_what_reaches_the_rows_is_the_chain_of_the_turned_matrix(rows, outputs, inputs):
+    grad_RO, w_OI = noise(rows, outputs), noise(outputs, inputs, seed=1)
+    assert torch.equal(rows_gradient(grad_RO, w_OI), chain(grad_RO, w_OI.t()))
+
+
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(700, 40, 600), (97, 300, 513), (1, 2000, 70)])
+def test_many_rows_and_inputs_are_taken_piece_by_piece_to_the_same_bits(rows, outputs, inputs):
+    x_RI, w_OI = noise(rows, inputs), noise(outputs, inputs, seed=1)
+    expected_RO = chain(x_RI, w_OI)
+    assert torch.equal(product(x_RI, w_OI), expected_RO)
+    assert torch.equal(product(x_RI, packed(w_OI)), expected_RO)
+    assert torch.equal(rows_gradient(x_RI, w_OI.t()), expected_RO)
+
+
+@pytest.mark.parametrize("columns_in_one_piece", [True, False])
+@pytest.mark.parametrize(
+    ("members", "rows", "rank", "outputs", "inputs"), [(1, 300, 48, 200, 96), (3, 12, 16, 70, 33), (2, 4, 130, 64, 40), (1, 1, 1, 1, 1)]
+)
+def test_gradients_of_updates_are_those_of_float64_and_each_members_own(members, rows, rank, outputs, inputs, columns_in_one_piece):
+    x_RI, grad_RO, low_Rr, base_RI = (noise(rows * members, width, seed=width) for width in (inputs, outputs, rank, inputs))
+    factors = [(noise(rank, inputs, seed=2 + each), noise(outputs, rank, seed=20 + each)) for each in range(members)]
+    if columns_in_one_piece:
+        factors = [(a_rI.t().contiguous().t(), b_Or.t().contiguous().t()) for a_rI, b_Or in factors]
+    grad_RI = base_RI.clone()
+    found = native.update_gradients(grad_RO, x_RI, low_Rr, factors, grad_RI)
+    threads = torch.get_num_threads()
+    for each, ((a_rI, b_Or), (grad_a_rI, grad_b_Or)) in enumerate(zip(factors, found, strict=True)):
+        own = slice(each * rows, (each + 1) * rows)
+        grad_low_Rr = grad_RO[own].double() @ b_Or.double()
+        tolerances = {"rtol": 1e-4, "atol": 1e-4 * (rows + outputs) ** 0.5}
+        torch.testing.assert_close(grad_RI[own].double(), base_RI[own].double() + grad_low_Rr @ a_rI.double(), **tolerances)
+        torch.testing.assert_close(grad_a_rI.double(), grad_low_Rr.t() @ x_RI[own].double(), **tolerances)
+        torch.testing.assert_close(grad_b_Or.double(), grad_RO[own].double().t() @ low_Rr[own].double(), **tolerances)
+        for number in (1, 3):
+            torch.set_num_threads(number)
+            try:
+                alone_RI = base_RI[own].clone()
+                alone = native.update_gradients(grad_RO[own], x_RI[own], low_Rr[own], [(a_rI, b_Or)], alone_RI)
+            finally:
+                torch.set_num_threads(threads)
+            assert torch.equal(alone_RI, grad_RI[own])
+            assert torch.equal(alone[0][0], grad_a_rI)
+            assert torch.equal(alone[0][1], grad_b_Or)
+
+
+def test_a_gradient_of_the_factors_alone_is_the_same():
+    x_RI, grad_RO, low_Rr, factors = noise(8, 40), noise(8, 50), noise(8, 16), [(noise(16, 40, seed=1), noise(50, 16, seed=2))]
+    with_rows, without = (native.update_gradients(grad_RO, x_RI, low_Rr, factors, grad_RI) for grad_RI in (noise(8, 40), None))
+    assert all(torch.equal(*pair) for pair in zip(with_rows[0], without[0], strict=True))
 
 
 def test_an_update_writes_nothing_outside_of_its_rows_and_outputs():

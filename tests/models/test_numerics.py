@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bloomery.models import native
-from bloomery.models.attention import ROW_PAD
 from bloomery.models.config import ExpertsConfig, LayerHeads
 from bloomery.models.decoder import Decoder
 from bloomery.models.numerics import probe
+from bloomery.models.pads import ROW_PAD
 from bloomery.models.products import can_pack, is_packed
 from tests.train.builders import decoder
 

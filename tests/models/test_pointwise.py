@@ -24,7 +24,7 @@ def plain_swiglu(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-@pytest.mark.parametrize("shape", [(12, 32), (8, 3, 16)])
+@pytest.mark.parametrize("shape", [(12, 32), (8, 3, 16), (1100, 100), (600, 2, 70)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
 def test_a_norms_value_and_gradients(shape: tuple[int, ...], dtype: torch.dtype, tolerance: float) -> None:
     generator = torch.Generator().manual_seed(0)

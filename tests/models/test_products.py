@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bloomery.models.attention import ROW_PAD
+from bloomery.models.pads import ROW_PAD
 from bloomery.models.products import can_pack, library, linear, packed, product, rows_gradient
 
 SHAPES = [(64, 128), (256, 1536), (768, 256), (33, 7)]

@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bloomery.models.attention import PackedAttention, packed_starts
+from bloomery.models.attention import PackedAttention
 from bloomery.models.block import RecurrentBlock
 from bloomery.models.config import GatedDeltaConfig
 from bloomery.models.gated_delta import GatedDelta
 from bloomery.models.load import load_decoder
 from bloomery.models.numerics import probe
+from bloomery.models.pads import packed_starts
 from tests.models.builders import saved
 
 CONFIG = GatedDeltaConfig(key_heads=2, heads=4, key_dim=16, value_dim=8, conv_width=4, chunk_rows=16)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from bloomery.models.adapters import AdapterRows, padded_rank
-from bloomery.models.attention import PackedAttention, packed_positions
+from bloomery.models.attention import PackedAttention
 from bloomery.models.decoder import Decoder
 from bloomery.models.head import token_logprobs
+from bloomery.models.pads import packed_positions
 from bloomery.train.passes import compute
 from bloomery.types.errors import InvalidInput
 from bloomery.types.operations import Failed, ForwardBackwardResult, OptimStepResult, Rejected, SaveCheckpoint

@@ -8,9 +8,10 @@ import torch
 from safetensors.torch import load
 
 from bloomery.models.adapters import UNEMBED, AdapterRows, FusedAdapter, fuse
-from bloomery.models.attention import PackedAttention, packed_positions
+from bloomery.models.attention import PackedAttention
 from bloomery.models.decoder import Decoder
 from bloomery.models.head import token_logprobs
+from bloomery.models.pads import packed_positions
 from bloomery.sync.manifest import Manifest, verify
 from bloomery.train import snapshot
 from bloomery.train.full import FullParameters

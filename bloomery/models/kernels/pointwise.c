@@ -15,6 +15,9 @@ static inline lanes sigmoid(lanes x) { return 1.0f / (1.0f + exponential(-x)); }
 #define GET(x) (count == LANES ? at((x) + i) : some((x) + i, count))
 #define SET(x, v) set((x) + i, v, count)
 
+/* Of a weight, that one thread adds up gradients of. */
+#define COLUMNS 64
+
 static inline void set(float *x, lanes v, int64_t count) {
     if (count == LANES) put(x, v);
     else memcpy(x, &v, count * sizeof(float));
@@ -54,6 +57,27 @@ void rms_norm_backward(
         ALONG(dim) along += (GET(from) * GET(weight)) * GET(own);
         const float back = sum(along) / (float)dim * (factor * factor * factor);
         ALONG(dim) SET(to, (GET(from) * GET(weight)) * factor - GET(own) * back);
+    }
+}
+
+/* What reaches the weight: the sum of grad * x * scale over all rows and heads, some of them after the other. Threads have columns of their own. */
+void rms_norm_weight_gradient(
+    float *grad_weight, const float *grad, const float *x, int64_t row_stride, int64_t head_stride, const float *scale, int64_t rows, int64_t heads,
+    int64_t dim) {
+#pragma omp parallel for schedule(static) if (rows * heads * dim > ALONE)
+    for (int64_t first = 0; first < dim; first += COLUMNS) {
+        lanes totals[COLUMNS / LANES] = {};
+        for (int64_t begin = 0; begin < rows; begin += BLOCK) {
+            lanes sums[COLUMNS / LANES] = {};
+            for (int64_t row = begin; row < rows && row < begin + BLOCK; row++)
+                for (int64_t head = 0; head < heads; head++) {
+                    const float *own = x + row * row_stride + head * head_stride + first, *from = grad + (row * heads + head) * dim + first;
+                    const float factor = scale[row * heads + head];
+                    ALONG(dim - first < COLUMNS ? dim - first : COLUMNS) sums[i / LANES] += GET(from) * (GET(own) * factor);
+                }
+            for (int64_t i = 0; i < COLUMNS / LANES; i++) totals[i] += sums[i];
+        }
+        ALONG(dim - first < COLUMNS ? dim - first : COLUMNS) SET(grad_weight + first, totals[i / LANES]);
     }
 }
 

@@ -19,11 +19,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from bloomery.models.adapters import AdapterRows
-from bloomery.models.attention import PackedAttention, packed_positions, packed_starts
+from bloomery.models.attention import PackedAttention
 from bloomery.models.decoder import Decoder
 from bloomery.models.families import parse_config
 from bloomery.models.head import token_logprobs
 from bloomery.models.load import stored_tensors
+from bloomery.models.pads import packed_positions, packed_starts
 from bloomery.models.tiny.corpus import Document, read_documents
 from bloomery.models.tiny.mixture import Mixture, Shelf, Weighted, held_back, routable_packages
 from bloomery.models.tiny.tasks import generated

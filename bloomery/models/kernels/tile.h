@@ -1,0 +1,166 @@
+/* Products in float32, tile by tile: out[r, o] = sum over i of x[r, i] * w[i, o], in the order of i.
+
+   Each number is one chain of fused multiply-adds (of products and sums, where the processor has none that are fused), so it depends neither on the
+   rows beside it, nor on their number, nor on the threads. A tile of rows and neighbouring outputs stays in registers for all of i.
+
+   Outputs lie in panels of PANEL, side by side for each i. */
+
+#ifdef __FMA__
+#include <immintrin.h>
+#endif
+
+#include "lanes.h"
+
+#ifndef PANEL
+#error "native.py says how wide a panel is"
+#endif
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+
+/* Registers of the processor, and how many of them one row of a tile, and one of its panel, may take. */
+#if defined(__AVX512F__)
+#define WIDE 16
+#define ROWS_OF_TILE 12
+typedef __m512 wide;
+static inline wide fused(wide a, wide b, wide c) { return _mm512_fmadd_ps(a, b, c); }
+static inline wide spread(float x) { return _mm512_set1_ps(x); }
+#elif defined(__FMA__)
+#define WIDE 8
+#define ROWS_OF_TILE 6
+typedef __m256 wide;
+static inline wide fused(wide a, wide b, wide c) { return _mm256_fmadd_ps(a, b, c); }
+static inline wide spread(float x) { return _mm256_set1_ps(x); }
+#else
+#define WIDE 8
+#define ROWS_OF_TILE 4
+typedef lanes wide;
+static inline wide fused(wide a, wide b, wide c) { return a * b + c; }
+static inline wide spread(float x) { return all(x); }
+#endif
+
+/* Inputs ahead of those that are multiplied. */
+#define AHEAD 16
+
+static inline wide load(const float *x) { wide v; memcpy(&v, x, sizeof v); return v; }
+static inline void store(float *x, wide v) { memcpy(x, &v, sizeof v); }
+
+/* The number in a row and a column lies at `first + row * row's floats + column * column's floats`. */
+typedef struct {
+    const float *first;
+    int64_t row, column;
+} matrix;
+
+/* The same from a row on. */
+static inline matrix from_row(matrix x, int64_t row) { return (matrix){x.first + row * x.row, x.row, x.column}; }
+
+/* `rows` by `groups` of WIDE outputs, both constants, beside what is in `out` where `adds`. */
+static inline __attribute__((always_inline)) void tile(
+    const int rows, const int groups, float *out, int64_t out_row, matrix x, const float *w, int64_t stride, int64_t inputs, int adds) {
+    wide sums[ROWS_OF_TILE][2];
+#pragma GCC unroll 16
+    for (int row = 0; row < rows; row++)
+#pragma GCC unroll 4
+        for (int group = 0; group < groups; group++) sums[row][group] = adds ? load(out + row * out_row + group * WIDE) : spread(0.0f);
+    for (int64_t i = 0; i < inputs; i++) {
+        const float *of = w + i * stride, *values = x.first + i * x.column;
+        wide weights[2];
+#pragma GCC unroll 4
+        for (int group = 0; group < groups; group++) {
+            weights[group] = load(of + group * WIDE);
+            __builtin_prefetch(of + AHEAD * stride + group * WIDE);
+        }
+#pragma GCC unroll 16
+        for (int row = 0; row < rows; row++) {
+            const wide value = spread(values[row * x.row]);
+#pragma GCC unroll 4
+            for (int group = 0; group < groups; group++) sums[row][group] = fused(value, weights[group], sums[row][group]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int row = 0; row < rows; row++)
+#pragma GCC unroll 4
+        for (int group = 0; group < groups; group++) store(out + row * out_row + group * WIDE, sums[row][group]);
+}
+
+#define TILE(rows, groups) tile(rows, groups, out, out_row, x, w, stride, inputs, adds)
+#define ROWS(number) case number: if (groups == 2) TILE(number, 2); else TILE(number, 1); break;
+
+static void tile_of(int64_t rows, int groups, float *out, int64_t out_row, matrix x, const float *w, int64_t stride, int64_t inputs, int adds) {
+    switch (rows) {
+        ROWS(1) ROWS(2) ROWS(3) ROWS(4)
+#if ROWS_OF_TILE > 4
+        ROWS(5) ROWS(6)
+#endif
+#if ROWS_OF_TILE > 6
+        ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
+#endif
+    }
+}
+
+/* Rows whose sums, and inputs whose weights of a panel, stay in the nearest cache until they have been multiplied with each other. */
+#define NEAR_ROWS (8 * ROWS_OF_TILE)
+#define DEPTH 256
+
+/* `outputs` of one panel, for as many rows as there are. Those behind the last whole group of a panel are computed apart, for no number outside of
+   `out` may be written, and none outside of the matrix read. */
+static void panel_of(int64_t rows, int64_t outputs, float *out, int64_t out_row, matrix x, const float *w, int64_t stride, int64_t inputs, int adds) {
+    const int64_t tiles = (rows + ROWS_OF_TILE - 1) / ROWS_OF_TILE, most = (rows + tiles - 1) / tiles;
+    const int64_t near = NEAR_ROWS / ROWS_OF_TILE * most, depth = tiles > 1 ? DEPTH : inputs, whole = outputs / WIDE * WIDE;
+    for (int64_t first = 0; first < rows; first += near)
+        for (int64_t i = 0; i == 0 || i < inputs; i += depth)
+            for (int64_t row = first; row < MIN(first + near, rows); row += most)
+                for (int64_t done = 0; done < whole;) {
+                    const int groups = whole - done >= 2 * WIDE ? 2 : 1;
+                    const matrix of = {x.first + row * x.row + i * x.column, x.row, x.column};
+                    tile_of(MIN(most, rows - row), groups, out + row * out_row + done, out_row, of, w + i * stride + done, stride, MIN(depth, inputs - i), adds || i);
+                    done += groups * WIDE;
+                }
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t output = whole; output < outputs; output++) {
+            float sum = adds ? out[row * out_row + output] : 0.0f;
+            for (int64_t i = 0; i < inputs; i++)
+#ifdef __FMA__
+                sum = __builtin_fmaf(x.first[row * x.row + i * x.column], w[i * stride + output], sum);
+#else
+                sum = x.first[row * x.row + i * x.column] * w[i * stride + output] + sum;
+#endif
+            out[row * out_row + output] = sum;
+        }
+}
+
+/* `outputs` of a matrix whose columns they are, panel after panel. */
+static inline void panels_of(int64_t rows, int64_t outputs, float *out, int64_t out_row, matrix x, const float *w, int64_t stride, int64_t inputs, int adds) {
+    for (int64_t done = 0; done < outputs; done += PANEL)
+        panel_of(rows, MIN(PANEL, outputs - done), out + done, out_row, x, w + done, stride, inputs, adds);
+}
+
+/* Eight rows of eight numbers become columns. */
+static inline void transpose(lanes v[LANES]) {
+    for (int i = 0; i < 4; i++) {
+        const lanes a = v[i], b = v[i + 4];
+        v[i] = PICK(a, b, 0, 1, 2, 3, 8, 9, 10, 11), v[i + 4] = PICK(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+    for (int i = 0; i < 6; i += i == 1 ? 3 : 1) {
+        const lanes a = v[i], b = v[i + 2];
+        v[i] = PICK(a, b, 0, 1, 8, 9, 4, 5, 12, 13), v[i + 2] = PICK(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+    for (int i = 0; i < LANES; i += 2) {
+        const lanes a = v[i], b = v[i + 1];
+        v[i] = PICK(a, b, 0, 8, 2, 10, 4, 12, 6, 14), v[i + 1] = PICK(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
+    }
+}
+
+/* Up to PANEL outputs of a matrix whose rows they are, as a panel in one piece, with zeros behind the last. */
+static void pack_panel(float *to, const float *from, int64_t row, int64_t outputs, int64_t inputs) {
+    const int64_t whole = outputs / LANES * LANES, pieces = inputs / LANES * LANES;
+    if (outputs < PANEL) memset(to, 0, PANEL * inputs * sizeof(float));
+    for (int64_t output = 0; output < whole; output += LANES)
+        for (int64_t i = 0; i < pieces; i += LANES) {
+            lanes block[LANES];
+            for (int each = 0; each < LANES; each++) block[each] = at(from + (output + each) * row + i);
+            transpose(block);
+            for (int column = 0; column < LANES; column++) put(to + (i + column) * PANEL + output, block[column]);
+        }
+    for (int64_t output = 0; output < outputs; output++)
+        for (int64_t i = output < whole ? pieces : 0; i < inputs; i++) to[i * PANEL + output] = from[output * row + i];
+}
