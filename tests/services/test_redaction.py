@@ -59,8 +59,9 @@ def test_pseudonyms_keep_identifiers_apart() -> None:
     assert "ada" not in first
 
 
+# All but "sk-" only seem to begin a secret.
 @pytest.mark.parametrize("piece", ["a", "1", "1 ", "a.", "+1", "-----BEGIN ", "sk-", "a:b", "eyJa", "(1", "://a:"])
 def test_hostile_text_is_read_in_linear_time(piece: str) -> None:
     # Not a measurement: quadratic matching of a million characters would run into the test's time limit.
     text = piece * (1_000_000 // len(piece))
-    assert isinstance(redact_text(text), str)
+    assert redact_text(text) == ("[api key]" if piece == "sk-" else text)

@@ -1,6 +1,7 @@
 """Random company: runs of every kind with operations of every kind that the door lets in, and what each gets of a pass.
 
-Losses and trained parts are dealt, so that all come up among a few runs; all else is drawn.
+Losses, trained parts, ranks and the lengths at which kernels change are dealt, so that all come up among `EVERY_KIND` runs; all else is drawn. What
+data say of routing is drawn apart, so that a company is the same for models with experts and without.
 """
 
 import itertools
@@ -28,9 +29,16 @@ from tests.train.builders import BASE_HASH, VOCAB, MemoryShelf, datum
 DEALT_LOSSES = (*LOSSES, *["cross_entropy", CUSTOM] * 2)
 """Those that take soft targets more often, so that several runs have as many."""
 RANKS = (1, 2, 3, 8, 16, 17, 33, 64, 128)
+LEARNING_RANKS = (1, 8, 128)
+DEALT_RANKS = (*((rank, True) for rank in LEARNING_RANKS), *((rank, False) for rank in RANKS if rank != 1))
+"""Each with whether its run learns for certain, or as it is drawn."""
 PARTS = tuple(parts for size in (1, 2, 3) for parts in itertools.combinations(("attn", "mlp", "unembed"), size))
 LENGTHS = (1, 3, 4, 15, 17, 31, 64, 65, 100, 130)
-LONG = (500, 511, 512, 513, 600, 767, 768, 769, 900)
+BORDERS = (511, 512, 513, 767, 768, 769)
+"""Around the lengths from which on attention is computed in blocks of another size; these learn, and share a pass."""
+LONG = (500, 600, 900, *BORDERS)
+EVERY_KIND = 16
+"""Runs among which whatever is dealt comes up."""
 WIDTHS = (1, 2, 5)
 """Of soft targets: few, so that runs meet others of the same width."""
 BUDGETS = (64, 1024)
@@ -69,6 +77,17 @@ class Tenant:
         return Outcome(encode(result), gradients)
 
 
+class Compared(NamedTuple):
+    """A company beside each of its runs alone."""
+
+    apart: list[str]
+    """Who has other bits in company."""
+    learned: list[bool]
+    """Which of the runs have gradients."""
+    teams: list[list[Share]]
+    """The passes of the company."""
+
+
 def together(tenants: Sequence[Tenant], teams: list[list[Share]] | None = None) -> list[Outcome]:
     """What each gets where whatever may share a pass does; the passes are added to `teams`."""
     works = [tenant.run.execute(tenant.operation) for tenant in tenants]
@@ -88,43 +107,55 @@ def together(tenants: Sequence[Tenant], teams: list[list[Share]] | None = None) 
     return [tenant.outcome(results[number]) for number, tenant in enumerate(tenants)]
 
 
+def compared(tenants: Sequence[Tenant]) -> Compared:
+    """All of them in company, then each alone."""
+    teams: list[list[Share]] = []
+    company = together(tenants, teams)
+    others = [tenant.run.spec.run_id for tenant, outcome in zip(tenants, company, strict=True) if not outcome.equal(together([tenant])[0])]
+    return Compared(others, [bool(outcome.gradients.any()) for outcome in company], teams)
+
+
 def apart(tenants: Sequence[Tenant]) -> list[str]:
     """Who has other bits in company than alone."""
-    company = together(tenants)
-    return [tenant.run.spec.run_id for tenant, outcome in zip(tenants, company, strict=True) if not outcome.equal(together([tenant])[0])]
+    return compared(tenants).apart
 
 
 def random_company(model: Decoder, *, count: int, seed: int) -> list[Tenant]:
     """So many tenants."""
     chance = random.Random(seed)
-    dealt = zip(_dealt(DEALT_LOSSES, chance), _dealt(PARTS, chance), strict=False)
-    return [random_tenant(model, chance, number, *choice) for number, choice in enumerate(itertools.islice(dealt, count))]
+    losses, parts, ranks = _dealt(DEALT_LOSSES, chance), _dealt(PARTS, chance), _dealt(DEALT_RANKS, chance)
+    borders = _dealt((*BORDERS, *[None] * (EVERY_KIND - len(BORDERS))), chance)
+    tenants = []
+    for number, border in enumerate(itertools.islice(borders, count)):
+        # A run that trains all of its model has company nowhere.
+        rank, learns = (0, False) if border is None and chance.random() < 0.2 else next(ranks)
+        trained = next(parts)
+        spec = LoraSpec(rank=rank, seed=number, **{f"train_{part}": part in trained for part in ("attn", "mlp", "unembed")})
+        operation = random_operation(chance, number, next(losses), model.config.routing, border=border, learns=learns or border is not None)
+        tenants.append(Tenant(model, number, spec, operation, budget=chance.choice(BUDGETS)))
+    return tenants
 
 
-def random_tenant(model: Decoder, chance: random.Random, number: int, loss: str, parts: Sequence[str]) -> Tenant:
-    """One with this loss that trains these parts, or all of them in full."""
-    rank = 0 if chance.random() < 0.15 else chance.choice(RANKS)
-    spec = LoraSpec(rank=rank, seed=number, **{f"train_{part}": part in parts for part in ("attn", "mlp", "unembed")})
-    return Tenant(model, number, spec, random_operation(chance, number, loss, model.config.routing), budget=chance.choice(BUDGETS))
-
-
-def random_operation(chance: random.Random, number: int, loss: str, routing: RoutingShape | None) -> ForwardBackward:
-    """A batch, and what is asked of it."""
-    noise, form = np.random.default_rng(number), LOSSES.get(loss)
+def random_operation(
+    chance: random.Random, number: int, loss: str, routing: RoutingShape | None, *, border: int | None, learns: bool
+) -> ForwardBackward:
+    """A batch, of which one datum is as long as the border, and what is asked of it: at least gradients where it learns."""
+    noise, routed, form = np.random.default_rng(number), np.random.default_rng(chance.getrandbits(32)), LOSSES.get(loss)
     widths = WIDTHS if (form is None or form.soft_targets) and chance.random() < 0.7 else None
-    data = [_example(noise, length, form, None if widths is None else chance.choice(widths)) for length in _lengths(chance)]
+    lengths = _lengths(chance) if border is None else [border, *chance.sample(LENGTHS, chance.randint(0, 1))]
+    data = [_example(noise, length, form, None if widths is None else chance.choice(widths), learns=learns) for length in lengths]
     if routing is not None:
-        data = [_routed(noise, example, routing) if chance.random() < 0.5 else example for example in data]
-    told = routing is not None and chance.random() < 0.4
+        data = [_routed(routed, example, routing) if routed.random() < 0.5 else example for example in data]
+    told = routing is not None and routed.random() < 0.4
     return ForwardBackward(
         loss=loss,
         loss_config={}
         if form is None
         else {name: _within(noise, option, ()).item() for name, option in form.options.items() if noise.random() < 0.5},
         data=tuple(data),
-        backward=chance.random() < 0.75,
+        backward=learns or chance.random() < 0.5,
         return_routing=told,
-        return_routing_weights=told and chance.random() < 0.5,
+        return_routing_weights=told and routed.random() < 0.5,
         return_logprobs=form is None or chance.random() < 0.8,
         custom=_custom(1 if widths is None else 2) if form is None else None,
     )
@@ -137,7 +168,7 @@ def _dealt(choices: Sequence[_Choice], chance: random.Random) -> Iterator[_Choic
 
 def _lengths(chance: random.Random) -> list[int]:
     kind = chance.random()
-    if kind < 0.2:
+    if kind < 0.15:
         return [chance.choice(LONG)]
     if kind < 0.4:
         # So few rows that a product alone takes another kernel than in company, were they not padded.
@@ -145,11 +176,11 @@ def _lengths(chance: random.Random) -> list[int]:
     return [chance.choice(LENGTHS) for _ in range(chance.randint(1, 3))]
 
 
-def _example(noise: np.random.Generator, length: int, form: LossForm | None, width: int | None) -> Datum:
-    """A datum with a prompt without loss (the first third); one in ten has none anywhere. `form` None: of the custom loss."""
+def _example(noise: np.random.Generator, length: int, form: LossForm | None, width: int | None, *, learns: bool) -> Datum:
+    """A datum with a prompt without loss (the first third); unless it `learns`, one in ten has none anywhere. `form` None: of the custom loss."""
     shape = (length,) if width is None else (length, width)
     factors = noise.normal(0.3, 1.0, shape)
-    factors[: length if noise.random() < 0.1 else length // 3] = 0
+    factors[: length if noise.random() < 0.1 and not learns else length // 3] = 0
     if form is None:
         inputs = {"sampled": noise.normal(-6, 1, shape), "factors": factors}
     else:

@@ -213,7 +213,10 @@ def test_what_the_door_lets_in_is_computed_or_the_callers_mistake(data: st.DataO
         loss = CustomLoss(name="drawn", inputs=inputs, calls=tuple(calls), loss=len(inputs) + len(calls) - 1, metrics={})
         try:
             check_custom_loss(loss)
-            evaluate(loss, made, logprobs, "data[0]", gradient=True)
+            found = evaluate(loss, made, logprobs, "data[0]", gradient=True)
+            assert math.isfinite(found.loss)
+            assert (found.slope.shape, found.slope.dtype) == (logprobs.shape, np.float32)
+            assert np.isfinite(found.slope).all()
         except BloomeryError as error:
             if error.category != "user":
                 raise
