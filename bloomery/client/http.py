@@ -20,23 +20,6 @@ from bloomery.types.errors import BloomeryError, Unavailable
 _PAUSE_S: Final = 0.2
 _MAX_PAUSE_S: Final = 2.0
 _PAGE: Final = 200
-_BY_CODE: Final = {
-    kind.code: kind
-    for kind in (
-        errors.InvalidInput,
-        errors.TooLarge,
-        errors.RateLimited,
-        errors.NotFound,
-        errors.Conflict,
-        errors.Unauthorized,
-        errors.Forbidden,
-        errors.NotSupported,
-        errors.Gone,
-        errors.Unavailable,
-        errors.Corrupt,
-        errors.WorkerError,
-    )
-}
 _BY_STATUS: Final = {
     401: errors.Unauthorized,
     403: errors.Forbidden,
@@ -177,5 +160,5 @@ def error_of(response: httpx.Response) -> BloomeryError:
 
 def error_in(envelope: Mapping[str, Any], otherwise: type[BloomeryError] = errors.WorkerError) -> BloomeryError:
     """The error in either contract's envelope; `otherwise` where its code says too little."""
-    kind = _BY_CODE.get(str(envelope.get("code"))) or otherwise
+    kind = errors.BY_CODE.get(str(envelope.get("code"))) or otherwise
     return kind(envelope["message"], field=envelope.get("field", envelope.get("param")))

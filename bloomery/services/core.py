@@ -14,6 +14,7 @@ from typing import Final, Self
 
 from bloomery.config import ApiConfig
 from bloomery.config.data_dir import DataDir
+from bloomery.services.active import Patience
 from bloomery.services.activity import Activity
 from bloomery.services.audit import Audit
 from bloomery.services.auth import Auth
@@ -90,8 +91,8 @@ class Services:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: ApiConfig) -> AsyncIterator[Self]:
-        """Compose and start; stop cleanly at the end."""
+    async def open(cls, config: ApiConfig, *, patience: Patience | None = None) -> AsyncIterator[Self]:
+        """Compose and start; stop cleanly at the end. `patience`: of runs, if not the usual one."""
         data = DataDir(Path(config.data_dir))
         inbox: Inbox = asyncio.Queue()
         links = {model.base_hash: EngineLink(model.base_hash, Path(model.socket), inbox) for model in config.models}
@@ -113,7 +114,9 @@ class Services:
             tokens = Tokens(signing_key(data.signing_key))
             checkpoints, versions, sessions = Checkpoints(database), Versions(database, models), Sessions(database)
             activity = await stack.enter_async_context(
-                Activity(database=database, blobs=blobs, directory=data.runs, links=links, inbox=inbox, published=versions.published)
+                Activity(
+                    database=database, blobs=blobs, directory=data.runs, links=links, inbox=inbox, patience=patience, published=versions.published
+                )
             )
             traffic = await stack.enter_async_context(Traffic(database, blobs, config.record))
             deployments = Deployments(database, models, versions)

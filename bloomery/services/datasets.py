@@ -181,8 +181,7 @@ def _create(connection: Connection, project: str, name: str) -> Dataset:
 
 def _append(connection: Connection, project: str, dataset: Dataset, latest: str | None, row: dict[str, Any], assembled: Assembled) -> DatasetVersion:
     table = rows.dataset_version.c
-    same = select(rows.dataset_version).where(table.dataset_id == dataset.id, table.manifest == row["manifest"], table.parent.is_(row["parent"]))
-    if (known := connection.execute(same).first()) is not None:
+    if (known := connection.execute(same_version(dataset.id, row["manifest"], row["parent"])).first()) is not None:
         return _version_of(known, dataset.name)
     last = connection.execute(select(table.id, table.number).where(table.dataset_id == dataset.id).order_by(table.number.desc())).first()
     if latest != (None if last is None else last.id):
@@ -192,6 +191,12 @@ def _append(connection: Connection, project: str, dataset: Dataset, latest: str 
     connection.execute(insert(rows.dataset_version), stored)
     connection.execute(insert(rows.dataset_item), _items(project, row["id"], assembled))
     return _version_of(connection.execute(select(rows.dataset_version).where(table.id == row["id"])).one(), dataset.name)
+
+
+def same_version(dataset_id: str, manifest: str, parent: str | None) -> Select[Any]:
+    """The version of a data set with this content and this parent, which may be none."""
+    table = rows.dataset_version.c
+    return select(rows.dataset_version).where(table.dataset_id == dataset_id, table.manifest == manifest, table.parent.is_not_distinct_from(parent))
 
 
 def _items(project: str, version_id: str, assembled: Assembled) -> list[dict[str, Any]]:

@@ -143,6 +143,11 @@ class Runs:
         learns = isinstance(operation, ForwardBackward) and operation.backward
         await self._submit(p, run_id, seq, make, refused="spoil" if learns else "none", request=request)
 
+    async def note_arriving(self, p: Principal, run_id: str) -> None:
+        """Part of an operation came in: those that are missing before others are waited for anew."""
+        p.require("train")
+        (await self._find(p, run_id)).note_arriving()
+
     async def checkpoint(
         self,
         p: Principal,

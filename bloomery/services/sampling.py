@@ -9,7 +9,7 @@ does. Where more than tokens is asked, everything is computed again and what was
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import msgspec
 
@@ -25,7 +25,6 @@ from bloomery.types.checks import check_generate, check_seed
 from bloomery.types.errors import Deadly, InvalidInput, NotFound, Unavailable, WorkerError
 from bloomery.types.generation import (
     Abort,
-    FinishReason,
     Generate,
     GenerateFailed,
     PromptEmbedded,
@@ -44,23 +43,6 @@ _DRAWN_BITS: Final = 53
 """Seeds that we draw survive the JSON numbers of any client."""
 
 Progress = PromptScored | PromptRouted | PromptEmbedded | SampledToken | SampleFinished
-
-
-class Sample(NamedTuple):
-    """One finished continuation."""
-
-    tokens: list[int]
-    logprobs: list[float]
-    top: list[tuple[tuple[int, float], ...]]
-    reason: FinishReason
-
-
-class Completion(NamedTuple):
-    """Everything that a request gave, and the version of the weights that gave it."""
-
-    samples: list[Sample]
-    prompt: PromptScored | None
-    version: str
 
 
 class Sampling:
@@ -99,22 +81,6 @@ class Sampling:
             self._fleet.want(target.base_hash)
         request = msgspec.structs.replace(request, weights=target.weights)
         return SampleStream(group, request, lambda: self._meters.request(target.base_hash, request, bounded=bounded))
-
-    async def complete(self, p: Principal, target: Target, request: Generate) -> Completion:
-        """The whole answer at once."""
-        p.require("infer")
-        samples = [Sample([], [], [], "abort") for _ in range(request.num_samples)]
-        prompt = None
-        async with aclosing(self.stream(p, target, request)) as events:
-            async for event in events:
-                match event:
-                    case PromptScored():
-                        prompt = event
-                    case SampledToken():
-                        _append(samples[event.sample], event)
-                    case SampleFinished():
-                        samples[event.sample] = samples[event.sample]._replace(reason=event.reason)
-        return Completion(samples, prompt, target.weights.version)
 
     async def _named(self, p: Principal, model: str) -> Target:
         p.require("infer")
@@ -289,9 +255,3 @@ def draw_seed(seed: int | None) -> int:
         return secrets.randbits(_DRAWN_BITS)
     check_seed(seed)
     return seed
-
-
-def _append(sample: Sample, event: SampledToken) -> None:
-    sample.tokens.append(event.token)
-    sample.logprobs.append(event.logprob)
-    sample.top.append(event.top)

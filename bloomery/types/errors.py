@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 Category = Literal["user", "server"]
 
@@ -107,6 +107,16 @@ class WorkerError(BloomeryError):
 
 class Deadly(WorkerError):
     """Whoever worked on this request went away, again and again: it may be what kills, so nobody is to repeat it unasked."""
+
+
+def _by_code(kind: type[BloomeryError]) -> dict[str, type[BloomeryError]]:
+    """Of a class and those below it; one that has its parent's code stands behind its parent."""
+    below = [_by_code(each) for each in kind.__subclasses__()]
+    return {code: found for each in below for code, found in each.items()} | {kind.code: kind}
+
+
+BY_CODE: Final = {code: kind for code, kind in _by_code(BloomeryError).items() if kind is not BloomeryError}
+"""The class that has a code. One who is told no more than that something went wrong knows better where, so the root is not among them."""
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import pytest
 
 from bloomery.client import Client
 from bloomery.types.errors import Conflict, InvalidInput, NotFound, Unauthorized, Unavailable
+from bloomery.types.operations import CheckpointResult, ForwardBackwardResult, OptimStepResult, SnapshotResult
 from tests.api.server import KEY, URL, Server, serving
 from tests.services.fake_engine import BASE
 from tests.services.runs_stage import datum
@@ -144,6 +145,23 @@ def test_failed_operations_raise_where_their_result_is_asked_for(server: Server)
         assert fine.result().metrics["step"] == 1
         with pytest.raises(InvalidInput, match="rank"):
             client.create_run("tiny", -1)
+
+
+def test_an_operation_that_was_another_one_is_not_taken_for_what_is_asked(server: Server) -> None:
+    with server.client() as client:
+        run = client.create_run("tiny", 4)
+        trained, stepped = run.forward_backward([datum([1, 2])]).result(), run.optim_step(1e-3).result()
+        saved = run.save_checkpoint("end").result()
+        kinds = {1: ForwardBackwardResult, 2: OptimStepResult, 3: CheckpointResult}
+        again = client.run(run.id)
+        assert again.submitted(1, ForwardBackwardResult).result().metrics == trained.metrics
+        assert again.submitted(2, OptimStepResult).result() == stepped
+        assert again.submitted(3, CheckpointResult).result() == saved
+        for seq, made in kinds.items():
+            for wrong in {*kinds.values(), SnapshotResult} - {made}:
+                with pytest.raises(Conflict, match=f"operation {seq} of run `{run.id}` was another one: its result is a {made.__name__}"):
+                    again.submitted(seq, wrong).result()
+        assert again.optim_step(1e-3).seq == 4
 
 
 def test_a_run_continues_from_a_checkpoint_of_another(server: Server) -> None:

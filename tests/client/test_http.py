@@ -10,7 +10,19 @@ import pytest
 from bloomery.client import Client
 from bloomery.client.client import Keys
 from bloomery.client.http import Http
-from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound, NotSupported, RateLimited, Unavailable, WorkerError
+from bloomery.types import errors
+from bloomery.types.errors import (
+    BloomeryError,
+    Conflict,
+    Deadly,
+    InvalidInput,
+    InvalidToken,
+    NotFound,
+    NotSupported,
+    RateLimited,
+    Unavailable,
+    WorkerError,
+)
 
 Answer = httpx.Response | Exception
 
@@ -97,6 +109,28 @@ def test_errors_are_those_of_the_server(response: httpx.Response, kind: type[Blo
         http(Server(response)).get("/x")
     assert type(raised.value) is kind
     assert raised.value.field == field
+
+
+def test_every_error_that_has_a_code_of_its_own_comes_back_as_itself() -> None:
+    own = [kind for kind in below(BloomeryError) if "code" in vars(kind)]
+    assert len(own) > 10
+    for kind in own:
+        for envelope in ({"error": {"code": kind.code, "message": "m", "field": "f"}}, {"error": "m", "code": kind.code, "field": "f"}):
+            with pytest.raises(kind) as raised:
+                http(Server(httpx.Response(400, json=envelope))).get("/x")
+            assert (type(raised.value), raised.value.message, raised.value.field) == (kind, "m", "f")
+
+
+def test_an_error_with_the_code_of_its_parent_comes_back_as_the_parent() -> None:
+    shared = [kind for kind in below(BloomeryError) if "code" not in vars(kind)]
+    assert {Deadly, InvalidToken} <= set(shared)
+    for kind in shared:
+        assert errors.BY_CODE[kind.code] in kind.__mro__[1:]
+
+
+def below(kind: type[BloomeryError]) -> list[type[BloomeryError]]:
+    """Those of `types/errors.py`, of whatever depth."""
+    return [each for child in kind.__subclasses__() if child.__module__ == errors.__name__ for each in (child, *below(child))]
 
 
 def test_a_stream_is_split_at_newlines_only() -> None:

@@ -34,4 +34,3 @@ def test_the_end_of_a_choice_does_not_wait_for_the_others(sdk: OpenAI, server: S
 def test_a_thousand_streams_are_served_together_without_an_error() -> None:
     figures = asyncio.run(many(streams=1000, tokens=8, step_s=0.1))
     assert figures["errors"] == 0
-    assert figures["cpu_ms_per_request"] < 100

@@ -111,16 +111,24 @@ def targets(positions: tuple[int, ...], ids: tuple[int, ...]) -> PromptTargets:
     return PromptTargets(positions=Array.of(np.array(positions, np.int32)), ids=Array.of(np.array(ids, np.int32)))
 
 
-def test_a_completion_is_gathered_from_its_events(tmp_path: Path) -> None:
-    async def story(sampling: Sampling) -> None:
-        completion = await sampling.complete(ME, TARGET, request(num_samples=2, prompt_logprobs=True))
-        assert [sample.tokens for sample in completion.samples] == [[100, 101, 102, 103], [110, 111, 112, 113]]
-        assert [sample.reason for sample in completion.samples] == ["length", "length"]
-        assert completion.samples[0].logprobs == [-1.0] * 4
-        assert completion.prompt is not None
-        assert completion.version == BASE
+async def tokens_of(stream: SampleStream) -> list[int]:
+    """All that is sampled, to the end."""
+    return [event.token async for event in stream if isinstance(event, SampledToken)]
 
-    play(tmp_path, story)
+
+def test_what_was_asked_about_the_prompt_comes_first_and_every_sample_ends(tmp_path: Path) -> None:
+    async def story(sampling: Sampling) -> None:
+        events = [event async for event in sampling.stream(ME, TARGET, request(num_samples=2, prompt_logprobs=True))]
+        assert isinstance(events[0], PromptScored)
+        for sample, expected in ((0, [100, 101, 102, 103]), (1, [110, 111, 112, 113])):
+            *tokens, end = [event for event in events[1:] if not isinstance(event, PromptScored) and event.sample == sample]
+            assert [(event.position, event.token, event.logprob) for event in tokens] == [(at, token, -1.0) for at, token in enumerate(expected)]
+            assert isinstance(end, SampleFinished)
+            assert end.reason == "length"
+        assert engine.sampled[-1].weights == TARGET.weights
+
+    engine = FakeEngine(tmp_path / "s", Blobs(tmp_path / "blobs"))
+    play(tmp_path, story, engine)
 
 
 @pytest.mark.parametrize("deaths", [1, MAX_SUBMISSIONS - 1])
@@ -138,7 +146,7 @@ def test_a_stream_goes_on_where_it_was_when_the_engine_comes_back(tmp_path: Path
 def test_a_request_that_kills_every_engine_is_given_up(tmp_path: Path) -> None:
     async def story(sampling: Sampling) -> None:
         with pytest.raises(Deadly, match=f"went away {MAX_SUBMISSIONS} times"):
-            await sampling.complete(ME, TARGET, request())
+            await tokens_of(sampling.stream(ME, TARGET, request()))
 
     play(tmp_path, story, dying(tmp_path, deaths=100))
 
@@ -150,8 +158,7 @@ def test_half_an_answer_of_an_engine_that_is_not_bit_exact_ends_with_the_engine(
         with pytest.raises(Unavailable, match=r"--plain.* send the request again"):
             await anext(stream)
         assert engine.requests == 1
-        again = await sampling.complete(ME, TARGET, request())
-        assert [sample.tokens for sample in again.samples] == [[100, 101, 102, 103]]
+        assert await tokens_of(sampling.stream(ME, TARGET, request())) == [100, 101, 102, 103]
 
     engine = dying(tmp_path, deaths=1)
     engine.bit_exact = False

@@ -83,12 +83,12 @@ SCOPES_OF = {
     "Runs.get": LOOK,
     "Runs.list": LOOK,
     "Runs.load": "train",
+    "Runs.note_arriving": "train",
     "Runs.result": LOOK,
     "Runs.snapshot": "train",
     "Runs.submit": "train",
     "Runs.unload": "train",
     "Runs.waiting_for": LOOK,
-    "Sampling.complete": "infer",
     "Sampling.resolve": "infer",
     "Sampling.served": "infer",
     "Sampling.stream": "infer",
@@ -229,6 +229,7 @@ ARE_NOT_FOUND: dict[str, list[Attempt]] = {
     "Runs.checkpoint": [lambda s, w: s.runs.checkpoint(STRANGER, w.run, 9, "x"), lambda s, w: s.runs.checkpoint(STRANGER, w.tinker_run, 9, "x")],
     "Runs.get": [lambda s, w: s.runs.get(STRANGER, w.run), lambda s, w: s.runs.get(STRANGER, w.tinker_run)],
     "Runs.load": [lambda s, w: load_into_own(s, w)],
+    "Runs.note_arriving": [lambda s, w: s.runs.note_arriving(STRANGER, w.run), lambda s, w: s.runs.note_arriving(STRANGER, w.tinker_run)],
     "Runs.result": [lambda s, w: s.runs.result(STRANGER, w.run, 1, 0), lambda s, w: s.runs.result(STRANGER, w.tinker_run, 1, 0)],
     "Runs.snapshot": [lambda s, w: s.runs.snapshot(STRANGER, w.run, 9), lambda s, w: s.runs.snapshot(STRANGER, w.tinker_run, 9)],
     "Runs.submit": [
@@ -296,7 +297,6 @@ HAVE_TESTS_OF_THEIR_OWN = {
     "Models.list",
     # They take what `Checkpoints.find` and `Sampling.resolve` found.
     "Publishing.copy",
-    "Sampling.complete",
     "Sampling.stream",
 }
 

@@ -13,6 +13,7 @@ import uvicorn
 from bloomery.api.app import create_app
 from bloomery.api.routes.tinker.futures import MAX_RUNNING, SampleFutures
 from bloomery.config import ApiConfig, RecordMode
+from bloomery.services.active import Patience
 from bloomery.services.core import Services
 from bloomery.store.blobs import Blobs
 from tests.services.fake_engine import FakeEngine, fake_base, fake_engine
@@ -43,7 +44,14 @@ class Served:
 
 
 @contextmanager
-def served(directory: Path, *, record: RecordMode = "off", most_samples: int = MAX_RUNNING) -> Iterator[Served]:
+def served(
+    directory: Path,
+    *,
+    record: RecordMode = "off",
+    most_samples: int = MAX_RUNNING,
+    patience: Patience | None = None,
+    custom_losses: bool = False,
+) -> Iterator[Served]:
     """Serve until left; opened again on the same directory, it is the next life of the api."""
     ready: threading.Event = threading.Event()
     stop: list[Callable[[], Any]] = []
@@ -51,8 +59,9 @@ def served(directory: Path, *, record: RecordMode = "off", most_samples: int = M
 
     async def serve() -> None:
         (directory / "api_key").write_text(KEY)
-        config = ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record=record, models=(fake_base(directory, MODEL),))
-        async with fake_engine(directory / "s", Blobs(directory / "blobs")) as engine, Services.open(config) as services:
+        models = (fake_base(directory, MODEL),)
+        config = ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record=record, models=models, custom_losses=custom_losses)
+        async with fake_engine(directory / "s", Blobs(directory / "blobs")) as engine, Services.open(config, patience=patience) as services:
             app = create_app(services)
             app.state.sample_futures = SampleFutures(max_running=most_samples)
             server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="on", timeout_graceful_shutdown=1))

@@ -1,6 +1,5 @@
-"""Whatever arrives at the binary door and at the JSON ones is answered, never with a server's error or an empty body, and runs go on."""
+"""Whatever arrives at the binary door is answered, never with a server's error or an empty body, and runs go on."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,8 +65,9 @@ def check(answer: httpx.Response) -> None:
     assert answer.status_code not in SPINS, answer.text
     assert answer.content
     if answer.status_code >= 400:
-        assert answer.json()["category"] == "user"
-        assert len(answer.json()["error"]) > 10
+        assert answer.json()["category"] == "user", answer.text
+        # The shortest names what is not there, and that may be an empty text.
+        assert len(answer.json()["error"]) >= len("no run ``"), answer.text
 
 
 def valid(model_id: str, seq: int) -> Any:
@@ -225,104 +225,3 @@ def _long(request: Any, data: st.DataObject) -> None:
 
 
 CHANGES = [_seq, _loss, _config, _inputs, _tokens, _chunks, _spans, _empty, _long]
-
-# JSON
-
-ROUTES = [
-    "/create_session",
-    "/session_heartbeat",
-    "/create_model",
-    "/get_info",
-    "/unload_model",
-    "/optim_step",
-    "/save_weights",
-    "/save_weights_for_sampler",
-    "/save_weights_external",
-    "/load_weights",
-    "/copy_weights",
-    "/weights_info",
-    "/retrieve_future",
-    "/cancel_future",
-    "/sessions/search",
-    "/create_sampling_session",
-    "/asample",
-    "/telemetry",
-]
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["tinker://a/weights/b", "tinker://x", "\x00"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=6,
-)
-FIELDS = [
-    "session_id",
-    "model_id",
-    "model_seq_id",
-    "path",
-    "optimizer",
-    "base_model",
-    "lora_config",
-    "optimizer_config",
-    "user_metadata",
-    "ttl_seconds",
-    "kind",
-    "sampling_session_seq_id",
-    "tinker_path",
-    "source_path",
-    "destination_project_id",
-    "request_id",
-    "adam_params",
-    "optimizer_params",
-    "prompt",
-    "tags",
-    "sampling_params",
-    "sampling_session_id",
-    "sdk_version",
-    "statuses",
-    "cursor",
-    "limit",
-    "owner",
-    "events",
-    "weights_access_token",
-    "overwrite",
-    "type",
-]
-
-
-@EXAMPLES
-@given(route=st.sampled_from(ROUTES), body=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=6), named=st.booleans())
-def test_json_bodies_of_any_shape(door: Door, route: str, body: dict[str, Any], named: bool) -> None:
-    if named:
-        # As far as it is anybody's, it is this run's next operation.
-        body |= {"model_id": door.model_id, "seq_id": door.seq + 1, "session_id": door.session}
-    content = _json(body)
-    answer = door.http.post(route, content=content, headers=JSON)
-    check(answer)
-    accepted = answer.json().get("request_id", "") if answer.status_code == 200 and isinstance(answer.json(), dict) else ""
-    if accepted.startswith(f"operation|{door.model_id}|"):
-        door.seq = max(door.seq, int(accepted.split("|")[2]))
-
-
-@EXAMPLES
-@given(route=st.sampled_from([*ROUTES, "/client/config", "/auth/token"]), content=st.binary(max_size=60))
-def test_json_bodies_that_are_none(door: Door, route: str, content: bytes) -> None:
-    check(door.http.post(route, content=content, headers=JSON))
-
-
-@pytest.mark.parametrize(
-    "path", ["tinker://", "tinker://a", "tinker://a/b/c", "tinker://a/weights/", "a/weights/b", "", "tinker://a/weights/b/c", "\x00"]
-)
-def test_paths_that_name_nothing(door: Door, path: str) -> None:
-    for route, field, more in (
-        ("/weights_info", "tinker_path", {}),
-        ("/copy_weights", "source_path", {"destination_project_id": "default"}),
-        ("/load_weights", "path", {"session_id": door.session, "model_seq_id": 77, "optimizer": False}),
-        ("/create_sampling_session", "model_path", {"session_id": door.session, "sampling_session_seq_id": 1}),
-    ):
-        answer = door.http.post(route, json={field: path, **more}, headers=JSON)
-        check(answer)
-        assert answer.status_code in (400, 404)
-
-
-def _json(body: dict[str, Any]) -> bytes:
-    """As a sloppy client writes it: NaN and halves of characters included."""
-    return json.dumps(body).encode()

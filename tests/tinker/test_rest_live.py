@@ -140,6 +140,21 @@ def test_checkpoints_expire_and_are_deleted(trained: tinker.TrainingClient, rest
         rest.delete_checkpoint_from_tinker_path(gone).result()
 
 
+def test_an_expired_state_is_loaded_by_nobody(trained: tinker.TrainingClient, rest: tinker.RestClient, client: tinker.ServiceClient) -> None:
+    path = trained.save_state("fleeting").result().path
+    rest.set_checkpoint_ttl_from_tinker_path(path, 1).result()
+    wait_until(lambda: path not in {each.tinker_path for each in rest.list_checkpoints(trained.model_id).result().checkpoints})
+    for begin in (client.create_training_client_from_state, client.create_training_client_from_state_with_optimizer):
+        with pytest.raises(tinker.NotFoundError, match="expired") as refused:
+            begin(path).result()
+        assert refused.value.response.json()["field"] == "path"
+    with pytest.raises(tinker.NotFoundError, match="expired"):
+        rest.get_weights_info_by_tinker_path(path).result()
+    train(trained, TOKENS)
+    assert trained.save_state("fleeting").result().path == path
+    assert loss(client.create_training_client_from_state(path).result(), TOKENS) == loss(trained, TOKENS)
+
+
 @pytest.mark.contract("POST /api/v1/weights_info", "tinker_path")
 def test_weights_say_what_they_belong_to(trained: tinker.TrainingClient, rest: tinker.RestClient) -> None:
     for path in (trained.save_state("info").result().path, trained.save_weights_for_sampler("info").result().path):

@@ -15,8 +15,6 @@ from tinker import types
 
 from bloomery.api.routes.tinker.names import SEQS_OF_A_CLONE
 from bloomery.types.errors import NotFound
-from bloomery.types.generation import GenerateFailed
-from bloomery.types.protocol import SamplerEvents
 from tests.live import wait_until
 from tests.sdk import connected
 from tests.tinker.over_fake_engine import KEY, MODEL, Served, served
@@ -151,7 +149,7 @@ def test_stability_information_is_accepted_and_every_sequence_has_its_name(servi
     sampler = service.create_sampling_client(base_model=MODEL, record_stability_info=True).result()
     answer = ask(sampler, samples=3).result()
     assert len({sequence.sequence_id for sequence in answer.sequences}) == 3
-    assert all(sequence.logprobs is not None for sequence in answer.sequences)
+    assert [(len(sequence.tokens), len(sequence.logprobs or ())) for sequence in answer.sequences] == [(2, 2)] * 3
 
 
 # Several clients of one sampler, and one poll for all samples
@@ -170,15 +168,21 @@ def test_a_client_is_told_in_one_poll_which_samples_ended(server: Served) -> Non
         sampler = polling(client)
         answers = [ask(sampler, (1, n % 50), seed=n) for n in range(60)]
         failing = ask(sampler, ENDLESS, max_tokens=3)
-        assert [answer.result(timeout=60).sequences[0].tokens for answer in answers] == [[FIRST_SAMPLED, FIRST_SAMPLED + 1]] * 60
-        assert sampler._futures_poller is not None
+        sequences = [answer.result(timeout=60).sequences[0] for answer in answers]
+        assert [sequence.tokens for sequence in sequences] == [[FIRST_SAMPLED, FIRST_SAMPLED + 1]] * 60
         endless = next(request for request in reversed(server.engine.sampled) if tuple(request.prompt.numpy()) == ENDLESS)
-        failed = GenerateFailed(request_id=endless.request_id, message="the weights melted", category="server")
-        server.loop.call_soon_threadsafe(server.engine._post, SamplerEvents(events=(failed,)))
+        server.loop.call_soon_threadsafe(server.engine.fail, endless, "the weights melted")
         with pytest.raises(tinker.RequestFailedError, match="melted"):
             failing.result(timeout=30)
         # What the client has is not kept.
-        wait_until(lambda: not any(name.startswith(f"sample|{sampler._sampling_session_id}|") for name in server.futures._finished))
+        sampler_id = str(sequences[0].sequence_id).removesuffix(":0:0")
+        assert [sequence.sequence_id for sequence in sequences] == [f"{sampler_id}:{number}:0" for number in range(60)]
+        wait_until(lambda: {retrieved(server, f"sample|{sampler_id}|{number}") for number in range(61)} == {410})
+
+
+def retrieved(server: Served, request_id: str) -> int:
+    """The status of the answer to who asks for a result."""
+    return httpx.post(f"{server.url}/api/v1/retrieve_future", json={"request_id": request_id}, headers={"x-api-key": KEY}).status_code
 
 
 @pytest.mark.contract("POST /api/v1/join_sampling_session", "sampling_session_id")

@@ -4,8 +4,8 @@
 both answer with futures (`names`), whose results `retrieve` fetches: from the journal, or from `futures` in memory. `routed` tells the routing of
 samples, for which their answers have no place. `listing` looks at what is there, `publishing` shares it with others, `external` hands it to other
 programs, `administration` adds it up; `identity` says whose a key is, and `refused` what is not offered. `bodies` are the JSON requests, which
-`encoding` decompresses; `proto`, `tensors` and `messages` the binary ones. Errors leave in this contract's own form (`errors`). `oai` is the OpenAI
-contract in this contract's place.
+`encoding` decompresses; `proto`, `tensors` and `messages` the binary ones, for which runs wait while they come in (`arriving`). Errors leave in this
+contract's own form (`errors`). `oai` is the OpenAI contract in this contract's place.
 """
 
 from typing import Final

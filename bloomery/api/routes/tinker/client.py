@@ -14,12 +14,9 @@ from bloomery.types.errors import Unavailable
 
 MIB: Final = 1 << 20
 
-# One request per training step of usual size, none that the door would refuse, and buffers that never hold a step back. What the SDK may do
-# differently one day by default is said too.
+# None of the requests that a batch is sent in is one that the door would refuse. What the SDK may do differently one day by default is said too.
 CONFIG: Final = {
     "fwdbwd_max_chunk_len": MAX_DATA,
-    "fwdbwd_max_chunk_bytes_count": 64 * MIB,
-    "fwdbwd_dispatch_bytes_semaphore_size": 256 * MIB,
     "parallel_fwdbwd_chunks": True,
     "sample_dispatch_bytes_semaphore_size": 64 * MIB,
     "inflight_response_bytes_semaphore_size": 256 * MIB,
@@ -35,7 +32,13 @@ CONFIG: Final = {
     # The key is sent once an hour, for a token; and the identity is read from that.
     "pjwt_auth_enabled": True,
 }
+# One request per training step of usual size, and buffers that never hold a step back.
+NEAR: Final = {"fwdbwd_max_chunk_bytes_count": 64 * MIB, "fwdbwd_dispatch_bytes_semaphore_size": 256 * MIB, "proto_compress_fwdbwd": False}
+# On a line of 2 Mbit/s all that is under way at a time arrives within the 120 s after which the SDK gives a request up and begins it anew.
+FAR: Final = {"fwdbwd_max_chunk_bytes_count": 5_000_000, "fwdbwd_dispatch_bytes_semaphore_size": 20_000_000, "proto_compress_fwdbwd": True}
 DYNAMIC_CONFIG: Final = {"refresh_interval_sec": 300, "sample_cancel_enabled": True}
+MAX_LOGGED: Final = 20
+"""Errors of one report that go into the log, which is everybody's."""
 _LOUD: Final = ("ERROR", "CRITICAL")
 
 log = logging.getLogger(__name__)
@@ -44,8 +47,8 @@ router = APIRouter(route_class=TinkerRoute)
 
 @router.post("/client/config")
 async def client_config(request: Request, services: Svc, caller: Caller) -> dict[str, Any]:
-    """Flags that the SDK reads once. Batches are compressed where they travel: on one machine that would only cost time."""
-    return {**CONFIG, "proto_compress_fwdbwd": not _is_near(request), "custom_loss_server_side": services.custom_losses.offered}
+    """Flags that the SDK reads once. Batches are divided and compressed where they travel: on one machine that would only cost time."""
+    return {**CONFIG, **(NEAR if _is_near(request) else FAR), "custom_loss_server_side": services.custom_losses.offered}
 
 
 @router.post("/client/dynamic_config")
@@ -76,9 +79,11 @@ async def get_server_capabilities(services: Svc, caller: Caller) -> dict[str, An
 @router.post("/telemetry")
 async def telemetry(body: Telemetry, caller: Caller) -> dict[str, str]:
     """Errors that a client met go into the log, so that they can be seen beside the server's own."""
-    for event in body.events:
-        if event.get("severity") in _LOUD:
-            log.warning("a client reports %.300r: %.500r", event.get("event_name") or event.get("event"), _gist(event))
+    loud = [event for event in body.events if event.get("severity") in _LOUD]
+    for event in loud[:MAX_LOGGED]:
+        log.warning("a client reports %.300r: %.500r", event.get("event_name") or event.get("event"), _gist(event))
+    if len(loud) > MAX_LOGGED:
+        log.warning("a client reports %d more errors, which are left out", len(loud) - MAX_LOGGED)
     return {"status": "accepted"}
 
 

@@ -13,7 +13,7 @@ ZSTD: Final = "zstd"
 _PIECE: Final = 1 << 10
 """A piece of a frame can become 32,768 times as much: decompressed in small ones, a bomb is noticed before it is large."""
 MAX_FRAMES: Final = 1024
-_MAX_WINDOW: Final = 1 << 27
+MAX_WINDOW: Final = 1 << 27
 
 
 class Decoded(Request):
@@ -30,12 +30,17 @@ class Decoded(Request):
 
 async def decoded(request: Request) -> Request:
     """The request, with its body readable."""
-    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    coding = coding_of(request)
     if coding in ("", "identity"):
         return request
     if coding != ZSTD:
         raise InvalidInput(f"content-encoding is `{coding}`: send the body as it is, or compressed with {ZSTD}", field="content-encoding")
     return Decoded(request, await asyncio.to_thread(decompress, await request.body()))
+
+
+def coding_of(request: Request) -> str:
+    """How the sender of a request says that its body is encoded."""
+    return request.headers.get("content-encoding", "identity").strip().lower()
 
 
 def decompress(data: bytes, *, limit: int = MAX_BODY_BYTES) -> bytes:
@@ -44,7 +49,7 @@ def decompress(data: bytes, *, limit: int = MAX_BODY_BYTES) -> bytes:
     for _ in range(MAX_FRAMES):
         if place == len(data):
             return bytes(found)
-        frame = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompressobj()
+        frame = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).decompressobj()
         try:
             while place < len(data) and not frame.eof:
                 piece = data[place : place + _PIECE]

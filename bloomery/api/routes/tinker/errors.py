@@ -28,8 +28,24 @@ _POLL: Final = "/retrieve_future"
 _PACED: Final = (_POLL, "/asample")
 """Where the SDK repeats a 503 at once or gives up on it, but waits a little and goes on after a 429."""
 _SLOW_DOWN: Final = 429
-_THEIRS: Final = {"run_id": "model_id", "seq": "seq_id"}
+_THEIRS: Final = {
+    "run_id": "model_id",
+    "seq": "seq_id",
+    "metadata": "user_metadata",
+    "rank": "lora_config.rank",
+    "train_attn": "lora_config.train_attn",
+}
 """Fields that this contract calls otherwise."""
+_THEIRS_AT: Final = {
+    ("/create_session", "name"): "display_name",
+    ("/search", "project_id"): "project_ids",
+    ("/create_model", "seed"): "lora_config.seed",
+    ("/create_sampling_session", "model"): "model_path",
+    ("/weights_info", "path"): "tinker_path",
+    ("/copy_weights", "path"): "source_path",
+    **{("/asample", name): f"sampling_params.{name}" for name in ("max_tokens", "temperature", "top_k", "top_p")},
+}
+"""The same, where one word of ours is several of theirs."""
 _INVALID_TOKEN: Final = {"www-authenticate": 'Bearer error="invalid_token"'}
 """Upon which the SDK exchanges its key for another token and asks again."""
 
@@ -63,8 +79,13 @@ def refusal(request: Request, error: Exception) -> JSONResponse:
     # Whoever is told to come again does so thousands of times.
     if ours.category == "server" and ours.code != "unavailable":
         log.error("%s %s: %s", request.method, request.url.path, ours.message, exc_info=error)
-    body = {**failure(ours), "code": ours.code, "field": _THEIRS.get(ours.field or "", ours.field)}
+    body = {**failure(ours), "code": ours.code, "field": _field(ours.field or "", request.url.path)}
     return JSONResponse(body, _status(ours, request.url.path), headers=_advice(ours))
+
+
+def _field(ours: str, path: str) -> str | None:
+    """As this contract calls it."""
+    return _THEIRS_AT.get((f"/{path.rpartition('/')[2]}", ours)) or _THEIRS.get(ours, ours) or None
 
 
 def _advice(error: BloomeryError) -> dict[str, str] | None:

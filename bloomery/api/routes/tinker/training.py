@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker import bodies, messages
 from bloomery.api.routes.tinker.access import reader
+from bloomery.api.routes.tinker.arriving import ArrivingRoute
 from bloomery.api.routes.tinker.errors import TinkerRoute, as_ours
 from bloomery.api.routes.tinker.loss_graphs import parse_custom_loss
 from bloomery.api.routes.tinker.meaning import hash_of, hash_of_operation
@@ -77,7 +78,6 @@ async def unload_model(body: bodies.ModelRef, services: Svc, caller: Caller) -> 
     return Unloading(body.model_id).accepted()
 
 
-@router.post("/forward_backward")
 async def forward_backward(request: Request, response: Response, services: Svc, caller: Caller) -> dict[str, Any]:
     """Compute a loss and, unless `forward_only`, its gradients."""
     if messages.CONTENT_TYPE not in request.headers.get("content-type", ""):
@@ -97,6 +97,9 @@ async def forward_backward(request: Request, response: Response, services: Svc, 
             operation = await services.custom_losses.attach(caller, operation)
         await services.runs.submit(caller, future.model_id, future.seq, operation, request=asked_as)
     return future.accepted()
+
+
+router.add_api_route("/forward_backward", forward_backward, methods=["POST"], route_class_override=ArrivingRoute)
 
 
 @router.post("/create_custom_loss")
