@@ -10,6 +10,7 @@ import torch
 
 from bloomery.config import EngineConfig, ModelConfig
 from bloomery.engine.executor import Connected, Executor, Stop
+from bloomery.engine.hosted import CheckpointAfter
 from bloomery.models import tiny
 from bloomery.types.arrays import Array
 from bloomery.types.generation import Generate, GenerateFailed, Grammar, SampledToken, SampleFinished, SamplingParams, Weights
@@ -29,7 +30,7 @@ def test_an_engine_has_read_its_tokenizer_when_it_begins_to_serve(tmp_path: Path
     served = ModelConfig(alias="tiny", path=str(model), base_hash="b", dtype="float32", threads=1, socket="")
     before = torch.get_num_threads()
     try:
-        executor = Executor(EngineConfig(data_dir=str(tmp_path / "data"), model=served, role="replica"), inbox, deliver)
+        executor = Executor(EngineConfig(data_dir=str(tmp_path / "data"), model=served, role="replica"), inbox, deliver, CheckpointAfter())
         (model / "tokenizer.json").unlink()
         prompt, params = Array.of(np.arange(300, 320, dtype=np.int32)), SamplingParams(max_tokens=20, seed=1)
         inbox.put(Connected(1))

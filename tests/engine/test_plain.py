@@ -9,6 +9,7 @@ import torch
 
 from bloomery.config import EngineConfig, ModelConfig
 from bloomery.engine.executor import Connected, Executor, Stop
+from bloomery.engine.hosted import CheckpointAfter
 from bloomery.models import tiny
 from bloomery.models.load import load_decoder
 from bloomery.models.numerics import probe
@@ -24,7 +25,8 @@ def test_only_an_engine_that_is_not_plain_claims_the_bits_that_the_probe_found(t
         inbox.put(command)
     before = torch.get_num_threads()
     try:
-        Executor(EngineConfig(data_dir=str(tmp_path), model=model, role="replica", plain=plain), inbox, lambda _, message: said.append(message)).run()
+        config = EngineConfig(data_dir=str(tmp_path), model=model, role="replica", plain=plain)
+        Executor(config, inbox, lambda _, message: said.append(message), CheckpointAfter()).run()
         found = probe(load_decoder(tiny.PATH, dtype=torch.float32)).bit_exact
     finally:
         torch.set_num_threads(before)

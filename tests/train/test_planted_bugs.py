@@ -11,7 +11,7 @@ import torch
 
 from bloomery.models import adapters, attention, native
 from bloomery.models.adapters import AdapterRows, Factors
-from bloomery.models.attention import KEY_PAD, ROW_PAD, pad_to
+from bloomery.models.pads import KEY_PAD, ROW_PAD, pad_to
 from bloomery.train import batch, passes
 from tests.train import builders
 from tests.train.company import EVERY_KIND, apart, random_company
@@ -85,15 +85,15 @@ def pads_of_ranks_hold_what_a_wider_neighbour_has_there(patch: pytest.MonkeyPatc
     patch.setattr(adapters, "_adapted", widened)
 
 
-def lengths_are_padded_to_the_longest_of_the_pass(patch: pytest.MonkeyPatch) -> None:
-    """The blocks of attention's backward are those of another sequence."""
-    lay_out, ladder = attention._lay_out, attention._ladder
+def what_reaches_keys_runs_into_the_next_sequence(patch: pytest.MonkeyPatch) -> None:
+    """A row of gradients holds a little of the one before."""
+    backward = native.attend_backward
 
-    def padded(lengths: Sequence[int], *more: Any) -> Any:
-        patch.setattr(attention, "_ladder", lambda _: ladder(max(lengths)))
-        return lay_out(lengths, *more)
+    def run_on(*given: Any) -> tuple[torch.Tensor, ...]:
+        grad_q_RHE, grad_k_RKE, grad_v_RKE = backward(*given)
+        return grad_q_RHE, grad_k_RKE + grad_k_RKE.roll(1, 0) * 2**-10, grad_v_RKE
 
-    patch.setattr(attention, "_lay_out", padded)
+    patch.setattr(native, "attend_backward", run_on)
 
 
 def pads_of_keys_are_those_of_the_longest_and_are_seen_behind_the_border(patch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def pads_of_keys_are_those_of_the_longest_and_are_seen_behind_the_border(patch: 
         rows_begin_a_pad_late,
         pads_of_ranks_hold_what_a_wider_neighbour_has_there,
         neighbours_are_a_team_whatever_their_rows,
-        lengths_are_padded_to_the_longest_of_the_pass,
+        pytest.param(what_reaches_keys_runs_into_the_next_sequence, marks=needs_kernels),
         pytest.param(sequences_see_the_row_before_them, marks=needs_kernels),
         pytest.param(the_last_row_of_a_tile_is_rounded_otherwise, marks=needs_products),
         pytest.param(products_depend_on_the_number_of_rows, marks=needs_products),
