@@ -35,8 +35,6 @@ _QUERIES: Final = 48
 """Queries whose gradients are computed with the same keys."""
 _PANEL: Final = 32
 """Outputs of a product that lie side by side."""
-_GROUP_FLOATS: Final = 1 << 17
-"""Of the panels that a thread keeps in its cache while it multiplies rows with them."""
 _LIBRARY: Final = Compiled(
     "native",
     Path(__file__).with_name("kernels"),
@@ -56,8 +54,7 @@ _LIBRARY: Final = Compiled(
         "attend_backward": (_P, _P, _P, _P, _P, _I, _I, _P, _I, _I, _P, _I, _I, _P, _P, _P, _I, _I, _I, _I, _I, _P, _I, _I),
         "keep": (_P, _P, _P, _I, _I, _P, _I, _I, _I),
         "product": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _I, _I),
-        "product_unpacked": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _P, _I, _I),
-        "product_of_rows": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _P, _I, _I),
+        "product_unpacked": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _P, _I),
         "pack": (_P, _P, _I, _I, _I, _I),
         "add_updates": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _I),
         "update_gradients": (_P, _I, _P, _I, _P, _I, _P, _P, _I, _I, _I, _I, _I, _P, _P, _I),
@@ -124,25 +121,14 @@ def product(x_RI: Tensor, panels_PIW: Tensor, outputs: int) -> Tensor:
 
 def product_unpacked(x_RI: Tensor, weight_OI: Tensor) -> Tensor:
     """The same bits with a plain matrix, which is packed a panel at a time."""
-    return _product("product_unpacked", x_RI, weight_OI, len(weight_OI))
-
-
-def product_of_rows(x_RI: Tensor, weight_IO: Tensor) -> Tensor:
-    """Rows times a plain matrix whose rows are the inputs, with the same promise."""
-    return _product("product_of_rows", x_RI, weight_IO, weight_IO.shape[1])
-
-
-def _product(kernel: str, x_RI: Tensor, weight: Tensor, outputs: int) -> Tensor:
-    x_RI, weight = _rows(x_RI), _rows(weight)
-    (rows, inputs), threads = x_RI.shape, torch.get_num_threads()
-    assert weight.numel() == inputs * outputs
-    panels, panel = pad_to(outputs, _PANEL) // _PANEL, _PANEL * inputs
-    group = max(1, min(_GROUP_FLOATS // max(panel, 1), -(-panels // threads)))
-    out_RO, scratch = _floats(rows, outputs), _floats(threads, group * panel)
+    x_RI, weight_OI = _rows(x_RI), _rows(weight_OI)
+    (rows, inputs), outputs, threads = x_RI.shape, len(weight_OI), torch.get_num_threads()
+    assert weight_OI.shape[1] == inputs
+    out_RO, scratch = _floats(rows, outputs), _floats(threads, _PANEL * inputs)
     _call(
-        kernel,
-        *(out_RO.data_ptr(), outputs, x_RI.data_ptr(), x_RI.stride(0), weight.data_ptr(), weight.stride(0)),
-        *(rows, outputs, inputs, scratch.data_ptr(), group, threads),
+        "product_unpacked",
+        *(out_RO.data_ptr(), outputs, x_RI.data_ptr(), x_RI.stride(0), weight_OI.data_ptr(), weight_OI.stride(0)),
+        *(rows, outputs, inputs, scratch.data_ptr(), threads),
     )
     return out_RO
 

@@ -67,9 +67,7 @@ def _library_product(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
 
 
 def rows_gradient(grad_RO: Tensor, weight_OI: Tensor) -> Tensor:
-    """`grad @ weight`, what reaches the rows of a `product`: of each row the same bits among any others."""
-    if native.multiplies(grad_RO, weight_OI):
-        return native.product_of_rows(grad_RO, weight_OI)
+    """`grad @ weight`, what reaches the rows of a `product`. No sampler computes it, so it may come from the faster of two libraries."""
     return grad_RO @ weight_OI if _BLAS_IS_AS_WIDE else _library_product(grad_RO, weight_OI.t())
 
 

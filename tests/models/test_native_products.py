@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bloomery.models import native
-from bloomery.models.products import Panels, packed, product, rows_gradient, unpacked
+from bloomery.models.products import Panels, packed, product, unpacked
 
 pytestmark = pytest.mark.skipif(not native.multiplies(torch.empty(0)), reason="no native products here")
 SIZES = st.integers(1, 70)
@@ -76,22 +76,6 @@ def test_updates_go_on_with_the_chain_of_the_product(rows, members, rank, output
         own = slice(each * rows, (each + 1) * rows)
         assert torch.equal(low_Rr[own], chain(x_RI[own], a_rI))
         assert torch.equal(out_RO[own], chain(low_Rr[own], b_Or, base_RO[own]))
-
-
-@settings(max_examples=60, deadline=None)
-@given(SIZES, SIZES, SIZES)
-def test_what_reaches_the_rows_is_the_chain_of_the_turned_matrix(rows, outputs, inputs):
-    grad_RO, w_OI = noise(rows, outputs), noise(outputs, inputs, seed=1)
-    assert torch.equal(rows_gradient(grad_RO, w_OI), chain(grad_RO, w_OI.t()))
-
-
-@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(700, 40, 600), (97, 300, 513), (1, 2000, 70)])
-def test_many_rows_and_inputs_are_taken_piece_by_piece_to_the_same_bits(rows, outputs, inputs):
-    x_RI, w_OI = noise(rows, inputs), noise(outputs, inputs, seed=1)
-    expected_RO = chain(x_RI, w_OI)
-    assert torch.equal(product(x_RI, w_OI), expected_RO)
-    assert torch.equal(product(x_RI, packed(w_OI)), expected_RO)
-    assert torch.equal(rows_gradient(x_RI, w_OI.t()), expected_RO)
 
 
 @pytest.mark.parametrize("columns_in_one_piece", [True, False])

@@ -97,35 +97,30 @@ static void tile_of(int64_t rows, int groups, float *out, int64_t out_row, matri
     }
 }
 
-/* Rows whose sums, and inputs whose weights of a panel, stay in the nearest cache until they have been multiplied with each other. */
-#define NEAR_ROWS (8 * ROWS_OF_TILE)
-#define DEPTH 256
-
 /* `outputs` of one panel, for as many rows as there are. Those behind the last whole group of a panel are computed apart, for no number outside of
    `out` may be written, and none outside of the matrix read. */
 static void panel_of(int64_t rows, int64_t outputs, float *out, int64_t out_row, matrix x, const float *w, int64_t stride, int64_t inputs, int adds) {
     const int64_t tiles = (rows + ROWS_OF_TILE - 1) / ROWS_OF_TILE, most = (rows + tiles - 1) / tiles;
-    const int64_t near = NEAR_ROWS / ROWS_OF_TILE * most, depth = tiles > 1 ? DEPTH : inputs, whole = outputs / WIDE * WIDE;
-    for (int64_t first = 0; first < rows; first += near)
-        for (int64_t i = 0; i == 0 || i < inputs; i += depth)
-            for (int64_t row = first; row < MIN(first + near, rows); row += most)
-                for (int64_t done = 0; done < whole;) {
-                    const int groups = whole - done >= 2 * WIDE ? 2 : 1;
-                    const matrix of = {x.first + row * x.row + i * x.column, x.row, x.column};
-                    tile_of(MIN(most, rows - row), groups, out + row * out_row + done, out_row, of, w + i * stride + done, stride, MIN(depth, inputs - i), adds || i);
-                    done += groups * WIDE;
-                }
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t output = whole; output < outputs; output++) {
-            float sum = adds ? out[row * out_row + output] : 0.0f;
-            for (int64_t i = 0; i < inputs; i++)
-#ifdef __FMA__
-                sum = __builtin_fmaf(x.first[row * x.row + i * x.column], w[i * stride + output], sum);
-#else
-                sum = x.first[row * x.row + i * x.column] * w[i * stride + output] + sum;
-#endif
-            out[row * out_row + output] = sum;
+    for (int64_t row = 0; row < rows; row += most) {
+        const int64_t own = MIN(most, rows - row);
+        int64_t done = 0;
+        for (; done + WIDE <= outputs;) {
+            const int groups = outputs - done >= 2 * WIDE ? 2 : 1;
+            tile_of(own, groups, out + row * out_row + done, out_row, from_row(x, row), w + done, stride, inputs, adds);
+            done += groups * WIDE;
         }
+        for (; done < outputs; done++)
+            for (int64_t each = row; each < row + own; each++) {
+                float sum = adds ? out[each * out_row + done] : 0.0f;
+                for (int64_t i = 0; i < inputs; i++)
+#ifdef __FMA__
+                    sum = __builtin_fmaf(x.first[each * x.row + i * x.column], w[i * stride + done], sum);
+#else
+                    sum = x.first[each * x.row + i * x.column] * w[i * stride + done] + sum;
+#endif
+                out[each * out_row + done] = sum;
+            }
+    }
 }
 
 /* `outputs` of a matrix whose columns they are, panel after panel. */
