@@ -23,7 +23,7 @@ from tests.infer.test_versions import other_model
 from tests.train.builders import decoder
 
 PATIENCE_S = 60
-LONG = 80
+LONG = 400
 """Tokens: what happens after the first few happens in the middle."""
 DECODER = decoder()
 
