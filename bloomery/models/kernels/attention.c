@@ -11,6 +11,7 @@
 
 #include "call.h"
 #include "lanes.h"
+#include "spans.h"
 
 #ifndef TOGETHER
 #error "native.py says how many queries are computed together"
@@ -23,11 +24,6 @@
 typedef struct {
     int64_t slot, head, place;
 } strides;
-
-/* Tokens `start` to `start + count - 1` of the sequence in `slot` stand in the rows from `row` on. */
-typedef struct {
-    int64_t row, slot, start, count;
-} span;
 
 /* One query, scaled, and where its answer goes; the places that it sees, room for their scores, which become weights, and the sum of these. */
 typedef struct {

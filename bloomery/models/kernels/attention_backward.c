@@ -6,7 +6,7 @@
 
 #include <omp.h>
 
-#include "call.h"
+#include "spans.h"
 #include "tile.h"
 
 #ifndef QUERIES
@@ -14,11 +14,6 @@
 #endif
 /* Keys whose products with them are in the cache at a time. */
 #define KEYS (2 * PANEL)
-
-/* Tokens `start` to `start + count - 1` of a sequence stand in the rows from `row` on, and are all that there is of it. */
-typedef struct {
-    int64_t row, slot, start, count;
-} span;
 
 /* What one thread needs, beside a number for every query of a sequence and group of heads. */
 typedef struct {
@@ -49,7 +44,8 @@ static void clear(float *x, int64_t row, int64_t rows, int64_t dim) {
 }
 
 /* What reaches q [rows, heads, dim], k and v [rows, kv_heads, dim], each in one piece, from what reaches `out`; `logs` [rows, heads] as `attend` leaves
-   them. `scratch` has for each of the threads `4 * PANEL * dim + 2 * QUERIES * KEYS` floats, and `heads / kv_heads` for each token of the longest span. */
+   them, and spans are whole sequences. `scratch` has `room` floats for each of the threads: `4 * PANEL * dim + 2 * QUERIES * KEYS`, and `heads / kv_heads`
+   for each token of the longest span. */
 void attend_backward(
     float *grad_q, float *grad_k, float *grad_v, const float *grad, const float *q, int64_t q_row, int64_t q_head, const float *k, int64_t k_row,
     int64_t k_head, const float *v, int64_t v_row, int64_t v_head, const float *out, const float *logs, const int64_t *spans, int64_t count, int64_t heads,
