@@ -21,7 +21,8 @@ from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
 from bloomery.models.adapters import Factors, FusedAdapter, fuse, target_shapes
 from bloomery.models.decoder import Decoder
-from bloomery.models.numerics import Form, plain_form, probe
+from bloomery.models.form import Form, plain_form
+from bloomery.models.kernel_probe import probe
 from bloomery.types.arrays import Array
 from bloomery.types.generation import Generate, SamplingParams, Weights
 

@@ -23,8 +23,9 @@ from bench.shapes import SHAPES, write_directory
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
 from bloomery.models.decoder import Decoder
+from bloomery.models.form import plain_form
+from bloomery.models.kernel_probe import probe
 from bloomery.models.load import load_decoder
-from bloomery.models.numerics import plain_form, probe
 from bloomery.types.arrays import Array
 from bloomery.types.generation import Generate, SampledToken, SamplingParams, Weights
 

@@ -34,8 +34,8 @@ from bloomery.infer.engine import Patch, Update
 from bloomery.infer.sampler import Sampler
 from bloomery.models import tiny
 from bloomery.models.decoder import Decoder
+from bloomery.models.kernel_probe import probe
 from bloomery.models.load import load_decoder, stored_tensors
-from bloomery.models.numerics import probe
 from bloomery.store.blobs import Blobs
 from bloomery.train import snapshot
 from bloomery.train.full import FullParameters

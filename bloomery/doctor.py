@@ -100,8 +100,9 @@ def _bit_exact(model: ModelArgument, dtype: str, threads: int) -> Finding:
     import torch
 
     from bloomery.models import native
+    from bloomery.models.kernel_probe import probe
     from bloomery.models.load import load_decoder
-    from bloomery.models.numerics import numerics_id, probe
+    from bloomery.models.numerics import numerics_id
 
     torch.set_num_threads(threads)
     compute: torch.dtype = getattr(torch, dtype)

@@ -7,8 +7,9 @@ import torch
 
 from bloomery.infer.card import measure
 from bloomery.infer.versions import Model
+from bloomery.models.form import plain_form
+from bloomery.models.kernel_probe import probe
 from bloomery.models.load import load_decoder
-from bloomery.models.numerics import plain_form, probe
 from bloomery.obs.machine import free_memory_bytes, usable_cpus
 from bloomery.render.tokenizer import ChatTokenizer
 from bloomery.types.fidelity import TEXT_TOKENS, Mode, prompts

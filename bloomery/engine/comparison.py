@@ -7,8 +7,8 @@ from bloomery.engine.shelf import BlobShelf
 from bloomery.infer.card import card
 from bloomery.infer.fidelity import trainer_passes
 from bloomery.models.decoder import Decoder
+from bloomery.models.form import Form
 from bloomery.models.memory import free_bytes
-from bloomery.models.numerics import Form
 from bloomery.types.errors import BloomeryError, Unavailable, WorkerError, blame
 from bloomery.types.protocol import Compare, Compared
 from bloomery.types.resources import Fidelity

@@ -33,8 +33,11 @@ from bloomery.infer.sampler import Sampler
 from bloomery.infer.scrub import Scrub
 from bloomery.infer.versions import Model
 from bloomery.models.families import read_config
+from bloomery.models.form import Form, plain_form
+from bloomery.models.kernel_probe import probe
 from bloomery.models.load import load_decoder
-from bloomery.models.numerics import Form, compute_with, numerics_id, plain_form, probe
+from bloomery.models.numerics import numerics_id
+from bloomery.models.threads import compute_with
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
 from bloomery.sync.tokenizer import tokenizer_hash

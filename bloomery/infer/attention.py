@@ -20,7 +20,7 @@ from torch import Tensor
 from bloomery.infer.cache import KeyValueCache
 from bloomery.models import native
 from bloomery.models.attention import causal_mask
-from bloomery.models.numerics import Form
+from bloomery.models.form import Form
 from bloomery.models.pads import ROW_PAD, pad_to
 from bloomery.models.recurrent import Chunks, Recurrence, SequenceRows, gathered
 

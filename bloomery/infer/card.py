@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from bloomery.infer.fidelity import sample, trainer_logprobs
 from bloomery.infer.taps import first_difference
 from bloomery.infer.versions import Model
-from bloomery.models.numerics import Form, numerics_id
+from bloomery.models.form import Form
+from bloomery.models.numerics import numerics_id
 from bloomery.types.fidelity import Mode, Prompt, Sampled, compare, verdict
 from bloomery.types.ids import now_us
 from bloomery.types.resources import Fidelity

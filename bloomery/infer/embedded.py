@@ -26,7 +26,9 @@ from bloomery.infer.scrub import SCRUB_S, Scrub
 from bloomery.infer.staging import Staging, checksum
 from bloomery.infer.versions import VERSIONS_IN_MEMORY, Model, Source
 from bloomery.models.decoder import Decoder
-from bloomery.models.numerics import Form, numerics_id, plain_form, probe
+from bloomery.models.form import Form, plain_form
+from bloomery.models.kernel_probe import probe
+from bloomery.models.numerics import numerics_id
 from bloomery.sync.proof import Proof, as_it_is, prove
 from bloomery.types.arrays import Array
 from bloomery.types.errors import Conflict, NotSupported, Unavailable
@@ -54,8 +56,8 @@ class EmbeddedEngine:
     """Our own sampler on a thread of its own; an async context manager that begins and ends it.
 
     `version` is what the bare `decoder` is called. Before it serves, which form gives the trainer's bits with this decoder here is found out
-    (`models/numerics`), and the sampler, in that form, answers the probe prompt: `capabilities().bit_exact` says what came of both. Whatever takes
-    longer than its deadline is `Unavailable`, and may be done later all the same.
+    (`models/kernel_probe`), and the sampler, in that form, answers the probe prompt: `capabilities().bit_exact` says what came of both. Whatever
+    takes longer than its deadline is `Unavailable`, and may be done later all the same.
 
     What lies in memory is looked at again for as long as the engine runs (`scrub`): a version that has changed is taken out of service, and where the
     decoder has, the engine closes and says so to all who ask it.

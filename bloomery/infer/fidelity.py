@@ -16,8 +16,8 @@ from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
 from bloomery.models.adapters import UNEMBED, AdapterRows
 from bloomery.models.attention import PackedAttention
+from bloomery.models.form import Form
 from bloomery.models.head import token_logprobs
-from bloomery.models.numerics import Form
 from bloomery.models.pads import packed_positions, packed_starts
 from bloomery.types.batching import rows_at_once
 from bloomery.types.fidelity import Prompt, Sampled, answers, request

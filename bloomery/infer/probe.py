@@ -19,7 +19,7 @@ from bloomery.infer.runner import Feed, Runner
 from bloomery.infer.scoring import Question
 from bloomery.infer.versions import Model
 from bloomery.models.decoder import Decoder
-from bloomery.models.numerics import Form
+from bloomery.models.form import Form
 from bloomery.models.pads import packed_starts
 from bloomery.types.errors import Corrupt
 from bloomery.types.generation import SamplingParams

@@ -22,8 +22,8 @@ from bloomery.infer.versions import Model
 from bloomery.models.adapters import UNEMBED, AdapterRows, Bank, Factors, FusedAdapter
 from bloomery.models.decoder import Decoder, Wanted
 from bloomery.models.experts import Routing
+from bloomery.models.form import Form
 from bloomery.models.head import HeadRows, logits, logsumexp, pooled_logits
-from bloomery.models.numerics import Form
 from bloomery.models.pads import ROW_PAD, pad_to
 
 

@@ -21,8 +21,8 @@ from bloomery.infer.runner import Runner
 from bloomery.infer.stepper import Stepper
 from bloomery.infer.versions import VERSIONS_IN_MEMORY, Model, Source, Versions
 from bloomery.models.decoder import Decoder
+from bloomery.models.form import Form
 from bloomery.models.memory import free_bytes
-from bloomery.models.numerics import Form
 from bloomery.types.checks import check_generate
 from bloomery.types.errors import BloomeryError, Conflict, NotSupported, WorkerError, blame
 from bloomery.types.generation import Abort, Generate, SamplerEvent, Weights

@@ -22,7 +22,7 @@ from bloomery.models.attention import Attention
 from bloomery.models.block import Block
 from bloomery.models.decoder import Decoder, Wanted
 from bloomery.models.experts import Routing
-from bloomery.models.numerics import Form
+from bloomery.models.form import Form
 from bloomery.models.packed import pack
 from bloomery.models.pads import packed_starts
 from bloomery.types.fidelity import Prompt, answers, request

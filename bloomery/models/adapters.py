@@ -298,7 +298,7 @@ def _joins(team: _Team, start: int, stop: int) -> bool:
 class _AdaptedLinear(torch.autograd.Function):
     """One product for all rows, and small ones added in place: autograd's own nodes would copy every activation once per segment.
 
-    Shapes: M members of a team, N rows of each. A batch of products has the bits of each alone; `numerics.probe` holds that against this machine.
+    Shapes: M members of a team, N rows of each. A batch of products has the bits of each alone; `kernel_probe` holds that against this machine.
     """
 
     @staticmethod

@@ -3,7 +3,7 @@
 A scan has two parts: what a chunk gives by itself (intra-chunk, all chunks at once), and what it reads of the state before it and leaves in the one
 behind it (inter-chunk, one chunk of every sequence after the other). Chunks begin at multiples of `chunk_rows` of a sequence, in training and in
 sampling: both sum in the same order. Whoever computes a row computes its whole chunk, with anything finite behind the last row that is there; so
-every product has one shape, and a row's bits depend neither on rows behind it nor on other chunks. `numerics.probe` holds that against this machine.
+every product has one shape, and a row's bits depend neither on rows behind it nor on other chunks. `kernel_probe` holds that against this machine.
 Shapes: R packed rows, X scan inputs of a row, S sequences, N chunks, T rows of a chunk, W width of the convolution, L those of a chunk and the W - 1
 before it, I numbers that a row reads.
 """

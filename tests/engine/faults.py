@@ -17,8 +17,8 @@ from bloomery.infer.versions import Model
 from bloomery.models import packed
 from bloomery.models.adapters import Factors, FusedAdapter
 from bloomery.models.decoder import Decoder
+from bloomery.models.form import Form
 from bloomery.models.load import stored_tensors
-from bloomery.models.numerics import Form
 from bloomery.store.blobs import Blobs
 from bloomery.sync.publish import manifest_key
 from bloomery.train import snapshot

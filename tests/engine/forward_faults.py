@@ -13,7 +13,7 @@ from bloomery.infer.runner import Feed, Runner
 from bloomery.infer.versions import Model
 from bloomery.models.adapters import FusedAdapter
 from bloomery.models.decoder import Decoder
-from bloomery.models.numerics import Form
+from bloomery.models.form import Form
 from tests.engine.faults import Fault, Patch, World
 
 

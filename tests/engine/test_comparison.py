@@ -7,7 +7,7 @@ import numpy as np
 from bloomery.engine.comparison import Comparisons
 from bloomery.engine.shelf import BlobShelf
 from bloomery.infer.fidelity import sample
-from bloomery.models.numerics import Form
+from bloomery.models.form import Form
 from bloomery.store.blobs import Blobs
 from bloomery.types.fidelity import prompts
 from bloomery.types.generation import Weights

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bloomery.infer.sampler import Sampler
-from bloomery.models.numerics import plain_form
+from bloomery.models.form import plain_form
 from bloomery.types.generation import Weights
 from bloomery.types.probe import Probed, probe_key
 from tests.engine.faults import Fault, World, world

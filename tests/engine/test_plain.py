@@ -11,8 +11,8 @@ from bloomery.config import EngineConfig, ModelConfig
 from bloomery.engine.executor import Connected, Executor, Stop
 from bloomery.engine.hosted import CheckpointAfter
 from bloomery.models import tiny
+from bloomery.models.kernel_probe import probe
 from bloomery.models.load import load_decoder
-from bloomery.models.numerics import probe
 from bloomery.types.protocol import FromEngine, Welcome
 
 

@@ -11,8 +11,8 @@ from bloomery.infer.probe import Probation, sampler_side, trainer_side
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
 from bloomery.models.families import FAMILIES
+from bloomery.models.form import Form, plain_form
 from bloomery.models.load import load_decoder
-from bloomery.models.numerics import Form, plain_form
 from bloomery.models.packed import pack
 from bloomery.train.probe import answer_probe
 from bloomery.types.errors import Corrupt

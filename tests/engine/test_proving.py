@@ -11,8 +11,8 @@ from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
 from bloomery.models.config import RopeConfig
 from bloomery.models.decoder import Decoder
+from bloomery.models.form import Form
 from bloomery.models.load import load_decoder
-from bloomery.models.numerics import Form
 from bloomery.models.rope import Rope
 from bloomery.sync.base import base_key, base_state, read_state, write_state
 from bloomery.sync.manifest import Manifest

@@ -20,7 +20,8 @@ from bloomery.fidelity import examine
 from bloomery.infer.card import card, measure
 from bloomery.infer.fidelity import sample, trainer_logprobs
 from bloomery.models.families import FAMILIES
-from bloomery.models.numerics import plain_form, probe
+from bloomery.models.form import plain_form
+from bloomery.models.kernel_probe import probe
 from bloomery.types.fidelity import PLAIN_K3, Sampled, compare
 from bloomery.types.resources import Fidelity
 from tests.fidelity.instances import MAX_TOKENS, STEPS, Instance, as_state, asked, trained

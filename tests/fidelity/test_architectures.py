@@ -5,7 +5,7 @@ import torch
 
 from bloomery.infer.card import TRAINERS, measure
 from bloomery.models.families import FAMILIES
-from bloomery.models.numerics import probe
+from bloomery.models.kernel_probe import probe
 from bloomery.types.fidelity import PLAIN_K3
 from tests.fidelity.instances import MAX_TOKENS, asked, trained
 from tests.fidelity.mutations import MUTATIONS, Mutation

@@ -8,7 +8,8 @@ from bloomery.infer.attention import StepAttention
 from bloomery.infer.card import NOT_HERE, measure
 from bloomery.infer.fidelity import sample, trainer_logprobs
 from bloomery.infer.versions import Model
-from bloomery.models.numerics import Form, plain_form, probe
+from bloomery.models.form import Form, plain_form
+from bloomery.models.kernel_probe import probe
 from bloomery.models.pads import ROW_PAD
 from bloomery.train import snapshot
 from bloomery.types import fidelity_text

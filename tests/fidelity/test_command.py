@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from bloomery.cli.fidelity import show
 from bloomery.cli.main import app
 from bloomery.models import tiny
+from bloomery.models.kernel_probe import probe
 from bloomery.models.load import load_decoder
-from bloomery.models.numerics import probe
 from bloomery.types.resources import Fidelity
 
 SHORT = ["--threads", "1", "--tokens", "2"]

@@ -11,14 +11,15 @@ import torch
 from bloomery.infer.embedded import Deadlines, EmbeddedEngine
 from bloomery.infer.versions import UPDATES_IN_MEMORY, Model
 from bloomery.models.adapters import PUBLISHED_PREFIX
-from bloomery.models.numerics import plain_form, probe
+from bloomery.models.form import plain_form
+from bloomery.models.kernel_probe import probe
 from bloomery.types.errors import Conflict, Corrupt, Unavailable, WorkerError
 from bloomery.types.generation import Weights
 from bloomery.types.serving import MODEL
 from tests.infer.builders import Adapters, adapter, full_logprobs
 from tests.infer.test_engine_protocol import Going, answer, ask, idle, ids, tokens_of
 from tests.infer.test_versions import other_model
-from tests.models.test_numerics import make_worse
+from tests.models.test_kernel_probe import make_worse
 from tests.train.builders import decoder
 
 PATIENCE_S = 60

@@ -10,7 +10,8 @@ from bloomery.infer.packing import Packing
 from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.models.decoder import Decoder
-from bloomery.models.numerics import Form, plain_form, probe
+from bloomery.models.form import Form, plain_form
+from bloomery.models.kernel_probe import probe
 from bloomery.models.packed import pack, packed_bytes
 from bloomery.models.pads import KEY_PAD
 from bloomery.models.products import can_pack, is_packed, product

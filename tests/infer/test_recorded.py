@@ -12,8 +12,8 @@ from bloomery.infer.recorded import MAX_KEPT
 from bloomery.infer.sampler import Sampler
 from bloomery.models import native
 from bloomery.models.decoder import Decoder
+from bloomery.models.form import Form
 from bloomery.models.mlp import Mlp
-from bloomery.models.numerics import Form
 from bloomery.models.pointwise import add
 from bloomery.types.generation import Weights
 from tests.infer.builders import Adapters, adapter, answers, drain, generate, naive, prompt, request

@@ -15,8 +15,8 @@ from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.models.adapters import FusedAdapter
 from bloomery.models.decoder import Decoder
+from bloomery.models.kernel_probe import probe
 from bloomery.models.load import fill, load_decoder, stored_tensors
-from bloomery.models.numerics import probe
 from bloomery.types.generation import SampledToken, Weights
 from tests.infer.builders import Adapters, Answer, adapter, answers, drain, full_logprobs, generate, naive, prompt, request
 from tests.infer.test_swap import follower

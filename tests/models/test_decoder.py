@@ -9,8 +9,8 @@ from bloomery.models.adapters import AdapterRows
 from bloomery.models.attention import PackedAttention
 from bloomery.models.decoder import Decoder
 from bloomery.models.head import token_logprobs
+from bloomery.models.kernel_probe import probe
 from bloomery.models.load import load_decoder
-from bloomery.models.numerics import probe
 from bloomery.models.pads import packed_positions, packed_starts
 from tests.models.builders import ILL_CONDITIONED, MODELS, reference, saved
 

@@ -16,9 +16,10 @@ from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.models.decoder import Decoder
 from bloomery.models.families import parse_config, read_config
+from bloomery.models.kernel_probe import probe
 from bloomery.models.load import load_decoder, stored_tensors
 from bloomery.models.names import Place, module_of, stored_places
-from bloomery.models.numerics import compute_with, probe
+from bloomery.models.threads import compute_with
 from bloomery.models.weight_files import check_weights
 from bloomery.services.models import read_size
 from bloomery.sync.export import adapter, merged

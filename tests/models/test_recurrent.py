@@ -12,8 +12,8 @@ from bloomery.models.attention import PackedAttention
 from bloomery.models.block import RecurrentBlock
 from bloomery.models.config import GatedDeltaConfig
 from bloomery.models.gated_delta import GatedDelta
+from bloomery.models.kernel_probe import probe
 from bloomery.models.load import load_decoder
-from bloomery.models.numerics import probe
 from bloomery.models.pads import packed_starts
 from tests.models.builders import saved
 
