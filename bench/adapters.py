@@ -19,10 +19,12 @@ from bench.machine import machine
 from bench.shapes import SHAPES, decoder
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
-from bloomery.models.adapters import Factors, FusedAdapter, fuse, target_shapes
 from bloomery.models.decoder import Decoder
+from bloomery.models.factors import Factors
 from bloomery.models.form import Form, plain_form
+from bloomery.models.fused_adapter import FusedAdapter, fuse
 from bloomery.models.kernel_probe import probe
+from bloomery.models.targets import target_shapes
 from bloomery.types.arrays import Array
 from bloomery.types.generation import Generate, SamplingParams, Weights
 

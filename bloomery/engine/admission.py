@@ -13,10 +13,11 @@ import torch
 
 from bloomery.engine.memory import Memory
 from bloomery.models import native
-from bloomery.models.adapters import padded_rank, target_shapes
 from bloomery.models.config import DecoderConfig, LayerHeads, RecurrentConfig
 from bloomery.models.decoder import Decoder
+from bloomery.models.factors import padded_rank
 from bloomery.models.pads import KEY_PAD, ROW_PAD, pad_to
+from bloomery.models.targets import target_shapes
 from bloomery.train import batch
 from bloomery.train.passes import Share, exact_attention
 from bloomery.train.trainable import Trainable

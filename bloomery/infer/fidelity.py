@@ -14,11 +14,12 @@ from torch import Tensor
 from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
-from bloomery.models.adapters import UNEMBED, AdapterRows
+from bloomery.models.adapters import AdapterRows
 from bloomery.models.attention import PackedAttention
 from bloomery.models.form import Form
 from bloomery.models.head import token_logprobs
 from bloomery.models.pads import packed_positions, packed_starts
+from bloomery.models.targets import UNEMBED
 from bloomery.types.batching import rows_at_once
 from bloomery.types.fidelity import Prompt, Sampled, answers, request
 from bloomery.types.generation import SamplerEvent, Weights

@@ -19,12 +19,16 @@ from bloomery.infer.plan import Sample
 from bloomery.infer.recorded import RecordedSteps
 from bloomery.infer.scoring import PromptScores, Question, answer, chunk_rows, joined
 from bloomery.infer.versions import Model
-from bloomery.models.adapters import UNEMBED, AdapterRows, Bank, Factors, FusedAdapter
+from bloomery.models.adapters import AdapterRows
+from bloomery.models.bank import Bank
 from bloomery.models.decoder import Decoder, Wanted
 from bloomery.models.experts import Routing
+from bloomery.models.factors import Factors
 from bloomery.models.form import Form
+from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.head import HeadRows, logits, logsumexp, pooled_logits
 from bloomery.models.pads import ROW_PAD, pad_to
+from bloomery.models.targets import UNEMBED
 
 
 class Feed(NamedTuple):

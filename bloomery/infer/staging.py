@@ -14,9 +14,10 @@ from torch import Tensor
 
 from bloomery.infer.engine import Patch, Update
 from bloomery.infer.versions import Model
-from bloomery.models.adapters import FusedAdapter, ScaledView, published_factor, published_name
 from bloomery.models.decoder import Decoder
+from bloomery.models.fused_adapter import FusedAdapter, ScaledView
 from bloomery.models.load import fill, stored_tensors
+from bloomery.models.published_names import published_factor, published_name
 from bloomery.models.tensor_bytes import values
 from bloomery.sync import live
 from bloomery.sync.proof import Expected, Proof, prove

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final, NamedTuple, Protocol
 
-from bloomery.models.adapters import FusedAdapter
 from bloomery.models.decoder import Decoder
+from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.sync.proof import Proof
 from bloomery.types.errors import Conflict, Corrupt, Unavailable
 from bloomery.types.generation import Weights

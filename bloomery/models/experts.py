@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bloomery.models.adapters import AdapterRows, Factors, FusedAdapter, adapted_linear, low_rank_add
+from bloomery.models.adapters import AdapterRows, adapted_linear
 from bloomery.models.config import ExpertsConfig
+from bloomery.models.factors import Factors, low_rank_add
+from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.mlp import ACTIVATIONS, Mlp, gate_up_rows
 from bloomery.models.pads import ROW_PAD, pad_to
 from bloomery.models.products import linear

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bloomery.models import native
-from bloomery.models.adapters import Factors, add_updates
+from bloomery.models.factors import Factors, add_updates
 from bloomery.models.products import product, rows_gradient
 
 _CHUNK_BYTES: Final = 64 << 20

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from bloomery.models import native
-from bloomery.models.adapters import RANK_PAD
+from bloomery.models.factors import RANK_PAD
 from bloomery.models.pads import KEY_PAD, ROW_PAD
 from bloomery.models.products import library
 

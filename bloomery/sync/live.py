@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bloomery.models.adapters import FusedAdapter, ScaledView, published_name
 from bloomery.models.decoder import Decoder
+from bloomery.models.fused_adapter import FusedAdapter, ScaledView
 from bloomery.models.names import Place, stored_places
 from bloomery.models.products import is_packed, unpacked
+from bloomery.models.published_names import published_name
 from bloomery.sync.state_hash import SEEDS, Bits, StateHash, change, hash_elements
 from bloomery.types.errors import Corrupt
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from bloomery.models.adapters import FusedAdapter
 from bloomery.models.decoder import Decoder
+from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.tensor_bytes import Packed
 from bloomery.sync import live
 from bloomery.sync.live import hash_piece, hash_tensor

@@ -11,8 +11,11 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from bloomery.models.adapters import Factors, FusedAdapter, TargetShape, published_factor, published_name, target_shapes
 from bloomery.models.decoder import Decoder
+from bloomery.models.factors import Factors
+from bloomery.models.fused_adapter import FusedAdapter
+from bloomery.models.published_names import published_factor, published_name
+from bloomery.models.targets import TargetShape, target_shapes
 from bloomery.train.trainable import Slot, lay_out, same_bits
 from bloomery.types.errors import InvalidInput
 from bloomery.types.operations import LoraSpec

@@ -15,12 +15,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bloomery.models.adapters import UNEMBED, AdapterRows, FusedAdapter
+from bloomery.models.adapters import AdapterRows
 from bloomery.models.attention import PackedAttention
 from bloomery.models.decoder import Decoder, Trunk
 from bloomery.models.experts import Routing
+from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.head import HeadRows, pooled_logprobs
 from bloomery.models.pads import ROW_PAD, pad_to
+from bloomery.models.targets import UNEMBED
 from bloomery.train.batch import MicroBatch
 from bloomery.train.losses import Loss
 from bloomery.train.trainable import Trainable

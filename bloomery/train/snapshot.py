@@ -6,9 +6,11 @@ from typing import Literal, NamedTuple
 import torch
 from blake3 import blake3
 
-from bloomery.models.adapters import Factors, FusedAdapter, fuse, published_factor
 from bloomery.models.decoder import Decoder
+from bloomery.models.factors import Factors
+from bloomery.models.fused_adapter import FusedAdapter, fuse
 from bloomery.models.load import fill
+from bloomery.models.published_names import published_factor
 from bloomery.models.tensor_bytes import Packed, pack
 from bloomery.train.trainable import Trainable
 from bloomery.types.errors import Corrupt

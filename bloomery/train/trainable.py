@@ -11,8 +11,8 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from bloomery.models.adapters import FusedAdapter
 from bloomery.models.decoder import Decoder
+from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.pads import pad_to
 from bloomery.models.tensor_bytes import values
 from bloomery.types.operations import LoraSpec

@@ -15,9 +15,10 @@ from bloomery.infer.probe import Probation
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
 from bloomery.models import packed
-from bloomery.models.adapters import Factors, FusedAdapter
 from bloomery.models.decoder import Decoder
+from bloomery.models.factors import Factors
 from bloomery.models.form import Form
+from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.load import stored_tensors
 from bloomery.store.blobs import Blobs
 from bloomery.sync.publish import manifest_key

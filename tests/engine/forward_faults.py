@@ -11,9 +11,9 @@ from torch import Tensor
 from bloomery.infer.cache import KeyValueCache
 from bloomery.infer.runner import Feed, Runner
 from bloomery.infer.versions import Model
-from bloomery.models.adapters import FusedAdapter
 from bloomery.models.decoder import Decoder
 from bloomery.models.form import Form
+from bloomery.models.fused_adapter import FusedAdapter
 from tests.engine.faults import Fault, Patch, World
 
 

@@ -10,12 +10,15 @@ from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.sampling import Draw, choose
 from bloomery.infer.versions import Model
-from bloomery.models.adapters import UNEMBED, AdapterRows, Factors, FusedAdapter, fuse, target_shapes
+from bloomery.models.adapters import AdapterRows
 from bloomery.models.attention import PackedAttention
 from bloomery.models.decoder import Decoder
 from bloomery.models.experts import Routing
+from bloomery.models.factors import Factors
+from bloomery.models.fused_adapter import FusedAdapter, fuse
 from bloomery.models.head import logits, token_logprobs
 from bloomery.models.pads import ROW_PAD, packed_positions, pad_to
+from bloomery.models.targets import UNEMBED, target_shapes
 from bloomery.types.arrays import Array
 from bloomery.types.generation import (
     Generate,

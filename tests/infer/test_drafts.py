@@ -15,8 +15,8 @@ from bloomery.infer import drafts as drafts_module
 from bloomery.infer.plan import Limits
 from bloomery.infer.request import Request
 from bloomery.infer.sampler import Sampler
-from bloomery.models.adapters import FusedAdapter
 from bloomery.models.decoder import Decoder
+from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.types.generation import Abort, Generate, SampledToken, SamplerEvent
 from tests.infer.builders import adapter, answers, drain, generate, prompt, request, sampler
 from tests.train.builders import VOCAB, decoder

@@ -10,9 +10,9 @@ import torch
 
 from bloomery.infer.embedded import Deadlines, EmbeddedEngine
 from bloomery.infer.versions import UPDATES_IN_MEMORY, Model
-from bloomery.models.adapters import PUBLISHED_PREFIX
 from bloomery.models.form import plain_form
 from bloomery.models.kernel_probe import probe
+from bloomery.models.published_names import PUBLISHED_PREFIX
 from bloomery.types.errors import Conflict, Corrupt, Unavailable, WorkerError
 from bloomery.types.generation import Weights
 from bloomery.types.serving import MODEL

@@ -12,8 +12,8 @@ from torch import Tensor
 from bloomery.infer.embedded import EmbeddedEngine
 from bloomery.infer.engine import Engine, EngineEvent, Patch, Update
 from bloomery.infer.versions import Model
-from bloomery.models.adapters import PUBLISHED_PREFIX
 from bloomery.models.load import stored_tensors
+from bloomery.models.published_names import PUBLISHED_PREFIX
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound, NotSupported, Unavailable, WorkerError
 from bloomery.types.generation import Abort, Generate, Live, PromptFound, SampledToken, SampleFinished, Weights
 from bloomery.types.serving import MODEL, VersionSpan, WeightInfo, version_spans

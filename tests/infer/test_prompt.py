@@ -9,8 +9,8 @@ from scipy.stats import chisquare
 
 from bloomery.infer.plan import Limits
 from bloomery.infer.scoring import chunk_rows
-from bloomery.models.adapters import UNEMBED
 from bloomery.models.head import logits, logsumexp
+from bloomery.models.targets import UNEMBED
 from bloomery.types.arrays import Array
 from bloomery.types.generation import NO_LOGPROB, PromptTargets
 from tests.infer.builders import Answer, adapter, full_hidden, generate, prompt, request, sampler

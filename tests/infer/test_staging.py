@@ -6,7 +6,7 @@ import torch
 from bloomery.infer.engine import Patch
 from bloomery.infer.staging import Staging, checksum
 from bloomery.infer.versions import Model
-from bloomery.models.adapters import FusedAdapter
+from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.load import stored_tensors
 from bloomery.train import snapshot
 from bloomery.train.lora import Lora

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
-from bloomery.models.adapters import FusedAdapter
 from bloomery.models.decoder import Decoder
+from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.kernel_probe import probe
 from bloomery.models.load import fill, load_decoder, stored_tensors
 from bloomery.types.generation import SampledToken, Weights

@@ -13,10 +13,12 @@ from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.sampling import Draw, choose
 from bloomery.infer.versions import Model
-from bloomery.models.adapters import UNEMBED, Factors, FusedAdapter, fuse
 from bloomery.models.decoder import Decoder
+from bloomery.models.factors import Factors
+from bloomery.models.fused_adapter import FusedAdapter, fuse
 from bloomery.models.head import logits
 from bloomery.models.pads import ROW_PAD
+from bloomery.models.targets import UNEMBED
 from bloomery.types.generation import Abort, Generate, Live, SampledToken, SamplerEvent, Weights
 from bloomery.types.serving import version_spans
 from tests.infer.builders import Adapters, adapter, answers, drain, full_hidden, full_logprobs, naive, prompt, request

@@ -4,7 +4,10 @@ from weakref import ref
 
 import torch
 
-from bloomery.models.adapters import _KEPT_PASSES, AdapterRows, Bank, Factors, FusedAdapter, adapted_linear, fuse
+from bloomery.models.adapters import AdapterRows, adapted_linear
+from bloomery.models.bank import _KEPT_PASSES, Bank
+from bloomery.models.factors import Factors
+from bloomery.models.fused_adapter import FusedAdapter, fuse
 from bloomery.models.pads import ROW_PAD
 
 TARGET = "layers.0.self_attn.o_proj"

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bloomery.models.adapters import target_shapes
 from bloomery.models.families import parse_config, read_config
 from bloomery.models.names import stored_places
+from bloomery.models.targets import target_shapes
 from bloomery.models.weight_files import check_weights
 from bloomery.services.models import read_size
 from bloomery.types.errors import BloomeryError

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bloomery.models.adapters import FusedAdapter
 from bloomery.models.decoder import Decoder
 from bloomery.models.families import FAMILIES
+from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.load import load_decoder, stored_tensors
 from bloomery.models.packed import pack, pack_in_place
 from bloomery.models.products import can_pack

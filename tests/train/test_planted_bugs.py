@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from bloomery.models import adapters, attention, native, pads
-from bloomery.models.adapters import AdapterRows, Factors
+from bloomery.models.adapters import AdapterRows
+from bloomery.models.factors import Factors
 from bloomery.models.pads import KEY_PAD, ROW_PAD, pad_to
 from bloomery.train import batch, passes
 from tests.train import builders

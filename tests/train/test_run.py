@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from bloomery.models.adapters import AdapterRows, padded_rank
+from bloomery.models.adapters import AdapterRows
 from bloomery.models.attention import PackedAttention
 from bloomery.models.decoder import Decoder
+from bloomery.models.factors import padded_rank
 from bloomery.models.head import token_logprobs
 from bloomery.models.pads import packed_positions
 from bloomery.train.passes import compute

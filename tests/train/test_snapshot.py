@@ -7,11 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from bloomery.models.adapters import UNEMBED, AdapterRows, FusedAdapter, fuse
+from bloomery.models.adapters import AdapterRows
 from bloomery.models.attention import PackedAttention
 from bloomery.models.decoder import Decoder
+from bloomery.models.fused_adapter import FusedAdapter, fuse
 from bloomery.models.head import token_logprobs
 from bloomery.models.pads import packed_positions
+from bloomery.models.targets import UNEMBED
 from bloomery.sync.manifest import Manifest, verify
 from bloomery.train import snapshot
 from bloomery.train.full import FullParameters

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bloomery.models import native
-from bloomery.models.adapters import RANK_PAD, Factors, add_updates, low_rank_add
 from bloomery.models.decoder import Decoder
+from bloomery.models.factors import RANK_PAD, Factors, add_updates, low_rank_add
 from bloomery.models.head import logsumexp
 from bloomery.models.kernel_probe.inputs import FEW_ROWS, ROW_COUNTS, noise
 from bloomery.models.products import MATRICES, can_pack, linear, packed, product

@@ -1,0 +1,64 @@
+"""The factors of a low-rank update, and the small products that add it to rows.
+
+Shapes: R rows, I inputs, O outputs, r rank padded to a multiple of `RANK_PAD`, M members whose rows are neighbours.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bloomery.models import native
+from bloomery.models.pads import pad_to
+
+RANK_PAD: Final = 16
+"""The forward computes with ranks padded to this multiple: narrower ones change the bits of a row with the width."""
+
+
+class Factors(NamedTuple):
+    """One projection's update `scale * B @ A`: `a` [r, I] and `b` [O, r]; experts carry a leading dimension."""
+
+    a: Tensor
+    b: Tensor
+
+
+def padded_rank(rank: int) -> int:
+    """The rank that is computed with: the next multiple of `RANK_PAD`."""
+    return pad_to(rank, RANK_PAD)
+
+
+def low_rank_add(base_RO: Tensor, input_RI: Tensor, factors: Factors) -> Tensor:
+    """`base + (input @ a.T) @ b.T` in the one order of operations that training and sampling share."""
+    return torch.addmm(base_RO, torch.nn.functional.linear(input_RI, factors.a), factors.b.t())
+
+
+def add_updates(out_RO: Tensor, input_RI: Tensor, members: Sequence[Factors], stacked: Callable[[], Factors] | None = None) -> Tensor:
+    """`out += (input @ a.T) @ b.T` in place, for as many neighbouring rows with each member's factors; returns `input @ a.T` [R, r].
+
+    A member's rows have the same bits whatever is beside them. `stacked` gives the factors in one piece, for kernels that take them so.
+    """
+    if native.multiplies(out_RO, input_RI):
+        return native.add_updates(out_RO, input_RI, members)
+    if len(members) == 1:
+        # The fewest calls, which is what a step of few rows waits for.
+        low_Rr = torch.nn.functional.linear(input_RI, members[0].a)
+        out_RO.addmm_(low_Rr, members[0].b.t())
+        return low_Rr
+    a_MrI, b_MOr = stack(members) if stacked is None else stacked()
+    low_MNr = torch.bmm(input_RI.unflatten(0, (len(members), -1)), a_MrI.transpose(1, 2))
+    out_RO.unflatten(0, (len(members), -1)).baddbmm_(low_MNr, b_MOr.transpose(1, 2))
+    return low_MNr.flatten(0, 1)
+
+
+def stack(members: Sequence[Factors]) -> Factors:
+    """`a` [M, r, I] and `b` [M, O, r], each matrix in the layout that it has alone: libraries have another kernel for another layout."""
+    if len(members) == 1:
+        return Factors(members[0].a[None], members[0].b[None])
+    return Factors(*map(_stack_matrices, zip(*members, strict=True)))
+
+
+def _stack_matrices(matrices: Sequence[Tensor]) -> Tensor:
+    if matrices[0].is_contiguous():
+        return torch.stack(list(matrices))
+    return torch.stack([matrix.t() for matrix in matrices]).transpose(1, 2)
