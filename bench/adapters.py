@@ -24,7 +24,7 @@ from bloomery.models.factors import Factors
 from bloomery.models.form import Form, plain_form
 from bloomery.models.fused_adapter import FusedAdapter, fuse
 from bloomery.models.kernel_probe import probe
-from bloomery.models.targets import target_shapes
+from bloomery.models.targets import adapter_targets
 from bloomery.types.arrays import Array
 from bloomery.types.generation import Generate, SamplingParams, Weights
 
@@ -73,11 +73,11 @@ class Shelf:
 
 def _adapter(base: Decoder, seed: int, rank: int) -> FusedAdapter:
     noise = torch.Generator().manual_seed(seed)
-    factors = {}
-    for name, (_, inputs, outputs) in target_shapes(base.config, attention=True, mlp=True, unembed=False).items():
-        a, b = (torch.randn(shape, generator=noise) * 0.01 for shape in ((rank, inputs), (outputs, rank)))
+    targets, factors = adapter_targets(base.config, unembed=False), {}
+    for name, target in targets.items():
+        a, b = (torch.randn(shape, generator=noise) * 0.01 for shape in target.factor_shapes(rank))
         factors[name] = Factors(a.to(base.dtype), b.to(base.dtype))
-    return fuse(factors, 2.0)
+    return fuse(targets, factors, 2.0)
 
 
 def _size(base: Decoder, asked: argparse.Namespace) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from bloomery.models.config import DecoderConfig, LayerHeads, RecurrentConfig
 from bloomery.models.decoder import Decoder
 from bloomery.models.factors import padded_rank
 from bloomery.models.pads import KEY_PAD, ROW_PAD, pad_to
-from bloomery.models.targets import target_shapes
+from bloomery.models.targets import adapter_targets
 from bloomery.train import batch
 from bloomery.train.passes import Share, exact_attention
 from bloomery.train.trainable import Trainable
@@ -129,9 +129,9 @@ def adapter_refusal(spec: LoraSpec, decoder: Decoder, free: int) -> str | None:
 
 def adapter_bytes(spec: LoraSpec, decoder: Decoder) -> int:
     """Upper bound of what a run holds beside the base model: masters, gradients, moments, what the forward computes with, and a checkpoint."""
-    shapes = target_shapes(decoder.config, attention=spec.train_attn, mlp=spec.train_mlp, unembed=spec.train_unembed)
-    inputs = sum(max(experts, 1) * wide for experts, wide, _ in shapes.values())
-    outputs = sum(max(experts, 1) * wide for experts, _, wide in shapes.values())
+    targets = adapter_targets(decoder.config, attention=spec.train_attn, mlp=spec.train_mlp, unembed=spec.train_unembed).values()
+    inputs = sum(max(target.experts, 1) * target.inputs for target in targets)
+    outputs = sum(max(target.experts, 1) * target.outputs for target in targets)
     fused = padded_rank(spec.rank) * (inputs + _JOINED * outputs)
     return spec.rank * (inputs + outputs) * (HELD_BYTES + CHECKPOINT_BYTES) + 2 * fused * decoder.dtype.itemsize
 

@@ -63,7 +63,7 @@ class BlobShelf:
         if manifest.kind == "full":
             decoder = snapshot.read_model(blob, self._decoder)
         else:
-            adapter = snapshot.read(blob, rank=manifest.rank, alpha=manifest.alpha, device=self._decoder.device)
+            adapter = snapshot.read(blob, self._decoder, rank=manifest.rank, alpha=manifest.alpha)
         proof = prove(expected(manifest, entries, blob), decoder, adapter)
         return Model(weights.version, decoder, adapter, proof, told=self.told(weights.version))
 

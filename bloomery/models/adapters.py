@@ -25,13 +25,16 @@ class AdapterRows(NamedTuple):
     """Where stacked factors outlive a pass."""
 
 
-def adapted_linear(input_RI: Tensor, weight_OI: Tensor, projection: str, rows: AdapterRows) -> Tensor:
-    """A projection of the base [R, O] with every segment's low-rank update; with an adapter anywhere the weight gets no gradient."""
-    teams, flat = _teams(rows, projection)
+def adapted_linear(input_RI: Tensor, weight_OI: Tensor, parameter: str, rows: AdapterRows) -> Tensor:
+    """A projection of the base [R, O] with every segment's low-rank update; with an adapter anywhere the weight gets no gradient.
+
+    `parameter` is what the decoder calls the weight.
+    """
+    teams, flat = _teams(rows, parameter)
     if not teams:
         return linear(input_RI, weight_OI)
     if not torch.is_grad_enabled():
-        return _adapted(input_RI, weight_OI, teams, flat, projection, rows.bank)[0]
+        return _adapted(input_RI, weight_OI, teams, flat, parameter, rows.bank)[0]
     out_RO: Tensor = _AdaptedLinear.apply(input_RI, weight_OI, teams, *flat)  # type: ignore[no-untyped-call]
     return out_RO
 
@@ -54,12 +57,12 @@ class _Team(NamedTuple):
         return own_MNX
 
 
-def _teams(rows: AdapterRows, projection: str) -> tuple[list[_Team], list[Tensor]]:
+def _teams(rows: AdapterRows, parameter: str) -> tuple[list[_Team], list[Tensor]]:
     """The teams of a pass, and their factors, `a` and `b` of one segment after the other."""
     teams: list[_Team] = []
     flat: list[Tensor] = []
     for adapter, start, stop in rows.segments:
-        if start == stop or adapter is None or (factors := adapter.get(projection)) is None:
+        if start == stop or adapter is None or (factors := adapter.get(parameter)) is None:
             continue
         if teams and _joins(teams[-1], start, stop) and factors.a.shape == flat[-2].shape:
             teams[-1] = teams[-1]._replace(stop=stop, members=teams[-1].members + 1)
@@ -109,13 +112,13 @@ class _AdaptedLinear(torch.autograd.Function):
 
 
 def _adapted(
-    input_RI: Tensor, weight_OI: Tensor, teams: Sequence[_Team], flat: Sequence[Tensor], projection: str = "", bank: Bank | None = None
+    input_RI: Tensor, weight_OI: Tensor, teams: Sequence[_Team], flat: Sequence[Tensor], parameter: str = "", bank: Bank | None = None
 ) -> tuple[Tensor, list[Tensor]]:
     """The forward, and what every team's rows are between the factors."""
     out_RO = product(input_RI, weight_OI)
     lows = []
     for place, (team, members) in enumerate(zip(teams, _members(teams, flat), strict=True)):
-        stacked = None if bank is None else partial(bank.stacked, projection, place, members)
+        stacked = None if bank is None else partial(bank.stacked, parameter, place, members)
         lows.append(add_updates(out_RO[team.rows], input_RI[team.rows], members, stacked))
     return out_RO, lows
 

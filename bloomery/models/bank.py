@@ -31,13 +31,13 @@ class Bank:
         """Forget them all."""
         self._held.clear()
 
-    def stacked(self, projection: str, place: int, members: Sequence[Factors]) -> Factors:
-        """The factors of the team at `place` among those of a projection, `a` [M, r, I] and `b` [M, O, r]."""
-        held = self._held.get((projection, place))
+    def stacked(self, parameter: str, place: int, members: Sequence[Factors]) -> Factors:
+        """The factors of the team at `place` among those of a parameter, `a` [M, r, I] and `b` [M, O, r]."""
+        held = self._held.get((parameter, place))
         factors = None if held is None else held.of(members)
         if held is None or factors is None:
             factors = stack(members)
-            held = self._held[projection, place] = _Stacked(members, factors)
+            held = self._held[parameter, place] = _Stacked(members, factors)
         held.used_in = self._passes
         return factors
 

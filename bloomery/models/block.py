@@ -87,9 +87,9 @@ class Block(nn.Module):
         if self.mlp is not None and self.mlp_norm is not None:
             normed_RD = norm(x_RD, self.mlp_norm, self.config)
             routed = (routing,) if self.feed_forward == "experts" else ()
-            mlp_RD = self.mlp(normed_RD, self.name, adapters, *routed)
+            mlp_RD = self.mlp(normed_RD, f"{self.name}.mlp", adapters, *routed)
             if self.parallel is not None:
-                mlp_RD = self.parallel.add(mlp_RD, x_RD, self.name, adapters, routing)
+                mlp_RD = self.parallel.add(mlp_RD, x_RD, f"{self.name}.parallel", adapters, routing)
             x_RD = self._added(x_RD, mlp_RD, self.mlp_out_norm)
         if self.per_layer is not None:
             x_RD = add(x_RD, self.per_layer(x_RD, extra_RP))
@@ -231,7 +231,7 @@ class LatentBlock(AttentionBlock):
 
     def _heads(self, projected_RO: Tensor, rotation: Rotation, adapters: AdapterRows, shared: Shared) -> Heads:
         """Expanded from the latents."""
-        return Heads(*self.latent(projected_RO, self.name, rotation, adapters))
+        return Heads(*self.latent(projected_RO, f"{self.name}.latent", rotation, adapters))
 
 
 def _recurrence(recurrent: RecurrentConfig, eps: float, dtype: torch.dtype) -> Recurrence:

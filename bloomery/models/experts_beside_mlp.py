@@ -26,7 +26,7 @@ class ExpertsBesideMlp(Experts):
     def add(self, dense_RD: Tensor, x_RD: Tensor, name: str, adapters: AdapterRows, routing: Routing) -> Tensor:
         """What the dense MLP and the experts say of the residual `x_RD`."""
         weights_RT, chosen_RT = self._routed(x_RD, routing)
-        answers_RD = self._answers(rms_norm(x_RD, self.norm, self.eps), weights_RT, chosen_RT, f"{name}.experts", adapters)
+        answers_RD = self._answers(rms_norm(x_RD, self.norm, self.eps), weights_RT, chosen_RT, name, adapters)
         return rms_norm(dense_RD, self.dense_out_norm, self.eps) + rms_norm(answers_RD, self.out_norm, self.eps)
 
     def _routed(self, x_RD: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ RANK_PAD: Final = 16
 
 
 class Factors(NamedTuple):
-    """One projection's update `scale * B @ A`: `a` [r, I] and `b` [O, r]; experts carry a leading dimension."""
+    """A matrix's update `scale * B @ A`: `a` [r, I] and `b` [O, r]; experts carry a leading dimension."""
 
     a: Tensor
     b: Tensor

@@ -40,7 +40,7 @@ class LatentHeads(nn.Module):
         q_RHE = self._queries(query_RO, name, adapters).unflatten(1, (self.heads, -1))
         plain_RHE, turning_RHE = q_RHE.split([latent.plain_dim, latent.rope_dim], -1)
         q_RHE = torch.cat([plain_RHE, rotation.queries(turning_RHE)], -1)
-        expanded_RO = adapted_linear(rms_norm(key_RO, self.kv_norm, _EPS), self.kv, f"{name}.kv_b", adapters)
+        expanded_RO = adapted_linear(rms_norm(key_RO, self.kv_norm, _EPS), self.kv, f"{name}.kv", adapters)
         plain_RHE, v_RHV = expanded_RO.unflatten(1, (self.heads, -1)).split([latent.plain_dim, latent.value_dim], -1)
         shared_RHE = rotation.keys(shared_RO[:, None]).expand(-1, self.heads, -1)
         return q_RHE, torch.cat([plain_RHE, shared_RHE], -1), F.pad(v_RHV, (0, q_RHE.shape[-1] - latent.value_dim))
@@ -48,7 +48,7 @@ class LatentHeads(nn.Module):
     def _queries(self, query_RO: Tensor, name: str, adapters: AdapterRows) -> Tensor:
         if self.q is None or self.q_norm is None:
             return query_RO
-        return adapted_linear(rms_norm(query_RO, self.q_norm, _EPS), self.q, f"{name}.q_b", adapters)
+        return adapted_linear(rms_norm(query_RO, self.q_norm, _EPS), self.q, f"{name}.q", adapters)
 
 
 def latent_rows(config: DecoderConfig, latent: LatentConfig) -> int:

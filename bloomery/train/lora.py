@@ -15,7 +15,7 @@ from bloomery.models.decoder import Decoder
 from bloomery.models.factors import Factors
 from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.published_names import published_factor, published_name
-from bloomery.models.targets import TargetShape, target_shapes
+from bloomery.models.targets import Target, adapter_targets
 from bloomery.train.trainable import Slot, lay_out, same_bits
 from bloomery.types.errors import InvalidInput
 from bloomery.types.operations import LoraSpec
@@ -25,15 +25,15 @@ class Lora:
     """Trainable state of one adapter on `decoder`, without its optimizer."""
 
     def __init__(self, decoder: Decoder, spec: LoraSpec) -> None:
-        shapes = target_shapes(decoder.config, attention=spec.train_attn, mlp=spec.train_mlp, unembed=spec.train_unembed)
-        if not shapes:
+        targets = adapter_targets(decoder.config, attention=spec.train_attn, mlp=spec.train_mlp, unembed=spec.train_unembed)
+        if not targets:
             raise InvalidInput("nothing to train: set at least one of train_attn, train_mlp and train_unembed", field="train_attn")
         self.decoder, self.spec = decoder, spec
-        self.slots = lay_out(_factor_shapes(shapes, spec.rank))
+        self.slots = lay_out(_factor_shapes(targets, spec.rank))
         self.masters = torch.cat([_initial(slot, spec.seed).flatten() for slot in self.slots]).to(decoder.device)
         self.gradients = torch.zeros_like(self.masters)
-        self._targets, self._scale = tuple(shapes), spec.alpha / spec.rank
-        self._adapter = FusedAdapter(shapes, spec.rank, self._scale, dtype=decoder.dtype, device=decoder.device, trained=True)
+        self._targets, self._scale = tuple(targets), spec.alpha / spec.rank
+        self._adapter = FusedAdapter(targets, spec.rank, self._scale, dtype=decoder.dtype, device=decoder.device, trained=True)
         self.refresh()
 
     @property
@@ -95,11 +95,10 @@ def _factors(tensors: Mapping[str, Tensor], target: str) -> Factors:
     return Factors(tensors[f"{target}.lora_A"], tensors[f"{target}.lora_B"])
 
 
-def _factor_shapes(targets: Mapping[str, TargetShape], rank: int) -> dict[str, tuple[int, ...]]:
+def _factor_shapes(targets: Mapping[str, Target], rank: int) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
-    for target, (experts, inputs, outputs) in targets.items():
-        lead = (experts,) if experts else ()
-        shapes[f"{target}.lora_A"], shapes[f"{target}.lora_B"] = (*lead, rank, inputs), (*lead, outputs, rank)
+    for name, target in targets.items():
+        shapes[f"{name}.lora_A"], shapes[f"{name}.lora_B"] = target.factor_shapes(rank)
     return shapes
 
 

@@ -3,7 +3,6 @@ those of its Hugging Face directory."""
 
 from typing import Literal, NamedTuple
 
-import torch
 from blake3 import blake3
 
 from bloomery.models.decoder import Decoder
@@ -11,6 +10,7 @@ from bloomery.models.factors import Factors
 from bloomery.models.fused_adapter import FusedAdapter, fuse
 from bloomery.models.load import fill
 from bloomery.models.published_names import published_factor
+from bloomery.models.targets import adapter_targets
 from bloomery.models.tensor_bytes import Packed, pack
 from bloomery.train.trainable import Trainable
 from bloomery.types.errors import Corrupt
@@ -41,11 +41,12 @@ def write(weights: Trainable) -> bytes:
     return pack(weights.published(), {"format": "pt"})
 
 
-def read(data: bytes, *, rank: int, alpha: float, device: torch.device | str = "cpu") -> FusedAdapter:
-    """The adapter of a weights blob, with the very bits that the trainer's forward used."""
-    tensors = {published_factor(name): tensor.to(device) for name, tensor in Packed(data).items()}
-    targets = dict.fromkeys(name.rpartition(".")[0] for name in tensors)
-    return fuse({target: Factors(tensors[f"{target}.lora_A"], tensors[f"{target}.lora_B"]) for target in targets}, alpha / rank)
+def read(data: bytes, base: Decoder, *, rank: int, alpha: float) -> FusedAdapter:
+    """The adapter of a weights blob on `base`, with the very bits that the trainer's forward used."""
+    tensors = {published_factor(name): tensor.to(base.device) for name, tensor in Packed(data).items()}
+    names = dict.fromkeys(name.rpartition(".")[0] for name in tensors)
+    factors = {name: Factors(tensors[f"{name}.lora_A"], tensors[f"{name}.lora_B"]) for name in names}
+    return fuse(adapter_targets(base.config), factors, alpha / rank)
 
 
 def read_model(data: bytes, base: Decoder) -> Decoder:

@@ -103,7 +103,7 @@ def _half(tensor: Tensor) -> Tensor:
 def unscaled(patch: Patch, world: World) -> None:
     """The scale of the adapter is not wired."""
     read = snapshot.read
-    patch.setattr(snapshot, "read", lambda data, *, rank, alpha, device: read(data, rank=rank, alpha=float(rank), device=device))
+    patch.setattr(snapshot, "read", lambda data, base, *, rank, alpha: read(data, base, rank=rank, alpha=float(rank)))
 
 
 def adapter_of_other_experts(patch: Patch, world: World) -> None:
@@ -119,13 +119,13 @@ def adapter_of_other_experts(patch: Patch, world: World) -> None:
 def initial_adapter(patch: Patch, world: World) -> None:
     """After a resume whoever samples reads what the run began with."""
     read, initial = snapshot.read, world.blobs.get(world.first.key or "")
-    patch.setattr(snapshot, "read", lambda data, **form: read(initial, **form))
+    patch.setattr(snapshot, "read", lambda data, base, **form: read(initial, base, **form))
 
 
 def cached_adapter(patch: Patch, world: World) -> None:
     """A reload gives what was read before."""
     read, cached = snapshot.read, world.blobs.get(world.old.key or "")
-    patch.setattr(snapshot, "read", lambda data, **form: read(cached, **form))
+    patch.setattr(snapshot, "read", lambda data, base, **form: read(cached, base, **form))
 
 
 def cached_model(patch: Patch, world: World) -> None:

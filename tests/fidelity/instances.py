@@ -71,7 +71,7 @@ class Adapted(NamedTuple):
 
     def model(self, alpha: float | None = None) -> Model:
         """With its own scale, or another one."""
-        return Model("adapted", self.base, snapshot.read(self.blob, rank=self.rank, alpha=alpha or self.alpha))
+        return Model("adapted", self.base, snapshot.read(self.blob, self.base, rank=self.rank, alpha=alpha or self.alpha))
 
 
 @cache

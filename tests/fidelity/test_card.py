@@ -84,7 +84,7 @@ def test_the_text_is_long_enough_for_the_longest_prompt():
 def test_the_trainers_side_has_the_bits_of_a_training_pass():
     training = run(alpha=32.0)
     train(training, [learn(supervised([30, 40])), step()])
-    adapted = Model("a", training.weights.decoder, snapshot.read(snapshot.write(training.weights), rank=8, alpha=32.0))
+    adapted = Model("a", training.weights.decoder, snapshot.read(snapshot.write(training.weights), training.weights.decoder, rank=8, alpha=32.0))
     answers = sample(adapted, prompts(TEXT, 1024, 5, (3, 15, 510)), 5, Form())
     data = tuple(datum(each.tokens[:-1], each.tokens[1:], weights=np.ones(len(each.tokens) - 1)) for each in answers)
     (result,) = train(training, [learn(data, backward=False)])

@@ -18,7 +18,7 @@ from bloomery.models.factors import Factors
 from bloomery.models.fused_adapter import FusedAdapter, fuse
 from bloomery.models.head import logits, token_logprobs
 from bloomery.models.pads import ROW_PAD, packed_positions, pad_to
-from bloomery.models.targets import UNEMBED, target_shapes
+from bloomery.models.targets import UNEMBED, adapter_targets
 from bloomery.types.arrays import Array
 from bloomery.types.generation import (
     Generate,
@@ -56,12 +56,11 @@ def request(
 def adapter(decoder: Decoder, seed: int, rank: int = 16) -> FusedAdapter:
     """A random adapter on everything that changes the logits noticeably."""
     generator = torch.Generator().manual_seed(seed)
-    factors = {}
-    for name, (experts, inputs, outputs) in target_shapes(decoder.config, attention=True, mlp=True, unembed=True).items():
-        lead = (experts,) if experts else ()
-        a, b = (torch.randn(*lead, *shape, generator=generator) * 0.1 for shape in ((rank, inputs), (outputs, rank)))
+    targets, factors = adapter_targets(decoder.config), {}
+    for name, target in targets.items():
+        a, b = (torch.randn(shape, generator=generator) * 0.1 for shape in target.factor_shapes(rank))
         factors[name] = Factors(a.to(decoder.dtype), b.to(decoder.dtype))
-    return fuse(factors, 2.0)
+    return fuse(targets, factors, 2.0)
 
 
 class Adapters:

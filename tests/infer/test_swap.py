@@ -18,7 +18,7 @@ from bloomery.models.factors import Factors
 from bloomery.models.fused_adapter import FusedAdapter, fuse
 from bloomery.models.head import logits
 from bloomery.models.pads import ROW_PAD
-from bloomery.models.targets import UNEMBED
+from bloomery.models.targets import UNEMBED, adapter_targets
 from bloomery.types.generation import Abort, Generate, Live, SampledToken, SamplerEvent, Weights
 from bloomery.types.serving import version_spans
 from tests.infer.builders import Adapters, adapter, answers, drain, full_hidden, full_logprobs, naive, prompt, request
@@ -69,7 +69,7 @@ def continued(model: Decoder, weights: FusedAdapter | None, tokens: list[int], a
 def head_alone(model: Decoder) -> FusedAdapter:
     full = adapter(model, 3)
     a, b = full.get(UNEMBED)
-    return fuse({UNEMBED: Factors(a, b)}, 1.0)
+    return fuse(adapter_targets(model.config), {UNEMBED: Factors(a, b)}, 1.0)
 
 
 @pytest.mark.parametrize("policy", ["keep", "recompute", "flush"])

@@ -9,13 +9,15 @@ from bloomery.models.bank import _KEPT_PASSES, Bank
 from bloomery.models.factors import Factors
 from bloomery.models.fused_adapter import FusedAdapter, fuse
 from bloomery.models.pads import ROW_PAD
+from bloomery.models.targets import Target
 
 TARGET = "layers.0.self_attn.o_proj"
 
 
 def adapter(seed: int) -> FusedAdapter:
     noise = torch.Generator().manual_seed(seed)
-    return fuse({TARGET: Factors(torch.randn(16, 32, generator=noise), torch.randn(24, 16, generator=noise))}, 1.0)
+    factors = Factors(torch.randn(16, 32, generator=noise), torch.randn(24, 16, generator=noise))
+    return fuse({TARGET: Target("layers.0.o", 24, 0, outputs=24, inputs=32)}, {TARGET: factors}, 1.0)
 
 
 def rows_of(*adapters: FusedAdapter | None, bank: Bank | None = None) -> AdapterRows:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from bloomery.models.families import parse_config, read_config
 from bloomery.models.names import stored_places
-from bloomery.models.targets import target_shapes
+from bloomery.models.targets import adapter_targets
 from bloomery.models.weight_files import check_weights
 from bloomery.services.models import read_size
 from bloomery.types.errors import BloomeryError
@@ -66,9 +66,9 @@ def test_layers_for_further_tokens_are_passed_over(tmp_path: Path) -> None:
 
 def test_adapters_are_on_every_projection_but_the_one_that_peft_refuses(tmp_path: Path) -> None:
     config = read_config(saved("nemotron_h", tmp_path))
-    attention = {name.removeprefix("layers.") for name in target_shapes(config, attention=True, mlp=False, unembed=False)}
+    attention = {name.removeprefix("layers.") for name in adapter_targets(config, mlp=False, unembed=False)}
     assert attention == {"0.mixer.in_proj", "3.mixer.in_proj", *(f"2.mixer.{each}_proj" for each in "qkvo")}
-    mlp = {name.removeprefix("layers.1.") for name in target_shapes(config, attention=False, mlp=True, unembed=False) if "layers.1." in name}
+    mlp = {name.removeprefix("layers.1.") for name in adapter_targets(config, attention=False, unembed=False) if "layers.1." in name}
     assert mlp == {f"mixer.{module}{name}_proj" for module in ("", "shared_experts.") for name in ("up", "down")}
 
 

@@ -89,7 +89,7 @@ class Version:
     def load(self) -> tuple[Decoder, FusedAdapter | None]:
         if self.manifest.kind == "full":
             return snapshot.read_model(self.blob, self.base), None
-        return self.base, snapshot.read(self.blob, rank=self.manifest.rank, alpha=self.manifest.alpha)
+        return self.base, snapshot.read(self.blob, self.base, rank=self.manifest.rank, alpha=self.manifest.alpha)
 
     def expected(self) -> Expected:
         return expected(self.manifest, verify(self.manifest, self.blob), self.blob)
@@ -135,7 +135,7 @@ def test_a_single_bit_anywhere_is_caught(lora):
 
 def test_another_scale_is_caught():
     version = Version(builders.decoder(), rank=8, alpha=12.0)
-    adapter = snapshot.read(version.blob, rank=8, alpha=16.0)
+    adapter = snapshot.read(version.blob, version.base, rank=8, alpha=16.0)
     with pytest.raises(Corrupt, match=r"15 of 30 tensors differ"):
         prove(version.expected(), version.base, adapter)
 

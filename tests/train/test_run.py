@@ -232,7 +232,7 @@ def test_the_padding_of_the_rank_stays_zero(model, rank):
     trained = builders.run(model, rank=rank)
     train(trained, [learn(supervised(LENGTHS)), step(weight_decay=0.1)] * 2)
     assert sum(slot.stop - slot.start for slot in trained.weights.slots) == trained.weights.masters.numel()
-    a, b = trained.weights.fused().get("layers.0.gate_up")
+    a, b = trained.weights.fused().get("layers.0.mlp.gate_up")
     padded = padded_rank(rank)
     width = b.shape[0] // 2
     assert padded % 16 == 0

@@ -46,7 +46,7 @@ def test_the_published_adapter_gives_the_trainers_bits(dtype, experts):
     trained = trained_run(model, shelf)
     published = finish(trained, SAVE)
     assert isinstance(published, SnapshotResult)
-    adapter = snapshot.read(shelf.blobs[published.key], rank=8, alpha=32.0)
+    adapter = snapshot.read(shelf.blobs[published.key], model, rank=8, alpha=32.0)
     data = supervised([48], seed=9)
     own = logprobs(finish(trained, learn(data, backward=False)))[0]
     tokens, targets = (torch.tensor(values.numpy().astype(np.int64)) for values in (data[0].tokens, data[0].inputs["target_tokens"]))
@@ -108,7 +108,7 @@ def test_merged_weights_give_the_same_logprobs():
     unmerged = logprobs(finish(trained, learn(data, backward=False)))[0]
     merge(model, trained)
     tokens, targets = (torch.tensor(values.numpy().astype(np.int64)) for values in (data[0].tokens, data[0].inputs["target_tokens"]))
-    merged = scored(model, fuse({}, 1.0), tokens, targets)
+    merged = scored(model, fuse({}, {}, 1.0), tokens, targets)
     # (W + sBA)x against Wx + sBAx: float32 rounding of two layers.
     np.testing.assert_allclose(merged, unmerged, rtol=0, atol=2e-5)
 
