@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from bloomery.types.errors import BloomeryError, Deadly, InvalidInput, NotFound, RateLimited
+from bloomery.types.errors import BloomeryError, Deadly, InvalidInput, NotFound, RateLimited, Stopped
 
 STATUS: Final[Mapping[str, int]] = {
     "invalid": 400,
@@ -101,7 +101,8 @@ def speaks_openai(path: str) -> bool:
 
 async def _answer_ours(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, BloomeryError)
-    if error.category == "server":
+    # Of a stopped run the log told when it was found.
+    if error.category == "server" and not isinstance(error, Stopped):
         log.error("%s %s: %s", request.method, request.url.path, error.message, exc_info=error)
     return respond(request.url.path, error)
 

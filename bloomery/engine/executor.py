@@ -42,7 +42,7 @@ from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
 from bloomery.sync.tokenizer import tokenizer_hash
 from bloomery.train.full import count_parts
-from bloomery.types.errors import Corrupt
+from bloomery.types.errors import Corrupt, reason
 from bloomery.types.generation import Abort, Generate, SamplerEvent
 from bloomery.types.ids import new_id
 from bloomery.types.protocol import (
@@ -231,7 +231,7 @@ class Executor:
                 events = self._step()
             except Exception as error:
                 log.exception("a sampling step broke")
-                self._sampler.fail_running(f"sampling broke: {type(error).__name__}: {error}")
+                self._sampler.fail_running(f"sampling broke: {type(error).__name__}: {reason(error)}")
                 return
             finally:
                 compute_with(self._config.model.threads)

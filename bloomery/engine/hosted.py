@@ -12,6 +12,7 @@ from bloomery.engine.memory import Memory
 from bloomery.obs.failpoints import failpoint
 from bloomery.train.passes import Computed, Share
 from bloomery.train.run import State, TrainableRun, Work, fingerprint
+from bloomery.types.errors import reason
 from bloomery.types.footprint import CHECKPOINT_BYTES
 from bloomery.types.operations import Failed, ForwardBackward, LoadResult, Operation, Rejected, Result, effect_of_failure
 from bloomery.types.protocol import CheckpointWritten, Execute, OperationDone
@@ -200,7 +201,7 @@ class HostedRun:
             result = done.value
         except Exception as error:
             log.exception("run %s: operation %d", self.run_id, order.seq)
-            result = Failed(message=f"operation {order.seq} broke: {type(error).__name__}: {error}", category="server")
+            result = Failed(message=f"operation {order.seq} broke: {type(error).__name__}: {reason(error)}", category="server")
         self._seconds += time.perf_counter() - began
         return None if result is None else self._finish(order, result)
 

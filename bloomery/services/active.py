@@ -99,7 +99,7 @@ class ActiveRun:
         """Who is being waited for."""
         history, connection = self.history, self._next_connection
         if history.failure is not None:
-            return history.failure.message
+            return history.failure
         if history.gap_at is not None and history.ready == history.done:
             return f"operation {history.ready + 1} did not arrive yet, later ones did"
         if connection is None or not connection.open:
@@ -154,7 +154,9 @@ class ActiveRun:
                 await self._until(lambda: all(seq > newest for seq in self.history.unsettled))
 
     async def rest(self, timeout_s: float) -> bool:
-        """Have the engine let go of a quiet run; says whether it did and nothing came in between."""
+        """Have the engine let go of a quiet run; says whether it did and nothing came in between. One that is stopped stays, so that it is known."""
+        if self.history.failure is not None:
+            return False
         self._wanted, self._leaving = False, True
         self._wake()
         with suppress(TimeoutError):
@@ -196,23 +198,24 @@ class ActiveRun:
                 # The next connection begins with all that was not answered on this one.
                 continue
             except Corrupt as error:
-                log.error("run %s: %s", self.facts.key.run_id, error.message)
-                self._stop(error)
-                await self._store_state(error.message)
+                await self.stop(error)
             except Exception:
                 log.exception("run %s: trying again in %g s", self.facts.key.run_id, RETRY_S)
                 await asyncio.sleep(RETRY_S)
                 self._kick.set()
 
-    def _stop(self, error: Corrupt) -> None:
+    async def stop(self, error: Corrupt) -> None:
         """Nothing that the engine said or says of this run counts any more, and it is not to hold what is not the run."""
-        self.history.fail(error)
+        log.error("run %s: %s", self.facts.key.run_id, error.message)
+        self.history.fail(error.message)
         self._arrived.clear()
         self._written.clear()
         place = self._place
         if place.connection is not None and place.connection.open and place.state != PlaceState.ABSENT:
             place.connection.post(CloseRun(run_id=self.facts.key.run_id))
             place.closed()
+        await self._store_state(error.message)
+        self._wake()
 
     async def _work_to_do(self) -> None:
         clock = asyncio.get_running_loop().time

@@ -21,7 +21,7 @@ from bloomery.services.settle import set_state
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
 from bloomery.store.journal import BOUNDS, Bounds, Journal, extent, result_bytes, trim
-from bloomery.types.errors import BloomeryError, Corrupt
+from bloomery.types.errors import BloomeryError, Corrupt, Stopped
 from bloomery.types.ids import now_us
 from bloomery.types.protocol import CheckpointWritten, CloseRun, OperationDone, RunClosed, RunOpened, Welcome
 
@@ -56,6 +56,8 @@ class Activity:
         self._pool = ThreadPoolExecutor(JOURNAL_THREADS, thread_name_prefix="journal")
         self._runs: dict[str, ActiveRun] = {}
         self._opening: dict[str, asyncio.Task[ActiveRun]] = {}
+        self._stopped: dict[str, str] = {}
+        """What is wrong with runs whose files are damaged. Those are brought back while the server is down, so nothing is read again before."""
         self._dispatcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -80,7 +82,9 @@ class Activity:
         return self._runs.get(run_id)
 
     async def take_up(self, run_id: str) -> ActiveRun:
-        """The run, in use from here on."""
+        """The run, in use from here on; `Stopped` if it was found damaged before."""
+        if (problem := self._stopped.get(run_id)) is not None:
+            raise Stopped(problem)
         if (run := self._runs.get(run_id)) is not None:
             return run
         if run_id not in self._opening:
@@ -105,8 +109,12 @@ class Activity:
     async def tidy(self) -> None:
         """Let idle runs leave the engines' memory, and forget results whose time is over, or that are too many."""
         old_us = now_us() - self._bounds.ttl_s * 1_000_000
-        for run in list(self._runs.values()):
-            await run.history.drop_old_results(old_us)
+        for run in [run for run in self._runs.values() if run.history.failure is None]:
+            try:
+                await run.history.drop_old_results(old_us)
+            except Corrupt as error:
+                await run.stop(error)
+                continue
             if run.quiet and run.used_us < now_us() - IDLE_S * 1e6:
                 await self.retire(run)
         for connection in [link.connection for link in self._links.values() if link.connection is not None]:
@@ -116,8 +124,12 @@ class Activity:
                     connection.post(CloseRun(run_id=run_id))
 
         for row in await self._database.read(all_runs):
-            if row.id not in self._runs and row.id not in self._opening and (row.updated_us < old_us or not self._all_bounded):
-                await asyncio.get_running_loop().run_in_executor(self._pool, self._trim, row, old_us)
+            known = row.id in self._runs or row.id in self._opening or row.id in self._stopped
+            if not known and (row.updated_us < old_us or not self._all_bounded):
+                try:
+                    await asyncio.get_running_loop().run_in_executor(self._pool, self._trim, row, old_us)
+                except Corrupt as error:
+                    await self._stop(row, error)
         self._all_bounded = True
 
     def _trim(self, row: RunRow, old_us: int) -> None:
@@ -131,20 +143,26 @@ class Activity:
 
     async def _open(self, run_id: str) -> ActiveRun:
         row = await self._database.read(lambda connection: one_run(connection, None, run_id))
-        facts = row.facts
         try:
             run = await self._start(row)
         except Corrupt as error:
-            log.error("run %s: %s", run_id, error.message)
-            message = error.message
-            await self._database.write(lambda connection: set_state(connection, facts.key, "broken", message))
-            raise
+            await self._stop(row, error)
+            raise Stopped(error.message) from error
+        if row.state == "broken":
+            # What was wrong is mended. An engine that holds the run since before has no reason to say so.
+            await self._database.write(lambda connection: set_state(connection, row.facts.key, "active", None))
         # No await in between: a connection that begins from here on finds the run among those that it is told to.
         self._runs[run_id] = run
         link = self._links.get(row.base_hash)
         if link is not None and link.connection is not None:
             run.connected(link.connection)
         return run
+
+    async def _stop(self, row: RunRow, error: Corrupt) -> None:
+        """Remember what is wrong with its files, and say so once."""
+        log.error("run %s: %s", row.id, error.message)
+        await self._database.write(lambda connection: set_state(connection, row.facts.key, "broken", error.message))
+        self._stopped[row.id] = error.message
 
     async def _start(self, row: RunRow) -> ActiveRun:
         def read() -> Journal:
@@ -164,6 +182,9 @@ class Activity:
             received = await self._inbox.get()
             try:
                 await self._deliver(received)
+            except Stopped:
+                # An engine may hold since before the start what is now found damaged; `tidy` has it let go.
+                continue
             except Exception:
                 log.exception("a message of the engine of %s could not be delivered", received.connection.base_hash)
             finally:

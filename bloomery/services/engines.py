@@ -20,7 +20,7 @@ import msgspec
 from bloomery.services.listeners import Listeners
 from bloomery.services.pulse import SILENCE, Pulse, Silence, Silent
 from bloomery.types import protocol
-from bloomery.types.errors import Unavailable, WorkerError
+from bloomery.types.errors import Unavailable, WorkerError, reason
 from bloomery.types.generation import Abort, Generate, GenerateFailed, SampledToken, SampleFinished, SamplerEvent
 from bloomery.types.protocol import (
     Alive,
@@ -259,7 +259,7 @@ class EngineLink:
                 self.silent, self.problem = False, "it closed the connection" + (" in the middle of a message" if error.partial else "")
             except (OSError, ValueError, msgspec.MsgspecError, Unavailable) as error:
                 self.silent = isinstance(error, Silent)
-                self.problem = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                self.problem = f"{type(error).__name__}: {reason(error)}" if str(error) else type(error).__name__
             if self.connection is not None:
                 delay_s = FIRST_DELAY_S
                 self._end_connection()

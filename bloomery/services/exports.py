@@ -45,7 +45,7 @@ class Exports:
         live = await self._deployments.live_version(p, name)
         found = live if live is not None else await self._versions.find(p, name)
         if found.weights.key is None:
-            raise InvalidInput(f"`{name}` is the base model itself, whose files lie in {self._models.resolve(found.base_hash).path}", field="version")
+            raise InvalidInput(f"`{name}` is the base model itself: its files are those that the server was started with", field="version")
         return await asyncio.to_thread(self._lay_out, found, form, max_shard_bytes, self._directory(found))
 
     async def of(self, found: Version) -> Export:

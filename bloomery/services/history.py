@@ -16,7 +16,7 @@ from bloomery.services.listeners import Listeners
 from bloomery.services.settle import RunKey, Settlement, last_checkpoint, restore_point, saves, settle
 from bloomery.store.database import Database
 from bloomery.store.journal import Journal, JournaledResult
-from bloomery.types.errors import BloomeryError, Conflict, Corrupt, InvalidInput, NotFound, Unavailable
+from bloomery.types.errors import BloomeryError, Conflict, Corrupt, InvalidInput, NotFound, Stopped, Unavailable, reason
 from bloomery.types.operations import Effect, ForwardBackward, ForwardBackwardResult, Operation, Rejected, Result, RunSpec, SnapshotResult
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,8 @@ class History:
         self.journal = journal
         self.done = max(journal.last_result, facts.first_seq - 1)
         self.ready = self.done
-        self.failure: BloomeryError | None = None
+        self.failure: str | None = None
+        """Why the run cannot go on in this life of the server."""
         self.gap_at: float | None = None
         """When the missing operation before those that wait is given up, by the loop's clock."""
         self.unsettled: dict[int, Settlement] = {}
@@ -108,7 +109,7 @@ class History:
         A user error in `make` takes the operation's place in the order; `refused` is what then becomes of the gradients.
         """
         if self.failure is not None:
-            raise self.failure
+            raise Stopped(self.failure)
         if seq < self.facts.first_seq:
             raise InvalidInput(f"operations of this run are numbered from {self.facts.first_seq}, not {seq}", field="seq")
         if seq <= self.ready or self.journal.has_operation(seq):
@@ -131,7 +132,7 @@ class History:
         until = clock() + timeout_s
         while not self._shows(seq):
             if self.failure is not None:
-                raise self.failure
+                raise Stopped(self.failure)
             waiter = self._waiting.setdefault(seq, asyncio.get_running_loop().create_future())
             arrived, _ = await asyncio.wait({waiter}, timeout=max(0.0, until - clock()))
             if not arrived:
@@ -191,9 +192,9 @@ class History:
         self._bounded_bytes = self.journal.result_bytes
         log.info("run %s: dropped %d MiB of results", self.facts.key.run_id, (held - self._bounded_bytes) >> 20)
 
-    def fail(self, error: BloomeryError) -> None:
+    def fail(self, why: str) -> None:
         """The run cannot go on until someone repairs its files; whoever waits is told."""
-        self.failure = error
+        self.failure = why
         self._wake(dict.fromkeys(self._waiting))
 
     async def _require_same(self, seq: int, request: bytes) -> None:
@@ -216,7 +217,7 @@ class History:
             await self.journal.append_operation(seq, operation, request=request)
             self._requests[seq] = request
         except OSError as error:
-            raise Unavailable(f"operation {seq} cannot be journaled: {error}") from error
+            raise Unavailable(f"operation {seq} cannot be journaled: {reason(error)}") from error
         finally:
             del self._accepting[seq]
         if len(self._recent) < KEPT_IN_MEMORY:

@@ -155,7 +155,7 @@ def _put_durably(root: Path, blobs: Mapping[str, bytes | memoryview]) -> None:
     directories = {path.parent for path in paths.values()}
     for directory in directories:
         if not directory.resolve().is_relative_to(root.resolve()):
-            raise Corrupt(f"blobs would lie in {directory}, outside {root}: a link leads there")
+            raise Corrupt(f"blobs of `{directory.relative_to(root)}` would lie outside the data directory: a link leads there")
         make_directory(directory)
     for key, data in blobs.items():
         _put_under_its_name(paths[key], data)

@@ -199,7 +199,9 @@ class Lane:
 
 def damage(segment: Path, what: str) -> Corrupt:
     """What is wrong with a segment, and what to do about it."""
-    return Corrupt(f"{segment}: {what}; bring its directory back from a backup, then stop and start the server")
+    return Corrupt(
+        f"run `{segment.parent.name}`, segment {segment.name}: {what}; bring its directory back from a backup, then stop and start the server"
+    )
 
 
 def segments(directory: Path, name: str) -> list[Path]:

@@ -1,11 +1,15 @@
 """The one error tree: raise where you know, answer at the door (only the `errors` of a contract map codes to HTTP)."""
 
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar, Final, Literal
 
 Category = Literal["user", "server"]
+
+_DIRECTORIES: Final = re.compile(r"(?<![\w.:/])/(?:[^\s/'\"]+/)+")
+"""Of an absolute path, as it stands in a text."""
 
 
 class BloomeryError(Exception):
@@ -99,6 +103,10 @@ class Corrupt(BloomeryError):
     code = "corrupt"
 
 
+class Stopped(Corrupt):
+    """What is damaged was found before: the log says so there, and nothing is read again until the server is started again."""
+
+
 class WorkerError(BloomeryError):
     """A foreign error inside a worker, with the operation it belongs to."""
 
@@ -127,4 +135,9 @@ def blame(kind: type[BloomeryError], what: str) -> Iterator[None]:
     except BloomeryError:
         raise
     except Exception as error:
-        raise kind(f"{what}: {type(error).__name__}: {error}") from error
+        raise kind(f"{what}: {type(error).__name__}: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """What a foreign error says, as callers may read it: of a file they learn the name, and not where the server keeps it."""
+    return _DIRECTORIES.sub("", str(error))

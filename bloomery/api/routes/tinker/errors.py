@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from bloomery.api.routes import MAX_BODY_BYTES
 from bloomery.api.routes.tinker.encoding import decoded
-from bloomery.types.errors import BloomeryError, InvalidInput, InvalidToken, RateLimited, TooLarge
+from bloomery.types.errors import BloomeryError, InvalidInput, InvalidToken, RateLimited, Stopped, TooLarge, Unavailable, reason
 from bloomery.types.operations import Failed
 
 _STATUS: Final = {"unauthorized": 401, "forbidden": 403, "not_found": 404, "gone": 410, "rate_limit_exceeded": 429, "unavailable": 503}
@@ -76,8 +76,8 @@ class TinkerRoute(APIRoute):
 def refusal(request: Request, error: Exception) -> JSONResponse:
     """The answer to a request that was not accepted."""
     ours = as_ours(error)
-    # Whoever is told to come again does so thousands of times.
-    if ours.category == "server" and ours.code != "unavailable":
+    # Whoever is told to come again does so thousands of times, and of a stopped run the log told when it was found.
+    if ours.category == "server" and not isinstance(ours, Unavailable | Stopped):
         log.error("%s %s: %s", request.method, request.url.path, ours.message, exc_info=error)
     body = {**failure(ours), "code": ours.code, "field": _field(ours.field or "", request.url.path)}
     return JSONResponse(body, _status(ours, request.url.path), headers=_advice(ours))
@@ -114,7 +114,7 @@ def as_ours(error: Exception) -> BloomeryError:
         return error
     if isinstance(error, RequestValidationError | ValidationError):
         return _first_problem(error)
-    return BloomeryError(f"internal error ({type(error).__name__}: {error}); the api's log says more")
+    return BloomeryError(f"internal error ({type(error).__name__}: {reason(error)}); the api's log says more")
 
 
 def _first_problem(error: RequestValidationError | ValidationError) -> InvalidInput:

@@ -1,0 +1,26 @@
+"""What callers may read of foreign errors."""
+
+import pytest
+
+from bloomery.types.errors import BY_CODE, Corrupt, WorkerError, blame, reason
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("[Errno 2] No such file or directory: '/srv/data/runs/run-1/ops-1.seg'", "[Errno 2] No such file or directory: 'ops-1.seg'"),
+        ("Unable to open file /srv/data/blobs/a.b: denied", "Unable to open file a.b: denied"),
+        ('a link "/a/b/" leads away', 'a link "" leads away'),
+        ("`tinker://run-1/weights/a` and 1/2 and x/y/z stay", "`tinker://run-1/weights/a` and 1/2 and x/y/z stay"),
+        ("https://example.org/a/b stays", "https://example.org/a/b stays"),
+    ],
+)
+def test_of_a_file_callers_learn_the_name_and_not_where_the_server_keeps_it(said: str, told: str) -> None:
+    assert reason(OSError(said)) == told
+    with pytest.raises(WorkerError) as blamed, blame(WorkerError, "it broke"):
+        raise OSError(said)
+    assert blamed.value.message == f"it broke: OSError: {told}"
+
+
+def test_the_code_of_damage_means_the_damage_itself() -> None:
+    assert BY_CODE["corrupt"] is Corrupt
