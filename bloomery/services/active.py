@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from bloomery.obs.failpoints import failpoint
+from bloomery.services.backlog import Backlog
 from bloomery.services.engines import Connection, EngineLost, RunMessage
 from bloomery.services.history import RETRY_S, History, Make, RunFacts
 from bloomery.services.listeners import Listeners
@@ -20,7 +21,7 @@ from bloomery.services.settle import Kept, divergence, note_checkpoint, restore_
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
 from bloomery.store.journal import Journal, JournaledResult
-from bloomery.types.errors import Corrupt
+from bloomery.types.errors import Corrupt, Unavailable
 from bloomery.types.ids import now_us
 from bloomery.types.operations import Effect, Failed, Operation, Rejected, Result, effect_of_failure
 from bloomery.types.protocol import Acknowledge, CheckpointWritten, CloseRun, OperationDone, RunClosed, RunOpened
@@ -42,10 +43,12 @@ class Patience(NamedTuple):
 class ActiveRun:
     """Operations in, results out, strictly by `seq`."""
 
-    def __init__(self, facts: RunFacts, journal: Journal, database: Database, blobs: AsyncBlobs, published: Listeners, patience: Patience) -> None:
+    def __init__(
+        self, facts: RunFacts, journal: Journal, database: Database, blobs: AsyncBlobs, published: Listeners, backlog: Backlog, patience: Patience
+    ) -> None:
         self.facts = facts
         self.used_us = now_us()
-        self.history = History(facts, journal, database, published, gap_s=patience.gap_s, changed=self._wake)
+        self.history = History(facts, journal, database, published, backlog, gap_s=patience.gap_s, changed=self._wake)
         self._patience = patience
         self._journal, self._database, self._blobs = journal, database, blobs
         self._place = Place(facts.spec, facts.first_seq, facts.project)
@@ -84,7 +87,12 @@ class ActiveRun:
     async def submit(self, seq: int, make: Make, *, refused: Effect = "spoil", request: bytes = b"") -> None:
         """Journal an operation; the rest happens behind this call."""
         self.want()
-        await self.history.submit(seq, make, refused=refused, request=request)
+        try:
+            await self.history.submit(seq, make, refused=refused, request=request)
+        except Unavailable:
+            # Whoever was told to come again will: what follows is not to be computed without it.
+            self.note_arriving()
+            raise
 
     def note_arriving(self) -> None:
         """Part of an operation came in: the patience with those that are missing begins anew."""

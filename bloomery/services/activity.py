@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from bloomery.services.active import ActiveRun, Patience
+from bloomery.services.backlog import Backlog
 from bloomery.services.engines import EngineLink, EngineLost, Inbox, Received
 from bloomery.services.listeners import Listeners
 from bloomery.services.run_rows import RunRow, all_runs, one_run
@@ -54,6 +55,7 @@ class Activity:
         """Whether the runs that nobody has used since the start were looked at: without being used none grows."""
         self._published = published or Listeners()
         self._pool = ThreadPoolExecutor(JOURNAL_THREADS, thread_name_prefix="journal")
+        self._backlog = Backlog()
         self._runs: dict[str, ActiveRun] = {}
         self._opening: dict[str, asyncio.Task[ActiveRun]] = {}
         self._stopped: dict[str, str] = {}
@@ -169,7 +171,7 @@ class Activity:
             return Journal(self._directory / row.id, self._pool, first_seq=row.first_seq, bounds=self._bounds)
 
         journal = await asyncio.get_running_loop().run_in_executor(self._pool, read)
-        run = ActiveRun(row.facts, journal, self._database, self._blobs, self._published, self._patience)
+        run = ActiveRun(row.facts, journal, self._database, self._blobs, self._published, self._backlog, self._patience)
         try:
             await run.start(settled=row.settled_seq)
         except BaseException:

@@ -12,18 +12,20 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from bloomery.services.backlog import MAX_WAITING, MAX_WAITING_BYTES, Backlog, RunBacklog, payload_bytes
 from bloomery.services.listeners import Listeners
 from bloomery.services.settle import RunKey, Settlement, last_checkpoint, restore_point, saves, settle
 from bloomery.store.database import Database
 from bloomery.store.journal import Journal, JournaledResult
-from bloomery.types.errors import BloomeryError, Conflict, Corrupt, InvalidInput, NotFound, Stopped, Unavailable, reason
+from bloomery.types.errors import BloomeryError, Conflict, Corrupt, InvalidInput, NotFound, Stopped, TooLarge, Unavailable, reason
 from bloomery.types.operations import Effect, ForwardBackward, ForwardBackwardResult, Operation, Rejected, Result, RunSpec, SnapshotResult
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING: Final = 4096
-"""Operations without a result; also how far ahead of the others one may arrive."""
 KEPT_IN_MEMORY: Final = 32
+"""Operations that wait, at most; others are read from the journal when it is their turn."""
+KEPT_BYTES: Final = 64 << 20
+"""Of their payloads, beside that of the first."""
 RETRY_S: Final = 1.0
 ROWS_FOLLOW_S: Final = 0.02
 """Rows that nobody waits for are written so much later, many at once: the results are being fetched meanwhile."""
@@ -48,7 +50,15 @@ class History:
     """Accepts operations and shows results; `changed` is called when there is something to do with them, `published` hear of weights with a row."""
 
     def __init__(
-        self, facts: RunFacts, journal: Journal, database: Database, published: Listeners, *, gap_s: float, changed: Callable[[], None]
+        self,
+        facts: RunFacts,
+        journal: Journal,
+        database: Database,
+        published: Listeners,
+        backlog: Backlog,
+        *,
+        gap_s: float,
+        changed: Callable[[], None],
     ) -> None:
         self.facts = facts
         self.journal = journal
@@ -64,6 +74,7 @@ class History:
         self._bounded_bytes = 0
         """Of results, that were left when they were bounded last."""
         self._database, self._published, self._gap_s, self._changed = database, published, gap_s, changed
+        self._backlog = RunBacklog(backlog)
         self._accepting: dict[int, asyncio.Task[None]] = {}
         self._recent: dict[int, Operation] = {}
         self._requests: dict[int, bytes] = {}
@@ -74,6 +85,8 @@ class History:
 
     async def start(self, settled: int) -> None:
         """Check that the journal reaches back to a checkpoint and forward to what is known, and settle what the last process left."""
+        for seq in self.journal.operations_after(self.done):
+            self._backlog.add(seq, self.journal.operation_bytes(seq))
         self._advance()
         run_id = self.facts.key.run_id
         known = max(settled, await self._database.read(lambda connection: last_checkpoint(connection, run_id)))
@@ -96,6 +109,7 @@ class History:
         if self._settler is not None:
             self._settler.cancel()
             await asyncio.wait({self._settler})
+        self._backlog.forget()
         await self.journal.close()
 
     @property
@@ -156,6 +170,7 @@ class History:
             await self._note_unsettled(seq, result)
             self._recent.pop(seq, None)
             self._requests.pop(seq, None)
+        self._backlog.remove(results)
         self.done = max(results)
         self._to_settle.set()
         self._wake({seq: result for seq, result in results.items() if self._shows(seq)})
@@ -195,6 +210,7 @@ class History:
     def fail(self, why: str) -> None:
         """The run cannot go on until someone repairs its files; whoever waits is told."""
         self.failure = why
+        self._backlog.forget()
         self._wake(dict.fromkeys(self._waiting))
 
     async def _require_same(self, seq: int, request: bytes) -> None:
@@ -214,16 +230,39 @@ class History:
     async def _accept(self, seq: int, make: Make, request: bytes) -> None:
         try:
             operation = await make()
-            await self.journal.append_operation(seq, operation, request=request)
-            self._requests[seq] = request
-        except OSError as error:
-            raise Unavailable(f"operation {seq} cannot be journaled: {reason(error)}") from error
+            await self._journal_operation(seq, operation, request)
         finally:
             del self._accepting[seq]
-        if len(self._recent) < KEPT_IN_MEMORY:
-            self._recent[seq] = operation
         self._advance()
         self._changed()
+
+    async def _journal_operation(self, seq: int, operation: Operation, request: bytes) -> None:
+        size_bytes = payload_bytes(operation)
+        self._require_room(seq, size_bytes)
+        self._backlog.add(seq, size_bytes)
+        try:
+            await self.journal.append_operation(seq, operation, request=request)
+        except OSError as error:
+            self._backlog.remove([seq])
+            raise Unavailable(f"operation {seq} cannot be journaled: {reason(error)}") from error
+        self._requests[seq] = request
+        kept_bytes = sum(map(payload_bytes, self._recent.values()))
+        if not self._recent or (len(self._recent) < KEPT_IN_MEMORY and kept_bytes + size_bytes <= KEPT_BYTES):
+            self._recent[seq] = operation
+
+    def _require_room(self, seq: int, size_bytes: int) -> None:
+        """Of bytes. What is computed next is taken in any case: nothing else makes room."""
+        if seq == self.done + 1 or size_bytes == 0:
+            return
+        needed_bytes, run_id = self._backlog.bytes + size_bytes, self.facts.key.run_id
+        if self.ready == self.done:
+            # All that waits does so for an operation that may not come before these were taken, as the SDK sends the first of many pieces last.
+            if needed_bytes > MAX_WAITING_BYTES:
+                behind = f"what arrived before operation {self.ready + 1} of run `{run_id}` has more than {MAX_WAITING_BYTES >> 20} MiB"
+                raise TooLarge(f"{behind} with operation {seq}: send less in one call", field="seq")
+        elif needed_bytes > self._backlog.most_bytes:
+            waits = f"operations of run `{run_id}` with {self._backlog.bytes >> 20} MiB wait for the engine"
+            raise Unavailable(f"{waits}, and {self._backlog.most_bytes >> 20} MiB may at present: go on when some have a result")
 
     def _advance(self) -> None:
         before = self.ready

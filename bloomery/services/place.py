@@ -6,6 +6,7 @@
 from enum import StrEnum
 from typing import Final
 
+from bloomery.services.backlog import payload_bytes
 from bloomery.services.engines import Connection
 from bloomery.services.settle import RestorePoint
 from bloomery.types.operations import Operation, Rejected, RunSpec, effect_of_failure
@@ -13,6 +14,8 @@ from bloomery.types.protocol import CloseRun, Execute, OpenRun
 
 IN_FLIGHT: Final = 16
 """Operations at the engine at a time: enough to keep it busy, few enough to hold in memory."""
+IN_FLIGHT_BYTES: Final = 64 << 20
+"""Of payloads, at which no further one is sent before some are answered."""
 
 
 class PlaceState(StrEnum):
@@ -37,6 +40,8 @@ class Place:
         self._spec, self._project = spec, project
         self._first_seq = first_seq
         self._opening: RestorePoint | None = None
+        self._in_flight: dict[int, int] = {}
+        """Bytes of the payloads that were sent last, by number."""
 
     def begin(self, connection: Connection, *, ready: int) -> None:
         """A new conversation: the run is where the engine says."""
@@ -73,6 +78,7 @@ class Place:
         except ValueError as error:
             refused = Rejected(message=f"{error}: send it in parts", effect=effect_of_failure(operation))
             self.connection.post(Execute(run_id=self._spec.run_id, seq=seq, operation=refused, replay=replay))
+        self._in_flight = {one: size for one, size in self._in_flight.items() if self.answered < one < seq} | {seq: payload_bytes(operation)}
         self.sent = seq
         await self.connection.drain()
 
@@ -90,7 +96,8 @@ class Place:
 
     def has_room(self) -> bool:
         """Whether another operation may be sent now."""
-        return self.state == PlaceState.HELD and self.sent - self.answered < IN_FLIGHT
+        waiting_bytes = sum(size for seq, size in self._in_flight.items() if self.answered < seq <= self.sent)
+        return self.state == PlaceState.HELD and self.sent - self.answered < IN_FLIGHT and waiting_bytes < IN_FLIGHT_BYTES
 
     def _hold(self, seq: int) -> None:
         self.state, self.sent, self.answered = PlaceState.HELD, seq, seq

@@ -116,6 +116,14 @@ class Journal:
         """Whether the operation is here (not: whether it ever was)."""
         return seq in self._operations.places
 
+    def operations_after(self, seq: int) -> list[int]:
+        """Those here with a higher number."""
+        return [found for found in self._operations.places if found > seq]
+
+    def operation_bytes(self, seq: int) -> int:
+        """Of an operation that is here."""
+        return self._operations.places[seq].length
+
     def has_result(self, seq: int) -> bool:
         """Whether the result is here."""
         return seq in self._results.places

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import update
 
 from bloomery.services.active import Patience
-from bloomery.services.history import MAX_WAITING
+from bloomery.services.backlog import MAX_WAITING
 from bloomery.services.repeats import Repeatable
 from bloomery.store import rows
 from bloomery.types import protocol

@@ -1,0 +1,67 @@
+"""What waits for the engines: operations that were accepted and have no result, bounded by their number and by their bytes.
+
+A run may have at most `MAX_WAITING` operations and `MAX_WAITING_BYTES` of payloads that wait, and no more bytes than are left of what all runs may
+have: so the more runs wait, the less of each, and whoever comes late finds room. What a run's engine computes next is taken in any case, because
+nothing else makes room.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from bloomery.types.operations import ForwardBackward, Operation
+
+MAX_WAITING: Final = 4096
+"""Operations of a run without a result; also how far ahead of the others one may arrive."""
+MAX_WAITING_BYTES: Final = 4 << 30
+"""The same in bytes of payloads, which wait in the journal."""
+MAX_WAITING_BYTES_OF_ALL: Final = 16 << 30
+"""Of all runs together."""
+
+
+class Backlog:
+    """That of a server."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        """Of payloads of all runs."""
+
+    @property
+    def room_bytes(self) -> int:
+        """How much more is taken."""
+        return max(0, MAX_WAITING_BYTES_OF_ALL - self.bytes)
+
+
+class RunBacklog:
+    """That of one run, and its part in the whole."""
+
+    def __init__(self, whole: Backlog) -> None:
+        self.bytes = 0
+        self._whole = whole
+        self._sizes: dict[int, int] = {}
+
+    @property
+    def most_bytes(self) -> int:
+        """What may wait at present."""
+        return min(MAX_WAITING_BYTES, self._whole.room_bytes)
+
+    def add(self, seq: int, size_bytes: int) -> None:
+        """An operation waits."""
+        self._sizes[seq] = size_bytes
+        self._count(size_bytes)
+
+    def remove(self, seqs: Iterable[int]) -> None:
+        """These wait no more."""
+        self._count(-sum(self._sizes.pop(seq, 0) for seq in seqs))
+
+    def forget(self) -> None:
+        """Nobody waits here any more."""
+        self.remove(list(self._sizes))
+
+    def _count(self, size_bytes: int) -> None:
+        self.bytes += size_bytes
+        self._whole.bytes += size_bytes
+
+
+def payload_bytes(operation: Operation) -> int:
+    """What matters of an operation's size."""
+    return operation.input_bytes if isinstance(operation, ForwardBackward) else 0
