@@ -240,7 +240,8 @@ class ActiveRun:
         await self._take_results()
         await self._take_checkpoints()
         if self._next_connection is not None and self._next_connection is not self._place.connection:
-            self._place.begin(self._next_connection, ready=self.history.ready)
+            # An engine that computed what has to be computed again will not do so by itself.
+            self._place.begin(self._next_connection, ready=self.history.done if self.history.lost else self.history.ready)
             self._opened = self._reopen_at = None
         await self._take_opened()
         if self._gap_due is not None and self._gap_due <= asyncio.get_running_loop().time():
@@ -257,6 +258,8 @@ class ActiveRun:
             await self._compare(self._arrived[seq])
         fresh: dict[int, JournaledResult] = {}
         while (arrived := self._arrived.get(self.history.done + len(fresh) + 1)) is not None:
+            if arrived.done.seq in self.history.lost:
+                await self._compare_with_rows(arrived)
             fresh[arrived.done.seq] = _journaled(arrived.done.result, arrived.done.seconds, arrived.numerics)
         if fresh:
             await self.history.keep(fresh)
@@ -287,9 +290,24 @@ class ActiveRun:
         else:
             stops = promised and not agree(told, again)
         if stops:
-            how = f"failed ({again.message})" if isinstance(again, Failed) else "gave another result than its caller was told"
-            what = f"operation {done.seq} of run `{run.run_id}` {how} when it was computed again"
-            raise Corrupt(f"{what}: the run is stopped, so that nothing is built on it. Mend the cause, then stop and start the server to try again")
+            raise self._other_history(done)
+
+    async def _compare_with_rows(self, arrived: "_Arrived") -> None:
+        """The same of a result that the journal lost. Who computed it stands nowhere; it was most likely who computed the one before."""
+        done, told = arrived.done, self.history.lost[arrived.done.seq]
+        before = await self._journal.result(done.seq - 1) if self._journal.has_result(done.seq - 1) else None
+        if (told is None) != isinstance(done.result, Failed):
+            stops = effect_of_failure(await self.history.operation(done.seq)) != "none"
+        else:
+            promised = arrived.connection.welcome.bit_exact and (before is None or before.numerics == arrived.numerics)
+            stops = told is not None and promised and not told.agrees(done.result)
+        if stops:
+            raise self._other_history(done)
+
+    def _other_history(self, done: OperationDone) -> Corrupt:
+        how = f"failed ({done.result.message})" if isinstance(done.result, Failed) else "gave another result than its caller was told"
+        what = f"operation {done.seq} of run `{self.facts.key.run_id}` {how} when it was computed again"
+        return Corrupt(f"{what}: the run is stopped, so that nothing is built on it. Mend the cause, then stop and start the server to try again")
 
     async def _changes_the_run(self, seq: int) -> bool:
         """Whether weights, moments or gradients depend on whether an operation succeeded. Of one that checkpoints cover nothing does any more."""

@@ -14,6 +14,7 @@ import msgspec
 
 from bloomery.services.backlog import MAX_WAITING, MAX_WAITING_BYTES, Backlog, RunBacklog, payload_bytes
 from bloomery.services.listeners import Listeners
+from bloomery.services.replayed import InRows, in_rows
 from bloomery.services.settle import RunKey, Settlement, last_checkpoint, restore_point, saves, settle
 from bloomery.store.database import Database
 from bloomery.store.journal import Journal, JournaledResult
@@ -68,6 +69,8 @@ class History:
         """Why the run cannot go on in this life of the server."""
         self.gap_at: float | None = None
         """When the missing operation before those that wait is given up, by the loop's clock."""
+        self.lost: dict[int, InRows | None] = {}
+        """What rows say of operations whose results were journaled once and are not here: they are computed again."""
         self.unsettled: dict[int, Settlement] = {}
         self._told: set[int] = set()
         """Operations whose results somebody was shown since the start."""
@@ -90,7 +93,8 @@ class History:
         self._advance()
         run_id = self.facts.key.run_id
         known = max(settled, await self._database.read(lambda connection: last_checkpoint(connection, run_id)))
-        if known > self.done:
+        lost = range(self.done + 1, known + 1)
+        if lost and (known > settled or known > self.ready):
             # Results are journaled before their rows are written: without them the run would begin again, and nobody would notice.
             has = f"ends with result {self.done}" if self.journal.last_result >= 0 else "has no results"
             raise Corrupt(f"the journal of run `{run_id}` {has}, yet operation {known} was done: bring its directory back from a backup")
@@ -98,6 +102,9 @@ class History:
         needed = range(self.facts.first_seq if restored is None else restored.seq + 1, self.done + 1)
         if lacking := [seq for seq in needed if not self.journal.has_operation(seq)]:
             raise Corrupt(f"the journal of run `{run_id}` lacks operation {lacking[0]}, whose result is known and in no checkpoint")
+        if lost:
+            log.warning("run %s: the results of operations %d to %d are lost; they are computed again", run_id, lost[0], lost[-1])
+            self.lost = await self._database.read(lambda connection: {seq: in_rows(connection, self.facts.key, seq) for seq in lost})
         for seq in range(settled + 1, self.done + 1):
             await self._note_unsettled(seq, await self.journal.result(seq))
         self._to_settle.set()
@@ -170,6 +177,7 @@ class History:
             await self._note_unsettled(seq, result)
             self._recent.pop(seq, None)
             self._requests.pop(seq, None)
+            self.lost.pop(seq, None)
         self._backlog.remove(results)
         self.done = max(results)
         self._to_settle.set()

@@ -1,11 +1,16 @@
 """Whether an operation that was computed again came to the same.
 
 What is compared is what the caller was told of the run's state. A newer release may tell more, or write weights in another form: that alone is no
-other history.
+other history. Of a result that the journal lost, the rows know the numbers.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
+from sqlalchemy import Connection, select
+
+from bloomery.services.settle import FORWARD_ONLY, SECONDS, SOURCE, RunKey
+from bloomery.store import rows
 from bloomery.types.operations import CheckpointResult, Failed, ForwardBackwardResult, LoadResult, OptimStepResult, Result, SnapshotResult
 from bloomery.types.wire import encode
 
@@ -31,6 +36,41 @@ def agree(told: Result, again: Result) -> bool:
             return told.step == again.step
         case _:
             return False
+
+
+class InRows(NamedTuple):
+    """What rows say of an operation that succeeded: its metrics, and the digest of what it saved or loaded where that stands anywhere."""
+
+    metrics: Mapping[str, float]
+    digest: str | None
+
+    def agrees(self, again: Result) -> bool:
+        """Whether a result speaks of the same bits, as far as both speak of them."""
+        match again:
+            case ForwardBackwardResult() | OptimStepResult():
+                return _alike(self.metrics, again.metrics)
+            case CheckpointResult() | LoadResult():
+                return self.digest in (None, again.digest)
+            case SnapshotResult():
+                return True
+            case Failed():
+                return False
+
+
+def in_rows(connection: Connection, run: RunKey, seq: int) -> InRows | None:
+    """What rows say of a settled operation; None of one that failed, or whose checkpoint was deleted since."""
+    metric, saved = rows.run_metric.c, rows.checkpoint.c
+    found = connection.execute(select(metric.name, metric.value).where(metric.run_id == run.run_id, metric.seq == seq)).all()
+    mine = (saved.run_id == run.run_id, saved.seq == seq, saved.state == "ready", saved.kind != "auto")
+    ready = connection.execute(select(saved.kind, saved.digest).where(*mine)).first()
+    if not found and ready is None:
+        return None
+    digest = None if ready is None else ready.digest
+    if ready is not None and ready.kind == SOURCE:
+        digest = connection.scalar(select(rows.run.c.digest).where(rows.run.c.id == run.run_id, rows.run.c.digest_seq == seq))
+    metrics = {row.name.removeprefix(FORWARD_ONLY): row.value for row in found if row.value is not None}
+    metrics.pop(SECONDS, None)
+    return InRows(metrics, digest)
 
 
 def _alike(told: Mapping[str, object], again: Mapping[str, object]) -> bool:

@@ -21,6 +21,10 @@ from bloomery.types.protocol import CheckpointWritten
 
 SOURCE: Final = "source"
 """Kind of the row that holds the weights which an operation of the run loads, until no replay of the run needs them."""
+FORWARD_ONLY: Final = "forward/"
+"""Before the names of metrics of operations that only computed."""
+SECONDS: Final = "seconds"
+"""The metric that every operation has: how long it took."""
 KEPT_CHECKPOINTS: Final = 2
 """Automatic checkpoints of a run; the older one is there for the case that the newest cannot be read."""
 
@@ -166,9 +170,9 @@ def _insert_metrics(connection: Connection, run: RunKey, settlement: Settlement,
     metrics = result.metrics
     if isinstance(result, ForwardBackwardResult):
         metrics = metrics | _mean_loss(metrics)
-    prefix = "forward/" if settlement.forward_only else ""
+    prefix = FORWARD_ONLY if settlement.forward_only else ""
     place = {"project": run.project, "run_id": run.run_id, "seq": settlement.seq, "step": step, "created_us": settlement.done.done_us}
-    values = {name: value if math.isfinite(value) else None for name, value in {**metrics, "seconds": settlement.done.seconds}.items()}
+    values = {name: value if math.isfinite(value) else None for name, value in {**metrics, SECONDS: settlement.done.seconds}.items()}
     points = [place | {"name": f"{prefix}{name}", "value": value} for name, value in values.items()]
     connection.execute(insert(rows.run_metric), points)
 

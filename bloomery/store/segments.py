@@ -225,9 +225,13 @@ def last_seq(directory: Path, name: str) -> int:
 def _seqs(path: Path) -> list[int]:
     found, offset = [], 0
     with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
         while (header := _header(os.pread(file.fileno(), HEADER_BYTES, offset), 0)) is not None:
-            found.append(header.seq)
             offset += HEADER_BYTES + header.length
+            # What is cut off was never acknowledged.
+            if offset > size:
+                break
+            found.append(header.seq)
     return found
 
 

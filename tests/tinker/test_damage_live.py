@@ -1,7 +1,8 @@
 """Journals that are damaged while the server is down: a damaged run stops and says what is wrong with which file, and no other run notices.
 
-One story of three lives of a server. The first is killed while operations of every run wait for an engine that stands still; then each run but two is
-damaged in a way of its own. In the second, callers are told. For the third the files are brought back: nothing was built on the damage.
+One story of three lives of a server. The first is killed while operations of every run wait for an engine that stands still; then each run but one is
+damaged in a way of its own. In the second, callers are told, and what is only cut off is sent or computed again. For the third the files are brought
+back: nothing was built on the damage.
 """
 
 import os
@@ -89,7 +90,6 @@ DAMAGES: Final = {
     "the last operation, whose result is known": Damage("ops", cut, f"{{segment}}: operation {DONE} at offset ", waits=False),
     "a result": Damage("results", payload_flipped, "{segment}: record "),
     "the header of a result": Damage("results", header_flipped, "{segment}: no record begins at offset "),
-    "the last result, which rows know of": Damage("results", cut, f"ends with result {DONE - 1}, yet operation {DONE} was done"),
 }
 
 
@@ -107,10 +107,10 @@ def test_a_damaged_run_says_what_to_mend_the_others_go_on_and_mended_it_ends_wit
             future.result(timeout=WITHIN_S)
         wanted = finished(server, undisturbed)
         assert len({*wanted.values()}) == len(wanted) == 3
-        healthy, shortened = begun(server, other, keys[1]), begun(server, mine, server.key)
+        healthy, shortened, forgetful = begun(server, other, keys[1]), begun(server, mine, server.key), begun(server, mine, server.key)
         damaged = {what: begun(server, mine, server.key) for what in DAMAGES}
         os.kill(server.pids()[f"engine-{MODEL}"], signal.SIGSTOP)
-        waiting = {tenant.journal: submitted(tenant) for tenant in (healthy, shortened)}
+        waiting = {tenant.journal: submitted(tenant) for tenant in (healthy, shortened, forgetful)}
         waiting |= {tenant.journal: submitted(tenant) if DAMAGES[what].waits else [] for what, tenant in damaged.items()}
         wait_until(lambda: all(extent(journal).last_operation == DONE + len(futures) for journal, futures in waiting.items()))
         assert extent(healthy.journal).last_result == DONE
@@ -121,15 +121,18 @@ def test_a_damaged_run_says_what_to_mend_the_others_go_on_and_mended_it_ends_wit
     shutil.copytree(data_dir / "runs", backup)
     harmed = {what: harm(tenant, DAMAGES[what].lane, DAMAGES[what].harm) for what, tenant in damaged.items()}
     harm(shortened, "ops", cut)
+    harm(forgetful, "results", cut)
 
     with running_server(data_dir, "--port", port) as server, clients:
         for what, tenant in damaged.items():
             assert_refused(server, tenant, waiting[tenant.journal], DAMAGES[what].told.format(segment=harmed[what].name))
-        for tenant in (healthy, shortened):
+        for tenant in (healthy, shortened, forgetful):
             for future in waiting[tenant.journal]:
                 future.result(timeout=WITHIN_S)
         assert_lost_and_taken_again(server, shortened, LOST)
         assert finished(server, healthy) == wanted
+        assert_computed_again(server, forgetful, DONE)
+        assert finished(server, forgetful) == wanted
         assert digests(server, shortened) == {name: wanted[name] for name in ("begun", "end")}
 
     for what, tenant in damaged.items():
@@ -221,6 +224,7 @@ def assert_says(message: str, tenant: Tenant, told: str) -> None:
     assert told in message
     assert tenant.journal.name in message
     assert "bring its directory back from a backup" in message
+    assert str(tenant.journal.parent) not in message
 
 
 def assert_lost_and_taken_again(server: LiveServer, tenant: Tenant, seq: int) -> None:
@@ -232,6 +236,14 @@ def assert_lost_and_taken_again(server: LiveServer, tenant: Tenant, seq: int) ->
     step_alone(server, tenant, seq)
     answer = post(server, "/retrieve_future", {"request_id": future_of(tenant, seq)}, tenant.key)
     assert answer.json()["metrics"]["optimizer_step"] == STEPS + 2
+
+
+def assert_computed_again(server: LiveServer, tenant: Tenant, seq: int) -> None:
+    """Its result, of which half was lost, is what it was."""
+    answer = post(server, "/retrieve_future", {"request_id": future_of(tenant, seq)}, tenant.key)
+    assert answer.json() == {"type": "save_weights", "path": f"tinker://{tenant.run.model_id}/weights/begun"}
+    said = f"run {tenant.journal.name}: the results of operations {seq} to {seq} are lost; they are computed again"
+    assert (server.data_dir / "logs" / "api.log").read_text().count(said) == 1
 
 
 def assert_mended(server: LiveServer, tenant: Tenant, wanted: dict[str | None, str | None], *, waits: bool) -> None:
