@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from bloomery.engine.memory import Memory
+from bloomery.engine.memory import MEMORY_WAIT_S, Memory
 from bloomery.models import native
 from bloomery.models.config import DecoderConfig, LayerHeads, RecurrentConfig
 from bloomery.models.decoder import Decoder
@@ -19,9 +19,10 @@ from bloomery.models.factors import padded_rank
 from bloomery.models.pads import KEY_PAD, ROW_PAD, pad_to
 from bloomery.models.targets import adapter_targets
 from bloomery.train import batch
+from bloomery.train.full import count_parts
 from bloomery.train.passes import Share, exact_attention
 from bloomery.train.trainable import Trainable
-from bloomery.types.footprint import CHECKPOINT_BYTES, HELD_BYTES
+from bloomery.types.footprint import CHECKPOINT_BYTES, HELD_BYTES, full_run_bytes, trained_parts
 from bloomery.types.losses import LOSSES, TARGETS
 from bloomery.types.operations import Datum, ForwardBackward, LoadCheckpoint, LoraSpec, Operation, OptimStep, SaveCheckpoint, SaveSnapshot
 from bloomery.types.probe import probe_tokens
@@ -57,13 +58,28 @@ class Lack(NamedTuple):
     for_ever: bool
     """Whether it would not fit if nobody else held any memory."""
 
+    @property
+    def in_vain(self) -> str:
+        """The same when its time to wait is over."""
+        return f"{self.message}, and no more came free in {MEMORY_WAIT_S:.0f} s: other runs, versions in use or other processes hold it"
+
 
 def lack(need: Need, weights: Trainable, memory: Memory) -> Lack | None:
     """What is missing for it, or None: whether something is missing for ever depends on the machine, the base model and the run alone."""
+    return _lack(need, held_bytes(weights) if weights.decoder.device == need.device else 0, memory)
+
+
+def lack_to_open(spec: LoraSpec, decoder: Decoder, memory: Memory) -> Lack | None:
+    """The same for a run to be held."""
+    return _lack(opening_need(spec, decoder), base_bytes(decoder), memory)
+
+
+def _lack(need: Need, held: int, memory: Memory) -> Lack | None:
+    """`held`: what is held there in any case."""
     free = memory.free(need.device)
     if need.bytes <= free:
         return None
-    idle = memory.whole(need.device) - (held_bytes(weights) if weights.decoder.device == need.device else 0)
+    idle = memory.whole(need.device) - held
     needs = f"{need.what} needs about {_gigabytes(need.bytes)} of memory"
     if need.bytes <= idle:
         return Lack(f"{needs}, {_gigabytes(free)} are free", for_ever=False)
@@ -90,7 +106,12 @@ def operation_need(operation: Operation, weights: Trainable, budget_tokens: int)
 
 def held_bytes(weights: Trainable) -> int:
     """Lower bound of what is held for a run to exist at all: its base model, its masters, gradients and moments."""
-    return sum(parameter.nbytes for parameter in weights.decoder.parameters()) + weights.masters.numel() * HELD_BYTES
+    return base_bytes(weights.decoder) + weights.masters.numel() * HELD_BYTES
+
+
+def base_bytes(decoder: Decoder) -> int:
+    """Of a model's parameters."""
+    return sum(parameter.nbytes for parameter in decoder.parameters())
 
 
 def _need_of_passes(operation: ForwardBackward, weights: Trainable, budget_tokens: int) -> Need:
@@ -118,13 +139,14 @@ def _largest(weights: Trainable) -> int:
     return max(view.nbytes for _, view in weights.named(weights.masters))
 
 
-def adapter_refusal(spec: LoraSpec, decoder: Decoder, free: int) -> str | None:
-    """Why a run of an adapter cannot be held in `free` bytes, or None."""
-    needed = adapter_bytes(spec, decoder)
-    if needed <= free:
-        return None
-    what = f"a run of rank {spec.rank} needs about {_gigabytes(needed)} of memory, {_gigabytes(free)} are free"
-    return f"{what}: give it a lower rank or fewer parts of the model, or unload other runs"
+def opening_need(spec: LoraSpec, decoder: Decoder) -> Need:
+    """What a run takes to be held, beside the base model and the activations of its operations."""
+    if spec.rank:
+        return Need(adapter_bytes(spec, decoder), decoder.device, f"a run of rank {spec.rank}", "give it a lower rank or fewer parts of the model")
+    counts = count_parts(decoder)
+    trained = sum(counts.get(part, 0) for part in trained_parts(spec))
+    what = f"a run that trains {trained} parameters (rank 0)"
+    return Need(full_run_bytes(trained), decoder.device, what, "train an adapter (rank 1 or more) or fewer parts of the model")
 
 
 def adapter_bytes(spec: LoraSpec, decoder: Decoder) -> int:

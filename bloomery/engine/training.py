@@ -9,12 +9,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from bloomery.engine.admission import Lack, shared_pass_bytes
 from bloomery.engine.hosted import HostedRun
 from bloomery.engine.ledger import CHECKPOINT, InHand, Ledger
-from bloomery.engine.memory import Memory
+from bloomery.engine.memory import Memory, MemoryWaits
 from bloomery.engine.turns import Turns
 from bloomery.obs.failpoints import failpoint
 from bloomery.train.passes import compute, goes_with
@@ -23,18 +23,7 @@ from bloomery.types.protocol import Execute, FromEngine, OperationDone, RunOpene
 
 log = logging.getLogger(__name__)
 
-MEMORY_WAIT_S: Final = 60.0
-"""How long an operation waits for memory that others hold."""
-_LOOK_S: Final = 0.2
-"""So long after it was not there it is looked for again."""
 _MEMORY: Final = Memory()
-
-
-class _Short(NamedTuple):
-    """An operation waits for memory: since when, and when there is reason to look for it again."""
-
-    since_s: float
-    look_at_s: float
 
 
 class Training:
@@ -51,10 +40,10 @@ class Training:
     ) -> None:
         """`pass_rows`: at most so many rows of several runs are computed together."""
         self.runs: dict[str, HostedRun] = {}
-        self._ledger, self._send, self._pass_rows, self._memory, self._clock_s = ledger, send, pass_rows, memory, clock_s
+        self._ledger, self._send, self._pass_rows, self._memory = ledger, send, pass_rows, memory
         self._turns = Turns()
-        self._short: dict[str, _Short] = {}
-        """Of runs whose next operation waits for memory."""
+        self._waits = MemoryWaits(clock_s)
+        """Of runs whose next operation lacks memory."""
         self._tokens_before = 0
         """Trained by runs that were let go."""
 
@@ -76,9 +65,7 @@ class Training:
     @property
     def next_turn_in_s(self) -> float:
         """How long until a turn finds something to do: 0 while there is work, infinite without any."""
-        now_s = self._clock_s()
-        looks_s = [self._short[run_id].look_at_s if run_id in self._short else now_s for run_id, run in self.runs.items() if run.waiting]
-        return max(0.0, min(looks_s) - now_s) if looks_s else math.inf
+        return min((self._waits.due_in_s(run_id) for run_id, run in self.runs.items() if run.waiting), default=math.inf)
 
     def hold(self, run: HostedRun, project: str = "") -> None:
         """Give a run its turns among those of its project."""
@@ -94,7 +81,7 @@ class Training:
         if run is not None:
             self._tokens_before += run.tokens_trained
             self._turns.leave(run_id)
-            self._short.pop(run_id, None)
+            self._waits.end(run_id)
 
     def take_turn(self, *, begin: bool) -> bool:
         """One turn, if anybody has work; without `begin` only what is half done goes on."""
@@ -128,11 +115,10 @@ class Training:
 
     def _with_work(self, begin: bool) -> Iterator[HostedRun]:
         """Those who can go on, in the order of their turns."""
-        now_s = self._clock_s()
 
         def has_work(run_id: str) -> bool:
-            run, short = self.runs[run_id], self._short.get(run_id)
-            return run.begun or (begin and run.waiting > 0 and (short is None or short.look_at_s <= now_s))
+            run = self.runs[run_id]
+            return run.begun or (begin and run.waiting > 0 and self._waits.due_in_s(run_id) == 0)
 
         return (self.runs[run_id] for run_id in self._turns.among(has_work))
 
@@ -145,24 +131,20 @@ class Training:
             elif (lack := run.lacks_memory(self._memory)) is not None:
                 self._wait_for_memory(run, lack)
             else:
-                self._short.pop(run.run_id, None)
+                self._waits.end(run.run_id)
                 self._settle(run, run.begin())
         return run.share is not None
 
     def _wait_for_memory(self, run: HostedRun, lack: Lack) -> None:
         """Look again later, or fail the operation: as the caller's error only where it would not fit into an engine that does nothing else."""
-        now_s = self._clock_s()
-        since_s = self._short[run.run_id].since_s if run.run_id in self._short else now_s
-        if not lack.for_ever and now_s < since_s + MEMORY_WAIT_S:
-            self._short[run.run_id] = _Short(since_s, now_s + _LOOK_S)
+        if not lack.for_ever and self._waits.go_on(run.run_id):
             return
-        self._short.pop(run.run_id, None)
+        self._waits.end(run.run_id)
         if lack.for_ever:
             self._settle(run, run.refuse(lack.message, "user"))
             return
-        message = f"{lack.message}, and no more came free in {MEMORY_WAIT_S:.0f} s: other runs, versions in use or other processes hold it"
-        log.warning("run %s: %s", run.run_id, message)
-        self._settle(run, run.give_up_waiting(f"{message}. The operation was not begun, and the run is as it was: send it again"))
+        log.warning("run %s: %s", run.run_id, lack.in_vain)
+        self._settle(run, run.give_up_waiting(f"{lack.in_vain}. The operation was not begun, and the run is as it was: send it again"))
 
     def _with_company(self, first: HostedRun, begin: bool) -> list[HostedRun]:
         """The first, and others whose shares fit into one pass with its; they have had their turns then."""

@@ -21,7 +21,7 @@ from bloomery.services.settle import Kept, divergence, note_checkpoint, restore_
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
 from bloomery.store.journal import Journal, JournaledResult
-from bloomery.types.errors import Corrupt, Unavailable
+from bloomery.types.errors import Category, Corrupt, Unavailable
 from bloomery.types.ids import now_us
 from bloomery.types.operations import Effect, Failed, Operation, Rejected, Result, effect_of_failure
 from bloomery.types.protocol import Acknowledge, CheckpointWritten, CloseRun, OperationDone, RunClosed, RunOpened
@@ -113,7 +113,7 @@ class ActiveRun:
         if connection is None or not connection.open:
             return f"the engine of base model {self.facts.spec.base_hash} is not connected"
         if self._place.state != PlaceState.HELD:
-            return "the engine is opening the run"
+            return "the engine is opening the run, as soon as it has memory for it"
         return f"the engine is at operation {self._place.answered + 1}"
 
     def connected(self, connection: Connection) -> None:
@@ -330,16 +330,20 @@ class ActiveRun:
     async def _take_opened(self) -> None:
         if self._opened is None:
             return
-        error, self._opened = self._opened.error, None
-        self._place.opened(error)
-        await self._store_state(error)
+        (error, fails), self._opened = (self._opened.error, self._opened.fails), None
+        self._place.opened(error, lacks_memory=fails is not None)
+        # Memory that others hold is no fault of the run.
+        if fails != "server":
+            await self._store_state(error)
         if error is None:
             return
         log.error("run %s: the engine refuses to open it: %s", self.facts.key.run_id, error)
         self._reopen_at = asyncio.get_running_loop().time() + self._patience.reopen_s
+        # Nobody is kept from memory, or written to the log, for a run that nobody asks anything.
+        self._wanted &= fails is None
         waiting = range(self.history.done + 1, self.history.ready + 1)
-        if self._place.refusals >= MAX_REFUSALS and waiting:
-            failed = _failed(f"the engine cannot open the run: {error}")
+        if waiting and (fails is not None or self._place.refusals >= MAX_REFUSALS):
+            failed = _failed(f"the engine cannot open the run: {error}", fails or "server")
             await self.history.keep(dict.fromkeys(waiting, failed))
 
     async def _come_or_go(self) -> None:
@@ -391,6 +395,6 @@ def _journaled(result: Result, seconds: float, numerics: str) -> JournaledResult
     return JournaledResult(result=result, numerics=numerics, seconds=seconds, done_us=now_us())
 
 
-def _failed(message: str) -> JournaledResult:
+def _failed(message: str, category: Category) -> JournaledResult:
     """A failure that no engine computed."""
-    return _journaled(Failed(message=message, category="server"), 0.0, "")
+    return _journaled(Failed(message=message, category=category), 0.0, "")

@@ -10,14 +10,14 @@ from sqlalchemy import Connection, delete, insert
 
 from bloomery.config import ModelConfig
 from bloomery.models.families import read_config
-from bloomery.obs.machine import free_memory_bytes
+from bloomery.obs.machine import total_memory_bytes
 from bloomery.render import ChatTokenizer
 from bloomery.services.engines import EngineLink
 from bloomery.services.principal import Principal
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import InvalidInput, NotFound, blame
-from bloomery.types.footprint import check_room, trained_parts
+from bloomery.types.footprint import full_run_bytes, trained_parts
 from bloomery.types.ids import now_us
 from bloomery.types.operations import LoraSpec
 from bloomery.types.routing import RoutingShape
@@ -102,11 +102,15 @@ class Models:
         return self._sizes[base_hash]
 
     def check_room(self, base_hash: str, lora: LoraSpec) -> None:
-        """Refuse a run of all parameters that this machine has no memory for; an engine that is away or on a GPU judges when it opens the run."""
+        """Refuse a run of all parameters that this machine can never hold. What is left beside the base model, or on a GPU, its engine knows."""
         config = next(config for config in self._configs.values() if config.base_hash == base_hash)
         welcome = self._links[base_hash].welcome
-        if lora.rank == 0 and welcome is not None and config.device == "cpu":
-            check_room(sum(welcome.base.parts.get(part, 0) for part in trained_parts(lora)), free_memory_bytes())
+        if lora.rank or welcome is None or config.device != "cpu":
+            return
+        trained, whole_bytes = sum(welcome.base.parts.get(part, 0) for part in trained_parts(lora)), total_memory_bytes()
+        if (needs := full_run_bytes(trained)) > whole_bytes:
+            problem = f"a run that trains {trained} parameters (rank 0) needs {needs} bytes of memory, this machine has {whole_bytes}"
+            raise InvalidInput(f"{problem}: train an adapter (rank 1 or more) or fewer parts of the model", field="rank")
 
     def tokenizer(self, base_hash: str) -> ChatTokenizer:
         """The base's tokenizer and chat template, loaded once."""

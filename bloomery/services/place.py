@@ -60,15 +60,17 @@ class Place:
         checkpoint, last_seq = (None, self._first_seq - 1) if restored is None else (restored.key, restored.seq)
         await self.connection.send(OpenRun(spec=self._spec, checkpoint=checkpoint, last_seq=last_seq, project=self._project))
 
-    def opened(self, error: str | None) -> None:
-        """The engine's answer; a run that it held already it may still give up."""
+    def opened(self, error: str | None, *, lacks_memory: bool = False) -> None:
+        """The engine's answer; a run that it held already it may still give up. Memory that it lacks says nothing against a checkpoint."""
         if error is None and self.state == PlaceState.OPENING:
             self._hold(self._first_seq - 1 if self._opening is None else self._opening.seq)
         elif error is not None and self.state in (PlaceState.OPENING, PlaceState.HELD):
             assert self.connection is not None
             self.connection.held.pop(self._spec.run_id, None)
-            self.state, self.refused = PlaceState.ABSENT, self._opening
-            self.refusals += 1
+            self.state = PlaceState.ABSENT
+            if not lacks_memory:
+                self.refused = self._opening
+                self.refusals += 1
 
     async def send(self, seq: int, operation: Operation, *, replay: bool) -> None:
         """Have the next operation executed; what is too large for any frame fails in its place in the order."""

@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from bloomery.types.errors import Category
 from bloomery.types.fidelity import Mode, Sampled
 from bloomery.types.generation import Abort, Generate, SamplerEvent, Weights
 from bloomery.types.operations import Operation, Result, RunSpec
@@ -118,6 +119,8 @@ class RunOpened(Wire, frozen=True, tag="run_opened"):
 
     run_id: str
     error: str | None = None
+    fails: Category | None = None
+    """Where there is no memory for it: whose error that is to the operations that wait, which is the server's when the engine has waited for it."""
 
 
 class OperationDone(Wire, frozen=True, tag="operation_done"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bloomery.engine.admission import adapter_bytes, adapter_refusal, held_bytes, lack, operation_need, pass_bytes, shared_pass_bytes
+from bloomery.engine.admission import adapter_bytes, held_bytes, lack, operation_need, pass_bytes, shared_pass_bytes
 from bloomery.engine.hosted import CheckpointAfter, HostedRun
 from bloomery.engine.ledger import Ledger
 from bloomery.engine.memory import Memory
@@ -167,7 +167,7 @@ def test_what_would_not_fit_into_an_idle_engine_is_told_apart_from_what_does_not
 
 @pytest.mark.parametrize("experts", [False, True])
 @pytest.mark.parametrize("rank", [1, 8, 128])
-def test_what_an_adapter_holds_is_foreseen_and_one_that_does_not_fit_is_refused(rank, experts):
+def test_what_an_adapter_holds_is_foreseen(rank, experts):
     model = builders.decoder(experts=experts)
     spec = LoraSpec(rank=rank, seed=1)
     lora = Lora(model, spec)
@@ -175,8 +175,6 @@ def test_what_an_adapter_holds_is_foreseen_and_one_that_does_not_fit_is_refused(
     held = sum(tensor.nbytes for tensor in (lora.masters, lora.gradients, adam.first, adam.second)) + 2 * lora.backward_bytes
     foreseen = adapter_bytes(spec, model)
     assert held + 12 * lora.masters.numel() <= foreseen < 4 * held + 1_000_000
-    assert adapter_refusal(spec, model, foreseen) is None
-    assert f"a run of rank {rank} needs about" in str(adapter_refusal(spec, model, foreseen - 1))
 
 
 def test_what_cannot_fit_fails_as_the_callers_error_and_its_replay_is_not_judged_again(tmp_path):

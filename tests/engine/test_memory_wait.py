@@ -10,8 +10,8 @@ import pytest
 from bloomery.engine.admission import operation_need
 from bloomery.engine.hosted import CheckpointAfter, HostedRun
 from bloomery.engine.ledger import Ledger
-from bloomery.engine.memory import Memory, reusable_bytes, whole_bytes
-from bloomery.engine.training import MEMORY_WAIT_S, Training
+from bloomery.engine.memory import MEMORY_WAIT_S, Memory, reusable_bytes, whole_bytes
+from bloomery.engine.training import Training
 from bloomery.train.run import TrainableRun
 from bloomery.types.operations import (
     Failed,

@@ -15,7 +15,7 @@ from bloomery.config import ModelConfig
 from bloomery.store.blobs import Blobs
 from bloomery.types import protocol
 from bloomery.types.arrays import Array
-from bloomery.types.errors import NotFound
+from bloomery.types.errors import Category, NotFound
 from bloomery.types.fidelity import compare, verdict
 from bloomery.types.generation import (
     NO_LOGPROB,
@@ -111,6 +111,8 @@ class FakeEngine:
         self._awake.set()
         self.runs: dict[str, HeldRun] = {}
         self.refuse_to_open: str | None = None
+        self.fails: Category | None = None
+        """Whose error it is that a run cannot be opened."""
         self.stuck_at: int | None = None
         """The operation that never ends."""
         self.full = False
@@ -269,7 +271,7 @@ class FakeEngine:
                 except NotFound as missing:
                     error = missing.message
                     del self.runs[run_id]
-        self._post(RunOpened(run_id=run_id, error=error))
+        self._post(RunOpened(run_id=run_id, error=error, fails=self.fails if error else None))
 
     async def _execute_queue(self) -> None:
         while True:
