@@ -11,8 +11,9 @@ from bloomery.engine.admission import Lack, lack, operation_need
 from bloomery.engine.memory import Memory
 from bloomery.obs.failpoints import failpoint
 from bloomery.train.passes import Computed, Share
-from bloomery.train.run import State, TrainableRun, Work, fingerprint
+from bloomery.train.run import State, TrainableRun, Work
 from bloomery.types.errors import reason
+from bloomery.types.fingerprint import fingerprint
 from bloomery.types.footprint import CHECKPOINT_BYTES
 from bloomery.types.operations import Failed, ForwardBackward, LoadResult, Operation, Rejected, Result, effect_of_failure
 from bloomery.types.protocol import CheckpointWritten, Execute, OperationDone

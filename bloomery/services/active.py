@@ -22,6 +22,7 @@ from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
 from bloomery.store.journal import Journal, JournaledResult
 from bloomery.types.errors import Category, Corrupt, Unavailable
+from bloomery.types.fingerprint import fingerprint
 from bloomery.types.ids import now_us
 from bloomery.types.operations import Effect, Failed, Operation, Rejected, Result, effect_of_failure
 from bloomery.types.protocol import Acknowledge, CheckpointWritten, CloseRun, OperationDone, RunClosed, RunOpened
@@ -343,8 +344,13 @@ class ActiveRun:
         self._wanted &= fails is None
         waiting = range(self.history.done + 1, self.history.ready + 1)
         if waiting and (fails is not None or self._place.refusals >= MAX_REFUSALS):
-            failed = _failed(f"the engine cannot open the run: {error}", fails or "server")
-            await self.history.keep(dict.fromkeys(waiting, failed))
+            message = f"the engine cannot open the run: {error}"
+            await self.history.keep({seq: await self._failed(seq, message, fails) for seq in waiting})
+
+    async def _failed(self, seq: int, message: str, fails: Category | None) -> JournaledResult:
+        """A failure that no engine computed. What found no memory was not begun: sent again, it takes its place."""
+        unbegun = fingerprint(await self.history.operation(seq)) if fails == "server" else ""
+        return _journaled(Failed(message=message, category=fails or "server", unbegun=unbegun), 0.0, "")
 
     async def _come_or_go(self) -> None:
         place, history = self._place, self.history
@@ -393,8 +399,3 @@ class _Arrived(NamedTuple):
 
 def _journaled(result: Result, seconds: float, numerics: str) -> JournaledResult:
     return JournaledResult(result=result, numerics=numerics, seconds=seconds, done_us=now_us())
-
-
-def _failed(message: str, category: Category) -> JournaledResult:
-    """A failure that no engine computed."""
-    return _journaled(Failed(message=message, category=category), 0.0, "")

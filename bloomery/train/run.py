@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 import numpy as np
 import torch
-from blake3 import blake3
 from msgspec import UNSET
 
 from bloomery.models.decoder import Decoder
@@ -29,6 +28,7 @@ from bloomery.train.trainable import Trainable, digest
 from bloomery.types.arrays import Array
 from bloomery.types.custom_loss import CustomLoss
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, Unavailable, WorkerError, blame
+from bloomery.types.fingerprint import fingerprint
 from bloomery.types.footprint import trained_parts
 from bloomery.types.operations import (
     AdamParams,
@@ -50,7 +50,6 @@ from bloomery.types.operations import (
     SnapshotResult,
     effect_of_failure,
 )
-from bloomery.types.wire import encode
 
 Done = TypeVar("Done", covariant=True)
 Work = Generator[Share, Computed, Done]
@@ -276,11 +275,6 @@ class TrainableRun:
         self._clear_gradients()
         if effect == "spoil":
             self._note_unfinished(spoiled_by=spoiled_by)
-
-
-def fingerprint(operation: Operation) -> str:
-    """The same for an operation that is sent again."""
-    return blake3(encode(operation)).hexdigest()[:32]
 
 
 def _result(loss: Loss, operation: ForwardBackward, logprobs: list[np.ndarray]) -> ForwardBackwardResult:
