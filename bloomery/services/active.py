@@ -14,6 +14,7 @@ from bloomery.obs.failpoints import failpoint
 from bloomery.services.backlog import Backlog
 from bloomery.services.engines import Connection, EngineLost, RunMessage
 from bloomery.services.history import RETRY_S, History, Make, RunFacts
+from bloomery.services.kinds import ACTIVE, BROKEN
 from bloomery.services.listeners import Listeners
 from bloomery.services.place import Place, PlaceState
 from bloomery.services.replayed import agree, contradicts
@@ -381,7 +382,7 @@ class ActiveRun:
         return operation
 
     async def _store_state(self, error: str | None) -> None:
-        state = "active" if error is None else "broken"
+        state = ACTIVE if error is None else BROKEN
         await self._database.write(lambda connection: set_state(connection, self.facts.key, state, error))
 
 

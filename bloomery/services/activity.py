@@ -16,6 +16,7 @@ from typing import Final, Self
 from bloomery.services.active import ActiveRun, Patience
 from bloomery.services.backlog import Backlog
 from bloomery.services.engines import EngineLink, EngineLost, Inbox, Received
+from bloomery.services.kinds import ACTIVE, BROKEN
 from bloomery.services.listeners import Listeners
 from bloomery.services.run_rows import RunRow, all_runs, one_run
 from bloomery.services.settle import set_state
@@ -150,9 +151,9 @@ class Activity:
         except Corrupt as error:
             await self._stop(row, error)
             raise Stopped(error.message) from error
-        if row.state == "broken":
+        if row.state == BROKEN:
             # What was wrong is mended. An engine that holds the run since before has no reason to say so.
-            await self._database.write(lambda connection: set_state(connection, row.facts.key, "active", None))
+            await self._database.write(lambda connection: set_state(connection, row.facts.key, ACTIVE, None))
         # No await in between: a connection that begins from here on finds the run among those that it is told to.
         self._runs[run_id] = run
         link = self._links.get(row.base_hash)
@@ -163,7 +164,7 @@ class Activity:
     async def _stop(self, row: RunRow, error: Corrupt) -> None:
         """Remember what is wrong with its files, and say so once."""
         log.error("run %s: %s", row.id, error.message)
-        await self._database.write(lambda connection: set_state(connection, row.facts.key, "broken", error.message))
+        await self._database.write(lambda connection: set_state(connection, row.facts.key, BROKEN, error.message))
         self._stopped[row.id] = error.message
 
     async def _start(self, row: RunRow) -> ActiveRun:

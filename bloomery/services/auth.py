@@ -17,7 +17,7 @@ from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.store.events import record_event
 from bloomery.types.errors import Conflict, InvalidInput, NotFound, Unauthorized
-from bloomery.types.ids import new_id, now_us
+from bloomery.types.ids import expiry_us, new_id, now_us
 from bloomery.types.keys import new_key
 from bloomery.types.resources import Key, NewKey, Page
 
@@ -111,8 +111,7 @@ class Auth:
         if name == DEVELOPMENT or not name:
             raise InvalidInput(f"a key cannot be called `{name}`", field="name")
         key, now = new_key(), now_us()
-        expires_us = None if ttl_s is None else now + ttl_s * 1_000_000
-        known = _Known(new_id("key"), project, name, fingerprint(key), scopes, now, expires_us, *allowance)
+        known = _Known(new_id("key"), project, name, fingerprint(key), scopes, now, expiry_us(ttl_s, now), *allowance)
         # Shielded, here and below: what is in memory follows what is stored, also when the caller has hung up meanwhile.
         await asyncio.shield(self._add(p, known, request))
         return NewKey(**self._shown(known).model_dump(), key=key)

@@ -13,19 +13,16 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, Select, delete, func, insert, or_, select, tuple_, update
 
+from bloomery.services.kinds import EXTERNAL, NAMED, PENDING, READY, SNAPSHOT, SOURCE
 from bloomery.services.principal import Principal
 from bloomery.services.run_rows import TINKER
-from bloomery.services.settle import SOURCE
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
-from bloomery.types.ids import new_id, now_us
+from bloomery.types.ids import expiry_us, new_id, now_us
 from bloomery.types.operations import LoraSpec
 from bloomery.types.resources import Checkpoint
 
-NAMED: Final = "named"
-SNAPSHOT: Final = "snapshot"
-EXTERNAL: Final = "external"
 FOLDERS: Final[Mapping[str, str]] = {NAMED: "weights", SNAPSHOT: "sampler_weights", EXTERNAL: "external_weights"}
 MAX_TTL_S: Final = 10 * 365 * 86_400
 
@@ -122,7 +119,7 @@ class Checkpoints:
 
     async def signed(self, checkpoint_id: str) -> CheckpointRow:
         """Whosever it is: for those who bring its id under this server's signature."""
-        query = _checkpoints().where(_there(), rows.checkpoint.c.id == checkpoint_id)
+        query = _checkpoints().where(there(), rows.checkpoint.c.id == checkpoint_id)
         row = await self._database.read(lambda connection: connection.execute(query).one_or_none())
         if row is None:
             raise NotFound("these weights were deleted, or expired", field="path")
@@ -153,8 +150,7 @@ class Checkpoints:
         p.require("train")
         check_ttl(ttl_s)
         found = await self.own(p, path)
-        expires_us = None if ttl_s is None else now_us() + ttl_s * 1_000_000
-        statement = update(rows.checkpoint).where(rows.checkpoint.c.id == found.id).values(expires_us=expires_us)
+        statement = update(rows.checkpoint).where(rows.checkpoint.c.id == found.id).values(expires_us=expiry_us(ttl_s, now_us()))
         await self._database.write(lambda connection: connection.execute(statement))
 
     async def delete(self, p: Principal, path: str) -> None:
@@ -200,12 +196,12 @@ def new_key(run_id: str, seq: int) -> str:
 
 def owned(p: Principal) -> ColumnElement[bool]:
     """What belongs to the caller's project and can be had: finished, not expired, not automatic."""
-    return _there() & (rows.checkpoint.c.project == p.project)
+    return there() & (rows.checkpoint.c.project == p.project)
 
 
 def readable(p: Principal) -> ColumnElement[bool]:
     """What the caller may read and sample from: what it owns, and what others published."""
-    return _there() & ((rows.checkpoint.c.project == p.project) | rows.checkpoint.c.published_us.is_not(None))
+    return there() & ((rows.checkpoint.c.project == p.project) | rows.checkpoint.c.published_us.is_not(None))
 
 
 def of_run(run_id: str) -> ColumnElement[bool]:
@@ -230,7 +226,7 @@ def _announce(connection: Connection, announced: Announcement) -> str:
     mine = (table.run_id == announced.run_id, table.kind == announced.kind)
     if announced.name is not None and not announced.overwrite:
         others = (*mine, table.seq != announced.seq, table.name == announced.name)
-        taken = select(table.id).where(*others, or_(table.expires_us.is_(None), table.expires_us > now_us()))
+        taken = select(table.id).where(*others, _unexpired())
         if connection.execute(taken).first() is not None:
             tinker_id = connection.scalar(_tinker_name(announced.run_id))
             # Of the two contracts only that one can.
@@ -247,7 +243,7 @@ def _announce(connection: Connection, announced: Announcement) -> str:
         connection.execute(update(rows.checkpoint).where(table.id == known.id).values(asked | {"key": key}))
         return key
     values = {name: value for name, value in announced._asdict().items() if name not in ("overwrite", "metadata")}
-    values |= {"id": new_id("checkpoint"), "state": "pending", "size_bytes": 0, "step": 0, "created_us": now_us()}
+    values |= {"id": new_id("checkpoint"), "state": PENDING, "size_bytes": 0, "step": 0, "created_us": now_us()}
     connection.execute(insert(rows.checkpoint).values(values | {"metadata": metadata}))
     return announced.key
 
@@ -264,9 +260,15 @@ def _page(connection: Connection, conditions: list[ColumnElement[bool]], limit: 
     return CheckpointPage([_checkpoint(row) for row in connection.execute(query)], total or 0)
 
 
-def _there() -> ColumnElement[bool]:
+def there() -> ColumnElement[bool]:
+    """What callers see: saved by name or for a sampler, and its time is not over."""
     table = rows.checkpoint.c
-    return (table.state == "ready") & table.kind.in_(FOLDERS) & or_(table.expires_us.is_(None), table.expires_us > now_us())
+    return (table.state == READY) & table.kind.in_(FOLDERS) & _unexpired()
+
+
+def _unexpired() -> ColumnElement[bool]:
+    table = rows.checkpoint.c
+    return or_(table.expires_us.is_(None), table.expires_us > now_us())
 
 
 def _checkpoints() -> Select[Any]:

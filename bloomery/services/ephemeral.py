@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import CTE, Connection, Select, delete, func, or_, select, update
 
-from bloomery.services.checkpoints import SNAPSHOT
 from bloomery.services.held import let_go_blobs
+from bloomery.services.kinds import READY, SNAPSHOT
 from bloomery.services.sessions import SamplerKey, Sessions
 from bloomery.store import rows
 from bloomery.store.database import Database
@@ -93,7 +93,7 @@ def _spare(keeping: Keeping, now: int) -> CTE:
     table, run, session = rows.checkpoint.c, rows.run.c, rows.session.c
     place = func.row_number().over(partition_by=table.run_id, order_by=table.seq.desc()).label("place")
     nameless = select(table.id, table.run_id, table.key, table.version, table.created_us, place)
-    ours = nameless.where(table.kind == SNAPSHOT, table.name.is_(None), table.state == "ready").subquery()
+    ours = nameless.where(table.kind == SNAPSHOT, table.name.is_(None), table.state == READY).subquery()
     joined = ours.join(rows.run, ours.c.run_id == run.id).outerjoin(rows.session, run.session_id == session.id)
     superseded = ours.c.place > keeping.newest_per_run
     over = (_heard_us() < now - keeping.idle_us) & (ours.c.created_us < now - keeping.idle_us)

@@ -2,8 +2,9 @@
 
 from typing import Final, NamedTuple
 
-from bloomery.services.checkpoints import EXTERNAL, CheckpointRow, Checkpoints
+from bloomery.services.checkpoints import CheckpointRow, Checkpoints
 from bloomery.services.exports import Exports
+from bloomery.services.kinds import EXTERNAL
 from bloomery.services.principal import Principal
 from bloomery.services.tokens import Tokens
 from bloomery.services.versions import Version

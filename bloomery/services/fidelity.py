@@ -20,10 +20,10 @@ from typing import Final, NamedTuple, Self
 from pydantic import ValidationError
 from sqlalchemy import Connection, select
 
-from bloomery.services.checkpoints import SNAPSHOT
 from bloomery.services.deployments import Deployments, RevisionState
 from bloomery.services.engines import EngineLink
 from bloomery.services.fleet import Fleet
+from bloomery.services.kinds import READY, SNAPSHOT
 from bloomery.services.models import Models
 from bloomery.services.principal import Principal
 from bloomery.services.versions import Versions
@@ -271,7 +271,7 @@ def _candidates(connection: Connection) -> list[Candidate]:
     live = select(revision.version, revision.key, rows.deployment.c.base_hash).select_from(deployed).where(revision.state == RevisionState.LIVE)
     saved = select(rows.checkpoint).order_by(checkpoint.id.desc()).limit(_LISTED).subquery()
     named = select(saved.c.version, saved.c.key, rows.run.c.base_hash).join_from(saved, rows.run, saved.c.run_id == rows.run.c.id)
-    named = named.where(saved.c.kind == SNAPSHOT, saved.c.state == "ready", saved.c.name.is_not(None)).order_by(saved.c.id.desc())
+    named = named.where(saved.c.kind == SNAPSHOT, saved.c.state == READY, saved.c.name.is_not(None)).order_by(saved.c.id.desc())
     found = [Candidate(Weights(version=row.version, key=row.key), row.base_hash, deployed=True) for row in connection.execute(live.distinct())]
     return found + [Candidate(Weights(version=row.version, key=row.key), row.base_hash, deployed=False) for row in connection.execute(named)]
 

@@ -10,13 +10,14 @@ from typing import Final, NamedTuple
 from sqlalchemy import Connection, insert, select, update
 
 from bloomery.services.checkpoints import FOLDERS, CheckpointRow, Checkpoints, check_ttl, owned
+from bloomery.services.kinds import COPY, READY
 from bloomery.services.principal import Principal
-from bloomery.services.run_rows import COPY, NewRun, add_run, one_run
+from bloomery.services.run_rows import NewRun, add_run, one_run
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.store.events import record_event
 from bloomery.types.errors import Conflict, NotFound
-from bloomery.types.ids import new_id, now_us
+from bloomery.types.ids import expiry_us, new_id, now_us
 
 NameOf = Callable[[str, int], str]
 """The contract's name for a session's run of a number."""
@@ -127,6 +128,6 @@ def _insert(connection: Connection, source: CheckpointRow, project: str, run_id:
     if connection.execute(select(rows.checkpoint.c.id).where(rows.checkpoint.c.id == source.id)).first() is None:
         raise NotFound(f"`{source.path}` was deleted meanwhile", field="source_path")
     now = now_us()
-    values = {"id": new_id("checkpoint"), "project": project, "run_id": run_id, "seq": COPIED, "state": "ready", "created_us": now}
-    values |= {"metadata": json.dumps(dict(source.metadata)), "expires_us": None if ttl_s is None else now + ttl_s * 1_000_000}
+    values = {"id": new_id("checkpoint"), "project": project, "run_id": run_id, "seq": COPIED, "state": READY, "created_us": now}
+    values |= {"metadata": json.dumps(dict(source.metadata)), "expires_us": expiry_us(ttl_s, now)}
     connection.execute(insert(rows.checkpoint).values(shared | values))

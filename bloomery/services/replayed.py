@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
-from bloomery.services.settle import FORWARD_ONLY, SECONDS, SOURCE, RunKey
+from bloomery.services.kinds import AUTO, READY, SOURCE
+from bloomery.services.settle import FORWARD_ONLY, SECONDS, RunKey
 from bloomery.store import rows
 from bloomery.types.operations import CheckpointResult, Failed, ForwardBackwardResult, LoadResult, OptimStepResult, Result, SnapshotResult
 from bloomery.types.wire import encode
@@ -61,7 +62,7 @@ def in_rows(connection: Connection, run: RunKey, seq: int) -> InRows | None:
     """What rows say of a settled operation; None of one that failed, or whose checkpoint was deleted since."""
     metric, saved = rows.run_metric.c, rows.checkpoint.c
     found = connection.execute(select(metric.name, metric.value).where(metric.run_id == run.run_id, metric.seq == seq)).all()
-    mine = (saved.run_id == run.run_id, saved.seq == seq, saved.state == "ready", saved.kind != "auto")
+    mine = (saved.run_id == run.run_id, saved.seq == seq, saved.state == READY, saved.kind != AUTO)
     ready = connection.execute(select(saved.kind, saved.digest).where(*mine)).first()
     if not found and ready is None:
         return None

@@ -8,6 +8,7 @@ import msgspec
 from sqlalchemy import Connection, Row, Select, func, insert, select
 
 from bloomery.services.history import RunFacts
+from bloomery.services.kinds import ACTIVE, COPY
 from bloomery.services.principal import Principal
 from bloomery.services.repeats import Repeatable
 from bloomery.store import rows
@@ -19,8 +20,6 @@ from bloomery.types.resources import Run
 TINKER = "tinker"
 REQUEST = "request"
 """The contract of names that callers give to requests of their own, so that a repetition is known."""
-COPY = "copy"
-"""State of a run that holds weights of another one and has no operations."""
 
 
 class RunRow(NamedTuple):
@@ -82,9 +81,7 @@ class NewRun(NamedTuple):
     first_seq: int
 
 
-def add_run(
-    connection: Connection, project: str, new: NewRun, state: str = "active", *, request: Repeatable | None = None, asked: bytes = b""
-) -> str:
+def add_run(connection: Connection, project: str, new: NewRun, state: str = ACTIVE, *, request: Repeatable | None = None, asked: bytes = b"") -> str:
     """Insert a run; asked again under the same tinker id or in the same request, the run that is there. Returns the id.
 
     `asked`: the hash of what asks for the tinker id, where its repetition is to be the same.

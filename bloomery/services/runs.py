@@ -12,13 +12,13 @@ from typing import Final
 from bloomery.obs.failpoints import failpoint
 from bloomery.services.active import ActiveRun
 from bloomery.services.activity import Activity
-from bloomery.services.checkpoints import EXTERNAL, NAMED, SNAPSHOT, Announcement, CheckpointRow, Checkpoints, check_name, check_ttl, new_key
+from bloomery.services.checkpoints import Announcement, CheckpointRow, Checkpoints, check_name, check_ttl, new_key
 from bloomery.services.history import Make
+from bloomery.services.kinds import COPY, EXTERNAL, NAMED, SNAPSHOT, SOURCE
 from bloomery.services.models import Models, Size
 from bloomery.services.principal import Principal
 from bloomery.services.repeats import Repeatable
-from bloomery.services.run_rows import COPY, NewRun, RunPage, RunRow, add_run, one_run, page_of_runs, run_of_request
-from bloomery.services.settle import SOURCE
+from bloomery.services.run_rows import NewRun, RunPage, RunRow, add_run, one_run, page_of_runs, run_of_request
 from bloomery.services.threads import off_loop
 from bloomery.services.validate import check_labels, check_lora
 from bloomery.store.database import Database

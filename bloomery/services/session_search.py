@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, Select, func, or_, select
 
-from bloomery.services.checkpoints import FOLDERS
+from bloomery.services.checkpoints import there
 from bloomery.services.principal import Principal
 from bloomery.store import rows
 from bloomery.store.database import Database
@@ -117,7 +117,6 @@ def _matches(session: Found, wanted: SessionFilter) -> bool:
 def _counted(connection: Connection, sessions: list[Found]) -> list[Found]:
     table, run = rows.checkpoint.c, rows.run.c
     query = select(run.session_id, func.count(), func.sum(table.size_bytes)).select_from(rows.checkpoint.join(rows.run, table.run_id == run.id))
-    mine = (run.session_id.in_([session.id for session in sessions]), table.state == "ready", table.name.is_not(None), table.kind.in_(FOLDERS))
-    alive = or_(table.expires_us.is_(None), table.expires_us > now_us())
-    counts = {row[0]: (row[1], int(row[2])) for row in connection.execute(query.where(*mine, alive).group_by(run.session_id))}
+    mine = (run.session_id.in_([session.id for session in sessions]), there(), table.name.is_not(None))
+    counts = {row[0]: (row[1], int(row[2])) for row in connection.execute(query.where(*mine).group_by(run.session_id))}
     return [session._replace(checkpoints=found[0], checkpoint_bytes=found[1]) for session in sessions for found in [counts.get(session.id, (0, 0))]]

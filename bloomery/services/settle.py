@@ -9,18 +9,17 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Row, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, delete, func, insert, or_, select, update
 
 from bloomery.services.held import held_blobs
+from bloomery.services.kinds import AUTO, EXTERNAL, NAMED, PENDING, READY, SNAPSHOT, SOURCE
 from bloomery.store import rows
 from bloomery.store.events import record_event
 from bloomery.store.journal import JournaledResult
-from bloomery.types.ids import new_id, now_us
+from bloomery.types.ids import expiry_us, new_id, now_us
 from bloomery.types.operations import CheckpointResult, Failed, ForwardBackwardResult, LoadResult, OptimStepResult, Result, SnapshotResult
 from bloomery.types.protocol import CheckpointWritten
 
-SOURCE: Final = "source"
-"""Kind of the row that holds the weights which an operation of the run loads, until no replay of the run needs them."""
 FORWARD_ONLY: Final = "forward/"
 """Before the names of metrics of operations that only computed."""
 SECONDS: Final = "seconds"
@@ -77,7 +76,7 @@ def settle(connection: Connection, run: RunKey, settlements: Sequence[Settlement
         _apply(connection, run, settlement, step)
     # What was announced under these numbers and did not come about: the operation failed, or another one was submitted in its place.
     table = rows.checkpoint.c
-    connection.execute(delete(rows.checkpoint).where(table.run_id == run.run_id, table.state == "pending", table.seq <= settlements[-1].seq))
+    connection.execute(delete(rows.checkpoint).where(table.run_id == run.run_id, table.state == PENDING, table.seq <= settlements[-1].seq))
     progress = {"settled_seq": settlements[-1].seq, "step": step, "updated_us": now_us()}
     connection.execute(update(rows.run).where(rows.run.c.id == run.run_id, rows.run.c.settled_seq < settlements[-1].seq).values(progress))
 
@@ -85,10 +84,10 @@ def settle(connection: Connection, run: RunKey, settlements: Sequence[Settlement
 def note_checkpoint(connection: Connection, run: RunKey, written: CheckpointWritten, *, done: int) -> Kept:
     """Register an automatic checkpoint, and forget those that it makes superfluous."""
     table = rows.checkpoint.c
-    mine = (table.run_id == run.run_id, table.kind == "auto")
+    mine = (table.run_id == run.run_id, table.kind == AUTO)
     known = connection.execute(select(table.id).where(*mine, table.seq == written.seq)).first()
     if known is None:
-        values = {"id": new_id("checkpoint"), "project": run.project, "run_id": run.run_id, "seq": written.seq, "kind": "auto", "state": "ready"}
+        values = {"id": new_id("checkpoint"), "project": run.project, "run_id": run.run_id, "seq": written.seq, "kind": AUTO, "state": READY}
         values |= {"key": written.key, "digest": written.digest, "size_bytes": 0, "step": 0, "metadata": "{}", "created_us": now_us()}
         connection.execute(insert(rows.checkpoint).values(values))
     else:
@@ -98,7 +97,7 @@ def note_checkpoint(connection: Connection, run: RunKey, written: CheckpointWrit
     kept, old = usable[:KEPT_CHECKPOINTS], usable[KEPT_CHECKPOINTS:]
     connection.execute(delete(rows.checkpoint).where(table.id.in_([row.id for row in old])))
     floor = kept[-1].seq if len(kept) == KEPT_CHECKPOINTS else -1
-    loaded = (table.run_id == run.run_id, table.kind == SOURCE, table.state == "ready", table.seq <= floor)
+    loaded = (table.run_id == run.run_id, table.kind == SOURCE, table.state == READY, table.seq <= floor)
     let_go = dict.fromkeys([*(row.key for row in old), *connection.scalars(select(table.key).where(*loaded))])
     connection.execute(delete(rows.checkpoint).where(*loaded))
     held = held_blobs(connection, list(let_go))
@@ -108,14 +107,14 @@ def note_checkpoint(connection: Connection, run: RunKey, written: CheckpointWrit
 def last_checkpoint(connection: Connection, run_id: str) -> int:
     """Number of the operation that the newest automatic checkpoint follows, -1 without any: none is noted before its results are journaled."""
     table = rows.checkpoint.c
-    newest = connection.scalar(select(func.max(table.seq)).where(table.run_id == run_id, table.kind == "auto"))
+    newest = connection.scalar(select(func.max(table.seq)).where(table.run_id == run_id, table.kind == AUTO))
     return -1 if newest is None else int(newest)
 
 
 def restore_point(connection: Connection, run_id: str, *, done: int, before: int | None = None) -> RestorePoint | None:
     """The newest automatic checkpoint whose operations all have journaled results."""
     table = rows.checkpoint.c
-    query = select(table.seq, table.key).where(table.run_id == run_id, table.kind == "auto", table.seq <= done)
+    query = select(table.seq, table.key).where(table.run_id == run_id, table.kind == AUTO, table.seq <= done)
     if before is not None:
         query = query.where(table.seq < before)
     row = connection.execute(query.order_by(table.seq.desc()).limit(1)).first()
@@ -143,14 +142,14 @@ def _apply(connection: Connection, run: RunKey, settlement: Settlement, step: in
             _insert_metrics(connection, run, settlement, result, step)
         case CheckpointResult():
             facts = {"key": result.key, "digest": result.digest, "size_bytes": result.size_bytes, "step": result.step}
-            _complete(connection, run, settlement, "named", facts)
+            _complete(connection, run, settlement, NAMED, facts)
             _note_digest(connection, run.run_id, seq, result.digest)
         case SnapshotResult():
             facts = {"key": result.key, "version": result.version, "size_bytes": result.size_bytes, "step": result.step}
             _complete(connection, run, settlement, _published_as(connection, run, seq), facts)
         case LoadResult():
             loaded = (rows.checkpoint.c.run_id == run.run_id, rows.checkpoint.c.seq == seq, rows.checkpoint.c.kind == SOURCE)
-            connection.execute(update(rows.checkpoint).where(*loaded).values(state="ready"))
+            connection.execute(update(rows.checkpoint).where(*loaded).values(state=READY))
             _note_digest(connection, run.run_id, seq, result.digest)
         case Failed():
             pass
@@ -188,8 +187,8 @@ def _mean_loss(metrics: dict[str, float]) -> dict[str, float]:
 def _published_as(connection: Connection, run: RunKey, seq: int) -> str:
     """For which purpose these weights were announced."""
     table = rows.checkpoint.c
-    announced = select(table.kind).where(table.run_id == run.run_id, table.seq == seq, table.kind == "external")
-    return connection.scalar(announced) or "snapshot"
+    announced = select(table.kind).where(table.run_id == run.run_id, table.seq == seq, table.kind == EXTERNAL)
+    return connection.scalar(announced) or SNAPSHOT
 
 
 def _complete(connection: Connection, run: RunKey, settlement: Settlement, kind: str, facts: dict[str, Any]) -> None:
@@ -200,17 +199,13 @@ def _complete(connection: Connection, run: RunKey, settlement: Settlement, kind:
     if pending is None:
         # Only after the database was set back to an earlier time than the journal: without a name, but not lost.
         values = {"id": new_id("checkpoint"), "project": run.project, "run_id": run.run_id, "seq": settlement.seq, "kind": kind, "metadata": "{}"}
-        connection.execute(insert(rows.checkpoint).values(values | facts | {"state": "ready", "created_us": settlement.done.done_us}))
+        connection.execute(insert(rows.checkpoint).values(values | facts | {"state": READY, "created_us": settlement.done.done_us}))
         return
     if pending.name is not None:
         older = (table.run_id == run.run_id, table.kind == kind, table.name == pending.name, table.seq < settlement.seq)
         connection.execute(delete(rows.checkpoint).where(*older))
-    ready = {"state": "ready", "created_us": settlement.done.done_us, "expires_us": _expiry(pending, settlement.done.done_us)}
-    connection.execute(update(rows.checkpoint).where(table.id == pending.id, table.state == "pending").values(facts | ready))
-
-
-def _expiry(pending: Row[Any], done_us: int) -> int | None:
-    return None if pending.ttl_s is None else done_us + pending.ttl_s * 1_000_000
+    ready = {"state": READY, "created_us": settlement.done.done_us, "expires_us": expiry_us(pending.ttl_s, settlement.done.done_us)}
+    connection.execute(update(rows.checkpoint).where(table.id == pending.id, table.state == PENDING).values(facts | ready))
 
 
 def _note_digest(connection: Connection, run_id: str, seq: int, digest: str) -> None:

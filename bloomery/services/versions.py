@@ -4,7 +4,8 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Select, select
 
-from bloomery.services.checkpoints import FOLDERS, PATH, SNAPSHOT, of_run, readable
+from bloomery.services.checkpoints import FOLDERS, PATH, of_run, readable
+from bloomery.services.kinds import SNAPSHOT
 from bloomery.services.listeners import Listeners
 from bloomery.services.models import Models
 from bloomery.services.principal import Principal

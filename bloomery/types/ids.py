@@ -15,3 +15,8 @@ def new_id(kind: str) -> str:
 def now_us() -> int:
     """Microseconds since the epoch, UTC: the unit of every stored time."""
     return time.time_ns() // 1_000
+
+
+def expiry_us(ttl_s: int | None, since_us: int) -> int | None:
+    """When what lives for `ttl_s` ends; None for what lives for ever."""
+    return None if ttl_s is None else since_us + ttl_s * 1_000_000

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete, func, select, update
 
-from bloomery.services.checkpoints import EXTERNAL, NAMED, SNAPSHOT, Announcement, CheckpointRow, check_name, check_ttl
+from bloomery.services.checkpoints import Announcement, CheckpointRow, check_name, check_ttl
 from bloomery.services.ephemeral import Ephemeral
 from bloomery.services.garbage import Garbage
+from bloomery.services.kinds import EXTERNAL, NAMED, SNAPSHOT
 from bloomery.services.models import Models
 from bloomery.services.runs import Runs
 from bloomery.store import rows

@@ -14,10 +14,10 @@ import pytest
 from sqlalchemy import func, select, update
 
 from bloomery.config.data_dir import DataDir
-from bloomery.services.checkpoints import SNAPSHOT
 from bloomery.services.deployments import Deployments
 from bloomery.services.ephemeral import Ephemeral, Keeping
 from bloomery.services.garbage import Garbage
+from bloomery.services.kinds import SNAPSHOT
 from bloomery.services.models import Models
 from bloomery.services.run_rows import RunRow
 from bloomery.services.sessions import SamplingSession, Session, Sessions

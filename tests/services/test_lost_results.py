@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, update
 
-from bloomery.services.checkpoints import NAMED
+from bloomery.services.kinds import NAMED
 from bloomery.services.run_rows import RunRow
 from bloomery.store import rows
 from bloomery.store.journal import extent

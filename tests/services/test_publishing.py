@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from bloomery.services.checkpoints import EXTERNAL, SNAPSHOT, CheckpointRow
+from bloomery.services.checkpoints import CheckpointRow
+from bloomery.services.kinds import COPY, EXTERNAL, SNAPSHOT
 from bloomery.services.models import Models
 from bloomery.services.publishing import Destination, Publishing, SessionSlot
-from bloomery.services.run_rows import COPY
 from bloomery.services.session_search import SessionCursor, SessionFilter, SessionSearch
 from bloomery.services.sessions import Sessions
 from bloomery.services.versions import Version, Versions

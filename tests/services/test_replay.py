@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from sqlalchemy import update
 
 from bloomery.services.active import Patience
-from bloomery.services.checkpoints import NAMED
 from bloomery.services.held import held_blobs
+from bloomery.services.kinds import NAMED
 from bloomery.services.run_rows import RunRow
 from bloomery.services.settle import RestorePoint, restore_point
 from bloomery.store import rows

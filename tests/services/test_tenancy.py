@@ -17,8 +17,8 @@ import pytest
 
 from bloomery import services as package
 from bloomery.config import ApiConfig
-from bloomery.services.checkpoints import EXTERNAL, NAMED
 from bloomery.services.core import Services
+from bloomery.services.kinds import EXTERNAL, NAMED
 from bloomery.services.principal import SCOPES, Principal
 from bloomery.services.session_search import SessionFilter
 from bloomery.services.sessions import Session

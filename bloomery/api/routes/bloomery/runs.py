@@ -16,8 +16,8 @@ from bloomery.api.deps import Caller, Svc
 from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.meaning import hash_of, hash_of_named
 from bloomery.api.routes.bloomery.paging import Limit, Offset
-from bloomery.services.checkpoints import NAMED, SNAPSHOT
 from bloomery.services.core import Services
+from bloomery.services.kinds import NAMED, SNAPSHOT
 from bloomery.services.principal import Principal
 from bloomery.services.repeats import Repeatable
 from bloomery.services.sampling import draw_seed

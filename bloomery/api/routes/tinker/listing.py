@@ -11,9 +11,10 @@ from bloomery.api.routes.tinker.errors import TinkerRoute
 from bloomery.api.routes.tinker.sessions import MAX_PAGE, AccessScope, Limit, Offset, check_project
 from bloomery.api.routes.tinker.times import shown_time
 from bloomery.api.routes.tinker.training import ADAMW
-from bloomery.services.checkpoints import EXTERNAL, NAMED, SNAPSHOT, CheckpointRow
+from bloomery.services.checkpoints import CheckpointRow
 from bloomery.services.core import Services
 from bloomery.services.identity import user_urn
+from bloomery.services.kinds import BROKEN, EXTERNAL, NAMED, SNAPSHOT
 from bloomery.services.principal import Principal
 from bloomery.services.run_rows import RunRow
 
@@ -103,7 +104,7 @@ def _training_run(run: RunRow, latest: Mapping[tuple[str, str], CheckpointRow]) 
         "base_model": run.base_model,
         "model_owner": user_urn(run.project),
         "is_lora": run.lora.rank > 0,
-        "corrupted": run.state == "broken",
+        "corrupted": run.state == BROKEN,
         "lora_rank": run.lora.rank or None,
         "last_request_time": shown_time(run.updated_us),
         "last_checkpoint": None if checkpoint is None else _checkpoint(checkpoint),

@@ -13,8 +13,8 @@ from bloomery.api.routes.tinker.errors import TinkerRoute, failure
 from bloomery.api.routes.tinker.futures import Futures, SampleAnswer, SampleFutures
 from bloomery.api.routes.tinker.messages import CONTENT_TYPE, encode_forward_backward
 from bloomery.api.routes.tinker.names import Creation, LossCreation, OperationFuture, SampleFuture, Unloading, parse_future, session_of
-from bloomery.services.checkpoints import EXTERNAL, NAMED, SNAPSHOT
 from bloomery.services.core import Services
+from bloomery.services.kinds import EXTERNAL, NAMED, SNAPSHOT
 from bloomery.services.principal import Principal
 from bloomery.services.threads import off_loop
 from bloomery.services.versions import Version
