@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, Final, NamedTuple
 
 from bloomery.client.http import Http
-from bloomery.client.sample_message import SampleAnswer, SampledSequence, read_answer
+from bloomery.client.sample_message import Likeliest, SampleAnswer, SampledSequence, read_answer
 from bloomery.types.drafted import KEPT_HEADER
 from bloomery.types.errors import BloomeryError, Gone, InvalidInput, Unavailable, WorkerError
 
@@ -31,6 +31,14 @@ class Sampled(NamedTuple):
     sequences: tuple[SampledSequence, ...]
     kept: tuple[int, ...] = ()
     """Where there were drafts: the leading tokens of each continuation that its draft had right."""
+
+
+class Scored(NamedTuple):
+    """Of each token of a text under some weights; the first has nothing before it, and NaN."""
+
+    logprobs: tuple[float, ...]
+    likeliest: tuple[Likeliest, ...]
+    """What would have been the likeliest there; empty unless it was asked for."""
 
 
 class SamplingSession:
@@ -89,9 +97,13 @@ class Sampler:
         asked = {"prompt": list(prompt), "drafts": [list(draft) for draft in drafts], "top_k": top_k, **params, **stops}
         return PendingSample(self._http, {"sampling_session_id": self._id, "seq_id": next(self._numbers), **asked}, "/api/v1/samples")
 
-    def score(self, tokens: Sequence[int]) -> "PendingSample":
-        """Begin to score a text: `prompt_logprobs` of the result are these weights' own, NaN at the first token."""
-        return self._begin(tokens, {"prompt_logprobs": True, "sampling_params": {"max_tokens": 0, "seed": 0}})
+    def score(self, tokens: Sequence[int], *, likeliest: bool = False) -> "PendingSample":
+        """Begin to score a text: `prompt_logprobs` of the result are these weights' own, NaN at the first token.
+
+        With `likeliest` its `scored` also tells the token that is the likeliest at each place.
+        """
+        asked = {"prompt_logprobs": True, "sampling_params": {"max_tokens": 0, "seed": 0}}
+        return self._begin(tokens, asked | ({"topk_prompt_logprobs": 1} if likeliest else {}))
 
     def _begin(self, tokens: Sequence[int], asked: dict[str, Any]) -> "PendingSample":
         # Counting is atomic: the number of a sample is its name, and no two may share one.
@@ -116,6 +128,11 @@ class PendingSample:
     def prompt_logprobs(self, timeout_s: float = _TIMEOUT_S) -> tuple[float, ...]:
         """The same, of what was scored: one log-probability for each token."""
         return self._wait(timeout_s).answer.prompt_logprobs
+
+    def scored(self, timeout_s: float = _TIMEOUT_S) -> "Scored":
+        """The same with the likeliest tokens, where those were asked for."""
+        answer = self._wait(timeout_s).answer
+        return Scored(answer.prompt_logprobs, answer.likeliest)
 
     def cancel(self) -> None:
         """Have it stopped; one that is over, or whose server is away, needs no stopping."""

@@ -14,13 +14,14 @@ sequence.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bloomery.client import Sampler
+from bloomery.client.sampling import Scored
 from bloomery.types.errors import Corrupt
 from bloomery.types.fidelity import PLAIN_K3, Mode
 from bloomery.types.resources import Status
@@ -73,10 +74,20 @@ class Agreement(NamedTuple):
         return math.sqrt(2 * self.k3 / self.tokens)
 
 
+class Recomputed(NamedTuple):
+    """Of the sampled tokens of a sequence [S], under the weights that each names."""
+
+    logprobs: Numbers
+    likeliest: Numbers
+    """The log-probabilities of the likeliest tokens at those places."""
+    came: NDArray[np.bool_]
+    """Whether those are the ones that were sampled."""
+
+
 def check_served(sequences: Sequence[Served], sampler_of: Callable[[str], Sampler], mode: Mode, *, timeout_s: float = 120.0) -> dict[str, Agreement]:
     """By version; `sampler_of` gives the sampler of one, such as `client.sampler`. Corrupt where the two disagree."""
     for number, sequence in enumerate(sequences):
-        _check_whole(number, sequence)
+        check_whole(number, sequence)
     found = compare(sequences, recompute(sequences, sampler_of, timeout_s))
     for version, agreement in found.items():
         require(agreement, version, mode)
@@ -85,8 +96,16 @@ def check_served(sequences: Sequence[Served], sampler_of: Callable[[str], Sample
 
 def check_on_policy(trained: Mapping[str, float], version: str, mode: Mode) -> None:
     """`trained` are the metrics of an update all of whose tokens are of `version`, the weights that it began with; empty ones say nothing."""
-    if tokens := int(trained.get("tokens:sum", 0)):
-        require(Agreement(tokens, trained["k3:sum"] / tokens, trained["ratio:sum"] / tokens, trained["logprob_diff:max"]), version, mode)
+    if trained.get("tokens:sum"):
+        require(of_metrics(trained), version, mode)
+
+
+def of_metrics(trained: Mapping[str, float]) -> Agreement:
+    """What the metrics of gradients say of all tokens."""
+    tokens = int(trained.get("tokens:sum", 0))
+    if not tokens or "k3:sum" not in trained:
+        return Agreement(0, 0.0, 1.0, 0.0)
+    return Agreement(tokens, trained["k3:sum"] / tokens, trained["ratio:sum"] / tokens, trained["logprob_diff:max"])
 
 
 def promises_bits(status: Status, base_model: str) -> bool:
@@ -99,17 +118,17 @@ def promises_bits(status: Status, base_model: str) -> bool:
     return len({told["numerics"] for told in known}) == 1 and all(told["bit_exact"] for told in known)
 
 
-def check_drawn(likeliest: Sequence[float], came: Sequence[bool], version: str) -> float:
+def check_drawn(likeliest: Collection[float], came: Collection[bool], version: str) -> float:
     """How often the likeliest token came, in standard errors beyond what is expected; Corrupt where that is no chance.
 
     `likeliest` are the log-probabilities of the likeliest tokens at the places of sampled ones, of the weights that sampled; `came` whether those are
     the ones that were sampled. The deviation grows with the root of their number: a thousand show a temperature of 0.7, and hardly one of 0.9.
     """
-    p = np.exp(np.asarray(likeliest, dtype=np.float64))
+    p, times = np.exp(np.asarray([*likeliest], dtype=np.float64)), sum(came)
     variance = float((p * (1 - p)).sum())
-    deviation = (float(np.count_nonzero(came)) - float(p.sum())) / math.sqrt(variance) if variance else 0.0
+    deviation = (times - float(p.sum())) / math.sqrt(variance) if variance else 0.0
     if abs(deviation) > _CHANCE:
-        counts = f"{np.count_nonzero(came)} times of {len(p)}, and {p.sum():.0f} times were to be expected"
+        counts = f"{times} times of {len(p)}, and {p.sum():.0f} times were to be expected"
         raise Corrupt(
             f"tokens of version `{version}` were not drawn from its distribution: the likeliest one came {counts}; look for a temperature, a "
             "truncation or a bias that the log-probabilities served do not have"
@@ -117,7 +136,7 @@ def check_drawn(likeliest: Sequence[float], came: Sequence[bool], version: str) 
     return deviation
 
 
-def _check_whole(number: int, sequence: Served) -> None:
+def check_whole(number: int, sequence: Served) -> None:
     """A finite log-probability and a version for each sampled token: otherwise something behind the server made these tokens, or numbers."""
     sampled, logprobs, versions = len(sequence.places), len(sequence.logprobs), len(sequence.versions)
     if not sampled == logprobs == versions:
@@ -129,14 +148,28 @@ def _check_whole(number: int, sequence: Served) -> None:
 
 
 def recompute(sequences: Sequence[Served], sampler_of: Callable[[str], Sampler], timeout_s: float) -> list[Numbers]:
-    """The log-probabilities [S] of each sequence's sampled tokens, each under the version that it names: one prefill for each of these."""
+    """The log-probabilities [S] of each sequence's sampled tokens, each under the version that it names."""
+    return [each.logprobs for each in score(sequences, sampler_of, timeout_s)]
+
+
+def score(sequences: Sequence[Served], sampler_of: Callable[[str], Sampler], timeout_s: float) -> list[Recomputed]:
+    """The same with the likeliest tokens: one prefill of each sequence for each of its versions."""
     samplers = {version: sampler_of(version) for version in sorted({version for sequence in sequences for version in sequence.versions})}
-    asked = [{version: samplers[version].score(sequence.tokens) for version in sorted(set(sequence.versions))} for sequence in sequences]
-    scored = [{version: pending.prompt_logprobs(timeout_s) for version, pending in each.items()} for each in asked]
-    return [
-        np.array([of[version][place] for place, version in zip(sequence.places, sequence.versions, strict=True)])
-        for sequence, of in zip(sequences, scored, strict=True)
+    asked = [
+        {version: samplers[version].score(sequence.tokens, likeliest=True) for version in sorted(set(sequence.versions))} for sequence in sequences
     ]
+    scored = [{version: pending.scored(timeout_s) for version, pending in each.items()} for each in asked]
+    return [_recomputed(sequence, of) for sequence, of in zip(sequences, scored, strict=True)]
+
+
+def _recomputed(sequence: Served, scored: Mapping[str, Scored]) -> Recomputed:
+    places = list(zip(sequence.places, sequence.versions, strict=True))
+    likeliest = [scored[version].likeliest[place] for place, version in places]
+    return Recomputed(
+        np.array([scored[version].logprobs[place] for place, version in places]),
+        np.array([each.logprob for each in likeliest]),
+        np.array([each.token == sequence.tokens[place] for each, place in zip(likeliest, sequence.places, strict=True)], dtype=np.bool_),
+    )
 
 
 def compare(sequences: Sequence[Served], recomputed: Sequence[Numbers]) -> dict[str, Agreement]:

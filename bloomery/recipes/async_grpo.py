@@ -18,10 +18,10 @@ from typing import Final, Self
 from bloomery.client import Client
 from bloomery.recipes.advantages import mask_stale, mean_over_tokens, sort_groups
 from bloomery.recipes.failures import Losses, reasons
-from bloomery.recipes.grpo import GrpoConfig, OnStep, StepReport, check, problem_of, teach, versions_of
+from bloomery.recipes.grpo import GrpoConfig, OnStep, StepReport, check, maker, teach, versions_of
 from bloomery.recipes.policy import Cursor, Policy, PolicyConfig, fingerprint
 from bloomery.recipes.rl_metrics import Seconds, stale_share, step_metrics
-from bloomery.recipes.rollouts import Environment, Grade, Group, Problem, groups_by, without_foreign
+from bloomery.recipes.rollouts import Environment, Grade, Group, Problem
 from bloomery.types.errors import InvalidInput, Unavailable
 
 _STOP_S: Final = 2.0
@@ -57,11 +57,8 @@ def train(
     check_staleness(config)
     policy = Policy.open(client, truncated(config), path, fingerprint(problems, config))
     reference = policy.first if config.kl_coefficient else None
-    rollouts = groups_by(lambda: policy.sampler, grade, config.rollouts)
-
-    def make(number: int) -> Group:
-        return without_foreign(rollouts.group(number, problem_of(problems, number, config.rollouts.seed)), policy.knows)
-
+    # What the trainer is ahead of it cannot hold itself.
+    make, holding = maker(policy, problems, grade, config, every=config.max_head_offpolicy_versions > 0)
     losses = Losses(config.max_lost_rounds)
     with Makers(make, config, policy.cursor) as makers:
         while policy.cursor.round < steps:
@@ -72,11 +69,12 @@ def train(
             data = mask_stale(teach(kept.trained, config, reference), policy.lag, config.max_head_offpolicy_versions)
             lags = {version: policy.lag(version) for version in versions_of(data)}
             taught = mean_over_tokens(data)
-            trained = policy.train([row.datum for row in taught], [group.number for group in groups], versions=versions_of(taught))
+            numbers, served = [group.number for group in groups], [row.segment for row in taught]
+            trained = policy.train([row.datum for row in taught], numbers, served=served)
             makers.admission.leave(len(kept.trained))
             ended = time.monotonic()
             seconds = Seconds(ended - started, ended - started, ended - taken, taken - started, makers.admission.idle_s() / config.concurrency)
-            metrics = step_metrics(groups, kept, data, trained, lags.__getitem__, seconds)
+            metrics = step_metrics(groups, kept, data, trained, lags.__getitem__, seconds, holding.looked())
             metrics |= stale_share(data, lags.__getitem__, config.max_head_offpolicy_versions)
             failed = reasons(groups)
             on_step(StepReport(policy.cursor.round, policy.cursor.version, metrics, failed))

@@ -5,8 +5,8 @@
 
 Every group is of the newest weights, so nothing is off policy: `ratio/k3` says how far sampler and trainer disagree, which is 0 where the server is
 bit-exact, and another number is refused there (`PolicyConfig.agreement`). A loop that was killed goes on with the same groups when it is called again
-with the same file. `async_grpo` overlaps sampling and training, and shares the parts: `rollouts` makes groups, `advantages` decides what they teach,
-`policy` trains and publishes, `rl_metrics` counts.
+with the same file. `async_grpo` overlaps sampling and training, and shares the parts: `rollouts` makes groups, `holding` compares them with what was
+served, `advantages` decides what they teach, `policy` trains and publishes, `rl_metrics` counts.
 """
 
 import random
@@ -21,6 +21,7 @@ from typing import NamedTuple
 from bloomery.client import Client, Sampler
 from bloomery.recipes.advantages import Weighed, mean_over_tokens, pull_to_reference, sort_groups, weigh
 from bloomery.recipes.failures import Losses, Reason, reasons
+from bloomery.recipes.holding import Holding
 from bloomery.recipes.policy import Policy, PolicyConfig, fingerprint
 from bloomery.recipes.rl_metrics import Seconds, step_metrics
 from bloomery.recipes.rollouts import Environment, Grade, Group, Problem, RolloutConfig, groups_by, without_foreign
@@ -74,11 +75,7 @@ def train(
     check(problems, grade, config)
     policy = Policy.open(client, config.policy, path, fingerprint(problems, config))
     reference = policy.first if config.kl_coefficient else None
-    rollouts = groups_by(lambda: policy.sampler, grade, config.rollouts)
-
-    def make(number: int) -> Group:
-        return without_foreign(rollouts.group(number, problem_of(problems, number, config.rollouts.seed)), policy.knows)
-
+    make, holding = maker(policy, problems, grade, config, every=False)
     losses = Losses(config.max_lost_rounds)
     with ThreadPoolExecutor(config.concurrency) as pool:
         for step in range(policy.cursor.round, steps):
@@ -90,13 +87,29 @@ def train(
             data = teach(kept.trained, config, reference)
             lags = {version: policy.lag(version) for version in versions_of(data)}
             taught = mean_over_tokens(data)
-            trained = policy.train([row.datum for row in taught], numbers, versions=versions_of(taught))
+            trained = policy.train([row.datum for row in taught], numbers, served=[row.segment for row in taught])
             ended = time.monotonic()
             seconds = Seconds(ended - started, sampled - started, ended - sampled, sampled - started, ended - sampled)
-            metrics, failed = step_metrics(groups, kept, data, trained, lags.__getitem__, seconds), reasons(groups)
+            metrics = step_metrics(groups, kept, data, trained, lags.__getitem__, seconds, holding.looked())
+            failed = reasons(groups)
             on_step(StepReport(step + 1, policy.cursor.version, metrics, failed))
             losses.note(kept.compared, failed)
     return policy
+
+
+def maker(
+    policy: Policy, problems: Sequence[Problem], grade: Grade | Environment, config: GrpoConfig, *, every: bool
+) -> tuple[Callable[[int], Group], Holding]:
+    """What makes the group of a number, and what its rollouts are held to: `every` one of them, or one of each group."""
+    rollouts = groups_by(lambda: policy.sampler, grade, config.rollouts)
+    attempts, timeout_s = config.rollouts.attempts, config.rollouts.sample_timeout_s
+    holding = Holding(policy.bar, policy.sampler_of, every=every, attempts=attempts, timeout_s=timeout_s)
+
+    def make(number: int) -> Group:
+        made = rollouts.group(number, problem_of(problems, number, config.rollouts.seed))
+        return holding.held(without_foreign(made, policy.knows))
+
+    return make, holding
 
 
 def teach(groups: Sequence[Group], config: GrpoConfig, reference: Sampler | None) -> list[Weighed]:

@@ -5,22 +5,25 @@ that a loop has to remember is which groups it has had, and under which number i
 before the first of the three is submitted. A loop that is started again compares that number with the run's and knows which of the three are there:
 none, and it makes the same groups again, from the same weights with the same seeds; some, and it submits the rest.
 
-Where all tokens are of the weights that a step begins with, its gradients tell whether trainer and sampler computed the same (`agreement`). They are
-asked before the update is submitted, so that what is refused is not learnt, by a loop that is started again either.
+The gradients of a step tell whether trainer and sampler computed the same of the tokens that are of the weights that it begins with (`agreement`).
+They are asked before the update is submitted, so that what is refused is not learnt, by a loop that is started again either.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, get_args
 
+import numpy as np
+
 from bloomery.client import Client, Pending, Sampler, TrainingRun
-from bloomery.recipes.agreement import Held, check_on_policy, promises_bits
+from bloomery.recipes.agreement import Held, Served, compare, of_metrics
+from bloomery.recipes.holding import Bar
 from bloomery.recipes.rollouts import Problem
-from bloomery.types.errors import Conflict, Corrupt, Forbidden, InvalidInput
+from bloomery.types.errors import Conflict, Corrupt, InvalidInput
 from bloomery.types.operations import CheckpointResult, Datum, ForwardBackwardResult, LoadResult, OptimStepResult, SnapshotResult
 
 _OPERATIONS: Final = 3
@@ -52,7 +55,7 @@ class PolicyConfig:
     """Options of the loss by name."""
     seed: int = 0
     agreement: Held = "promised"
-    """Whether an update on policy is refused, with Corrupt, where the trainer has other log-probabilities than were served with its tokens."""
+    """Whether rollouts and updates are refused, with Corrupt, where tokens have other log-probabilities than were served with them."""
     training_timeout_s: float = 3600.0
     """How long the result of an operation is waited for."""
 
@@ -79,6 +82,8 @@ class Cursor:
     batch: tuple[int, ...] = ()
     on_policy: bool = False
     """Whether all tokens of that step are of `version`."""
+    refused: str = ""
+    """Why the update of that step is not taken over, where that cannot be found out again."""
 
     def after(self, groups: Iterable[int]) -> "Cursor":
         """A round later, with these groups had."""
@@ -86,7 +91,7 @@ class Cursor:
         while below in had:
             had.remove(below)
             below += 1
-        return replace(self, had_below=below, had=tuple(sorted(had)), batch=(), on_policy=False, round=self.round + 1)
+        return replace(self, had_below=below, had=tuple(sorted(had)), batch=(), on_policy=False, refused="", round=self.round + 1)
 
     def has(self, group: int) -> bool:
         """Whether the group is had."""
@@ -99,7 +104,9 @@ class Policy:
     def __init__(self, client: Client, run: TrainingRun, config: PolicyConfig, path: Path, cursor: Cursor) -> None:
         self.run, self.cursor = run, cursor
         self._client, self._config, self._path = client, config, path
+        self.bar = Bar(client, config.base_model, config.agreement)
         self._numbers: dict[str, int] = {}
+        self._samplers: dict[str, Sampler] = {}
         self.sampler: Sampler
         self._finish_what_was_begun()
 
@@ -133,16 +140,21 @@ class Policy:
         """Whether this loop published it since it was started."""
         return version in self._numbers
 
+    def sampler_of(self, version: str) -> Sampler | None:
+        """That of a version which this loop published since it was started; None of any other."""
+        return self._samplers.get(version)
+
     def lag(self, version: str) -> int:
         """How many versions old the weights of a token are."""
         return self.step - self._numbers[version]
 
-    def train(self, data: Sequence[Datum], batch: Iterable[int], *, versions: Set[str] = frozenset()) -> dict[str, float]:
+    def train(self, data: Sequence[Datum], batch: Iterable[int], *, served: Sequence[Served] = ()) -> dict[str, float]:
         """One update from the data, which the groups of `batch` gave, and its version published; the metrics of the loss and of the update.
 
-        `versions` are those of the data's tokens: where there is but the newest, the update is held to `agreement`. Groups that gave no data are had
-        all the same: nothing is trained then, and there is no new version.
+        `served` says of each datum what was sampled of it, as a `Segment` does: tokens of the newest version are held to `agreement`. Groups that
+        gave no data are had all the same: nothing is trained then, and there is no new version.
         """
+        versions = {version for sequence in served for version in sequence.versions}
         on_policy = versions == {self.cursor.version}
         cursor = replace(self.cursor, seq=self.run.next_seq, batch=tuple(sorted(batch)), on_policy=on_policy)
         if not data:
@@ -151,14 +163,14 @@ class Policy:
             return {}
         self.cursor = cursor
         _write(self._path, cursor)
-        gradients = self.run.forward_backward(data, self._config.loss, dict(self._config.loss_config), logprobs=False)
+        told = not on_policy and cursor.version in versions and self._config.agreement != "off"
+        gradients = self.run.forward_backward(data, self._config.loss, dict(self._config.loss_config), logprobs=told)
         timeout_s = self._config.training_timeout_s
-        if self._is_held(cursor):
-            self._hold(cursor, gradients.result(timeout_s).metrics)
+        held = self._hold_newest(cursor, served, gradients.result(timeout_s)) if told else self._hold_all(cursor, gradients)
         update, snapshot = self._submit(_OPERATIONS - 1)
         metrics = gradients.result(timeout_s).metrics | update.result(timeout_s).metrics
         self._publish(cursor, snapshot.result(timeout_s).version)
-        return metrics
+        return metrics | {"held:sum": float(held)}
 
     def _finish_what_was_begun(self) -> None:
         cursor, there, timeout_s = self.cursor, self.run.next_seq - self.cursor.seq, self._config.training_timeout_s
@@ -173,8 +185,8 @@ class Policy:
             _write(self._path, self.cursor)
         elif cursor.batch and there:
             gradients = self.run.submitted(cursor.seq, ForwardBackwardResult).result(timeout_s)
-            if there == 1 and self._is_held(cursor):
-                self._hold(cursor, gradients.metrics)
+            if there == 1 and self._config.agreement != "off":
+                self._hold_again(cursor, gradients)
             update, snapshot = self._submit(max(0, _OPERATIONS - there))
             update.result(timeout_s)
             self._publish(cursor, snapshot.result(timeout_s).version)
@@ -209,31 +221,35 @@ class Policy:
         snapshot = self.run.save_snapshot() if missing >= 1 else self.run.submitted(seq + 2, SnapshotResult)
         return update, snapshot
 
-    def _is_held(self, cursor: Cursor) -> bool:
-        return cursor.on_policy and self._config.agreement != "off"
+    def _hold_all(self, cursor: Cursor, gradients: Pending[ForwardBackwardResult]) -> int:
+        """Tokens of an update on policy: how many there are of which the trainer has the numbers that were served, or Corrupt."""
+        if not cursor.on_policy or self._config.agreement == "off":
+            return 0
+        agreement = of_metrics(gradients.result(self._config.training_timeout_s).metrics)
+        self.bar.hold(agreement, cursor.version, f"the update of step {cursor.step} is")
+        return agreement.tokens
 
-    def _hold(self, cursor: Cursor, metrics: Mapping[str, float]) -> None:
-        """Corrupt where the gradients are not of what was served. What is equal to the bit is so for anybody: the server need not be asked."""
-        if not metrics.get("logprob_diff:max"):
-            return
-        exact = self._bits_are_promised()
-        if not exact and self._config.agreement != "always":
-            return
+    def _hold_newest(self, cursor: Cursor, served: Sequence[Served], gradients: ForwardBackwardResult) -> int:
+        """The same of those tokens of another update that are of the weights that it begins with."""
+        trained = [output["logprobs"].numpy() for output in gradients.outputs]
+        # The first token is predicted by none.
+        again = [logprobs[np.asarray(sequence.places) - 1] for sequence, logprobs in zip(served, trained, strict=True)]
+        agreement = compare(served, again)[cursor.version]
         try:
-            check_on_policy(metrics, cursor.version, "exact" if exact else "plain")
+            self.bar.hold(agreement, cursor.version, f"the update of step {cursor.step} is")
         except Corrupt as error:
-            rule = "the server promises rollouts with its trainer's bits" if exact else '`agreement="always"` holds them to bars of rounding'
-            raise Corrupt(
-                f"the update of step {cursor.step} is held and nothing of it is learnt, because {rule}: {error.message}. Mend that, or go on all the "
-                'same: the same cursor with `agreement="off"` in the PolicyConfig'
-            ) from error
+            # What was served is known now, and not to a loop that is started again.
+            self.cursor = replace(cursor, refused=error.message)
+            _write(self._path, self.cursor)
+            raise
+        return agreement.tokens
 
-    def _bits_are_promised(self) -> bool:
-        try:
-            return promises_bits(self._client.status(), self._config.base_model)
-        except Forbidden:
-            # A key for training alone is told nothing of processes, and a loop must not end by that.
-            return False
+    def _hold_again(self, cursor: Cursor, gradients: ForwardBackwardResult) -> None:
+        """Of an update whose gradients a loop has left behind."""
+        if cursor.refused:
+            raise Corrupt(cursor.refused)
+        if cursor.on_policy:
+            self.bar.hold(of_metrics(gradients.metrics), cursor.version, f"the update of step {cursor.step} is")
 
     def _publish(self, cursor: Cursor, version: str) -> None:
         self.cursor = replace(cursor.after(cursor.batch), step=cursor.step + 1, seq=self.run.next_seq, version=version)
@@ -241,7 +257,7 @@ class Policy:
 
     def _serve(self) -> None:
         self._numbers[self.cursor.version] = self.cursor.step
-        self.sampler = self._client.sampler(self.cursor.version)
+        self.sampler = self._samplers[self.cursor.version] = self._client.sampler(self.cursor.version)
 
 
 def fingerprint(problems: Sequence[Problem], settings: Any) -> str:

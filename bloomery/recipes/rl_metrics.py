@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from bloomery.recipes.advantages import Sorted, Weighed
+from bloomery.recipes.holding import Looked
 from bloomery.recipes.rollouts import Group
 
 
@@ -20,7 +21,13 @@ class Seconds(NamedTuple):
 
 
 def step_metrics(
-    groups: Sequence[Group], kept: Sorted, data: Sequence[Weighed], trained: Mapping[str, float], lag_of: Callable[[str], int], seconds: Seconds
+    groups: Sequence[Group],
+    kept: Sorted,
+    data: Sequence[Weighed],
+    trained: Mapping[str, float],
+    lag_of: Callable[[str], int],
+    seconds: Seconds,
+    looked: Looked | None = None,
 ) -> dict[str, float]:
     """One flat row; what nobody could measure in this step is left out."""
     return {
@@ -29,6 +36,7 @@ def step_metrics(
         **_agents(groups),
         **_failures(groups),
         **_training(data, trained, lag_of),
+        **_held(trained, looked),
         **_times(groups, data, seconds),
     }
 
@@ -102,6 +110,15 @@ def _training(data: Sequence[Weighed], trained: Mapping[str, float], lag_of: Cal
     }
     histogram = {f"lag/tokens/{lag}": float(count) for lag, count in sorted(Counter(lags).items())}
     return _known(found) | histogram
+
+
+def _held(trained: Mapping[str, float], looked: Looked | None) -> dict[str, float]:
+    found = {
+        "agreement/trainer_tokens": trained.get("held:sum"),
+        "agreement/scored_tokens": None if looked is None else float(looked.tokens),
+        "agreement/drawn_deviation": None if looked is None else looked.deviation,
+    }
+    return _known(found)
 
 
 def _times(groups: Sequence[Group], data: Sequence[Weighed], seconds: Seconds) -> dict[str, float]:

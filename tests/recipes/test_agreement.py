@@ -1,6 +1,7 @@
 """Loops hold updates on policy to what was served, before they are taken over: other numbers end the loop, and a restart does not learn them."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from bloomery.client import Client, sampling
 from bloomery.client.sample_message import SampleAnswer
 from bloomery.recipes import async_grpo, grpo
-from bloomery.recipes.advantages import mean_over_tokens, weigh
+from bloomery.recipes.advantages import Weighed, mean_over_tokens, weigh
 from bloomery.recipes.agreement import Held, promises_bits
 from bloomery.recipes.async_grpo import AsyncGrpoConfig
 from bloomery.recipes.grpo import GrpoConfig, StepReport
@@ -75,11 +76,14 @@ def test_both_loops_refuse_another_bit_where_bits_are_promised_and_go_on_when_it
     told_otherwise(ROUNDED)
     with pytest.raises(Corrupt, match=r"version `[0-9a-f]+` gives other log-probabilities than were served") as held:
         loop(client, tmp_path / "cursor", "promised")
-    assert held.value.message.startswith("the update of step 0 is held and nothing of it is learnt, because the server promises rollouts with")
+    assert re.match(r"the rollouts of group [01] are held and nothing of it is learnt, because the server promises rollouts with", held.value.message)
     assert held.value.message.endswith('go on all the same: the same cursor with `agreement="off"` in the PolicyConfig')
     told_otherwise(0.0)
-    (report,) = loop(client, tmp_path / "another", "promised")
+    (report,) = loop(client, tmp_path / "cursor", "promised")
     assert report.metrics["ratio/largest_difference"] == 0
+    # All of them by the trainer, one rollout of each group by the server.
+    assert report.metrics["agreement/trainer_tokens"] == report.metrics["tokens/sampled"]
+    assert 2 <= report.metrics["agreement/scored_tokens"] <= 2 * SMALL.max_tokens
 
 
 @pytest.mark.parametrize("loop", [synchronous, asynchronous])
@@ -91,21 +95,34 @@ def test_a_loop_that_is_told_to_shows_the_difference_and_refuses_nothing(
     assert report.metrics["ratio/largest_difference"] == pytest.approx(BIASED, rel=1e-3)
 
 
+@pytest.mark.parametrize("others", [0, 1])
 def test_what_was_refused_is_not_learnt_and_a_loop_that_is_started_again_refuses_it_again(
-    client: Client, tmp_path: Path, told_otherwise: Callable[[float], None]
+    client: Client, tmp_path: Path, told_otherwise: Callable[[float], None], others: int
 ) -> None:
     path = tmp_path / "cursor"
-    told_otherwise(BIASED)
-    with pytest.raises(Corrupt):
-        synchronous(client, path, "always")
+    policy = Policy.open(client, POLICY, path, "f")
+    served = groups(policy, told_otherwise, sound=others)
+    with pytest.raises(Corrupt, match=f"the update of step {others} is held and nothing of it is learnt"):
+        policy.train([row.datum for row in served], [7], served=[row.segment for row in served])
     told_otherwise(0.0)
-    with pytest.raises(Corrupt):
-        synchronous(client, path, "promised")
+    with pytest.raises(Corrupt, match=f"the update of step {others} is held and nothing of it is learnt"):
+        Policy.open(client, POLICY, path, "f")
     run = client.run(json.loads(path.read_text())["run_id"])
-    assert (run.next_seq, run.state().step) == (BEHIND_GRADIENTS, 0)
+    assert (run.next_seq, run.state().step) == (BEHIND_GRADIENTS + 3 * others, others)
     # Whoever looked into it may go on all the same: what is refused does not decide which groups are made.
-    synchronous(client, path, "off")
-    assert run.state().step == 1
+    assert Policy.open(client, replace(POLICY, agreement="off"), path, "f").cursor.has(7)
+    assert run.state().step == others + 1
+
+
+def groups(policy: Policy, told_otherwise: Callable[[float], None], *, sound: int) -> list[Weighed]:
+    """A biased group of the newest weights, with so many sound ones of the weights before it: one at most, and it is trained on to have others."""
+    rollouts = Rollouts(lambda: policy.sampler, Record().grade, SMALL)
+    before = [rollouts.group(number, PROBLEMS[number]) for number in range(sound)]
+    for group in before:
+        rows = mean_over_tokens(weigh([group], by_deviation=True))
+        policy.train([row.datum for row in rows], [group.number], served=[row.segment for row in rows])
+    told_otherwise(BIASED)
+    return mean_over_tokens(weigh([*before, rollouts.group(5, PROBLEMS[3])], by_deviation=True))
 
 
 def test_a_setting_that_means_nothing_is_refused_at_once(client: Client, tmp_path: Path) -> None:
@@ -128,16 +145,21 @@ def test_a_key_that_is_not_told_what_is_promised_is_held_to_bars_alone(
     client.keys.revoke("only-trains")
 
 
-def test_a_batch_of_several_versions_is_held_to_nothing(client: Client, tmp_path: Path, told_otherwise: Callable[[float], None]) -> None:
+def test_of_a_batch_of_several_versions_the_trainer_holds_the_newest_tokens_and_the_others_are_as_old_as_they_say(
+    client: Client, tmp_path: Path, told_otherwise: Callable[[float], None]
+) -> None:
     policy = Policy.open(client, POLICY, tmp_path / "cursor", "f")
-    first = policy.cursor.version
-    told_otherwise(BIASED)
-    made = Rollouts(lambda: policy.sampler, Record().grade, SMALL).group(0, PROBLEMS[0])
-    data = [row.datum for row in mean_over_tokens(weigh([made], by_deviation=True))]
-    policy.train(data, [0], versions={first, "older"})
-    policy.train(data, [1], versions={first})
-    with pytest.raises(Corrupt):
-        policy.train(data, [2], versions={policy.cursor.version})
+    first = Rollouts(lambda: policy.sampler, Record().grade, SMALL).group(0, PROBLEMS[0])
+    told_otherwise(0.0)
+    rows = groups(policy, told_otherwise, sound=0)
+    policy.train([row.datum for row in rows], [1])
+    told_otherwise(0.0)
+    newest = Rollouts(lambda: policy.sampler, Record().grade, SMALL).group(2, PROBLEMS[2])
+    mixed = mean_over_tokens(weigh([first, newest], by_deviation=True))
+    trained = policy.train([row.datum for row in mixed], [2], served=[row.segment for row in mixed])
+    # The older ones differ by what was learnt since, which is no fault.
+    assert trained["logprob_diff:max"] > 0
+    assert trained["held:sum"] == sum(len(member.rollout.tokens) for member in newest.members)
 
 
 def status(*sampling: dict[str, object], engine: dict[str, object]) -> Status:
