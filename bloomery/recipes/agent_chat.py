@@ -5,7 +5,7 @@ refused by name, and so is everything that is not known.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from bloomery.render import ChatTokenizer
@@ -92,6 +92,26 @@ def write_message(tokenizer: ChatTokenizer, asked: Asked, answer: str, tokens: S
     if not calls:
         return message | {"content": heard.text}, reason
     return message | {"content": heard.text or None, "tool_calls": list(calls.values())}, "tool_calls" if stopped else reason
+
+
+def written_answer(before: Sequence[int], told: Sequence[int], ends: Collection[int]) -> tuple[int, ...]:
+    """What a template writes of an answer, up to the token that ends it: the conversation `before` it, and `told` with it.
+
+    Empty where it does not only append, or ends answers with no token of their own.
+    """
+    end = next((place for place in range(len(told) - 1, len(before) - 1, -1) if told[place] in ends), None)
+    return () if end is None or tuple(told[: len(before)]) != tuple(before) else tuple(told[len(before) : end + 1])
+
+
+def going_on(served: Sequence[int], behind: Sequence[int], ends: Collection[int]) -> tuple[int, ...] | None:
+    """The prompt of an answer that goes on from one that was `served`, whose tokens stay as they were sampled.
+
+    `behind` begins with the token by which the template ends that answer. None where the model ended it by another one.
+    """
+    if served[-1] not in ends:
+        # Its length cut it off, and the template ends it.
+        return (*served, *behind)
+    return (*served, *behind[1:]) if served[-1] == behind[0] else None
 
 
 def _call_id(tokenizer: ChatTokenizer, answer: str, number: int, name: str | None) -> str:

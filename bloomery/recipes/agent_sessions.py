@@ -1,7 +1,9 @@
 """One attempt at a rollout, as the agent meets it: a key of its own, answers by one version of the weights, and a record of what was served.
 
-The prompt that is sampled from is the one that is kept, token by token, with what was sampled behind it. Seeds follow from the rollout and the
-prompt, so an attempt that asks the same is answered the same, in whatever order its sub-agents ask.
+The prompt that is sampled from is the one that is kept, token by token, with what was sampled behind it. A conversation that goes on from an answer
+goes on from the tokens that were served: what users, tools and the template add is tokenised, and what the model said is not, unless the template
+leaves out some of it or writes it in other words, which is a conversation of its own (`segments`). Seeds follow from the rollout and the prompt, so
+an attempt that asks the same is answered the same, in whatever order its sub-agents ask.
 """
 
 import hashlib
@@ -13,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bloomery.client import Sampler
-from bloomery.recipes.agent_chat import Asked, Message, plain, read_request, write_message
+from bloomery.recipes.agent_chat import Asked, Message, going_on, plain, read_request, write_message, written_answer
 from bloomery.recipes.rollouts import Fault, Reward, RolloutConfig, derived_seed, fault_of
 from bloomery.recipes.segments import Turn
 from bloomery.render import ChatTokenizer
@@ -51,19 +53,23 @@ class Session:
         self._numbers: dict[str, int] = {}
         self._turns: dict[str, Turn] = {}
         self._said: dict[str, list[Message]] = {}
+        self._written: dict[str, tuple[int, ...]] = {}
+        """What the template made of the messages that each answer was asked with."""
         self._longest: list[Message] = []
 
     def answer(self, body: Mapping[str, Any], is_there: Callable[[], bool]) -> tuple[Asked, dict[str, Any]]:
         """A chat completion; recorded unless whoever asked has gone meanwhile and will never read it."""
         asked = read_request(body, self.model, self._config.max_tokens)
-        prompt = tuple(self._tokenizer.render_prompt(asked.messages, tools=asked.tools or None))
+        written = tuple(self._tokenizer.render_prompt(asked.messages, tools=asked.tools or None))
+        before = self._continued(asked.messages)
+        prompt = written if before is None else self._going_on(before, asked, written)
         name, seed = self._begin(prompt)
         sampled = self._sample(prompt, asked, seed)
         (sequence,) = sampled.sequences
         message, reason = write_message(self._tokenizer, asked, name, sequence.tokens, stopped=sequence.stopped)
         if is_there():
-            turn = Turn(name, prompt, sequence.tokens, sequence.logprobs, sampled.version, sequence.stopped, self._continued(asked.messages))
-            self._record(turn, asked.messages, message, [*body["messages"], message])
+            turn = Turn(name, prompt, sequence.tokens, sequence.logprobs, sampled.version, sequence.stopped, before)
+            self._record(turn, written, asked.messages, message, [*body["messages"], message])
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(sequence.tokens), "total_tokens": len(prompt) + len(sequence.tokens)}
         return asked, {
             "id": name,
@@ -120,7 +126,29 @@ class Session:
             self.failure = error.message
             raise Unavailable(error.message) from error
 
-    def _record(self, turn: Turn, messages: list[Message], message: Message, heard: list[Message]) -> None:
+    def _going_on(self, before: str, asked: Asked, written: tuple[int, ...]) -> tuple[int, ...]:
+        """The tokens that were served of the earlier answer, and what comes behind them now; what the template writes where it tells that anew."""
+        with self._lock:
+            turn, said, then = self._turns[before], self._said[before], self._written[before]
+        tokenizer = self._tokenizer
+        try:
+            told = tuple(tokenizer.render_prompt(said, add_generation_prompt=False, tools=asked.tools or None))
+        except InvalidInput:
+            # A template may refuse a conversation that ends so, and not one that goes on.
+            return written
+        answer = written_answer(then, told, tokenizer.end_tokens)
+        if not answer or written[: len(told)] != told or self._read_back(before, asked, answer) != said[-1]:
+            return written
+        return going_on((*turn.prompt, *turn.tokens), written[len(then) + len(answer) - 1 :], tokenizer.end_tokens) or written
+
+    def _read_back(self, name: str, asked: Asked, answer: tuple[int, ...]) -> Message | None:
+        """What the template made of an answer, read as the answer was: spaces between what it calls may be others, and words may not."""
+        try:
+            return plain(0, write_message(self._tokenizer, asked, name, answer, stopped=True)[0])
+        except InvalidInput:
+            return None
+
+    def _record(self, turn: Turn, written: tuple[int, ...], messages: list[Message], message: Message, heard: list[Message]) -> None:
         try:
             said = [*messages, plain(len(messages), message)]
         except InvalidInput:
@@ -128,7 +156,7 @@ class Session:
             said = []
         with self._lock:
             if self._open:
-                self._turns[turn.id] = turn
+                self._turns[turn.id], self._written[turn.id] = turn, written
                 self._said[turn.id] = said
                 self._longest = max(heard, self._longest, key=len)
 

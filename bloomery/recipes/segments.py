@@ -2,7 +2,7 @@
 
 An answer whose prompt begins with all tokens of a sequence goes on with it: what was put between, by tools, users and the template, is there to be
 read and has no loss. Any other prompt begins a sequence of its own: a branch, a sub-agent, or a conversation whose earlier answers the template
-writes in other tokens than were sampled. The last is a drift, and is noted with its place. Nothing is tokenised here, so nothing is changed.
+writes in other words than were sampled. The last is a drift, and is noted with its place. Nothing is tokenised here, so nothing is changed.
 """
 
 from collections.abc import Sequence

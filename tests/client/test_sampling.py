@@ -170,3 +170,17 @@ def test_a_sample_with_drafts_is_found_under_its_number_like_any_other(client: C
 def test_drafts_that_cannot_be_some_are_refused(client: Client, drafts: list[tuple[int, ...]], says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
         client.sampler(BASE).sample(PROMPT, max_tokens=8, seed=1, drafts=drafts).result()
+
+
+def test_a_score_tells_the_likeliest_token_of_each_place_where_it_is_asked(client: Client) -> None:
+    sampler = client.sampler(BASE)
+    scored = sampler.score(PROMPT, likeliest=True).scored()
+    assert scored.logprobs[1:] == sampler.score(PROMPT).prompt_logprobs()[1:]
+    assert len(scored.likeliest) == len(PROMPT)
+    for token, own, likeliest in zip(PROMPT[1:], scored.logprobs[1:], scored.likeliest[1:], strict=True):
+        assert likeliest.logprob >= own
+        assert (likeliest.logprob == own) is (likeliest.token == token)
+    # Greedy sampling gives that very token.
+    greedy = sampler.sample(PROMPT, max_tokens=1, seed=1, temperature=0.0).result().sequences[0].tokens[0]
+    assert sampler.score((*PROMPT, 0), likeliest=True).scored().likeliest[-1].token == greedy
+    assert sampler.score(PROMPT).scored().likeliest == ()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bloomery.recipes.agent_chat import Asked, plain, read_request, write_message
+from bloomery.recipes.agent_chat import Asked, going_on, plain, read_request, write_message, written_answer
 from bloomery.render import ChatTokenizer
 from bloomery.types.errors import InvalidInput
 from tests.openai.tool_model import SUM, TWO_CALLS
@@ -101,3 +101,28 @@ def test_calls_are_read_in_the_dialect_of_the_model_and_come_back_as_the_same_me
 def test_an_answer_that_was_cut_off_says_so(tool_tokenizer: ChatTokenizer) -> None:
     message, reason = write_message(tool_tokenizer, read(), "chatcmpl-0", tool_tokenizer.encode("I ad"), stopped=False)
     assert (message["content"], reason) == ("I ad", "length")
+
+
+END, OTHER_END, NEWLINE = 2, 3, 4
+ENDS = (END, OTHER_END)
+
+
+@pytest.mark.parametrize(
+    ("told", "answer"),
+    [
+        ((1, 10, 11, END, NEWLINE), (10, 11, END)),
+        ((1, END, NEWLINE), (END,)),
+        pytest.param((1, 10, 11, NEWLINE), (), id="no end"),
+        pytest.param((9, 10, END, NEWLINE), (), id="what came before is written anew"),
+    ],
+)
+def test_what_a_template_writes_of_an_answer_is_what_it_puts_behind_its_prompt_up_to_an_end(told: tuple[int, ...], answer: tuple[int, ...]) -> None:
+    assert written_answer((1,), told, ENDS) == answer
+
+
+def test_an_answer_goes_on_as_it_was_sampled_whatever_the_template_would_have_made_of_it() -> None:
+    behind = (END, NEWLINE, 50)
+    assert going_on((1, 20, 21, END), behind, ENDS) == (1, 20, 21, END, NEWLINE, 50)
+    # Cut off: the template ends it.
+    assert going_on((1, 20, 21), behind, ENDS) == (1, 20, 21, END, NEWLINE, 50)
+    assert going_on((1, 20, 21, OTHER_END), behind, ENDS) is None
