@@ -15,8 +15,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bloomery.client import Sampler
+from bloomery.client.sampling import Sampled
 from bloomery.recipes.agent_chat import Asked, Message, going_on, plain, read_request, write_message, written_answer
-from bloomery.recipes.rollouts import Fault, Reward, RolloutConfig, derived_seed, fault_of
+from bloomery.recipes.reuse import Earlier
+from bloomery.recipes.rewards import Fault, Reward, fault_of
+from bloomery.recipes.rollouts import RolloutConfig, derived_seed
 from bloomery.recipes.segments import Turn
 from bloomery.render import ChatTokenizer
 from bloomery.types.errors import BloomeryError, Gone, InvalidInput, Unavailable
@@ -35,7 +38,9 @@ class Session:
         *,
         model: str = "policy",
         timeout_s: float = 120.0,
+        earlier: Earlier | None = None,
     ) -> None:
+        """`place` is what seeds follow from; with `earlier` it is the same in every epoch, and so is every answer's in it."""
         self.rollout_id, self.model = rollout_id, model
         self.key = secrets.token_urlsafe(24)
         self.attempt_id = f"{rollout_id}-{secrets.token_hex(8)}"
@@ -45,6 +50,9 @@ class Session:
         """What was reported last, of what was taken."""
         self.refused: Fault | None = None
         """Why the last report was not taken, where none was since."""
+        self.kept = 0
+        """Tokens that an earlier rollout had right."""
+        self._earlier = earlier
         self._place, self._sampler, self._tokenizer, self._config = place, sampler, tokenizer, config
         self._deadline = time.monotonic() + timeout_s
         self._lock = threading.Lock()
@@ -63,13 +71,13 @@ class Session:
         written = tuple(self._tokenizer.render_prompt(asked.messages, tools=asked.tools or None))
         before = self._continued(asked.messages)
         prompt = written if before is None else self._going_on(before, asked, written)
-        name, seed = self._begin(prompt)
-        sampled = self._sample(prompt, asked, seed)
+        name, place = self._begin(prompt)
+        sampled = self._sample(prompt, asked, place)
         (sequence,) = sampled.sequences
         message, reason = write_message(self._tokenizer, asked, name, sequence.tokens, stopped=sequence.stopped)
         if is_there():
             turn = Turn(name, prompt, sequence.tokens, sequence.logprobs, sampled.version, sequence.stopped, before)
-            self._record(turn, written, asked.messages, message, [*body["messages"], message])
+            self._record(turn, written, asked.messages, message, [*body["messages"], message], sum(sampled.kept))
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(sequence.tokens), "total_tokens": len(prompt) + len(sequence.tokens)}
         return asked, {
             "id": name,
@@ -105,26 +113,33 @@ class Session:
             self._open = False
             return sorted(self._turns.values(), key=lambda turn: self._numbers[turn.id])
 
-    def _begin(self, prompt: tuple[int, ...]) -> tuple[str, int]:
-        """The name and the seed of an answer: asked the same again, a rollout gets another one."""
-        digest = hashlib.sha256(" ".join(map(str, (self.rollout_id, *prompt))).encode()).hexdigest()[:16]
+    def _begin(self, prompt: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+        """The name of an answer, and its place among all of the loop: asked the same again, a rollout gets another one."""
+        digest = _digest(self.rollout_id, *prompt)
         with self._lock:
             self._check_open()
             again = self._asked[digest]
             self._asked[digest] += 1
             name = f"chatcmpl-{digest}{again:04d}"
             self._numbers[name] = len(self._numbers)
-        return name, derived_seed(self._config.seed, *self._place, int(digest, 16), again)
+        # The rollout's id is another one in every epoch.
+        asked = digest if self._earlier is None else _digest(*prompt)
+        return name, (*self._place, int(asked, 16), again)
 
-    def _sample(self, prompt: tuple[int, ...], asked: Asked, seed: int) -> Any:
+    def _sample(self, prompt: tuple[int, ...], asked: Asked, place: tuple[int, ...]) -> Sampled:
         left_s = min(self._config.sample_timeout_s, self._deadline - time.monotonic())
+        (draft,) = [()] if self._earlier is None else self._earlier.of(place, 1)
+        seed, drafts = derived_seed(self._config.seed, *place), [draft[: asked.max_tokens]] if draft else None
         try:
-            return self._sampler.sample(prompt, max_tokens=asked.max_tokens, seed=seed).result(max(0.0, left_s))
+            sampled = self._sampler.sample(prompt, max_tokens=asked.max_tokens, seed=seed, drafts=drafts).result(max(0.0, left_s))
         except BloomeryError as error:
             if error.category == "user":
                 raise
             self.failure = error.message
             raise Unavailable(error.message) from error
+        if self._earlier is not None:
+            self._earlier.keep(place, [sampled.sequences[0].tokens])
+        return sampled
 
     def _going_on(self, before: str, asked: Asked, written: tuple[int, ...]) -> tuple[int, ...]:
         """The tokens that were served of the earlier answer, and what comes behind them now; what the template writes where it tells that anew."""
@@ -148,7 +163,7 @@ class Session:
         except InvalidInput:
             return None
 
-    def _record(self, turn: Turn, written: tuple[int, ...], messages: list[Message], message: Message, heard: list[Message]) -> None:
+    def _record(self, turn: Turn, written: tuple[int, ...], messages: list[Message], message: Message, heard: list[Message], kept: int) -> None:
         try:
             said = [*messages, plain(len(messages), message)]
         except InvalidInput:
@@ -158,6 +173,7 @@ class Session:
             if self._open:
                 self._turns[turn.id], self._written[turn.id] = turn, written
                 self._said[turn.id] = said
+                self.kept += kept
                 self._longest = max(heard, self._longest, key=len)
 
     def _continued(self, messages: list[Message]) -> str | None:
@@ -169,6 +185,10 @@ class Session:
     def _check_open(self) -> None:
         if not self._open:
             raise Gone(f"rollout {self.rollout_id} is over: its time was up, or its agent has returned")
+
+
+def _digest(*told: Any) -> str:
+    return hashlib.sha256(" ".join(map(str, told)).encode()).hexdigest()[:16]
 
 
 def _fault_of(report: Mapping[str, Any]) -> Fault | None:

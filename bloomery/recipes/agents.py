@@ -16,7 +16,9 @@ from bloomery.recipes.agent_chat import Message
 from bloomery.recipes.agent_door import Door
 from bloomery.recipes.agent_sessions import Session
 from bloomery.recipes.deadlines import Deadlines
-from bloomery.recipes.rollouts import Environment, Failure, Graded, Group, MakesGroups, Problem, Reward, Rollout, RolloutConfig, judge
+from bloomery.recipes.reuse import Earlier
+from bloomery.recipes.rewards import Reward
+from bloomery.recipes.rollouts import Environment, Failure, Graded, Group, MakesGroups, Problem, Rollout, RolloutConfig, derived_seed, judge
 from bloomery.recipes.segments import Turn, assemble
 from bloomery.render import ChatTokenizer
 from bloomery.types.errors import InvalidInput
@@ -65,8 +67,9 @@ class Agents(Environment):
             raise InvalidInput("`piece_tokens` is not offered for agents: an answer is sampled at once", field="piece_tokens")
         return AgentRollouts(self._agent, partial(self._session, config), newest, config, self._door, self._timeout_s)
 
-    def _session(self, config: RolloutConfig, rollout_id: str, place: tuple[int, ...], sampler: Sampler) -> Session:
-        return Session(rollout_id, place, sampler, self._tokenizer, config, model=self._model, timeout_s=self._timeout_s)
+    def _session(self, config: RolloutConfig, rollout_id: str, place: tuple[int, ...], sampler: Sampler, earlier: Earlier | None) -> Session:
+        tokenizer, model, timeout_s = self._tokenizer, self._model, self._timeout_s
+        return Session(rollout_id, place, sampler, tokenizer, config, model=model, timeout_s=timeout_s, earlier=earlier)
 
 
 class AgentRollouts(MakesGroups):
@@ -78,6 +81,7 @@ class AgentRollouts(MakesGroups):
         self._agent, self._session, self._newest, self._config, self._door = agent, session, newest, config, door
         self._timeout_s = timeout_s
         self._deadlines = Deadlines()
+        self._earlier = Earlier() if config.reuse else None
 
     def group(self, number: int, problem: Problem) -> Group:
         """Attempts that fail are made again, with the same seeds."""
@@ -96,7 +100,8 @@ class AgentRollouts(MakesGroups):
 
     def _attempt(self, number: int, problem: Problem, members: Sequence[int]) -> list[Graded | Failure]:
         sampler = self._newest()
-        sessions = [self._session(f"{number}.{member}", (number, member), sampler) for member in members]
+        place = number if self._earlier is None else derived_seed(self._config.seed, *problem.id.encode())
+        sessions = [self._session(f"{number}.{member}", (place, member), sampler, self._earlier) for member in members]
         for session in sessions:
             self._door.admit(session)
         try:
@@ -125,7 +130,7 @@ class AgentRollouts(MakesGroups):
 def settle(problem: Problem, session: Session, turns: Sequence[Turn], outcome: Any) -> Graded | Failure:
     """What became of an attempt; an agent that raised because the server failed it did nothing wrong, and a report that was refused says why it
     raised, or never came to an end."""
-    settled = judge(rollout_of(session.rollout_id, problem, turns), session.reward if outcome is None else outcome)
+    settled = judge(rollout_of(session.rollout_id, problem, turns)._replace(kept=session.kept), session.reward if outcome is None else outcome)
     if isinstance(settled, Failure):
         if session.failure is not None and settled.kind == "raised":
             return Failure(session.rollout_id, "sampling", session.failure, final=False)

@@ -16,7 +16,7 @@ from typing import Any
 from eval_protocol.models import EvaluationRow, ExecutionMetadata, InputMetadata, Message, Status  # type: ignore[import-not-found]
 
 from bloomery.recipes.remote_rollouts import Finished, Score
-from bloomery.recipes.rollouts import Reward
+from bloomery.recipes.rewards import Reward
 
 
 class ScoreInvalid(Exception):

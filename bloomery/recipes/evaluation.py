@@ -10,7 +10,7 @@ wrong. Nothing but the time changes: `digest` is the same with and without. A ca
 and `moved` says which of its answers are others now.
 
 Rollouts to train on are better sampled with seeds of their own: with the same ones in every epoch a problem meets the same noise again, its answers
-resemble those of the epoch before, and a policy learns from fewer different ones. Whoever wants that gives `Sampler.sample` drafts of his own.
+resemble those of the epoch before, and a policy learns from fewer different ones. Whoever wants that sets `RolloutConfig.reuse`.
 """
 
 import hashlib

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from bloomery.recipes.rollouts import FailureKind, Group
+from bloomery.recipes.rewards import FailureKind
+from bloomery.recipes.rollouts import Group
 from bloomery.types.errors import Unavailable
 
 MAX_REASONS: Final = 12

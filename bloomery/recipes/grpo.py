@@ -150,9 +150,21 @@ def check(problems: Sequence[Problem], grade: Grade | Environment, config: GrpoC
         raise InvalidInput("there are no problems to train on", field="problems")
     if len({problem.id for problem in problems}) < len(problems):
         raise InvalidInput("two problems have one id: their rewards could not be told apart", field="problems")
+    if rollouts.reuse:
+        check_reuse(problems, config)
     # An environment says itself what the model is asked.
     if empty := [problem.id for problem in problems if not problem.prompt and not isinstance(grade, Environment)]:
         raise InvalidInput(f"problem `{empty[0]}` has an empty prompt: it needs at least one token", field="problems")
+
+
+def check_reuse(problems: Sequence[Problem], config: GrpoConfig) -> None:
+    """One seed for a prompt is one group for it, as long as the weights are the same."""
+    if config.groups_per_step > len(problems):
+        same = f"with `reuse` a problem has one seed, so {config.groups_per_step} groups a step of {len(problems)} problems would be the same ones"
+        raise InvalidInput(f"{same}: give more problems, or fewer groups a step", field="groups_per_step")
+    prompts = [problem.prompt for problem in problems if problem.prompt]
+    if len(set(prompts)) < len(prompts):
+        raise InvalidInput("two problems have one prompt, and with `reuse` one seed: they would get the same rollouts", field="problems")
 
 
 class Measured(NamedTuple):

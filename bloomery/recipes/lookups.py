@@ -14,7 +14,8 @@ from bloomery.client import Client
 from bloomery.recipes.agents import Episode
 from bloomery.recipes.pairs import WORDS
 from bloomery.recipes.policy import Start
-from bloomery.recipes.rollouts import Problem, Reward
+from bloomery.recipes.rewards import Reward
+from bloomery.recipes.rollouts import Problem
 from bloomery.recipes.sft import SftConfig, datum, fine_tune
 from bloomery.render import ChatTokenizer
 

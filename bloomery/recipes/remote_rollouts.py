@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from bloomery.recipes.agent_http import JsonHandler, LocalServer
 from bloomery.recipes.agents import Episode
-from bloomery.recipes.rollouts import Problem, Reward
+from bloomery.recipes.rewards import Reward
+from bloomery.recipes.rollouts import Problem
 from bloomery.types.errors import InvalidInput, NotFound
 
 Message = dict[str, Any]

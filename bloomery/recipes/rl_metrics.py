@@ -66,7 +66,9 @@ def _rewards(groups: Sequence[Group], kept: Sorted) -> dict[str, float]:
 
 def _rollouts(groups: Sequence[Group]) -> dict[str, float]:
     rollouts = [member.rollout for group in groups for member in group.members]
+    tokens = sum(len(rollout.tokens) for rollout in rollouts)
     found = {
+        "rollouts/kept_share": _per(float(sum(rollout.kept for rollout in rollouts)), tokens),
         "rollouts/length": _mean([float(len(rollout.tokens)) for rollout in rollouts]),
         "rollouts/cut_off_share": _mean([float(not rollout.stopped) for rollout in rollouts]),
         "rollouts/entropy_estimate": _mean([-logprob for rollout in rollouts for logprob in rollout.logprobs]),

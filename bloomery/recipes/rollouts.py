@@ -5,28 +5,22 @@ tokens under the same weights, so that no difficult rollout is ever exchanged fo
 """
 
 import hashlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from numbers import Integral, Real
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from bloomery.client import Sampler
 from bloomery.client.sampling import Sampled
 from bloomery.recipes.deadlines import Deadlines
+from bloomery.recipes.reuse import Earlier, Tokens
+from bloomery.recipes.rewards import FailureKind, Reward, fault_of
 from bloomery.recipes.segments import Segment, single
 from bloomery.types.errors import BloomeryError
 
-FailureKind = Literal["sampling", "raised", "timeout", "no_reward", "wrong_type", "not_finite", "foreign_reward", "foreign_version", "no_tokens"]
-"""What went wrong: no sample came; the grader raised, took too long, gave nothing, no number, one that is not finite or beyond `MAX_REWARD`, or the
-reward of another rollout; tokens are of weights that the loop did not publish; or an agent asked the model for nothing."""
 SEED_BITS = 63
-MAX_REWARD: Final = 1e12
-"""Of any number in a reward, plus or minus. Gradients grow as advantages do, which may be the rewards themselves, and a norm sums their squares in
-float32, which ends at 3.4e38: a square of 1e24 leaves room for the sum. Statistics of such numbers are also far from where doubles end."""
 
 
 class Problem(NamedTuple):
@@ -51,30 +45,13 @@ class Rollout(NamedTuple):
     """Of an agent: how its tokens, all that were sampled, lie among those that others said. Empty: behind the prompt of the problem."""
     answers: tuple[str, ...] = ()
     """Ids of an agent's answers, in the order in which they were asked for."""
+    kept: int = 0
+    """Tokens that an earlier rollout had right, with `reuse`."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """What is trained on."""
         return self.laid_out or (single(self.problem.prompt, self.id, self.tokens, self.logprobs, self.versions),)
-
-
-@dataclass(frozen=True, slots=True)
-class Reward:
-    """A reward that says whose it is; `parts` are shown and not trained on."""
-
-    rollout_id: str
-    value: float
-    parts: Mapping[str, float] = field(default_factory=dict)
-    turns: Mapping[str, float] = field(default_factory=dict)
-    """What single answers of an agent earned beside that, by the id of the answer."""
-
-
-class Fault(NamedTuple):
-    """Why a reward is none; `field` is that of a report (`reward`, `turns.NAME`, `parts.NAME`)."""
-
-    kind: FailureKind
-    message: str
-    field: str
 
 
 Grade = Callable[[Rollout], "float | Reward"]
@@ -117,6 +94,9 @@ class RolloutConfig:
     max_tokens: int = 64
     piece_tokens: int | None = None
     """Sample so many tokens at a time, each piece of the newest weights; None samples a rollout at once, of one version."""
+    reuse: bool = False
+    """Whether an answer of before is verified in one pass, and sampled on from where it goes wrong. Seeds follow from the prompt then, and not from
+    the group: the same noise meets a problem in every epoch, and epochs are correlated."""
     attempts: int = 3
     sample_timeout_s: float = 120.0
     grade_timeout_s: float = 30.0
@@ -150,37 +130,45 @@ class Rollouts(MakesGroups):
     def __init__(self, newest: Callable[[], Sampler], grade: Grade, config: RolloutConfig) -> None:
         self._newest, self._grade, self._config = newest, grade, config
         self._deadlines = Deadlines()
+        self._earlier = Earlier() if config.reuse else None
 
     def group(self, number: int, problem: Problem) -> Group:
         """Sample and grade. An error that is the caller's, a prompt that is too long say, is raised."""
         failures: list[Failure] = []
-        sampled = [*self._sample(number, problem, failures)]
+        place = number if self._earlier is None else derived_seed(self._config.seed, *problem.prompt)
+        sampled = [*self._sample(number, place, problem, failures)]
+        if self._earlier is not None:
+            self._earlier.keep((place,), [rollout.tokens for rollout in sampled])
         graded = self._grade_all(sampled, failures)
         return Group(number, problem, tuple(graded), tuple(failures))
 
-    def _sample(self, number: int, problem: Problem, failures: list[Failure]) -> Iterator[Rollout]:
+    def _sample(self, number: int, place: int, problem: Problem, failures: list[Failure]) -> Iterator[Rollout]:
         ids = [f"{number}.{member}" for member in range(self._config.group_size)]
-        first = self._piece(problem.prompt, 0, (number,), ids, failures)
+        none: list[Tokens] = [()] * len(ids)
+        earlier = none if self._earlier is None else self._earlier.of((place,), len(ids))
+        first = self._piece(problem.prompt, 0, (place,), ids, failures, [tokens[: self._room(0)] for tokens in earlier])
         if first is None:
             return
         begun = [
-            Rollout(rollout_id, problem, sequence.tokens, sequence.logprobs, (first.version,) * len(sequence.tokens), sequence.stopped)
-            for rollout_id, sequence in zip(ids, first.sequences, strict=True)
+            Rollout(rollout_id, problem, sequence.tokens, sequence.logprobs, (first.version,) * len(sequence.tokens), sequence.stopped, kept=kept)
+            for rollout_id, sequence, kept in zip(ids, first.sequences, first.kept or [0] * len(ids), strict=True)
         ]
         if self._config.piece_tokens is None:
             yield from begun
             return
         with ThreadPoolExecutor(len(begun)) as pool:
-            whole = pool.map(lambda member, rollout: self._whole(rollout, (number, member), failures), range(len(begun)), begun)
+            numbers = range(len(begun))
+            whole = pool.map(lambda member, rollout: self._whole(rollout, (place, member), earlier[member], failures), numbers, begun)
             yield from (rollout for rollout in whole if rollout is not None)
 
-    def _whole(self, rollout: Rollout, place: tuple[int, ...], failures: list[Failure]) -> Rollout | None:
+    def _whole(self, rollout: Rollout, place: tuple[int, ...], earlier: Tokens, failures: list[Failure]) -> Rollout | None:
         """Piece by piece to its end, each by the newest weights: what was sampled before keeps its version and log-probabilities."""
         fresh = len(rollout.tokens)
         # A piece that is shorter than it may be, and has no end, has filled the model's context.
         while not rollout.stopped and fresh == self._room(len(rollout.tokens) - fresh) and self._room(len(rollout.tokens)):
             begun = len(rollout.tokens)
-            piece = self._piece(rollout.problem.prompt + rollout.tokens, begun, (*place, begun), [rollout.id], failures)
+            draft = earlier[begun : begun + self._room(begun)] if earlier[:begun] == rollout.tokens else ()
+            piece = self._piece(rollout.problem.prompt + rollout.tokens, begun, (*place, begun), [rollout.id], failures, [draft])
             if piece is None:
                 return None
             (more,) = piece.sequences
@@ -190,6 +178,7 @@ class Rollouts(MakesGroups):
                 logprobs=rollout.logprobs + more.logprobs,
                 versions=rollout.versions + (piece.version,) * fresh,
                 stopped=more.stopped,
+                kept=rollout.kept + sum(piece.kept),
             )
         return rollout
 
@@ -198,7 +187,15 @@ class Rollouts(MakesGroups):
         left = self._config.max_tokens - begun
         return left if self._config.piece_tokens is None else min(left, self._config.piece_tokens)
 
-    def _piece(self, tokens: Sequence[int], begun: int, place: tuple[int, ...], ids: Sequence[str], failures: list[Failure]) -> Sampled | None:
+    def _piece(
+        self,
+        tokens: Sequence[int],
+        begun: int,
+        place: tuple[int, ...],
+        ids: Sequence[str],
+        failures: list[Failure],
+        drafts: Sequence[Tokens],
+    ) -> Sampled | None:
         """One request; None where the server failed at it time and again."""
         config = self._config
         for attempt in range(config.attempts):
@@ -209,6 +206,7 @@ class Rollouts(MakesGroups):
                     max_tokens=self._room(begun),
                     seed=derived_seed(config.seed, *place),
                     num_samples=len(ids),
+                    drafts=drafts if any(drafts) else None,
                 )
                 return pending.result(config.sample_timeout_s)
             except BloomeryError as error:
@@ -256,35 +254,6 @@ def _told(error: BaseException) -> str:
     except Exception:
         # It is foreign code like the rest of a grader.
         return "an error that cannot say what it is"
-
-
-def fault_of(told: Reward) -> Fault | None:
-    """What there is in a reward that can neither be trained on nor shown."""
-    named: dict[str, Any] = {"turns": told.turns, "parts": told.parts}
-    numbers: dict[str, Any] = {"reward": told.value}
-    for field_name, given in named.items():
-        if not isinstance(given, Mapping):
-            return Fault("wrong_type", f"`{field_name}` is a {type(given).__name__}, not a mapping of names to numbers", field_name)
-        if others := [name for name in given if not isinstance(name, str)]:
-            return Fault("wrong_type", f"a name in `{field_name}` is a {type(others[0]).__name__}, not a string", field_name)
-        numbers |= {f"{field_name}.{name}": number for name, number in given.items()}
-    return next((fault for place, number in numbers.items() if (fault := _fault_of_number(place, number)) is not None), None)
-
-
-def _fault_of_number(place: str, given: Any) -> Fault | None:
-    if given is None and not place.startswith("parts."):
-        return Fault("no_reward", f"`{place}` is missing: the grader or the agent gave nothing", place)
-    if not isinstance(given, Real):
-        return Fault("wrong_type", f"`{place}` is a {type(given).__name__}, not a number", place)
-    try:
-        number = float(given)
-    except OverflowError:
-        # A whole number may have more digits than can be written.
-        number = math.inf
-    if math.isfinite(number) and abs(number) <= MAX_REWARD:
-        return None
-    shown = "a number that no float can hold" if isinstance(given, Integral) and math.isinf(number) else f"{number:g}"
-    return Fault("not_finite", f"`{place}` is {shown}: it must be finite, from {-MAX_REWARD:g} to {MAX_REWARD:g}", place)
 
 
 def without_foreign(group: Group, knows: Callable[[str], bool]) -> Group:

@@ -25,7 +25,8 @@ from verifiers.types import ClientConfig  # type: ignore[import-not-found]
 
 from bloomery.recipes.agents import Episode
 from bloomery.recipes.event_loops import EventLoops
-from bloomery.recipes.rollouts import Problem, Reward
+from bloomery.recipes.rewards import Reward
+from bloomery.recipes.rollouts import Problem
 from bloomery.types.errors import InvalidInput
 
 _CLOSES_WITHIN_S: Final = 5.0

@@ -12,7 +12,8 @@ import pytest
 from bloomery.client import Client
 from bloomery.recipes.agents import Agents
 from bloomery.recipes.remote_rollouts import Finished, RemoteRollouts, Score, problem
-from bloomery.recipes.rollouts import Group, Reward, RolloutConfig
+from bloomery.recipes.rewards import Reward
+from bloomery.recipes.rollouts import Group, RolloutConfig
 from bloomery.render import ChatTokenizer
 from tests.eval_protocol.setup import free_port, interpreter, rollout_server, surroundings
 from tests.live import LiveServer

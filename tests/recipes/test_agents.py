@@ -18,7 +18,8 @@ from bloomery.recipes import async_grpo
 from bloomery.recipes.advantages import weigh
 from bloomery.recipes.agents import Agents, Episode
 from bloomery.recipes.grpo import GrpoConfig, StepReport, measure, train
-from bloomery.recipes.rollouts import Failure, Graded, Group, Problem, Reward, RolloutConfig
+from bloomery.recipes.rewards import Reward
+from bloomery.recipes.rollouts import Failure, Graded, Group, Problem, RolloutConfig
 from bloomery.render import ChatTokenizer
 from bloomery.types.errors import InvalidInput
 from tests.api.server import serving

@@ -3,7 +3,8 @@
 import pytest
 
 from bloomery.recipes.failures import MAX_MESSAGE, MAX_REASONS, Losses, Reason, reasons
-from bloomery.recipes.rollouts import Failure, FailureKind, Group, Problem
+from bloomery.recipes.rewards import FailureKind
+from bloomery.recipes.rollouts import Failure, Group, Problem
 from bloomery.types.errors import Unavailable
 
 

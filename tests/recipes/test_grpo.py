@@ -17,7 +17,8 @@ from bloomery.client import Client
 from bloomery.recipes.grpo import GrpoConfig, StepReport, measure, problem_of, train
 from bloomery.recipes.pairs import PairsTask
 from bloomery.recipes.policy import PolicyConfig
-from bloomery.recipes.rollouts import Problem, Reward, Rollout, RolloutConfig
+from bloomery.recipes.rewards import Reward
+from bloomery.recipes.rollouts import Problem, Rollout, RolloutConfig
 from bloomery.types.errors import InvalidInput, Unavailable
 from tests.live import LiveServer, running_server, wait_until
 from tests.recipes.loops import BASE, POLICY, PROBLEMS, SMALL, Killed, Record, mortal_client

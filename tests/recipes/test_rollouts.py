@@ -14,22 +14,9 @@ import pytest
 from bloomery.client import Client, Sampler
 from bloomery.recipes.advantages import sort_groups, weigh
 from bloomery.recipes.deadlines import Deadlines
+from bloomery.recipes.rewards import MAX_REWARD, FailureKind, Reward
 from bloomery.recipes.rl_metrics import Seconds, step_metrics
-from bloomery.recipes.rollouts import (
-    MAX_REWARD,
-    Failure,
-    FailureKind,
-    Graded,
-    Group,
-    Problem,
-    Reward,
-    Rollout,
-    RolloutConfig,
-    Rollouts,
-    derived_seed,
-    judge,
-    without_foreign,
-)
+from bloomery.recipes.rollouts import Failure, Graded, Group, Problem, Rollout, RolloutConfig, Rollouts, derived_seed, judge, without_foreign
 from bloomery.types.errors import InvalidInput, Unavailable
 from tests.api.server import serving
 from tests.live import LiveServer

@@ -9,8 +9,9 @@ import pytest
 
 from bloomery.recipes.advantages import mask_stale, sort_groups, turn_advantages, weigh
 from bloomery.recipes.agents import rollout_of
+from bloomery.recipes.rewards import FailureKind, Reward
 from bloomery.recipes.rl_metrics import Seconds, step_metrics
-from bloomery.recipes.rollouts import Failure, FailureKind, Graded, Group, Problem, Reward, judge
+from bloomery.recipes.rollouts import Failure, Graded, Group, Problem, judge
 from bloomery.recipes.segments import Segment, Turn, assemble
 
 PROBLEM = Problem("p", ())
