@@ -98,6 +98,10 @@ class AgentRollouts(MakesGroups):
                 break
         return Group(number, problem, tuple(graded[member] for member in sorted(graded)), tuple(failures))
 
+    def took(self) -> list[float]:
+        """Of the agent, its answers included."""
+        return self._deadlines.took()
+
     def _attempt(self, number: int, problem: Problem, members: Sequence[int]) -> list[Graded | Failure]:
         sampler = self._newest()
         place = number if self._earlier is None else derived_seed(self._config.seed, *problem.id.encode())

@@ -9,7 +9,8 @@ and importance weights are truncated. With `piece_tokens` a rollout goes on with
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Final, Self
 from bloomery.client import Client
 from bloomery.recipes.advantages import mask_stale, mean_over_tokens, sort_groups
 from bloomery.recipes.failures import Losses, reasons
-from bloomery.recipes.grpo import GrpoConfig, OnStep, StepReport, check, maker, teach, versions_of
+from bloomery.recipes.grpo import GrpoConfig, OnStep, Parts, StepReport, check, versions_of
 from bloomery.recipes.policy import Cursor, Policy, PolicyConfig, fingerprint
 from bloomery.recipes.rl_metrics import Seconds, stale_share, step_metrics
 from bloomery.recipes.rollouts import Environment, Grade, Group, Problem
@@ -50,32 +51,36 @@ def train(
     path: Path,
     *,
     steps: int,
+    held_out: Sequence[Problem] = (),
     on_step: OnStep = lambda _: None,
 ) -> Policy:
     """Go on until `steps` steps are done, also where a loop was killed that had the same cursor at `path`."""
-    check(problems, grade, config)
+    check(problems, grade, config, held_out)
     check_staleness(config)
     policy = Policy.open(client, truncated(config), path, fingerprint(problems, config))
-    reference = policy.first if config.kl_coefficient else None
     # What the trainer is ahead of it cannot hold itself.
-    make, holding = maker(policy, problems, grade, config, every=config.max_head_offpolicy_versions > 0)
+    parts = Parts(policy, problems, grade, config, held_out, every=config.max_head_offpolicy_versions > 0)
     losses = Losses(config.max_lost_rounds)
-    with Makers(make, config, policy.cursor) as makers:
+    with Makers(parts.make, config, policy.cursor) as makers:
         while policy.cursor.round < steps:
             started = time.monotonic()
             groups = makers.take()
-            taken = time.monotonic()
+            taken, _ = time.monotonic(), makers.admission.busy_s()
             kept = sort_groups(groups, config.min_group_size)
-            data = mask_stale(teach(kept.trained, config, reference), policy.lag, config.max_head_offpolicy_versions)
+            data = mask_stale(parts.teach(kept.trained), policy.lag, config.max_head_offpolicy_versions)
             lags = {version: policy.lag(version) for version in versions_of(data)}
             taught = mean_over_tokens(data)
             numbers, served = [group.number for group in groups], [row.segment for row in taught]
             trained = policy.train([row.datum for row in taught], numbers, served=served)
-            makers.admission.leave(len(kept.trained))
+            if policy.cursor.round < steps:
+                # Behind the last step nobody would train on what were made.
+                makers.admission.leave(len(kept.trained))
             ended = time.monotonic()
-            seconds = Seconds(ended - started, ended - started, ended - taken, taken - started, makers.admission.idle_s() / config.concurrency)
-            metrics = step_metrics(groups, kept, data, trained, lags.__getitem__, seconds, holding.looked())
+            overlap, idle = makers.admission.busy_s(), makers.admission.idle_s() / config.concurrency
+            seconds = Seconds(ended - started, ended - started, ended - taken, taken - started, idle, overlap)
+            metrics = step_metrics(groups, kept, data, trained, lags.__getitem__, seconds, parts.looked())
             metrics |= stale_share(data, lags.__getitem__, config.max_head_offpolicy_versions)
+            metrics |= parts.evaluated(policy.cursor.round)
             failed = reasons(groups)
             on_step(StepReport(policy.cursor.round, policy.cursor.version, metrics, failed))
             losses.note(kept.compared, failed)
@@ -110,6 +115,8 @@ class Admission:
         self._changed = threading.Condition()
         self._idle_s = 0.0
         self._waiting_since: dict[int, float] = {}
+        self._making = 0
+        self._busy_s = self._busy_since = 0.0
 
     @property
     def outstanding(self) -> int:
@@ -146,6 +153,28 @@ class Admission:
             self._waiting_since = dict.fromkeys(self._waiting_since, now)
             self._idle_s = 0.0
             return waited
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """While a group is in the making."""
+        with self._changed:
+            if not self._making:
+                self._busy_since = time.monotonic()
+            self._making += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._making -= 1
+                self._busy_s += 0.0 if self._making else time.monotonic() - self._busy_since
+
+    def busy_s(self) -> float:
+        """Seconds in which at least one group was in the making since this was asked last."""
+        with self._changed:
+            now = time.monotonic()
+            busy = self._busy_s + (now - self._busy_since if self._making else 0.0)
+            self._busy_s, self._busy_since = 0.0, now
+            return busy
 
 
 class Makers:
@@ -198,7 +227,8 @@ class Makers:
             while self.admission.enter():
                 with self._next:
                     number = next(self._numbers)
-                group = self._make(number)
+                with self.admission.making():
+                    group = self._make(number)
                 self._done.put(group)
                 # Nobody will train on it: the next may begin before the trainer has seen it.
                 self.admission.leave(int(not self._teaches(group)))

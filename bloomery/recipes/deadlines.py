@@ -21,27 +21,39 @@ class Deadlines:
     def __init__(self, max_hung: int = MAX_HUNG) -> None:
         self._max_hung = max_hung
         self._hung: list[threading.Thread] = []
+        self._took: list[float] = []
         self._lock = threading.Lock()
+
+    def took(self) -> list[float]:
+        """Seconds of each call that came to an end since this was asked last, or was left to itself."""
+        with self._lock:
+            took, self._took = self._took, []
+            return took
 
     def all(self, calls: Sequence[Callable[[], Any]], timeout_s: float) -> list[Any]:
         """What each gave; of one that raised its exception, and of one that is late a TimeoutError."""
         outcomes: list[Any] = [None] * len(calls)
         done = [threading.Event() for _ in calls]
+        ended = [0.0] * len(calls)
 
         def call(place: int) -> None:
             try:
                 outcomes[place] = calls[place]()
             except BaseException as error:
                 outcomes[place] = error
+            ended[place] = time.monotonic()
             done[place].set()
 
         threads = [threading.Thread(target=call, args=(place,), daemon=True, name="grader") for place in range(len(calls))]
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
+        deadline = began + timeout_s
         for thread in threads:
             thread.start()
         late = [place for place, event in enumerate(done) if not event.wait(max(0.0, deadline - time.monotonic()))]
         # What comes too late is not looked at: the outcome of a call is settled at its deadline.
         settled = [TimeoutError(f"no answer within {timeout_s:g} s") if place in late else outcomes[place] for place in range(len(calls))]
+        with self._lock:
+            self._took += [(time.monotonic() if place in late else ended[place]) - began for place in range(len(calls))]
         self._note_hung([threads[place] for place in late])
         return settled
 

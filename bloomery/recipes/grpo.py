@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bloomery.client import Client, Sampler
-from bloomery.recipes.advantages import Weighed, mean_over_tokens, pull_to_reference, sort_groups, weigh
+from bloomery.recipes.advantages import Weighed, mean_over_tokens, sort_groups, weigh
 from bloomery.recipes.failures import Losses, Reason, reasons
 from bloomery.recipes.holding import Holding
 from bloomery.recipes.policy import Policy, PolicyConfig, fingerprint
-from bloomery.recipes.rl_metrics import Seconds, step_metrics
-from bloomery.recipes.rollouts import Environment, Grade, Group, Problem, RolloutConfig, groups_by, without_foreign
+from bloomery.recipes.reference import Reference
+from bloomery.recipes.rl_metrics import Looked, Seconds, step_metrics
+from bloomery.recipes.rollouts import Environment, Grade, Group, MakesGroups, Problem, RolloutConfig, groups_by, without_foreign
 from bloomery.recipes.statistics import Interval, normal_interval
 from bloomery.types.errors import InvalidInput
 
@@ -42,6 +43,12 @@ class GrpoConfig:
     """Whether advantages are divided by their group's standard deviation."""
     kl_coefficient: float = 0.0
     """How strongly the policy is held to the weights that it began with."""
+    kl_rollouts: int = 4
+    """So many rollouts of a step are scored by those weights to show the distance; with a coefficient all are."""
+    evaluate_every: int = 0
+    """Steps between two measurements on the held-out problems that `train` is given; 0 where there are none."""
+    evaluation: RolloutConfig = field(default_factory=RolloutConfig)
+    """How those are put: the same seeds every time. With `reuse` an answer of before is verified."""
     concurrency: int = 8
     """Groups in the making at a time."""
     max_lost_rounds: int = 3
@@ -69,58 +76,80 @@ def train(
     path: Path,
     *,
     steps: int,
+    held_out: Sequence[Problem] = (),
     on_step: OnStep = lambda _: None,
 ) -> Policy:
     """Go on until `steps` steps are done, also where a loop was killed that had the same cursor at `path`."""
-    check(problems, grade, config)
+    check(problems, grade, config, held_out)
     policy = Policy.open(client, config.policy, path, fingerprint(problems, config))
-    reference = policy.first if config.kl_coefficient else None
-    make, holding = maker(policy, problems, grade, config, every=False)
+    parts = Parts(policy, problems, grade, config, held_out, every=False)
     losses = Losses(config.max_lost_rounds)
     with ThreadPoolExecutor(config.concurrency) as pool:
         for step in range(policy.cursor.round, steps):
             numbers = range(step * config.groups_per_step, (step + 1) * config.groups_per_step)
             started = time.monotonic()
-            groups = list(pool.map(make, numbers))
+            groups = list(pool.map(parts.make, numbers))
             sampled = time.monotonic()
             kept = sort_groups(groups, config.min_group_size)
-            data = teach(kept.trained, config, reference)
+            data = parts.teach(kept.trained)
             lags = {version: policy.lag(version) for version in versions_of(data)}
             taught = mean_over_tokens(data)
             trained = policy.train([row.datum for row in taught], numbers, served=[row.segment for row in taught])
             ended = time.monotonic()
             seconds = Seconds(ended - started, sampled - started, ended - sampled, sampled - started, ended - sampled)
-            metrics = step_metrics(groups, kept, data, trained, lags.__getitem__, seconds, holding.looked())
+            metrics = step_metrics(groups, kept, data, trained, lags.__getitem__, seconds, parts.looked())
+            metrics |= parts.evaluated(step + 1)
             failed = reasons(groups)
             on_step(StepReport(step + 1, policy.cursor.version, metrics, failed))
             losses.note(kept.compared, failed)
     return policy
 
 
-def maker(
-    policy: Policy, problems: Sequence[Problem], grade: Grade | Environment, config: GrpoConfig, *, every: bool
-) -> tuple[Callable[[int], Group], Holding]:
-    """What makes the group of a number, and what its rollouts are held to: `every` one of them, or one of each group."""
-    rollouts = groups_by(lambda: policy.sampler, grade, config.rollouts)
-    attempts, timeout_s = config.rollouts.attempts, config.rollouts.sample_timeout_s
-    holding = Holding(policy.bar, policy.sampler_of, every=every, attempts=attempts, timeout_s=timeout_s)
+class Parts:
+    """What both loops do in a step beside training: make groups and hold them, weigh them, and look at what came of it."""
 
-    def make(number: int) -> Group:
-        made = rollouts.group(number, problem_of(problems, number, config.rollouts.seed))
-        return holding.held(without_foreign(made, policy.knows))
+    def __init__(
+        self,
+        policy: Policy,
+        problems: Sequence[Problem],
+        grade: Grade | Environment,
+        config: GrpoConfig,
+        held_out: Sequence[Problem],
+        *,
+        every: bool,
+    ) -> None:
+        """`every`: all rollouts are scored by the weights that drew them, and not only one of each group."""
+        attempts, timeout_s = config.rollouts.attempts, config.rollouts.sample_timeout_s
+        self._policy, self._problems, self._config, self._held_out = policy, problems, config, held_out
+        self._rollouts = groups_by(lambda: policy.sampler, grade, config.rollouts)
+        self._holding = Holding(policy.bar, policy.sampler_of, every=every, attempts=attempts, timeout_s=timeout_s)
+        self._reference = Reference(policy.first, config.kl_coefficient, config.kl_rollouts, timeout_s)
+        self._evaluation = groups_by(lambda: policy.sampler, grade, config.evaluation)
 
-    return make, holding
+    def make(self, number: int) -> Group:
+        """The group of a number, whose tokens are those that were served; threads may ask side by side."""
+        made = self._rollouts.group(number, problem_of(self._problems, number, self._config.rollouts.seed))
+        return self._holding.held(without_foreign(made, self._policy.knows))
 
+    def teach(self, groups: Sequence[Group]) -> list[Weighed]:
+        """The segments with their advantages, held to the first weights where that is asked."""
+        return self._reference.pull(weigh(groups, by_deviation=self._config.by_deviation))
 
-def teach(groups: Sequence[Group], config: GrpoConfig, reference: Sampler | None) -> list[Weighed]:
-    """The segments with their advantages, held to the reference where that is asked."""
-    data = weigh(groups, by_deviation=config.by_deviation)
-    if reference is None:
-        return data
-    asked = [reference.score(row.segment.tokens) for row in data]
-    scored = [pending.prompt_logprobs(config.rollouts.sample_timeout_s) for pending in asked]
-    given = [[logprobs[place] for place in row.segment.places] for row, logprobs in zip(data, scored, strict=True)]
-    return pull_to_reference(data, given, config.kl_coefficient)
+    def looked(self) -> Looked:
+        """What was seen of the last step."""
+        return Looked(self._holding.looked(), self._reference.kl(), self._rollouts.took())
+
+    def evaluated(self, step: int) -> dict[str, float]:
+        """How the newest weights do on problems that nobody trains on; empty between two measurements."""
+        every = self._config.evaluate_every
+        if not every or step % every:
+            return {}
+        started = time.monotonic()
+        measured = measure_by(self._evaluation, self._held_out, self._config.concurrency)
+        found = {"lost": float(measured.lost)} | ({"reward": measured.mean} if measured.means else {})
+        if len(measured.means) > 1:
+            found |= {"reward_low": measured.interval.low, "reward_high": measured.interval.high}
+        return {f"evaluation/{name}": value for name, value in found.items()} | {"seconds/evaluation": time.monotonic() - started}
 
 
 def problem_of(problems: Sequence[Problem], group: int, seed: int) -> Problem:
@@ -134,27 +163,38 @@ def versions_of(data: Sequence[Weighed]) -> set[str]:
     return {version for row in data for version in row.segment.versions}
 
 
-def check(problems: Sequence[Problem], grade: Grade | Environment, config: GrpoConfig) -> None:
+def check(problems: Sequence[Problem], grade: Grade | Environment, config: GrpoConfig, held_out: Sequence[Problem]) -> None:
     """What would only be noticed after minutes."""
     rollouts = config.rollouts
     if not 2 <= config.min_group_size <= rollouts.group_size:
         wanted = "two rollouts are the least that can be compared, and no group has more than were asked for"
         raise InvalidInput(f"`min_group_size` is {config.min_group_size} of {rollouts.group_size}: {wanted}", field="min_group_size")
-    least_one = {"groups_per_step": config.groups_per_step, "concurrency": config.concurrency, "attempts": rollouts.attempts}
-    least_one |= {"max_lost_rounds": config.max_lost_rounds}
-    least_one |= {"max_tokens": rollouts.max_tokens, "piece_tokens": 1 if rollouts.piece_tokens is None else rollouts.piece_tokens}
-    for name, value in least_one.items():
-        if value < 1:
-            raise InvalidInput(f"`{name}` is {value}: it must be at least 1", field=name)
+    least_one = {"groups_per_step": config.groups_per_step, "concurrency": config.concurrency, "max_lost_rounds": config.max_lost_rounds}
+    for asked in (rollouts, config.evaluation):
+        least_one |= {"group_size": asked.group_size, "attempts": asked.attempts, "max_tokens": asked.max_tokens}
+        least_one |= {"piece_tokens": 1 if asked.piece_tokens is None else asked.piece_tokens}
+        _check_least_one(least_one)
     if not problems:
         raise InvalidInput("there are no problems to train on", field="problems")
     if len({problem.id for problem in problems}) < len(problems):
         raise InvalidInput("two problems have one id: their rewards could not be told apart", field="problems")
+    for name, value in {"evaluate_every": config.evaluate_every, "kl_rollouts": config.kl_rollouts}.items():
+        if value < 0:
+            raise InvalidInput(f"`{name}` is {value}: it must be at least 0", field=name)
+    if bool(config.evaluate_every) != bool(held_out):
+        problem = "`evaluate_every` and `held_out` go together: how often, and on which problems"
+        raise InvalidInput(problem, field="held_out" if config.evaluate_every else "evaluate_every")
     if rollouts.reuse:
         check_reuse(problems, config)
     # An environment says itself what the model is asked.
     if empty := [problem.id for problem in problems if not problem.prompt and not isinstance(grade, Environment)]:
         raise InvalidInput(f"problem `{empty[0]}` has an empty prompt: it needs at least one token", field="problems")
+
+
+def _check_least_one(values: dict[str, int]) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise InvalidInput(f"`{name}` is {value}: it must be at least 1", field=name)
 
 
 def check_reuse(problems: Sequence[Problem], config: GrpoConfig) -> None:
@@ -186,7 +226,11 @@ class Measured(NamedTuple):
 
 def measure(sampler: Sampler, problems: Sequence[Problem], grade: Grade | Environment, config: RolloutConfig, *, concurrency: int = 8) -> Measured:
     """How these weights do; the same seeds every time, so that two versions are compared on the same draws."""
-    rollouts = groups_by(lambda: sampler, grade, config)
+    return measure_by(groups_by(lambda: sampler, grade, config), problems, concurrency)
+
+
+def measure_by(rollouts: MakesGroups, problems: Sequence[Problem], concurrency: int) -> Measured:
+    """The same by whatever makes the groups."""
     with ThreadPoolExecutor(concurrency) as pool:
         groups = list(pool.map(rollouts.group, range(len(problems)), problems))
     means = tuple(sum(member.reward for member in group.members) / len(group.members) for group in groups if group.members)

@@ -60,7 +60,7 @@ class Bar:
             return False
 
 
-class Looked(NamedTuple):
+class Scores(NamedTuple):
     """What a loop has had scored since it was last asked."""
 
     tokens: int
@@ -98,11 +98,11 @@ class Holding:
         self._count(group, segments, recomputed)
         return group
 
-    def looked(self) -> Looked:
+    def looked(self) -> Scores:
         """What was scored since this was asked last."""
         with self._lock:
             tokens, self._tokens = self._tokens, 0
-            return Looked(tokens, self._deviation)
+            return Scores(tokens, self._deviation)
 
     def _is_looked_for(self) -> bool:
         """Asked of the server once: scoring where nothing is refused would only cost time."""

@@ -28,7 +28,7 @@ from bloomery.types.operations import CheckpointResult, Datum, ForwardBackwardRe
 
 _OPERATIONS: Final = 3
 _FIRST: Final = "start"
-_PATIENCE: Final = ("agreement", "concurrency", "max_lost_rounds")
+_PATIENCE: Final = ("agreement", "concurrency", "evaluate_every", "evaluation", "kl_rollouts", "max_lost_rounds")
 """Settings that decide nothing of what is trained."""
 
 

@@ -1,13 +1,19 @@
 """What a step of reinforcement learning shows: rewards before and after filtering, lags, ratios, failures, and who waited for whom."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bloomery.recipes.advantages import Sorted, Weighed
-from bloomery.recipes.holding import Looked
+from bloomery.recipes.holding import Scores
+from bloomery.recipes.rewards import FailureKind
 from bloomery.recipes.rollouts import Group
+from bloomery.recipes.statistics import normal_interval
+
+_NOT_THE_GRADERS: Final[frozenset[FailureKind]] = frozenset({"sampling", "foreign_version", "no_tokens"})
+"""Failures of those who sample."""
 
 
 class Seconds(NamedTuple):
@@ -18,6 +24,18 @@ class Seconds(NamedTuple):
     training: float
     trainer_idle: float
     rollouts_idle: float
+    overlap: float = 0.0
+    """Groups were in the making while the trainer trained."""
+
+
+class Looked(NamedTuple):
+    """What was looked at beside the training of a step."""
+
+    scores: Scores
+    kl: float | None
+    """To the weights that training began with, in nats a token; None where nothing was scored by them."""
+    graded_s: Sequence[float]
+    """Of each call of the grader or the agent."""
 
 
 def step_metrics(
@@ -36,7 +54,7 @@ def step_metrics(
         **_agents(groups),
         **_failures(groups),
         **_training(data, trained, lag_of),
-        **_held(trained, looked),
+        **_looked(trained, looked),
         **_times(groups, data, seconds),
     }
 
@@ -51,8 +69,13 @@ def _rewards(groups: Sequence[Group], kept: Sorted) -> dict[str, float]:
     raw = [member.reward for group in groups for member in group.members]
     filtered = [member.reward for group in kept.trained for member in group.members]
     spread = [statistics.pstdev([member.reward for member in group.members]) for group in groups if group.members]
+    by_problem = [_mean([member.reward for member in group.members]) for group in groups]
+    low, high = normal_interval([mean for mean in by_problem if mean is not None])
     found = {
         "reward/raw": _mean(raw),
+        # One group has no spread to tell it from.
+        "reward/raw_low": low if math.isfinite(low) else None,
+        "reward/raw_high": high if math.isfinite(high) else None,
         "reward/filtered": _mean(filtered),
         "reward/group_std": _mean(spread),
         "groups/zero_variance_share": len(kept.zero_variance) / kept.compared if kept.compared else None,
@@ -93,8 +116,11 @@ def _failures(groups: Sequence[Group]) -> dict[str, float]:
     failures = [failure for group in groups for failure in group.failures]
     kinds = Counter(failure.kind for failure in failures)
     lost = sum(failure.final for failure in failures)
+    judged = sum(len(group.members) for group in groups) + sum(failure.kind not in _NOT_THE_GRADERS for failure in failures)
+    invalid = sum(failure.kind not in _NOT_THE_GRADERS for failure in failures)
+    share = {"grading/invalid_share": invalid / judged} if judged else {}
     counts = {"failures/lost": lost, "failures/retried": len(failures) - lost} | {f"failures/{kind}": count for kind, count in kinds.items()}
-    return {name: float(count) for name, count in counts.items()}
+    return share | {name: float(count) for name, count in counts.items()}
 
 
 def _training(data: Sequence[Weighed], trained: Mapping[str, float], lag_of: Callable[[str], int]) -> dict[str, float]:
@@ -114,11 +140,16 @@ def _training(data: Sequence[Weighed], trained: Mapping[str, float], lag_of: Cal
     return _known(found) | histogram
 
 
-def _held(trained: Mapping[str, float], looked: Looked | None) -> dict[str, float]:
+def _looked(trained: Mapping[str, float], looked: Looked | None) -> dict[str, float]:
+    if looked is None:
+        return {}
     found = {
         "agreement/trainer_tokens": trained.get("held:sum"),
-        "agreement/scored_tokens": None if looked is None else float(looked.tokens),
-        "agreement/drawn_deviation": None if looked is None else looked.deviation,
+        "agreement/scored_tokens": float(looked.scores.tokens),
+        "agreement/drawn_deviation": looked.scores.deviation,
+        "kl/reference": looked.kl,
+        "grading/seconds_mean": _mean(looked.graded_s),
+        "grading/seconds_max": max(looked.graded_s, default=None),
     }
     return _known(found)
 
@@ -133,6 +164,7 @@ def _times(groups: Sequence[Group], data: Sequence[Weighed], seconds: Seconds) -
         "seconds/training": seconds.training,
         "idle/trainer_share": seconds.trainer_idle / total,
         "idle/rollouts_share": seconds.rollouts_idle / total,
+        "overlap/share": seconds.overlap / total,
         "tokens/sampled": float(sampled),
         "tokens/trained": float(through),
         "tokens/sampled_per_s": _per(sampled, seconds.rollouts),

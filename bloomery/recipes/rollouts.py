@@ -110,6 +110,10 @@ class MakesGroups(ABC):
     def group(self, number: int, problem: Problem) -> Group:
         """Sampled and graded; threads may ask side by side."""
 
+    def took(self) -> list[float]:
+        """Seconds of each call of foreign code, a grader or an agent, since this was asked last; empty where nobody measures them."""
+        return []
+
 
 class Environment(ABC):
     """What takes the place of a grader where rollouts are more than one continuation of a prompt."""
@@ -141,6 +145,10 @@ class Rollouts(MakesGroups):
             self._earlier.keep((place,), [rollout.tokens for rollout in sampled])
         graded = self._grade_all(sampled, failures)
         return Group(number, problem, tuple(graded), tuple(failures))
+
+    def took(self) -> list[float]:
+        """Of the grader."""
+        return self._deadlines.took()
 
     def _sample(self, number: int, place: int, problem: Problem, failures: list[Failure]) -> Iterator[Rollout]:
         ids = [f"{number}.{member}" for member in range(self._config.group_size)]
