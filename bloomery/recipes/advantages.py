@@ -71,6 +71,13 @@ class Weighed(NamedTuple):
 
     segment: Segment
     advantages: np.ndarray
+    anchor: tuple[float, ...] | None = None
+    """Log-probabilities that the loss compares with; None: those that were served."""
+
+    @property
+    def compared(self) -> tuple[float, ...]:
+        """What the ratios of the loss begin from."""
+        return self.segment.logprobs if self.anchor is None else self.anchor
 
     @property
     def datum(self) -> Datum:
@@ -78,7 +85,7 @@ class Weighed(NamedTuple):
         tokens = self.segment.tokens
         predicted = np.asarray(self.segment.places, dtype=np.int64) - 1
         logprobs, advantages = (np.zeros(len(tokens) - 1, dtype=np.float32) for _ in range(2))
-        logprobs[predicted], advantages[predicted] = self.segment.logprobs, self.advantages
+        logprobs[predicted], advantages[predicted] = self.compared, self.advantages
         return Datum(
             tokens=Array.of(np.asarray(tokens[:-1], dtype=np.int32)),
             inputs={
@@ -120,6 +127,15 @@ def pull_to_reference(weighed: Sequence[Weighed], reference: Sequence[Sequence[f
     ratios = [np.asarray(row.segment.logprobs) - np.asarray(given) for row, given in zip(weighed, reference, strict=True)]
     mean = float(np.concatenate(ratios).mean()) if ratios else 0.0
     return [row._replace(advantages=row.advantages - coefficient * (ratio - mean)) for row, ratio in zip(weighed, ratios, strict=True)]
+
+
+def anchor_at(row: Weighed, old: Sequence[float], cap: float) -> Weighed:
+    """With the ratio of the loss to an old policy, whose log-probabilities [S] are `old`, and the ratio of that to the rollout as a weight.
+
+    The weight is a constant, cut off at `cap` (decoupled PPO, arXiv 2110.00641, with truncated weights).
+    """
+    weights = np.minimum(np.exp(np.asarray(old) - np.asarray(row.segment.logprobs)), cap).astype(np.float32)
+    return row._replace(advantages=row.advantages * weights, anchor=tuple(old))
 
 
 def mean_over_tokens(weighed: Sequence[Weighed]) -> list[Weighed]:

@@ -14,19 +14,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Literal, Self, get_args
 
-from bloomery.client import Client
-from bloomery.recipes.advantages import mask_stale, mean_over_tokens, sort_groups
+from bloomery.client import Client, Sampler
+from bloomery.recipes.advantages import Weighed, anchor_at, mask_stale, mean_over_tokens, sort_groups
 from bloomery.recipes.failures import Losses, reasons
 from bloomery.recipes.grpo import GrpoConfig, OnStep, Parts, StepReport, check, versions_of
 from bloomery.recipes.policy import Cursor, Policy, PolicyConfig, fingerprint
-from bloomery.recipes.rl_metrics import Seconds, stale_share, step_metrics
+from bloomery.recipes.rl_metrics import Seconds, anchor_metrics, stale_share, step_metrics
 from bloomery.recipes.rollouts import Environment, Grade, Group, Problem
+from bloomery.recipes.segments import Segment
 from bloomery.types.errors import InvalidInput, Unavailable
 
 _STOP_S: Final = 2.0
 """How long those in the making are waited for at the end: nobody needs them."""
+
+
+Anchor = Literal["rollout", "snapshot"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +40,9 @@ class AsyncGrpoConfig(GrpoConfig):
     max_head_offpolicy_versions: int = 1
     """How many versions may be published between a token and its training; 0 is on policy, and nothing overlaps."""
     importance_cap: float = 2.0
-    """Importance weights of the loss `importance_sampling` are truncated here; the others have thresholds of their own."""
+    """Importance weights of the loss `importance_sampling` are truncated here, and those of a snapshot's anchor; other losses have thresholds."""
+    anchor: Anchor = "rollout"
+    """What ratios and thresholds are around: the log-probabilities that were served, or those of the weights that an update begins with."""
     max_idle_groups: int = 64
     """So many groups that teach nothing end the wait for a step: it is trained on those that do."""
     group_timeout_s: float = 600.0
@@ -70,7 +76,9 @@ def train(
             data = mask_stale(parts.teach(kept.trained), policy.lag, config.max_head_offpolicy_versions)
             lags = {version: policy.lag(version) for version in versions_of(data)}
             taught = mean_over_tokens(data)
-            numbers, served = [group.number for group in groups], [row.segment for row in taught]
+            if config.anchor == "snapshot":
+                taught = anchored(taught, policy.sampler, config)
+            numbers, served = [group.number for group in groups], [compared_with(row, policy.cursor.version) for row in taught]
             trained = policy.train([row.datum for row in taught], numbers, served=served)
             if policy.cursor.round < steps:
                 # Behind the last step nobody would train on what were made.
@@ -79,7 +87,7 @@ def train(
             overlap, idle = makers.admission.busy_s(), makers.admission.idle_s() / config.concurrency
             seconds = Seconds(ended - started, ended - started, ended - taken, taken - started, idle, overlap)
             metrics = step_metrics(groups, kept, data, trained, lags.__getitem__, seconds, parts.looked())
-            metrics |= stale_share(data, lags.__getitem__, config.max_head_offpolicy_versions)
+            metrics |= stale_share(data, lags.__getitem__, config.max_head_offpolicy_versions) | anchor_metrics(taught, config.importance_cap)
             metrics |= parts.evaluated(policy.cursor.round)
             failed = reasons(groups)
             on_step(StepReport(policy.cursor.round, policy.cursor.version, metrics, failed))
@@ -89,10 +97,26 @@ def train(
 
 def truncated(config: AsyncGrpoConfig) -> PolicyConfig:
     """With importance weights that end at the cap: `cispo` without a lower threshold has the gradient of `importance_sampling` up to there."""
-    if config.policy.loss != "importance_sampling":
+    if config.policy.loss != "importance_sampling" or config.anchor == "snapshot":
         return config.policy
     thresholds = (("clip_low_threshold", 0.0), ("clip_high_threshold", config.importance_cap))
     return replace(config.policy, loss="cispo", loss_config=thresholds)
+
+
+def anchored(rows: Sequence[Weighed], snapshot: Sampler, config: AsyncGrpoConfig) -> list[Weighed]:
+    """The rows with their ratios to the snapshot; those that are wholly of it have them already."""
+    stale = {place for place, row in enumerate(rows) if set(row.segment.versions) != {snapshot.model}}
+    asked = {place: snapshot.score(rows[place].segment.tokens) for place in sorted(stale)}
+    scored = {place: pending.prompt_logprobs(config.rollouts.sample_timeout_s) for place, pending in asked.items()}
+    old = [[scored[n][place] for place in row.segment.places] if n in scored else row.segment.logprobs for n, row in enumerate(rows)]
+    return [anchor_at(row, given, config.importance_cap) for row, given in zip(rows, old, strict=True)]
+
+
+def compared_with(row: Weighed, newest: str) -> Segment:
+    """What was told of the tokens that are trained, and of which version: with a snapshot as the anchor all of it is of the newest."""
+    if row.anchor is None:
+        return row.segment
+    return row.segment._replace(logprobs=row.anchor, versions=(newest,) * len(row.anchor))
 
 
 def check_staleness(config: AsyncGrpoConfig) -> None:
@@ -100,6 +124,8 @@ def check_staleness(config: AsyncGrpoConfig) -> None:
     if config.max_head_offpolicy_versions < 0:
         problem = f"`max_head_offpolicy_versions` is {config.max_head_offpolicy_versions}: it must be at least 0"
         raise InvalidInput(problem, field="max_head_offpolicy_versions")
+    if config.anchor not in get_args(Anchor):
+        raise InvalidInput(f'`anchor` is `{config.anchor}`: it must be "rollout" or "snapshot"', field="anchor")
     if config.importance_cap < 1:
         problem = f"`importance_cap` is {config.importance_cap}: below 1 it would cut off what is on policy"
         raise InvalidInput(problem, field="importance_cap")

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from bloomery.recipes.advantages import Sorted, Weighed
 from bloomery.recipes.holding import Scores
 from bloomery.recipes.rewards import FailureKind
@@ -63,6 +65,15 @@ def stale_share(data: Sequence[Weighed], lag_of: Callable[[str], int], max_lag: 
     """How much of the data was masked because its weights are too old."""
     lags = [lag_of(version) for row in data for version in row.segment.versions]
     return {"lag/masked_share": sum(lag > max_lag for lag in lags) / len(lags)} if lags else {}
+
+
+def anchor_metrics(data: Sequence[Weighed], cap: float) -> dict[str, float]:
+    """How far rollouts are from the snapshot that their ratios begin from; empty where they begin from the rollouts."""
+    d = np.array([old - served for row in data if row.anchor for old, served in zip(row.anchor, row.segment.logprobs, strict=True)])
+    if not len(d):
+        return {}
+    found = {"mean": np.mean(np.exp(d)), "k3": np.mean(np.expm1(d) - d), "capped_share": np.mean(np.exp(d) > cap)}
+    return {f"staleness/{name}": float(value) for name, value in found.items()}
 
 
 def _rewards(groups: Sequence[Group], kept: Sorted) -> dict[str, float]:
