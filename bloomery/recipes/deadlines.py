@@ -6,6 +6,7 @@ they hold memory, and those that compute hold the interpreter. What may hang for
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -13,6 +14,8 @@ from bloomery.types.errors import Unavailable
 
 MAX_HUNG: Final = 64
 """Calls past their deadline that still run."""
+_REMEMBERED: Final = 1 << 16
+"""Seconds of calls that nobody asks for."""
 
 
 class Deadlines:
@@ -21,13 +24,14 @@ class Deadlines:
     def __init__(self, max_hung: int = MAX_HUNG) -> None:
         self._max_hung = max_hung
         self._hung: list[threading.Thread] = []
-        self._took: list[float] = []
+        self._took: deque[float] = deque(maxlen=_REMEMBERED)
         self._lock = threading.Lock()
 
     def took(self) -> list[float]:
         """Seconds of each call that came to an end since this was asked last, or was left to itself."""
         with self._lock:
-            took, self._took = self._took, []
+            took = [*self._took]
+            self._took.clear()
             return took
 
     def all(self, calls: Sequence[Callable[[], Any]], timeout_s: float) -> list[Any]:
