@@ -189,7 +189,8 @@ def _trunk_bytes(lengths: Sequence[int], config: DecoderConfig, dtype: torch.dty
     native_attention = all(native.attends_heads(heads.head_dim, dtype, device) for heads in _attending(config))
     of_attention = _window_floats(lengths, config) * backward if native_attention else _attention_floats(lengths, config, exact)
     floats = held + of_attention
-    return floats * dtype.itemsize + of_states + _HEAD_BYTES
+    of_gradients = native.split_room_bytes() if backward and dtype == torch.float32 and device == _CPU else 0
+    return floats * dtype.itemsize + of_states + _HEAD_BYTES + of_gradients
 
 
 def _layer_floats(config: DecoderConfig, layer: int) -> int:

@@ -44,7 +44,13 @@ class _Team(NamedTuple):
 
     start: int
     stop: int
-    members: int
+    places: tuple[native.TargetPlaces, ...]
+    """What is joined in the factors of each member."""
+
+    @property
+    def members(self) -> int:
+        """How many they are."""
+        return len(self.places)
 
     @property
     def rows(self) -> slice:
@@ -65,9 +71,9 @@ def _teams(rows: AdapterRows, parameter: str) -> tuple[list[_Team], list[Tensor]
         if start == stop or adapter is None or (factors := adapter.get(parameter)) is None:
             continue
         if teams and _joins(teams[-1], start, stop) and factors.a.shape == flat[-2].shape:
-            teams[-1] = teams[-1]._replace(stop=stop, members=teams[-1].members + 1)
+            teams[-1] = teams[-1]._replace(stop=stop, places=(*teams[-1].places, adapter.places(parameter)))
         else:
-            teams.append(_Team(start, stop, 1))
+            teams.append(_Team(start, stop, (adapter.places(parameter),)))
         flat += factors
     return teams, flat
 
@@ -98,7 +104,7 @@ class _AdaptedLinear(torch.autograd.Function):
         for team, low_Rr, members in zip(teams, saved, _members(teams, saved[len(teams) :]), strict=False):
             if native.multiplies(grad_RO, input_RI):
                 own_grad_RI = None if grad_RI is None else grad_RI[team.rows]
-                pairs = native.update_gradients(grad_RO[team.rows], input_RI[team.rows], low_Rr, members, own_grad_RI)
+                pairs = native.update_gradients(grad_RO[team.rows], input_RI[team.rows], low_Rr, members, own_grad_RI, team.places)
                 grad_flat += [grad for pair in pairs for grad in pair]
                 continue
             (a_MrI, b_MOr), low_MNr, grad_MNO = stack(members), low_Rr.unflatten(0, (team.members, -1)), team.of(grad_RO)
@@ -119,7 +125,7 @@ def _adapted(
     lows = []
     for place, (team, members) in enumerate(zip(teams, _members(teams, flat), strict=True)):
         stacked = None if bank is None else partial(bank.stacked, parameter, place, members)
-        lows.append(add_updates(out_RO[team.rows], input_RI[team.rows], members, stacked))
+        lows.append(add_updates(out_RO[team.rows], input_RI[team.rows], members, team.places, stacked))
     return out_RO, lows
 
 

@@ -33,13 +33,20 @@ def low_rank_add(base_RO: Tensor, input_RI: Tensor, factors: Factors) -> Tensor:
     return torch.addmm(base_RO, torch.nn.functional.linear(input_RI, factors.a), factors.b.t())
 
 
-def add_updates(out_RO: Tensor, input_RI: Tensor, members: Sequence[Factors], stacked: Callable[[], Factors] | None = None) -> Tensor:
+def add_updates(
+    out_RO: Tensor,
+    input_RI: Tensor,
+    members: Sequence[Factors],
+    places: Sequence[native.TargetPlaces] | None = None,
+    stacked: Callable[[], Factors] | None = None,
+) -> Tensor:
     """`out += (input @ a.T) @ b.T` in place, for as many neighbouring rows with each member's factors; returns `input @ a.T` [R, r].
 
-    A member's rows have the same bits whatever is beside them. `stacked` gives the factors in one piece, for kernels that take them so.
+    A member's rows have the same bits whatever is beside them. `places` of the targets that are joined in each member, for kernels that leave out the
+    zeros between them; `stacked` gives the factors in one piece, for kernels that take them so.
     """
     if native.multiplies(out_RO, input_RI):
-        return native.add_updates(out_RO, input_RI, members)
+        return native.add_updates(out_RO, input_RI, members, places)
     if len(members) == 1:
         # The fewest calls, which is what a step of few rows waits for.
         low_Rr = torch.nn.functional.linear(input_RI, members[0].a)

@@ -25,17 +25,22 @@ class FusedAdapter:
         self._scale = scale
         self._blocks: dict[str, _Block] = {}
         self._fused: dict[str, Factors] = {}
+        self._places: dict[str, tuple[native.TargetPlace, ...]] = {}
         for parameter, names in _by_parameter(targets).items():
-            like, width = targets[names[0]], padded_rank(rank) * len(names)
+            like, width = targets[names[0]], padded_rank(rank * len(names))
             sizes = (*like.lead, width, like.inputs), (*like.lead, like.parameter_rows, width)
             self._fused[parameter] = Factors(*(_zeros(size, dtype, torch.device(device)).requires_grad_(trained) for size in sizes))
             for place, name in enumerate(names):
-                first = padded_rank(rank) * place
-                self._blocks[name] = _Block(parameter, slice(first, first + rank), targets[name].rows)
+                self._blocks[name] = _Block(parameter, slice(rank * place, rank * (place + 1)), targets[name].rows)
+            self._places[parameter] = tuple(self._blocks[name].place for name in names)
 
     def get(self, parameter: str) -> Factors | None:
         """The fused factors of a parameter such as `layers.0.qkv`, or None where the adapter has none."""
         return self._fused.get(parameter)
+
+    def places(self, parameter: str) -> tuple[native.TargetPlace, ...]:
+        """Where the factors of each target lie in the fused ones of a parameter."""
+        return self._places[parameter]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -111,6 +116,11 @@ class _Block(NamedTuple):
     parameter: str
     ranks: slice
     rows: slice
+
+    @property
+    def place(self) -> native.TargetPlace:
+        """The same for kernels."""
+        return native.TargetPlace(self.ranks.start, self.ranks.stop - self.ranks.start, self.rows.start, self.rows.stop - self.rows.start)
 
     def of(self, fused: Factors) -> Factors:
         """Its own part."""

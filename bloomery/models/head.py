@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bloomery.models import native
 from bloomery.models.factors import Factors, add_updates
-from bloomery.models.products import product, rows_gradient
+from bloomery.models.products import add_weight_gradient, product, rows_gradient, weight_gradient
 
 _CHUNK_BYTES: Final = 64 << 20
 _KEPT_BYTES: Final = 64 << 20
@@ -137,7 +137,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 if piece.number is not None:
                     _add_factor_gradients(piece, grad_RV[piece.start - rows.start : piece.stop - rows.start], hidden_RD, flat, grad_hidden, grad_flat)
             if ctx.needs_input_grad[1]:
-                grad_head = _product_added(grad_head, grad_RV, hidden_RD[rows])
+                own = grad_RV, hidden_RD[rows]
+                grad_head = weight_gradient(*own).float() if grad_head is None else add_weight_gradient(grad_head, *own)
         casts = (grad.to(like.dtype) for grad, like in zip(grad_flat, flat, strict=True))
         return grad_hidden, None if grad_head is None else grad_head.to(head_VD.dtype), None, None, *casts
 
@@ -152,13 +153,6 @@ def _softmax_gradient(logits_RV: Tensor, mass_R: Tensor) -> Tensor:
 def _uncapped(grad_RV: Tensor, logits_RV: Tensor, softcap: float | None) -> Tensor:
     """The gradient before the cap: d capped / d logits = 1 - (capped / cap)^2."""
     return grad_RV if softcap is None else grad_RV.mul_(1 - (logits_RV / softcap).square_())
-
-
-def _product_added(sum_VD: Tensor | None, grad_RV: Tensor, hidden_RD: Tensor) -> Tensor:
-    """`grad.T @ hidden` in float32, beside what there is, which may be overwritten."""
-    if sum_VD is None:
-        return (grad_RV.t() @ hidden_RD).float()
-    return sum_VD.addmm_(grad_RV.t(), hidden_RD) if grad_RV.dtype == sum_VD.dtype else sum_VD.add_(grad_RV.t() @ hidden_RD)
 
 
 def _add_factor_gradients(

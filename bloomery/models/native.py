@@ -4,11 +4,13 @@ A step of few rows of a small model is little more than the calls that it makes,
 reads and writes every activation as often. Where they cannot be compiled (`models/compiled`), and for other dtypes and devices, torch computes the
 same formulas (`available`); which of the two is part of the numerics id.
 Shapes: R rows, N heads, E head dimension, I intermediate, or inputs of a product, O its outputs, P panels of W outputs, r rank, V vocabulary; B rows
-to draw from, k draws of each; H query heads, K key/value heads, S slots, L places.
+to draw from, k draws of each; H query heads, K key/value heads, S slots, or steps of the sums of a result with C columns, L places.
 """
 
+import ctypes
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from functools import cache
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
@@ -57,7 +59,10 @@ _LIBRARY: Final = Compiled(
         "product_unpacked": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _P, _I),
         "pack": (_P, _P, _I, _I, _I, _I),
         "add_updates": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _I),
-        "update_gradients": (_P, _I, _P, _I, _P, _I, _P, _P, _I, _I, _I, _I, _I, _P, _P, _I),
+        "update_gradients": (_P, _I, _P, _I, _P, _I, _P, _P, _I, _I, _I, _I, _I, _P, _P, _I, _I),
+        "split_product": (_P, _I, _P, _I, _I, _P, _I, _I, _I, _I, _I, _I, _P, _I),
+        "split_product_granted": (_P,),
+        "split_product_room": (_P, _I),
         "run": (_P, _I),
     },
     # Contracted products and sums would have other bits on processors that have them.
@@ -78,7 +83,7 @@ def present() -> bool:
 
 def identity() -> str:
     """Whose kernels compute, for the numerics id."""
-    return _LIBRARY.identity if present() else "torch"
+    return f"{_LIBRARY.identity}{'-split' * _tiles_are_granted()}" if present() else "torch"
 
 
 def available(*tensors: Tensor) -> bool:
@@ -89,6 +94,50 @@ def available(*tensors: Tensor) -> bool:
 def multiplies(*tensors: Tensor) -> bool:
     """Whether `product`, `pack` and `add_updates` take these, and are worth it: without fused multiply-adds other libraries are faster."""
     return _FUSES and available(*tensors)
+
+
+def splits(*tensors: Tensor) -> bool:
+    """Whether `split_product` takes these."""
+    return available(*tensors) and _tiles_are_granted()
+
+
+def split_room_bytes() -> int:
+    """Memory that a `split_product` takes meanwhile."""
+    return _number("split_product_room", torch.get_num_threads()) if _tiles_are_granted() else 0
+
+
+def split_product(a_RS: Tensor, b_SC: Tensor, out_RC: Tensor | None = None) -> Tensor:
+    """`a @ b` [R, C], added to `out` where there is one, with float32's precision from products of bfloat16.
+
+    A number depends on its row and its column alone. No sampler computes it, so its bits may be other than those of `product`.
+    """
+    a_RS, b_SC = (x if 1 in x.stride() else x.contiguous() for x in (a_RS, b_SC))
+    (rows, steps), columns, threads = a_RS.shape, b_SC.shape[1], torch.get_num_threads()
+    assert len(b_SC) == steps
+    adds = out_RC is not None
+    out_RC = _floats(rows, columns, zeros=steps == 0) if out_RC is None else out_RC
+    assert out_RC.shape == (rows, columns)
+    assert out_RC.stride(1) == 1
+    scratch = torch.empty(split_room_bytes(), dtype=torch.uint8, device="cpu")
+    _call(
+        "split_product",
+        *(out_RC.data_ptr(), out_RC.stride(0), a_RS.data_ptr(), *a_RS.stride(), b_SC.data_ptr(), b_SC.stride(1), b_SC.stride(0)),
+        *(rows, columns, steps, adds, scratch.data_ptr(), threads),
+    )
+    return out_RC
+
+
+@cache
+def _tiles_are_granted() -> bool:
+    """Whether the processor has tiles of bfloat16 and the system lets this process use them, which it is asked once."""
+    return present() and bool(_number("split_product_granted"))
+
+
+def _number(function: str, *arguments: int) -> int:
+    """What a function of the library says."""
+    found = _I(0)
+    getattr(_LIBRARY.functions, function)(ctypes.addressof(found), *arguments)
+    return found.value
 
 
 def pack(weight_OI: Tensor) -> Tensor:
@@ -133,27 +182,48 @@ def product_unpacked(x_RI: Tensor, weight_OI: Tensor) -> Tensor:
     return out_RO
 
 
-def add_updates(out_RO: Tensor, x_RI: Tensor, factors: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+class TargetPlace(NamedTuple):
+    """Where the factors of one target lie in those of several that are joined. Elsewhere `b` is zero, and gets no gradient."""
+
+    first_rank: int
+    ranks: int
+    first_output: int
+    outputs: int
+
+
+TargetPlaces = Sequence[TargetPlace]
+"""Of all that are joined, in the order of their ranks."""
+
+
+def add_updates(out_RO: Tensor, x_RI: Tensor, factors: Sequence[tuple[Tensor, Tensor]], places: Sequence[TargetPlaces] | None = None) -> Tensor:
     """`out += (x @ a.T) @ b.T` in place, for as many neighbouring rows with each of the factors, `a` [r, I] and `b` [O, r]; returns `x @ a.T` [R, r].
 
-    Fastest where the transposed factors lie in one piece.
+    `places` says of each of them what is joined in it; without, all of it is one target's. Fastest where the transposed factors lie in one piece.
     """
     assert out_RO.stride(1) == 1
     x_RI, own = _rows(x_RI), [(a_rI.t().contiguous(), b_Or.t().contiguous()) for a_rI, b_Or in factors]
     rows, (inputs, rank), outputs = len(x_RI) // len(factors), own[0][0].shape, out_RO.shape[1]
-    low_Rr = _floats(len(x_RI), rank)
+    low_Rr, numbered = _floats(len(x_RI), rank), _numbered(places, len(own), rank, outputs)
     first_low, step = low_Rr.data_ptr(), rows * rank * low_Rr.element_size()
-    updates = [(place * rows, rows, rank, a.data_ptr(), b.data_ptr(), first_low + place * step) for place, (a, b) in enumerate(own)]
+    updates = [
+        (number * rows, rows, rank, a.data_ptr(), b.data_ptr(), first_low + number * step, first, len(targets))
+        for number, ((a, b), (first, targets)) in enumerate(zip(own, numbered, strict=True))
+    ]
     _call(
         "add_updates",
-        *(out_RO.data_ptr(), out_RO.stride(0), x_RI.data_ptr(), x_RI.stride(0), _integers(chain.from_iterable(updates)), len(own)),
+        *(out_RO.data_ptr(), out_RO.stride(0), x_RI.data_ptr(), x_RI.stride(0), _with_places(updates, numbered), len(own)),
         *(outputs, inputs, torch.get_num_threads(), len(x_RI) * rank * (inputs + outputs)),
     )
     return low_Rr
 
 
 def update_gradients(
-    grad_RO: Tensor, x_RI: Tensor, low_Rr: Tensor, factors: Sequence[tuple[Tensor, Tensor]], grad_RI: Tensor | None
+    grad_RO: Tensor,
+    x_RI: Tensor,
+    low_Rr: Tensor,
+    factors: Sequence[tuple[Tensor, Tensor]],
+    grad_RI: Tensor | None,
+    places: Sequence[TargetPlaces] | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
     """What reaches each of the factors of `add_updates`, in their layouts; what reaches `x` is added to `grad_RI`, where it is wanted.
 
@@ -164,17 +234,34 @@ def update_gradients(
     x_RI, grad_RO = _rows(x_RI), _rows(grad_RO)
     own = [(a_rI.t().contiguous(), b_Or.t().contiguous()) for a_rI, b_Or in factors]
     count, (inputs, rank), outputs, threads = len(own), own[0][0].shape, grad_RO.shape[1], torch.get_num_threads()
-    grads = [(_floats(inputs, rank), _floats(rank, outputs)) for _ in own]
-    pairs = [tensor.data_ptr() for pair, grad in zip(own, grads, strict=True) for tensor in (*pair, *grad)]
-    grad_low_Rr = _floats(*low_Rr.shape)
-    scratch = _floats(count, pad_to(rank, _PANEL) * outputs + pad_to(inputs, _PANEL) * rank)
+    numbered = _numbered(places, count, rank, outputs)
+    written = [sum(place.ranks * place.outputs for place in targets) for _, targets in numbered]
+    grads = [(_floats(inputs, rank), _floats(rank, outputs, zeros=numbers < rank * outputs)) for numbers in written]
+    pairs = [
+        (*(tensor.data_ptr() for tensor in (*pair, *grad)), first, len(targets))
+        for pair, grad, (first, targets) in zip(own, grads, numbered, strict=True)
+    ]
+    room = max(sum(pad_to(place.ranks, _PANEL) * place.outputs for place in targets) for _, targets in numbered) + pad_to(inputs, _PANEL) * rank
+    grad_low, scratch = _floats(len(low_Rr), rank + _PANEL), _floats(count, room)
     _call(
         "update_gradients",
         *((None, 0) if grad_RI is None else (grad_RI.data_ptr(), grad_RI.stride(0))),
-        *(grad_RO.data_ptr(), grad_RO.stride(0), x_RI.data_ptr(), x_RI.stride(0), low_Rr.data_ptr(), _integers(pairs), count),
-        *(len(x_RI) // count, rank, outputs, inputs, grad_low_Rr.data_ptr(), scratch.data_ptr(), threads),
+        *(grad_RO.data_ptr(), grad_RO.stride(0), x_RI.data_ptr(), x_RI.stride(0), low_Rr.data_ptr(), _with_places(pairs, numbered), count),
+        *(len(x_RI) // count, rank, outputs, inputs, grad_low.data_ptr(), scratch.data_ptr(), room, threads),
     )
     return [(grad_a_Ir.t(), grad_b_rO.t()) for grad_a_Ir, grad_b_rO in grads]
+
+
+def _numbered(places: Sequence[TargetPlaces] | None, count: int, rank: int, outputs: int) -> list[tuple[int, TargetPlaces]]:
+    """How many places there are in the factors before, and those in each."""
+    own = [[TargetPlace(0, rank, 0, outputs)]] * count if places is None else places
+    assert all(one.first_rank + one.ranks <= other.first_rank for targets in own for one, other in pairwise(targets))
+    return list(zip(accumulate(map(len, own), initial=0), own, strict=False))
+
+
+def _with_places(records: Iterable[Iterable[int]], places: Sequence[tuple[int, TargetPlaces]]) -> Any:
+    """What a kernel reads: the records, and behind them all places."""
+    return _integers(chain(chain.from_iterable(records), (number for _, own in places for place in own for number in place)))
 
 
 class Spans(NamedTuple):

@@ -3,13 +3,14 @@
 In float32 on a CPU that is one of our own (`native`): each number is one chain of multiply-adds, so a row has the same bits alone and among others,
 and few rows of a small model take half to four fifths of the time that oneDNN takes. Where it is missing, or the processor fuses no multiply-adds,
 oneDNN computes, which comes with torch; it uses the widest instructions of a processor where torch's BLAS does not, and gives a row the same bits
-among any number of rows from two on; `numerics.probe` holds that against this machine. Half precision goes to oneDNN anyway, other devices have
+among any number of rows from two on; `kernel_probe` holds that against this machine. Half precision goes to oneDNN anyway, other devices have
 libraries of their own.
 A weight that was put into the kernel's own order once (`packed`) gives the same bits, and few rows in a half to a fifth of the time: they wait for
 little else than the order that is made anew for every call. It serves products alone: nothing else reads it, and no gradient reaches it.
 Shapes: R rows, I inputs, O outputs, P panels of W outputs.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -25,6 +26,8 @@ MATRICES: Final = PACKABLE | {"router"}
 _PLAIN: Final[tuple[None, str, list[float], str]] = (None, "none", [], "")
 """No bias, and nothing applied to the result."""
 _PACKED_TYPES: Final = (torch.float32, torch.bfloat16)
+_WORTH_SPLITTING: Final = 256
+"""Inputs and outputs from which on a product costs more than splitting its operands."""
 _BLAS_IS_AS_WIDE: Final = torch.backends.cpu.get_cpu_capability() == "AVX2"
 """Whether oneDNN has no wider instructions than torch's BLAS has: then it only loses the time in which it transposes a weight."""
 
@@ -67,8 +70,29 @@ def _library_product(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
 
 
 def rows_gradient(grad_RO: Tensor, weight_OI: Tensor) -> Tensor:
-    """`grad @ weight`, what reaches the rows of a `product`. No sampler computes it, so it may come from the faster of two libraries."""
+    """`grad @ weight`, what reaches the rows of a `product`. No sampler computes it, so it may come from whichever is fastest."""
+    if _is_split(weight_OI.shape, grad_RO, weight_OI):
+        return native.split_product(grad_RO, weight_OI)
     return grad_RO @ weight_OI if _BLAS_IS_AS_WIDE else _library_product(grad_RO, weight_OI.t())
+
+
+def weight_gradient(grad_RO: Tensor, input_RI: Tensor) -> Tensor:
+    """`grad.T @ input`, what reaches the weight of a `product`."""
+    if _is_split((grad_RO.shape[1], input_RI.shape[1]), grad_RO, input_RI):
+        return native.split_product(grad_RO.t(), input_RI)
+    return grad_RO.t() @ input_RI
+
+
+def add_weight_gradient(sum_OI: Tensor, grad_RO: Tensor, input_RI: Tensor) -> Tensor:
+    """The same, added in place to a sum, which may be of float32 where the others are not."""
+    if _is_split(sum_OI.shape, sum_OI, grad_RO, input_RI):
+        return native.split_product(grad_RO.t(), input_RI, sum_OI)
+    return sum_OI.addmm_(grad_RO.t(), input_RI) if sum_OI.dtype == grad_RO.dtype else sum_OI.add_(grad_RO.t() @ input_RI)
+
+
+def _is_split(weight: Sequence[int], *tensors: Tensor) -> bool:
+    """Whether gradients of a weight of this shape come from `native.split_product`: by its shape alone, for rows have company."""
+    return min(weight) >= _WORTH_SPLITTING and native.splits(*tensors)
 
 
 def packed(weight_OI: Tensor) -> nn.Parameter:
@@ -120,4 +144,4 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         (grad_RO,), (input_RI, weight_OI) = grads, ctx.saved_tensors
         grad_input = rows_gradient(grad_RO, weight_OI) if ctx.needs_input_grad[0] else None
-        return grad_input, grad_RO.t() @ input_RI if ctx.needs_input_grad[1] else None
+        return grad_input, weight_gradient(grad_RO, input_RI) if ctx.needs_input_grad[1] else None

@@ -109,6 +109,60 @@ def test_gradients_of_updates_are_those_of_float64_and_each_members_own(members,
             assert torch.equal(alone[0][1], grad_b_Or)
 
 
+def joined(ranks, outputs, inputs, seed):
+    """Factors of several targets in one pair, with zeros between them, a gap of outputs behind the first, and where each lies."""
+    width, height = 16 * -(-sum(ranks) // 16), sum(outputs) + 5
+    a_rI, b_Or, places, rank, output = torch.zeros(width, inputs), torch.zeros(height, width), [], 0, 0
+    for number, (own_ranks, own_outputs) in enumerate(zip(ranks, outputs, strict=True)):
+        a_rI[rank : rank + own_ranks] = noise(own_ranks, inputs, seed=seed + number)
+        b_Or[output : output + own_outputs, rank : rank + own_ranks] = noise(own_outputs, own_ranks, seed=seed + 10 + number)
+        places.append(native.TargetPlace(rank, own_ranks, output, own_outputs))
+        rank, output = rank + own_ranks, output + own_outputs + 5 * (number == 0)
+    return a_rI, b_Or, places
+
+
+@pytest.mark.parametrize(
+    ("ranks", "outputs"), [((8, 8, 8), (64, 32, 32)), ((1, 1, 1), (40, 7, 33)), ((32, 32), (70, 70)), ((5,), (90,)), ((33, 33, 33), (48, 16, 16))]
+)
+def test_zeros_between_joined_targets_are_left_out_and_change_nothing(ranks, outputs):
+    rows, inputs, members = 29, 75, [joined(ranks, outputs, 75, seed) for seed in (1, 50)]
+    factors, places = [(a_rI, b_Or) for a_rI, b_Or, _ in members], [own for *_, own in members]
+    # A member may have other targets than its neighbour, and factors of the same shape all the same.
+    fewer = len(ranks) % 2
+    places[fewer] = places[fewer][:1]
+    factors[fewer][1][:, places[fewer][0].ranks :] = 0.0
+    x_RI, base_RO, grad_RO, base_RI = (noise(2 * rows, width, seed=width) for width in (inputs, sum(outputs) + 5, sum(outputs) + 5, inputs))
+    whole_RO, out_RO, whole_RI, grad_RI = base_RO.clone(), base_RO.clone(), base_RI.clone(), base_RI.clone()
+    low_Rr = native.add_updates(whole_RO, x_RI, factors)
+    assert torch.equal(native.add_updates(out_RO, x_RI, factors, places), low_Rr)
+    assert torch.equal(out_RO, whole_RO)
+    whole = native.update_gradients(grad_RO, x_RI, low_Rr, factors, whole_RI)
+    found = native.update_gradients(grad_RO, x_RI, low_Rr, factors, grad_RI, places)
+    assert torch.equal(grad_RI, whole_RI)
+    for (grad_a_rI, grad_b_Or), (whole_a_rI, whole_b_Or), own in zip(found, whole, places, strict=True):
+        between = torch.ones_like(grad_b_Or, dtype=torch.bool)
+        for rank, number, output, count in own:
+            block = slice(output, output + count), slice(rank, rank + number)
+            between[block] = False
+            assert torch.equal(grad_b_Or[block], whole_b_Or[block])
+            assert torch.equal(grad_a_rI[rank : rank + number], whole_a_rI[rank : rank + number])
+        assert not bool(grad_b_Or[between].any())
+
+
+def test_what_is_not_finite_in_one_joined_target_stays_out_of_the_others():
+    a_rI, b_Or, places = joined((8, 8, 8), (64, 32, 32), 40, 1)
+    x_RI, grad_RO = noise(20, 40), noise(20, b_Or.shape[0], seed=2)
+    low_Rr = native.add_updates(torch.zeros(20, b_Or.shape[0]), x_RI, [(a_rI, b_Or)], [places])
+    clean = native.update_gradients(grad_RO, x_RI, low_Rr, [(a_rI, b_Or)], None, [places])[0]
+    second = slice(places[1].first_output, places[1].first_output + places[1].outputs)
+    grad_RO[3, second] = float("nan")
+    found = native.update_gradients(grad_RO, x_RI, low_Rr, [(a_rI, b_Or)], None, [places])[0]
+    assert bool(found[0][8:16].isnan().all())
+    for kept in (slice(0, 8), slice(16, 24)):
+        assert torch.equal(found[0][kept], clean[0][kept])
+        assert torch.equal(found[1][:, kept], clean[1][:, kept])
+
+
 def test_a_gradient_of_the_factors_alone_is_the_same():
     x_RI, grad_RO, low_Rr, factors = noise(8, 40), noise(8, 50), noise(8, 16), [(noise(16, 40, seed=1), noise(50, 16, seed=2))]
     with_rows, without = (native.update_gradients(grad_RO, x_RI, low_Rr, factors, grad_RI) for grad_RI in (noise(8, 40), None))

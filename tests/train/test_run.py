@@ -228,21 +228,18 @@ def test_factors_start_from_the_seed_and_their_name_alone(model):
 
 
 @pytest.mark.parametrize("rank", [1, 8, 16, 20])
-def test_the_padding_of_the_rank_stays_zero(model, rank):
+def test_zeros_around_the_factors_of_joined_targets_stay_zero(model, rank):
     trained = builders.run(model, rank=rank)
     train(trained, [learn(supervised(LENGTHS)), step(weight_decay=0.1)] * 2)
     assert sum(slot.stop - slot.start for slot in trained.weights.slots) == trained.weights.masters.numel()
     a, b = trained.weights.fused().get("layers.0.mlp.gate_up")
-    padded = padded_rank(rank)
-    width = b.shape[0] // 2
-    assert padded % 16 == 0
-    assert a.shape[0] == b.shape[1] == 2 * padded
-    gate, up = slice(0, rank), slice(padded, padded + rank)
-    assert a[gate].any(1).all()
-    assert a[up].any(1).all()
+    width, joined = b.shape[0] // 2, 2 * rank
+    assert a.shape[0] == b.shape[1] == padded_rank(joined)
+    gate, up = slice(0, rank), slice(rank, joined)
+    assert a[:joined].any(1).all()
     assert b[:width, gate].any(0).all()
     assert b[width:, up].any(0).all()
-    for around in (a[rank:padded], a[padded + rank :], b[:width, rank:], b[width:, :padded], b[width:, padded + rank :]):
+    for around in (a[joined:], b[:width, rank:], b[width:, gate], b[width:, joined:]):
         assert not around.any()
 
 
