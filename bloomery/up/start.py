@@ -238,14 +238,12 @@ def _child(plan: _Plan, name: str, module: str, config: ApiConfig | EngineConfig
 
 
 def _environment(environment: Mapping[str, str], *, threads: int) -> dict[str, str]:
-    """The user's, and thread pools that neither spin while they wait nor take every processor by default."""
+    """The user's, and thread pools that do not take every processor by default; how they wait the engine says itself."""
     return {
         **environment,
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "OPENBLAS_NUM_THREADS": str(threads),
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "GOMP_SPINCOUNT": "1000",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
     }
