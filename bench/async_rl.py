@@ -131,13 +131,14 @@ def _config(loop: str, seed: int, asked: argparse.Namespace) -> GrpoConfig:
     rollouts = RolloutConfig(max_tokens=32, seed=seed)
     if loop == "synchronous":
         groups = asked.synchronous_groups
-        return GrpoConfig(policy=policy, rollouts=rollouts, groups_per_step=groups, concurrency=groups)
+        return GrpoConfig(policy=policy, rollouts=rollouts, groups_per_step=groups, concurrency=groups, kl_rollouts=0)
     return AsyncGrpoConfig(
         policy=policy,
         rollouts=rollouts,
         groups_per_step=asked.asynchronous_groups,
         concurrency=asked.concurrency,
         max_head_offpolicy_versions=asked.head,
+        kl_rollouts=0,
     )
 
 

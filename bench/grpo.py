@@ -160,9 +160,10 @@ def ours(client: Client, prompts: Sequence[list[int]], rank: int, cursor: Path, 
         ends.append(time.perf_counter())
         reports.append(report.metrics)
 
-    policy = PolicyConfig(base_model=model.alias, rank=rank, learning_rate=asked.learning_rate)
+    # The peer neither holds rollouts to what was served nor measures how far the policy has gone.
+    policy = PolicyConfig(base_model=model.alias, rank=rank, learning_rate=asked.learning_rate, agreement="off")
     rollouts = RolloutConfig(group_size=asked.group_size, max_tokens=asked.new_tokens)
-    config = GrpoConfig(policy=policy, rollouts=rollouts, groups_per_step=asked.groups, concurrency=asked.groups)
+    config = GrpoConfig(policy=policy, rollouts=rollouts, groups_per_step=asked.groups, concurrency=asked.groups, kl_rollouts=0)
     grpo.train(client, problems, mean_id, config, cursor, steps=WARM_UP + asked.steps, on_step=note)
     if any((each["rollouts/length"], each["groups/trained"]) != (asked.new_tokens, asked.groups) for each in reports):
         raise SystemExit("a rollout ended before its length, or a group was left out: steps are not the same work")

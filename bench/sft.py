@@ -30,8 +30,9 @@ import torch
 from bench.machine import machine
 from bench.peers import command, python_of
 from bench.shapes import SHAPES, Shape, write_directory
+from bloomery.engine.thread_waits import thread_waits
 from bloomery.models.load import load_decoder
-from bloomery.models.products import product, rows_gradient
+from bloomery.models.products import product, rows_gradient, weight_gradient
 from bloomery.train.passes import compute
 from bloomery.train.run import TrainableRun
 from bloomery.types.arrays import Array
@@ -62,7 +63,7 @@ NUMERICS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
 BATCH, LEARNING_RATE, WARM_UP, PRODUCT_ROUNDS, HEAD_DIM = 16, 1e-3, 2, 9, 64
 PROMPT: Final = 2
 """One in so many tokens has no loss."""
-OUR_WAITING: Final = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}
+OUR_WAITING: Final = thread_waits("engine")
 """As `bloomery up` starts an engine, for the sake of others; the peer has the default of OpenMP, which is faster on idle processors."""
 VARIANTS: Final = (("full", "float32"), ("lora", "float32"), ("full", "bfloat16"), ("lora", "bfloat16"))
 
@@ -196,7 +197,7 @@ def _product_seconds(rows: int, outputs: int, inputs: int, dtype: torch.dtype, *
         product(input_RI, weight_OI)
         rows_gradient(grad_RO, weight_OI)
         if gradient:
-            grad_RO.t() @ input_RI
+            weight_gradient(grad_RO, input_RI)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds)
 
