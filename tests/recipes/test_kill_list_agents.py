@@ -89,6 +89,7 @@ GOES_ON = {"newline behind an end token left out", "calls of tools written anew"
 REWRITTEN = {"reasoning left out of the history"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drift", DRIFTS, ids=lambda drift: drift.name.replace(" ", "-"))
 def test_agents_are_trained_on_what_they_were_served_where_others_drift_and_loops_that_drift_are_refused(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer_of: Callable[[str], ChatTokenizer], drift: Drift

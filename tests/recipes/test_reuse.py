@@ -65,7 +65,7 @@ def asynchronous(client: Client, path: Path, grade: Any, problems: list[Problem]
 
 
 @pytest.mark.parametrize("loop", [synchronous, asynchronous])
-@pytest.mark.parametrize("piece_tokens", [None, 5])
+@pytest.mark.parametrize("piece_tokens", [pytest.param(None, marks=pytest.mark.slow), 5])
 def test_a_loop_that_reuses_rollouts_makes_those_that_it_would_make_without_and_the_same_weights(
     client: Client, tmp_path: Path, without_drafts: Callable[[], None], loop: Loop, piece_tokens: int | None
 ) -> None:
@@ -84,6 +84,7 @@ def test_a_loop_that_reuses_rollouts_makes_those_that_it_would_make_without_and_
     assert [report.metrics["ratio/largest_difference"] for report in reports] == [0] * EPOCHS
 
 
+@pytest.mark.slow
 def test_agents_reuse_theirs_alike(client: Client, tokenizer: ChatTokenizer, tmp_path: Path, without_drafts: Callable[[], None]) -> None:
     digests, kept = [], []
     for name in ("reusing", "plain"):
