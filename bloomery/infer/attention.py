@@ -2,27 +2,32 @@
 
 Native kernels give a query the same bits as in the trainer, whatever is computed with it. Where torch computes, both give them in an exact form:
 query rows are a multiple of `ROW_PAD`, keys a number that the probe found to give those of `KEY_PAD`, masked explicitly.
-Shapes: R packed rows, F rows that are no pads, B slots in use, M spans of a team with N rows each, H query heads, K key/value heads, G query heads
-per key head, P the same padded, L keys, E head dimension. Of layers with a state S runs or slots, N chunks, T rows of a chunk, L those and the few
-before them, X numbers of a row, I that a row reads, C slots whose chunk is full.
+Shapes: R packed rows, F rows that are no pads, M spans of a team with N rows each, H query heads, K key/value heads, G query heads per key head, W
+the same padded, L keys, E head dimension; of what the cache holds B blocks, P places of each, S slots that are looked at, M blocks of each.
+Of layers with a state S runs or slots, N chunks, T rows of a chunk, L those and the few before them, X numbers of a row, I that a row reads, C slots
+whose chunk is full.
 """
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bloomery.infer.blocks import blocks_for
 from bloomery.infer.cache import KeyValueCache
 from bloomery.models import native
 from bloomery.models.attention import causal_mask
 from bloomery.models.form import Form
 from bloomery.models.pads import ROW_PAD, pad_to
 from bloomery.models.recurrent import Chunks, Recurrence, SequenceRows, gathered
+
+_NEAR_BYTES: Final = 4 << 20
+"""Keys and values that are gathered at a time: what is gathered is read again at once."""
 
 
 class Span(NamedTuple):
@@ -52,9 +57,38 @@ class _Masks:
         return self._made[window]
 
 
-def _of_layer(storage: Tensor, k_RKE: Tensor) -> Tensor:
-    """The part of a layer's storage [..., K, L, E] that its keys fill: layers can have fewer or narrower ones than the widest."""
-    return storage[..., : k_RKE.shape[1], :, : k_RKE.shape[2]]
+class Fed(NamedTuple):
+    """Every fed token: its row, its slot, where it lies in the cache, and its position in the sequence."""
+
+    rows_F: Tensor
+    slots_F: Tensor
+    blocks_F: Tensor
+    places_F: Tensor
+    positions_F: Tensor
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], cache: KeyValueCache) -> Self:
+        """From their spans."""
+        fed = [(span.row + token, span.slot, span.start + token) for span in spans for token in range(span.stop - span.start)]
+        rows_F, slots_F, positions_F = torch.tensor(fed).unbind(1)
+        found = rows_F, slots_F, *cache.find(slots_F, positions_F), positions_F
+        return cls(*(tensor_F.to(cache.device) for tensor_F in found))
+
+
+def _of_layer(storage_BKPE: Tensor, k_RKE: Tensor) -> Tensor:
+    """The part of a layer's storage that its keys fill: layers can have fewer or narrower ones than the widest."""
+    return storage_BKPE[:, : k_RKE.shape[1], :, : k_RKE.shape[2]]
+
+
+def _heads(table_SM: Tensor, heads: int, storage_BKPE: Tensor) -> Tensor:
+    """Which of the heads of all blocks are the first ones of these blocks [S, K, M]."""
+    return table_SM[:, None] * storage_BKPE.shape[1] + torch.arange(heads, device=table_SM.device)[:, None]
+
+
+def _gathered(storage_BKPE: Tensor, heads_SKM: Tensor, keys: int, dim: int) -> Tensor:
+    """As many keys, or values, of these heads, in one piece [S, K, L, E]."""
+    found = storage_BKPE.flatten(0, 1).flatten(1).index_select(0, heads_SKM.flatten())
+    return found.view(*heads_SKM.shape[:2], -1, storage_BKPE.shape[3])[:, :, :keys, :dim]
 
 
 class _CachedAttention(ABC):
@@ -65,41 +99,40 @@ class _CachedAttention(ABC):
 
     def __call__(self, place: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
         """Put keys and values into the cache, and attend."""
-        storages = _of_layer(self._cache.keys_NSKLE[place], k_RKE), _of_layer(self._cache.values_NSKLE[place], k_RKE)
-        if not native.attends(q_RHE, k_RKE, v_RKE, *storages):
-            return self._by_torch(storages, q_RHE, k_RKE, v_RKE, window)
-        for storage_SKLE, rows_RKE in zip(storages, (k_RKE, v_RKE), strict=True):
-            native.keep(storage_SKLE, rows_RKE, self.spans)
-        return native.attend(q_RHE, *storages, self.spans, window)[0]
+        layers = self._cache.keys_NBKPE[place], self._cache.values_NBKPE[place]
+        storages = _of_layer(layers[0], k_RKE), _of_layer(layers[1], k_RKE)
+        if native.attends(q_RHE, k_RKE, v_RKE, *storages):
+            for storage_BKPE, rows_RKE in zip(storages, (k_RKE, v_RKE), strict=True):
+                native.keep(storage_BKPE, rows_RKE, self.spans)
+            return native.attend(q_RHE, *storages, self.spans, window)[0]
+        fed = self._fed
+        for storage_BKPE, rows_RKE in zip(storages, (k_RKE, v_RKE), strict=True):
+            storage_BKPE[fed.blocks_F, :, fed.places_F] = self._of_fed(rows_RKE)
+        return self._by_torch(q_RHE, k_RKE, layers, window)
 
     @abstractmethod
-    def _by_torch(self, storages: tuple[Tensor, Tensor], q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
-        """The same, with keys and values in storages [S, K, L, E]."""
+    def _by_torch(self, q_RHE: Tensor, k_RKE: Tensor, layers: tuple[Tensor, Tensor], window: int | None) -> Tensor:
+        """Attend to what layers [B, K, P, E] hold, in which there are as many keys as in the rows."""
 
     @cached_property
     def spans(self) -> native.Spans:
         """As kernels take them."""
-        return native.Spans.of([(span.row, span.slot, span.start, span.stop - span.start) for span in self._spans])
+        spans = native.Spans.of([(span.row, span.slot, span.start, span.stop - span.start) for span in self._spans])
+        return spans._replace(tables_SM=self._cache.tables_SM)
 
     @cached_property
-    def _fed(self) -> "_Fed":
-        fed = [(span.row + token, span.slot, span.start + token) for span in self._spans for token in range(span.stop - span.start)]
-        return _Fed(*torch.tensor(fed, device=self._cache.keys_NSKLE.device).unbind(1))
+    def _fed(self) -> Fed:
+        return Fed.of(self._spans, self._cache)
 
-
-class _Fed(NamedTuple):
-    """Every fed token: its row, its slot, and its position in the sequence."""
-
-    rows_F: Tensor
-    slots_F: Tensor
-    positions_F: Tensor
+    def _of_fed(self, tensor_RX: Tensor) -> Tensor:
+        return tensor_RX.index_select(0, self._fed.rows_F)
 
 
 class _Team(NamedTuple):
     """Spans with as many rows and keys each: they attend in one call."""
 
     rows: slice | Tensor
-    slots: slice | Tensor
+    table_SM: Tensor
     members: int
     keys: int
     masks: _Masks
@@ -112,16 +145,13 @@ class ChunkAttention(_CachedAttention):
         super().__init__(cache, spans, form)
         self._chunks: _SpanChunks | None = None
 
-    def _by_torch(self, storages: tuple[Tensor, Tensor], q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
-        """Attend team by team."""
-        keys_SKLE, values_SKLE = storages
-        rows_F, slots_F, positions_F = self._fed
-        keys_SKLE[slots_F, :, positions_F] = k_RKE.index_select(0, rows_F)
-        values_SKLE[slots_F, :, positions_F] = v_RKE.index_select(0, rows_F)
+    def _by_torch(self, q_RHE: Tensor, k_RKE: Tensor, layers: tuple[Tensor, Tensor], window: int | None) -> Tensor:
+        """Team by team."""
         out_RHE = torch.zeros_like(q_RHE)
         for team in self._teams:
             q_MHNE = q_RHE[team.rows].unflatten(0, (team.members, -1)).transpose(1, 2)
-            k_MKLE, v_MKLE = (storage[team.slots][:, :, : team.keys] for storage in storages)
+            heads_MKL = _heads(team.table_SM, k_RKE.shape[1], layers[0])
+            k_MKLE, v_MKLE = (_gathered(layer_BKPE, heads_MKL, team.keys, k_RKE.shape[2]) for layer_BKPE in layers)
             out_MHNE = F.scaled_dot_product_attention(q_MHNE, k_MKLE, v_MKLE, attn_mask=team.masks[window], enable_gqa=True)
             out_RHE[team.rows] = out_MHNE.transpose(1, 2).flatten(0, 1)
         return out_RHE
@@ -149,26 +179,15 @@ class ChunkAttention(_CachedAttention):
         return [self._team(members, keys) for (_, keys), members in by_size.items()]
 
     def _team(self, spans: Sequence[Span], keys: int) -> _Team:
-        storage, size = self._cache.keys_NSKLE, spans[0].rows
-        positions_MN = torch.tensor([span.start for span in spans], device=storage.device)[:, None] + torch.arange(size, device=storage.device)
+        device, dtype, size = self._cache.device, self._cache.keys_NBKPE.dtype, spans[0].rows
+        positions_MN = torch.tensor([span.start for span in spans], device=device)[:, None] + torch.arange(size, device=device)
         rows = [span.row + row for span in spans for row in range(size)]
-        masks = _Masks(lambda window: causal_mask(positions_MN.flatten(), keys, window, storage.dtype).unflatten(0, (len(spans), 1, size)))
-        return _Team(_index(rows, storage.device), _index([span.slot for span in spans], storage.device), len(spans), keys, masks)
-
-
-class _Slots(NamedTuple):
-    """How the rows of a decode step stand to the slots in use."""
-
-    in_use: int
-    aligned: bool
-    """Rows stand in the order of the slots, as they do while all samples have the same weights and decode: they need not be moved."""
-    row_by_slot_B: Tensor
-    slot_by_row_R: Tensor
-    position_by_slot_B: Tensor
+        masks = _Masks(lambda window: causal_mask(positions_MN.flatten(), keys, window, dtype).unflatten(0, (len(spans), 1, size)))
+        return _Team(_index(rows, device), self._cache.table([span.slot for span in spans], keys), len(spans), keys, masks)
 
 
 class StepAttention(_CachedAttention):
-    """Decode: one query row per slot in use."""
+    """Decode: one query row per sample."""
 
     def __init__(self, cache: KeyValueCache, spans: Sequence[Span], rows: int, form: Form) -> None:
         super().__init__(cache, spans, form)
@@ -176,31 +195,30 @@ class StepAttention(_CachedAttention):
         self._rows = rows
         self._length = form.keys(max(span.stop for span in spans))
         self._masks = _Masks(self._mask)
+        self._found_heads: dict[int, Tensor] = {}
 
-    def _by_torch(self, storages: tuple[Tensor, Tensor], q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
-        """Attend all slots in one call, the query heads of a group in the rows of their key head."""
-        slots = self._slots
-        _, slots_F, positions_F = self._fed
-        for storage_SKLE, rows_RKE in zip(storages, (k_RKE, v_RKE), strict=True):
-            storage_SKLE[slots_F, :, positions_F] = self._of_fed(rows_RKE)
-        heads, kv_heads = q_RHE.shape[1], k_RKE.shape[1]
-        group = heads // kv_heads
-        q_BHE = q_RHE[: slots.in_use] if slots.aligned else q_RHE.index_select(0, slots.row_by_slot_B)
-        q_BKPE = q_BHE.unflatten(1, (kv_heads, group))
+    def _by_torch(self, q_RHE: Tensor, k_RKE: Tensor, layers: tuple[Tensor, Tensor], window: int | None) -> Tensor:
+        """The query heads of a group in the rows of their key head; some samples at a time, to as many keys as the longest of these has."""
+        kv_heads, group = k_RKE.shape[1], q_RHE.shape[1] // k_RKE.shape[1]
+        q_FKWE = self._of_fed(q_RHE).unflatten(1, (kv_heads, group))
         if self._form.exact and group % ROW_PAD:
-            q_BKPE = F.pad(q_BKPE, (0, 0, 0, pad_to(group, ROW_PAD) - group))
-        mask_BKPL = self._masks[window].expand(-1, -1, q_BKPE.shape[2], -1)
-        k_BKLE, v_BKLE = (storage[: slots.in_use, :, : self._length] for storage in storages)
-        out_BKPE = F.scaled_dot_product_attention(q_BKPE, k_BKLE, v_BKLE, attn_mask=mask_BKPL)
-        out_BHE = out_BKPE[:, :, :group].flatten(1, 2)
-        return out_BHE if slots.aligned and self._rows == slots.in_use else out_BHE.index_select(0, slots.slot_by_row_R)
+            q_FKWE = F.pad(q_FKWE, (0, 0, 0, pad_to(group, ROW_PAD) - group))
+        mask_FKWL = self._masks[window].expand(-1, -1, q_FKWE.shape[2], -1)
+        heads_FKM, together, parts = self._heads(kv_heads), self._near(kv_heads), []
+        for first in range(0, len(self._spans), together):
+            some = slice(first, first + together)
+            keys = self._form.keys(max(span.stop for span in self._spans[some]))
+            k_NKLE, v_NKLE = (_gathered(layer_BKPE, heads_FKM[some, :, : blocks_for(keys)], keys, k_RKE.shape[2]) for layer_BKPE in layers)
+            parts.append(F.scaled_dot_product_attention(q_FKWE[some], k_NKLE, v_NKLE, attn_mask=mask_FKWL[some, ..., :keys]))
+        out_FHE = (parts[0] if len(parts) == 1 else torch.cat(parts))[:, :, :group].flatten(1, 2)
+        return out_FHE if self._whole else torch.zeros_like(q_RHE).index_copy(0, self._fed.rows_F, out_FHE)
 
     def recur(self, place: int, mixer: Recurrence, rows_RX: Tensor) -> Tensor:
         """Every fed slot computes its unfinished chunk anew, and goes on to the next when this row was the last of it."""
         states = self._cache.states
         assert states is not None
         state_S, tails_SLX = states.states_NS[place], states.tails_NSLX[place]
-        rows_F, slots_F, positions_F = self._fed
+        rows_F, slots_F, _, _, positions_F = self._fed
         within_F = positions_F % states.rows
         tails_SLX[slots_F, states.earlier + within_F] = rows_RX.index_select(0, rows_F)
         intra = mixer.intra_chunk(tails_SLX[slots_F])
@@ -213,25 +231,30 @@ class StepAttention(_CachedAttention):
         read_RI[rows_F] = read_FTI[torch.arange(len(within_F), device=within_F.device), within_F]
         return read_RI
 
-    def _of_fed(self, tensor_RKE: Tensor) -> Tensor:
-        return tensor_RKE[: self._slots.in_use] if self._slots.aligned else tensor_RKE.index_select(0, self._fed.rows_F)
+    def _of_fed(self, tensor_RX: Tensor) -> Tensor:
+        return tensor_RX if self._whole else super()._of_fed(tensor_RX)
 
     def _mask(self, window: int | None) -> Tensor:
-        return causal_mask(self._slots.position_by_slot_B, self._length, window, self._cache.keys_NSKLE.dtype)[:, None, None]
+        return causal_mask(self._fed.positions_F, self._length, window, self._cache.keys_NBKPE.dtype)[:, None, None]
 
     @cached_property
-    def _slots(self) -> _Slots:
-        in_use, (rows_F, slots_F, positions_F) = len(self._cache.samples), self._fed
-        aligned = [(span.row, span.slot) for span in self._spans] == [(slot, slot) for slot in range(in_use)]
-        # Slots that are not fed (their prompt is half cached) and pad rows take part with someone's numbers; nobody reads the answers.
-        nothing_B, nothing_R = slots_F.new_zeros(in_use), slots_F.new_zeros(self._rows)
-        return _Slots(
-            in_use,
-            aligned,
-            nothing_B.index_copy(0, slots_F, rows_F),
-            nothing_R.index_copy(0, rows_F, slots_F),
-            nothing_B.index_copy(0, slots_F, positions_F),
-        )
+    def _whole(self) -> bool:
+        """Whether every row is fed, in the order of the spans: none need be moved."""
+        return [span.row for span in self._spans] == list(range(self._rows))
+
+    def _heads(self, kv_heads: int) -> Tensor:
+        """Those of all samples [F, K, M]."""
+        if kv_heads not in self._found_heads:
+            table_FM = self._cache.table([span.slot for span in self._spans], self._length)
+            self._found_heads[kv_heads] = _heads(table_FM, kv_heads, self._cache.keys_NBKPE[0])
+        return self._found_heads[kv_heads]
+
+    def _near(self, kv_heads: int) -> int:
+        """Samples whose keys and values stay in the processor's cache until they are used."""
+        keys_NBKPE = self._cache.keys_NBKPE
+        if not keys_NBKPE.is_cpu:
+            return len(self._spans)
+        return max(1, _NEAR_BYTES // (2 * kv_heads * self._length * keys_NBKPE.shape[4] * keys_NBKPE.itemsize))
 
 
 class _SpanChunks(NamedTuple):

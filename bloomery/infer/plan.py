@@ -2,7 +2,8 @@
 
 A sample of n tokens needs the keys and values of its first n - 1 in the cache (prefill); then every step feeds its last token and gains one
 (decode). Keys and values are a function of the weights and of the tokens up to theirs, so nobody computes what lies there already: a newcomer
-takes over the longest beginning that it has in common with a sample in the cache, or with one that has left and whose keys were kept.
+takes over the longest beginning that it has in common with a sample in the cache, or with one that has left and whose keys were kept. Room is counted
+in blocks, and a block that several begin with is counted once.
 Within a class who arrives first goes first; production goes before rollouts and those before evaluation, but for a floor of each class: so many
 places, and so many tokens of each step's prefill, that no other class takes while one of its own wants them. While a class decodes, those behind it
 prefill little in a step, because a step is as long as the gap between its tokens. Whoever has a place beyond the floor
@@ -23,7 +24,8 @@ from typing import Final, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from bloomery.models.pads import KEY_PAD, ROW_PAD, pad_to
+from bloomery.infer.blocks import blocks_for
+from bloomery.models.pads import BLOCK_PLACES, ROW_PAD
 from bloomery.types.generation import Priority
 
 CLASSES: Final[tuple[Priority, ...]] = get_args(Priority)
@@ -97,6 +99,8 @@ class Sample:
     """Tokens behind those that its draft guesses and prefill feeds too; every one that is drawn as guessed becomes one of `length`."""
     passed: int = 0
     """Samples of classes before its own that got places while it has waited for room."""
+    blocks: list[int] = field(default_factory=list)
+    """Of the cache, in the order of its tokens. Those that it begins with may be others' too."""
 
     @property
     def shared(self) -> int:
@@ -159,9 +163,9 @@ class Limits:
     token_budget: int = 512
     """Tokens that pass through the model in one step: a long prompt is prefilled in chunks beside the rows that decode."""
     cache_tokens: int = 1 << 17
-    """Places in the cache: samples that run times the padded length of the longest."""
+    """Places in the cache, for those who run and for what is kept."""
     kept_tokens: int = 1 << 14
-    """Places for keys and values of sequences that have left; 0 keeps none."""
+    """How many of them sequences that have left may take, as long as nobody who runs needs them; 0 keeps none."""
     chunk_rows: int = _ENDLESS
     """Tokens of a chunk: one goes on anywhere in that in which a sequence stands. Without states all of a sequence is one."""
     state_tokens: int = 0
@@ -171,6 +175,11 @@ class Limits:
         if self.slots < 1 or self.token_budget < self.slots + len(CLASSES) * _LEAST_PREFILL:
             raise ValueError(f"a token budget of {self.token_budget} leaves no room for prefill beside {self.slots} slots")
 
+    @property
+    def blocks(self) -> int:
+        """Of the cache."""
+        return self.cache_tokens // BLOCK_PLACES
+
     def floor(self, priority: Priority) -> int:
         """Places that a class is sure of: at least one, even where there are not as many."""
         return max(1, self.slots // _FLOOR[priority])
@@ -178,7 +187,7 @@ class Limits:
 
 def plan_step(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limits, kept: Sequence[Kept] = ()) -> Plan:
     """Decide the next step; in both queues each class is in order of arrival, those in `running` before those in `waiting`."""
-    places = _places(waiting, running, limits)
+    places = _places(waiting, running, limits, kept)
     step = _Step(places.stay, kept, limits.chunk_rows)
     wanting = [*(sample for sample in places.stay if sample.missing), *places.newcomers]
     queues = {priority: queue for priority in CLASSES if (queue := [sample for sample in wanting if sample.priority == priority])}
@@ -252,14 +261,67 @@ def in_common(first: Stem, second: Stem) -> int:
     return int(differs.argmax()) if differs.any() else size
 
 
-def key_length(samples: Sequence[Sample]) -> int:
-    """Keys that a step of these samples looks at: their greatest length, padded."""
-    return pad_to(max(sample.reach for sample in samples), KEY_PAD)
+def blocks_of(samples: Sequence[Sample], limits: Limits) -> int:
+    """Blocks that placed samples have, with those that their states count as."""
+    return len(set[int]().union(*(sample.blocks for sample in samples))) + len(samples) * blocks_for(limits.state_tokens)
 
 
-def _fit(count: int, longest: int, limits: Limits) -> bool:
-    """Whether the cache holds so many samples, the longest of which has so many tokens; one alone always may run."""
-    return count <= 1 or (count <= limits.slots and count * (pad_to(longest, KEY_PAD) + limits.state_tokens) <= limits.cache_tokens)
+class _Room:
+    """The cache, as samples are given places in it one after the other.
+
+    First each is counted as if it had all of its blocks for itself, which takes no time; only where they do not fit like that, what several have in
+    common is counted once, and of a newcomer what he will take over from one of them is not counted at all.
+    """
+
+    def __init__(self, limits: Limits, kept: Sequence[Kept]) -> None:
+        self._limits, self._kept = limits, kept
+        self._states = blocks_for(limits.state_tokens)
+        self._inside: list[tuple[Sample, bool]] = []
+        """And whether they had a place before."""
+        self._blocks = 0
+        """At most so many are taken."""
+        self._known: set[int] | None = None
+        """Those that have numbers by now, as soon as it matters."""
+
+    def take(self, sample: Sample, *, placed: bool) -> bool:
+        """Whether there is room for one more, who has it from then on; one alone always may run."""
+        if len(self._inside) >= self._limits.slots:
+            return False
+        if self._inside and self._blocks + self._needs(sample, placed) > self._limits.blocks:
+            if self._known is not None:
+                return False
+            self._count_once()
+            return self.take(sample, placed=placed)
+        self._add(sample, placed)
+        return True
+
+    def _add(self, sample: Sample, placed: bool) -> None:
+        self._blocks += self._needs(sample, placed)
+        self._inside.append((sample, placed))
+        if self._known is not None:
+            self._known.update(sample.blocks)
+
+    def _count_once(self) -> None:
+        inside, self._inside, self._blocks, self._known = self._inside, [], 0, set()
+        for sample, placed in inside:
+            self._add(sample, placed)
+
+    def _needs(self, sample: Sample, placed: bool) -> int:
+        most = blocks_for(sample.reach) + self._states
+        if placed:
+            return most if self._known is None else most - len(self._known.intersection(sample.blocks))
+        # Of what was kept a block may be copied, and goes only when the copy is there.
+        return most + bool(self._kept) - (0 if self._known is None else self._shared(sample))
+
+    def _shared(self, newcomer: Sample) -> int:
+        """Blocks that he takes over from somebody inside, or waits for. Whatever else is offered by then is no shorter, and not of what was kept."""
+        others = [other for other, placed in self._inside if placed or other.request_id == newcomer.request_id]
+        offer = max(_offers(newcomer, others, (), self._kept, self._limits.chunk_rows), key=lambda offer: offer[:2], default=None)
+        if offer is None or not isinstance(offer.source, Sample):
+            return 0
+        # Where there are states, what somebody has computed by then may be of no use.
+        certain = offer.when == _When.NOW or self._limits.chunk_rows == _ENDLESS
+        return offer.tokens // BLOCK_PLACES if certain else 0
 
 
 class _Places(NamedTuple):
@@ -269,21 +331,20 @@ class _Places(NamedTuple):
     """A newcomer, and one of a class behind his who claimed room before him and finds none."""
 
 
-def _places(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limits) -> _Places:
+def _places(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limits, kept: Sequence[Kept]) -> _Places:
     """Who has a place in the cache, as far as it reaches in the order of claims.
 
     A newcomer who does not fit closes the door behind him, so that he finds room when others have ended: to his class and those behind it at once,
     to all when so many have passed him as have places. Who runs already goes on, but not behind one of his class, or of one before, who cannot.
     """
-    placed, longest, places = set(running), 0, _Places([], [], [])
+    placed, room, places = set(running), _Room(limits, kept), _Places([], [], [])
     full = closed = len(CLASSES)
     lacking: list[Sample] = []
     for sample in _claims(waiting, running, limits):
         rank = CLASSES.index(sample.priority)
         if rank >= (full if sample in placed else closed):
             continue
-        if _fit(len(places.stay) + len(places.newcomers) + 1, max(longest, sample.reach), limits):
-            longest = max(longest, sample.reach)
+        if room.take(sample, placed=sample in placed):
             if sample in placed:
                 places.stay.append(sample)
             else:

@@ -102,7 +102,6 @@ def sampler_side(model: Model, tokens: tuple[int, ...], form: Form, computed_wit
     runner = Runner(cache, form, computed_with)
     sample = Sample("probe", 0, Stem(model.version, np.array(tokens, np.int32)), len(tokens), reusable=0)
     cache.place(sample)
-    cache.reserve(len(tokens))
     prompt = Feed(sample, model, tokens[: min(PREFILLED, len(tokens) - 1)], 0, wanted=0)
     none = np.zeros(0, np.int64)
     question = Question(0, np.array(tokens[1 : prompt.stop + 1]), 0, none, none, 0, SamplingParams(max_tokens=0, seed=0))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from bloomery.infer.cache import KeyValueCache
-from bloomery.infer.plan import Sample, key_length
+from bloomery.infer.plan import Sample
 from bloomery.infer.request import Request
 from bloomery.types.errors import BloomeryError, Category
 from bloomery.types.generation import Abort, FinishReason, Generate, GenerateFailed, SampleFinished, SamplerEvent
@@ -42,8 +42,6 @@ class Queues:
             self.waiting.remove(sample)
             self.running.append(sample)
             self._cache.place(sample)
-        if self.running:
-            self._cache.reserve(key_length(self.running))
 
     def preempt(self, samples: Sequence[Sample]) -> None:
         """Take their places from samples that run; they go on from the head of the queue."""

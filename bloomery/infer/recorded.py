@@ -1,9 +1,9 @@
 """Decode steps that are computed by programs (`models/program`): recorded when one comes a second time, held against the ordinary code when it comes
 again, and from then on computed in one call.
 
-Steps are alike that have as many rows, the same weights for the same rows, and their keys and values in the same memory; tokens, positions and the
-slots of the rows change from step to step, and are put where the program looks. Where a model is small a step takes as long between its kernels as in
-them; a program has nothing between them, and the same bits, for it is made of the same calls.
+Steps are alike that have as many rows, the same weights for the same rows, and their keys and values in the same memory; tokens, positions, the
+slots of the rows and the blocks of these change from step to step, and are put where the program looks. Where a model is small a step takes as long
+between its kernels as in them; a program has nothing between them, and the same bits, for it is made of the same calls.
 Shapes: R rows, D hidden.
 """
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bloomery.infer.attention import ChunkAttention, Span, StepAttention
+from bloomery.infer.attention import ChunkAttention, Fed, Span, StepAttention
 from bloomery.infer.cache import KeyValueCache
 from bloomery.infer.plan import Sample
 from bloomery.infer.recorded import RecordedSteps
@@ -141,7 +141,7 @@ class Runner:
         layout, spans = self._laid_out(feeds, lambda feed: pad_to(len(feed.tokens), ROW_PAD), ROW_PAD)
         rows, places = _wanted(feeds, layout)
         segments = ((adapter, bisect_left(rows, start), bisect_left(rows, stop)) for adapter, start, stop in layout.adapters.segments)
-        wanted = Wanted(torch.tensor(rows, dtype=torch.long, device=self._cache.keys_NSKLE.device), AdapterRows(tuple(segments), self._bank))
+        wanted = Wanted(torch.tensor(rows, dtype=torch.long, device=self._cache.device), AdapterRows(tuple(segments), self._bank))
         hidden_CD = self._hidden(feeds, layout, spans, ChunkAttention(self._cache, spans, self._form), wanted)
         return [hidden_CD[place] for place in places]
 
@@ -160,8 +160,6 @@ class Runner:
         attention: ChunkAttention | StepAttention,
         wanted: Wanted | None = None,
     ) -> Tensor:
-        for feed in feeds:
-            self._cache.advance(feed.sample, feed.stop)
         tokens, positions = [0] * layout.rows, [0] * layout.rows
         for row, feed in zip(layout.first_rows, feeds, strict=True):
             tokens[row : row + len(feed.tokens)] = feed.tokens
@@ -185,13 +183,14 @@ class Runner:
 
     def _remember(self, spans: Sequence[Span], routing: Routing) -> None:
         """Put the experts of all fed tokens, and their weights, beside their keys and values."""
-        fed = [(span.row + token, span.slot, span.start + token) for span in spans for token in range(span.stop - span.start)]
-        rows, slots, places = torch.tensor(fed, device=self._cache.experts_NSKLE.device).unbind(1)
-        for storage, told_RLT in ((self._cache.experts_NSKLE, routing.chosen_RLT), (self._cache.expert_weights_NSKLE, routing.weights_RLT)):
-            storage[:, slots, 0, places] = told_RLT.index_select(0, rows).transpose(0, 1).to(storage.dtype)
+        rows_F, _, blocks_F, places_F, _ = Fed.of(spans, self._cache)
+        for storage, told_RLT in ((self._cache.experts_NBKPE, routing.chosen_RLT), (self._cache.expert_weights_NBKPE, routing.weights_RLT)):
+            storage[:, blocks_F, 0, places_F] = told_RLT.index_select(0, rows_F).transpose(0, 1).to(storage.dtype)
 
     def _laid_out(self, feeds: Sequence[Feed], rows_of: Callable[[Feed], int], row_pad: int) -> tuple["_Layout", list[Span]]:
-        """Rows of the feeds, `row_pad` of them or a multiple for each adapter, and where they stand."""
+        """Rows of the feeds, `row_pad` of them or a multiple for each adapter, and where they stand; the cache has room for their tokens then."""
+        for feed in feeds:
+            self._cache.advance(feed.sample, feed.stop)
         slots = {sample: slot for slot, sample in enumerate(self._cache.samples)}
         order = sorted(range(len(feeds)), key=lambda index: (feeds[index].model.version, slots[feeds[index].sample]))
         first_rows = [0] * len(feeds)

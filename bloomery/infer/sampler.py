@@ -14,7 +14,7 @@ from bloomery.infer.arrivals import Arrivals, Guides, Kind, Swap
 from bloomery.infer.cache import KeyValueCache
 from bloomery.infer.grammar import Grammars
 from bloomery.infer.packing import Packing
-from bloomery.infer.plan import Limits, key_length
+from bloomery.infer.plan import Limits, blocks_of
 from bloomery.infer.queues import Queues
 from bloomery.infer.request import Request
 from bloomery.infer.runner import Runner
@@ -121,9 +121,7 @@ class Sampler:
     @property
     def cache_usage(self) -> float:
         """Share of the cache that those who run take, 0 to 1; one that runs alone may take more than there is."""
-        running = self._queues.running
-        tokens = key_length(running) + self._limits.state_tokens if running else 0
-        return min(1.0, len(running) * tokens / self._limits.cache_tokens)
+        return min(1.0, blocks_of(self._queues.running, self._limits) / max(1, self._limits.blocks))
 
     @property
     def tokens_sampled(self) -> int:

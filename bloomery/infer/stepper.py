@@ -18,7 +18,7 @@ from bloomery.infer.cache import KeyValueCache
 from bloomery.infer.drafts import Guess, accepted
 from bloomery.infer.drawn import Drawn
 from bloomery.infer.grammar import Grammars
-from bloomery.infer.plan import Chunk, Fork, Limits, Plan, Sample, plan_step
+from bloomery.infer.plan import Chunk, Limits, Plan, Sample, plan_step
 from bloomery.infer.queues import Queues
 from bloomery.infer.request import Request
 from bloomery.infer.runner import Feed, NextTokens, Runner
@@ -53,9 +53,9 @@ class Stepper:
         queues.admit(plan.admit)
         for sample in plan.passed:
             sample.passed += 1
-        self._fork(plan.found)
+        self._cache.fork(plan.found)
         ends, guesses = self._prefill(plan.prefill)
-        self._fork(plan.forks)
+        self._cache.fork(plan.forks)
         self._begin(plan)
         self._commit_prompts([*plan.admit, *(chunk.sample for chunk in plan.prefill)])
         late = set(queues.following)
@@ -83,10 +83,6 @@ class Stepper:
             if _guesses(feed):
                 guesses.append(Guess(feed, hidden_RD))
         return _Prefilled(ends, guesses)
-
-    def _fork(self, forks: Sequence[Fork]) -> None:
-        for fork in forks:
-            self._cache.fork(fork.source, fork.sample, fork.tokens)
 
     def _begin(self, plan: Plan) -> None:
         """Say of every request that has just got its first place how much of its prompt need not be computed."""

@@ -4,7 +4,8 @@ A step of few rows of a small model is little more than the calls that it makes,
 reads and writes every activation as often. Where they cannot be compiled (`models/compiled`), and for other dtypes and devices, torch computes the
 same formulas (`available`); which of the two is part of the numerics id.
 Shapes: R rows, N heads, E head dimension, I intermediate, or inputs of a product, O its outputs, P panels of W outputs, r rank, V vocabulary; B rows
-to draw from, k draws of each; H query heads, K key/value heads, S slots, or steps of the sums of a result with C columns, L places.
+to draw from, k draws of each; H query heads, K key/value heads; B blocks in all, P places of each, S slots, or steps of the sums of a result with C
+columns, M blocks of each slot.
 """
 
 import ctypes
@@ -23,7 +24,7 @@ from bloomery.models.compiled import FLOAT as _F
 from bloomery.models.compiled import INTEGER as _I
 from bloomery.models.compiled import POINTER as _P
 from bloomery.models.compiled import Compiled
-from bloomery.models.pads import pad_to
+from bloomery.models.pads import BLOCK_PLACES, pad_to
 from bloomery.models.program import current_recorder
 from bloomery.obs.machine import processor_flags
 
@@ -52,9 +53,9 @@ _LIBRARY: Final = Compiled(
         "softmax_gradient": (_P, _P, _P, _I, _I),
         "invert": (_P, _P, _P, _P, _I, _I, _I),
         "draw": (_P, _P, _P, _P, _P, _P, _I, _I),
-        "attend": (_P, _P, _P, _I, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I, _P, _I),
+        "attend": (_P, _P, _P, _I, _I, _P, _P, _P, _P, _P, _I, _P, _I, _I, _I, _I, _I, _P, _I),
         "attend_backward": (_P, _P, _P, _P, _P, _I, _I, _P, _I, _I, _P, _I, _I, _P, _P, _P, _I, _I, _I, _I, _I, _P, _I, _I),
-        "keep": (_P, _P, _P, _I, _I, _P, _I, _I, _I),
+        "keep": (_P, _P, _P, _I, _I, _P, _I, _P, _I, _I, _I),
         "product": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _I, _I),
         "product_unpacked": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _P, _I),
         "pack": (_P, _P, _I, _I, _I, _I),
@@ -69,6 +70,7 @@ _LIBRARY: Final = Compiled(
     flags=(
         *("-ffp-contract=off", "-fno-math-errno", "-fopenmp"),
         *(f"-D{name}={value}" for name, value in {"BLOCK": _BLOCK, "TOGETHER": _TOGETHER, "QUERIES": _QUERIES, "PANEL": _PANEL}.items()),
+        f"-DPLACES={BLOCK_PLACES}",
     ),
     instead="torch",
 )
@@ -272,6 +274,8 @@ class Spans(NamedTuple):
     longest: int
     """Places that the longest of the sequences may take."""
     tokens: int
+    tables_SM: Tensor | None = None
+    """The blocks of each slot's sequence, in order, `BLOCK_PLACES` places each; without it a slot is where a sequence in one piece begins."""
 
     @classmethod
     def of(cls, spans: Sequence[tuple[int, int, int, int]]) -> Self:
@@ -295,7 +299,8 @@ def attend(
     """What each query gathers of its sequence up to itself [R, H, E], zeros in rows outside of the spans; where `logged`, also the logarithm of the
     sum of exponentials [R, H].
 
-    `keys` and `values` [S, K, L, E], or the packed rows themselves [R, K, E], where a span's slot is its first row.
+    `keys` and `values` are blocks [B, K, P, E], which the tables of the spans name, or the packed rows themselves [R, K, E], where a span's slot is
+    its first row.
     """
     rows, heads, dim = q_RHE.shape
     out_RHE = _floats(rows, heads, dim, zeros=spans.tokens < rows)
@@ -307,7 +312,7 @@ def attend(
     _call(
         "attend",
         *(out_RHE.data_ptr(), None if logs_RH is None else logs_RH.data_ptr(), q_RHE.data_ptr(), *q_RHE.stride()[:2]),
-        *(keys.data_ptr(), _strides(keys), values.data_ptr(), _strides(values), spans.places_N4.data_ptr(), len(spans.places_N4)),
+        *(keys.data_ptr(), _strides(keys), values.data_ptr(), _strides(values), *_of_spans(spans)),
         *(heads, keys.shape[1], dim, window or 0, scratch.data_ptr(), threads),
     )
     return out_RHE, logs_RH
@@ -335,12 +340,19 @@ def attend_backward(grad_RHE: Tensor, saved: Sequence[Tensor], spans: Spans, win
     return grads[0], grads[1], grads[2]
 
 
-def keep(storage_SKLE: Tensor, x_RKE: Tensor, spans: Spans) -> None:
+def keep(storage_BKPE: Tensor, x_RKE: Tensor, spans: Spans) -> None:
     """Put the rows of keys, or values, in the places of their tokens."""
-    assert storage_SKLE.stride(-1) == 1
+    assert storage_BKPE.stride(-1) == 1
     x_RKE = _rows(x_RKE)
-    pointers = storage_SKLE.data_ptr(), _strides(storage_SKLE), x_RKE.data_ptr(), *x_RKE.stride()[:2]
-    _call("keep", *pointers, spans.places_N4.data_ptr(), len(spans.places_N4), *x_RKE.shape[1:])
+    pointers = storage_BKPE.data_ptr(), _strides(storage_BKPE), x_RKE.data_ptr(), *x_RKE.stride()[:2]
+    _call("keep", *pointers, *_of_spans(spans), *x_RKE.shape[1:])
+
+
+def _of_spans(spans: Spans) -> tuple[int, int, int | None, int]:
+    """Where they are and how many, and the same of the blocks of a slot."""
+    tables_SM = spans.tables_SM
+    tables = (None, 0) if tables_SM is None else (tables_SM.data_ptr(), tables_SM.stride(0))
+    return spans.places_N4.data_ptr(), len(spans.places_N4), *tables
 
 
 def add(x_RX: Tensor, y: Tensor) -> Tensor:
@@ -475,7 +487,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _strides(storage: Tensor) -> Any:
-    """Floats from slot to slot, from head to head and from place to place; of packed rows a slot begins at each, and its places are rows."""
+    """Floats from block to block, from head to head and from place to place; packed rows are the places of one block."""
     strides = storage.stride()
     return _integers((strides[0], strides[1], strides[2] if storage.dim() == 4 else strides[0]))
 

@@ -13,6 +13,9 @@ ROW_PAD = 4
 KEY_PAD = 512
 """Attention gives a query the same bits for any number of keys that is a multiple of this (the CPU kernel's key block)."""
 
+BLOCK_PLACES = 32
+"""Tokens whose keys and values lie together in a sampler's memory: a sequence has as many such blocks as it needs, wherever they are."""
+
 
 def pad_to(count: int, multiple: int) -> int:
     """The least multiple of `multiple` that is at least `count`."""

@@ -17,11 +17,12 @@ from bloomery.infer.request import Request
 from bloomery.infer.sampler import Sampler
 from bloomery.models.decoder import Decoder
 from bloomery.models.fused_adapter import FusedAdapter
+from bloomery.models.pads import BLOCK_PLACES
 from bloomery.types.generation import Abort, Generate, SampledToken, SamplerEvent
 from tests.infer.builders import adapter, answers, drain, generate, prompt, request, sampler
 from tests.train.builders import VOCAB, decoder
 
-TIGHT = Limits(slots=3, token_budget=40, cache_tokens=1024)
+TIGHT = Limits(slots=3, token_budget=40, cache_tokens=5 * BLOCK_PLACES)
 Drafts = tuple[tuple[int, ...], ...]
 
 

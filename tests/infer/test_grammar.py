@@ -18,6 +18,7 @@ from bloomery.infer.grammar import FOLLOWERS, Grammars, Guide
 from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.models.decoder import Decoder
+from bloomery.models.pads import BLOCK_PLACES
 from bloomery.types.errors import InvalidInput
 from bloomery.types.generation import Abort, Generate, Grammar, SampledToken, SampleFinished
 from bloomery.types.grammar import MAX_GRAMMAR_CHARS, check_grammar, lark
@@ -133,7 +134,7 @@ def test_an_answer_is_the_same_alone_in_company_preempted_and_repeated(model: De
     free = [request(f"f{length}", prompt(length), seed=length, max_tokens=8, temperature=0.8) for length in (3, 77)]
     together = generate(sampler(model, grammars), *constrained, *free)
     # So few places that samples are sent back to the queue all the time.
-    crowded = generate(sampler(model, grammars, Limits(slots=3, cache_tokens=1024, kept_tokens=0)), *constrained, *free)
+    crowded = generate(sampler(model, grammars, Limits(slots=3, cache_tokens=4 * BLOCK_PLACES, kept_tokens=0)), *constrained, *free)
     for each in (*constrained, *free):
         alone = generate(sampler(model, grammars), each)[each.request_id]
         assert together[each.request_id].told == crowded[each.request_id].told == alone.told

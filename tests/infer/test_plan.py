@@ -1,15 +1,20 @@
-"""The laws of planning, over random arrivals: a fake engine obeys each plan and checks it."""
+"""The laws of planning, over random arrivals: a fake engine obeys each plan, has the blocks of a real cache for it, and checks it."""
 
 import zlib
+from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bloomery.infer.plan import CLASSES, LEAST_SHARED, Chunk, Fork, Kept, Limits, Plan, Sample, Stem, Stretch, in_common, plan_step
-from bloomery.models.pads import KEY_PAD, pad_to
+from bloomery.infer.blocks import Blocks, blocks_for
+from bloomery.infer.plan import CLASSES, LEAST_SHARED, Chunk, Fork, Kept, Limits, Plan, Sample, Stem, blocks_of, in_common, plan_step
+from bloomery.infer.prefixes import Prefixes
+from bloomery.infer.states import Beginning
+from bloomery.models.pads import BLOCK_PLACES
 from bloomery.types.generation import Priority
 
 
@@ -39,28 +44,33 @@ def samples_of(
 
 
 def fits(samples: Sequence[Sample], limits: Limits) -> bool:
-    """Whether the cache holds all of them; one alone always may run."""
-    places = pad_to(max((sample.reach for sample in samples), default=0), KEY_PAD) + limits.state_tokens
-    return len(samples) <= 1 or (len(samples) <= limits.slots and len(samples) * places <= limits.cache_tokens)
+    """Whether the cache holds all of them when they have reached as far as they are to in this step; one alone always may run."""
+    missing = sum(max(0, blocks_for(sample.reach) - len(sample.blocks)) for sample in samples)
+    return len(samples) <= 1 or (len(samples) <= limits.slots and blocks_of(samples, limits) + missing <= limits.blocks)
 
 
 class Simulation:
-    """Obeys plans; every sample ends when it has sampled `quota` tokens, and `keeping` of those that ended are kept.
+    """Obeys plans; every sample ends when it has sampled `quota` tokens, and of those that ended `keeping` times as much is kept as one here needs.
 
     Of what drafts guess one token in `wrong_in` is not drawn.
     """
 
     def __init__(self, limits: Limits, *, keeping: int = 0, wrong_in: int = 9) -> None:
-        self.limits, self.keeping, self.noise = limits, keeping, np.random.default_rng(wrong_in)
+        self.limits, self.noise = limits, np.random.default_rng(wrong_in)
         self.wrong_in = wrong_in
         self.waiting: list[Sample] = []
         self.running: list[Sample] = []
         self.quota: dict[Sample, int] = {}
         self.prefilled = 0
         self.finished: list[Sample] = []
-        self.kept: list[Kept] = []
+        self.blocks = Blocks()
+        self.prefixes = Prefixes(self.blocks, keeping * blocks_for(600), blocks_for(limits.state_tokens))
         self.answered: dict[str, int] = {}
         """Prompt tokens that a request's samples have computed or had from a sibling, behind those that it may have from others."""
+
+    @property
+    def kept(self) -> Sequence[Kept]:
+        return self.prefixes.kept
 
     def submit(self, samples: Sequence[Sample], quota: int) -> None:
         self.waiting += samples
@@ -70,43 +80,86 @@ class Simulation:
         plan = plan_step(self.waiting, self.running, self.limits, self.kept)
         self.check(plan)
         for sample in plan.preempt:
-            self.running.remove(sample)
-            sample.cached = 0
+            self.leave(sample)
         self.waiting = [*plan.preempt, *(sample for sample in self.waiting if sample not in plan.admit)]
         self.running += plan.admit
         for sample in plan.admit:
             sample.passed = 0
         for sample in plan.passed:
             sample.passed += 1
-        for fork in plan.found:
-            self.fork(fork)
+        self.fork_all(plan.found)
         for chunk in plan.prefill:
             self.prefill(chunk)
-        for fork in plan.forks:
-            assert fork.source in {chunk.sample for chunk in plan.prefill}, "else it was there before"
-            self.fork(fork)
+        assert {fork.source for fork in plan.forks} <= {chunk.sample for chunk in plan.prefill}, "else it was there before"
+        self.fork_all(plan.forks)
         assert len(set(self.running)) == len(self.running)
         assert not set(self.running) & set(self.waiting)
         assert len(self.running) <= self.limits.slots
         assert fits(self.running, self.limits)
+        self.check_blocks()
         for sample in plan.decode:
             self.decode(sample)
         for chunk in plan.prefill:
             self.verify(chunk.sample)
         for sample in [sample for sample in self.running if not sample.decodes and not sample.missing]:
             self.finish(sample)
+        self.check_blocks()
         return plan
+
+    def take(self, count: int) -> list[int]:
+        """As a cache does: what was kept makes room."""
+        while (lacking := count - self.blocks.free) > 0:
+            if self.blocks.capacity < self.limits.blocks:
+                self.blocks.grow(self.limits.blocks)
+            elif not self.prefixes.evict():
+                assert len(self.running) == 1, "there is no room for what is planned"
+                self.blocks.grow(self.blocks.capacity + lacking)
+        return self.blocks.take(count)
+
+    def advance(self, sample: Sample, stop: int) -> None:
+        sample.blocks += self.take(max(0, blocks_for(stop) - len(sample.blocks)))
+
+    def fork_all(self, forks: Sequence[Fork]) -> None:
+        begun = []
+        for fork in forks:
+            blocks = fork.source.blocks if isinstance(fork.source, Sample) else self.prefixes.use(fork.source).blocks
+            begun.append(blocks[: blocks_for(fork.tokens)])
+            self.blocks.hold(begun[-1])
+        for fork, blocks in zip(forks, begun, strict=True):
+            self.fork(fork)
+            whole = fork.tokens // BLOCK_PLACES
+            assert not fork.sample.blocks
+            fork.sample.blocks = [*blocks[:whole], *self.take(len(blocks) - whole)]
+            self.blocks.let_go(blocks[whole:])
+
+    def check_blocks(self) -> None:
+        """None is lost, none is had by two who do not share it, and those who run keep within the cache."""
+        holders = Counter(chain.from_iterable(sample.blocks for sample in self.running))
+        holders.update(self.prefixes._held)
+        assert {block: self.blocks.holders(block) for block in self.blocks.held} == holders
+        assert len(self.blocks.held) + self.blocks.free == self.blocks.capacity
+        assert sorted([*self.blocks.held, *self.blocks._free]) == list(range(1, self.blocks.capacity + 1))
+        for sample in self.running:
+            assert blocks_for(sample.cached) <= len(sample.blocks) == len(set(sample.blocks))
+            # Where its next token goes nobody else looks.
+            assert all(self.blocks.holders(block) == 1 for block in sample.blocks[sample.cached // BLOCK_PLACES :])
+        assert not any(sample.blocks for sample in [*self.waiting, *self.finished])
+        assert len(self.running) <= 1 or blocks_of(self.running, self.limits) <= self.limits.blocks
+
+    def leave(self, sample: Sample) -> None:
+        self.running.remove(sample)
+        self.blocks.let_go(sample.blocks)
+        sample.blocks, sample.cached = [], 0
 
     def fork(self, fork: Fork) -> None:
         sample, source, tokens = fork
+        assert sample in self.running
         assert source is not sample
         assert sample.cached == 0
         assert tokens <= in_common(sample.stem, source.stem), "keys of other tokens or weights"
         if isinstance(source, Sample):
             assert source in self.running, "whose slot may be another's by now"
             assert source.cached >= tokens
-        else:
-            assert source in self.kept
         sibling = isinstance(source, Sample) and source.request_id == sample.request_id
         limit = sample.shared if sibling else sample.reusable
         assert min(limit, LEAST_SHARED) <= tokens <= limit
@@ -115,6 +168,7 @@ class Simulation:
     def prefill(self, chunk: Chunk) -> None:
         sample, start, stop = chunk
         assert start == sample.cached < stop <= (sample.reach if sample.drafted else sample.length - sample.left)
+        self.advance(sample, stop)
         sample.cached = stop
         self.prefilled += stop - start
         reached = self.answered.setdefault(sample.request_id, sample.reusable)
@@ -149,6 +203,7 @@ class Simulation:
         assert sample in self.running
         assert sample.decodes
         assert sample.missing == 0
+        self.advance(sample, sample.length)
         sample.cached = sample.length
         sample.length += 1
         self.quota[sample] -= 1
@@ -171,6 +226,8 @@ class Simulation:
             self.finish(sample)
 
     def cut(self, sample: Sample, tokens: int) -> None:
+        self.blocks.let_go(sample.blocks[blocks_for(tokens) :])
+        del sample.blocks[blocks_for(tokens) :]
         sample.cached = tokens
 
     def finish(self, sample: Sample) -> None:
@@ -178,12 +235,16 @@ class Simulation:
         if sample in self.waiting:
             self.waiting.remove(sample)
             return
-        self.running.remove(sample)
         answered = self.answered.get(sample.request_id, sample.reusable)
         assert answered >= sample.shared, "a prompt that is scored is computed to its end"
-        if self.keeping:
-            tokens = np.concatenate([sample.stem.tokens, np.full(max(0, sample.cached - len(sample.stem.tokens)), 7, np.int32)])
-            self.kept = [*self.kept, Kept(Stem(sample.stem.version, tokens[: sample.cached]), (Stretch(0, sample.cached),))][-self.keeping :]
+        tokens = np.concatenate([sample.stem.tokens, np.full(max(0, sample.cached - len(sample.stem.tokens)), 7, np.int32)])
+        blocks = sample.blocks[: blocks_for(sample.cached)]
+        self.prefixes.keep(Stem(sample.stem.version, tokens[: sample.cached]), blocks, self.beginnings(sample))
+        self.leave(sample)
+
+    def beginnings(self, sample: Sample) -> tuple[Beginning, ...]:
+        """Where one can go on, if not everywhere."""
+        return ()
 
     def run(self) -> list[Plan]:
         plans: list[Plan] = []
@@ -343,7 +404,7 @@ def test_samples_beyond_the_slots_fork_from_siblings_that_still_run():
 
 
 def test_the_youngest_gives_way_when_the_cache_is_full_and_is_prefilled_again_later():
-    engine = Simulation(Limits(slots=4, token_budget=600, cache_tokens=1024))
+    engine = Simulation(Limits(slots=4, token_budget=600, cache_tokens=18 * BLOCK_PLACES))
     engine.submit(samples_of("old", prompt=500), quota=30)
     engine.submit(samples_of("young", prompt=40), quota=100)
     plans = engine.run()
@@ -352,6 +413,50 @@ def test_the_youngest_gives_way_when_the_cache_is_full_and_is_prefilled_again_la
     assert again.start == 0
     assert again.stop > 39
     assert [sample.request_id for sample in engine.finished] == ["old", "young"]
+
+
+def test_a_group_runs_together_where_its_prompt_fits_once():
+    """What 8 samples begin with takes 20 blocks, and each of them 2 of its own, or 3 when it ends."""
+    engine = Simulation(Limits(slots=8, token_budget=4096, cache_tokens=(20 + 8 * 3) * BLOCK_PLACES))
+    engine.submit(samples_of("group", prompt=20 * BLOCK_PLACES + 9, count=8), quota=60)
+    plans = engine.run()
+    assert len(plans[0].decode) == 8
+    assert not any(plan.preempt for plan in plans)
+    assert engine.prefilled == 20 * BLOCK_PLACES + 8
+
+
+def test_requests_with_one_prompt_run_together_where_it_fits_once():
+    engine = Simulation(Limits(slots=8, token_budget=4096, cache_tokens=(20 + 8 * 3) * BLOCK_PLACES))
+    for number in range(8):
+        engine.submit(samples_of(f"r{number}", prompt=stem(20 * BLOCK_PLACES + 9)), quota=60)
+    engine.step()
+    assert len(engine.step().decode) == 8
+    engine.run()
+    assert engine.prefilled == 20 * BLOCK_PLACES + 8
+
+
+def test_there_is_room_for_the_copy_of_a_block_that_is_kept_until_it_is_made():
+    engine = Simulation(Limits(slots=4, token_budget=4096, cache_tokens=6 * BLOCK_PLACES), keeping=1)
+    engine.submit(samples_of("first", prompt=stem(2 * BLOCK_PLACES + 20)), quota=1)
+    engine.run()
+    engine.submit(samples_of("beside", prompt=2 * BLOCK_PLACES + 20), quota=9)
+    engine.step()
+    engine.submit(samples_of("again", prompt=stem(2 * BLOCK_PLACES + 15, own=3)), quota=1)
+    assert not engine.step().admit
+    engine.run()
+    assert engine.prefilled == 2 * (2 * BLOCK_PLACES + 19) + 2
+
+
+def test_what_is_kept_goes_block_by_block_when_those_who_run_need_room_and_the_rest_is_still_of_use():
+    engine = Simulation(Limits(slots=2, token_budget=4096, cache_tokens=30 * BLOCK_PLACES), keeping=2)
+    engine.submit(samples_of("first", prompt=stem(20 * BLOCK_PLACES)), quota=1)
+    engine.run()
+    engine.submit(samples_of("other", prompt=stem(18 * BLOCK_PLACES, "other")), quota=1)
+    engine.run()
+    assert [len(kept.stem.tokens) for kept in engine.kept] == [12 * BLOCK_PLACES, 18 * BLOCK_PLACES]
+    engine.submit(samples_of("again", prompt=stem(20 * BLOCK_PLACES)), quota=1)
+    (plan,) = engine.run()
+    assert [fork.tokens for fork in plan.found] == [12 * BLOCK_PLACES]
 
 
 def test_a_sample_larger_than_the_cache_runs_alone():
@@ -472,7 +577,7 @@ def test_production_takes_the_places_of_rollouts_but_for_their_floor():
     assert [sample.request_id for sample in engine.finished][:9] == ["served"] * 9
 
 
-ROOM_FOR_EIGHT = Limits(slots=8, token_budget=4096, cache_tokens=8 * 512)
+ROOM_FOR_EIGHT = Limits(slots=8, token_budget=4096, cache_tokens=8 * 2 * BLOCK_PLACES)
 
 
 def test_one_who_is_served_does_not_wait_behind_a_long_evaluation_that_waits_for_room():
@@ -506,8 +611,8 @@ def test_so_many_pass_one_who_waits_for_room_as_have_places_and_then_nobody():
 
 def test_one_who_has_grown_too_long_takes_nobody_of_a_class_before_with_him():
     engine = Simulation(ROOM_FOR_EIGHT)
-    engine.submit(samples_of("served", prompt=30, count=6, priority="production"), quota=50)
-    engine.submit(samples_of("judged", prompt=510, priority="evaluation"), quota=9)
+    engine.submit(samples_of("served", prompt=30, count=4, priority="production"), quota=30)
+    engine.submit(samples_of("judged", prompt=8 * BLOCK_PLACES - 20, priority="evaluation"), quota=40)
     left = [sample.request_id for plan in engine.run() for sample in plan.preempt]
     assert left == ["judged"]
 

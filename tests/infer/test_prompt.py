@@ -10,6 +10,7 @@ from scipy.stats import chisquare
 from bloomery.infer.plan import Limits
 from bloomery.infer.scoring import chunk_rows
 from bloomery.models.head import logits, logsumexp
+from bloomery.models.pads import BLOCK_PLACES
 from bloomery.models.targets import UNEMBED
 from bloomery.types.arrays import Array
 from bloomery.types.generation import NO_LOGPROB, PromptTargets
@@ -281,9 +282,10 @@ def asked_together(draw):
 
 
 @settings(max_examples=25, deadline=None)
-@given(requests=asked_together(), slots=st.integers(1, 5), spare=st.integers(0, 80), kept=st.sampled_from([0, 100, 4096]))
-def test_with_and_without_what_lies_there_the_bits_are_the_same(model, adapters, requests, slots, spare, kept):
-    engine = sampler(model, adapters, Limits(slots=slots, token_budget=slots + 24 + spare, cache_tokens=2048, kept_tokens=kept))
+@given(requests=asked_together(), slots=st.integers(1, 5), spare=st.integers(0, 80), blocks=st.integers(1, 64), kept=st.sampled_from([0, 100, 4096]))
+def test_with_and_without_what_lies_there_the_bits_are_the_same(model, adapters, requests, slots, spare, blocks, kept):
+    limits = Limits(slots=slots, token_budget=slots + 24 + spare, cache_tokens=blocks * BLOCK_PLACES, kept_tokens=kept)
+    engine = sampler(model, adapters, limits)
     for _ in range(2):
         together = generate(engine, *requests)
         for each in requests:

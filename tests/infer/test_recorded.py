@@ -14,6 +14,7 @@ from bloomery.models import native
 from bloomery.models.decoder import Decoder
 from bloomery.models.form import Form
 from bloomery.models.mlp import Mlp
+from bloomery.models.pads import BLOCK_PLACES
 from bloomery.models.pointwise import add
 from bloomery.types.generation import Weights
 from tests.infer.builders import Adapters, adapter, answers, drain, generate, naive, prompt, request
@@ -70,6 +71,13 @@ def test_a_longer_sequence_than_the_cache_had_room_for_moves_it_and_goes_on(mode
     each = request("long", prompt(500), max_tokens=40)
     assert as_naive(model, {}, each, generate(engine, each)["long"])
     assert replayed(engine) > 20
+
+
+def test_storage_that_moves_again_and_again_under_a_sequence_without_room_is_found(model):
+    engine = sampler(model, limits=Limits(slots=2, token_budget=64, cache_tokens=2 * BLOCK_PLACES))
+    each = request("r", prompt(40), max_tokens=190)
+    assert as_naive(model, {}, each, generate(engine, each)["r"])
+    assert replayed(engine) > 90
 
 
 def test_preempted_and_forked_samples_too(model, adapters):

@@ -10,6 +10,7 @@ import torch
 
 from bloomery.infer.plan import Limits
 from bloomery.models.decoder import Decoder
+from bloomery.models.pads import BLOCK_PLACES
 from bloomery.types.arrays import Array
 from bloomery.types.generation import Generate, PromptRouted, SampledToken
 from bloomery.types.operations import Datum, ForwardBackward
@@ -113,7 +114,7 @@ def test_siblings_chunks_and_preemption_change_nothing(model, adapters):
         request("group", prompt(450), version="v1", num_samples=4, max_tokens=80, seed=4, asked=ASKED),
         request("short", prompt(9), max_tokens=40, asked=ASKED),
     ]
-    engine = sampler(model, adapters, Limits(slots=3, token_budget=40, cache_tokens=1024))
+    engine = sampler(model, adapters, Limits(slots=3, token_budget=40, cache_tokens=20 * BLOCK_PLACES))
     told = asking(*requests, engine=engine)
     assert engine.preemptions > 0
     for each in requests:

@@ -10,6 +10,7 @@ from bloomery.infer import cache
 from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import VERSIONS_IN_MEMORY, Model
+from bloomery.models.pads import BLOCK_PLACES
 from bloomery.types.generation import NO_LOGPROB, Abort, Generate, SampledToken, SampleFinished, Weights
 from tests.infer.builders import Adapters, adapter, answers, drain, full_logprobs, generate, naive, prompt, request, sampler
 from tests.train.builders import VOCAB, decoder
@@ -79,9 +80,10 @@ def test_chunks_preemption_and_late_siblings_change_no_bit(model, adapters):
         request("short", prompt(9), max_tokens=40, asked=SCORE | {"prompt_top_k": 2}),
     ]
     easy = generate(sampler(model, adapters), *requests)
-    tight = Limits(slots=3, token_budget=40, cache_tokens=1024)
+    tight = Limits(slots=3, token_budget=40, cache_tokens=20 * BLOCK_PLACES)
     engine = sampler(model, adapters, tight)
     assert generate(engine, *requests) == easy
+    assert engine.preemptions > 0
     assert engine.tokens_sampled == 20 + 400 + 40
     assert len({tuple(tokens) for tokens in easy["group"].tokens.values()}) == 5
 

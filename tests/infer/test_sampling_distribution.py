@@ -14,6 +14,7 @@ from bloomery.infer.plan import Limits
 from bloomery.infer.sampling import Draw, adjust, choose, kept
 from bloomery.models.decoder import Decoder
 from bloomery.models.head import logits as head_logits
+from bloomery.models.pads import BLOCK_PLACES
 from bloomery.types.checks import check_generate
 from bloomery.types.errors import InvalidInput
 from bloomery.types.generation import SampledToken
@@ -227,8 +228,8 @@ def test_penalties_are_a_function_of_the_tokens_so_far(model: Decoder) -> None:
     group = request("group", prompt(500), num_samples=2, max_tokens=24, seed=4, temperature=0.8, asked={"top_logprobs": 2}, **PENALISED)
     short = request("short", prompt(20), max_tokens=10, seed=5, **PENALISED)
     easy = generate(sampler(model), group, short, request("plain", prompt(9), max_tokens=10))
-    # The second sample is preempted when the first outgrows 512 keys.
-    tight = sampler(model, limits=Limits(slots=3, token_budget=40, cache_tokens=1024))
+    # The second sample is preempted when the first outgrows 16 blocks.
+    tight = sampler(model, limits=Limits(slots=3, token_budget=40, cache_tokens=17 * BLOCK_PLACES))
     told = {"group": generate(tight, group)["group"].told, "short": generate(sampler(model), short)["short"].told}
     assert told == {name: easy[name].told for name in told}
     assert tight.tokens_prefilled > len(group.prompt.numpy()) - 1

@@ -11,12 +11,15 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from bloomery.infer.blocks import blocks_for
+from bloomery.infer.cache import KeyValueCache
 from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.models.decoder import Decoder
 from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.kernel_probe import probe
 from bloomery.models.load import fill, load_decoder, stored_tensors
+from bloomery.models.pads import BLOCK_PLACES
 from bloomery.types.generation import SampledToken, Weights
 from tests.infer.builders import Adapters, Answer, adapter, answers, drain, full_logprobs, generate, naive, prompt, request
 from tests.infer.test_swap import follower
@@ -124,7 +127,9 @@ def test_what_parts_from_a_conversation_begins_where_a_state_is_known(model: Dec
 
 def test_who_loses_his_place_begins_anew_and_says_the_same(model: Decoder, sampler: MakeSampler) -> None:
     asks = [request(f"r{length}", prompt(length), max_tokens=CHUNK + 5, num_samples=2, seed=length) for length in (CHUNK - 5, 500, 508)]
-    engine = sampler(Limits(slots=6, token_budget=400, cache_tokens=4 * 1024))
+    # Keys and values of all of them take 36 blocks in the beginning and 40 in the end.
+    states = 6 * blocks_for(KeyValueCache.state_tokens(model.config, torch.float32))
+    engine = sampler(Limits(slots=6, token_budget=400, cache_tokens=(38 + states) * BLOCK_PLACES))
     together = generate(engine, *asks)
     assert engine.preemptions > 0
     for ask in asks:

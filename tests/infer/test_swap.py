@@ -17,7 +17,7 @@ from bloomery.models.decoder import Decoder
 from bloomery.models.factors import Factors
 from bloomery.models.fused_adapter import FusedAdapter, fuse
 from bloomery.models.head import logits
-from bloomery.models.pads import ROW_PAD
+from bloomery.models.pads import BLOCK_PLACES, ROW_PAD
 from bloomery.models.targets import UNEMBED, adapter_targets
 from bloomery.types.generation import Abort, Generate, Live, SampledToken, SamplerEvent, Weights
 from bloomery.types.serving import version_spans
@@ -153,7 +153,7 @@ def test_nobody_takes_over_numbers_of_other_weights(model):
 
 @pytest.mark.parametrize("policy", ["keep", "recompute"])
 def test_nothing_is_dropped_where_room_is_scarce(model, policy):
-    tight = Limits(slots=3, token_budget=60, cache_tokens=1024)
+    tight = Limits(slots=3, token_budget=60, cache_tokens=7 * BLOCK_PLACES)
     asks = [follower(f"r{length}", prompt(length), num_samples=3, max_tokens=30) for length in (5, 90, 450)]
     events = swapped_after(serving(model, adapter(model, 5), tight), 12, policy, *asks)
     for name, answer in answers(events).items():

@@ -9,7 +9,7 @@ def test_the_cache_that_is_in_use_and_who_had_to_leave_it_are_told() -> None:
     model = decoder()
     roomy, crowded = sampler(model), sampler(model, limits=Limits(slots=4, token_budget=600, cache_tokens=1024, kept_tokens=0))
     assert (roomy.cache_usage, crowded.cache_usage) == (0.0, 0.0)
-    # Beyond 512 tokens a sample takes 1,024 places.
+    # Beyond 512 tokens a sample takes a 17th block, and there are 32.
     for engine in (roomy, crowded):
         for number in range(2):
             engine.submit(request(f"r{number}", prompt(505, number), max_tokens=12))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bloomery.models import native
 from bloomery.models.attention import PackedAttention
-from bloomery.models.pads import packed_starts
+from bloomery.models.pads import BLOCK_PLACES, packed_starts
 
 pytestmark = pytest.mark.skipif(not native.present(), reason="this machine has no C compiler, or not Linux")
 
@@ -64,18 +64,21 @@ def test_a_query_has_the_same_bits_in_a_pass_in_chunks_and_in_a_step(heads: int,
     length = 530
     q_RHE, k_RKE, v_RKE = noise(length, heads, dim), noise(length, kv_heads, dim, seed=1), noise(length, kv_heads, dim, seed=2)
     whole_RHE, _ = native.attend(q_RHE, k_RKE, v_RKE, native.Spans.of([(0, 0, 0, length)]), window)
-    # In slots that are longer than the sequence, of which another one has more of everything.
-    keys_SKLE, values_SKLE = torch.full((2, 3, kv_heads, 600, dim + 8), torch.nan)[:, 1:, :, :, :dim]
+    # In blocks that lie anywhere, of a table that is longer than the sequence and beside another one, in storage that has more of everything.
+    blocks = torch.arange(1, 41).roll(17).flip(0).view(2, 20)
+    keys_BKPE, values_BKPE = torch.full((2, 41, kv_heads + 1, BLOCK_PLACES, dim + 8), torch.nan)[:, :, 1:, :, :dim]
     for stops in ([1, 4, 5, 255, 258, length], [3, 512, 513, length]):
         for start, stop in pairwise([0, *stops]):
-            rows = native.Spans.of([(2, 1, start, stop - start)])
+            rows = native.Spans.of([(2, 1, start, stop - start)])._replace(tables_SM=blocks)
             own = [F.pad(tensor[start:stop], (0, 0, 0, 0, 2, 1)) for tensor in (q_RHE, k_RKE, v_RKE)]
-            native.keep(keys_SKLE, own[1], rows)
-            native.keep(values_SKLE, own[2], rows)
-            found_RHE, _ = native.attend(own[0], keys_SKLE, values_SKLE, rows, window)
+            native.keep(keys_BKPE, own[1], rows)
+            native.keep(values_BKPE, own[2], rows)
+            found_RHE, _ = native.attend(own[0], keys_BKPE, values_BKPE, rows, window)
             assert torch.equal(found_RHE[2:-1], whole_RHE[start:stop])
             assert not found_RHE[:2].any()
             assert not found_RHE[-1].any()
+    assert keys_BKPE[blocks[0]].isnan().all(), "another's block"
+    assert keys_BKPE[0].isnan().all(), "nobody's block"
 
 
 def test_the_number_of_threads_and_the_company_change_no_bit() -> None:

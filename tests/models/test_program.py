@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bloomery.models import native
+from bloomery.models.pads import BLOCK_PLACES
 from bloomery.models.pointwise import add, rms_norm, rotate, swiglu
 from bloomery.models.products import packed, product
 from bloomery.models.program import Program, Recorder, Workspace
@@ -62,19 +63,21 @@ def test_a_program_gives_the_same_bits_for_other_numbers_in_the_same_place():
 
 
 def test_queries_attend_in_a_program_as_far_as_their_sequences_are_by_then():
-    keys, values, q_RHE = noise(3, 2, 64, 16), noise(3, 2, 64, 16, seed=1), noise(3, 4, 16, seed=2)
+    (keys, values), q_RHE = (noise(9, 2, BLOCK_PLACES, 16, seed=seed) for seed in (0, 1)), noise(3, 4, 16, seed=2)
+    blocks = torch.tensor([[4, 0, 8], [7, 1, 6], [3, 2, 5]])
 
     def spans(starts):
-        return native.Spans.of([(row, 2 - row, start, 1) for row, start in enumerate(starts)])
+        return native.Spans.of([(row, 2 - row, start, 1) for row, start in enumerate(starts)])._replace(tables_SM=blocks)
 
     def attend(own, window=None):
         native.keep(keys, q_RHE[:, :2], own)
         return native.attend(q_RHE, keys, values, own, window)[0]
 
-    own = spans([3, 0, 9])._replace(longest=64)
+    own = spans([3, 0, 9])._replace(longest=3 * BLOCK_PLACES)
     recorder, out, _ = recorded(attend, own, 20)
     program = Program(recorder.calls)
-    for starts in ([4, 1, 10], [63, 40, 0]):
+    for turn, starts in enumerate(([4, 1, 10], [63, 40, 0], [1, 90, 64])):
+        blocks.copy_(blocks.roll(turn, 1))
         own.places_N4.copy_(spans(starts).places_N4)
         program.run(native.run)
         assert torch.equal(out, attend(spans(starts), 20))

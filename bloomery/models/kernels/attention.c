@@ -4,8 +4,9 @@
    values times these, added up in the order of the keys: nothing of that depends on which queries are computed with it, on how many keys lie behind
    those that it sees, or on the number of threads. Queries that share keys are computed together, because each key and value is then read once.
 
-   A query stands in a row of `q` and `out`, and has a head. Keys and values lie in slots, a place for each token: floats from slot to slot, from head
-   to head and from place to place are given for both. Formula: Attention is all you need (arXiv 1706.03762), with the heads of GQA (arXiv 2305.13245). */
+   A query stands in a row of `q` and `out`, and has a head. Keys and values have a place for each token, and floats from place to place and from head
+   to head are given for both. The places of a sequence are neighbours, or lie in blocks of PLACES that a table names in their order.
+   Formula: Attention is all you need (arXiv 1706.03762), with the heads of GQA (arXiv 2305.13245). */
 
 #include <omp.h>
 
@@ -13,8 +14,8 @@
 #include "lanes.h"
 #include "spans.h"
 
-#ifndef TOGETHER
-#error "native.py says how many queries are computed together"
+#if !defined(TOGETHER) || !defined(PLACES)
+#error "native.py says how many queries are computed together, and how many places a block has"
 #endif
 /* Places whose keys, or values, are in the cache at a time. */
 #define NEAR 256
@@ -22,8 +23,24 @@
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
 typedef struct {
-    int64_t slot, head, place;
+    int64_t block, head, place;
 } strides;
+
+/* Keys, or values, of a sequence for one head: place 0 of it, or of the block with number 0; and the numbers of its blocks in their order, or NULL
+   where all its places are neighbours. */
+typedef struct {
+    const float *first;
+    strides by;
+    const int64_t *blocks;
+} sequence;
+
+/* From where on `place` lies as many strides of a place away, as do those behind it in its block. */
+static inline const float *origin(sequence of, int64_t place) {
+    return of.blocks ? of.first + of.blocks[place / PLACES] * of.by.block - place / PLACES * PLACES * of.by.place : of.first;
+}
+
+/* Up to where, but not beyond `last`, those behind `place` are its neighbours in memory. */
+static inline int64_t neighbours(sequence of, int64_t place, int64_t last) { return of.blocks ? MIN(last, place | (PLACES - 1)) : last; }
 
 /* One query, scaled, and where its answer goes; the places that it sees, room for their scores, which become weights, and the sum of these. */
 typedef struct {
@@ -92,53 +109,61 @@ static inline places seen_by_all(int queries, const query *of, places among) {
 
 /* Scores of a tile of queries, a constant number: what all of them see they read together, and the rest by themselves. */
 static inline __attribute__((always_inline)) void score_tile(
-    const int queries, const query *of, places among, const float *keys, int64_t stride, int64_t dim) {
+    const int queries, const query *of, places among, sequence keys, int64_t dim) {
     const int count = LANES / queries;
     const places common = seen_by_all(queries, of, among);
-    int64_t place = common.first;
-    for (; place + count - 1 <= common.last; place += count) score(queries, count, of, keys, stride, place, dim);
-    for (; place <= common.last; place++) score(queries, 1, of, keys, stride, place, dim);
+    for (int64_t place = common.first; place <= common.last;) {
+        const int64_t last = neighbours(keys, place, common.last);
+        const float *near = origin(keys, place);
+        for (; place + count - 1 <= last; place += count) score(queries, count, of, near, keys.by.place, place, dim);
+        for (; place <= last; place++) score(queries, 1, of, near, keys.by.place, place, dim);
+    }
     for (int each = 0; each < queries; each++) {
         const places own = seen(of + each, among);
-        for (place = own.first; place <= MIN(common.first - 1, own.last); place++) score(1, 1, of + each, keys, stride, place, dim);
-        for (place = MAX(common.last + 1, MAX(common.first, own.first)); place <= own.last; place++) score(1, 1, of + each, keys, stride, place, dim);
+        int64_t place = own.first;
+        for (; place <= MIN(common.first - 1, own.last); place++) score(1, 1, of + each, origin(keys, place), keys.by.place, place, dim);
+        place = MAX(common.last + 1, MAX(common.first, own.first));
+        for (; place <= own.last; place++) score(1, 1, of + each, origin(keys, place), keys.by.place, place, dim);
     }
 }
 
 /* Adds to `gathered` the values of neighbouring places times the weights of `queries`; that and `groups` of lanes are constants. */
 static inline __attribute__((always_inline)) void gather(
-    const int queries, const int groups, const query *of, lanes *gathered, const float *values, int64_t stride, int64_t first, int64_t last) {
-    for (int64_t place = first; place <= last; place++)
-        for (int group = 0; group < groups; group++) {
-            const lanes value = at(values + place * stride + group * LANES);
-            for (int each = 0; each < queries; each++) gathered[each * groups + group] += of[each].scores[place - of[each].first] * value;
-        }
+    const int queries, const int groups, const query *of, lanes *gathered, sequence values, int64_t i, int64_t first, int64_t last) {
+    for (int64_t place = first; place <= last;) {
+        const int64_t end = neighbours(values, place, last);
+        const float *near = origin(values, place) + i;
+        for (; place <= end; place++)
+            for (int group = 0; group < groups; group++) {
+                const lanes value = at(near + place * values.by.place + group * LANES);
+                for (int each = 0; each < queries; each++) gathered[each * groups + group] += of[each].scores[place - of[each].first] * value;
+            }
+    }
 }
 
 /* What a tile of queries gathers of `groups` of lanes, beside what it has gathered before; in the order of the places for each. */
 static inline __attribute__((always_inline)) void gather_tile(
-    const int queries, const int groups, const query *of, places among, const float *values, int64_t stride, int64_t i) {
+    const int queries, const int groups, const query *of, places among, sequence values, int64_t i) {
     lanes gathered[LANES];
     const places common = seen_by_all(queries, of, among);
     for (int each = 0; each < queries; each++) {
         const places own = seen(of + each, among);
         for (int group = 0; group < groups; group++) gathered[each * groups + group] = at(of[each].out + i + group * LANES);
-        gather(1, groups, of + each, gathered + each * groups, values + i, stride, own.first, MIN(common.first - 1, own.last));
+        gather(1, groups, of + each, gathered + each * groups, values, i, own.first, MIN(common.first - 1, own.last));
     }
-    gather(queries, groups, of, gathered, values + i, stride, common.first, common.last);
+    gather(queries, groups, of, gathered, values, i, common.first, common.last);
     for (int each = 0; each < queries; each++) {
         const places own = seen(of + each, among);
-        gather(1, groups, of + each, gathered + each * groups, values + i, stride, MAX(common.last + 1, MAX(common.first, own.first)), own.last);
+        gather(1, groups, of + each, gathered + each * groups, values, i, MAX(common.last + 1, MAX(common.first, own.first)), own.last);
         for (int group = 0; group < groups; group++) put(of[each].out + i + group * LANES, gathered[each * groups + group]);
     }
 }
 
-static inline __attribute__((always_inline)) void gather_all(
-    const int queries, const query *of, places among, const float *values, int64_t stride, int64_t dim) {
+static inline __attribute__((always_inline)) void gather_all(const int queries, const query *of, places among, sequence values, int64_t dim) {
     const int groups = LANES / queries;
     int64_t i = 0;
-    for (; i + groups * LANES <= dim; i += groups * LANES) gather_tile(queries, groups, of, among, values, stride, i);
-    for (; i < dim; i += LANES) gather_tile(queries, 1, of, among, values, stride, i);
+    for (; i + groups * LANES <= dim; i += groups * LANES) gather_tile(queries, groups, of, among, values, i);
+    for (; i < dim; i += LANES) gather_tile(queries, 1, of, among, values, i);
 }
 
 #define TILES(call)                                                              \
@@ -148,11 +173,11 @@ static inline __attribute__((always_inline)) void gather_all(
         else if (queries - done >= 2) { call(2, own); done += 2; }               \
         else { call(1, own); done++; }                                           \
     }
-#define SCORE(number, own) score_tile(number, own, among, keys, key_stride, dim)
-#define GATHER(number, own) gather_all(number, own, among, values, value_stride, dim)
+#define SCORE(number, own) score_tile(number, own, among, keys, dim)
+#define GATHER(number, own) gather_all(number, own, among, values, dim)
 
 /* Queries that share keys, NEAR places after the other: they stay in the cache until all have read them. */
-static void attend_together(query *of, int64_t queries, const float *keys, int64_t key_stride, const float *values, int64_t value_stride, int64_t dim) {
+static void attend_together(query *of, int64_t queries, sequence keys, sequence values, int64_t dim) {
     places all_seen = {of[0].first, of[0].last};
     for (int64_t each = 1; each < queries; each++) all_seen = (places){MIN(all_seen.first, of[each].first), MAX(all_seen.last, of[each].last)};
     for (places among = {all_seen.first}; among.first <= all_seen.last; among.first += NEAR) {
@@ -171,13 +196,20 @@ static void attend_together(query *of, int64_t queries, const float *keys, int64
         for (int64_t i = 0; i < dim; i += LANES) put(of[each].out + i, at(of[each].out + i) / of[each].total);
 }
 
+/* Of a span's sequence: in the blocks of its slot, or from the place on that its slot is. */
+static inline sequence of_slot(const float *storage, strides by, int64_t head, const int64_t *tables, int64_t table, int64_t slot) {
+    storage += head * by.head;
+    return tables ? (sequence){storage, by, tables + slot * table} : (sequence){storage + slot * by.place, by, 0};
+}
+
 /* Every token of the spans attends to its sequence up to itself, or to the last `window` places of it; `logs` [rows, heads] gets the logarithms of
-   the sums of exponentials, and may be NULL. `scratch` has `threads` times TOGETHER queries, or those of one group where they are more, each with
-   scores of the longest sequence in whole groups of lanes, and `dim` floats. */
+   the sums of exponentials, and may be NULL. `tables` has `table` numbers of blocks for each slot; where it is NULL a slot is a first place. `scratch`
+   has `threads` times TOGETHER queries, or those of one group where they are more, each with scores of the longest sequence in whole groups of lanes,
+   and `dim` floats. */
 void attend(
     float *out, float *logs, const float *q, int64_t q_row, int64_t q_head, const float *keys, const int64_t *key_strides, const float *values,
-    const int64_t *value_strides, const int64_t *spans, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim, int64_t window, float *scratch,
-    int64_t threads) {
+    const int64_t *value_strides, const int64_t *spans, int64_t count, const int64_t *tables, int64_t table, int64_t heads, int64_t kv_heads,
+    int64_t dim, int64_t window, float *scratch, int64_t threads) {
     const float scale = 1.0f / __builtin_sqrtf((float)dim);
     const span *of = (const span *)spans;
     const strides k = *(const strides *)key_strides, v = *(const strides *)value_strides;
@@ -208,23 +240,27 @@ void attend(
                     queries[found] = (query){scaled, out + (row * heads + head) * dim, own + found * room, window ? MAX(0, place - window + 1) : 0, place,
                                              logs ? logs + row * heads + head : 0, 0};
                 }
-            attend_together(queries, found, keys + of[each].slot * k.slot + kv_head * k.head, k.place, values + of[each].slot * v.slot + kv_head * v.head,
-                         v.place, dim);
+            attend_together(queries, found, of_slot(keys, k, kv_head, tables, table, of[each].slot),
+                            of_slot(values, v, kv_head, tables, table, of[each].slot), dim);
         }
     }
 }
 
 /* Puts the rows of the spans where their keys or values belong. */
-void keep(float *to, const int64_t *to_strides, const float *x, int64_t x_row, int64_t x_head, const int64_t *spans, int64_t count, int64_t heads, int64_t dim) {
-    const strides s = *(const strides *)to_strides;
+void keep(
+    float *to, const int64_t *to_strides, const float *x, int64_t x_row, int64_t x_head, const int64_t *spans, int64_t count,
+    const int64_t *tables, int64_t table, int64_t heads, int64_t dim) {
+    const strides by = *(const strides *)to_strides;
     for (int64_t each = 0; each < count; each++) {
         const span own = ((const span *)spans)[each];
-        for (int64_t token = 0; token < own.count; token++)
-            for (int64_t head = 0; head < heads; head++)
-                memcpy(to + own.slot * s.slot + head * s.head + (own.start + token) * s.place, x + (own.row + token) * x_row + head * x_head,
+        for (int64_t head = 0; head < heads; head++) {
+            const sequence kept = of_slot(to, by, head, tables, table, own.slot);
+            for (int64_t token = 0; token < own.count; token++)
+                memcpy((float *)origin(kept, own.start + token) + (own.start + token) * by.place, x + (own.row + token) * x_row + head * x_head,
                        dim * sizeof(float));
+        }
     }
 }
 
-CALL(attend, P(0), P(1), P(2), I(3), I(4), P(5), P(6), P(7), P(8), P(9), I(10), I(11), I(12), I(13), I(14), P(15), I(16))
-CALL(keep, P(0), P(1), P(2), I(3), I(4), P(5), I(6), I(7), I(8))
+CALL(attend, P(0), P(1), P(2), I(3), I(4), P(5), P(6), P(7), P(8), P(9), I(10), P(11), I(12), I(13), I(14), I(15), I(16), P(17), I(18))
+CALL(keep, P(0), P(1), P(2), I(3), I(4), P(5), I(6), P(7), I(8), I(9), I(10))
