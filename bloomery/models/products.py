@@ -28,6 +28,8 @@ _PLAIN: Final[tuple[None, str, list[float], str]] = (None, "none", [], "")
 _PACKED_TYPES: Final = (torch.float32, torch.bfloat16)
 _WORTH_SPLITTING: Final = 256
 """Inputs and outputs from which on a product costs more than splitting its operands."""
+_WORTH_ADDING_UP: Final = 64
+"""Rows from which on the same holds of what reaches a weight: an expert's may be few."""
 _BLAS_IS_AS_WIDE: Final = torch.backends.cpu.get_cpu_capability() == "AVX2"
 """Whether oneDNN has no wider instructions than torch's BLAS has: then it only loses the time in which it transposes a weight."""
 
@@ -78,14 +80,14 @@ def rows_gradient(grad_RO: Tensor, weight_OI: Tensor) -> Tensor:
 
 def weight_gradient(grad_RO: Tensor, input_RI: Tensor) -> Tensor:
     """`grad.T @ input`, what reaches the weight of a `product`."""
-    if _is_split((grad_RO.shape[1], input_RI.shape[1]), grad_RO, input_RI):
+    if len(grad_RO) >= _WORTH_ADDING_UP and _is_split((grad_RO.shape[1], input_RI.shape[1]), grad_RO, input_RI):
         return native.split_product(grad_RO.t(), input_RI)
     return grad_RO.t() @ input_RI
 
 
 def add_weight_gradient(sum_OI: Tensor, grad_RO: Tensor, input_RI: Tensor) -> Tensor:
     """The same, added in place to a sum, which may be of float32 where the others are not."""
-    if _is_split(sum_OI.shape, sum_OI, grad_RO, input_RI):
+    if len(grad_RO) >= _WORTH_ADDING_UP and _is_split(sum_OI.shape, sum_OI, grad_RO, input_RI):
         return native.split_product(grad_RO.t(), input_RI, sum_OI)
     return sum_OI.addmm_(grad_RO.t(), input_RI) if sum_OI.dtype == grad_RO.dtype else sum_OI.add_(grad_RO.t() @ input_RI)
 

@@ -164,6 +164,8 @@ def test_gradients_of_wide_weights_come_from_it_and_those_of_narrow_ones_do_not(
         of_rows, of_weight = products.rows_gradient(grad_RO, weight_OI), products.weight_gradient(grad_RO, input_RI)
         assert torch.equal(of_rows, native.split_product(grad_RO, weight_OI)) is split
         assert torch.equal(of_weight, native.split_product(grad_RO.t(), input_RI)) is split
+        few = grad_RO[:60], input_RI[:60]
+        assert torch.equal(products.weight_gradient(*few), few[0].t() @ few[1])
 
 
 @pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512", "sapphirerapids"])
