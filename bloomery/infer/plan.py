@@ -98,7 +98,7 @@ class Sample:
     drafted: int = 0
     """Tokens behind those that its draft guesses and prefill feeds too; every one that is drawn as guessed becomes one of `length`."""
     passed: int = 0
-    """Samples of classes before its own that got places while it has waited for room."""
+    """Samples of classes before its own that got places while it waited for room, or when it had to make room."""
     blocks: list[int] = field(default_factory=list)
     """Of the cache, in the order of its tokens. Those that it begins with may be others' too."""
 
@@ -151,7 +151,7 @@ class Plan(NamedTuple):
     """From what this step's prefill computes."""
     decode: tuple[Sample, ...]
     passed: tuple[Sample, ...]
-    """Who waits for room, once for each of those in `admit` that passes him."""
+    """Who finds no room, once for each of those in `admit` that passes him."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -350,11 +350,10 @@ def _places(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limits
             else:
                 places.newcomers.append(sample)
                 places.passing.extend((sample, waits) for waits in lacking)
-        elif sample in placed:
-            full, closed = rank, min(closed, rank)
         else:
             lacking.append(sample)
-            closed = rank if sample.passed < limits.slots else 0
+            full = rank if sample in placed else full
+            closed = min(closed, rank) if sample.passed < limits.slots else 0
     return places
 
 
@@ -364,12 +363,13 @@ def _before(sample: Sample, other: Sample) -> bool:
 
 
 def _claims(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limits) -> Iterator[Sample]:
-    """First who is within the floor of his class: those who run, so that they come to an end, and those who wait, in order of arrival.
+    """First who is within the floor of his class: whom enough have passed, so that nobody who grows beside him sends him back for ever, then those
+    who run, so that they come to an end, and those who wait, in order of arrival.
 
     Then the others class by class. No class gets more places than there are, so that nobody looks at the end of a long queue.
     """
     heads = {sample for priority in CLASSES for sample in islice((each for each in waiting if each.priority == priority), limits.slots)}
-    candidates = [*running, *(sample for sample in waiting if sample in heads)]
+    candidates = sorted([*running, *(sample for sample in waiting if sample in heads)], key=lambda sample: sample.passed < limits.slots)
     ranks: Counter[Priority] = Counter()
     beyond: dict[Priority, list[Sample]] = {priority: [] for priority in CLASSES}
     for sample in candidates:

@@ -83,8 +83,6 @@ class Simulation:
             self.leave(sample)
         self.waiting = [*plan.preempt, *(sample for sample in self.waiting if sample not in plan.admit)]
         self.running += plan.admit
-        for sample in plan.admit:
-            sample.passed = 0
         for sample in plan.passed:
             sample.passed += 1
         self.fork_all(plan.found)
@@ -326,6 +324,19 @@ def test_no_class_starves_however_much_of_those_before_it_arrives(limits, length
             number += 1
             if number == 3:
                 engine.submit([sample], quota=20)
+        engine.step()
+        steps += 1
+        assert steps < 2000, "it starves"
+
+
+@pytest.mark.parametrize("spare", range(0, 80, 8))
+def test_one_who_is_sent_back_again_and_again_for_those_who_grow_keeps_his_turn(spare):
+    engine, steps = Simulation(Limits(slots=2, token_budget=26, cache_tokens=3000 + spare)), 0
+    (long,) = samples_of("long", prompt=3000, priority="rollout")
+    engine.submit([long], quota=20)
+    while long not in engine.finished:
+        if len(engine.waiting) <= 2:
+            engine.submit(samples_of(f"short {steps}", prompt=25, priority="production"), quota=9)
         engine.step()
         steps += 1
         assert steps < 2000, "it starves"
@@ -605,7 +616,7 @@ def test_so_many_pass_one_who_waits_for_room_as_have_places_and_then_nobody():
             break
         passing += len(plan.admit)
     assert passing == ROOM_FOR_EIGHT.slots
-    assert long.passed == 0
+    assert long.passed == ROOM_FOR_EIGHT.slots
     engine.run()
 
 
