@@ -57,6 +57,7 @@ def test_the_first_start_prints_the_address_and_the_key(server: LiveServer) -> N
     said = (server.data_dir.parent / "data.up.log").read_text()
     assert f"is ready: {server.url}\n" in said
     assert f"API key: {server.key} " in said
+    assert f"Ctrl-C or `bloomery stop --data-dir {server.data_dir}` stops it.\n" in said
     assert "small: " in said
     assert " GB free" in said
 

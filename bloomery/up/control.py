@@ -13,12 +13,14 @@ from bloomery.config.data_dir import DataDir
 from bloomery.types.errors import NotFound, Unavailable
 from bloomery.up import health
 from bloomery.up.children import REPLICA, ROLLOUTS, State
+from bloomery.up.hints import command
 from bloomery.up.lock import Holder, holder
 from bloomery.up.supervisor import API_STOP_S, ENGINE_STOP_S
 
 _STOP_DEADLINE_S: Final = API_STOP_S + ENGINE_STOP_S + 10
 _POLL_S: Final = 0.1
 _TAIL_BYTES: Final = 256 << 10
+_ELSEWHERE: Final = "name the directory of yours with --data-dir"
 
 
 class Process(NamedTuple):
@@ -63,7 +65,7 @@ def running(data: DataDir) -> Holder:
     """The holder, or NotFound."""
     found = holder(data)
     if found is None:
-        raise NotFound(f"no server is running on {data.root}: start one with `bloomery up`")
+        raise NotFound(f"no server is running on {data.root}: start one with `{command('up', data)}`, or {_ELSEWHERE}")
     return found
 
 
@@ -103,10 +105,11 @@ def stop(data: DataDir) -> Holder:
 def log_files(data: DataDir, process: str | None) -> list[Path]:
     """The logs of all processes, or of one (`engine` means every engine)."""
     files = sorted(data.logs.glob("*.log"))
+    if not files:
+        raise NotFound(f"no logs in {data.logs}, so no server has run there: {_ELSEWHERE}")
     chosen = [file for file in files if process in (None, file.stem, file.stem.partition("-")[0])]
     if not chosen:
-        known = ", ".join(file.stem for file in files) or "none yet"
-        raise NotFound(f"no log of `{process}` in {data.logs} (there are: {known})" if process else f"no logs in {data.logs}")
+        raise NotFound(f"no log of `{process}` in {data.logs} (there are: {', '.join(file.stem for file in files)})")
     return chosen
 
 

@@ -11,6 +11,7 @@ from typing import Final, Self
 
 from bloomery.config.data_dir import DataDir
 from bloomery.types.errors import Conflict
+from bloomery.up.hints import command
 
 # Children of a killed supervisor are gone within moments, and a new holder writes its name within moments.
 _PATIENCE_S: Final = 3.0
@@ -105,7 +106,7 @@ def _take(fd: int, data: DataDir, mode: int) -> None:
     while not _try_lock(fd, mode):
         found = Holder.parse(data.lock.read_text())
         if found and _alive(found.pid):
-            hint = "stop it with `bloomery stop`, or use another --data-dir"
+            hint = f"stop it with `{command('stop', data)}`, or use another --data-dir"
             raise Conflict(f"{data.root} is in use by process {found.pid}, which serves {found.url}: {hint}")
         _sleep_until(deadline, data)
 

@@ -25,6 +25,7 @@ from bloomery.up import base_models, cores, health, keys, layout, names
 from bloomery.up.base_models import CheckedModel
 from bloomery.up.children import REPLICA, ROLLOUTS, Child, Program
 from bloomery.up.cores import Shares
+from bloomery.up.hints import command
 from bloomery.up.lock import Holder, Lock, check_free, locked
 from bloomery.up.supervisor import Supervisor
 
@@ -311,4 +312,4 @@ def _greet(holder: Holder, key: keys.DevelopmentKey, data: DataDir) -> None:
         say(f"API key: {key.value}  (shown once; it is kept in {data.api_key})")
     else:
         say(f"API key: from {keys.VARIABLE}" if key.preset else f"API key: see {data.api_key}")
-    say("Ctrl-C or `bloomery stop` stops it.")
+    say(f"Ctrl-C or `{command('stop', data)}` stops it.")

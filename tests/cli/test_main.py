@@ -94,9 +94,17 @@ def test_a_key_that_clients_would_refuse_is_refused_before_anything_is_written(t
     assert not (tmp_path / "deep").exists()
 
 
-@pytest.mark.parametrize("command", ["stop", "status"])
-def test_without_a_server_there_is_nothing_to_stop_or_show(tmp_path: Path, command: str) -> None:
-    assert f"no server is running on {tmp_path}: start one" in refusal(run(command, "--data-dir", str(tmp_path)))
+@pytest.mark.parametrize("command", [["stop"], ["status"], ["keys", "list"]])
+def test_without_a_server_there_is_nothing_to_stop_or_show_and_another_directory_may_have_one(tmp_path: Path, command: list[str]) -> None:
+    start = f"start one with `bloomery up --data-dir {tmp_path}`"
+    said = refusal(run(*command, "--data-dir", str(tmp_path)))
+    assert said == f"error: no server is running on {tmp_path}: {start}, or name the directory of yours with --data-dir"
+
+
+def test_where_no_server_has_run_there_are_no_logs_and_another_directory_may_have_them(tmp_path: Path) -> None:
+    for process in ([], ["engine"]):
+        said = refusal(run("logs", *process, "--data-dir", str(tmp_path)))
+        assert said == f"error: no logs in {tmp_path}/logs, so no server has run there: name the directory of yours with --data-dir"
 
 
 def test_logs_show_the_end_of_every_process(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ def test_a_second_start_names_the_holder_and_what_to_do(tmp_path: Path) -> None:
     data = DataDir(tmp_path)
     with locked(data) as lock:
         lock.announce(named(os.getpid()))
-        with pytest.raises(Conflict, match=rf"process {os.getpid()}, which serves http://127.0.0.1:8701: stop it with `bloomery stop`"), locked(data):
+        stop = rf"process {os.getpid()}, which serves http://127.0.0.1:8701: stop it with `bloomery stop --data-dir {tmp_path}`"
+        with pytest.raises(Conflict, match=stop), locked(data):
             pytest.fail("the directory was taken twice")
 
 
