@@ -13,11 +13,12 @@ _MIN_CHARS: Final = 16
 
 
 class DevelopmentKey(NamedTuple):
-    """The key, and how the user comes by it."""
+    """The key, and how the user comes by it; `replaced`: the environment's took the place of another one."""
 
     value: str
     created: bool
     preset: bool
+    replaced: bool = False
 
 
 def development_key(path: Path, environment: Mapping[str, str]) -> DevelopmentKey:
@@ -26,12 +27,21 @@ def development_key(path: Path, environment: Mapping[str, str]) -> DevelopmentKe
     if preset := preset_key(environment):
         if preset != stored:
             _write(path, preset)
-        return DevelopmentKey(preset, created=False, preset=True)
+        return DevelopmentKey(preset, created=False, preset=True, replaced=stored not in (None, "", preset))
     if stored:
         return DevelopmentKey(stored, created=False, preset=False)
     fresh = new_key()
     _write(path, fresh)
     return DevelopmentKey(fresh, created=True, preset=False)
+
+
+def announce(key: DevelopmentKey, path: Path) -> str:
+    """The line that says where it comes from; only one that was made just now is shown."""
+    if key.created:
+        return f"API key: {key.value}  (shown once; it is kept in {path})"
+    if not key.preset:
+        return f"API key: see {path}"
+    return f"API key: from {VARIABLE}" + (f", which replaced the one in {path}: that one is refused from now on" if key.replaced else "")
 
 
 def preset_key(environment: Mapping[str, str]) -> str | None:

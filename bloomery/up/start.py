@@ -308,8 +308,5 @@ def _runtime_dir(lock: Lock) -> Path:
 
 def _greet(holder: Holder, key: keys.DevelopmentKey, data: DataDir) -> None:
     say(f"Bloomery {__version__} is ready: {holder.url}")
-    if key.created:
-        say(f"API key: {key.value}  (shown once; it is kept in {data.api_key})")
-    else:
-        say(f"API key: from {keys.VARIABLE}" if key.preset else f"API key: see {data.api_key}")
+    say(keys.announce(key, data.api_key))
     say(f"Ctrl-C or `{command('stop', data)}` stops it.")
