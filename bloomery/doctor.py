@@ -15,6 +15,7 @@ from bloomery.obs.machine import free_memory_bytes, usable_cpus
 from bloomery.types.errors import BloomeryError
 from bloomery.up import base_models, cores, layout, lock
 from bloomery.up.base_models import ModelArgument
+from bloomery.up.hints import command
 
 _PACKAGES: Final = {
     "torch": "torch",
@@ -69,11 +70,18 @@ def _data_dir(data: DataDir) -> Iterator[Finding]:
     yield Finding("disk", f"{base_models.gigabytes(free)} free for {data.root}", low if free < _LOW_DISK_BYTES else None)
     try:
         version = layout.check(data)
-        lock.check_free(data)
+        server = lock.holder(data)
     except BloomeryError as error:
         yield Finding("data directory", str(data.root), error.message)
         return
-    yield Finding("data directory", "new: `bloomery up` creates it" if version is None else f"layout {version}, no server running")
+    if version is None:
+        yield Finding("data directory", "new: `bloomery up` creates it")
+    elif server is None:
+        yield Finding("data directory", f"layout {version}, no server running")
+    else:
+        # Its own server is what the directory is for; how that one is, is for `status` to say.
+        status = command("status", data)
+        yield Finding("data directory", f"layout {version}, in use by process {server.pid}, which serves {server.url}: see `{status}`")
 
 
 def _devices() -> Iterator[Finding]:

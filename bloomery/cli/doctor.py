@@ -6,7 +6,10 @@ from bloomery.cli.options import DATA_DIR, DataDirOption, DTypeOption, ModelOpti
 
 
 def doctor(data_dir: DataDirOption = DATA_DIR, model: ModelOption = None, dtype: DTypeOption = "float32", threads: ThreadsOption = None) -> None:
-    """Show versions and devices, whether bit-exact mode holds here, and what is missing."""
+    """Show versions and devices, whether bit-exact mode holds here, and what is missing.
+
+    Exits with 0 when nothing is, beside a running server too, and with 1 when something is.
+    """
     from bloomery.doctor import examine
 
     problems = []

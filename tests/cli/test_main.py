@@ -1,8 +1,7 @@
-import contextlib
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from typer.testing import CliRunner, Result
 from bloomery import __version__
 from bloomery.cli.main import app
 from bloomery.config.data_dir import DataDir
-from bloomery.doctor import examine
+from bloomery.doctor import Finding, examine
 from bloomery.up.lock import Holder, locked
 from tests.live import BLOOMERY
 from tests.up.builders import data_dir, giant, model
@@ -174,21 +173,31 @@ def not_a_directory(root: Path) -> None:
     root.write_text("a file")
 
 
-def in_use(root: Path) -> Iterator[None]:
-    with locked(data_dir(root)) as lock:
-        lock.announce(Holder(pid=os.getpid(), host="127.0.0.1", port=8701, started_us=1, runtime_dir=""))
-        yield
-
-
-@pytest.mark.parametrize("spoil", [foreign, newer, damaged, not_a_directory, in_use])
-def test_doctor_finds_what_up_would_refuse_and_says_it_in_the_same_words(tmp_path: Path, spoil: Callable[[Path], Iterator[None] | None]) -> None:
+@pytest.mark.parametrize("spoil", [foreign, newer, damaged, not_a_directory])
+def test_doctor_finds_what_up_would_refuse_and_says_it_in_the_same_words(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     data = tmp_path / "data"
-    with contextlib.contextmanager(spoil)(data) if spoil is in_use else contextlib.nullcontext(spoil(data)):
+    spoil(data)
+    before = sorted(data.rglob("*"))
+    refused = refused_up(data, "--port", "0", "--model", str(model(tmp_path / "mine")))
+    assert refused == f"error: {data_directory(data).problem}\n"
+    assert sorted(data.rglob("*")) == before
+
+
+def test_a_directory_that_its_own_server_uses_is_refused_to_another_and_is_no_problem_of_the_machine(tmp_path: Path) -> None:
+    data, server = tmp_path / "data", Holder(pid=os.getpid(), host="127.0.0.1", port=8701, started_us=1, runtime_dir="")
+    with locked(data_dir(data)) as lock:
+        lock.announce(server)
         before = sorted(data.rglob("*"))
-        refused = refused_up(data, "--port", "0", "--model", str(model(tmp_path / "mine")))
-        problems = [finding.problem for finding in examine(data, ["none"], "float32", 1) if finding.topic == "data directory"]
-        assert [f"error: {problem}\n" for problem in problems] == [refused]
+        where = f"in use by process {server.pid}, which serves {server.url}"
+        assert f"error: {data} is {where}: stop it" in refused_up(data, "--port", "0", "--model", str(model(tmp_path / "mine")))
+        assert data_directory(data) == Finding("data directory", f"layout 1, {where}: see `bloomery status --data-dir {data}`")
         assert sorted(data.rglob("*")) == before
+
+
+def data_directory(data: Path) -> Finding:
+    """What doctor says of it."""
+    (finding,) = [finding for finding in examine(data, ["none"], "float32", 1) if finding.topic == "data directory"]
+    return finding
 
 
 def test_doctor_calls_a_data_directory_that_up_would_refuse_missing(tmp_path: Path) -> None:
