@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from bloomery.config.data_dir import DataDir
-from bloomery.types.errors import Conflict, Corrupt
+from bloomery.types.errors import Conflict, Corrupt, InvalidInput
 
 CURRENT: Final = 1
 
@@ -33,7 +33,11 @@ def check(data: DataDir) -> int | None:
 def create(data: DataDir) -> None:
     """Make the directory unless it is there; somebody else's files are left alone."""
     check(data)
-    data.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        data.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"{data.root} cannot be made ({error.strerror})"
+        raise InvalidInput(f"{problem}: give a directory that you may write as --data-dir", field="data_dir") from None
 
 
 def bring_up_to_date(data: DataDir, migrations: Mapping[int, Migration] = MIGRATIONS, current: int = CURRENT) -> None:

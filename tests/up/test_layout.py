@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from bloomery.config.data_dir import DataDir
-from bloomery.types.errors import Conflict, Corrupt
+from bloomery.types.errors import Conflict, Corrupt, InvalidInput
 from bloomery.up import layout
 
 
@@ -20,6 +20,13 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(Conflict, match="not Bloomery's"):
         layout.create(DataDir(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_directory_that_cannot_be_made_is_named_with_what_to_do() -> None:
+    with pytest.raises(
+        InvalidInput, match=r"^/proc/nope cannot be made \(No such file or directory\): give a directory that you may write as --data-dir$"
+    ):
+        layout.create(DataDir(Path("/proc/nope")))
 
 
 def test_a_newer_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
