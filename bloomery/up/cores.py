@@ -76,6 +76,15 @@ def announce(shares: Shares, replicas: int, *, from_start: bool, rollouts: int =
     return f"{served}, on {_listed(shares.replica.cores)}, and {then} to {_listed(shares.engine.cores)}"
 
 
+def warn(threads: int | None, usable: int) -> str | None:
+    """The line that says that an engine was given more threads than can run."""
+    if threads is None or threads <= usable:
+        return None
+    return (
+        f"warning: --threads {threads} on {_count(usable, 'usable processor')}: threads that wait for each other make it slower, leave the option out"
+    )
+
+
 def _listed(cores: frozenset[int]) -> str:
     return f"processor{'s' if len(cores) > 1 else ''} {', '.join(map(str, sorted(cores)))}"
 

@@ -17,7 +17,7 @@ from bloomery import __version__
 from bloomery.config import ApiConfig, EngineConfig, ModelConfig, RecordMode, ReplicaConfig, to_json
 from bloomery.config.data_dir import DataDir
 from bloomery.obs import logs
-from bloomery.obs.machine import free_memory_bytes
+from bloomery.obs.machine import free_memory_bytes, usable_cpus
 from bloomery.types.errors import Conflict, InvalidInput
 from bloomery.types.ids import now_us
 from bloomery.types.keys import PREFIX
@@ -145,6 +145,8 @@ def _supervisor(plan: _Plan) -> Supervisor:
     engines: dict[Child, frozenset[str]] = {}
     serving: dict[Child, str] = {}
     rollouts: list[Child] = []
+    if warning := cores.warn(plan.options.threads, usable_cpus()):
+        say(warning)
     for served in {config.socket: config for config in reversed(configs)}.values():
         say(f"{served.alias}: {cores.announce(plan.shares, plan.replicas, from_start=plan.from_start, rollouts=plan.options.rollout_replicas)}")
         for config, name in _processes(plan, served):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bloomery.obs.machine import usable_cpus
-from bloomery.up.cores import Placement, Shares, announce, divide, share
+from bloomery.up.cores import Placement, Shares, announce, divide, share, warn
 
 YIELDING = Placement(niceness=10)
 
@@ -113,3 +113,10 @@ def test_this_machine_is_divided_too() -> None:
 )
 def test_what_was_decided_is_said(shares: Shares, replicas: int, from_start: bool, rollouts: int, line: str) -> None:
     assert announce(shares, replicas, from_start=from_start, rollouts=rollouts) == line
+
+
+def test_more_threads_than_processors_are_warned_of() -> None:
+    assert (warn(None, 2), warn(2, 2)) == (None, None)
+    slower = "threads that wait for each other make it slower, leave the option out"
+    assert warn(64, 2) == f"warning: --threads 64 on 2 usable processors: {slower}"
+    assert warn(2, 1) == f"warning: --threads 2 on 1 usable processor: {slower}"
