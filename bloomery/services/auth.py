@@ -129,7 +129,8 @@ class Auth:
         project = _administered(p, project)
         known = next((known for known in self._keys.values() if (known.project, known.name) == (project, name)), None)
         if known is None:
-            raise NotFound(f"project `{project}` has no key `{name}`: `project` (`--project` of `bloomery keys`) names another", field="name")
+            ways = "`bloomery keys list` shows those of all projects, and `--project` (`project` of a request) names another project"
+            raise NotFound(f"project `{project}` has no key `{name}`: {ways}", field="name")
         _check_revocable(known)
         await asyncio.shield(self._remove(p, known))
         return self._shown(known)
