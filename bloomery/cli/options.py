@@ -10,9 +10,12 @@ from bloomery.config.data_dir import DEFAULT_DATA_DIR
 DataDirOption = Annotated[Path, typer.Option("--data-dir", help="Where everything that survives lies.")]
 DATA_DIR = DEFAULT_DATA_DIR
 
+_SHIPPED = "Without any: bloomery-tiny, which others replace unless it is named beside them."
 ModelOption = Annotated[
     list[str] | None,
-    typer.Option("--model", metavar="NAME_OR_DIR", help="A known name, a directory that save_pretrained wrote, or alias=DIR. Repeatable."),
+    typer.Option(
+        "--model", metavar="NAME_OR_DIR", help=f"A known name, a directory that save_pretrained wrote, or alias=DIR. Repeatable. {_SHIPPED}"
+    ),
 ]
 DType = Literal["float32", "bfloat16"]
 DTypeOption = Annotated[DType, typer.Option("--dtype", help="What the engines compute in.")]

@@ -85,7 +85,8 @@ class Models:
         if (config := self.named(name)) is not None:
             return self._base(config)
         known = ", ".join(f"`{alias}`" for alias in self._configs)
-        raise NotFound(f"unknown base model `{name}`: this server has {known}; `--model NAME=DIR` adds one when it starts", field="base_model")
+        ways = "`--model NAME=DIR` adds one when it starts (and `--model bloomery-tiny` beside it keeps the shipped one)"
+        raise NotFound(f"unknown base model `{name}`: this server has {known}; {ways}", field="base_model")
 
     @property
     def longest_context(self) -> int:

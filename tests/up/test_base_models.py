@@ -18,6 +18,12 @@ def test_without_a_choice_the_shipped_model_is_served() -> None:
     assert [wanted.alias for wanted in base_models.model_arguments([])] == ["bloomery-tiny"]
 
 
+def test_a_model_takes_the_place_of_the_shipped_one_unless_that_is_named_beside_it(tmp_path: Path) -> None:
+    directory = model(tmp_path / "mine")
+    assert [wanted.alias for wanted in base_models.model_arguments([f"other={directory}"])] == ["other"]
+    assert [wanted.alias for wanted in base_models.model_arguments([f"other={directory}", "bloomery-tiny"])] == ["other", "bloomery-tiny"]
+
+
 def test_a_directory_is_served_under_its_name_or_another(tmp_path: Path) -> None:
     directory = model(tmp_path / "mine")
     assert base_models.model_arguments([str(directory), f"org/other={directory}"]) == (
