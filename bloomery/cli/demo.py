@@ -11,7 +11,7 @@ from typing import Annotated, TextIO
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bloomery.cli.demo_server import Server, remove_leftovers, serving
@@ -82,11 +82,13 @@ def run(server: Server, data: Path | None, bars: "Bars") -> LoopReport:
 
 
 class Bars:
-    """One progress bar per phase."""
+    """One progress bar per phase; where nobody could see it move, in a pipe or a file, one line when the phase is over."""
 
     def __init__(self, output: TextIO | None = None) -> None:
+        self._output = output or sys.stdout
+        self._moving = self._output.isatty()
         columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
-        self._progress = Progress(*columns, console=console_for(output or sys.stdout))
+        self._progress = Progress(*columns, console=console_for(self._output), disable=not self._moving)
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> "Bars":
@@ -103,8 +105,18 @@ class Bars:
         task = self._tasks[phase]
         if total is not None:
             self._progress.update(task, completed=done, total=total, note=note)
-        elif done and self._progress.tasks[task].total is None:
-            self._progress.update(task, completed=1, total=1)
+        elif done:
+            if self._progress.tasks[task].total is None:
+                self._progress.update(task, completed=1, total=1)
+            if not self._moving:
+                print(_line(self._progress.tasks[task]), file=self._output, flush=True)
+
+
+def _line(task: Task) -> str:
+    """What its bar says at the end."""
+    done = "done" if task.total in (None, 1) else f"{task.completed:.0f} of {task.total:.0f}"
+    note = f", {task.fields['note']}" if task.fields["note"] else ""
+    return f"{task.description}: {done} in {task.elapsed or 0.0:.1f} s{note}"
 
 
 def show(report: LoopReport, seconds: float, output: Console) -> None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bloomery.cli.demo import console_for, show
+from bloomery.cli.demo import Bars, console_for, show
 from bloomery.cli.demo_server import remove_leftovers
 from bloomery.config.data_dir import DataDir
 from bloomery.recipes.loop import LoopReport, Outcome
@@ -176,6 +177,19 @@ REPORT = LoopReport(
     swap_s=0.055,
     seconds={},
 )
+
+
+def test_in_a_pipe_each_stage_is_one_line_as_soon_as_it_is_over() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as pipe, os.fdopen(writing, "w") as output, Bars(output) as bars:
+        bars.advance("import rows", 0, None, "")
+        bars.advance("import rows", 1, None, "")
+        assert re.fullmatch(r"import rows: done in \d+\.\d s\n", pipe.readline())
+        bars.advance("train v1", 0, None, "")
+        for step in range(1, 4):
+            bars.advance("train v1", step, 3, f"loss {1 / step:.3f}")
+        bars.advance("train v1", 1, None, "")
+        assert re.fullmatch(r"train v1: 3 of 3 in \d+\.\d s, loss 0\.333\n", pipe.readline())
 
 
 def test_the_table_keeps_its_cells_whole_in_a_pipe_of_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
