@@ -1,7 +1,8 @@
-"""The documentation is run: every block of the quickstart, in order, as a newcomer would, in an empty home."""
+"""The documentation is run: every block of the quickstart, in order, as a newcomer would, in an empty home and on a free port."""
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,11 +24,19 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(sh|python)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
+def free_port() -> str:
+    """For a server that cannot choose one itself: the page says it before there is a server."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
 @pytest.mark.slow
 def test_the_blocks_of_the_quickstart_run_in_order(tmp_path: Path) -> None:
     parts = [content if language == "sh" else f"python <<'PYTHON'\n{content}PYTHON\n" for language, content in blocks(QUICKSTART)]
+    port = free_port()
     # The block that stops the server is the last but one to talk to it; a failed block must not leave it behind.
-    script = "set -e\ntrap 'bloomery stop >/dev/null 2>&1 || true' EXIT\n" + "\n".join(parts)
+    script = "set -e\ntrap 'bloomery stop >/dev/null 2>&1 || true' EXIT\n" + "\n".join(parts).replace("8700", port)
     environment = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=BLOCKS_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
