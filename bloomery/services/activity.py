@@ -66,11 +66,19 @@ class Activity:
     async def __aenter__(self) -> Self:
         self._dispatcher = asyncio.create_task(self._dispatch(), name="runs")
         for row in await self._database.read(all_runs):
-            if await self._unfinished(row):
-                # A run whose files are damaged must not keep the server from starting; whoever asks for it is told.
-                with suppress(BloomeryError):
-                    await self.take_up(row.id)
+            await self._go_on(row)
         return self
+
+    async def _go_on(self, row: RunRow) -> None:
+        """Take up a run with unfinished business. What is wrong with its files must not keep the server from starting; whoever asks is told."""
+        try:
+            if await self._unfinished(row):
+                await self.take_up(row.id)
+        except Corrupt as error:
+            if row.id not in self._stopped:
+                await self._stop(row, error)
+        except (BloomeryError, OSError) as error:
+            log.error("run %s: it is not taken up before somebody asks for it: %s", row.id, error)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         assert self._dispatcher is not None
@@ -118,6 +126,8 @@ class Activity:
             except Corrupt as error:
                 await run.stop(error)
                 continue
+            except OSError as error:
+                log.error("run %s: its old results stay for now: %s", run.facts.key.run_id, error)
             if run.quiet and run.used_us < now_us() - IDLE_S * 1e6:
                 await self.retire(run)
         for connection in [link.connection for link in self._links.values() if link.connection is not None]:
@@ -133,6 +143,8 @@ class Activity:
                     await asyncio.get_running_loop().run_in_executor(self._pool, self._trim, row, old_us)
                 except Corrupt as error:
                     await self._stop(row, error)
+                except OSError as error:
+                    log.error("run %s: its old results stay for now: %s", row.id, error)
         self._all_bounded = True
 
     def _trim(self, row: RunRow, old_us: int) -> None:

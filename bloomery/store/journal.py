@@ -6,6 +6,7 @@ acknowledged and is dropped when the journal is opened; damage anywhere else is 
 """
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable, Container
 from concurrent.futures import Executor
@@ -17,8 +18,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from bloomery.store.files import make_directory
-from bloomery.store.segments import Held, Lane, Record, damage, last_seq, lowest_seq, segments
-from bloomery.types.errors import Gone, NotFound
+from bloomery.store.segments import Held, Lane, Record, damage, last_seq, lowest_seq, readable, segments
+from bloomery.types.errors import Corrupt, Gone, NotFound
 from bloomery.types.operations import Operation, Result
 from bloomery.types.wire import Wire, encode
 
@@ -83,6 +84,8 @@ class Journal:
 
     def __init__(self, directory: Path, pool: Executor, *, first_seq: int = 1, segment_bytes: int = SEGMENT_BYTES, bounds: Bounds = BOUNDS) -> None:
         """Blocking: reads and verifies all segments. The run's history begins with `first_seq`."""
+        if os.path.lexists(directory) and not directory.is_dir():
+            raise Corrupt(f"run `{directory.name}`: its directory is none; bring it back from a backup, then stop and start the server")
         make_directory(directory)
         self.bounds = bounds
         self._pool = pool
@@ -211,7 +214,11 @@ def trim(directory: Path, before_us: int, most_bytes: int = BOUNDS.most_bytes) -
 
 def result_bytes(directory: Path) -> int:
     """Of all results of a run whose journal is not open."""
-    return sum(path.stat().st_size for path in segments(directory, _RESULTS))
+    found = 0
+    for path in segments(directory, _RESULTS):
+        with readable(path):
+            found += path.stat().st_size
+    return found
 
 
 def extent(directory: Path) -> Extent:

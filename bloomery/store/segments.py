@@ -5,10 +5,12 @@ and drops. Every record of a segment has a higher `seq` than those of the segmen
 Files are named `<lane>-<seq of the first record>.seg`.
 """
 
+import errno
 import logging
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,6 +26,8 @@ _FIELDS: Final = struct.Struct("<IqB3xQ")
 _CHECK: Final = struct.Struct("<I")
 HEADER_BYTES: Final = _FIELDS.size + _CHECK.size
 _PAGE: Final = 4096
+_SHORT: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
+"""Errors that say what the machine lacks at the moment, and nothing about a file."""
 
 
 class Record(NamedTuple):
@@ -118,7 +122,7 @@ class Lane:
         if place is None:
             raise NotFound(f"the journal holds no {self._label} {seq}")
         try:
-            with place.segment.open("rb") as file:
+            with readable(place.segment), place.segment.open("rb") as file:
                 data = os.pread(file.fileno(), HEADER_BYTES + place.length, place.offset)
         except FileNotFoundError as error:
             raise Gone(f"{self._label} {seq} was dropped from the journal") from error
@@ -186,7 +190,8 @@ class Lane:
     def _index(self, path: Path) -> None:
         if self.torn is not None:
             raise damage(self.torn.segment, f"the record at offset {self.torn.offset} is cut off, and later segments exist")
-        data = path.read_bytes()
+        with readable(path):
+            data = path.read_bytes()
         for offset, header in _walk(path, data, self._kind):
             if isinstance(header, Torn):
                 self.torn = header
@@ -202,6 +207,17 @@ def damage(segment: Path, what: str) -> Corrupt:
     return Corrupt(
         f"run `{segment.parent.name}`, segment {segment.name}: {what}; bring its directory back from a backup, then stop and start the server"
     )
+
+
+@contextmanager
+def readable(segment: Path) -> Iterator[None]:
+    """A segment that the machine cannot read is damaged; one that was dropped meanwhile, and what the machine lacks, are no damage."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _SHORT or (isinstance(error, FileNotFoundError) and not segment.is_symlink()):
+            raise
+        raise damage(segment, f"it cannot be read ({error.strerror})") from error
 
 
 def segments(directory: Path, name: str) -> list[Path]:
@@ -224,7 +240,7 @@ def last_seq(directory: Path, name: str) -> int:
 
 def _seqs(path: Path) -> list[int]:
     found, offset = [], 0
-    with path.open("rb") as file:
+    with readable(path), path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         while (header := _header(os.pread(file.fileno(), HEADER_BYTES, offset), 0)) is not None:
             offset += HEADER_BYTES + header.length
