@@ -106,7 +106,10 @@ class Lane:
             failpoint(f"journal.{self._label}.written")
             os.fdatasync(self._file)
         except OSError:
-            os.ftruncate(self._file, start)
+            if start == 0:
+                self._discard(path)
+            else:
+                os.ftruncate(self._file, start)
             raise
         failpoint(f"journal.{self._label}.synced")
         for record in records:
@@ -179,7 +182,17 @@ class Lane:
         path = self._directory / f"{self._name}-{first:012d}.seg"
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
         self._size, self._newest[path], self._bytes[path] = 0, first, 0
-        sync_directory(self._directory)
+        try:
+            sync_directory(self._directory)
+        except OSError:
+            self._discard(path)
+            raise
+
+    def _discard(self, path: Path) -> None:
+        """Have the segment that was begun last be none: its name says where it belongs, and what comes instead may belong elsewhere."""
+        self.close()
+        del self._newest[path], self._bytes[path]
+        path.unlink()
 
     def _open(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)

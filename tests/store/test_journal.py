@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -108,6 +110,42 @@ def test_damage_after_opening_is_found_when_the_record_is_read(tmp_path: Path, p
         await journal.close()
 
     asyncio.run(story())
+
+
+def test_a_segment_whose_first_append_met_a_full_disk_is_none(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    async def story() -> None:
+        journal = Journal(tmp_path, pool)
+        for seq in range(1, 7):
+            await journal.append_operation(seq, _op(seq))
+        await journal.append_results({seq: _done(seq) for seq in range(1, 7)})
+        await journal.drop_operations(6)
+        with _full_disk(), pytest.raises(OSError, match="too large"):
+            await journal.append_operation(9, _op(9))
+        assert not list(tmp_path.glob("ops-*"))
+        await journal.append_operation(7, _op(7))
+        await journal.append_results({7: _done(7)})
+        await journal.drop_operations(3)
+        for seq in (8, 9):
+            await journal.append_operation(seq, _op(seq))
+        await journal.close()
+
+    asyncio.run(story())
+    assert [path.name for path in sorted(tmp_path.glob("ops-*"))] == ["ops-000000000007.seg", "ops-000000000008.seg"]
+    last = tmp_path / "ops-000000000008.seg"
+    os.truncate(last, last.stat().st_size - 1)
+    assert set(_read(tmp_path, pool)[0]) == {7, 8}
+
+
+@contextmanager
+def _full_disk() -> Iterator[None]:
+    """As far as this process can tell: no file gets more than a few bytes."""
+    signals, (soft, hard) = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, signals)
 
 
 def test_dropping_removes_only_segments_that_a_checkpoint_covers(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
