@@ -1,15 +1,19 @@
 """The one error tree: raise where you know, answer at the door (only the `errors` of a contract map codes to HTTP)."""
 
 import math
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import ClassVar, Final, Literal
 
 Category = Literal["user", "server"]
 
 _DIRECTORIES: Final = re.compile(r"(?<![\w.:/])/(?:[^\s/'\"]+/)+")
 """Of an absolute path, as it stands in a text."""
+_QUOTED_DIRECTORIES: Final = re.compile(r"(['\"])/(?:(?!\1).)*/")
+"""The same where quotes say how far it goes: then it may hold anything."""
 
 
 class BloomeryError(Exception):
@@ -140,4 +144,9 @@ def blame(kind: type[BloomeryError], what: str) -> Iterator[None]:
 
 def reason(error: Exception) -> str:
     """What a foreign error says, as callers may read it: of a file they learn the name, and not where the server keeps it."""
-    return _DIRECTORIES.sub("", str(error))
+    said = str(error)
+    if isinstance(error, OSError):
+        for path in (error.filename, error.filename2):
+            if isinstance(path, str | bytes | os.PathLike):
+                said = said.replace(repr(path), repr(Path(os.fsdecode(path)).name))
+    return _DIRECTORIES.sub("", _QUOTED_DIRECTORIES.sub(r"\1", said))

@@ -1,5 +1,7 @@
 """What callers may read of foreign errors."""
 
+from pathlib import Path
+
 import pytest
 
 from bloomery.types.errors import BY_CODE, Corrupt, WorkerError, blame, reason
@@ -10,6 +12,7 @@ from bloomery.types.errors import BY_CODE, Corrupt, WorkerError, blame, reason
     [
         ("[Errno 2] No such file or directory: '/srv/data/runs/run-1/ops-1.seg'", "[Errno 2] No such file or directory: 'ops-1.seg'"),
         ("Unable to open file /srv/data/blobs/a.b: denied", "Unable to open file a.b: denied"),
+        ("cannot read '/home/John Doe/data/blobs/a.b': 1/2", "cannot read 'a.b': 1/2"),
         ('a link "/a/b/" leads away', 'a link "" leads away'),
         ("`tinker://run-1/weights/a` and 1/2 and x/y/z stay", "`tinker://run-1/weights/a` and 1/2 and x/y/z stay"),
         ("https://example.org/a/b stays", "https://example.org/a/b stays"),
@@ -20,6 +23,16 @@ def test_of_a_file_callers_learn_the_name_and_not_where_the_server_keeps_it(said
     with pytest.raises(WorkerError) as blamed, blame(WorkerError, "it broke"):
         raise OSError(said)
     assert blamed.value.message == f"it broke: OSError: {told}"
+
+
+@pytest.mark.parametrize("directory", ["/srv/data", "/home/John Doe/my data", '/srv/it\'s "here"/da ta', "/srv/d'a'ta/é\\ /x"])
+def test_of_a_file_that_an_error_names_no_directory_is_told_whatever_it_is_called(directory: str) -> None:
+    path = f"{directory}/runs/run-1/ops-1.seg"
+    assert reason(OSError(17, "File exists", path)) == "[Errno 17] File exists: 'ops-1.seg'"
+    assert reason(OSError(17, "File exists", path.encode())) == "[Errno 17] File exists: 'ops-1.seg'"
+    assert reason(OSError(17, "File exists", Path(path))) == "[Errno 17] File exists: 'ops-1.seg'"
+    assert reason(OSError(18, "Not here", f"{path}/", None, f"{directory}/b c")) == "[Errno 18] Not here: 'ops-1.seg' -> 'b c'"
+    assert reason(OSError(9, "Bad file", 7)) == "[Errno 9] Bad file: 7"
 
 
 def test_the_code_of_damage_means_the_damage_itself() -> None:
