@@ -268,6 +268,9 @@ class History:
             if needed_bytes > MAX_WAITING_BYTES:
                 behind = f"what arrived before operation {self.ready + 1} of run `{run_id}` has more than {MAX_WAITING_BYTES >> 20} MiB"
                 raise TooLarge(f"{behind} with operation {seq}: send less in one call", field="seq")
+            if not self._backlog.takes_behind_gap(size_bytes):
+                waits = f"operations of run `{run_id}` with {self._backlog.bytes >> 20} MiB wait for operation {self.ready + 1}"
+                raise Unavailable(f"{waits}, and those of all runs have no room for more at present: go on when some have a result")
         elif needed_bytes > self._backlog.most_bytes:
             waits = f"operations of run `{run_id}` with {self._backlog.bytes >> 20} MiB wait for the engine"
             raise Unavailable(f"{waits}, and {self._backlog.most_bytes >> 20} MiB may at present: go on when some have a result")
@@ -276,6 +279,8 @@ class History:
         before = self.ready
         while self.journal.has_operation(self.ready + 1):
             self.ready += 1
+        if self.ready > before:
+            self._backlog.gap_closed()
         if self.journal.last_operation <= self.ready:
             self.gap_at = None
         elif self.gap_at is None or self.ready > before:

@@ -177,3 +177,33 @@ def test_operations_that_wait_are_held_in_memory_by_their_bytes(tmp_path: Path, 
             assert not any(isinstance(result, Failed) for result in await api.results(run.id, 1, 2, 3))
 
     play(tmp_path, story)
+
+
+def test_pieces_of_many_runs_behind_those_that_come_last_have_no_more_than_all_runs_may_and_all_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "MAX_WAITING_BYTES_OF_ALL", 2 * ROOM * EACH)
+
+    async def send(api: Api, run_id: str) -> None:
+        for seq in (2, 3, 4, 1):
+            while True:
+                try:
+                    await learn(api, run_id, seq)
+                    break
+                except Unavailable:
+                    await asyncio.sleep(0.002)
+        assert not any(isinstance(result, Failed) for result in await api.results(run_id, 1, 2, 3, 4))
+
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path) as api:
+            runs = [await api.new_run() for _ in range(5)]
+            # Every one gets a part first, so that none is whole.
+            told = [await asyncio.gather(learn(api, run.id, seq), return_exceptions=True) for seq in (2, 3, 4) for run in runs]
+            refused = [str(answer) for (answer,) in told if answer is not None]
+            assert len(told) - len(refused) == 2 * ROOM
+            assert all("wait for operation 1, and those of all runs have no room for more at present" in each for each in refused)
+            assert api.activity._backlog.bytes == 2 * ROOM * EACH
+            await asyncio.gather(*(send(api, run.id) for run in runs))
+            assert api.activity._backlog.bytes == 0
+
+    play(tmp_path, story)
