@@ -9,7 +9,8 @@ before the others were taken: of what all may have, one such run is left as much
 from collections.abc import Iterable
 from typing import Final
 
-from bloomery.types.operations import ForwardBackward, Operation
+from bloomery.types.operations import ForwardBackward, Operation, Rejected
+from bloomery.types.wire import encode
 
 MAX_WAITING: Final = 4096
 """Operations of a run without a result; also how far ahead of the others one may arrive."""
@@ -17,6 +18,8 @@ MAX_WAITING_BYTES: Final = 4 << 30
 """The same in bytes of payloads, which wait in the journal."""
 MAX_WAITING_BYTES_OF_ALL: Final = 16 << 30
 """Of all runs together."""
+SMALL_BYTES: Final = 4096
+"""Of a refusal that says no more than why: their number bounds these."""
 
 
 class Backlog:
@@ -91,4 +94,12 @@ class RunBacklog:
 
 def payload_bytes(operation: Operation) -> int:
     """What matters of an operation's size."""
+    if isinstance(operation, Rejected):
+        # Its message may repeat what was sent.
+        return len(encode(operation))
     return operation.input_bytes if isinstance(operation, ForwardBackward) else 0
+
+
+def small(operation: Operation) -> bool:
+    """Whether an operation needs no room: without one that says why it was refused, those behind it would wait for what nobody sends again."""
+    return not isinstance(operation, ForwardBackward) and payload_bytes(operation) <= SMALL_BYTES

@@ -18,7 +18,7 @@ from bloomery.services.principal import Principal
 from bloomery.services.run_rows import TINKER
 from bloomery.store import rows
 from bloomery.store.database import Database
-from bloomery.types.errors import Conflict, InvalidInput, NotFound
+from bloomery.types.errors import Conflict, InvalidInput, NotFound, shown
 from bloomery.types.ids import expiry_us, new_id, now_us
 from bloomery.types.operations import LoraSpec
 from bloomery.types.resources import Checkpoint
@@ -28,6 +28,8 @@ MAX_TTL_S: Final = 10 * 365 * 86_400
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 PATH: Final = re.compile(r"tinker://(?P<run>[^/]+)/(?P<folder>[^/]+)/(?P<name>[^/]+)")
+_SHOWN_CHARS: Final = 256
+"""Of a path, where a message repeats it: more than a path that there is has."""
 
 
 class CheckpointRow(NamedTuple):
@@ -164,7 +166,7 @@ class Checkpoints:
         query = _checkpoints().where(allowed, table.kind == wanted.kind, table.name == wanted.name, of_run(wanted.run_id))
         row = await self._database.read(lambda connection: connection.execute(query.order_by(table.seq.desc()).limit(1)).first())
         if row is None:
-            what = f"run `{wanted.run_id}` has no {FOLDERS[wanted.kind]} `{wanted.name}`"
+            what = f"run `{shown(wanted.run_id, _SHOWN_CHARS)}` has no {FOLDERS[wanted.kind]} `{shown(wanted.name, _SHOWN_CHARS)}`"
             raise NotFound(f"{what}: it was never saved, was deleted, expired, or is another project's and not published", field=field)
         return _checkpoint(row)
 
@@ -217,7 +219,9 @@ def _parse(path: str) -> _Named:
     parts = PATH.fullmatch(path)
     kinds = {folder: kind for kind, folder in FOLDERS.items()}
     if parts is None or parts["folder"] not in kinds:
-        raise InvalidInput(f"`{path}` is no path of weights: use `tinker://<run>/weights/<name>` or `.../sampler_weights/<name>`", field="path")
+        raise InvalidInput(
+            f"`{shown(path, _SHOWN_CHARS)}` is no path of weights: use `tinker://<run>/weights/<name>` or `.../sampler_weights/<name>`", field="path"
+        )
     return _Named(parts["run"], kinds[parts["folder"]], parts["name"])
 
 

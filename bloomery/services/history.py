@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from bloomery.services.backlog import MAX_WAITING, MAX_WAITING_BYTES, Backlog, RunBacklog, payload_bytes
+from bloomery.services.backlog import MAX_WAITING, MAX_WAITING_BYTES, Backlog, RunBacklog, payload_bytes, small
 from bloomery.services.listeners import Listeners
 from bloomery.services.replayed import InRows, in_rows
 from bloomery.services.settle import RunKey, Settlement, last_checkpoint, restore_point, saves, settle
@@ -246,7 +246,8 @@ class History:
 
     async def _journal_operation(self, seq: int, operation: Operation, request: bytes) -> None:
         size_bytes = payload_bytes(operation)
-        self._require_room(seq, size_bytes)
+        if not small(operation):
+            self._require_room(seq, size_bytes)
         self._backlog.add(seq, size_bytes)
         try:
             await self.journal.append_operation(seq, operation, request=request)
@@ -260,7 +261,7 @@ class History:
 
     def _require_room(self, seq: int, size_bytes: int) -> None:
         """Of bytes. What is computed next is taken in any case: nothing else makes room."""
-        if seq == self.done + 1 or size_bytes == 0:
+        if seq == self.done + 1:
             return
         needed_bytes, run_id = self._backlog.bytes + size_bytes, self.facts.key.run_id
         if self.ready == self.done:

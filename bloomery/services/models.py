@@ -16,7 +16,7 @@ from bloomery.services.engines import EngineLink
 from bloomery.services.principal import Principal
 from bloomery.store import rows
 from bloomery.store.database import Database
-from bloomery.types.errors import InvalidInput, NotFound, blame
+from bloomery.types.errors import InvalidInput, NotFound, blame, shown
 from bloomery.types.footprint import full_run_bytes, trained_parts
 from bloomery.types.ids import now_us
 from bloomery.types.operations import LoraSpec
@@ -86,7 +86,7 @@ class Models:
             return self._base(config)
         known = ", ".join(f"`{alias}`" for alias in self._configs)
         ways = "`--model NAME=DIR` adds one when it starts (and `--model bloomery-tiny` beside it keeps the shipped one)"
-        raise NotFound(f"unknown base model `{name}`: this server has {known}; {ways}", field="base_model")
+        raise NotFound(f"unknown base model `{shown(name)}`: this server has {known}; {ways}", field="base_model")
 
     @property
     def longest_context(self) -> int:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bloomery.types.arrays import Array
 from bloomery.types.custom_loss import LOGPROBS, CustomLoss, check_custom_loss
-from bloomery.types.errors import InvalidInput
+from bloomery.types.errors import InvalidInput, shown
 from bloomery.types.generation import Generate, PromptTargets, SamplingParams
 from bloomery.types.losses import CUSTOM, LOSSES, TARGETS, LossForm, Option
 from bloomery.types.operations import AdamParams, Datum, ForwardBackward
@@ -255,18 +255,19 @@ _RETURNS: Final = "return_logprobs, return_routing and return_routing_weights"
 
 def _known(loss: str) -> LossForm:
     if loss not in LOSSES:
-        raise InvalidInput(f"unknown loss `{loss}`: use one of {', '.join(LOSSES)}", field="loss_fn")
+        raise InvalidInput(f"unknown loss `{shown(loss)}`: use one of {', '.join(LOSSES)}", field="loss_fn")
     return LOSSES[loss]
 
 
 def _check_options(loss: str, form: LossForm, config: Mapping[str, float | str]) -> None:
     for name, value in sorted(config.items()):
-        field = f"loss_fn_config.{name}"
+        called = shown(name)
+        field = f"loss_fn_config.{called}"
         if name not in form.options:
             known = f"it has {', '.join(form.options)}" if form.options else "it has none of its own"
-            raise InvalidInput(f"`{field}`: loss `{loss}` has no option `{name}`; {known}, and all take {_RETURNS}", field=field)
+            raise InvalidInput(f"`{field}`: loss `{loss}` has no option `{called}`; {known}, and all take {_RETURNS}", field=field)
         if isinstance(value, str):
-            raise InvalidInput(f"`{field}` is the text `{value}`: it must be a number", field=field)
+            raise InvalidInput(f"`{field}` is the text `{shown(value)}`: it must be a number", field=field)
         option = form.options[name]
         if not option.least <= value <= option.most:
             raise InvalidInput(f"`{field}` is {value}: {_range(option)}", field=field)
@@ -305,11 +306,12 @@ def _check_custom_inputs(datum: Datum, where: str, loss: CustomLoss, size: Bound
     for given in loss.inputs:
         name = TARGETS if given.name == LOGPROBS else given.name
         if name not in datum.inputs:
-            raise InvalidInput(f"`{where}` lacks `{name}`, which loss `{loss.name:.64}` takes", field=f"{where}.{name}")
+            raise InvalidInput(f"`{where}` lacks `{shown(name)}`, which loss `{loss.name:.64}` takes", field=f"{where}.{shown(name)}")
         shape = datum.inputs[name].shape
         if len(shape) != given.rank and not (given.rank == 0 and shape == (1,)):
-            message = f"`{where}.{name}` has rank {len(shape)}, but loss `{loss.name:.64}` declares `{given.name}` with rank {given.rank}"
-            raise InvalidInput(message, field=f"{where}.{name}")
+            called = f"{where}.{shown(name)}"
+            message = f"`{called}` has rank {len(shape)}, but loss `{loss.name:.64}` declares `{shown(given.name)}` with rank {given.rank}"
+            raise InvalidInput(message, field=called)
     _check_targets(datum.inputs[TARGETS], f"{where}.{TARGETS}", datum.tokens.shape[0], size, soft=True)
 
 
@@ -321,7 +323,7 @@ def _check_names(datum: Datum, where: str, loss: str, form: LossForm) -> None:
             raise InvalidInput(f"`{where}` lacks `{name}`: {takes}", field=f"{where}.{name}")
     for name in sorted(datum.inputs):
         if name not in required and name not in form.optional:
-            raise InvalidInput(f"`{where}` has `{name}`: {takes}", field=f"{where}.{name}")
+            raise InvalidInput(f"`{where}` has `{shown(name)}`: {takes}", field=f"{where}.{shown(name)}")
 
 
 def _check_targets(targets: Array, where: str, length: int, size: Bounds, *, soft: bool) -> None:

@@ -142,6 +142,11 @@ def blame(kind: type[BloomeryError], what: str) -> Iterator[None]:
         raise kind(f"{what}: {type(error).__name__}: {reason(error)}") from error
 
 
+def shown(name: str, chars: int = 64) -> str:
+    """What a caller called something, as messages repeat it: they are kept, and names that there are have no more characters."""
+    return name if len(name) <= chars else f"{name[: chars - 3]}..."
+
+
 def reason(error: Exception) -> str:
     """What a foreign error says, as callers may read it: of a file they learn the name, and not where the server keeps it."""
     said = str(error)

@@ -10,7 +10,7 @@ from bloomery.services import backlog, history, place
 from bloomery.services.active import Patience
 from bloomery.services.backlog import Backlog, RunBacklog
 from bloomery.types.errors import TooLarge, Unavailable
-from bloomery.types.operations import Failed
+from bloomery.types.operations import Failed, Rejected
 from tests.services.fake_engine import FakeEngine
 from tests.services.runs_stage import ME, Api, forward_backward, open_api, play, step, until
 
@@ -204,6 +204,29 @@ def test_pieces_of_many_runs_behind_those_that_come_last_have_no_more_than_all_r
             assert all("wait for operation 1, and those of all runs have no room for more at present" in each for each in refused)
             assert api.activity._backlog.bytes == 2 * ROOM * EACH
             await asyncio.gather(*(send(api, run.id) for run in runs))
+            assert api.activity._backlog.bytes == 0
+
+    play(tmp_path, story)
+
+
+def test_refusals_count_by_what_they_say_and_one_that_says_little_is_taken_in_any_case(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path) as api:
+            run = await api.new_run()
+            engine.gate.clear()
+            await learn(api, run.id, 1, 2)
+            before = api.activity._backlog.bytes
+            with pytest.raises(Unavailable, match="wait for the engine"):
+                await api.runs.submit(ME, run.id, 3, Rejected(message="x" * (ROOM * EACH + backlog.SMALL_BYTES)))
+            assert api.activity._backlog.bytes == before
+            said = "y" * (ROOM * EACH)
+            await api.runs.submit(ME, run.id, 3, Rejected(message=said))
+            assert api.activity._backlog.bytes > before + len(said)
+            with pytest.raises(Unavailable, match="wait for the engine"):
+                await learn(api, run.id, 4)
+            engine.gate.set()
+            assert [isinstance(result, Failed) for result in await api.results(run.id, 1, 2, 3)] == [False, False, True]
+            await api.activity.stored(10)
             assert api.activity._backlog.bytes == 0
 
     play(tmp_path, story)

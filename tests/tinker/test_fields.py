@@ -283,3 +283,51 @@ def test_a_copy_of_a_sampler_hears_of_its_own_samples(server: Served, session: s
 def test_what_openais_contract_has_beside_is_refused_in_words(server: Served, method: str) -> None:
     answer = httpx.request(method, f"{server.url}/oai/api/v1/files", headers={"authorization": f"Bearer {KEY}"})
     assert (answer.status_code, "is not offered" in answer.json()["error"]["message"]) == (400, True)
+
+
+# What was sent, and is repeated by a refusal
+
+
+LONG = "B" * 1_000_000
+
+
+@pytest.mark.parametrize("where", ["loss_fn", "an input", "an option", "the text of an option", "an option in both forms", "an input's dtype"])
+def test_a_refusal_repeats_no_more_of_a_name_than_a_name_has(server: Served, run: str, where: str) -> None:
+    request, datum = message(run)
+    put(datum, target_tokens=TARGETS, weights=WEIGHTS)
+    match where:
+        case "loss_fn":
+            request.loss_fn = LONG
+        case "an input":
+            put(datum, **{LONG: WEIGHTS})
+        case "an option":
+            request.loss_fn_config[LONG] = 1.0
+        case "the text of an option":
+            request.loss_fn = "ppo"
+            request.loss_fn_config_v2["clip_low_threshold"].text = LONG
+        case "an option in both forms":
+            request.loss_fn_config[LONG] = 1.0
+            request.loss_fn_config_v2[LONG].number = 2.0
+        case _:
+            datum.loss_fn_inputs[LONG].dense = b"abc"
+    refused = forward_backward(server, request).json()
+    assert "B" * 61 + "..." in refused["error"]
+    assert len(refused["error"]) < 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        ("/optim_step", {LONG: 1}),
+        ("/optim_step", {"adam_params": ADAM | {LONG: 1}}),
+        ("/optim_step", {"optimizer_params": {"type": LONG[:60_000]}}),
+        ("/optim_step", {"optimizer_params": {"type": "adamw", LONG: 1}}),
+        ("/save_weights_for_sampler", {"kind": LONG[:60_000]}),
+        ("/load_weights", {"path": LONG[:60_000], "optimizer": False}),
+        ("/load_weights", {"path": f"tinker://{LONG[:60_000]}/weights/a", "optimizer": False}),
+    ],
+)
+def test_so_it_is_with_names_of_json(server: Served, run: str, path: str, sent: dict[str, Any]) -> None:
+    refused = result(server, post(server, path, {"model_id": run, "seq_id": 1} | sent)).json()
+    assert "B" * 61 + "..." in refused["error"]
+    assert len(refused["error"]) < 1000

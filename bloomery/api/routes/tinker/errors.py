@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from bloomery.api.routes import MAX_BODY_BYTES
 from bloomery.api.routes.tinker.encoding import decoded
-from bloomery.types.errors import BloomeryError, InvalidInput, InvalidToken, RateLimited, Stopped, TooLarge, Unavailable, reason
+from bloomery.types.errors import BloomeryError, InvalidInput, InvalidToken, RateLimited, Stopped, TooLarge, Unavailable, reason, shown
 from bloomery.types.operations import Failed
 
 _STATUS: Final = {"unauthorized": 401, "forbidden": 403, "not_found": 404, "gone": 410, "rate_limit_exceeded": 429, "unavailable": 503}
@@ -122,7 +122,7 @@ def _first_problem(error: RequestValidationError | ValidationError) -> InvalidIn
     if first["type"] == "json_invalid":
         return InvalidInput(f"the body is not JSON: {first['ctx']['error']}", field="body")
     # FastAPI puts the part of the request before the field's own path.
-    path = [str(part) for part in first["loc"] if part != "body"]
+    path = [shown(str(part)) for part in first["loc"] if part != "body"]
     # A field of the caller's own making may hold halves of characters, which no answer can carry.
     field = ".".join(path).encode(errors="backslashreplace").decode() or "body"
     return InvalidInput(f"`{field}`: {first['msg']}", field=field)

@@ -11,7 +11,7 @@ from bloomery.api.routes.tinker.spans import check_spans
 from bloomery.api.routes.tinker.targets import TargetCells
 from bloomery.api.routes.tinker.tensors import WIDEST, check_fill, check_sparse, decode_tensor, decode_tokens, encode_records, encode_tensor, filled
 from bloomery.types.arrays import Array
-from bloomery.types.errors import InvalidInput, NotSupported
+from bloomery.types.errors import InvalidInput, NotSupported, shown
 from bloomery.types.generation import PromptScored
 from bloomery.types.losses import CUSTOM
 from bloomery.types.operations import Datum, ForwardBackward, ForwardBackwardResult
@@ -148,14 +148,14 @@ def _loss_config(request: Any) -> dict[str, float | str]:
     config = {name: getattr(value, value.WhichOneof("value") or "number") for name, value in request.loss_fn_config_v2.items()}
     for name, value in sorted(request.loss_fn_config.items()):
         if name not in config or not (config[name] == value or (config[name] != config[name] and value != value)):
-            field = f"loss_fn_config.{name}"
+            field = f"loss_fn_config.{shown(name)}"
             raise InvalidInput(f"`{field}` is {value} there and not so in `loss_fn_config_v2`: say the same in both, or leave out one", field=field)
     return config
 
 
 def _flag(value: float | str, name: str) -> bool:
     if value not in (0.0, 1.0):
-        raise InvalidInput(f"`loss_fn_config.{name}` is {value!r}: it must be 0 or 1", field=f"loss_fn_config.{name}")
+        raise InvalidInput(f"`loss_fn_config.{name}` is {shown(repr(value))}: it must be 0 or 1", field=f"loss_fn_config.{name}")
     return value == 1.0
 
 
@@ -164,8 +164,8 @@ def _datum(datum: Any, field: str, loss: str) -> Datum:
     tokens = np.concatenate(chunks) if chunks else np.empty(0, dtype=np.int32)
     for name, tensor in datum.loss_fn_inputs.items():
         # Those of a custom loss may have any shape.
-        check_sparse(tensor, None if loss == CUSTOM else tokens.size, f"{field}.loss_fn_inputs.{name}")
-    inputs = {name: decode_tensor(tensor, f"{field}.loss_fn_inputs.{name}") for name, tensor in datum.loss_fn_inputs.items()}
+        check_sparse(tensor, None if loss == CUSTOM else tokens.size, f"{field}.loss_fn_inputs.{shown(name)}")
+    inputs = {name: decode_tensor(tensor, f"{field}.loss_fn_inputs.{shown(name)}") for name, tensor in datum.loss_fn_inputs.items()}
     routing, weights = inputs.pop(ROUTING, None), inputs.pop(ROUTING_WEIGHTS, None)
     made = Datum(tokens=Array.of(tokens), routing=routing, routing_weights=weights, inputs=inputs)
     check_spans(datum, made, field, loss)

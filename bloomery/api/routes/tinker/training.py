@@ -27,7 +27,7 @@ from bloomery.services.kinds import EXTERNAL, NAMED
 from bloomery.services.principal import Principal
 from bloomery.services.sampling import draw_seed
 from bloomery.services.threads import off_loop
-from bloomery.types.errors import BloomeryError, InvalidInput, NotSupported
+from bloomery.types.errors import BloomeryError, InvalidInput, NotSupported, shown
 from bloomery.types.losses import CUSTOM, LOSSES
 from bloomery.types.operations import AdamParams, Effect, LoraSpec, OptimStep, Rejected
 
@@ -249,15 +249,15 @@ def _check_optimizer(asked: bodies.Optimizer | None, field: str) -> None:
     if asked is None:
         return
     if asked.type != ADAMW:
-        raise NotSupported(f"`{field}`: optimizer `{asked.type}` is not offered: use {ADAMW}", field=field)
+        raise NotSupported(f"`{field}`: optimizer `{shown(asked.type)}` is not offered: use {ADAMW}", field=field)
     if asked.extras:
-        raise InvalidInput(f"`{field}.{asked.extras[0]}`: {ADAMW} has no such field, its numbers come with every step", field=field)
+        raise InvalidInput(f"`{field}.{shown(asked.extras[0])}`: {ADAMW} has no such field, its numbers come with every step", field=field)
 
 
 def _publication(asked: bodies.SaveForSampler, future: OperationFuture) -> OperationFuture:
     """The future of weights for sampling, which are for a name or for a sampler."""
     if asked.kind not in ("snapshot", "inflight"):
-        raise NotSupported(f"weights of kind `{asked.kind}` are not offered: use kind `snapshot` or `inflight`", field="kind")
+        raise NotSupported(f"weights of kind `{shown(asked.kind)}` are not offered: use kind `snapshot` or `inflight`", field="kind")
     inflight = asked.kind == "inflight"
     match asked.path, asked.sampling_session_seq_id:
         case str(name), None if not inflight:
