@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from bloomery.store.files import make_directory
-from bloomery.store.segments import Held, Lane, Record, damage, last_seq, lowest_seq, readable, segments
+from bloomery.store.segments import Held, Lane, Record, Torn, damage, last_seq, lowest_seq, named_seq, readable, segments
 from bloomery.types.errors import Corrupt, Gone, NotFound
 from bloomery.types.operations import Operation, Result
 from bloomery.types.wire import Wire, encode
@@ -92,8 +92,8 @@ class Journal:
         self._operations = Lane(directory, name=_OPERATIONS, kind=1, label="operation", segment_bytes=segment_bytes)
         self._results = _results_lane(directory, min(segment_bytes, bounds.segment_bytes))
         torn = self._operations.torn
-        if torn is not None and torn.seq is not None and torn.seq <= self.last_result:
-            raise damage(torn.segment, f"operation {torn.seq} at offset {torn.offset} is damaged, yet its result is known")
+        if torn is not None and (seq := self._cut_off(torn)) <= self.last_result:
+            raise damage(torn.segment, f"operation {seq} at offset {torn.offset} is damaged, yet its result is known")
         self._operations.start()
         self._results.start()
         self._operations.complete_through = self._results.complete_through = max(self.last_result, first_seq - 1)
@@ -184,6 +184,14 @@ class Journal:
     def _replayed_from(self) -> int:
         """The oldest operation here: whoever computes from it on again compares what comes out, and must fail where it failed."""
         return min(list(self._operations.places), default=self.last_result + 1)
+
+    def _cut_off(self, torn: Torn) -> int:
+        """Which operation is cut off: where its header is, too, the first that its segment lacks of those with a result, or the next one."""
+        if torn.seq is not None:
+            return torn.seq
+        places = self._operations.places
+        lowest = min((seq for seq, place in places.items() if place.segment == torn.segment), default=named_seq(torn.segment))
+        return next((seq for seq in range(lowest, self.last_result + 1) if seq not in places), self.last_result + 1)
 
     def _request(self, seq: int) -> bytes:
         # The result first: it is mostly the smaller one, and stays when a checkpoint has the operation dropped, which may happen meanwhile.

@@ -238,6 +238,11 @@ def segments(directory: Path, name: str) -> list[Path]:
     return sorted(directory.glob(f"{name}-*.seg"))
 
 
+def named_seq(segment: Path) -> int:
+    """The `seq` of a segment's first record, by its name."""
+    return int(segment.stem.rpartition("-")[2])
+
+
 def lowest_seq(paths: Iterable[Path]) -> int | None:
     """Lowest `seq` of these segments of a lane, oldest first, by headers alone; None without any."""
     return next((min(found) for path in paths if (found := _seqs(path))), None)

@@ -69,6 +69,28 @@ def test_a_record_cut_anywhere_is_dropped_and_all_before_it_kept(
         assert set(_read(copy, pool)[0 if lane == "ops" else 1]) == {1, 2, 3}
 
 
+@pytest.mark.parametrize("segment_bytes", [1, 1 << 20])
+def test_an_operation_whose_result_is_known_is_damaged_wherever_it_is_cut_and_its_file_stays_as_it_was(
+    tmp_path: Path, pool: ThreadPoolExecutor, segment_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    _fill(tmp_path, pool, operations=[1, 2, 3], results=[1, 2, 3], segment_bytes=segment_bytes)
+    segment = max(tmp_path.glob("ops-*"))
+    whole = segment.read_bytes()
+    last = _last_record_start(whole)
+    for length in range(last + 1, len(whole)):
+        segment.write_bytes(whole[:length])
+        with pytest.raises(Corrupt, match=f"{segment.name}: operation 3 at offset {last} is damaged, yet its result is known"):
+            _read(tmp_path, pool)
+        assert segment.read_bytes() == whole[:length]
+    # What came behind it and has no result may have been cut off.
+    segment.write_bytes(whole)
+    _fill(tmp_path, pool, operations=[4], segment_bytes=segment_bytes)
+    segment = max(tmp_path.glob("ops-*"))
+    os.truncate(segment, segment.stat().st_size - HEADER_BYTES)
+    assert not caplog.records
+    assert set(_read(tmp_path, pool)[0]) == {1, 2, 3}
+
+
 def test_a_record_of_which_only_zeros_reached_the_disk_is_dropped(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     _fill(tmp_path, pool, operations=[1, 2])
     with next(tmp_path.glob("ops-*")).open("ab") as file:
