@@ -2,6 +2,8 @@
 
 import ctypes
 import mmap
+import platform
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -168,6 +170,7 @@ def test_gradients_of_wide_weights_come_from_it_and_those_of_narrow_ones_do_not(
         assert torch.equal(products.weight_gradient(*few), few[0].t() @ few[1])
 
 
+@pytest.mark.skipif(shutil.which("cc") is None or platform.machine() != "x86_64", reason="no C compiler for x86 here")
 @pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512", "sapphirerapids"])
 def test_the_kernel_compiles_for_processors_with_tiles_and_without(processor, tmp_path):
     source = Path(native.__file__).with_name("kernels") / "split_product.c"
