@@ -77,7 +77,7 @@ def test_graders_are_timed_one_by_one_and_what_they_get_wrong_is_a_share_of_what
 
     config = replace(SYNCHRONOUS, rollouts=replace(SMALL, attempts=1))
     (report,) = reports_of(client, tmp_path / "cursor", config, grade, 1)
-    assert waited[0] <= report.metrics["grading/seconds_max"] < waited[0] + 1
+    assert waited[0] <= report.metrics["grading/seconds_max"] <= report.metrics["seconds/rollouts"]
     assert report.metrics["grading/seconds_mean"] < report.metrics["grading/seconds_max"] / 2
     assert report.metrics["grading/invalid_share"] == pytest.approx(1 / 6)
     assert report.metrics["reward/raw_low"] < report.metrics["reward/raw"] < report.metrics["reward/raw_high"]
