@@ -28,9 +28,9 @@ from tests.tinker.over_fake_engine import KEY, MODEL, Served, served
 ADAM = types.AdamParams(learning_rate=1e-3)
 SHIPPED = "bloomery-tiny"
 BYTES_PER_TARGET = 8
-GAP_S = 1.0
+GAP_S = 2.0
 """How long these servers wait for a missing operation while nothing comes in."""
-SLOWLY_S = 2.5 * GAP_S
+SLOWLY_S = 1.5 * GAP_S
 PIECES = 12
 
 
@@ -131,19 +131,21 @@ def test_the_first_request_of_a_batch_may_take_longer_than_others_wait_for_it(tm
 @pytest.mark.parametrize("coding", ["identity", "zstd"])
 def test_a_body_that_comes_in_is_waited_for(tmp_path: Path, coding: str) -> None:
     with served(tmp_path, patience=Patience(gap_s=GAP_S)) as server, Batches(server) as batches:
-        batches.send(2)
-        late = batches.send(1, coding, lambda: threading.Event().wait(SLOWLY_S / PIECES))
-        assert late.status_code == 200, late.text
+        early, late = batches.body(2), batches.body(1, coding)
+        batches.send(early)
+        answer = batches.send(late, coding, lambda: threading.Event().wait(SLOWLY_S / PIECES))
+        assert answer.status_code == 200, answer.text
         assert [batches.result(seq).headers["content-type"] for seq in (1, 2)] == ["application/x-protobuf"] * 2
 
 
 @pytest.mark.parametrize("coding", ["identity", "zstd"])
 def test_a_body_that_stops_coming_in_is_given_up(tmp_path: Path, coding: str) -> None:
     with served(tmp_path, patience=Patience(gap_s=GAP_S)) as server, Batches(server) as batches:
-        batches.send(2)
-        late = batches.send(1, coding, once(lambda: batches.result(2)))
-        assert late.status_code == 200, late.text
-        assert "did not arrive within 1 s" in batches.result(1).json()["error"]
+        early, late = batches.body(2), batches.body(1, coding)
+        batches.send(early)
+        answer = batches.send(late, coding, once(lambda: batches.result(2)))
+        assert answer.status_code == 200, answer.text
+        assert f"did not arrive within {GAP_S:g} s" in batches.result(1).json()["error"]
 
 
 class Batches:
@@ -161,15 +163,17 @@ class Batches:
     def __exit__(self, *raised: object) -> None:
         self.http.close()
 
-    def send(self, seq: int, coding: str = "identity", between: Callable[[], object] = lambda: None) -> httpx.Response:
-        """Train on more than a block of zstd holds, piece by piece with something between them."""
+    def body(self, seq: int, coding: str = "identity") -> bytes:
+        """A request that trains on more than a block of zstd holds."""
         rng = np.random.default_rng(seq)
         data = [datum(*rng.integers(1, 50, 20).tolist()) for _ in range(2000)]
         asked = types.ForwardBackwardInput(data=data, loss_fn="cross_entropy")
         request = types.ForwardBackwardRequest(forward_backward_input=asked, model_id=self.model_id, seq_id=seq)
         body = forward_backward_request_to_proto(request).SerializeToString()
-        if coding == "zstd":
-            body = zstandard.ZstdCompressor().compress(body)
+        return zstandard.ZstdCompressor().compress(body) if coding == "zstd" else body
+
+    def send(self, body: bytes, coding: str = "identity", between: Callable[[], object] = lambda: None) -> httpx.Response:
+        """Piece by piece with something between them."""
 
         def pieces() -> Iterator[bytes]:
             for at in range(0, len(body), -(-len(body) // PIECES)):
