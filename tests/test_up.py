@@ -140,6 +140,7 @@ def test_garbage_is_collected_by_the_running_server(server: LiveServer) -> None:
     assert done.stdout == "removed 0 spans and 0 blobs (0.0 MB)\n", done.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_supervisor_leaves_no_process_and_a_clean_stop_leaves_nothing(tmp_path: Path, small_model: Path) -> None:
     with running_server(tmp_path / "data", "--model", str(small_model)) as first:
         pids, abandoned = first.pids(), runtime_dir(first)
@@ -171,6 +172,7 @@ def train(run: TrainingRun) -> str:
 ALARMING = ("WARNING", "ERROR", "CRITICAL", "Traceback", "Error:", "0 bytes read")
 
 
+@pytest.mark.slow
 def test_a_clean_stop_cuts_open_requests_and_logs_nothing_alarming(tmp_path: Path, small_model: Path) -> None:
     with running_server(tmp_path / "data", "--model", str(small_model)) as server:
         with Client(server.url, server.key) as client:

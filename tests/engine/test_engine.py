@@ -352,6 +352,7 @@ def test_a_death_at_any_point_changes_no_bit(model, tmp_path, reference, point):
             assert results(api, last.seq + 1, 8 - last.seq)[-1].digest == reference.digest
 
 
+@pytest.mark.slow
 def test_deaths_while_sampling_and_publishing_leave_the_same_tokens_and_one_version(model, tmp_path):
     with engine(model, tmp_path, **failpoints(tmp_path, "engine.decode.step@5", "engine.snapshot.written")) as one:
         with one.connect() as api:

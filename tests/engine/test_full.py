@@ -110,6 +110,7 @@ def test_a_checkpoint_begins_another_run(shared, reference):
         api.close_runs("run-f", "run-l")
 
 
+@pytest.mark.slow
 def test_a_death_in_the_replay_after_a_death_changes_no_bit(model, tmp_path, reference):
     with engine(model, tmp_path) as one:
         with one.connect() as api:

@@ -169,6 +169,7 @@ def test_weights_that_are_read_again_after_sleep_are_proved_again(held: tuple[Wo
     assert NOT_THOSE in failure.message
 
 
+@pytest.mark.slow
 def test_a_replica_of_other_files_under_the_same_name_never_listens(model: Path, tmp_path: Path) -> None:
     directory = tmp_path / "server"
     directory.mkdir()

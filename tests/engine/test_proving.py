@@ -101,6 +101,7 @@ def asked_of(weights: Weights):
     return msgspec.structs.replace(request("r", list(range(20))), weights=weights)
 
 
+@pytest.mark.slow
 def test_an_engine_whose_base_is_not_the_one_that_was_proved_never_listens(model: Path, tmp_path: Path):
     with engine(model, tmp_path) as one:
         one.connect().close()

@@ -72,6 +72,7 @@ def test_a_checkpoint_in_the_middle_of_an_operation_is_as_of_the_last_step():
     assert one.checkpoint() is None, "what lies behind the last one is half done"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 8])
 def test_an_engine_that_dies_within_a_step_goes_on_from_the_gradients_it_had_gathered(model, tmp_path, references, rank):
     operations = [*history(3), learn(seed=3)]
