@@ -39,9 +39,11 @@ class Outcome(NamedTuple):
     reports: list[dict[str, Any]]
 
 
-def start_workload(to: LiveServer, tenants: int = 1, *, poisoned: int | None = None) -> "subprocess.Popen[str]":
-    """Submit the operations from another process; `finish` reads what came of them."""
-    argv = [sys.executable, "-m", "tests.kill.workload", to.url, to.key, str(tenants), *([] if poisoned is None else [str(poisoned)])]
+def start_workload(to: LiveServer, tenants: int = 1, *, poisoned: int | None = None, until: Path | None = None) -> "subprocess.Popen[str]":
+    """Submit the operations from another process, and more of them until that file is there; `finish` reads what came of them."""
+    options = {"--poisoned": poisoned, "--until": until}
+    given = [str(word) for name, value in options.items() if value is not None for word in (name, value)]
+    argv = [sys.executable, "-m", "tests.kill.workload", to.url, to.key, str(tenants), *given]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
 
@@ -102,6 +104,11 @@ def strike(data_dir: Path, victims: Sequence[str]) -> float:
     return moment
 
 
+def all_struck(data_dir: Path) -> Path:
+    """The file that says that nobody is to die any more, for a workload to go on until then."""
+    return data_dir.with_name("all-struck")
+
+
 class Stops(threading.Thread):
     """Strikes while a process stands at its point: the failpoints of the environment raise SIGSTOP there, in every life and each time.
 
@@ -114,6 +121,7 @@ class Stops(threading.Thread):
         super().__init__(daemon=True)
         self.environment = {"BLOOMERY_FAILPOINTS": ",".join(f"{point}!{signal.SIGSTOP.name}" for point in points.values())}
         self._data_dir, self._who, self._plan = data_dir, tuple(points), plan
+        self.all_struck = all_struck(data_dir)
         self._diary: Sequence[dict[str, Any]] = ()
         self._over = threading.Event()
         self._error: BaseException | None = None
@@ -152,6 +160,8 @@ class Stops(threading.Thread):
         at, victims = self._plan[len(self.moments)]
         if who == at and all(each in pids and alive(pids[each]) for each in self._who) and self._recovered():
             self.moments.append(strike(self._data_dir, victims))
+            if len(self.moments) == len(self._plan):
+                self.all_struck.touch()
 
     def _recovered(self) -> bool:
         """Operations of several tenants are in flight, and none that was at the strike before: no operation dies twice, which would fail it."""
@@ -177,6 +187,7 @@ class RandomStrikes:
     def __init__(self, data_dir: Path, chance: random.Random, victims: Sequence[Sequence[str]], windows: Sequence[range]) -> None:
         """After how many results each comes is drawn from its window, and so is the moment after that."""
         self._data_dir = data_dir
+        self.all_struck = all_struck(data_dir)
         self._plan = [(chance.choice(window), chance.uniform(0, 0.02), who) for window, who in zip(windows, victims, strict=True)]
         self.moments: list[float] = []
 
@@ -193,6 +204,8 @@ class RandomStrikes:
         if len(done) >= results and diary[-1]["at"] > last and in_flight(diary, last) <= done:
             time.sleep(after_s)
             self.moments.append(strike(self._data_dir, victims))
+            if len(self.moments) == len(self._plan):
+                self.all_struck.touch()
 
 
 class FullDisk:

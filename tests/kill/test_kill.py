@@ -43,7 +43,7 @@ STRIKES: Final[list[tuple[str, list[str]]]] = [
 THREADS: Final = [1, 1, 2, 2, 1, 2, 1]
 """Of the engine, for each pair of points: a promise of equal bits is one for as many threads."""
 WINDOWS: Final = [range(5, 20), range(35, 50), range(65, 85)]
-"""Results after which a random kill comes: the last leaves thirty-five operations, so that some are in flight."""
+"""Results after which a random kill comes, at the earliest: the tenants go on until it has come."""
 OFTEN: Final = {"BLOOMERY_CHECKPOINT_SECONDS": "0.02"}
 """Checkpoints: so replay starts from one, and segments are dropped while the workload runs."""
 
@@ -85,7 +85,7 @@ def test_tenants_end_with_the_same_bits_whoever_dies_while_a_process_is_at_a_poi
 ) -> None:
     reference = reference_of(threads)
     with Stops(tmp_path / "data", points, STRIKES) as stops, server_with(threads, tmp_path / "data", stops.environment) as server:
-        outcome = finish(start_workload(server, TENANTS), stops.look)
+        outcome = finish(start_workload(server, TENANTS, until=stops.all_struck), stops.look)
     assert len(stops.moments) == len(STRIKES), f"nobody died any more: {STRIKES[len(stops.moments)]}"
     for moment, (stood, died) in zip(stops.moments, STRIKES, strict=True):
         assert_struck(outcome.diary, moment, f"the death of {died} at {points[stood]}")
@@ -100,7 +100,7 @@ def test_tenants_end_with_the_same_bits_after_kills_at_random_moments(seed: int,
     with server_with(threads, tmp_path / "data") as server:
         strikes = RandomStrikes(server.data_dir, chance, victims, WINDOWS)
         print(f"seed {seed}: {strikes}")
-        outcome = finish(start_workload(server, TENANTS), strikes.look)
+        outcome = finish(start_workload(server, TENANTS, until=strikes.all_struck), strikes.look)
     assert len(strikes.moments) == len(victims)
     for moment, who in zip(strikes.moments, victims, strict=True):
         assert_struck(outcome.diary, moment, f"the death of {who}")

@@ -1,10 +1,11 @@
 """Tenants that train, save, sample and save again through the tinker SDK, one of them all parameters; one JSON line at the end says everything that
 came out.
 
-`python -m tests.kill.workload URL KEY TENANTS [POISONED]`. Lines before the last are a diary: `submitted N` and `done N` of each tenant with a time,
-so that a test can prove which operations were in flight when something died. The tenants have different ranks, trained parts, losses and lengths,
-and each has a few operations in flight at a time; one that is poisoned submits forwards of its own, up to operation `POISON`, and may see the last
-of them fail.
+`python -m tests.kill.workload URL KEY TENANTS [--poisoned TENANT] [--until FILE]`. Lines before the last are a diary: `submitted N` and `done N`
+of each tenant with a time, so that a test can prove which operations were in flight when something died. The tenants have different ranks, trained
+parts, losses and lengths, and each has a few operations in flight at a time; one that is poisoned submits forwards of its own, up to operation
+`POISON`, and may see the last of them fail. With a file to wait for they go on after the end until it is there, so that what is to happen to them
+meanwhile finds them at work.
 """
 
 import hashlib
@@ -13,8 +14,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from argparse import ArgumentParser
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -29,6 +32,10 @@ PUBLISHES: Final = (1, 4, 7, 10)
 """After these steps."""
 OPERATIONS: Final = 2 * STEPS + len(PUBLISHES) + 2
 """Of a tenant: steps, snapshots, a checkpoint in the middle, and the checkpoint at the end."""
+MORE: Final = "more-"
+"""What snapshots after the end are called."""
+MORE_STEPS: Final = 40
+"""At most, with a snapshot each, after the end: what is waited for did not come then."""
 POISON: Final = OPERATIONS + 1
 """No other tenant has so many."""
 IN_FLIGHT: Final = 4
@@ -42,11 +49,18 @@ ADAM: Final = types.AdamParams(learning_rate=3e-3)
 _WRITING = threading.Lock()
 
 
-def main(url: str, key: str, tenants: int, poisoned: int | None) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Run all tenants at once."""
-    with ThreadPoolExecutor(tenants) as threads:
-        reports = list(threads.map(lambda tenant: Tenant(url, key, tenant).train(poisoned == tenant), range(tenants)))
-    print(json.dumps(reports))
+    parser = ArgumentParser()
+    for name, kind in {"url": str, "key": str, "tenants": int, "--poisoned": int, "--until": Path}.items():
+        parser.add_argument(name, type=kind)
+    given = parser.parse_args(arguments)
+
+    def train(tenant: int) -> dict[str, Any]:
+        return Tenant(given.url, given.key, tenant).train(given.poisoned == tenant, given.until)
+
+    with ThreadPoolExecutor(given.tenants) as threads:
+        print(json.dumps(list(threads.map(train, range(given.tenants)))))
 
 
 class Tenant:
@@ -57,8 +71,8 @@ class Tenant:
         self._pending: list[tinker.APIFuture[Any]] = []
         self._lost: tinker.APIFuture[Any] | None = None
 
-    def train(self, poisoned: bool) -> dict[str, Any]:
-        """Everything; what came of it."""
+    def train(self, poisoned: bool, until: Path | None) -> dict[str, Any]:
+        """Everything; what came of it up to the end."""
         number = self._number
         with tinker.ServiceClient(base_url=self._url, api_key=self._key) as client:
             rank, parts = RANKS[number % len(RANKS)], PARTS[number % len(PARTS)]
@@ -73,7 +87,10 @@ class Tenant:
                     self._submit(lambda step=step: run.save_weights_for_sampler(f"step-{step}")).result()
             failure = self._taste(run) if poisoned else None
             self._submit(lambda: run.save_state("end"))
-            results = [future.result() for future in self._pending if future is not self._lost]
+            submitted = len(self._pending)
+            if until is not None:
+                self._go_on(run, until)
+            results = [future.result() for future in self._pending if future is not self._lost][:submitted]
             paths = [result.path for result in results if isinstance(result, types.SaveWeightsForSamplerResponse)]
             prompt, params = types.ModelInput.from_ints([5, 17, 300, 42]), types.SamplingParams(max_tokens=8, temperature=1.0, seed=5, stop=[])
             answers = [client.create_sampling_client(path).result().sample(prompt, 1, params).result() for path in paths]
@@ -85,6 +102,14 @@ class Tenant:
             "said": [answer.sequences[0].tokens for answer in answers],
             "failure": failure,
         }
+
+    def _go_on(self, run: tinker.TrainingClient, until: Path) -> None:
+        for step in range(STEPS, STEPS + MORE_STEPS):
+            if until.exists():
+                return
+            self._submit(lambda step=step: learn(run, self._number, step))
+            self._submit(lambda: run.optim_step(ADAM))
+            self._submit(lambda step=step: run.save_weights_for_sampler(f"{MORE}{step}")).result()
 
     def _submit(self, begin: Callable[[], "tinker.APIFuture[Any]"]) -> "tinker.APIFuture[Any]":
         if len(self._pending) >= IN_FLIGHT:
@@ -110,7 +135,8 @@ class Tenant:
     def _digests(self, model_id: str) -> dict[str, str | None]:
         """Hashes of the weights of every checkpoint, which the SDK does not tell."""
         with Client(self._url, self._key, patience_s=120) as client:
-            return {str(saved.name): saved.digest for saved in client.run(model_id).checkpoints() if saved.kind == "named"}
+            named = {str(saved.name): saved.digest for saved in client.run(model_id).checkpoints() if saved.kind == "named"}
+        return {name: digest for name, digest in named.items() if not name.startswith(MORE)}
 
 
 def learn(run: tinker.TrainingClient, tenant: int, step: int) -> "tinker.APIFuture[types.ForwardBackwardOutput]":
@@ -153,4 +179,4 @@ def diary(what: str, tenant: int, seq: int) -> None:
 if __name__ == "__main__":
     # The SDK reports to the server it talks to, which is not what is tested here.
     os.environ["TINKER_TELEMETRY"] = "0"
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]) if len(sys.argv) > 4 else None)
+    main(sys.argv[1:])
