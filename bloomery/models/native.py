@@ -38,6 +38,8 @@ _QUERIES: Final = 48
 """Queries whose gradients are computed with the same keys."""
 _PANEL: Final = 32
 """Outputs of a product that lie side by side."""
+_TILE_STEP: Final = 32
+"""Inputs of a product of bfloat16 that are multiplied together."""
 _LIBRARY: Final = Compiled(
     "native",
     Path(__file__).with_name("kernels"),
@@ -64,6 +66,10 @@ _LIBRARY: Final = Compiled(
         "split_product": (_P, _I, _P, _I, _I, _P, _I, _I, _I, _I, _I, _I, _P, _I),
         "split_product_granted": (_P,),
         "split_product_room": (_P, _I),
+        "half_product": (_P, _I, _P, _I, _P, _I, _I, _I, _I),
+        "half_product_unpacked": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _P, _I),
+        "half_product_room": (_P, _I, _I, _I),
+        "half_pack": (_P, _P, _I, _I, _I, _I),
         "run": (_P, _I),
     },
     # Contracted products and sums would have other bits on processors that have them.
@@ -96,6 +102,11 @@ def available(*tensors: Tensor) -> bool:
 def multiplies(*tensors: Tensor) -> bool:
     """Whether `product`, `pack` and `add_updates` take these, and are worth it: without fused multiply-adds other libraries are faster."""
     return _FUSES and available(*tensors)
+
+
+def multiplies_halves(*tensors: Tensor) -> bool:
+    """Whether `half_product` and `half_pack` take these rows and matrices: bfloat16 on a processor with tiles of it."""
+    return all(tensor.dtype is torch.bfloat16 and tensor.is_cpu and tensor.shape[-1] % _TILE_STEP == 0 for tensor in tensors) and _tiles_are_granted()
 
 
 def splits(*tensors: Tensor) -> bool:
@@ -178,6 +189,46 @@ def product_unpacked(x_RI: Tensor, weight_OI: Tensor) -> Tensor:
     out_RO, scratch = _floats(rows, outputs), _floats(threads, _PANEL * inputs)
     _call(
         "product_unpacked",
+        *(out_RO.data_ptr(), outputs, x_RI.data_ptr(), x_RI.stride(0), weight_OI.data_ptr(), weight_OI.stride(0)),
+        *(rows, outputs, inputs, scratch.data_ptr(), threads),
+    )
+    return out_RO
+
+
+def half_pack(weight_OI: Tensor) -> Tensor:
+    """A matrix of bfloat16 in the order in which tiles of it are multiplied [P, I / 32, 2, 16, 32], zeros behind the last output."""
+    weight_OI = _rows(weight_OI)
+    outputs, inputs = weight_OI.shape
+    panels = _halves(pad_to(outputs, _PANEL) // _PANEL, inputs // _TILE_STEP, 2, _TILE_STEP // 2, _TILE_STEP)
+    _call("half_pack", panels.data_ptr(), weight_OI.data_ptr(), weight_OI.stride(0), outputs, inputs, torch.get_num_threads())
+    return panels
+
+
+def half_unpack(panels: Tensor, outputs: int) -> Tensor:
+    """The matrix [O, I] of these panels."""
+    # Of a panel, a step and a side: pairs of inputs, and for each of them both numbers of every output.
+    return panels.unflatten(4, (-1, 2)).permute(0, 2, 4, 1, 3, 5).flatten(3, 5).flatten(0, 2)[:outputs]
+
+
+def half_product(x_RI: Tensor, panels: Tensor, outputs: int) -> Tensor:
+    """Rows of bfloat16 times a packed matrix [R, O], summed in float32. A row's bits depend on nothing but the row and the matrix."""
+    x_RI = _rows(x_RI)
+    rows, inputs = x_RI.shape
+    assert panels.shape[1] * _TILE_STEP == inputs
+    out_RO = _halves(rows, outputs)
+    addresses = out_RO.data_ptr(), outputs, x_RI.data_ptr(), x_RI.stride(0), panels.data_ptr()
+    _call("half_product", *addresses, rows, outputs, inputs, torch.get_num_threads())
+    return out_RO
+
+
+def half_product_unpacked(x_RI: Tensor, weight_OI: Tensor) -> Tensor:
+    """The same bits with a plain matrix, which is packed some panels at a time."""
+    x_RI, weight_OI = _rows(x_RI), _rows(weight_OI)
+    (rows, inputs), outputs, threads = x_RI.shape, len(weight_OI), torch.get_num_threads()
+    assert weight_OI.shape[1] == inputs
+    out_RO, scratch = _halves(rows, outputs), torch.empty(_number("half_product_room", outputs, inputs, threads), dtype=torch.uint8, device="cpu")
+    _call(
+        "half_product_unpacked",
         *(out_RO.data_ptr(), outputs, x_RI.data_ptr(), x_RI.stride(0), weight_OI.data_ptr(), weight_OI.stride(0)),
         *(rows, outputs, inputs, scratch.data_ptr(), threads),
     )
@@ -479,6 +530,10 @@ def _floats(*shape: int, zeros: bool = False) -> Tensor:
     if not zeros and (recorder := current_recorder()) is not None:
         return recorder.floats(shape)
     return (torch.zeros if zeros else torch.empty)(shape, dtype=torch.float32, device="cpu")
+
+
+def _halves(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="cpu")
 
 
 def _rows(x: Tensor) -> Tensor:

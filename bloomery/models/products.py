@@ -3,7 +3,8 @@
 In float32 on a CPU that is one of our own (`native`): each number is one chain of multiply-adds, so a row has the same bits alone and among others,
 and few rows of a small model take half to four fifths of the time that oneDNN takes. Where it is missing, or the processor fuses no multiply-adds,
 oneDNN computes, which comes with torch; it uses the widest instructions of a processor where torch's BLAS does not, and gives a row the same bits
-among any number of rows from two on; `kernel_probe` holds that against this machine. Half precision goes to oneDNN anyway, other devices have
+among any number of rows from two on; `kernel_probe` holds that against this machine. Bfloat16 goes to a kernel of our own where the processor
+has tiles for it: there oneDNN sums more than 512 inputs in an order that depends on the rows. Elsewhere it goes to oneDNN, and other devices have
 libraries of their own.
 A weight that was put into the kernel's own order once (`packed`) gives the same bits, and few rows in a half to a fifth of the time: they wait for
 little else than the order that is made anew for every call. It serves products alone: nothing else reads it, and no gradient reaches it.
@@ -35,13 +36,14 @@ _BLAS_IS_AS_WIDE: Final = torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 class Panels(nn.Parameter):
-    """A weight in the order of `native.product`."""
+    """A weight in the order of `native.product`, or of `native.half_product`."""
 
     outputs: int
 
     def __new__(cls, weight_OI: Tensor) -> "Panels":
         """Of a plain one."""
-        panels = super().__new__(cls, native.pack(weight_OI.detach()), requires_grad=False)
+        pack = native.half_pack if weight_OI.dtype == torch.bfloat16 else native.pack
+        panels = super().__new__(cls, pack(weight_OI.detach()), requires_grad=False)
         panels.outputs = len(weight_OI)
         return panels
 
@@ -57,9 +59,12 @@ def linear(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
 def product(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
     """`input @ weight.T` for callers that write their own backward; the weight may be packed."""
     if isinstance(weight_OI, Panels):
-        return native.product(input_RI, weight_OI, weight_OI.outputs)
+        multiply = native.half_product if weight_OI.dtype == torch.bfloat16 else native.product
+        return multiply(input_RI, weight_OI, weight_OI.outputs)
     if not weight_OI.is_mkldnn and native.multiplies(input_RI, weight_OI):
         return native.product_unpacked(input_RI, weight_OI)
+    if not weight_OI.is_mkldnn and native.multiplies_halves(input_RI, weight_OI):
+        return native.half_product_unpacked(input_RI, weight_OI)
     return _library_product(input_RI, weight_OI)
 
 
@@ -99,7 +104,7 @@ def _is_split(weight: Sequence[int], *tensors: Tensor) -> bool:
 
 def packed(weight_OI: Tensor) -> nn.Parameter:
     """A copy for `product` alone, in its kernel's own order; asks for `can_pack`."""
-    if native.multiplies(weight_OI):
+    if native.multiplies(weight_OI) or native.multiplies_halves(weight_OI):
         return Panels(weight_OI)
     return nn.Parameter(torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach()), requires_grad=False)
 
@@ -112,7 +117,8 @@ def is_packed(weight: Tensor) -> bool:
 def unpacked(weight: Tensor) -> Tensor:
     """The plain matrix [O, I] of a packed one; another one as it is."""
     if isinstance(weight, Panels):
-        return native.unpack(weight.detach(), weight.outputs)
+        unpack = native.half_unpack if weight.dtype == torch.bfloat16 else native.unpack
+        return unpack(weight.detach(), weight.outputs)
     return weight.detach().to_dense() if weight.is_mkldnn else weight.detach()
 
 
@@ -129,7 +135,7 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 def library(dtype: torch.dtype, device: torch.device) -> str:
     """Which library computes `product`, for the numerics id."""
     like = torch.empty(0, dtype=dtype, device=device)
-    return "native" if native.multiplies(like) else "onednn" if _by_onednn(like) else "torch"
+    return "native" if native.multiplies(like) or native.multiplies_halves(like) else "onednn" if _by_onednn(like) else "torch"
 
 
 def _by_onednn(like: Tensor) -> bool:

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bloomery.models import native
 from bloomery.models.pads import ROW_PAD
 from bloomery.models.products import can_pack, library, linear, packed, product, rows_gradient
 
@@ -45,10 +46,17 @@ def test_nothing_is_computed_for_what_wants_no_gradient():
     assert not linear(noise(4, 4), weight).requires_grad
 
 
-def test_half_precision_is_torchs_own_product():
-    rows, weight = noise(8, 16, dtype=torch.bfloat16), noise(4, 16, seed=1, dtype=torch.bfloat16)
-    assert library(torch.bfloat16, torch.device("cpu")) == "torch"
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_without_a_kernel_of_ours_is_torchs_own_product(dtype):
+    # No whole step of inputs.
+    rows, weight = noise(8, 16, dtype=dtype), noise(4, 16, seed=1, dtype=dtype)
     assert torch.equal(product(rows, weight), F.linear(rows, weight))
+
+
+def test_the_library_of_a_dtype_is_told():
+    tiles = native.multiplies_halves(torch.empty(0, dtype=torch.bfloat16))
+    assert library(torch.bfloat16, torch.device("cpu")) == ("native" if tiles else "torch")
+    assert library(torch.float16, torch.device("cpu")) == "torch"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

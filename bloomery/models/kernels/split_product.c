@@ -10,21 +10,14 @@
 #include <stdint.h>
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
-#include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "bfloat16_tiles.h"
 #include "tile.h"
 
-/* Rows of a tile of the processor, and its columns, which are pairs of numbers. */
-#define SIDE 16
-#define STEP (2 * SIDE)
-#define TILE_NUMBERS (SIDE * STEP)
-#define ROW_BYTES (STEP * (int)sizeof(half))
 /* Into how many numbers of bfloat16 a float32 is split. */
 #define PARTS 3
-/* Lines of two tiles: so many rows are multiplied with as many columns at a time. */
-#define BLOCK_SIDE (2 * SIDE)
 #define BLOCK_NUMBERS (2 * PARTS * TILE_NUMBERS)
 /* Steps that are added up before their sum is. */
 #define DEPTH 512
@@ -39,11 +32,6 @@
 #endif
 #define XFEATURE_XTILEDATA 18
 
-/* What a compiler does not know: that tiles are read from memory, so what is stored there must be there. */
-#define STORED __asm__ volatile("" ::: "memory")
-
-typedef uint16_t half;
-
 /* The numbers of an operand: from line to line of the result, and from step to step of its sums; one of both is 1. */
 typedef struct {
     const float *first;
@@ -51,8 +39,6 @@ typedef struct {
 } operand;
 
 static inline operand from(operand x, int64_t line, int64_t step) { return (operand){x.first + line * x.line + step * x.step, x.line, x.step}; }
-
-static inline __mmask16 first_of(int64_t count) { return count >= SIDE ? 0xffff : count <= 0 ? 0 : (1u << count) - 1; }
 
 static inline __m512 widened(__m256i v) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16)); }
 
@@ -63,26 +49,6 @@ static inline void split(__m512 low, __m512 high, __m512i parts[PARTS]) {
         low = _mm512_sub_ps(low, widened(_mm512_castsi512_si256(own)));
         high = _mm512_sub_ps(high, widened(_mm512_extracti64x4_epi64(own, 1)));
     }
-}
-
-/* Sixteen rows of sixteen pairs become columns. */
-static inline void transpose_pairs(half *tile) {
-    __m512i v[SIDE], w[SIDE];
-    for (int i = 0; i < SIDE; i++) v[i] = _mm512_loadu_si512(tile + i * STEP);
-    for (int i = 0; i < SIDE; i += 2) w[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]), w[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
-    for (int i = 0; i < SIDE; i += 4) {
-        v[i] = _mm512_unpacklo_epi64(w[i], w[i + 2]), v[i + 1] = _mm512_unpackhi_epi64(w[i], w[i + 2]);
-        v[i + 2] = _mm512_unpacklo_epi64(w[i + 1], w[i + 3]), v[i + 3] = _mm512_unpackhi_epi64(w[i + 1], w[i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-        w[i] = _mm512_shuffle_i32x4(v[i], v[i + 4], 0x88), w[i + 4] = _mm512_shuffle_i32x4(v[i], v[i + 4], 0xdd);
-        w[i + 8] = _mm512_shuffle_i32x4(v[i + 8], v[i + 12], 0x88), w[i + 12] = _mm512_shuffle_i32x4(v[i + 8], v[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 4; i++) {
-        v[i] = _mm512_shuffle_i32x4(w[i], w[i + 8], 0x88), v[i + 8] = _mm512_shuffle_i32x4(w[i], w[i + 8], 0xdd);
-        v[i + 4] = _mm512_shuffle_i32x4(w[i + 4], w[i + 12], 0x88), v[i + 12] = _mm512_shuffle_i32x4(w[i + 4], w[i + 12], 0xdd);
-    }
-    for (int i = 0; i < SIDE; i++) _mm512_storeu_si512(tile + i * STEP, v[i]);
 }
 
 /* The parts of sixteen lines and STEP steps, as tiles: rows are lines where `by_line`, else pairs of steps. Zeros stand for what there is not. */
@@ -116,18 +82,6 @@ static void pack_block(half *to, operand x, int64_t lines, int64_t steps, int by
             pack_tile(to + step / STEP * BLOCK_NUMBERS + side * PARTS * TILE_NUMBERS, from(x, side * SIDE, step), lines - side * SIDE, steps - step, by_line);
 }
 
-static void configure_tiles(void) {
-    struct __attribute__((packed)) {
-        uint8_t palette, start, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } own = {.palette = 1};
-    for (int i = 0; i < 8; i++) own.row_bytes[i] = ROW_BYTES, own.rows[i] = SIDE;
-    STORED;
-    _tile_loadconfig(&own);
-}
-
-/* Sums in tiles 0 to 3, rows in 4 and 5, columns in 6 and 7. */
 #define LOAD_ROWS(part) { _tile_loadd(4, a + part * TILE_NUMBERS, ROW_BYTES); if (tall) _tile_loadd(5, a + (PARTS + part) * TILE_NUMBERS, ROW_BYTES); }
 #define LOAD_COLUMNS(part) { _tile_loadd(6, b + part * TILE_NUMBERS, ROW_BYTES); if (broad) _tile_loadd(7, b + (PARTS + part) * TILE_NUMBERS, ROW_BYTES); }
 #define MULTIPLY { _tile_dpbf16ps(0, 4, 6); if (broad) _tile_dpbf16ps(1, 4, 7); if (tall) { _tile_dpbf16ps(2, 5, 6); if (broad) _tile_dpbf16ps(3, 5, 7); } }
@@ -218,7 +172,7 @@ void split_product(
     for (int64_t part = 0; part < threads; part++) {
         const int64_t row = part / of.across * of.height, first = part % of.across * of.width, end = MIN(columns, first + of.width);
         if (row >= rows || first >= end) continue;
-        configure_tiles();
+        configure_tiles(BLOCK_SIDE);
         for (int64_t column = first; column < end; column += NEAR_COLUMNS * BLOCK_SIDE)
             multiply_columns(out + row * out_row + column, out_row, from(left, row, 0), from(right, column, 0), MIN(of.height, rows - row),
                              MIN(NEAR_COLUMNS * BLOCK_SIDE, end - column), steps, adds, scratch + part * ROOM);
