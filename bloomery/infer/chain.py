@@ -6,19 +6,20 @@
     await chain.roll_back()
 
 A stage that fails, or is aborted, leaves what is served as it is. The version before stays at hand until the next flip, so that going back reads no
-disk, and works for adapters that were given as tensors too. One task at a time drives a chain.
+disk, and works for adapters that were given as tensors too. A flip that was not answered in time may be done later all the same: the chain asks the
+engine which version is served before it goes on, and who flips or rolls back again gets what he asked for. One task at a time drives a chain.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import aclosing
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from bloomery.infer.engine import Engine, Update
 from bloomery.types.arrays import Array
-from bloomery.types.errors import Conflict
+from bloomery.types.errors import BloomeryError, Conflict
 from bloomery.types.generation import Generate, SamplingParams, Weights
 from bloomery.types.ids import new_id
 from bloomery.types.serving import MODEL, KvPolicy, WeightInfo
@@ -27,105 +28,143 @@ _TOKEN: Final = 0
 """Any token is a prompt long enough to have a model read."""
 
 
+class Link(NamedTuple):
+    """A version of a chain."""
+
+    weights: Weights
+    given: bool = False
+    """As tensors: no disk holds it."""
+
+
 class Chain:
     """Publish, stage, flip, roll back. `serving` is what the name stands for when the chain begins; `policy` what becomes of caches."""
 
     def __init__(self, engine: Engine, name: str, serving: Weights, *, policy: KvPolicy = "keep") -> None:
-        self.serving = serving
-        self.staged: Weights | None = None
-        self.before: Weights | None = None
+        self.serving = Link(serving)
+        self.staged: Link | None = None
+        self.before: Link | None = None
         """What `roll_back` goes back to."""
         self._engine, self._name, self._policy = engine, name, policy
-        self._given: set[str] = set()
-        """Versions that no disk holds."""
+        self._flipping = False
+        """Whether a flip to what is staged was asked for, and did not come back with an answer. What is served is held meanwhile."""
         self._held: Counter[str] = Counter()
 
     async def stage(self, weights: Weights) -> None:
         """Have a published version read, proved and probed."""
-        self._refuse_staged()
-        if weights.version == self.serving.version:
+        await self._refuse_staged()
+        if weights.version == self.serving.weights.version:
             raise Conflict(f"version `{weights.version}` is what `{self._name}` serves: stage another one", field="version")
-        await self._hold(weights)
-        self.staged = weights
+        staged = Link(weights)
+        await self._hold(staged)
+        self.staged = staged
 
     async def stage_update(self, version: str, update: Mapping[str, Update]) -> None:
         """Have a copy of what is served take over tensors or patches; `version` is what it will be called."""
-        self._refuse_staged()
+        await self._refuse_staged()
         await self._engine.begin_update(self._name, version)
         try:
             await self._engine.apply(self._name, update)
         except BaseException:
             await self._engine.cancel_update(self._name)
             raise
-        self._given.add(version)
-        self.staged = Weights(version=version)
+        self.staged = Link(Weights(version=version), given=True)
 
     async def abort(self) -> None:
         """Forget what is staged."""
+        await self._settle()
         staged = self._expect_staged()
-        if staged.version in self._given:
+        if staged.given:
             await self._engine.cancel_update(self._name)
-        else:
-            await self._let_go(staged)
-        self.staged = None
+        elif self._flipping:
+            # The flip may still come. Swaps of one name keep their order: behind it, what is served now is served again.
+            await self._engine.switch(self._name, self.serving.weights, self._policy)
+        unneeded = [*([] if staged.given else [staged]), *([self.serving] if self._flipping else [])]
+        self.staged, self._flipping = None, False
+        await self._let_go(*unneeded)
 
     async def flip(self) -> WeightInfo:
         """Serve what is staged from the next token on; where that fails it stays staged, and what was served stays so."""
-        staged, before = self._expect_staged(), self.serving
-        given = staged.version in self._given
-        await self._hold(before)
+        staged = self._expect_staged()
+        if not self._flipping:
+            await self._hold(self.serving)
+            self._flipping = True
         try:
-            info = await (self._engine.commit(self._name, self._policy) if given else self._engine.switch(self._name, staged, self._policy))
-        except BaseException:
-            await self._let_go(before)
-            raise
-        for unneeded in ([] if given else [staged]) + ([] if self.before is None else [self.before]):
-            await self._let_go(unneeded)
-        self.serving, self.staged = staged, None
-        # An engine lets go of a whole model that it was given when no name stands for it, and only adapters have other names.
-        self.before = None if self._name == MODEL and before.version in self._given else before
+            if staged.given:
+                info = await self._engine.commit(self._name, self._policy)
+            else:
+                info = await self._engine.switch(self._name, staged.weights, self._policy)
+        except BloomeryError:
+            if (late := await self._settle()) is None:
+                raise
+            return late
+        await self._flipped(staged)
         return info
 
     async def roll_back(self) -> WeightInfo:
         """Serve what was served before the last flip; what was flipped to is forgotten."""
+        if self._flipping:
+            await self._refuse_staged()
         if self.before is None:
             raise Conflict(
                 f"there is nothing to roll `{self._name}` back to: it was not flipped since, or what it served was a whole model that was given as "
                 "tensors and never published; publish versions that you may want back, and stage those",
                 field="name",
             )
-        info = await self._engine.switch(self._name, self.before, self._policy)
-        await self._let_go(self.before)
-        self.serving, self.before = self.before, None
+        before = self.before
+        info = await self._engine.switch(self._name, before.weights, self._policy)
+        self.serving, self.before = before, None
+        await self._let_go(before)
         return info
 
-    async def _hold(self, weights: Weights) -> None:
+    async def _settle(self) -> WeightInfo | None:
+        """Where a flip was not answered the engine knows whether it was done; its answer, if it was."""
+        if self.staged is None or not self._flipping:
+            return None
+        info = await self._engine.weight_info(self._name)
+        if info.version != self.staged.weights.version:
+            return None
+        await self._flipped(self.staged)
+        return info
+
+    async def _flipped(self, staged: Link) -> None:
+        before = self.serving
+        unneeded = [*([] if staged.given else [staged]), *([] if self.before is None else [self.before])]
+        self.serving, self.staged, self._flipping = staged, None, False
+        # An engine lets go of a whole model that it was given when no name stands for it, and only adapters have other names.
+        self.before = None if self._name == MODEL and before.given else before
+        await self._let_go(*unneeded)
+
+    async def _hold(self, link: Link) -> None:
         """Have an adapter in memory under a name of its own, and a model read once: one that no disk holds is in memory as long as it is served."""
+        weights = link.weights
         if self._name != MODEL:
-            if not self._held[weights.version]:
+            # One that was asked for and came too late is there already.
+            if not self._held[weights.version] and (await self._engine.adapters()).get(self._aside(weights)) != weights.version:
                 await self._engine.load_adapter(self._aside(weights), weights)
             self._held[weights.version] += 1
-        elif weights.version not in self._given:
+        elif not link.given:
             prompt = Array.of(np.array([_TOKEN], np.int32))
             asked = Generate(request_id=new_id("generate"), weights=weights, prompt=prompt, params=SamplingParams(max_tokens=1, seed=0))
             async with aclosing(self._engine.generate(asked)) as events:
                 async for _ in events:
                     pass
 
-    async def _let_go(self, weights: Weights) -> None:
+    async def _let_go(self, *links: Link) -> None:
         if self._name != MODEL:
-            self._held[weights.version] -= 1
-            if not self._held[weights.version]:
-                await self._engine.unload_adapter(self._aside(weights))
+            for weights, _ in links:
+                self._held[weights.version] -= 1
+                if not self._held[weights.version]:
+                    await self._engine.unload_adapter(self._aside(weights))
 
     def _aside(self, weights: Weights) -> str:
         return f"{self._name}@{weights.version}"
 
-    def _refuse_staged(self) -> None:
+    async def _refuse_staged(self) -> None:
+        await self._settle()
         if self.staged is not None:
-            raise Conflict(f"version `{self.staged.version}` of `{self._name}` is staged: flip to it or abort it first", field="name")
+            raise Conflict(f"version `{self.staged.weights.version}` of `{self._name}` is staged: flip to it or abort it first", field="name")
 
-    def _expect_staged(self) -> Weights:
+    def _expect_staged(self) -> Link:
         if self.staged is None:
             raise Conflict(f"nothing of `{self._name}` is staged: stage a version first", field="name")
         return self.staged

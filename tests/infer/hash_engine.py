@@ -12,7 +12,7 @@ from torch import Tensor
 from bloomery.infer.engine import EngineEvent, Patch, Update
 from bloomery.models.tensor_bytes import values
 from bloomery.types.arrays import Array
-from bloomery.types.errors import Conflict, InvalidInput, NotFound, NotSupported, WorkerError
+from bloomery.types.errors import Conflict, Corrupt, InvalidInput, NotFound, NotSupported, Unavailable, WorkerError
 from bloomery.types.generation import (
     Abort,
     FinishReason,
@@ -33,11 +33,15 @@ Numbers = Mapping[str, Tensor]
 
 @dataclass
 class Script:
-    """What befalls requests, by their id: an error after so many tokens, or a stop after some until `released`."""
+    """What befalls requests, by their id: an error after so many tokens, or a stop after some until `released`. And what befalls versions."""
 
     fails_after: dict[str, int] = field(default_factory=dict)
     stops_after: dict[str, int] = field(default_factory=dict)
     released: asyncio.Event = field(default_factory=asyncio.Event)
+    late: set[str] = field(default_factory=set)
+    """Who swaps to one of these hears that it takes too long, and it is served when `released`."""
+    corrupt: set[str] = field(default_factory=set)
+    """Updates that are not what was given."""
 
 
 @dataclass
@@ -61,6 +65,7 @@ class HashEngine:
         self._staged: dict[str, tuple[str, dict[str, Tensor]]] = {}
         self._given = {"base"}
         self._runs: dict[str, Run] = {}
+        self._swaps_to_come: list[asyncio.Task[WeightInfo]] = []
         self._prefixes: set[tuple[str, bytes]] = set()
         self._open, self._moving = asyncio.Event(), asyncio.Event()
         self._open.set()
@@ -120,7 +125,7 @@ class HashEngine:
     async def begin_update(self, name: str, version: str) -> None:
         if name in self._staged:
             raise Conflict(f"an update of `{name}` is staged already: commit or cancel it")
-        if version in self._given | self._disk.keys():
+        if version in self._given | self._versions.keys():
             raise Conflict(f"version `{version}` names other weights already")
         numbers = self._versions[self._served(name)]
         self._given.add(version)
@@ -140,9 +145,12 @@ class HashEngine:
                 numbers[key] = change.clone()
 
     async def commit(self, name: str, policy: KvPolicy) -> WeightInfo:
-        version, self._versions[version] = self._staging(name)
+        version, numbers = self._staging(name)
+        if version in self._script.corrupt:
+            raise Corrupt(f"version {version} is not what was given")
+        self._versions[version] = numbers
         del self._staged[name]
-        return self._swap(name, version, policy)
+        return await self._swap(name, version, policy)
 
     async def cancel_update(self, name: str) -> None:
         self._staging(name)
@@ -150,7 +158,7 @@ class HashEngine:
 
     async def switch(self, name: str, weights: Weights, policy: KvPolicy) -> WeightInfo:
         self._served(name)
-        return self._swap(name, self._read_as(name, weights), policy)
+        return await self._swap(name, self._read_as(name, weights), policy)
 
     async def weight_info(self, name: str) -> WeightInfo:
         version = self._served(name)
@@ -280,7 +288,18 @@ class HashEngine:
             raise Conflict(f"no update of `{name}` is staged: begin one")
         return self._staged[name]
 
-    def _swap(self, name: str, version: str, policy: KvPolicy) -> WeightInfo:
+    async def _swap(self, name: str, version: str, policy: KvPolicy) -> WeightInfo:
+        """In the order in which they were asked for."""
+        swap = asyncio.create_task(self._swap_when_due(name, version, policy, [*self._swaps_to_come]))
+        self._swaps_to_come.append(swap)
+        if version in self._script.late and not self._script.released.is_set():
+            raise Unavailable(f"waited too long for version {version}")
+        return await swap
+
+    async def _swap_when_due(self, name: str, version: str, policy: KvPolicy, before: list[asyncio.Task[WeightInfo]]) -> WeightInfo:
+        await asyncio.gather(*before)
+        if version in self._script.late:
+            await self._script.released.wait()
         self._names[name] = version
         self._swaps += 1
         if policy == "flush":

@@ -1,14 +1,23 @@
 """Versions of a name, one behind the other, on the embedded engine and on a fake: whole snapshots, adapters, and updates given as tensors."""
 
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
 import pytest
 import torch
+from torch import Tensor
 
 from bloomery.infer.chain import Chain
 from bloomery.infer.engine import Engine
-from bloomery.types.errors import BloomeryError, Conflict
+from bloomery.types.errors import BloomeryError, Conflict, Corrupt, Unavailable
 from bloomery.types.generation import Weights
 from bloomery.types.serving import MODEL, version_spans
-from tests.infer.test_engine_protocol import LONG, Going, Stage, answer, ask, ids, stage, tokens_of
+from tests.infer.hash_engine import Script
+from tests.infer.test_embedded import CHANGED, DECODER, SHORT_S, VERSIONS, Disk, blocked, running, stored
+from tests.infer.test_engine_protocol import LONG, PATIENCE_S, Going, Stage, answer, ask, fake, ids, stage, tokens_of
+from tests.infer.test_versions import other_model
 
 __all__ = ["stage"]
 
@@ -22,14 +31,23 @@ async def said(engine: Engine, name: str, request: str) -> list[int]:
 
 @pytest.fixture(params=["a", MODEL])
 async def chain(stage: Stage, request: pytest.FixtureRequest) -> Chain:
-    if request.param == MODEL:
+    return await chain_of(stage, request.param)
+
+
+async def chain_of(stage: Stage, name: str) -> Chain:
+    if name == MODEL:
         return Chain(stage.engine, MODEL, BASE)
-    await stage.engine.load_adapter("a", V0)
-    return Chain(stage.engine, "a", V0)
+    await stage.engine.load_adapter(name, V0)
+    return Chain(stage.engine, name, V0)
+
+
+def tensors_for(stage: Stage, name: str) -> Mapping[str, Tensor]:
+    part, shape = stage.adapter_part
+    return {stage.part: stage.whole(7)[stage.part]} if name == MODEL else {part: torch.ones(shape)}
 
 
 async def test_a_published_version_is_staged_while_requests_run_flipped_to_and_rolled_back(stage: Stage, chain: Chain):
-    engine, name, old = stage.engine, chain._name, chain.serving
+    engine, name, old = stage.engine, chain._name, chain.serving.weights
     new = WHOLE if name == MODEL else V1
     before, info = await said(engine, name, "before"), await engine.weight_info(name)
     follower = await Going(engine, ask("follower", live=name, max_tokens=LONG)).begun()
@@ -105,8 +123,7 @@ async def test_an_update_that_does_not_fit_or_is_aborted_leaves_what_is_served_w
     info = await engine.weight_info(name)
     with pytest.raises(BloomeryError):
         await chain.stage_update("no such tensor", {"nowhere": torch.ones(2)})
-    part, values = (stage.part, stage.whole(7)[stage.part]) if name == MODEL else (stage.adapter_part[0], torch.ones(stage.adapter_part[1]))
-    await chain.stage_update("aborted", {part: values})
+    await chain.stage_update("aborted", tensors_for(stage, name))
     await chain.abort()
     assert await engine.weight_info(name) == info
 
@@ -123,3 +140,152 @@ async def test_a_whole_model_that_was_given_as_tensors_is_gone_once_another_is_s
     with pytest.raises(Conflict, match="given as tensors and never published; publish versions that you may want back"):
         await chain.roll_back()
     assert (await stage.engine.weight_info(MODEL)).version == "whole"
+
+
+async def test_a_version_that_was_given_and_aborted_may_be_staged_from_the_disk_instead(stage: Stage, chain: Chain):
+    name, old = chain._name, chain.serving.weights
+    new = WHOLE if name == MODEL else V1
+    await chain.stage_update(new.version, tensors_for(stage, name))
+    await chain.abort()
+    for _ in range(2):
+        await chain.stage(new)
+        await chain.abort()
+    await chain.stage(new)
+    assert (await chain.flip()).version == new.version
+    assert (await chain.roll_back()).version == old.version
+    assert await stage.engine.adapters() == ({} if name == MODEL else {name: old.version})
+
+
+@pytest.mark.parametrize("name", ["a", MODEL])
+async def test_an_update_whose_commit_is_refused_may_be_aborted_and_staged_from_the_disk(name: str):
+    new = WHOLE if name == MODEL else V1
+    async with asyncio.timeout(PATIENCE_S), fake(Script(corrupt={new.version})) as stage:
+        chain = await chain_of(stage, name)
+        old = chain.serving.weights
+        await chain.stage_update(new.version, tensors_for(stage, name))
+        for _ in range(2):
+            with pytest.raises(Corrupt, match="is not what was given"):
+                await chain.flip()
+        await chain.abort()
+        assert (await stage.engine.weight_info(name)).version == old.version
+        await chain.stage(new)
+        assert (await chain.flip()).version == new.version
+        assert (await chain.roll_back()).version == old.version
+        assert await stage.engine.adapters() == ({} if name == MODEL else {name: old.version})
+
+
+class Unanswered(NamedTuple):
+    """A chain whose flip to `new` was not answered in time, and is done when `released`."""
+
+    stage: Stage
+    chain: Chain
+    name: str
+    old: Weights
+    new: Weights
+    released: asyncio.Event
+
+    async def done(self) -> None:
+        self.released.set()
+        while (await self.stage.engine.weight_info(self.name)).version != self.new.version:
+            await asyncio.sleep(0)
+
+    async def left(self) -> dict[str, str]:
+        """Names beside the chain's, which the version before has."""
+        return {name: version for name, version in (await self.stage.engine.adapters()).items() if name != self.name}
+
+
+@asynccontextmanager
+async def unanswered(name: str, *, given: bool) -> AsyncIterator[Unanswered]:
+    new = WHOLE if name == MODEL else V1
+    script = Script(late={new.version})
+    async with asyncio.timeout(PATIENCE_S), fake(script) as stage:
+        chain = await chain_of(stage, name)
+        old = chain.serving.weights
+        await (chain.stage_update(new.version, tensors_for(stage, name)) if given else chain.stage(new))
+        with pytest.raises(Unavailable, match="waited too long"):
+            await chain.flip()
+        assert chain.serving.weights == old
+        yield Unanswered(stage, chain, name, old, new, script.released)
+
+
+names = pytest.mark.parametrize("name", ["a", MODEL])
+kinds = pytest.mark.parametrize("given", [True, False], ids=["given", "from disk"])
+
+
+@names
+@kinds
+async def test_a_flip_that_is_done_after_its_deadline_may_be_asked_for_again(name: str, given: bool):
+    async with unanswered(name, given=given) as late:
+        await late.done()
+        assert await late.chain.flip() == await late.stage.engine.weight_info(name)
+        assert late.chain.serving.weights.version == late.new.version
+        assert (await late.chain.roll_back()).version == late.old.version
+        assert await late.left() == {}
+
+
+@names
+@kinds
+async def test_or_be_rolled_back_and_is_nothing_to_abort(name: str, given: bool):
+    async with unanswered(name, given=given) as late:
+        await late.done()
+        with pytest.raises(Conflict, match=r"nothing of .* is staged"):
+            await late.chain.abort()
+        assert late.chain.serving.weights.version == late.new.version
+    async with unanswered(name, given=given) as late:
+        with pytest.raises(Conflict, match="is staged: flip to it or abort it first"):
+            await late.chain.roll_back()
+        await late.done()
+        assert (await late.chain.roll_back()).version == late.old.version
+        assert await late.left() == {}
+
+
+@names
+async def test_an_abort_is_not_overtaken_by_the_flip_that_was_not_answered(name: str):
+    async with unanswered(name, given=False) as late:
+        aborting = asyncio.create_task(late.chain.abort())
+        await asyncio.sleep(0)
+        await late.done()
+        await aborting
+        assert (await late.stage.engine.weight_info(name)).version == late.old.version
+        assert late.chain.serving.weights == late.old
+        assert await late.left() == {}
+        await late.chain.stage(late.new)
+
+
+@kinds
+async def test_an_embedded_engine_whose_thread_is_busy_for_too_long_is_asked_what_it_serves(given: bool):
+    disk, new = Disk(), "second" if given else WHOLE.version
+    disk.by_version = {**VERSIONS, WHOLE.version: other_model(DECODER, 1)}
+    async with running(disk, step_s=SHORT_S) as engine:
+        chain = Chain(engine, MODEL, BASE)
+        norm = {"model.norm.weight": DECODER.norm.detach() * 1.5}
+        await chain.stage_update("first", norm)
+        await chain.flip()
+        await (chain.stage_update("second", norm) if given else chain.stage(WHOLE))
+        loading = await blocked(disk, engine)
+        with pytest.raises(Unavailable, match="sampler's thread"):
+            await chain.flip()
+        disk.may_weigh.set()
+        await loading
+        while (await engine.weight_info(MODEL)).version != new:
+            await asyncio.sleep(0)
+        assert await chain.flip() == await engine.weight_info(MODEL)
+        assert chain.serving.weights.version == new
+
+
+async def test_a_version_that_is_held_too_late_for_a_flip_is_held_for_the_next():
+    disk = Disk()
+    async with running(disk, step_s=SHORT_S) as engine:
+        await engine.load_adapter("b", stored("v1"))
+        chain = Chain(engine, "b", stored("v1"))
+        await chain.stage_update("new", CHANGED)
+        loading = await blocked(disk, engine)
+        with pytest.raises(Unavailable, match="sampler's thread"):
+            await chain.flip()
+        disk.may_weigh.set()
+        await loading
+        while len(await engine.adapters()) < 3:
+            await asyncio.sleep(0)
+        assert (await chain.flip()).version == "new"
+        assert (await chain.roll_back()).version == "v1"
+        assert await engine.adapters() == {"a": "v0", "b": "v1"}
