@@ -2,10 +2,11 @@
 
 What nobody writes can still change, by a fault of ours or of the machine, and no hash of an update would see it.
 
-A turn is a 64th of the weights that are next, or `TURN_ELEMENTS` where that is less, between two steps or in an idle second: a millisecond or two. A
-matrix that lies packed is put back into plain order as a whole, which takes as much memory as it has, and of a large head tenths of a second: one of
-more elements than a turn is read beside the steps, and the turns go on when that is done. What has changed is taken out of service: a version at
-once, and the base with the whole process.
+A turn is a 64th of all that is in memory, or `TURN_ELEMENTS` where that is less, but of one version or one form of the base alone, between two steps
+or in an idle second: a few milliseconds. So a round takes about 64 turns and one for each version, and more only where more is in memory than 64
+times `TURN_ELEMENTS`. A matrix that lies packed is put back into plain order as a whole, which takes as much memory as it has, and of a large head
+tenths of a second: one of more than `TURN_ELEMENTS` is read beside the steps, and the turns go on when that is done. What has changed is taken out of
+service: a version at once, and the base with the whole process.
 """
 
 import logging
@@ -35,6 +36,8 @@ class Scrub:
         """What is left of this round: numbers of the base's proofs, and versions."""
         self._due_s = time.monotonic() + every_s
         self._begun = False
+        self._turn_elements = TURN_ELEMENTS
+        """In this round."""
         self._round_began_s = self.clean_s = time.monotonic()
         """`clean_s`: when the last round began that found nothing. What was computed before then was computed with sound weights."""
         # Its one thread ends with this object.
@@ -80,11 +83,10 @@ class Scrub:
             (_, read), self._beside = self._beside, None
             read.result()
             return True
-        elements = max(1, min(TURN_ELEMENTS, -(-proof.numel // _PARTS)))
         if proof.next_numel > TURN_ELEMENTS:
-            self._beside = proof, self._reader.submit(proof.scrub, elements)
+            self._beside = proof, self._reader.submit(proof.scrub, self._turn_elements)
             return False
-        proof.scrub(elements)
+        proof.scrub(self._turn_elements)
         return True
 
     def _leave(self, proof: Proof) -> None:
@@ -105,5 +107,7 @@ class Scrub:
             self.rounds += 1
             self.clean_s = self._round_began_s
         self._begun, self._round_began_s = True, time.monotonic()
-        self._to_come += [*range(len(self._base)), *self._sampler.versions.proofs]
+        versions = self._sampler.versions.proofs
+        self._to_come += [*range(len(self._base)), *versions]
+        self._turn_elements = min(TURN_ELEMENTS, -(-sum(proof.numel for proof in (*self._base, *versions.values())) // _PARTS))
         return self._base[0]

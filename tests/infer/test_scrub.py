@@ -42,6 +42,18 @@ def test_what_is_larger_than_a_turn_is_read_beside_the_steps_and_a_change_is_fou
         one_round(looks)
 
 
+def test_a_turn_is_a_64th_of_all_that_is_in_memory_and_not_of_each_of_its_parts() -> None:
+    model = decoder()
+    parts = 100
+    looks = Scrub([as_it_is(f"base {number}", model) for number in range(parts)], sampler(model), every_s=0)
+    for _ in range(2 * parts):
+        looks.take_turn()
+    assert looks.rounds == 1
+    model.norm.data[3] *= 1.5
+    with pytest.raises(Corrupt, match="some have changed since"):
+        looks.take_turn()
+
+
 def embedded(model: Decoder) -> EmbeddedEngine:
     return EmbeddedEngine(model, Adapters(model, {"v": adapter(model, 0)}), version="base", scrub_s=0)
 
