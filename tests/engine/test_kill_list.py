@@ -29,16 +29,16 @@ from tests.infer.builders import Answer, answers, drain, generate, prompt, reque
 from tests.train.builders import BASE_HASH, SAVE, learn, run, step, supervised, train
 
 DOCS = Path(__file__).parents[2] / "docs" / "rl.md"
-LATER = (
-    "LoRA run as full fine-tuning",
-    "steps that the forward does not see",
-    "weights changed in memory",
-    "another model's files",
-    "weights lost while asleep",
-    "update written past its place",
-    "adapters merged in and taken out",
-)
-"""Faults with a test of their own below."""
+LATER = {
+    "LoRA run as full fine-tuning": "SkyRL#1077",
+    "steps that the forward does not see": "miles#2572",
+    "weights changed in memory": "trl#5312",
+    "another model's files": "open-instruct#1627",
+    "weights lost while asleep": "trl#5312",
+    "update written past its place": "miles#684",
+    "adapters merged in and taken out": "open-instruct#1473",
+}
+"""Faults with a test of their own, below or, of updates, in `tests/infer/test_staging.py`."""
 
 
 def asked(request_id: str, weights: Weights, max_tokens: int = 8) -> Generate:
@@ -132,7 +132,9 @@ def test_a_base_that_changes_in_memory_is_an_error_of_the_process(tmp_path: Path
     loaded = made.shelf.load(made.old)
     assert loaded.proof is not None
     scrub = Scrub([loaded.proof], made.sampler(), every_s=0)
-    loaded.decoder.norm.data[3] *= 1.5
+    one_round(scrub)
+    norm = loaded.decoder.norm.data
+    norm[3] = norm[3].nextafter(norm[3] + 1)
     with pytest.raises(Corrupt, match="some have changed since"):
         one_round(scrub)
 
@@ -161,8 +163,11 @@ def test_a_base_that_adapters_are_merged_into_and_taken_out_of_is_an_error_of_th
 
 def test_weights_that_are_read_again_after_sleep_are_proved_again(held: tuple[World, Sampler], monkeypatch: pytest.MonkeyPatch) -> None:
     made, sampler = held
+    before = ask(sampler, made.new)
     sampler.rest()
     assert made.new.version not in sampler.versions.held
+    assert ask(sampler, made.new).told == before.told
+    sampler.rest()
     next(fault for fault in FAULTS if fault.name == "cached reload of an adapter").inject(monkeypatch, made)
     failure = ask(sampler, made.new).failure
     assert failure is not None
@@ -230,5 +235,5 @@ def test_every_fault_stands_in_the_docs_with_its_thread() -> None:
     rows = [line for line in DOCS.read_text().splitlines() if line.startswith("| ")]
     for fault in (*FAULTS, *FORWARD_FAULTS):
         assert any(fault.name in row and all(thread in row for thread in fault.threads) for row in rows), fault.name
-    for name in LATER:
-        assert any(name in row for row in rows), name
+    for name, thread in LATER.items():
+        assert any(name in row and thread in row for row in rows), name
