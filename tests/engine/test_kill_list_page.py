@@ -1,0 +1,76 @@
+"""The kill list as `docs/rl.md` tells it: every thread that was asked for is in it, and every fault in it is one that a test injects."""
+
+import re
+from typing import NamedTuple
+
+from tests.engine.faults import FAULTS
+from tests.engine.forward_faults import FORWARD_FAULTS
+from tests.engine.test_kill_list import DOCS, LATER
+from tests.recipes import test_kill_list_numbers, test_kill_list_tokens
+
+THREADS = {
+    1: "verl#7495",
+    2: "SkyRL#1680",
+    3: "trl#5312",
+    4: "miles#684",
+    5: "vllm#32718",
+    6: "verl#7987",
+    7: "ART#758",
+    8: "open-instruct#1627",
+    9: "SkyRL#1077",
+    10: "trl#4772",
+    11: "trl#6789",
+    12: "trl#4159",
+    13: "slime#1695",
+    15: "open-instruct#1473",
+    16: "SkyRL#1776",
+    17: "RL#2180",
+    20: "verl#3720",
+    21: "verl#3960",
+    22: "verl#6719",
+    23: "prime-rl#1334",
+    24: "ART#726",
+    25: "ms-swift#10012",
+}
+"""Those that the list was asked to hold, as they were numbered."""
+
+
+class Row(NamedTuple):
+    """Of a table of faults."""
+
+    fault: str
+    threads: frozenset[tuple[int, str]]
+    caught_by: str
+
+
+def rows() -> list[Row]:
+    _, section = DOCS.read_text().split("### The kill list")
+    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in section.splitlines() if re.match(r"\| (?!fault \|)", line)]
+    return [Row(fault, threads_of(met_by), caught_by) for fault, _, met_by, caught_by in cells]
+
+
+def threads_of(met_by: str) -> frozenset[tuple[int, str]]:
+    return frozenset((int(number), name) for number, name in re.findall(r"(\d+): ([\w-]+#\d+)", met_by))
+
+
+def injected() -> dict[str, set[str]]:
+    """The threads of every fault that a test injects."""
+    several = [*FAULTS, *FORWARD_FAULTS, *test_kill_list_numbers.FAULTS, *test_kill_list_tokens.DRIFTS]
+    later = LATER | test_kill_list_numbers.LATER | test_kill_list_tokens.LATER
+    return {fault.name: set(fault.threads) for fault in several} | {name: {thread} for name, thread in later.items()}
+
+
+def test_every_thread_that_was_asked_for_is_in_the_list_under_its_number() -> None:
+    told = {thread for row in rows() for thread in row.threads}
+    assert sorted(set(THREADS.items()) - told) == []
+    assert {number for number, _ in told - set(THREADS.items())} <= {48}
+    assert len(dict(told)) == len(told), "a number stands for one thread"
+
+
+def test_every_fault_in_the_list_is_injected_by_a_test_and_says_what_catches_it() -> None:
+    found, tests = rows(), injected()
+    assert sorted(row.fault for row in found) == sorted(tests)
+    for row in found:
+        assert row.caught_by, row.fault
+        assert tests[row.fault] <= {name for _, name in row.threads}, row.fault
+    assert set(THREADS.values()) <= {thread for row in found for _, thread in row.threads}
