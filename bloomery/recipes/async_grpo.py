@@ -69,7 +69,8 @@ def train(
     losses = Losses(config.max_lost_rounds)
     with Makers(parts.make, config, policy.cursor) as makers:
         while policy.cursor.round < steps:
-            started = time.monotonic()
+            # Makers also waited while the last step was measured and told, which is no part of this one.
+            started, _ = time.monotonic(), makers.admission.idle_s()
             groups = makers.take()
             taken, _ = time.monotonic(), makers.admission.busy_s()
             kept = sort_groups(groups, config.min_group_size)

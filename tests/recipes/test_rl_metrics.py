@@ -120,6 +120,14 @@ def test_rollouts_overlap_with_training_where_the_trainer_may_be_ahead_and_nowhe
     assert [report.metrics["overlap/share"] for report in synchronous] == [0, 0]
 
 
+def test_rollouts_that_wait_while_held_out_problems_are_measured_are_idle_in_no_step(client: Client, tmp_path: Path) -> None:
+    long = RolloutConfig(group_size=16, max_tokens=64, seed=3)
+    in_turn = replace(ASYNCHRONOUS, max_head_offpolicy_versions=0, evaluate_every=1, evaluation=long)
+    reports = reports_of(client, tmp_path / "cursor", in_turn, Record().grade, 3, held_out=HELD_OUT)
+    assert all(report.metrics["seconds/evaluation"] > report.metrics["seconds/step"] for report in reports[1:])
+    assert all(0 < report.metrics["idle/rollouts_share"] <= 1 for report in reports)
+
+
 @pytest.mark.parametrize("config", [SYNCHRONOUS, ASYNCHRONOUS], ids=["synchronous", "asynchronous"])
 def test_held_out_problems_are_measured_every_so_many_steps_as_measure_does(client: Client, tmp_path: Path, config: GrpoConfig) -> None:
     evaluation = RolloutConfig(group_size=2, max_tokens=4, seed=3, reuse=True)
