@@ -130,6 +130,10 @@ def check_staleness(config: AsyncGrpoConfig) -> None:
     if config.importance_cap < 1:
         problem = f"`importance_cap` is {config.importance_cap}: below 1 it would cut off what is on policy"
         raise InvalidInput(problem, field="importance_cap")
+    if config.policy.loss_config and truncated(config) is not config.policy:
+        given = ", ".join(f"`{name}`" for name, _ in config.policy.loss_config)
+        problem = f"`loss_config` has {given}: `importance_sampling` has no options; leave them out, its weights end at `importance_cap`"
+        raise InvalidInput(problem, field="loss_config")
 
 
 class Admission:

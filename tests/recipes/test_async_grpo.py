@@ -117,6 +117,14 @@ def test_staleness_that_means_nothing_is_refused_at_once(client: Client, tmp_pat
     assert refused.value.field in options
 
 
+def test_options_that_the_truncated_loss_would_drop_are_refused_at_once(client: Client, tmp_path: Path) -> None:
+    config = replace(ON_POLICY, policy=replace(POLICY, loss_config=(("beta", 1.0),)))
+    with pytest.raises(InvalidInput, match="`loss_config` has `beta`: `importance_sampling` has no options") as refused:
+        train(client, PROBLEMS, Record().grade, config, tmp_path / "cursor", steps=1)
+    assert refused.value.field == "loss_config"
+    assert not (tmp_path / "cursor").exists()
+
+
 def test_truncation_is_the_loss_whose_gradient_ends_at_the_cap() -> None:
     made = truncated(ON_POLICY)
     assert (made.loss, dict(made.loss_config)) == ("cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": 2.0})
