@@ -28,7 +28,8 @@ from bloomery.types.errors import InvalidInput, Unavailable
 
 _STOP_S: Final = 2.0
 """How long those in the making are waited for at the end: nobody needs them."""
-
+_LOOK_S: Final = 1.0
+"""How often makers at the door look whether whoever trains is still there."""
 
 Anchor = Literal["rollout", "snapshot"]
 
@@ -137,10 +138,14 @@ def check_staleness(config: AsyncGrpoConfig) -> None:
 
 
 class Admission:
-    """Lets groups begin while fewer than `capacity` of them are outstanding: running, waiting to be trained, or trained right now."""
+    """Lets groups begin while fewer than `capacity` of them are outstanding: running, waiting to be trained, or trained right now.
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+    The thread that makes it is the trainer's. Evaluation and `on_step` may take it any time, so what ends the wait for room at the latest is its end.
+    """
+
+    def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._capacity, self._clock = capacity, clock
+        self._trainer = threading.current_thread()
         self._outstanding = 0
         self._open = True
         self._changed = threading.Condition()
@@ -158,11 +163,16 @@ class Admission:
         """Wait until another group may begin; False where none will."""
         me = threading.get_ident()
         with self._changed:
-            self._waiting_since[me] = time.monotonic()
-            self._changed.wait_for(lambda: self._outstanding < self._capacity or not self._open)
-            self._idle_s += time.monotonic() - self._waiting_since.pop(me)
+            self._waiting_since[me] = self._clock()
+            while not self._changed.wait_for(self._decided, _LOOK_S):
+                pass
+            self._idle_s += self._clock() - self._waiting_since.pop(me)
             self._outstanding += self._open
             return self._open
+
+    def _decided(self) -> bool:
+        self._open = self._open and self._trainer.is_alive()
+        return self._outstanding < self._capacity or not self._open
 
     def leave(self, groups: int) -> None:
         """So many were trained, or teach nothing."""
@@ -179,7 +189,7 @@ class Admission:
     def idle_s(self) -> float:
         """Seconds that makers have waited here since this was asked last, all of them together."""
         with self._changed:
-            now = time.monotonic()
+            now = self._clock()
             waited = self._idle_s + sum(now - since for since in self._waiting_since.values())
             self._waiting_since = dict.fromkeys(self._waiting_since, now)
             self._idle_s = 0.0
@@ -190,19 +200,19 @@ class Admission:
         """While a group is in the making."""
         with self._changed:
             if not self._making:
-                self._busy_since = time.monotonic()
+                self._busy_since = self._clock()
             self._making += 1
         try:
             yield
         finally:
             with self._changed:
                 self._making -= 1
-                self._busy_s += 0.0 if self._making else time.monotonic() - self._busy_since
+                self._busy_s += 0.0 if self._making else self._clock() - self._busy_since
 
     def busy_s(self) -> float:
         """Seconds in which at least one group was in the making since this was asked last."""
         with self._changed:
-            now = time.monotonic()
+            now = self._clock()
             busy = self._busy_s + (now - self._busy_since if self._making else 0.0)
             self._busy_s, self._busy_since = 0.0, now
             return busy

@@ -69,6 +69,18 @@ def test_a_closed_door_lets_nobody_in_and_nobody_wait() -> None:
     assert not admission.enter()
 
 
+def test_nobody_waits_for_a_trainer_whose_thread_has_ended() -> None:
+    made: list[Admission] = []
+    trainer = threading.Thread(target=lambda: made.append(Admission(0)))
+    trainer.start()
+    trainer.join(WAIT_S)
+    answers: list[bool] = []
+    maker = threading.Thread(target=lambda: answers.append(made[0].enter()), daemon=True)
+    maker.start()
+    maker.join(WAIT_S)
+    assert answers == [False]
+
+
 def test_groups_come_in_their_order_without_those_that_were_had() -> None:
     with makers(group) as running:
         first = running.take()
