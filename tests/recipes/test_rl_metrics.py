@@ -18,9 +18,10 @@ from bloomery.recipes.deadlines import Deadlines
 from bloomery.recipes.grpo import GrpoConfig, StepReport, measure
 from bloomery.recipes.rollouts import Rollout, RolloutConfig
 from bloomery.types.errors import InvalidInput
-from tests.live import LiveServer, wait_until
+from tests.live import LiveServer
 from tests.recipes.loops import POLICY, PROBLEMS, SMALL, Record
 
+WAIT_S = 20.0
 HELD_OUT = [problem._replace(id=f"held-{problem.id}", prompt=(*problem.prompt, 9)) for problem in PROBLEMS]
 SYNCHRONOUS = GrpoConfig(policy=POLICY, rollouts=SMALL, groups_per_step=2)
 ASYNCHRONOUS = AsyncGrpoConfig(policy=POLICY, rollouts=SMALL, groups_per_step=2, concurrency=2)
@@ -67,18 +68,20 @@ def test_who_does_not_want_to_see_the_distance_pays_nothing_for_it(client: Clien
 
 def test_graders_are_timed_one_by_one_and_what_they_get_wrong_is_a_share_of_what_they_were_asked(client: Client, tmp_path: Path) -> None:
     waited: list[float] = []
+    others = threading.Semaphore(0)
 
     def grade(rollout: Rollout) -> float | None:
         if rollout.id == "0.0":
             began = time.monotonic()
-            threading.Event().wait(0.3)
+            assert all(others.acquire(timeout=WAIT_S) for _ in range(5))
             waited.append(time.monotonic() - began)
+        others.release()
         return None if rollout.id == "1.1" else float(sum(rollout.tokens))
 
     config = replace(SYNCHRONOUS, rollouts=replace(SMALL, attempts=1))
     (report,) = reports_of(client, tmp_path / "cursor", config, grade, 1)
     assert waited[0] <= report.metrics["grading/seconds_max"] <= report.metrics["seconds/rollouts"]
-    assert report.metrics["grading/seconds_mean"] < report.metrics["grading/seconds_max"] / 2
+    assert report.metrics["grading/seconds_mean"] < report.metrics["grading/seconds_max"]
     assert report.metrics["grading/invalid_share"] == pytest.approx(1 / 6)
     assert report.metrics["reward/raw_low"] < report.metrics["reward/raw"] < report.metrics["reward/raw_high"]
 
@@ -95,26 +98,42 @@ def test_a_call_that_is_late_took_as_long_as_it_was_waited_for() -> None:
 
 
 def test_busy_is_who_makes_at_least_one_group_however_many() -> None:
-    admission = Admission(2)
-    with admission.making(), admission.making():
-        wait_until(lambda: True)
-        began = time.monotonic()
-        threading.Event().wait(0.1)
-        busy = admission.busy_s()
-        assert 0.1 <= busy <= time.monotonic() - began + 1
-    admission.busy_s()
-    threading.Event().wait(0.05)
+    now_s = 100.0
+    admission = Admission(2, clock=lambda: now_s)
+    with admission.making():
+        now_s = 101.0
+        with admission.making():
+            now_s = 103.0
+            assert admission.busy_s() == 3
+            now_s = 107.0
+        now_s = 108.0
+    now_s = 116.0
+    assert admission.busy_s() == 5
+    now_s = 132.0
     assert admission.busy_s() == 0
 
 
 def test_rollouts_overlap_with_training_where_the_trainer_may_be_ahead_and_nowhere_else(client: Client, tmp_path: Path) -> None:
-    def slowly(rollout: Rollout) -> float:
-        threading.Event().wait(0.2)
-        return float(sum(rollout.tokens))
+    def reports_where_groups_last_until_a_step_is_done(name: str, config: GrpoConfig) -> list[StepReport]:
+        reports: list[StepReport] = []
+        trained = threading.Event()
 
-    ahead = reports_of(client, tmp_path / "ahead", ASYNCHRONOUS, slowly, 3)
-    in_turn = reports_of(client, tmp_path / "turn", replace(ASYNCHRONOUS, max_head_offpolicy_versions=0), slowly, 3)
-    synchronous = reports_of(client, tmp_path / "sync", SYNCHRONOUS, slowly, 2)
+        def grade(rollout: Rollout) -> float:
+            # The first step has the groups 0 and 1.
+            assert int(rollout.id.partition(".")[0]) < 2 or trained.wait(WAIT_S)
+            return float(sum(rollout.tokens))
+
+        def note(report: StepReport) -> None:
+            reports.append(report)
+            trained.set()
+
+        loop: Any = async_grpo.train if isinstance(config, AsyncGrpoConfig) else grpo.train
+        loop(client, PROBLEMS, grade, config, tmp_path / name, steps=2, on_step=note)
+        return reports
+
+    ahead = reports_where_groups_last_until_a_step_is_done("ahead", ASYNCHRONOUS)
+    in_turn = reports_where_groups_last_until_a_step_is_done("turn", replace(ASYNCHRONOUS, max_head_offpolicy_versions=0))
+    synchronous = reports_where_groups_last_until_a_step_is_done("sync", SYNCHRONOUS)
     assert max(report.metrics["overlap/share"] for report in ahead) > 0.01
     assert max(report.metrics["overlap/share"] for report in in_turn) < 0.01
     assert [report.metrics["overlap/share"] for report in synchronous] == [0, 0]
