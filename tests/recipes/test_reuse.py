@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bloomery.client import Client, Sampler
-from bloomery.recipes import async_grpo, grpo
-from bloomery.recipes.agents import Agents
+from bloomery.recipes import async_grpo, grpo, reuse
+from bloomery.recipes.agents import Agents, Episode
 from bloomery.recipes.async_grpo import AsyncGrpoConfig
 from bloomery.recipes.grpo import GrpoConfig, StepReport
 from bloomery.recipes.policy import Policy
@@ -19,7 +19,7 @@ from bloomery.render import ChatTokenizer
 from bloomery.types.errors import InvalidInput
 from tests.live import LiveServer
 from tests.recipes.loops import BASE, POLICY, PROBLEMS, Killed, Record, mortal_client
-from tests.recipes.test_agents import with_a_tool
+from tests.recipes.test_agents import asks, with_a_tool
 
 REUSING = RolloutConfig(group_size=3, max_tokens=12, seed=11, reuse=True)
 SLOWLY = replace(POLICY, learning_rate=1e-5)
@@ -116,6 +116,37 @@ def test_what_was_remembered_of_another_prompt_or_is_too_long_changes_nothing(cl
     misled = Rollouts(lambda: sampler, Record().grade, REUSING).group(0, PROBLEMS[0])
     assert [member.rollout.tokens for member in misled.members] == [member.rollout.tokens for member in plain.members]
     assert [member.rollout.logprobs for member in misled.members] == [member.rollout.logprobs for member in plain.members]
+
+
+def test_what_an_agents_member_was_answered_is_forgotten_in_its_turn(
+    client: Client, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[tuple[int, ...], Earlier] = {}
+    keep = Earlier.keep
+
+    def noted(self: Earlier, place: tuple[int, ...], said: Any) -> None:
+        kept[place] = self
+        keep(self, place, said)
+
+    monkeypatch.setattr(Earlier, "keep", noted)
+    monkeypatch.setattr(reuse, "ANSWERS", 3)
+    rounds = iter(range(100))
+
+    def agent(episode: Episode) -> float:
+        with asks(episode) as model:
+            for word in ("red", f"the number {next(rounds)}"):
+                model.chat.completions.create(model=episode.model, messages=[{"role": "user", "content": f"Say {word}."}])
+        return 1.0
+
+    sampler = client.sampler(BASE)
+    with Agents(agent, tokenizer) as agents:
+        made = agents.rollouts(lambda: sampler, replace(REUSING, group_size=2, max_tokens=4))
+        groups = [made.group(number, SUMS[number % 2]) for number in range(12)]
+    # Two problems of two members: each asked one thing that is the same and six that are not.
+    assert len(kept) == 2 * 2 * (1 + 6)
+    assert sum(any(earlier.of(place, 1)) for place, earlier in kept.items()) == 2 * 2 * 3
+    # What is asked again is remembered.
+    assert all(member.rollout.kept for group in groups[2:] for member in group.members)
 
 
 def test_one_seed_for_a_prompt_is_refused_where_it_would_give_the_same_group_twice(client: Client, tmp_path: Path) -> None:
