@@ -18,6 +18,7 @@ from typing import Final, Literal, Self, get_args
 
 from bloomery.client import Client, Sampler
 from bloomery.recipes.advantages import Weighed, anchor_at, mask_stale, mean_over_tokens, sort_groups
+from bloomery.recipes.attempts import patiently
 from bloomery.recipes.failures import Losses, reasons
 from bloomery.recipes.grpo import GrpoConfig, OnStep, Parts, StepReport, check, versions_of
 from bloomery.recipes.policy import Cursor, Policy, PolicyConfig, fingerprint
@@ -107,9 +108,13 @@ def truncated(config: AsyncGrpoConfig) -> PolicyConfig:
 
 def anchored(rows: Sequence[Weighed], snapshot: Sampler, config: AsyncGrpoConfig) -> list[Weighed]:
     """The rows with their ratios to the snapshot; those that are wholly of it have them already."""
-    stale = {place for place, row in enumerate(rows) if set(row.segment.versions) != {snapshot.model}}
-    asked = {place: snapshot.score(rows[place].segment.tokens) for place in sorted(stale)}
-    scored = {place: pending.prompt_logprobs(config.rollouts.sample_timeout_s) for place, pending in asked.items()}
+    stale = [place for place, row in enumerate(rows) if set(row.segment.versions) != {snapshot.model}]
+
+    def score() -> dict[int, tuple[float, ...]]:
+        asked = {place: snapshot.score(rows[place].segment.tokens) for place in stale}
+        return {place: pending.prompt_logprobs(config.rollouts.sample_timeout_s) for place, pending in asked.items()}
+
+    scored = patiently(config.rollouts.attempts, score)
     old = [[scored[n][place] for place in row.segment.places] if n in scored else row.segment.logprobs for n, row in enumerate(rows)]
     return [anchor_at(row, given, config.importance_cap) for row, given in zip(rows, old, strict=True)]
 

@@ -123,7 +123,7 @@ class Parts:
         self._policy, self._problems, self._config, self._held_out = policy, problems, config, held_out
         self._rollouts = groups_by(lambda: policy.sampler, grade, config.rollouts)
         self._holding = Holding(policy.bar, policy.sampler_of, every=every, attempts=attempts, timeout_s=timeout_s)
-        self._reference = Reference(policy.first, config.kl_coefficient, config.kl_rollouts, timeout_s)
+        self._reference = Reference(policy.first, config.kl_coefficient, config.kl_rollouts, attempts=attempts, timeout_s=timeout_s)
         self._evaluation = groups_by(lambda: policy.sampler, grade, config.evaluation)
 
     def make(self, number: int) -> Group:

@@ -12,9 +12,10 @@ from typing import Final, NamedTuple
 
 from bloomery.client import Client, Sampler
 from bloomery.recipes.agreement import Agreement, Held, Recomputed, check_drawn, check_whole, compare, promises_bits, require, score
+from bloomery.recipes.attempts import patiently
 from bloomery.recipes.rollouts import Group
 from bloomery.recipes.segments import Segment
-from bloomery.types.errors import BloomeryError, Corrupt, Forbidden
+from bloomery.types.errors import Corrupt, Forbidden
 from bloomery.types.fidelity import Mode
 
 WINDOW: Final = 4096
@@ -92,7 +93,7 @@ class Holding:
         segments = [segment for member in members for segment in member.rollout.segments if all(map(self._sampler_of, segment.versions))]
         for place, segment in enumerate(segments):
             check_whole(place, segment)
-        recomputed = self._scored(segments)
+        recomputed = patiently(self._attempts, lambda: score(segments, self._known, self._timeout_s))
         for version, agreement in compare(segments, [each.logprobs for each in recomputed]).items():
             self._bar.hold(agreement, version, f"the rollouts of group {group.number} are")
         self._count(group, segments, recomputed)
@@ -110,15 +111,6 @@ class Holding:
             if self._looks is None:
                 self._looks = self._bar.now() is not None
             return self._looks
-
-    def _scored(self, segments: Sequence[Segment]) -> list[Recomputed]:
-        for attempt in range(self._attempts):
-            try:
-                return score(segments, self._known, self._timeout_s)
-            except BloomeryError as error:
-                if error.category == "user" or attempt + 1 == self._attempts:
-                    raise
-        return []
 
     def _known(self, version: str) -> Sampler:
         sampler = self._sampler_of(version)

@@ -7,14 +7,16 @@ import numpy as np
 
 from bloomery.client import PendingSample, Sampler
 from bloomery.recipes.advantages import Weighed, pull_to_reference
+from bloomery.recipes.attempts import patiently
 from bloomery.types.errors import Unavailable, WorkerError
 
 
 class Reference:
     """Scores what is trained by the first weights: all of it where the policy is pulled, a few rollouts of a step where it is only looked at."""
 
-    def __init__(self, first: Sampler, coefficient: float, rollouts: int, timeout_s: float) -> None:
-        self._first, self._coefficient, self._rollouts, self._timeout_s = first, coefficient, rollouts, timeout_s
+    def __init__(self, first: Sampler, coefficient: float, rollouts: int, *, attempts: int, timeout_s: float) -> None:
+        self._first, self._coefficient, self._rollouts = first, coefficient, rollouts
+        self._attempts, self._timeout_s = attempts, timeout_s
         self._asked: list[tuple[Weighed, PendingSample]] = []
         self._kl: float | None = None
 
@@ -22,27 +24,26 @@ class Reference:
         """The data, held to the reference; otherwise as it is, and some of it begins to be scored."""
         self._kl, self._asked = None, []
         if self._coefficient:
-            self._ask(data)
-            scored = self._scored()
+            scored = patiently(self._attempts, lambda: self._scored(self._ask(data)))
             self._note(scored)
             return pull_to_reference(data, [given for _, given in scored], self._coefficient)
         with suppress(Unavailable, WorkerError):
             # What is only looked at ends no loop.
-            self._ask(data[:: max(1, len(data) // self._rollouts)][: self._rollouts] if self._rollouts else ())
+            self._asked = self._ask(data[:: max(1, len(data) // self._rollouts)][: self._rollouts] if self._rollouts else ())
         return [*data]
 
     def kl(self) -> float | None:
         """Of the policy to its first weights, in nats a token, over what was scored of the last step; None where nothing was."""
+        asked, self._asked = self._asked, []
         with suppress(Unavailable, WorkerError):
-            if self._asked:
-                self._note(self._scored())
+            if asked:
+                self._note(self._scored(asked))
         return self._kl
 
-    def _ask(self, rows: Sequence[Weighed]) -> None:
-        self._asked = [(row, self._first.score(row.segment.tokens)) for row in rows]
+    def _ask(self, rows: Sequence[Weighed]) -> list[tuple[Weighed, PendingSample]]:
+        return [(row, self._first.score(row.segment.tokens)) for row in rows]
 
-    def _scored(self) -> list[tuple[Weighed, list[float]]]:
-        asked, self._asked = self._asked, []
+    def _scored(self, asked: Sequence[tuple[Weighed, PendingSample]]) -> list[tuple[Weighed, list[float]]]:
         scored = [(row, pending.prompt_logprobs(self._timeout_s)) for row, pending in asked]
         return [(row, [logprobs[place] for place in row.segment.places]) for row, logprobs in scored]
 
