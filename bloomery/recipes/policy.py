@@ -3,7 +3,8 @@
 One step of training is three operations of the run: gradients, update, snapshot. The server keeps a run's operations in order, whoever dies, so all
 that a loop has to remember is which groups it has had, and under which number its step began. That is the cursor: a small file, replaced atomically
 before the first of the three is submitted. A loop that is started again compares that number with the run's and knows which of the three are there:
-none, and it makes the same groups again, from the same weights with the same seeds; some, and it submits the rest.
+none, and it makes the same groups again, from the same weights with the same seeds; some, and it submits the rest. It is written again when they are
+done, because the server drops results after some days, and weights without a name.
 
 The gradients of a step tell whether trainer and sampler computed the same of the tokens that are of the weights that it begins with (`agreement`).
 They are asked before the update is submitted, so that what is refused is not learnt, by a loop that is started again either.
@@ -23,7 +24,7 @@ from bloomery.client import Client, Pending, Sampler, TrainingRun
 from bloomery.recipes.agreement import Held, Served, compare, of_metrics
 from bloomery.recipes.holding import Bar
 from bloomery.recipes.rollouts import Problem
-from bloomery.types.errors import Conflict, Corrupt, InvalidInput
+from bloomery.types.errors import Conflict, Corrupt, Gone, InvalidInput, NotFound
 from bloomery.types.operations import CheckpointResult, Datum, ForwardBackwardResult, LoadResult, OptimStepResult, SnapshotResult
 
 _OPERATIONS: Final = 3
@@ -72,7 +73,7 @@ class Cursor:
     """Calls of `Policy.train`: those that had nothing to train on published none."""
     seq: int
     version: str
-    """The newest; empty before the first."""
+    """The newest; empty before the first, and while it is published anew."""
     first: str
     """What training began with."""
     had_below: int
@@ -108,7 +109,11 @@ class Policy:
         self._numbers: dict[str, int] = {}
         self._samplers: dict[str, Sampler] = {}
         self.sampler: Sampler
-        self._finish_what_was_begun()
+        try:
+            self._finish_what_was_begun()
+        except Gone as error:
+            state = f"{error.message}. Without it the cursor {path} cannot go on"
+            raise Gone(f"{state}: save a checkpoint of run `{run.id}`, and begin anew with it as `start` and with another file") from error
 
     @classmethod
     def open(cls, client: Client, config: PolicyConfig, path: Path, fingerprint: str) -> Self:
@@ -174,15 +179,16 @@ class Policy:
 
     def _finish_what_was_begun(self) -> None:
         cursor, there, timeout_s = self.cursor, self.run.next_seq - self.cursor.seq, self._config.training_timeout_s
-        beginning = 1 + (self._config.start is not None)
+        beginning = 1 + (self._config.start is not None and not cursor.first)
         expected = _OPERATIONS if cursor.batch else beginning * (not cursor.version)
         if there < 0 or not self._only_checkpoints(cursor.seq + expected):
             state = f"the next operation of run `{cursor.run_id}` is {self.run.next_seq}, and the cursor {self._path} stands at {cursor.seq}"
             raise Conflict(f"{state}: one of them was restored from an earlier day, or another program uses the run; begin anew with another file")
         if not cursor.version:
             version = self._begin(cursor.seq, there, beginning)
-            self.cursor = replace(cursor, version=version, first=version, seq=self.run.next_seq)
+            self.cursor = replace(cursor, version=version, first=cursor.first or version, seq=self.run.next_seq)
             _write(self._path, self.cursor)
+            self._serve()
         elif cursor.batch and there:
             gradients = self.run.submitted(cursor.seq, ForwardBackwardResult).result(timeout_s)
             if there == 1 and self._config.agreement != "off":
@@ -190,17 +196,27 @@ class Policy:
             update, snapshot = self._submit(max(0, _OPERATIONS - there))
             update.result(timeout_s)
             self._publish(cursor, snapshot.result(timeout_s).version)
-            return
-        self._serve()
+        else:
+            self._serve_what_was_published()
+
+    def _serve_what_was_published(self) -> None:
+        try:
+            self._serve()
+        except (Gone, NotFound):
+            # Weights without a name go when nobody asked for them in days; the run has them.
+            self.cursor = replace(self.cursor, version="", seq=self.run.next_seq, batch=())
+            _write(self._path, self.cursor)
+            self._finish_what_was_begun()
 
     def _begin(self, seq: int, there: int, beginning: int) -> str:
-        """The first version, whose name keeps it; `there` of the operations that it takes were submitted before."""
+        """The first version, whose name keeps it, or the newest anew; `there` of the operations that it takes were submitted before."""
         timeout_s = self._config.training_timeout_s
-        if self._config.start is not None:
+        if self._config.start is not None and not self.cursor.first:
             run_id, checkpoint, optimizer = self._config.start
             load = self.run.load(run_id, checkpoint, optimizer=optimizer) if there == 0 else self.run.submitted(seq, LoadResult)
             load.result(timeout_s)
-        snapshot = self.run.save_snapshot(_FIRST) if there < beginning else self.run.submitted(seq + beginning - 1, SnapshotResult)
+        name = None if self.cursor.first else _FIRST
+        snapshot = self.run.save_snapshot(name) if there < beginning else self.run.submitted(seq + beginning - 1, SnapshotResult)
         return snapshot.result(timeout_s).version
 
     def _only_checkpoints(self, first: int) -> bool:
@@ -253,6 +269,7 @@ class Policy:
 
     def _publish(self, cursor: Cursor, version: str) -> None:
         self.cursor = replace(cursor.after(cursor.batch), step=cursor.step + 1, seq=self.run.next_seq, version=version)
+        _write(self._path, self.cursor)
         self._serve()
 
     def _serve(self) -> None:

@@ -5,14 +5,17 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import httpx
 import pytest
+from sqlalchemy import delete
 
 from bloomery.client import Client
 from bloomery.recipes.grpo import GrpoConfig
 from bloomery.recipes.policy import Cursor, Policy, PolicyConfig, Start, fingerprint
 from bloomery.recipes.rollouts import RolloutConfig
-from bloomery.types.errors import Conflict
-from tests.api.server import serving
+from bloomery.store import rows
+from bloomery.types.errors import Conflict, Gone, NotFound
+from tests.api.server import KEY, URL, serving
 from tests.recipes.loops import PROBLEMS
 from tests.services.runs_stage import datum
 
@@ -117,3 +120,50 @@ def test_settings_that_decide_nothing_may_change() -> None:
     other = GrpoConfig(policy=TINY, rollouts=RolloutConfig(seed=1))
     assert fingerprint(PROBLEMS, config) == fingerprint(PROBLEMS, same)
     assert len({fingerprint(PROBLEMS, config), fingerprint(PROBLEMS, other), fingerprint(PROBLEMS[:4], config)}) == 3
+
+
+class Forgetful(httpx.BaseTransport):
+    """Of a server that has dropped the results of all operations."""
+
+    def __init__(self, transport: httpx.BaseTransport) -> None:
+        self._transport = transport
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "GET" and "/operations/" in request.url.path:
+            return httpx.Response(410, json={"error": {"message": "the result was dropped", "code": "gone"}})
+        return self._transport.handle_request(request)
+
+
+def test_a_loop_whose_steps_are_done_needs_no_result_and_one_within_a_step_is_told_the_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "cursor"
+    with serving(tmp_path) as server, server.client() as client, Client(URL, KEY, transport=Forgetful(server.transport)) as later:
+        policy = Policy.open(client, TINY, path, "f")
+        policy.train([datum([1, 2, 3])], [0, 1])
+        assert Policy.open(later, TINY, path, "f").cursor == policy.cursor
+        within = replace(policy.cursor, step=0, round=0, seq=policy.cursor.seq - 3, version=policy.cursor.first, had_below=0, batch=(0, 1))
+        path.write_text(json.dumps(asdict(within)))
+        with pytest.raises(Gone, match=f"the result was dropped.* save a checkpoint of run `{policy.run.id}`, and begin anew with it as `start`"):
+            Policy.open(later, TINY, path, "f")
+        assert Policy.open(client, TINY, path, "f").cursor == policy.cursor
+
+
+@pytest.mark.parametrize("killed", [None, "before", "after"])
+def test_weights_that_the_server_let_go_are_published_anew_from_the_run(tmp_path: Path, killed: str | None) -> None:
+    path = tmp_path / "cursor"
+    with serving(tmp_path) as server, server.client() as client:
+        policy = Policy.open(client, TINY, path, "f")
+        policy.train([datum([1, 2, 3])], [0, 1])
+        then = policy.cursor
+        let_go = delete(rows.checkpoint).where(rows.checkpoint.c.version == then.version)
+        server.call(server.services.versions._database.write(lambda connection: connection.execute(let_go)))
+        with pytest.raises(NotFound):
+            client.sampler(then.version)
+        if killed:
+            path.write_text(json.dumps(asdict(replace(then, version=""))))
+        if killed == "after":
+            policy.run.save_snapshot().result()
+        again = Policy.open(client, TINY, path, "f")
+        assert again.cursor == replace(then, version=again.cursor.version, seq=then.seq + 1)
+        assert (again.run.state().step, again.sampler.model, again.first.model) == (1, again.cursor.version, then.first)
+        assert again.train([datum([1, 2, 3])], [2])["step"] == 2
+        assert Policy.open(client, TINY, path, "f").cursor == again.cursor
