@@ -235,7 +235,9 @@ class _Engine:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         base = BaseInfo(base_hash=BASE, model_type="bench", vocab_size=1 << 20, context=2048, parameters=1, dtype="float32", parts={})
-        writer.write(protocol.frame(Welcome(boot_id="boot", pid=os.getpid(), base=base, numerics="bench", bit_exact=False, runs={})))
+        pid = os.getpid()
+        welcome = Welcome(boot_id="boot", pid=pid, base=base, numerics="bench", sampling_numerics="bench", bit_exact=False, runs={})
+        writer.write(protocol.frame(welcome))
         at_work: dict[str, list[int]] = {}
         there_is_work = asyncio.Event()
         stepping = asyncio.create_task(self._step(at_work, there_is_work, writer))

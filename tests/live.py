@@ -47,8 +47,13 @@ class LiveServer(NamedTuple):
 
 
 @contextmanager
-def running_server(data_dir: Path, *options: str, env: Mapping[str, str] | None = None, replicas: int | None = 0) -> Iterator[LiveServer]:
-    """A server that is ready; stopped at the end, and its logs printed if the body fails. A replica is one more process to start: most need none."""
+def running_server(
+    data_dir: Path, *options: str, env: Mapping[str, str] | None = None, replicas: int | None = 0, threads: int | None = 1
+) -> Iterator[LiveServer]:
+    """A server that is ready; stopped at the end, and its logs printed if the body fails. A replica is one more process to start: most need none.
+
+    `replicas` and `threads` None are what `up` chooses.
+    """
     said = data_dir.parent / f"{data_dir.name}.up.log"
     argv = [
         BLOOMERY,
@@ -57,8 +62,7 @@ def running_server(data_dir: Path, *options: str, env: Mapping[str, str] | None 
         str(data_dir),
         "--port",
         "0",
-        "--threads",
-        "1",
+        *([] if threads is None else ["--threads", str(threads)]),
         *([] if replicas is None else ["--replicas", str(replicas)]),
         *options,
     ]

@@ -36,7 +36,7 @@ from bloomery.models.families import read_config
 from bloomery.models.form import Form, plain_form
 from bloomery.models.kernel_probe import probe
 from bloomery.models.load import load_decoder
-from bloomery.models.numerics import numerics_id
+from bloomery.models.numerics import numerics_id, sampling_id
 from bloomery.models.threads import compute_with
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
@@ -123,6 +123,8 @@ class Executor:
         base = Model(config.model.base_hash, self._decoder, None)
         probed = ask_probe(self._sampler, base, exact=self._bit_exact)
         self._bit_exact &= probed.bit_equal
+        any_threads = self._bit_exact and self._probe.form.one_thread
+        self._sampling_numerics = sampling_id(dtype, config.model.device, any_threads=any_threads)
         self._sampler.versions.examine_with(self._probation(shelf, base, form).examine)
         self._proved, self._scrub, self._probe_tokens = proved(proofs, probed), Scrub(proofs, self._sampler), self._sampler.tokens_sampled
         self._doubtful = Doubtful()
@@ -215,6 +217,7 @@ class Executor:
                 pid=os.getpid(),
                 base=self._base,
                 numerics=self._numerics,
+                sampling_numerics=self._sampling_numerics,
                 bit_exact=self._bit_exact,
                 runs=dict(self._runs.executed),
                 role=self._config.role,

@@ -1,4 +1,7 @@
-"""The numerics id: which bits to expect of this process. It goes into the journal, into manifests, and from one process to another."""
+"""The numerics id: which bits to expect of this process. It goes into the journal, into manifests, and from one process to another.
+
+Gradients depend on the number of threads, so it is part of the id. Forwards need not: `sampling_id` is for what is sampled, and compared with that.
+"""
 
 import hashlib
 import platform
@@ -19,14 +22,27 @@ _COMPUTE: Final = ("models", "train", "infer")
 
 def numerics_id(dtype: torch.dtype, device: torch.device | str = "cpu") -> str:
     """Equal ids promise equal bits: CPU model and flags (or GPU), torch build, threads, pads, whose products and kernels, our own sources, dtype."""
+    return _hash(str(torch.get_num_threads()), dtype, torch.device(device))
+
+
+def sampling_id(dtype: torch.dtype, device: torch.device | str = "cpu", *, any_threads: bool) -> str:
+    """Equal ids promise equal bits of forwards, and nothing about gradients.
+
+    `any_threads`: this process is bit-exact, and one thread gives it the bits of all (`Form.one_thread`). Two such processes agree whatever
+    their numbers of threads: each of them with what one thread computes, and so with the other.
+    """
+    return _hash("any" if any_threads else str(torch.get_num_threads()), dtype, torch.device(device))
+
+
+def _hash(threads: str, dtype: torch.dtype, device: torch.device) -> str:
     parts = (
         platform.machine(),
-        _device_name(torch.device(device)),
+        _device_name(device),
         torch.__version__,
         torch.backends.cpu.get_cpu_capability(),
-        f"threads={torch.get_num_threads()}",
+        f"threads={threads}",
         f"pads={ROW_PAD},{KEY_PAD},{RANK_PAD}",
-        f"products={library(dtype, torch.device(device))}",
+        f"products={library(dtype, device)}",
         f"kernels={native.identity()}",
         f"sources={_sources_hash()}",
         str(dtype),

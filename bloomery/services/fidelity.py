@@ -251,8 +251,8 @@ class Cards:
             sampler, numerics = await group.choose(requests[0], None, with_stand_in=False)
             answered = await asyncio.gather(*(_answers(sampler, each) for each in requests))
             trainer = (await engine.wait_ready()).welcome
-            # Equal bits are promised between processes with equal numerics alone.
-            exact = trainer.bit_exact and sampler.welcome is not None and sampler.welcome.bit_exact and numerics == trainer.numerics
+            # A card compares forwards: for their bits equal numerics of sampling are promise enough.
+            exact = trainer.bit_exact and sampler.welcome is not None and sampler.welcome.bit_exact and numerics == trainer.sampling_numerics
             mode: Mode = "exact" if exact else "plain"
             sampled = tuple(each for some in answered for each in some)
             order = Compare(request_id=new_id("compare"), weights=candidate.weights, answers=sampled, mode=mode)

@@ -26,7 +26,7 @@ PATIENCE_S: Final = 10.0
 
 
 class Chosen(NamedTuple):
-    """Who answers, and the numerics it computes with."""
+    """Who answers, and the numerics it samples with, which need not be those that it would train with."""
 
     link: EngineLink
     numerics: str
@@ -174,7 +174,7 @@ class Fleet:
 
 def _alike(links: Sequence[EngineLink], numerics: str | None) -> list[Chosen]:
     """Those who answer, with these numerics unless they are None."""
-    ready = [Chosen(link, link.welcome.numerics) for link in links if link.welcome is not None]
+    ready = [Chosen(link, link.welcome.sampling_numerics) for link in links if link.welcome is not None]
     return [chosen for chosen in ready if numerics in (None, chosen.numerics)]
 
 

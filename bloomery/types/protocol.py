@@ -108,6 +108,8 @@ class Welcome(Wire, frozen=True, tag="welcome"):
     base: BaseInfo
     numerics: str
     """CPU flags, torch build, threads, pads, library of the products, sources, dtype: equal ids promise equal bits."""
+    sampling_numerics: str
+    """The same for what is sampled, and for the trainer's log-probabilities of it: without the threads, where those bits do not depend on them."""
     bit_exact: bool
     runs: dict[str, int]
     role: Role = "engine"

@@ -1,8 +1,10 @@
 """Which process gets how many threads and which processors: what is served must not wait for what is trained.
 
 Where there are enough processors each side has its own. On fewer, half of them would idle for whoever only trains, so there the engine has all of
-them and yields: it gets what replicas leave. Replicas for rollouts are on the engine's side. They have as many threads as it has, for that number is
-part of the numerics: so what they sample has the bits that it trains on, and either goes on with what the other began.
+them and yields: it gets what replicas leave. Replicas that serve have fewer threads than the engine wherever there are two processors or more, so
+their numerics ids differ; cards and streams compare the numerics of sampling, which leave threads out where the probe finds that forwards do not
+depend on them. Replicas for rollouts are on the engine's side. They have as many threads as it has, for that number is part of the whole id: so what
+they sample has the bits that it trains on where the probe finds otherwise too.
 """
 
 import os

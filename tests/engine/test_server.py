@@ -9,7 +9,7 @@ from bloomery.engine.server import Server
 from bloomery.types.protocol import Alive, BaseInfo, FromEngine, Welcome, frame_length, parse_from_engine
 
 BASE = BaseInfo(base_hash="base", model_type="test", vocab_size=1, context=1, parameters=1, dtype="float32", parts={})
-WELCOME = Welcome(boot_id="boot", pid=1, base=BASE, numerics="n", bit_exact=True, runs={})
+WELCOME = Welcome(boot_id="boot", pid=1, base=BASE, numerics="n", sampling_numerics="s", bit_exact=True, runs={})
 
 
 async def read(reader: asyncio.StreamReader) -> FromEngine:

@@ -104,6 +104,8 @@ class FakeEngine:
 
     def __init__(self, socket: Path, blobs: Blobs, *, checkpoint_every: int = 2, numerics: str = "fake-numerics", role: Role = "engine") -> None:
         self.socket, self.blobs, self.checkpoint_every, self.numerics, self.role = socket, blobs, checkpoint_every, numerics, role
+        self.sampling_numerics: str | None = None
+        """Where it samples with others than it trains with."""
         self.bit_exact = True
         self.gate = asyncio.Event()
         self.gate.set()
@@ -195,7 +197,16 @@ class FakeEngine:
         base = BaseInfo(base_hash=BASE, model_type="fake", vocab_size=VOCABULARY, context=CONTEXT, parameters=1, dtype="float32", parts=PARTS)
         held = {run_id: run.last_seq for run_id, run in self.runs.items()}
         self._post(
-            Welcome(boot_id=f"boot-{self._boots}", pid=1, base=base, numerics=self.numerics, bit_exact=self.bit_exact, runs=held, role=self.role)
+            Welcome(
+                boot_id=f"boot-{self._boots}",
+                pid=1,
+                base=base,
+                numerics=self.numerics,
+                sampling_numerics=self.sampling_numerics or self.numerics,
+                bit_exact=self.bit_exact,
+                runs=held,
+                role=self.role,
+            )
         )
         for run in self.runs.values():
             for done in run.unacknowledged.values():

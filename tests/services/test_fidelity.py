@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from bloomery.services.core import Services
 from bloomery.services.engines import EngineLink
 from bloomery.services.fidelity import TOKENS, TRIES, Cards, Pace, _candidates
+from bloomery.services.fleet import Fleet
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
 from bloomery.sync.publish import card_key
@@ -55,7 +56,13 @@ def tell(directory: Path, story: Story, pace: Pace, *, work: bool = False) -> No
 
 @asynccontextmanager
 async def cards_of(
-    services: Services, directory: Path, pace: Pace, engines: Mapping[str, EngineLink] | None = None, *, work: bool = False
+    services: Services,
+    directory: Path,
+    pace: Pace,
+    engines: Mapping[str, EngineLink] | None = None,
+    *,
+    fleet: Fleet | None = None,
+    work: bool = False,
 ) -> AsyncIterator[Cards]:
     with Counted(directory / "bloomery.db") as database:
         cards = Cards(
@@ -64,7 +71,7 @@ async def cards_of(
             models=services.models,
             versions=services.versions,
             deployments=services.deployments,
-            fleet=services.fleet,
+            fleet=services.fleet if fleet is None else fleet,
             engines=services.links if engines is None else engines,
             pace=pace,
         )
@@ -268,6 +275,31 @@ def test_another_numerics_id_means_another_card(tmp_path: Path) -> None:
         assert card.numerics == engine.numerics
 
     tell(tmp_path, story, AT_ONCE, work=True)
+
+
+@pytest.mark.parametrize(("sampling", "mode"), [("any threads", "exact"), ("one thread", "plain")])
+def test_a_card_is_exact_where_trainer_and_sampler_have_the_numerics_of_sampling_in_common(tmp_path: Path, sampling: str, mode: str) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        version = await publish(services)
+        await services.deployments.create(ME, "served", version, {})
+        engine.sampling_numerics = "any threads"
+        engine.hang_up()
+        replica = FakeEngine(tmp_path / "replica", Blobs(tmp_path / "blobs"), numerics="with one thread", role="replica")
+        replica.sampling_numerics = sampling
+        await replica.start()
+        try:
+            async with EngineLink(BASE, replica.socket, None) as link:
+                await link.wait_ready()
+                await until(lambda: (welcome := services.links[BASE].welcome) is not None and welcome.sampling_numerics == "any threads")
+                fleet = Fleet(services.links, {BASE: {"replica": link}}, {BASE})
+                async with cards_of(services, tmp_path, NEVER_OF_ITSELF, fleet=fleet) as others:
+                    card = await others.measure(ME, "served")
+            assert (card.mode, card.numerics) == (mode, engine.numerics)
+            assert (len(replica.sampled) > 0, engine.sampled) == (True, [])
+        finally:
+            await replica.crash()
+
+    tell(tmp_path, story, NEVER_OF_ITSELF)
 
 
 def test_a_card_goes_with_its_version(tmp_path: Path) -> None:

@@ -83,6 +83,13 @@ class Stand:
         process.hang_up()
         await until(lambda: (welcome := link.welcome) is not None and welcome.numerics == numerics)
 
+    async def sample_with(self, process: FakeEngine, numerics: str) -> None:
+        """As if it had been started again with threads on which nothing of what it samples depends, if these are the same for others."""
+        link = self.links[next(name for name, each in self.processes.items() if each is process)]
+        process.sampling_numerics = numerics
+        process.hang_up()
+        await until(lambda: (welcome := link.welcome) is not None and welcome.sampling_numerics == numerics)
+
     def fleet(self, *replicas: str, deployed: frozenset[str] = frozenset(), patience_s: float = PATIENCE_S, rollouts: tuple[str, ...] = ()) -> Fleet:
         serving, sampling = ({BASE: {name: self.links[name] for name in names}} for names in (replicas, rollouts))
         return Fleet({BASE: self.links["engine"]}, serving, deployed, patience_s, sampling)
@@ -311,6 +318,33 @@ def test_an_answer_that_a_replica_began_goes_on_at_the_engine_only_where_the_num
             got += [event async for event in stream]
         assert positions(got) == [0, 1, 2, 3, 4, 5]
         assert [len(request.begun[0]) for request in stand.processes["engine"].sampled] == [1]
+
+    play(tmp_path, story, running=("engine", "replica-0"))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_processes_of_different_threads_go_on_with_each_others_answers_where_what_they_sample_does_not_depend_on_them(
+    tmp_path: Path, same: bool
+) -> None:
+    async def story(stand: Stand) -> None:
+        engine, replica = stand.processes["engine"], stand.processes["replica-0"]
+        await stand.turn(engine, "two threads")
+        await stand.turn(replica, "one thread")
+        for process in (engine, replica) if same else ():
+            await stand.sample_with(process, "any threads")
+        async with aclosing(stand.stream(served(stand.fleet("replica-0", patience_s=0.02)), ask())) as stream:
+            replica.deaths = 1
+            got = [await anext(stream), await anext(stream)]
+            await replica.crash()
+            if not same:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.2):
+                        await anext(stream)
+                assert engine.sampled == []
+                return
+            got += [event async for event in stream]
+        assert positions(got) == [0, 1, 2, 3, 4, 5]
+        assert [len(request.begun[0]) for request in engine.sampled] == [1]
 
     play(tmp_path, story, running=("engine", "replica-0"))
 
