@@ -1,5 +1,7 @@
 """An engine that samples plainly says that nobody can count on its bits."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -18,17 +20,39 @@ from bloomery.types.protocol import FromEngine, Welcome
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_only_an_engine_that_is_not_plain_claims_the_bits_that_the_probe_found(tmp_path: Path, plain: bool) -> None:
-    model = ModelConfig(alias="tiny", path=str(tiny.PATH), base_hash="b", dtype="float32", threads=1, socket="")
+    found = probe(load_decoder(tiny.PATH, dtype=torch.float32)).bit_exact
+    assert welcome(tmp_path, plain=plain, threads=1).bit_exact == (found and not plain)
+
+
+def test_only_replicas_that_are_not_plain_sample_alike_with_other_threads(tmp_path: Path) -> None:
+    with restored_threads():
+        torch.set_num_threads(2)
+        found = probe(load_decoder(tiny.PATH, dtype=torch.float32))
+    one, two = (welcome(tmp_path, plain=False, threads=threads) for threads in (1, 2))
+    assert one.numerics != two.numerics
+    assert (one.sampling_numerics == two.sampling_numerics) == (found.bit_exact and found.form.one_thread)
+    plain = [welcome(tmp_path, plain=True, threads=threads) for threads in (1, 2)]
+    assert [said.sampling_numerics for said in plain] == [one.numerics, two.numerics]
+
+
+def welcome(directory: Path, *, plain: bool, threads: int) -> Welcome:
+    """What a replica of the shipped model says of itself."""
+    model = ModelConfig(alias="tiny", path=str(tiny.PATH), base_hash="b", dtype="float32", threads=threads, socket="")
     said: list[FromEngine] = []
     inbox: SimpleQueue[Any] = SimpleQueue()
     for command in (Connected(1), Stop()):
         inbox.put(command)
+    with restored_threads():
+        config = EngineConfig(data_dir=str(directory), model=model, role="replica", plain=plain)
+        Executor(config, inbox, lambda _, message: said.append(message), CheckpointAfter()).run()
+    (found,) = [message for message in said if isinstance(message, Welcome)]
+    return found
+
+
+@contextmanager
+def restored_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     try:
-        config = EngineConfig(data_dir=str(tmp_path), model=model, role="replica", plain=plain)
-        Executor(config, inbox, lambda _, message: said.append(message), CheckpointAfter()).run()
-        found = probe(load_decoder(tiny.PATH, dtype=torch.float32)).bit_exact
+        yield
     finally:
         torch.set_num_threads(before)
-    (welcome,) = [message for message in said if isinstance(message, Welcome)]
-    assert welcome.bit_exact == (found and not plain)

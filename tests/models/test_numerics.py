@@ -89,5 +89,7 @@ def test_where_the_probe_says_so_a_trainer_with_more_threads_has_the_bits_of_a_s
 def threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
-    yield
-    torch.set_num_threads(before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
