@@ -1,7 +1,7 @@
-"""kill -9 of replicas and of the engine, replicas that stand still, and promotions, in the middle of streams: each ends with the text that its
-version and seed stand for.
+"""kill -9 of replicas and of the engine, replicas that stand still, and promotions, in the middle of streams: each ends with the texts, and the
+log-probabilities of all tokens, that its version, seed and options stand for.
 
-The texts that should come are sampled first, by the engine, from each snapshot under its version: nobody is killed then.
+What should come is sampled first, by the engine, from each snapshot under its version: nobody is killed then.
 """
 
 import asyncio
@@ -12,11 +12,12 @@ import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import openai
 import pytest
+from openai.types import CompletionChoice
 
 from bloomery.client import Client
 from bloomery.recipes.sft import datum
@@ -28,6 +29,13 @@ TOKENS = 64
 LONG = 200
 """Tokens of streams that something is to happen to."""
 GOES_ON = {"ignore_eos": True}
+OPTIONS: list[dict[str, Any]] = [
+    {"extra_body": GOES_ON},
+    {"top_p": 0.9, "frequency_penalty": 0.5, "extra_body": GOES_ON},
+    {"extra_body": {**GOES_ON, "structured_outputs": {"regex": "[a-z_ ]{48,}"}}},
+    {"n": 2, "extra_body": GOES_ON},
+]
+"""In turn, by the seed of a question."""
 PROMOTIONS = 3
 PROMPTS = ["import os", "def main():", "class Tree:", "for line in", "return self.", "x = [", '"""Read', "if not"]
 NAME = "served"
@@ -35,11 +43,22 @@ DEADLINE_S = 420.0
 RESTARTED_S = 60.0
 
 
+class Text(NamedTuple):
+    """One sample, with the log-probability of each of its tokens."""
+
+    text: str
+    logprobs: tuple[float, ...]
+
+
+Texts = tuple[Text, ...]
+"""All samples of an answer."""
+
+
 class Said(NamedTuple):
     """What a stream gave."""
 
     version: str
-    text: str
+    texts: Texts
 
 
 class Chaos:
@@ -95,9 +114,9 @@ def test_streams_leave_a_replica_that_stands_still_whether_it_goes_on_later_or_n
 
 async def standstill(server: LiveServer, name: str, *, comes_back: bool) -> None:
     async with asyncio.timeout(DEADLINE_S), openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0) as sdk:
-        expected = await asyncio.gather(*(text_of(sdk, prompt, asyncio.Event()) for prompt in PROMPTS))
+        expected = await asyncio.gather(*(texts_with(sdk, prompt, asyncio.Event()) for prompt in PROMPTS))
         begun = [asyncio.Event() for _ in PROMPTS]
-        streams = [asyncio.create_task(text_of(sdk, prompt, event)) for prompt, event in zip(PROMPTS, begun, strict=True)]
+        streams = [asyncio.create_task(texts_with(sdk, prompt, event)) for prompt, event in zip(PROMPTS, begun, strict=True)]
         for event in begun:
             await event.wait()
         pid = server.pids()[name]
@@ -109,19 +128,19 @@ async def standstill(server: LiveServer, name: str, *, comes_back: bool) -> None
         assert await asyncio.gather(*streams) == expected
         await until(lambda: server.children()[name]["state"] == "ready")
         assert (server.pids()[name] == pid) is comes_back
-        assert await asyncio.gather(*(text_of(sdk, prompt, asyncio.Event()) for prompt in PROMPTS)) == expected
+        assert await asyncio.gather(*(texts_with(sdk, prompt, asyncio.Event()) for prompt in PROMPTS)) == expected
 
 
-async def text_of(sdk: openai.AsyncOpenAI, prompt: str, begun: asyncio.Event) -> str:
-    text = ""
+async def texts_with(sdk: openai.AsyncOpenAI, prompt: str, begun: asyncio.Event) -> Texts:
+    choices: list[CompletionChoice] = []
+    asked = {"prompt": prompt, "seed": 1, "max_tokens": LONG, "logprobs": 1, "extra_body": GOES_ON}
     try:
-        opened = await sdk.completions.create(model="bloomery-tiny", prompt=prompt, seed=1, max_tokens=LONG, stream=True, extra_body=GOES_ON)
-        async for chunk in opened:
+        async for chunk in await sdk.completions.create(model="bloomery-tiny", stream=True, **asked):
             begun.set()
-            text += chunk.choices[0].text
+            choices += chunk.choices
     finally:
         begun.set()
-    return text
+    return texts_of(choices)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -137,10 +156,10 @@ async def story(server: LiveServer, chaos: Chaos, kills: int) -> int:
         endless = itertools.cycle(asked)
         questions = [(version, *each) for version in chaos.versions for each in asked]
         places = asyncio.Semaphore(AT_ONCE)
-        texts = await asyncio.gather(*(whole(sdk, places, *question) for question in questions))
-        expected = dict(zip(questions, texts, strict=True))
+        answers = await asyncio.gather(*(whole(sdk, places, *question) for question in questions))
+        expected = dict(zip(questions, answers, strict=True))
         assert_told_apart(expected, chaos.versions, asked)
-        said: list[tuple[str, Said]] = []
+        said: list[tuple[Texts, Said]] = []
 
         async def ask_on() -> None:
             while len(said) < STREAMS or chaos.kills < kills or chaos.promotions < PROMOTIONS:
@@ -151,14 +170,17 @@ async def story(server: LiveServer, chaos: Chaos, kills: int) -> int:
         async with raging(chaos.rage(random.Random(kills))):
             await asyncio.gather(*(ask_on() for _ in range(AT_ONCE)))
     assert {got.version for _, got in said} == set(chaos.versions)
-    assert [got.text for _, got in said] == [text for text, _ in said]
+    assert [got.texts for _, got in said] == [texts for texts, _ in said]
     return len(said)
 
 
-def assert_told_apart(expected: Mapping[tuple[str, str, int], str], versions: Sequence[str], asked: Sequence[tuple[str, int]]) -> None:
+def assert_told_apart(expected: Mapping[tuple[str, str, int], Texts], versions: Sequence[str], asked: Sequence[tuple[str, int]]) -> None:
     """Else nobody would notice a stream that the other version went on with, or none."""
-    assert all(expected.values())
-    assert any(len({expected[version, *each] for version in versions}) == len(versions) for each in asked)
+    assert all(text.text and len(text.logprobs) == TOKENS for texts in expected.values() for text in texts)
+    assert {len(texts) for texts in expected.values()} == {1, 2}
+    for options in range(len(OPTIONS)):
+        rotated = [each for each in asked if each[1] % len(OPTIONS) == options]
+        assert any(len({expected[version, *each] for version in versions}) == len(versions) for each in rotated)
 
 
 @asynccontextmanager
@@ -174,22 +196,39 @@ async def raging(chaos: Coroutine[None, None, None]) -> AsyncIterator[None]:
             await task
 
 
-async def whole(sdk: openai.AsyncOpenAI, places: asyncio.Semaphore, version: str, prompt: str, seed: int) -> str:
+async def whole(sdk: openai.AsyncOpenAI, places: asyncio.Semaphore, version: str, prompt: str, seed: int) -> Texts:
     async with places:
-        answer = await sdk.completions.create(model=version, prompt=prompt, seed=seed, max_tokens=TOKENS, extra_body=GOES_ON)
+        answer = await sdk.completions.create(model=version, **question_of(prompt, seed))
     assert answer.system_fingerprint == version
-    return answer.choices[0].text
+    return texts_of(answer.choices)
 
 
 async def stream(sdk: openai.AsyncOpenAI, chaos: Chaos, prompt: str, seed: int) -> Said:
     chaos.open_streams += 1
     try:
-        opened = await sdk.completions.create(model=NAME, prompt=prompt, seed=seed, max_tokens=TOKENS, stream=True, extra_body=GOES_ON)
+        opened = await sdk.completions.create(model=NAME, stream=True, **question_of(prompt, seed))
         chunks = [chunk async for chunk in opened]
     finally:
         chaos.open_streams -= 1
     (version,) = {str(chunk.system_fingerprint) for chunk in chunks}
-    return Said(version, "".join(chunk.choices[0].text for chunk in chunks))
+    return Said(version, texts_of([choice for chunk in chunks for choice in chunk.choices]))
+
+
+def question_of(prompt: str, seed: int) -> dict[str, Any]:
+    return {"prompt": prompt, "seed": seed, "max_tokens": TOKENS, "logprobs": 1, **OPTIONS[seed % len(OPTIONS)]}
+
+
+def texts_of(choices: Sequence[CompletionChoice]) -> Texts:
+    """Of pieces in the order in which they came, or of whole answers."""
+    pieces: dict[int, list[CompletionChoice]] = {}
+    for choice in choices:
+        pieces.setdefault(choice.index, []).append(choice)
+    return tuple(text_of_pieces(pieces[index]) for index in sorted(pieces))
+
+
+def text_of_pieces(pieces: Sequence[CompletionChoice]) -> Text:
+    logprobs = [number for piece in pieces if piece.logprobs is not None for number in piece.logprobs.token_logprobs or ()]
+    return Text("".join(piece.text for piece in pieces), tuple(logprobs))
 
 
 def two_versions(client: Client) -> list[str]:
