@@ -56,8 +56,7 @@ class VllmEngine:
         """Tokens say their version when they arrive: weights change only while nothing arrives."""
         if request.request_id in self._running:
             raise Conflict(f"request `{request.request_id}` is being served already: choose a fresh id", field="request_id")
-        if request.num_samples != 1 or request.scores_prompt or request.routing:
-            raise NotSupported("this spike samples one continuation at a time and scores apart", field="num_samples")
+        _refuse_more(request)
         adapter, version = self._served(request.weights)
         arrived: asyncio.Queue[EngineEvent | Exception] = asyncio.Queue()
         self._running[request.request_id] = version
@@ -215,14 +214,42 @@ class VllmEngine:
         return self._adapters[weights.name]
 
 
+def _refuse_more(request: Generate) -> None:
+    """What is asked here must be what vLLM is asked: the rest is refused by its name."""
+    for field, asked in {
+        "num_samples": request.num_samples != 1,
+        "prompt_logprobs": request.prompt_logprobs,
+        "prompt_top_k": request.prompt_top_k > 0,
+        "targets": request.targets is not None,
+        "prompt_draws": request.prompt_draws > 0,
+        "prompt_ranks": request.prompt_ranks,
+        "top_logprobs": request.top_logprobs > 0,
+        "routing": request.routing,
+        "routing_weights": request.routing_weights,
+        "embed": request.embed,
+        "priority": request.priority != "rollout",
+        "begun": bool(request.begun),
+        "drafts": bool(request.drafts),
+        "grammar": request.grammar is not None,
+    }.items():
+        if asked:
+            raise NotSupported(f"this spike samples one continuation, by sampling parameters alone: leave `{field}` out", field=field)
+
+
 def _params(request: Generate) -> SamplingParams:
     params = request.params
     return SamplingParams(
         max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
         seed=params.seed,
         temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=dict(params.logit_bias) or None,
         stop_token_ids=list(params.stop_tokens),
         logprobs=0,
         ignore_eos=True,
