@@ -49,7 +49,7 @@ TRIES: Final = 2
 LOOK_S: Final = 3600.0
 """After so long it looks although nobody said that anything changed."""
 _LISTED: Final = 256
-"""Of what runs saved, so much is looked at for snapshots with a name, the newest first."""
+"""So many snapshots with a name are looked at, the newest first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -269,9 +269,11 @@ def _candidates(connection: Connection) -> list[Candidate]:
     revision, checkpoint = rows.revision.c, rows.checkpoint.c
     deployed = rows.revision.join(rows.deployment, revision.deployment_id == rows.deployment.c.id)
     live = select(revision.version, revision.key, rows.deployment.c.base_hash).select_from(deployed).where(revision.state == RevisionState.LIVE)
-    saved = select(rows.checkpoint).order_by(checkpoint.id.desc()).limit(_LISTED).subquery()
+    # Filtered before it is cut: else enough snapshots without a name hide all that have one.
+    has_name = checkpoint.kind == SNAPSHOT, checkpoint.state == READY, checkpoint.name.is_not(None)
+    saved = select(rows.checkpoint).where(*has_name).order_by(checkpoint.id.desc()).limit(_LISTED).subquery()
     named = select(saved.c.version, saved.c.key, rows.run.c.base_hash).join_from(saved, rows.run, saved.c.run_id == rows.run.c.id)
-    named = named.where(saved.c.kind == SNAPSHOT, saved.c.state == READY, saved.c.name.is_not(None)).order_by(saved.c.id.desc())
+    named = named.order_by(saved.c.id.desc())
     found = [Candidate(Weights(version=row.version, key=row.key), row.base_hash, deployed=True) for row in connection.execute(live.distinct())]
     return found + [Candidate(Weights(version=row.version, key=row.key), row.base_hash, deployed=False) for row in connection.execute(named)]
 

@@ -4,7 +4,7 @@ Ids are TEXT, times are integer microseconds UTC (`*_us`, set by the caller: the
 compare-and-swap (`changed`). Every row belongs to a project. Payloads never live here: rows hold blob keys.
 """
 
-from sqlalchemy import BigInteger, Column, Connection, Float, Index, Integer, MetaData, Table, Text, UniqueConstraint, Update
+from sqlalchemy import BigInteger, Column, Connection, Float, Index, Integer, MetaData, Table, Text, UniqueConstraint, Update, text
 
 metadata = MetaData()
 
@@ -133,6 +133,7 @@ checkpoint = Table(
     Index("checkpoint_by_project", "project", "created_us"),
     Index("checkpoint_by_version", "version"),
     Index("checkpoint_by_key", "key"),
+    Index("checkpoint_with_name", "kind", "id", sqlite_where=text("name IS NOT NULL"), postgresql_where=text("name IS NOT NULL")),
 )
 
 run_metric = Table(

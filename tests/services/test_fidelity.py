@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, insert, select
 
 from bloomery.services.core import Services
 from bloomery.services.engines import EngineLink
 from bloomery.services.fidelity import TOKENS, TRIES, Cards, Pace, _candidates
 from bloomery.services.fleet import Fleet
+from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
 from bloomery.sync.publish import card_key
 from bloomery.types.errors import NotFound, WorkerError
+from bloomery.types.ids import new_id
 from bloomery.types.operations import SnapshotResult
 from tests.services.fake_engine import BASE, FakeEngine
 from tests.services.runs_stage import LORA, ME, forward_backward, play, step, until
@@ -150,6 +152,21 @@ def test_snapshots_with_a_name_come_behind_what_is_deployed(tmp_path: Path) -> N
         assert await cards.next() is None
         with pytest.raises(NotFound):
             await cards.get(ME, nameless)
+
+    tell(tmp_path, story, NEVER_OF_ITSELF)
+
+
+def test_a_snapshot_with_a_name_is_found_behind_any_number_without_one(tmp_path: Path) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        named = await publish(services, "kept")
+
+        def publish_many(connection: Connection) -> None:
+            (row,) = connection.execute(select(rows.checkpoint).where(rows.checkpoint.c.name == "kept")).mappings()
+            without = [{**row, "id": new_id("checkpoint"), "seq": 100 + turn, "name": None, "version": f"v{turn}"} for turn in range(300)]
+            connection.execute(insert(rows.checkpoint), without)
+
+        await cards._database.write(publish_many)
+        assert [each.weights.version for each in await cards._database.read(_candidates)] == [named]
 
     tell(tmp_path, story, NEVER_OF_ITSELF)
 
@@ -338,7 +355,8 @@ def test_weights_whose_base_is_not_served_cannot_be_measured(tmp_path: Path) -> 
     tell(tmp_path, story, NEVER_OF_ITSELF)
 
 
-def test_looking_for_what_has_no_card_reads_the_newest_of_what_was_saved_and_no_more(tmp_path: Path) -> None:
+def test_looking_for_what_has_no_card_reads_the_newest_snapshots_with_a_name_and_no_more(tmp_path: Path) -> None:
     found = plan(tmp_path, _candidates)
-    assert "SCAN checkpoint USING INDEX" in found
+    assert "SEARCH checkpoint USING INDEX checkpoint_with_name (kind=?)" in found
+    assert "SCAN checkpoint" not in found
     assert "SCAN run" not in found
