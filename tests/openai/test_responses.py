@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from tests.live import wait_until
-from tests.openai.server import CONTEXT, ScriptedServer
+from tests.openai.server import CONTEXT, PROCESSED_LOGPROB, ScriptedServer, logprob_at
 from tests.services.fake_engine import BASE
 
 FUNCTION = {
@@ -40,6 +40,8 @@ OUTSIDE = [
     ({"temperature": 3}, "temperature", "<= 2"),
     ({"top_logprobs": 21}, "top_logprobs", "<= 20"),
     ({"stream_options": {"include_obfuscation": False}}, "stream_options", "needs `stream`"),
+    ({"logprobs_mode": "raw_logprobs"}, "logprobs_mode", "needs `top_logprobs`"),
+    ({"logprobs_mode": "raw_logits", "top_logprobs": 0}, "logprobs_mode", "invalid enum value"),
     ({"no_such": 1}, "no_such", "unknown field"),
     ({"max_output_tokens": CONTEXT}, "max_output_tokens", "ask for at most"),
     ({"input": "x" * 2 * CONTEXT}, "input", "leaves no room"),
@@ -137,13 +139,19 @@ def test_an_empty_answer_is_an_empty_message(sdk: OpenAI, server: ScriptedServer
     assert (last.type, [item.content[0].text for item in last.response.output]) == ("response.completed", [""])
 
 
-def test_logprobs_come_with_the_text(sdk: OpenAI) -> None:
-    answer = respond(sdk, top_logprobs=2, include=["message.output_text.logprobs"])
+@pytest.mark.parametrize(("mode", "first"), [(None, logprob_at(0)), ("raw_logprobs", logprob_at(0)), ("processed_logprobs", PROCESSED_LOGPROB)])
+def test_logprobs_come_with_the_text_and_say_whose_they_are(sdk: OpenAI, mode: str | None, first: float) -> None:
+    extra = {"logprobs_mode": mode} if mode else {}
+    answer = respond(sdk, top_logprobs=2, include=["message.output_text.logprobs"], extra_body=extra)
     part = answer.output[0].content[0]
+    assert (answer.logprobs_mode, part.logprobs[0].logprob) == (mode or "raw_logprobs", first)
     assert "".join(token.token for token in part.logprobs) == part.text
     assert all(len(token.top_logprobs) == 2 for token in part.logprobs)
-    streamed = [event for event in respond(sdk, top_logprobs=2, stream=True) if event.type == "response.output_text.delta"]
-    assert [token.token for event in streamed for token in event.logprobs] == [token.token for token in part.logprobs]
+    *events, last = respond(sdk, top_logprobs=2, stream=True, extra_body=extra)
+    streamed = [token for event in events if event.type == "response.output_text.delta" for token in event.logprobs]
+    assert [(token.token, token.logprob) for token in streamed] == [(token.token, token.logprob) for token in part.logprobs]
+    assert last.response.logprobs_mode == answer.logprobs_mode
+    assert respond(sdk).logprobs_mode is None
 
 
 @pytest.mark.parametrize(("change", "field", "problem"), OUTSIDE, ids=[field for _, field, _ in OUTSIDE])

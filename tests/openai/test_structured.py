@@ -37,6 +37,8 @@ def chat(sdk: OpenAI, **options: Any) -> Any:
         ({}, None),
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, Grammar(kind="json_schema", text='{"type": "object"}')),
+        ({"response_format": named({})}, Grammar(kind="json_schema", text="{}")),
+        ({"response_format": named(None)}, Grammar(kind="json_schema", text='{"type": "object"}')),
         ({"response_format": named(SCHEMA)}, Grammar(kind="json_schema", text=json.dumps(SCHEMA))),
         ({"extra_body": {"structured_outputs": {"json": SCHEMA}}}, Grammar(kind="json_schema", text=json.dumps(SCHEMA))),
         ({"extra_body": {"structured_outputs": {"json": "{}"}}}, Grammar(kind="json_schema", text="{}")),

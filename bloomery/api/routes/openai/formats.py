@@ -78,7 +78,9 @@ def answer_format(response_format: ResponseFormat | None, structured: Structured
 def _of_format(response_format: JsonObject | JsonSchema) -> AnswerFormat:
     if isinstance(response_format, JsonObject):
         return _json_format({"type": "object"}, "response_format")
-    return _json_format(response_format.json_schema.schema or {"type": "object"}, "response_format.json_schema.schema")
+    schema = response_format.json_schema.schema
+    # An empty schema is one: any JSON fits it.
+    return _json_format({"type": "object"} if schema is None else schema, "response_format.json_schema.schema")
 
 
 def _of_structured(structured: StructuredOutputs) -> AnswerFormat:

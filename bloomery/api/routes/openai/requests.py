@@ -52,7 +52,7 @@ class Limit(NamedTuple):
 
 
 class SamplingFields(Closed, frozen=True, kw_only=True):
-    """The fields of whatever samples; None is the default everywhere. `top_k` is vLLM's, and `seed` is no field of OpenAI's responses."""
+    """The fields of whatever samples; None is the default everywhere. `top_k` and `logprobs_mode` are vLLM's, `seed` is not in OpenAI's responses."""
 
     model: ModelName
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -64,6 +64,7 @@ class SamplingFields(Closed, frozen=True, kw_only=True):
     user: User | None = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None
     store: bool | None = None
+    logprobs_mode: LogprobsMode | None = None
 
 
 class Asked(SamplingFields, frozen=True, kw_only=True):
@@ -82,7 +83,6 @@ class Asked(SamplingFields, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
     prompt_logprobs: Few | None = None
-    logprobs_mode: LogprobsMode | None = None
     structured_outputs: StructuredOutputs | None = None
 
     @property

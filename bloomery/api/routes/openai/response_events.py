@@ -183,6 +183,7 @@ def _response(serving: Serving, asked: Mapping[str, Any], status: str, items: li
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         "instructions": asked.get("instructions"),
+        "logprobs_mode": None if job.top_logprobs is None else job.logprobs_mode,
         "max_output_tokens": asked.get("max_output_tokens"),
         "max_tool_calls": None,
         "metadata": asked.get("metadata") or {},

@@ -127,7 +127,7 @@ class ResponseStreamOptions(Closed, frozen=True, kw_only=True):
 
 
 class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
-    """Body of `/v1/responses`; `seed` and `top_k` are our additions."""
+    """Body of `/v1/responses`; `seed`, `top_k` and `logprobs_mode` are our additions."""
 
     input: str | Annotated[list[Item], Meta(min_length=1)]
     instructions: str | None = None
@@ -158,6 +158,8 @@ def parse_response(body: Mapping[str, Any], most: int) -> ResponseRequest:
         raise NotSupported(f"`include`: `{min(unknown)}` is not offered, `{LOGPROBS}` is", field="include")
     if asked.stream_options is not None and not asked.stream:
         raise InvalidInput("`stream_options` needs `stream` to be true", field="stream_options")
+    if asked.logprobs_mode and not asked.shows_tokens:
+        raise InvalidInput(f"`logprobs_mode` needs `top_logprobs`, or `{LOGPROBS}` in `include`", field="logprobs_mode")
     for index, item in enumerate(asked.input if isinstance(asked.input, list) else ()):
         if isinstance(item, FunctionCall):
             read_arguments(item.arguments, f"input.{index}.arguments")

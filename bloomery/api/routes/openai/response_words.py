@@ -59,7 +59,7 @@ def in_other_words(asked: ResponseRequest) -> InOtherWords:
     if asked.stream:
         fields["stream_options"] = {"include_usage": True}
     if asked.shows_tokens:
-        fields |= {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}
+        fields |= {"logprobs": True, "top_logprobs": asked.top_logprobs or 0} | given(asked, "logprobs_mode")
     if asked.tools:
         fields |= {"tools": [tool.chat() for tool in asked.tools]} | given(asked, "parallel_tool_calls")
         names |= {f"tools.{index}.function": f"tools.{index}" for index in range(len(asked.tools))}
