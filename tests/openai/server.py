@@ -14,7 +14,7 @@ from openai import OpenAI
 
 from bloomery.types import protocol
 from bloomery.types.arrays import Array
-from bloomery.types.generation import Generate, GenerateFailed, PromptEmbedded, PromptScored, SampledToken, SampleFinished, SamplerEvent
+from bloomery.types.generation import Generate, GenerateFailed, PromptEmbedded, PromptFound, PromptScored, SampledToken, SampleFinished, SamplerEvent
 from bloomery.types.protocol import FromEngine, SamplerEvents, Welcome
 from tests.api.server import KEY, Server
 from tests.render.builders import byte_level
@@ -87,6 +87,8 @@ class ScriptedEngine(FakeEngine):
             self._tell(PromptEmbedded(request_id=request.request_id, vector=Array.of(np.arange(1, 9, dtype=np.float32))))
             self._tell(SampleFinished(request_id=request.request_id, sample=0, reason="length"))
             return
+        if self.found_tokens:
+            self._tell(PromptFound(request_id=request.request_id, tokens=self.found_tokens))
         if request.prompt_logprobs:
             self._tell(_scored(request))
         if request.params.max_tokens == 0:

@@ -51,6 +51,7 @@ def test_metrics_are_those_that_people_know_from_vllm(server: ScriptedServer, sd
 
     assert grew("vllm:prompt_tokens_total") == 2 * answer.usage.prompt_tokens
     assert grew("vllm:prefix_cache_queries_total") == 2 * answer.usage.prompt_tokens
+    assert grew("vllm:prefix_cache_hits_total") == 2 * server.scripted.found_tokens
     assert grew("vllm:generation_tokens_total") >= answer.usage.completion_tokens + 2
     assert (grew("vllm:request_success_total", "stop"), grew("vllm:request_success_total", "length")) == (2, 1)
     assert grew("vllm:time_to_first_token_seconds_count") == 3
