@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from blake3 import blake3
+from msgspec import Struct, structs
 from torch import Tensor
 
 from bloomery.infer.engine import EngineEvent, Patch, Update
@@ -28,6 +29,8 @@ from bloomery.types.serving import MODEL, Capabilities, EngineMetrics, KvPolicy,
 
 VOCAB = 300
 CONTEXT = 1024
+HEEDED = {"request_id", "weights", "prompt", "params", "num_samples", "priority", "max_tokens", "seed", "temperature"}
+"""Of a request; `priority` and `temperature` have nothing to change here."""
 Numbers = Mapping[str, Tensor]
 
 
@@ -79,6 +82,8 @@ class HashEngine:
             raise Conflict(f"request `{request.request_id}` is being served already: choose a fresh id")
         if request.params.temperature < 0 or request.prompt.shape[0] >= CONTEXT:
             raise InvalidInput("`temperature` or the prompt is impossible")
+        _refuse_unheeded(request)
+        _refuse_unheeded(request.params)
         await self._open.wait()
         name = request.weights.name if isinstance(request.weights, Live) else None
         version = self._read(request.weights) if isinstance(request.weights, Weights) else self._served(request.weights.name)
@@ -309,6 +314,12 @@ class HashEngine:
     def _refuse_asleep(self) -> None:
         if self._asleep:
             raise Conflict("the engine is asleep: wake it first")
+
+
+def _refuse_unheeded(asked: Struct) -> None:
+    for each in structs.fields(asked):
+        if each.name not in HEEDED and getattr(asked, each.name) != each.default:
+            raise NotSupported(f"`{each.name}` means nothing to tokens that are a hash: leave it out", field=each.name)
 
 
 def _checksum(numbers: Numbers) -> str:

@@ -15,8 +15,8 @@ from bloomery.infer.versions import Model
 from bloomery.models.load import stored_tensors
 from bloomery.models.published_names import PUBLISHED_PREFIX
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound, NotSupported, Unavailable, WorkerError
-from bloomery.types.generation import Abort, Generate, Live, PromptFound, SampledToken, SampleFinished, Weights
-from bloomery.types.serving import MODEL, VersionSpan, WeightInfo, version_spans
+from bloomery.types.generation import Abort, Generate, Grammar, Live, PromptFound, SampledToken, SampleFinished, Weights
+from bloomery.types.serving import MODEL, Capabilities, VersionSpan, WeightInfo, version_spans
 from tests.infer.builders import Adapters, adapter, prompt, request
 from tests.infer.hash_engine import HashEngine, Script, numbers
 from tests.infer.test_versions import other_model
@@ -471,6 +471,68 @@ async def test_scores_have_a_number_for_every_token_but_the_first(stage: Stage):
     assert list(logprobs != logprobs) == [True, *[False] * 8]
     assert (logprobs[1:] < 0).all()
     assert score.top_ids.shape == score.top_logprobs.shape == (9, 3)
+
+
+class Needed(NamedTuple):
+    """What a capability is needed for, and the field that a refusal names."""
+
+    field: str
+    use: Callable[[Stage], Coroutine[Any, Any, object]]
+
+
+def asked(**fields: object) -> Generate:
+    return request("r", prompt(20), asked=fields)
+
+
+async def patched(stage: Stage) -> None:
+    (name, value), *_ = stage.whole(7).items()
+    await stage.engine.begin_update(MODEL, "patched")
+    await stage.engine.apply(MODEL, {name: Patch(torch.tensor([0]), value.flatten()[:1], tuple(value.shape))})
+
+
+async def updated_while_it_serves(stage: Stage) -> None:
+    going = await Going(stage.engine, ask("going", max_tokens=LONG)).begun()
+    await stage.engine.begin_update(MODEL, "new")
+    await stage.engine.commit(MODEL, "keep")
+    await going.ended()
+
+
+NEEDED = {
+    "router_capture": Needed("routing", lambda stage: answer(stage.engine, asked(routing=True))),
+    "router_weights": Needed("routing", lambda stage: answer(stage.engine, asked(routing=True, routing_weights=True))),
+    "delta_update": Needed("update", patched),
+    "update_while_serving": Needed("name", updated_while_it_serves),
+    "pinned_versions": Needed("weights", lambda stage: answer(stage.engine, ask("r", version="v0"))),
+}
+
+
+@pytest.mark.parametrize("capability", [name for name, kind in Capabilities.__annotations__.items() if kind is bool and name != "bit_exact"])
+async def test_an_engine_does_what_it_says_it_can_and_refuses_the_rest_by_name(stage: Stage, capability: str):
+    needed = NEEDED[capability]
+    if getattr(stage.engine.capabilities(), capability):
+        await needed.use(stage)
+        return
+    with pytest.raises((NotSupported, InvalidInput), match=f"`{needed.field}`") as refused:
+        await needed.use(stage)
+    assert refused.value.field == needed.field
+
+
+@pytest.mark.parametrize(
+    ("field", "generate"),
+    [
+        ("grammar", asked(grammar=Grammar(kind="regex", text="a"))),
+        ("embed", asked(embed=True)),
+        ("drafts", asked(drafts=((1, 2),))),
+        ("prompt_logprobs", asked(prompt_logprobs=True)),
+        ("top_logprobs", asked(top_logprobs=1)),
+        ("stop_tokens", ask("r", stop_tokens=(1,))),
+    ],
+)
+async def test_the_fake_refuses_what_it_would_ignore(field: str, generate: Generate):
+    async with fake() as stage:
+        with pytest.raises(NotSupported, match=f"`{field}`") as refused:
+            await answer(stage.engine, generate)
+    assert refused.value.field == field
 
 
 async def test_a_closed_engine_ends_its_streams_and_refuses_more():
