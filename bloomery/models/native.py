@@ -207,7 +207,7 @@ def half_pack(weight_OI: Tensor) -> Tensor:
 def half_unpack(panels: Tensor, outputs: int) -> Tensor:
     """The matrix [O, I] of these panels."""
     # Of a panel, a step and a side: pairs of inputs, and for each of them both numbers of every output.
-    return panels.unflatten(4, (-1, 2)).permute(0, 2, 4, 1, 3, 5).flatten(3, 5).flatten(0, 2)[:outputs]
+    return panels.reshape(*panels.shape[:4], -1, 2).permute(0, 2, 4, 1, 3, 5).flatten(3, 5).flatten(0, 2)[:outputs]
 
 
 def half_product(x_RI: Tensor, panels: Tensor, outputs: int) -> Tensor:
