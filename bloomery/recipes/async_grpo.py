@@ -86,8 +86,9 @@ def train(
             if policy.cursor.round < steps:
                 # Behind the last step nobody would train on what were made.
                 makers.admission.leave(len(kept.trained))
-            ended = time.monotonic()
+            # Within what is called the step, so that no share of it is above 1.
             overlap, idle = makers.admission.busy_s(), makers.admission.idle_s() / config.concurrency
+            ended = time.monotonic()
             seconds = Seconds(ended - started, ended - started, ended - taken, taken - started, idle, overlap)
             metrics = step_metrics(groups, kept, data, trained, lags.__getitem__, seconds, parts.looked())
             metrics |= stale_share(data, lags.__getitem__, config.max_head_offpolicy_versions) | anchor_metrics(taught, config.importance_cap)
