@@ -10,7 +10,7 @@ from bloomery.models.products import Panels, packed, product, unpacked
 
 pytestmark = pytest.mark.skipif(not native.multiplies_halves(torch.empty(0, dtype=torch.bfloat16)), reason="no tiles of bfloat16 here")
 SIZES = st.integers(1, 140)
-STEPS = st.integers(1, 5).map(lambda count: 32 * count)
+STEPS = st.integers(1, 20).map(lambda count: 32 * count)
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -14,12 +14,22 @@
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 #include "bfloat16_tiles.h"
 
-/* Rows whose inputs, of so many bytes, stay in the cache while panel after panel is read. */
-#define NEAR_BYTES (256 << 10)
+/* Rows whose inputs, of so many bytes, stay in the cache while panel after panel is read, and how many there are at most. */
+#define NEAR_BYTES (1 << 20)
+#define NEAR_ROWS 512
+/* Inputs of a panel that stay in the nearest cache while all of those rows are multiplied with them: the sums wait in memory for the next inputs. */
+#define NEAR_INPUTS 256
 /* Panels that are packed before they are multiplied with all rows. */
 #define NEAR_PANELS 16
 
-static inline int64_t near_rows(int64_t inputs) { return MAX(1, NEAR_BYTES / (inputs * (int64_t)sizeof(half)) / BLOCK_SIDE) * BLOCK_SIDE; }
+/* Of a block of a result, a tile after the other. */
+typedef float block_sums[4][SIDE * SIDE];
+/* Of as many rows as are near, with a panel. */
+typedef block_sums panel_sums[NEAR_ROWS / BLOCK_SIDE];
+
+static inline int64_t near_rows(int64_t inputs) {
+    return MIN(NEAR_ROWS, MAX(1, NEAR_BYTES / (inputs * (int64_t)sizeof(half)) / BLOCK_SIDE) * BLOCK_SIDE);
+}
 
 static inline int64_t panel_numbers(int64_t inputs) { return inputs * BLOCK_SIDE; }
 
@@ -35,10 +45,17 @@ static void pack_panel(half *to, const half *w, int64_t w_row, int64_t outputs, 
 }
 
 static inline __attribute__((always_inline)) void multiply(
-    float sums[4][SIDE * SIDE], const half *x, int64_t x_row, const half *w, int64_t inputs, const int tall, const int broad) {
+    block_sums sums, const half *x, int64_t x_row, const half *w, int64_t inputs, const int tall, const int broad, int goes_on) {
     const int64_t row_bytes = x_row * (int64_t)sizeof(half);
     STORED;
-    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    if (goes_on) {
+        _tile_loadd(0, sums[0], ROW_BYTES);
+        if (broad) _tile_loadd(1, sums[1], ROW_BYTES);
+        if (tall) _tile_loadd(2, sums[2], ROW_BYTES);
+        if (tall && broad) _tile_loadd(3, sums[3], ROW_BYTES);
+    } else {
+        _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    }
     for (int64_t i = 0; i < inputs; i += STEP, w += 2 * TILE_NUMBERS) {
         _tile_loadd(6, w, ROW_BYTES);
         if (broad) _tile_loadd(7, w + TILE_NUMBERS, ROW_BYTES);
@@ -57,25 +74,38 @@ static inline __attribute__((always_inline)) void multiply(
     if (tall && broad) _tile_stored(3, sums[3], ROW_BYTES);
 }
 
-/* `configured`: for how many rows the tiles of this thread are laid out. */
-static void multiply_panel(
-    half *out, int64_t out_row, const half *x, int64_t x_row, const half *w, int64_t rows, int64_t outputs, int64_t inputs, int64_t *configured) {
-    float sums[4][SIDE * SIDE] __attribute__((aligned(64)));
-    for (int64_t row = 0; row < rows; row += BLOCK_SIDE, x += BLOCK_SIDE * x_row, out += BLOCK_SIDE * out_row) {
+static inline void round_block(half *out, int64_t out_row, block_sums sums, int64_t rows, int64_t outputs) {
+    const __mmask16 left = first_of(outputs), right = first_of(outputs - SIDE);
+    STORED;
+    for (int64_t row = 0; row < rows; row++) {
+        const float *first = sums[row / SIDE * 2] + row % SIDE * SIDE, *second = sums[row / SIDE * 2 + 1] + row % SIDE * SIDE;
+        const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_maskz_load_ps(right, second), _mm512_load_ps(first));
+        _mm512_mask_storeu_epi16(out + row * out_row, (__mmask32)right << SIDE | left, (__m512i)both);
+    }
+}
+
+/* `goes_on`: there are sums of the inputs before. `ends`: there are no inputs behind. `configured`: for how many rows this thread's tiles are laid out. */
+static void multiply_inputs(
+    half *out, int64_t out_row, block_sums *sums, int64_t next_sums, const half *x, int64_t x_row, const half *w, int64_t rows, int64_t outputs,
+    int64_t inputs, int goes_on, int ends, int64_t *configured) {
+    for (int64_t row = 0; row < rows; row += BLOCK_SIDE, x += BLOCK_SIDE * x_row, out += BLOCK_SIDE * out_row, sums += next_sums) {
         const int64_t own = MIN(BLOCK_SIDE, rows - row);
         const int tall = own > SIDE, broad = outputs > SIDE;
         if (*configured != own) configure_tiles(*configured = own);
-        if (tall && broad) multiply(sums, x, x_row, w, inputs, 1, 1);
-        else if (tall) multiply(sums, x, x_row, w, inputs, 1, 0);
-        else if (broad) multiply(sums, x, x_row, w, inputs, 0, 1);
-        else multiply(sums, x, x_row, w, inputs, 0, 0);
-        STORED;
-        for (int64_t each = 0; each < own; each++)
-            for (int side = 0; side <= broad; side++) {
-                const __m512 sum = _mm512_load_ps(sums[each / SIDE * 2 + side] + each % SIDE * SIDE);
-                _mm256_mask_storeu_epi16(out + each * out_row + side * SIDE, first_of(outputs - side * SIDE), (__m256i)_mm512_cvtneps_pbh(sum));
-            }
+        if (tall && broad) multiply(*sums, x, x_row, w, inputs, 1, 1, goes_on);
+        else if (tall) multiply(*sums, x, x_row, w, inputs, 1, 0, goes_on);
+        else if (broad) multiply(*sums, x, x_row, w, inputs, 0, 1, goes_on);
+        else multiply(*sums, x, x_row, w, inputs, 0, 0, goes_on);
+        if (ends) round_block(out, out_row, *sums, own, outputs);
     }
+}
+
+static void multiply_panel(
+    half *out, int64_t out_row, panel_sums sums, const half *x, int64_t x_row, const half *w, int64_t rows, int64_t outputs, int64_t inputs,
+    int64_t *configured) {
+    for (int64_t i = 0; i < inputs; i += NEAR_INPUTS)
+        multiply_inputs(out, out_row, sums, inputs > NEAR_INPUTS, x + i, x_row, w + i * BLOCK_SIDE, rows, outputs, MIN(NEAR_INPUTS, inputs - i),
+                        i > 0, i + NEAR_INPUTS >= inputs, configured);
 }
 
 /* Of a matrix that `half_pack` packed. */
@@ -84,12 +114,14 @@ void half_product(
     const int64_t near = near_rows(inputs), chunks = (rows + near - 1) / near, panels = (outputs + BLOCK_SIDE - 1) / BLOCK_SIDE;
 #pragma omp parallel num_threads(threads)
     {
+        panel_sums sums __attribute__((aligned(64)));
         int64_t configured = 0;
 #pragma omp for collapse(2) schedule(static) nowait
         for (int64_t chunk = 0; chunk < chunks; chunk++)
             for (int64_t panel = 0; panel < panels; panel++)
-                multiply_panel(out + chunk * near * out_row + panel * BLOCK_SIDE, out_row, x + chunk * near * x_row, x_row, w + panel * panel_numbers(inputs),
-                               MIN(near, rows - chunk * near), MIN(BLOCK_SIDE, outputs - panel * BLOCK_SIDE), inputs, &configured);
+                multiply_panel(out + chunk * near * out_row + panel * BLOCK_SIDE, out_row, sums, x + chunk * near * x_row, x_row,
+                               w + panel * panel_numbers(inputs), MIN(near, rows - chunk * near), MIN(BLOCK_SIDE, outputs - panel * BLOCK_SIDE),
+                               inputs, &configured);
         if (configured) _tile_release();
     }
 }
@@ -119,6 +151,7 @@ void half_product_unpacked(
 #pragma omp parallel num_threads(threads)
     {
         half *packed = scratch + omp_get_thread_num() * most * panel_numbers(inputs);
+        panel_sums sums __attribute__((aligned(64)));
         int64_t configured = 0;
 #pragma omp for schedule(static) nowait
         for (int64_t first = 0; first < outputs; first += width) {
@@ -127,8 +160,8 @@ void half_product_unpacked(
                 pack_panel(packed + (output - first) * inputs, w + output * w_row, w_row, MIN(BLOCK_SIDE, end - output), inputs);
             for (int64_t row = 0; row < rows; row += near)
                 for (int64_t output = first; output < end; output += BLOCK_SIDE)
-                    multiply_panel(out + row * out_row + output, out_row, x + row * x_row, x_row, packed + (output - first) * inputs, MIN(near, rows - row),
-                                   MIN(BLOCK_SIDE, end - output), inputs, &configured);
+                    multiply_panel(out + row * out_row + output, out_row, sums, x + row * x_row, x_row, packed + (output - first) * inputs,
+                                   MIN(near, rows - row), MIN(BLOCK_SIDE, end - output), inputs, &configured);
         }
         if (configured) _tile_release();
     }
