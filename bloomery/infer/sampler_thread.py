@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from bloomery.infer.engine import EngineEvent
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.scrub import Scrub
-from bloomery.types.errors import BloomeryError, Conflict, Corrupt, InvalidInput, Unavailable, WorkerError
+from bloomery.types.errors import BloomeryError, Conflict, Corrupt, InvalidInput, Unavailable, WorkerError, reason
 from bloomery.types.generation import Abort, Generate, GenerateFailed, SampleFinished, SamplerEvent
 
 log = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ class SamplerThread:
             events = self._sampler.step()
         except Exception as error:
             log.exception("a sampling step broke")
-            self._sampler.fail_running(f"sampling broke: {type(error).__name__}: {error}")
+            self._sampler.fail_running(f"sampling broke: {type(error).__name__}: {reason(error)}")
             return
         by_request: dict[str, list[SamplerEvent]] = {}
         for event in events:

@@ -24,7 +24,7 @@ from bloomery.infer.request import Request
 from bloomery.infer.runner import Feed, NextTokens, Runner
 from bloomery.infer.scoring import Question
 from bloomery.types.arrays import Array
-from bloomery.types.errors import WorkerError
+from bloomery.types.errors import WorkerError, reason
 from bloomery.types.generation import PromptEmbedded, PromptFound, PromptRouted, SampledToken
 
 log = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ class Stepper:
                 self._go_on(sample)
             else:
                 log.error("a guide broke", exc_info=error)
-                self._queues.fail(sample.request_id, f"its grammar could not be followed: {type(error).__name__}: {error}")
+                self._queues.fail(sample.request_id, f"its grammar could not be followed: {type(error).__name__}: {reason(error)}")
 
     def _go_on(self, sample: Sample) -> None:
         """Or end, if that was the last token."""

@@ -14,6 +14,8 @@ _DIRECTORIES: Final = re.compile(r"(?<![\w.:/])/(?:[^\s/'\"]+/)+")
 """Of an absolute path, as it stands in a text."""
 _QUOTED_DIRECTORIES: Final = re.compile(r"(['\"])/(?:(?!\1).)*/")
 """The same where quotes say how far it goes: then it may hold anything."""
+_REASON_CHARS: Final = 1000
+"""Messages go over sockets in frames and are kept with results: what a library says may be of any length, and the log has all of it."""
 
 
 class BloomeryError(Exception):
@@ -147,11 +149,12 @@ def shown(name: str, chars: int = 64) -> str:
     return name if len(name) <= chars else f"{name[: chars - 3]}..."
 
 
-def reason(error: Exception) -> str:
-    """What a foreign error says, as callers may read it: of a file they learn the name, and not where the server keeps it."""
+def reason(error: BaseException) -> str:
+    """What a foreign error says, as callers may read it: not at any length, and of a file the name, and not where the server keeps it."""
     said = str(error)
     if isinstance(error, OSError):
         for path in (error.filename, error.filename2):
             if isinstance(path, str | bytes | os.PathLike):
                 said = said.replace(repr(path), repr(Path(os.fsdecode(path)).name))
-    return _DIRECTORIES.sub("", _QUOTED_DIRECTORIES.sub(r"\1", said))
+    # Cut last: what is left of a directory that was cut in the middle would not be taken for one.
+    return shown(_DIRECTORIES.sub("", _QUOTED_DIRECTORIES.sub(r"\1", said)), _REASON_CHARS)

@@ -10,7 +10,9 @@ import torch
 
 from bloomery.infer.embedded import Deadlines, EmbeddedEngine
 from bloomery.infer.versions import UPDATES_IN_MEMORY, Model
+from bloomery.models.factors import Factors
 from bloomery.models.form import plain_form
+from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.kernel_probe import probe
 from bloomery.models.published_names import PUBLISHED_PREFIX
 from bloomery.types.errors import Conflict, Corrupt, Unavailable, WorkerError
@@ -195,7 +197,35 @@ async def test_who_goes_away_before_the_request_has_begun_leaves_nothing_behind(
         assert (await engine.metrics()).tokens_sampled == 0
 
 
+class Mapped(FusedAdapter):
+    """Its factors lie in a file, and then they do not."""
+
+    def __init__(self, whole: FusedAdapter) -> None:
+        self.__dict__ |= vars(whole)
+        self.gone = False
+
+    def get(self, parameter: str) -> Factors | None:
+        if self.gone:
+            raise OSError("cannot read '/srv/data/blobs/factors.bin' nor" + " anything else" * 100_000)
+        return super().get(parameter)
+
+
+async def test_a_step_that_breaks_tells_neither_where_the_server_keeps_its_files_nor_all_that_a_library_says():
+    disk, mapped = Disk(), Mapped(adapter(DECODER, 0))
+    disk.by_version = {**VERSIONS, "v0": mapped}
+    async with running(disk) as engine:
+        before = await answer(engine, ask("before", version="v0", max_tokens=5))
+        mapped.gone = True
+        with pytest.raises(WorkerError) as broken:
+            await answer(engine, ask("broken", version="v0", max_tokens=5))
+        assert broken.value.message.startswith("sampling broke: OSError: cannot read 'factors.bin' nor anything else")
+        assert len(broken.value.message) < 1100
+        mapped.gone = False
+        assert ids(await answer(engine, ask("again", version="v0", max_tokens=5))) == ids(before), "the thread goes on"
+
+
 async def test_an_engine_that_does_not_end_says_so():
+
     disk = Disk()
     engine = EmbeddedEngine(DECODER, disk, version="base", deadlines=Deadlines(step_s=SHORT_S))
     await engine.__aenter__()

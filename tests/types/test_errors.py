@@ -1,5 +1,6 @@
 """What callers may read of foreign errors."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,15 @@ def test_of_a_file_that_an_error_names_no_directory_is_told_whatever_it_is_calle
     assert reason(OSError(17, "File exists", Path(path))) == "[Errno 17] File exists: 'ops-1.seg'"
     assert reason(OSError(18, "Not here", f"{path}/", None, f"{directory}/b c")) == "[Errno 18] Not here: 'ops-1.seg' -> 'b c'"
     assert reason(OSError(9, "Bad file", 7)) == "[Errno 9] Bad file: 7"
+
+
+@pytest.mark.parametrize("beginning", ["", "cannot read '/home/John Doe/", "x" * 990 + " /srv/data/"])
+def test_what_a_foreign_error_says_is_told_up_to_a_length_and_still_without_directories(beginning: str) -> None:
+    told = reason(RuntimeError(beginning + "far/too/" * 100_000 + "much"))
+    assert len(told) <= 1000
+    assert not set(re.findall("home|srv|John", told))
+    assert len(reason(RuntimeError("too much" * 100_000))) == 1000
+    assert reason(RuntimeError("x" * 1000)) == "x" * 1000
 
 
 def test_the_code_of_damage_means_the_damage_itself() -> None:
