@@ -401,6 +401,7 @@ def test_repeated_requests_are_the_same_operation_and_the_same_sample(server: Se
     sampled = [post(server, "/retrieve_future", {"request_id": accepted[0]["request_id"]}) for _ in range(2)]
     assert sampled[0].content == sampled[1].content
     assert sampled[0].headers["x-bloomery-version"]
+    assert [each.headers["x-bloomery-logprobs"] for each in sampled] == ["processed_logprobs"] * 2
     assert len(server.engine.sampled) == before + 1
 
 

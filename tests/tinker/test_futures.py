@@ -29,7 +29,7 @@ def play(story: Callable[[SampleFutures], Awaitable[None]], **bounds: int) -> No
 
 
 async def answer(body: bytes) -> SampleAnswer:
-    return SampleAnswer(body, "v1")
+    return SampleAnswer(body, "v1", "raw_logprobs")
 
 
 async def never() -> SampleAnswer:
@@ -40,7 +40,7 @@ async def never() -> SampleAnswer:
 def test_an_answer_can_be_fetched_again() -> None:
     async def story(futures: SampleFutures) -> None:
         futures.start(sample(0), "me", ONE, partial(answer, b"x"))
-        assert [await futures.wait(sample(0), "me", 5.0) for _ in range(2)] == [SampleAnswer(b"x", "v1")] * 2
+        assert [await futures.wait(sample(0), "me", 5.0) for _ in range(2)] == [SampleAnswer(b"x", "v1", "raw_logprobs")] * 2
 
     play(story)
 
@@ -49,7 +49,7 @@ def test_a_repeated_submission_joins_the_first() -> None:
     async def story(futures: SampleFutures) -> None:
         futures.start(sample(0), "me", ONE, partial(answer, b"first"))
         futures.start(sample(0), "me", ONE, partial(answer, b"second"))
-        assert await futures.wait(sample(0), "me", 5.0) == SampleAnswer(b"first", "v1")
+        assert await futures.wait(sample(0), "me", 5.0) == SampleAnswer(b"first", "v1", "raw_logprobs")
 
     play(story)
 
@@ -74,8 +74,8 @@ def test_a_cancelled_sample_is_begun_anew_when_it_is_asked_again(noticed: bool) 
             with pytest.raises(Gone):
                 await futures.wait(sample(0), "me", 5.0)
         futures.start(sample(0), "me", ONE, partial(answer, b"again"))
-        assert await futures.wait(sample(0), "me", 5.0) == SampleAnswer(b"again", "v1")
-        assert await futures.wait(sample(0), "me", 5.0) == SampleAnswer(b"again", "v1")
+        assert await futures.wait(sample(0), "me", 5.0) == SampleAnswer(b"again", "v1", "raw_logprobs")
+        assert await futures.wait(sample(0), "me", 5.0) == SampleAnswer(b"again", "v1", "raw_logprobs")
 
     play(story)
 
@@ -87,7 +87,7 @@ def reluctant(gate: asyncio.Event) -> Callable[[], Coroutine[Any, Any, SampleAns
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
         await gate.wait()
-        return SampleAnswer(b"old", "v")
+        return SampleAnswer(b"old", "v", "raw_logprobs")
 
     return make
 
@@ -119,7 +119,7 @@ def test_what_was_begun_anew_may_be_over_and_let_go_of_before_the_first_ends() -
         first = futures._entries[sample(0).request_id].task
         futures.cancel(sample(0), "me")
         futures.start(sample(0), "me", ONE, partial(answer, b"new"))
-        assert await futures.wait(sample(0), "me", 5.0) == SampleAnswer(b"new", "v1")
+        assert await futures.wait(sample(0), "me", 5.0) == SampleAnswer(b"new", "v1", "raw_logprobs")
         await ended_all(futures)
         futures.forget([sample(0).request_id], "s")
         gate.set()
@@ -248,7 +248,7 @@ def test_a_question_waits_for_the_first_end_and_no_longer_than_asked() -> None:
 
         async def later() -> SampleAnswer:
             await gate.wait()
-            return SampleAnswer(b"x", "v")
+            return SampleAnswer(b"x", "v", "raw_logprobs")
 
         futures.start(sample(0), "me", ONE, later)
         assert await futures.ended("s", 0, 7, 0.01) == Ended([], 7)

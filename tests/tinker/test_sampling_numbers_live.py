@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from tinker import types
 from transformers import AutoModelForCausalLM
 
+from bloomery.client.sample_message import read_answer
 from bloomery.models.tiny import PATH
 from tests.live import LiveServer, running_server, wait_until
 from tests.sdk import connected
@@ -160,6 +161,36 @@ def test_log_probabilities_are_those_of_the_distribution_that_was_drawn_from(liv
             assert sequence.logprobs == pytest.approx([expected[sequence.tokens[0]]], abs=ROUNDING)
     greedy = live.base.sample(prompt, 1, types.SamplingParams(max_tokens=1, temperature=0.0)).result().sequences[0]
     assert greedy.logprobs == pytest.approx([last.max()], abs=ROUNDING)
+
+
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+def test_the_answer_says_whose_log_probabilities_it_shows(
+    live: Live, live_server: LiveServer, table: np.ndarray, temperature: float, ours: bool
+) -> None:
+    """Over the bare contract: the SDK keeps headers of answers to itself."""
+    kept, last = 3, table[-1].astype(np.float64)
+    drawn_from = np.where(last < np.sort(last)[-kept], -np.inf, last / (temperature or 1.0))
+    expected = {"raw_logprobs": last, "processed_logprobs": drawn_from - np.log(np.exp(drawn_from).sum())}
+    params: dict[str, Any] = {"max_tokens": 1, "seed": 3, "temperature": temperature, "top_k": kept}
+    sampler = live.client.create_sampling_client(base_model=MODEL).result()
+    body = {"sampling_session_id": sampler._sampling_session_id, "seq_id": 1000}
+    if ours:
+        answer = answer_of(live_server, "/samples", body | params | {"prompt": live.tokens, "drafts": [[], [], [], []]})
+    else:
+        prompt = {"chunks": [{"type": "encoded_text", "tokens": live.tokens}]}
+        answer = answer_of(live_server, "/asample", body | {"prompt": prompt, "num_samples": 4, "sampling_params": params})
+    mode = answer.headers["x-bloomery-logprobs"]
+    assert mode == ("processed_logprobs" if temperature else "raw_logprobs")
+    for sequence in read_answer(answer.content).sequences:
+        assert sequence.logprobs == pytest.approx([expected[mode][sequence.tokens[0]]], abs=ROUNDING)
+
+
+def answer_of(server: LiveServer, path: str, body: dict[str, Any]) -> httpx.Response:
+    """Of a sample that is asked for here."""
+    with httpx.Client(base_url=f"{server.url}/api/v1", headers={"x-api-key": server.key}, timeout=60) as http:
+        begun = http.post(path, json=body).raise_for_status().json()
+        return http.post("/retrieve_future", json={"request_id": begun["request_id"]}).raise_for_status()
 
 
 # Against the trainer

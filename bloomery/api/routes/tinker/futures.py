@@ -17,6 +17,7 @@ from bloomery.api.routes.tinker.completions import Completions, Ended
 from bloomery.api.routes.tinker.errors import as_ours
 from bloomery.api.routes.tinker.names import SampleFuture
 from bloomery.types.errors import Gone, Unavailable
+from bloomery.types.generation import LogprobsMode
 from bloomery.types.operations import Failed
 
 MAX_RUNNING: Final = 4096
@@ -30,10 +31,11 @@ log = logging.getLogger(__name__)
 
 
 class SampleAnswer(NamedTuple):
-    """A finished sample: the body to send and the version of the weights that made it."""
+    """A finished sample: the body to send, the version of the weights that made it, and whose log-probabilities its tokens have."""
 
     body: bytes
     version: str
+    mode: LogprobsMode
     kept: tuple[int, ...] | None = None
     """Of drafts, tokens of each sample; None where there were none."""
 

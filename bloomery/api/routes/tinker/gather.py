@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from bloomery.api.routes.tinker.messages import SampleOut
 from bloomery.services.stopping import StopStrings
@@ -16,6 +17,7 @@ class Gathering:
 
     def __init__(self, num_samples: int, watch: Callable[[], StopStrings] | None, mode: LogprobsMode) -> None:
         self._samples = [_Growing(watch() if watch else None, mode) for _ in range(num_samples)]
+        self.mode: Final = mode
         self.scored: PromptScored | None = None
         """What was asked about the prompt."""
         self.prompt_experts: Array | None = None

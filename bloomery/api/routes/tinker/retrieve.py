@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from bloomery.api.deps import Caller, Svc
-from bloomery.api.routes import VERSION_HEADER
+from bloomery.api.routes import LOGPROBS_HEADER, VERSION_HEADER
 from bloomery.api.routes.tinker import bodies
 from bloomery.api.routes.tinker.completions import Completion
 from bloomery.api.routes.tinker.errors import TinkerRoute, failure
@@ -93,9 +93,9 @@ async def _retrieve_sample(future: SampleFuture, services: Services, caller: Pri
             return _try_again("active", "the sample is in the making")
         case Failed() as failed:
             return JSONResponse(failure(failed))
-        case SampleAnswer(body, version, kept):
+        case SampleAnswer(body, version, mode, kept):
             told = {} if kept is None else {KEPT_HEADER: ",".join(map(str, kept))}
-            return Response(body, media_type=CONTENT_TYPE, headers={VERSION_HEADER: version} | told)
+            return Response(body, media_type=CONTENT_TYPE, headers={VERSION_HEADER: version, LOGPROBS_HEADER: mode} | told)
 
 
 async def _retrieve_operation(future: OperationFuture, services: Services, caller: Principal) -> Response:

@@ -52,7 +52,8 @@ class Rollout:
             self._traffic.record(self._inference())
         prompt = self._prompt._replace(scored=self._gathering.scored, found=self._stream.found_tokens)
         kept = None if self._drafted is None else self._gathering.kept()
-        return SampleAnswer(encode_sample(self._gathering.samples(), prompt), self._known.target.weights.version, kept)
+        body = encode_sample(self._gathering.samples(), prompt)
+        return SampleAnswer(body, self._known.target.weights.version, self._gathering.mode, kept)
 
     async def _gather(self) -> None:
         """A sample whose stop string came is aborted; its siblings go on."""
