@@ -6,7 +6,6 @@ adapter for the whole batch.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from bench.machine import machine
+from bench.line import Line
 from bench.shapes import SHAPES, decoder
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
@@ -35,10 +34,11 @@ def main() -> None:
     """Measure every size in both forms."""
     asked = _arguments()
     torch.set_num_threads(asked.threads)
-    where = machine() | {"threads": asked.threads, "dtype": asked.dtype, "device": "cpu"}
+    line = Line("adapters")
+    where = {"threads": asked.threads, "dtype": asked.dtype, "device": "cpu"}
     setting = {"adapters": asked.adapters, "samples": asked.samples, "rank": asked.rank, "prompt_tokens": asked.prompt, "new_tokens": asked.tokens}
     sizes = {size: _size(decoder(size, getattr(torch, asked.dtype)), asked) for size in asked.sizes}
-    print(json.dumps({"bench": "adapters", **where, **setting, "rounds": asked.rounds, **sizes}))
+    line.tell({**where, **setting, "rounds": asked.rounds, **sizes})
 
 
 def _arguments() -> argparse.Namespace:

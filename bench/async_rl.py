@@ -12,7 +12,6 @@ seeds, and 95 % intervals over problems.
 """
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -24,7 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench.machine import machine, processor_s
+from bench.line import Line
+from bench.machine import processor_s
 from bloomery.cli.demo_server import serving
 from bloomery.client import Client
 from bloomery.obs.machine import usable_cpus
@@ -73,7 +73,7 @@ class _Over(Exception):
 def main() -> None:
     """Both loops for every seed."""
     asked = _arguments()
-    where = machine()
+    line = Line("async_rl")
     found: dict[str, list[Learnt]] = {"synchronous": [], "asynchronous": []}
     for seed in asked.seeds:
         for loop, options in (("synchronous", SERVERS[asked.synchronous]), ("asynchronous", REPLICA)):
@@ -82,7 +82,7 @@ def main() -> None:
     setting = {name: getattr(asked, name) for name in ("synchronous", "seeds", "seconds", "target", "learning_rate")}
     setting |= {name: getattr(asked, name) for name in ("synchronous_groups", "asynchronous_groups", "head", "concurrency")}
     setting |= {"threads_each": 1, "window_rollouts": WINDOW, "group_size": RolloutConfig().group_size}
-    print(json.dumps({"bench": "async_rl", **where, "setting": setting, **{loop: _shown(each) for loop, each in found.items()}, **_ratio(found)}))
+    line.tell({"setting": setting, **{loop: _shown(each) for loop, each in found.items()}, **_ratio(found)})
 
 
 def _arguments() -> argparse.Namespace:

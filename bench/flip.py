@@ -8,7 +8,6 @@ the gaps of the same streams when nothing else is done.
 
 import argparse
 import asyncio
-import json
 import statistics
 import time
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.machine import machine
+from bench.line import Line
 from bench.shapes import SHAPES, decoder
 from bloomery.infer.embedded import EmbeddedEngine
 from bloomery.infer.fidelity import OneModel
@@ -65,9 +64,10 @@ def main() -> None:
     for name, value in (("streams", 4), ("flips", 8), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=value)
     asked = parser.parse_args()
-    where = machine() | {name: getattr(asked, name) for name in ("size", "dtype", "streams", "flips", "threads")}
+    line = Line("flip")
+    setting = {name: getattr(asked, name) for name in ("size", "dtype", "streams", "flips", "threads")}
     torch.set_num_threads(asked.threads)
-    print(json.dumps({"bench": "flip", **where, **asyncio.run(_measure(asked))}))
+    line.tell({**setting, **asyncio.run(_measure(asked))})
 
 
 async def _measure(asked: argparse.Namespace) -> dict[str, object]:

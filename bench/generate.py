@@ -6,7 +6,6 @@ prefill counts as time. A `cpu_ratio` compares the seconds of processor time, wh
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, Qwen3ForCausalLM
 
-from bench.machine import machine
+from bench.line import Line
 from bench.shapes import SHAPES, write_directory
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
@@ -59,11 +58,12 @@ def main() -> None:
     """Measure every size at every concurrency."""
     asked = _arguments()
     torch.set_num_threads(asked.threads)
-    where = machine() | {"threads": asked.threads, "dtype": asked.dtype, "device": "cpu"}
+    line = Line("generate")
+    where = {"threads": asked.threads, "dtype": asked.dtype, "device": "cpu"}
     with tempfile.TemporaryDirectory() as place:
         sizes = {size: _size(size, Path(place) / size, asked) for size in asked.sizes}
     setting = {"prompt_tokens": asked.prompt, "new_tokens": asked.tokens, "rounds": asked.rounds}
-    print(json.dumps({"bench": "generate", **where, "peer": "transformers generate, sdpa, one batch", **setting, **sizes}))
+    line.tell({**where, "peer": "transformers generate, sdpa, one batch", **setting, **sizes})
 
 
 def _arguments() -> argparse.Namespace:

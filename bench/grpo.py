@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from bench.machine import machine
+from bench.line import Line
 from bench.peers import command, python_of
 from bench.shapes import SHAPES, Shape, write_directory
 from bloomery.cli.demo_server import serving
@@ -78,12 +78,12 @@ def main() -> None:
     asked = _arguments()
     # Whoever ends this ends the servers: by an exception, as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    where = machine()
+    line = Line("grpo")
     with tempfile.TemporaryDirectory() as place:
         sizes = {size: _size(Path(place) / size, SHAPES[size], asked) for size in asked.sizes}
     names = ("groups", "group_size", "prompt_tokens", "new_tokens", "learning_rate", "steps", "threads", "micro_batches")
     setting = {name: getattr(asked, name) for name in names} | {"warm_up": WARM_UP, "rank": RANKS["lora"], "device": "cpu", "dtype": "float32"}
-    print(json.dumps({"bench": "grpo", **where, "setting": setting, **PEER_SAYS, **sizes}))
+    line.tell({"setting": setting, **PEER_SAYS, **sizes})
 
 
 def _arguments() -> argparse.Namespace:

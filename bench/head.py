@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.machine import machine
+from bench.line import Line
 from bloomery.models.head import token_logprobs
 
 VARIANTS: Final = ("plain", "torch_linear_cross_entropy", "bloomery")
@@ -36,6 +36,7 @@ def main() -> None:
     if asked.variant is not None:
         print(json.dumps(_measure(asked.variant, asked.tokens, asked.out)))
         return
+    line = Line("head")
     with tempfile.TemporaryDirectory() as place:
         found = {variant: _in_own_process(variant, Path(place), asked) for variant in VARIANTS}
         gradients = {variant: torch.load(Path(place) / variant, weights_only=True) for variant in VARIANTS}
@@ -46,7 +47,7 @@ def main() -> None:
         found[variant]["seconds_ratio"] = round(found[variant]["seconds"] / found["plain"]["seconds"], 2)
         found[variant]["peak_ratio"] = round(found[variant]["peak_bytes"] / found["plain"]["peak_bytes"], 3)
     setting = {"vocabulary": VOCABULARY, "width": WIDTH, "tokens": asked.tokens, "threads": asked.threads, "dtype": "float32", "device": "cpu"}
-    print(json.dumps({"bench": "head", **machine(), **setting, **found}))
+    line.tell({**setting, **found})
 
 
 def _in_own_process(variant: str, place: Path, asked: argparse.Namespace) -> dict[str, float]:

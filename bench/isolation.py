@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import httpx
 
-from bench.machine import machine
+from bench.line import Line
 from bench.shapes import SHAPES, supervised, write_directory
 from bloomery.client import Client
 
@@ -56,14 +56,14 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.train:
         _train(*asked.train)
-    where = machine()
+    line = Line("isolation")
     with tempfile.TemporaryDirectory() as place, _server(Path(place), asked.size, asked.replicas) as server:
         phases = asyncio.run(_measure(server, asked))
     idle, training = ([phase for kind, phase in phases if kind == wanted] for wanted in ("idle", "training"))
     figures = {"idle": _figures(idle), "training": _figures(training)}
     ratio = round(figures["training"]["p95_ms"] / figures["idle"]["p95_ms"], 2)
     setting = {"replicas": asked.replicas, "size": asked.size, "streams": asked.streams, "seconds": asked.seconds, "rounds": asked.rounds}
-    print(json.dumps({"bench": "isolation", **where, **setting, "shares": server.shares, "ratio": ratio, **figures}))
+    line.tell({**setting, "shares": server.shares, "ratio": ratio, **figures})
 
 
 class _Server(NamedTuple):

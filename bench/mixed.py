@@ -9,7 +9,6 @@ is a process of its own, took of one processor.
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -24,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from bench.machine import machine
+from bench.line import Line
 from bench.shapes import SHAPES, write_directory
 from bloomery.config import EngineConfig, ModelConfig, to_json
 from bloomery.infer.plan import CLASSES, Limits
@@ -98,7 +97,8 @@ class Course(NamedTuple):
 def main() -> None:
     """Measure with classes and without."""
     asked = _arguments()
-    where = machine() | {"device": "cpu", "dtype": asked.dtype, "threads": asked.threads, "size": asked.size}
+    line = Line("mixed")
+    where = {"device": "cpu", "dtype": asked.dtype, "threads": asked.threads, "size": asked.size}
     with tempfile.TemporaryDirectory() as place:
         model = write_directory(SHAPES[asked.size], Path(place) / "model")
         courses = {way: asyncio.run(_course(Path(place), model, asked, classes=way == "classes")) for way in ("classes", "one_class")}
@@ -115,7 +115,7 @@ def main() -> None:
     crowded = {way: _figures(course, _CROWDED, asked.seconds) for way, course in courses.items()}
     alone = phases["classes"][0]
     found = {"ratio": _ratios(alone, **crowded), "crowded": crowded, "by_phase": phases}
-    print(json.dumps({"bench": "mixed", **where, **setting, **found, "timeline": {way: _timeline(course) for way, course in courses.items()}}))
+    line.tell({**where, **setting, **found, "timeline": {way: _timeline(course) for way, course in courses.items()}})
 
 
 def _arguments() -> argparse.Namespace:

@@ -9,7 +9,6 @@ takes for itself is in `forward`, `step` (a `forward_backward` and an `optim_ste
 
 import argparse
 import itertools
-import json
 import os
 import statistics
 import tempfile
@@ -23,7 +22,7 @@ from urllib.parse import urlsplit
 
 import tinker
 
-from bench.machine import machine
+from bench.line import Line
 from bench.shapes import EMPTY, supervised, write_directory
 from bloomery.cli.demo_server import Server, serving
 from bloomery.client import Client, TrainingRun
@@ -36,12 +35,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=200)
     rounds = parser.parse_args().rounds
+    line = Line("operation")
     with tempfile.TemporaryDirectory() as place:
         model = write_directory(EMPTY, Path(place) / "empty")
         with serving(str(model), keep=False) as server:
             figures = {**_bare(server, rounds), **_client(server, rounds), **_sdk(server, rounds)}
         figures["fdatasync"] = _median(_synced(Path(place)), rounds)
-    print(json.dumps({"bench": "operation", **machine(), "rounds": rounds, "ratio": _ratio(figures), "milliseconds": _rounded(figures)}))
+    line.tell({"rounds": rounds, "ratio": _ratio(figures), "milliseconds": _rounded(figures)})
 
 
 def _rounded(figures: dict[str, float]) -> dict[str, float]:

@@ -8,7 +8,6 @@ the last token, which is fed to sample the next. Processor time is that of the s
 
 import argparse
 import asyncio
-import json
 import os
 import statistics
 import tempfile
@@ -19,7 +18,8 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 
-from bench.machine import machine, processor_s
+from bench.line import Line
+from bench.machine import processor_s
 from bench.shapes import SHAPES, write_directory
 from bloomery.cli.demo_server import Server, serving
 from bloomery.obs.machine import usable_cpus
@@ -40,12 +40,13 @@ class Cost(NamedTuple):
 def main() -> None:
     """Measure every size."""
     asked = _arguments()
-    where = machine() | {"device": "cpu", "dtype": asked.dtype, "threads": usable_cpus()}
+    line = Line("prompts")
+    where = {"device": "cpu", "dtype": asked.dtype, "threads": usable_cpus()}
     sizes = {size: _size(size, asked) for size in asked.sizes}
     setting = {"requests": asked.requests, "prompt_tokens": asked.prompt, "new_tokens": asked.tokens, "rounds": asked.rounds}
     limit = round(_least(asked) / (asked.requests * asked.prompt), 4)
     peer = "the same server, requests with prompts of their own"
-    print(json.dumps({"bench": "prompts", **where, **setting, "peer": peer, "prefill_ratio_limit": limit, **sizes}))
+    line.tell({**where, **setting, "peer": peer, "prefill_ratio_limit": limit, **sizes})
 
 
 def _arguments() -> argparse.Namespace:

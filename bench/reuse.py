@@ -9,14 +9,13 @@ leading tokens are, on average. The digests of both, of all tokens and the bits 
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
-from bench.machine import machine
+from bench.line import Line
 from bloomery.cli.demo_server import serving
 from bloomery.client import Client, Sampler
 from bloomery.client.training import TrainingRun
@@ -46,12 +45,12 @@ class Round(NamedTuple):
 def main() -> None:
     """Measure every learning rate on a run of its own."""
     asked = _arguments()
-    where = machine()
+    line = Line("reuse")
     setting = {name: getattr(asked, name) for name in _SETTING}
     options = ("--threads", str(asked.threads)) if asked.threads else ()
     with serving(MODEL, keep=False, options=options) as server, Client(server.url, server.key) as client:
         found = {f"{rate:g}": _measure(client, rate, asked) for rate in asked.learning_rates}
-    print(json.dumps({"bench": "reuse", **where, "model": MODEL, "threads": asked.threads, "setting": setting, "learning_rate": found}))
+    line.tell({"model": MODEL, "threads": asked.threads, "setting": setting, "learning_rate": found})
 
 
 def _arguments() -> argparse.Namespace:

@@ -27,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from bench.machine import machine
+from bench.line import Line
 from bench.peers import command, python_of
 from bench.shapes import SHAPES, Shape, write_directory
 from bloomery.engine.thread_waits import thread_waits
@@ -83,13 +83,13 @@ def main() -> None:
         job = json.loads(asked.job.read_text())
         print(json.dumps(_products(SHAPES[asked.size], job) if asked.products else train_ours(job)))
         return
-    where = machine()
+    line = Line("sft")
     with tempfile.TemporaryDirectory() as place:
         model = write_directory(SHAPES[asked.size], Path(place) / "model")
         batches = random_batches(SHAPES[asked.size].vocab_size, asked.steps)
         found = {f"{kind}_{dtype}": _compare(Path(place), model, batches, kind, dtype, asked) for kind, dtype in VARIANTS}
     setting = {"size": asked.size, "batch": BATCH, "steps": asked.steps, "threads": asked.threads, "rank": 8, "device": "cpu", "returned": "metrics"}
-    print(json.dumps({"bench": "sft", **where, **setting, **PEER_SAYS, **found}))
+    line.tell({**setting, **PEER_SAYS, **found})
 
 
 def random_batches(vocab_size: int, steps: int) -> list[list[Row]]:

@@ -37,7 +37,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from transformers import Qwen3Config
 
-from bench.machine import machine
+from bench.line import Line
 from bench.peers import command, python_of
 from bench.shapes import Shape, write_directory
 from bloomery.cli.demo_server import serving
@@ -79,16 +79,16 @@ def main() -> None:
     # Whoever ends this ends the servers: by an exception, as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     measure = _sampling if asked.sample else _training
-    where = machine()
+    line = Line("skyrl_sampling" if asked.sample else "skyrl")
     with tempfile.TemporaryDirectory() as place:
         sizes = {name: measure(Path(place) / name, name, asked) for name in asked.sizes}
     setting = {"rank": 8, "threads": usable_cpus(), "device": "cpu", "dtype": asked.dtype, "peer": f"skyrl-tx 0.3.0, backend {PEER_BACKEND}"}
     setting["peer_command"] = command("skyrl", *_server_arguments("PORT", "MODEL", "PLACE"))
     if asked.sample:
         counts = {name: getattr(asked, name) for name in ("prompts", "prompt_tokens", "samples", "new_tokens", "rounds")}
-        print(json.dumps({"bench": "skyrl_sampling", **where, **setting, **counts, **sizes}))
+        line.tell({**setting, **counts, **sizes})
     else:
-        print(json.dumps({"bench": "skyrl", **where, **setting, "steps": asked.steps, **sizes}))
+        line.tell({**setting, "steps": asked.steps, **sizes})
 
 
 def _arguments() -> argparse.Namespace:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.machine import machine
+from bench.line import Line
 from bloomery.config import ApiConfig, ModelConfig, to_json
 from bloomery.models import tiny
 from bloomery.types import protocol
@@ -54,10 +54,10 @@ def main() -> None:
     for name, value in (("rounds", 300), ("streams", 1000), ("tokens", 32), ("step-ms", 100)):
         parser.add_argument(f"--{name}", type=int, default=value)
     asked = parser.parse_args()
-    where = machine()
+    line = Line("streams")
     figures = {"one": asyncio.run(one(asked.rounds)), "many": asyncio.run(many(asked.streams, asked.tokens, asked.step_ms / 1000))}
     setting = {"rounds": asked.rounds, "streams": asked.streams, "tokens": asked.tokens, "step_ms": asked.step_ms}
-    print(json.dumps({"bench": "streams", **where, **setting, **figures}))
+    line.tell({**setting, **figures})
 
 
 async def one(rounds: int) -> dict[str, float]:

@@ -8,7 +8,6 @@ token of a stream ends no gap.
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.machine import machine
+from bench.line import Line
 from bench.shapes import SHAPES, decoder, supervised
 from bloomery.cli.demo_server import serving
 from bloomery.client import Client
@@ -61,10 +60,11 @@ def main() -> None:
     """Measure the engine by itself, and a server."""
     asked = _arguments()
     torch.set_num_threads(asked.threads)
-    where = machine() | {"threads": asked.threads, "streams": asked.streams, "every_s": asked.every, "seconds": asked.seconds}
+    line = Line("swap")
+    setting = {"threads": asked.threads, "streams": asked.streams, "every_s": asked.every, "seconds": asked.seconds}
     engine = {size: asyncio.run(_engine(_model(size), asked)) for size in asked.sizes}
     server = _server(asked) if asked.swaps else None
-    print(json.dumps({"bench": "swap", **where, "engine": engine, "server": server}))
+    line.tell({**setting, "engine": engine, "server": server})
 
 
 def _arguments() -> argparse.Namespace:

@@ -6,7 +6,6 @@ the longest sequences only a few, which fill the processors almost alone. Attent
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from bench.machine import machine
+from bench.line import Line
 from bench.shapes import SHAPES, decoder, supervised
 from bloomery.models.decoder import Decoder
 from bloomery.train import batch
@@ -29,10 +28,11 @@ def main() -> None:
     """Measure every size with every length."""
     asked = _arguments()
     torch.set_num_threads(asked.threads)
-    where = machine() | {"device": asked.device, "threads": asked.threads, "dtype": asked.dtype}
+    line = Line("tenants")
+    where = {"device": asked.device, "threads": asked.threads, "dtype": asked.dtype}
     sizes = {size: _measure(decoder(size, getattr(torch, asked.dtype)).to(asked.device), asked) for size in asked.sizes}
     setting = {"tenants": asked.tenants, "sequences": asked.sequences, "rank": asked.rank, "rounds": asked.rounds}
-    print(json.dumps({"bench": "tenants", **where, **setting, **sizes}))
+    line.tell({**where, **setting, **sizes})
 
 
 def _arguments() -> argparse.Namespace:

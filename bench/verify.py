@@ -5,7 +5,6 @@ added up by numpy) in the same run, and beside blake3 of the same bytes. Ratios 
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from bench.machine import machine
+from bench.line import Line
 from bench.shapes import SHAPES, decoder
 from bloomery.models.decoder import Decoder
 from bloomery.models.load import stored_tensors
@@ -38,6 +37,7 @@ def main() -> None:
     parser.add_argument("--size", default="150M", choices=list(SHAPES))
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     asked = parser.parse_args()
+    line = Line("verify")
     torch.set_num_threads(1)
     dtype: torch.dtype = getattr(torch, asked.dtype)
     model = decoder(asked.size).to(dtype)
@@ -55,11 +55,9 @@ def main() -> None:
     figures = {f"{name}_gb_per_s": round(size / each / 1e9, 2) for name, each in seconds.items()}
     ratios = {f"{name}_to_read": round(seconds["read"] / each, 3) for name, each in seconds.items() if name != "read"}
     update, turn = _update_s(model), _turn_s(prove(known, model, None))
-    print(
-        json.dumps(
-            {"bench": "verify", **machine(), "size": asked.size, "dtype": asked.dtype, "bytes": size, **figures, **ratios}
-            | {"update_of_1_percent_gb_per_s": round(size / update / 1e9, 1), "scrub_turn_ms": round(turn * 1000, 2)}
-        )
+    line.tell(
+        {"size": asked.size, "dtype": asked.dtype, "bytes": size, **figures, **ratios}
+        | {"update_of_1_percent_gb_per_s": round(size / update / 1e9, 1), "scrub_turn_ms": round(turn * 1000, 2)}
     )
 
 

@@ -23,10 +23,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from vllm import AsyncEngineArgs, SamplingParams
+from vllm import __version__ as vllm_version
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from bench.line import Line
 from bloomery.infer.engine import Engine, EngineEvent, Update
 from bloomery.types.arrays import Array
 from bloomery.types.errors import Conflict, InvalidInput, NotFound, NotSupported
@@ -379,6 +381,7 @@ def write(place: Path) -> tuple[Path, Path, Path]:
 
 
 async def main() -> None:
+    line = Line("vllm_spike")
     with tempfile.TemporaryDirectory() as place:
         model, other, lora = write(Path(place))
         arguments = AsyncEngineArgs(
@@ -397,7 +400,7 @@ async def main() -> None:
             found = await tried(VllmEngine(llm, "base"), other, lora)
         finally:
             llm.shutdown()
-        print(json.dumps({"bench": "vllm_spike", "kept": sum(map(bool, found.values())), "of": len(found), "claims": found}))
+        line.tell({"peer": f"vllm {vllm_version}", "kept": sum(map(bool, found.values())), "of": len(found), "claims": found})
 
 
 if __name__ == "__main__":
