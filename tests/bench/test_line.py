@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,10 +10,13 @@ import pytest
 
 from bench.line import Line
 
-BENCH = Path(__file__).parents[2] / "bench"
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "bench"
 HEADER = ("bench", "command", "date", "processor", "instructions", "cores", "python", "load_before", "million_additions_ms")
 NO_BENCHMARKS = {"mixed_chart", "tinker_samples", "tinker_steps", "trl_grpo", "trl_steps"}
 """Programs that draw a chart, and those that are one side of somebody else's line."""
+NOT_COMMITTED = {"python -m bench.prompts"}
+"""Commands whose lines are in no file yet."""
 
 
 def programs() -> dict[str, ast.Module]:
@@ -75,3 +79,37 @@ def test_nothing_else_prints_a_line_of_its_own(name: str) -> None:
         for alias in node.names
     }
     assert "machine" not in imported
+
+
+def command(bench: str) -> str:
+    """What prints the lines that say this."""
+    if bench in BENCHMARKS:
+        return f"python -m bench.{bench}" if (BENCH / f"{bench}.py").exists() else f"python bench/peers/{bench}.py"
+    return f"python -m bench.{bench.removesuffix('_sampling')} --sample"
+
+
+def listed() -> dict[str, set[str]]:
+    """The files of each command, as the page says."""
+    section = (ROOT / "docs" / "benchmarks.md").read_text().partition("## Where the lines are")[2]
+    return {told: set(re.findall(r"`([^`]+)`", files)) for told, files in re.findall(r"^\| `([^`]+)` \| (.+) \|$", section, re.MULTILINE)}
+
+
+def test_the_page_says_of_every_command_which_committed_files_hold_its_lines() -> None:
+    committed: dict[str, set[str]] = {command(bench): set() for name in BENCHMARKS for bench in names(name)}
+    for path in (BENCH / "results").glob("*.json"):
+        for line in path.read_text().splitlines():
+            committed[command(json.loads(line)["bench"])].add(path.name)
+    assert listed() == committed, "say in the last table of docs/benchmarks.md what is in bench/results"
+    assert {told for told, files in committed.items() if not files} == NOT_COMMITTED
+
+
+def test_whatever_the_docs_name_of_the_benchmarks_is_there() -> None:
+    text = "\n".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+    results = {path.name for path in (BENCH / "results").iterdir()}
+    named = set(re.findall(r"`(?:bench/results/)?([\w-]+-\d{4}-\d\d-\d\d\.json)`", text))
+    assert named
+    assert named <= results
+    assert set(re.findall(r"python -m bench\.(\w+)", text)) <= programs().keys()
+    # Each has a row with what it measures; the last table is about files.
+    figures = (ROOT / "docs" / "benchmarks.md").read_text().partition("## Where the lines are")[0]
+    assert set(re.findall(r"^\| `([^`]+)` \|", figures, re.MULTILINE)) == {told for told in listed() if "peers" not in told}
