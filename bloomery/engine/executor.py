@@ -107,17 +107,17 @@ class Executor:
         blobs = Blobs(DataDir(Path(config.data_dir)).blobs)
         shelf = BlobShelf(blobs, self._decoder, base_hash=config.model.base_hash, numerics=self._numerics, tokenizer_hash=tokenizer_hash(path))
         self._runs: ProcessRuns = NoRuns(self._send)
-        alone = config.role == "replica"
-        if not alone:
+        replica = config.role == "replica"
+        if not replica:
             self._runs = HeldRuns(config, self._decoder, shelf, self._send, checkpoint_after)
         form = plain_form(self._decoder) if config.plain else self._probe.form
         # Before the sampler of a replica changes the form of its weights.
         self._base = self._base_info()
         self._threads = StepThreads(config.model.threads, one_thread=form.one_thread)
-        self._sampler = Sampler(self._decoder, shelf, grammars=grammars, form=form, alone=alone)
+        self._sampler = Sampler(self._decoder, shelf, grammars=grammars, form=form, alone=replica)
         known = shelf.base(path)
-        proofs = prove_base(known, self._sampler, self._decoder, alone=alone)
-        if not alone:
+        proofs = prove_base(known, self._sampler, self._decoder, trains=not replica)
+        if not replica:
             shelf.leave_base(known)
         self._bit_exact = self._probe.bit_exact and not config.plain
         base = Model(config.model.base_hash, self._decoder, None)
@@ -142,10 +142,10 @@ class Executor:
 
     def _probation(self, shelf: BlobShelf, base: Model, form: Form) -> Probation:
         """What versions are held against: the trainer's side of the base is computed by its engine, and left for replicas."""
-        alone = self._config.role == "replica"
-        told = shelf.told(shelf.base_name) if alone else None
+        replica = self._config.role == "replica"
+        told = shelf.told(shelf.base_name) if replica else None
         found = Probation(base, form, self._sampler.computed_with, exact=self._bit_exact, numerics=self._numerics, told=told)
-        if not alone:
+        if not replica:
             shelf.leave_told(found.answer(shelf.base_name))
         return found
 

@@ -13,11 +13,11 @@ from bloomery.types.errors import Corrupt
 from bloomery.types.protocol import Proved
 
 
-def prove_base(known: Expected, sampler: Sampler, decoder: Decoder, *, alone: bool) -> list[Proof]:
-    """In every form in which this process computes with the base: training with the plain one, unless it is `alone`, sampling with the packed."""
+def prove_base(known: Expected, sampler: Sampler, decoder: Decoder, *, trains: bool) -> list[Proof]:
+    """In every form in which this process computes with the base: training with the plain one, where it `trains`, sampling with the packed."""
     computed = sampler.computed_with(decoder)
     try:
-        return [prove(known, each, None) for each in ([computed] if alone or computed is decoder else [decoder, computed])]
+        return [prove(known, each, None) for each in ([decoder, computed] if trains and computed is not decoder else [computed])]
     except Corrupt as error:
         advice = "start again; if it stays so, restore the model's files, or delete its document under bases/ in the data directory"
         raise Corrupt(f"{error.message}; {advice}") from error

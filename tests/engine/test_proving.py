@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import torch
 
+from bloomery.engine.proving import prove_base
 from bloomery.infer.probe_prompt import ask_probe
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
@@ -16,6 +17,7 @@ from bloomery.models.load import load_decoder
 from bloomery.models.rope import Rope
 from bloomery.sync.base import base_key, base_state, read_state, write_state
 from bloomery.sync.manifest import Manifest
+from bloomery.sync.proof import as_it_is
 from bloomery.sync.publish import manifest_key
 from bloomery.sync.state_hash import StateHash
 from bloomery.types.errors import Corrupt
@@ -63,6 +65,21 @@ def test_rounding_alone_is_served_and_not_called_equal():
     found = probe_of(near, model)
     assert not found.bit_equal
     assert 0 < found.max_abs < 1e-3
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_plain_weights_beside_packed_ones_are_proved_where_something_trains_with_them(trains: bool) -> None:
+    model = decoder()
+    known, sampler = as_it_is("base", model).expected, Sampler(model, Adapters(model), form=Form(packed=True))
+    assert sampler.computed_with(model) is not model
+    assert len(prove_base(known, sampler, model, trains=trains)) == 1 + trains
+    with torch.no_grad():
+        model.get_parameter("layers.1.qkv").view(-1)[0] += 1
+    if trains:
+        with pytest.raises(Corrupt, match="start again"):
+            prove_base(known, sampler, model, trains=True)
+    else:
+        assert len(prove_base(known, sampler, model, trains=False)) == 1
 
 
 def test_an_engine_says_what_it_proved_and_which_versions_it_holds(model: Path, tmp_path: Path):
