@@ -146,6 +146,15 @@ def test_what_stands_around_the_routes_knows_none_of_them() -> None:
     assert not wrong, "\n".join(map(str, wrong))
 
 
+def test_what_bloomery_up_runs_steps_the_sampler_itself() -> None:
+    """As docs/serving.md and design note 013 say: the protocol and what stands behind it are a library."""
+    library = {f"infer.{name}" for name in ("engine", "embedded", "changes", "chain", "sampler_thread", "staging")}
+    assert library <= modules().keys()
+    wrong = [found for found in internal() if found.target in library and found.importer not in library]
+    assert not wrong, "\n".join(map(str, wrong))
+    assert Import("engine.executor", "infer.sampler", 0, lazy=False) in {found._replace(line=0) for found in internal()}
+
+
 @pytest.mark.parametrize("third_party", ONLY_IN)
 def test_third_parties_stay_in_their_packages(third_party: str) -> None:
     wrong = [found for found in imports() if package(found.target) == third_party and package(found.importer) not in ONLY_IN[third_party]]
