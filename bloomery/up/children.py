@@ -76,6 +76,8 @@ class Child:
         """When `state` began."""
         self.died: str | None = None
         """How its last life ended, once one did."""
+        self.delay_s = 0.0
+        """From there to its next life, as it was decided then."""
         self._begun = False
         self._ready_at_s: float | None = None
         """When this life was ready first."""
@@ -158,7 +160,8 @@ class Child:
         now_s = time.monotonic()
         if self._ready_at_s is not None and now_s - self._ready_at_s >= self._settled_s:
             self.short_lives = 0
-        self._start_at_s = now_s + restart_delay_s(self.short_lives)
+        self.delay_s = restart_delay_s(self.short_lives)
+        self._start_at_s = now_s + self.delay_s
         self.short_lives += 1
         self._process = None
         self._to(State.RESTARTING)

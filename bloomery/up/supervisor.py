@@ -133,7 +133,7 @@ class Supervisor:
         return changed
 
     def _mourn(self, child: Child, status: int) -> None:
-        how, waits_s = describe_exit(status), child.starts_in_s or 0.0
+        how, waits_s = describe_exit(status), child.delay_s
         log.warning("%s %s", child.name, child.died)
         # Training goes on without a replica that cannot start, and who asks it for an answer is told.
         if child.hopeless and child in self._needed and not (self._was_ready and self._only_samples(child)):

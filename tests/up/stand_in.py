@@ -56,7 +56,7 @@ def main(directory: Path, api_code: str = OBEDIENT, engine_code: str = OBEDIENT,
         say=lambda line: print(line, flush=True),
     )
     try:
-        supervisor.run(ready_within_s=30, on_ready=lambda: print("READY", flush=True))
+        supervisor.run(ready_within_s=120, on_ready=lambda: print("READY", flush=True))
     except WorkerError as error:
         sys.exit(error.message)
     print("DONE", flush=True)
