@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 BLOOMERY: Final = str(Path(sys.executable).with_name("bloomery"))
-READY_S: Final = 120.0
-STOP_S: Final = 60.0
+READY_S: Final = 180.0
+STOP_S: Final = 120.0
 _POLL_S: Final = 0.05
 
 
@@ -82,8 +82,8 @@ def running_server(
             server.stop()
 
 
-def wait_until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
-    """Poll until it holds; fail when it does not in time."""
+def wait_until(condition: Callable[[], bool], within_s: float = 120.0) -> None:
+    """Poll until it holds; fail when it does not in time, which is meant for what will never hold: on a slow machine a process starts for long."""
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {within_s} s"

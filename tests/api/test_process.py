@@ -50,7 +50,7 @@ def free_port() -> int:
 
 
 def first_answer(url: str) -> httpx.Response:
-    wait_until(lambda: answers(url), 60)
+    wait_until(lambda: answers(url))
     return httpx.get(url)
 
 

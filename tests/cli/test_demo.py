@@ -22,6 +22,8 @@ from bloomery.types.resources import DatasetVersion
 from bloomery.up.lock import Holder, holder, locked
 from tests.live import BLOOMERY, alive, wait_until
 
+ENDS_S = 120.0
+
 
 def server_of_demo(place: Path) -> Holder | None:
     return next((found for data in place.glob("bloomery-demo-*/data") if (found := holder(DataDir(data)))), None)
@@ -52,7 +54,7 @@ def test_a_demo_that_is_told_to_end_leaves_neither_server_nor_files(tmp_path: Pa
         server = server_of_demo(tmp_path)
         assert server is not None
         process.send_signal(number)
-        assert process.wait(60) != 0
+        assert process.wait(ENDS_S) != 0
     assert not alive(server.pid)
     assert list(tmp_path.iterdir()) == []
 
@@ -60,9 +62,9 @@ def test_a_demo_that_is_told_to_end_leaves_neither_server_nor_files(tmp_path: Pa
 @pytest.mark.slow
 def test_a_demo_that_is_told_to_end_while_it_asks_leaves_nothing_either(tmp_path: Path) -> None:
     with demo(tmp_path) as process:
-        wait_until(lambda: any(tmp_path.glob("bloomery-demo-*/data/blobs/bodies/**/*")), 60)
+        wait_until(lambda: any(tmp_path.glob("bloomery-demo-*/data/blobs/bodies/**/*")), 300)
         process.terminate()
-        assert process.wait(60) == 128 + signal.SIGTERM
+        assert process.wait(ENDS_S) == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,7 +79,7 @@ def test_a_second_signal_ends_a_demo_at_once_and_leaves_nothing_either(tmp_path:
             process.terminate()
             wait_until(lambda: "SIGTERM" in pending_signals(server.pid))
             process.terminate()
-            assert process.wait(30) == 128 + signal.SIGTERM
+            assert process.wait(ENDS_S) == 128 + signal.SIGTERM
             assert not alive(server.pid)
         finally:
             if alive(server.pid):
@@ -105,7 +107,7 @@ def test_the_server_of_a_killed_demo_stops_and_the_next_demo_removes_what_is_lef
     with demo(tmp_path) as second:
         assert not left.exists()
         second.terminate()
-        said, _ = second.communicate(timeout=60)
+        said, _ = second.communicate(timeout=ENDS_S)
     assert f"removed {left}, which a killed demo had left" in said.decode()
     assert list(tmp_path.iterdir()) == []
 
@@ -141,7 +143,7 @@ def test_a_demo_that_is_kept_leaves_its_directory_to_the_user(tmp_path: Path) ->
     rows = tmp_path / "rows.csv"
     rows.write_text("text,label\n" + "".join(f"{word} {index},{word}\n" for index in range(60) for word in ("red", "blue")))
     with demo(tmp_path, "--keep", "--data", str(rows)) as process:
-        said, errors = process.communicate(timeout=240)
+        said, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors.decode()
     (place,) = tmp_path.glob("bloomery-demo-*")
     assert f"bloomery stop --data-dir {place / 'data'}\n" in said.decode()

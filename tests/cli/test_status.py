@@ -24,7 +24,7 @@ def test_it_says_who_proved_which_base_how_probes_were_answered_and_how_often_me
         run.optim_step(1e-3).result()
         client.deployments.create("shown-by-status", run.save_snapshot("shown").result().version)
         client.chat("shown-by-status", [{"role": "user", "content": "Hello"}], max_tokens=2)
-        wait_until(lambda: client.deployments.get("shown-by-status").proved != [], 30)
+        wait_until(lambda: client.deployments.get("shown-by-status").proved != [])
     (line,) = [line for line in shown(live_server).splitlines() if "bloomery-tiny" in line and " proved: " in line]
     assert f"base {engine.detail['proved']['root'][:12]}, probe with the trainer's bits" in line
     assert re.search(r"; [1-9]\d* versions in memory, probes with the trainer's bits; \d+ rounds of scrubbing", line)

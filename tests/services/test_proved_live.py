@@ -19,7 +19,7 @@ def test_a_deployment_says_who_has_proved_its_live_version(live_server: LiveServ
         published = run.save_snapshot("proved").result()
         client.deployments.create("proved-one", published.version)
         client.chat("proved-one", [{"role": "user", "content": "Hello"}], max_tokens=2)
-        wait_until(lambda: client.deployments.get("proved-one").proved != [], 30)
+        wait_until(lambda: client.deployments.get("proved-one").proved != [])
         (proved,) = client.deployments.get("proved-one").proved
         manifest = json.loads((live_server.data_dir / "blobs" / "manifests" / published.version).read_text())
         assert (proved.process, proved.root) == ("engine", manifest["state"])

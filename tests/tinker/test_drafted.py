@@ -52,7 +52,7 @@ def test_drafts_take_room_while_their_samples_are_made(server: Served, service: 
     running = server.futures._running
     assert (running.sequences - before.sequences, running.tokens - before.tokens) == (2, len(ENDLESS) + 27)
     httpx.post(f"{server.url}/api/v1/cancel_future", json={"request_id": begun.json()["request_id"]}, headers={"x-api-key": KEY})
-    wait_until(lambda: server.futures._running == before, 10)
+    wait_until(lambda: server.futures._running == before)
 
 
 @pytest.mark.parametrize(
