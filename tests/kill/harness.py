@@ -24,7 +24,7 @@ from bloomery.client import Client
 from tests.live import LiveServer, alive, wait_until
 from tests.tinker.tenants import MODEL
 
-WORK_S: Final = 240.0
+WORK_S: Final = 600.0
 FIRST_RESULTS: Final = 4
 """Before the first strike at a point: a run whose first operations die has nothing behind it yet."""
 TOO_EARLY: Final = 1000
@@ -79,6 +79,11 @@ def in_flight(diary: Iterable[dict[str, Any]], moment: float) -> set[tuple[int, 
     return before["submitted"] - before["done"]
 
 
+def at_work(diary: Iterable[dict[str, Any]]) -> set[int]:
+    """Tenants that have operations in flight, as far as the diary is known."""
+    return {tenant for tenant, _ in in_flight(diary, time.time())}
+
+
 def assert_struck(diary: Iterable[dict[str, Any]], moment: float, what: str) -> None:
     """Operations of several tenants were in flight at that moment."""
     tenants = {tenant for tenant, _ in in_flight(diary, moment)}
@@ -94,10 +99,15 @@ def processes(data_dir: Path) -> dict[str, int]:
     return {row["name"].removesuffix(f"-{MODEL}"): row["pid"] for row in children if row["pid"] is not None}
 
 
+def all_alive(pids: Mapping[str, int], names: Iterable[str]) -> bool:
+    """Whether each of them runs."""
+    return all(name in pids and alive(pids[name]) for name in names)
+
+
 def strike(data_dir: Path, victims: Sequence[str]) -> float:
     """SIGKILL all of these, which must be alive; when that was."""
     pids = processes(data_dir)
-    assert all(alive(pids[victim]) for victim in victims), f"of {victims} somebody was dead already"
+    assert all_alive(pids, victims), f"of {victims} somebody was dead already"
     moment = time.time()
     for victim in victims:
         os.kill(pids[victim], signal.SIGKILL)
@@ -158,7 +168,7 @@ class Stops(threading.Thread):
         if len(self.moments) == len(self._plan):
             return
         at, victims = self._plan[len(self.moments)]
-        if who == at and all(each in pids and alive(pids[each]) for each in self._who) and self._recovered():
+        if who == at and all_alive(pids, self._who) and self._recovered():
             self.moments.append(strike(self._data_dir, victims))
             if len(self.moments) == len(self._plan):
                 self.all_struck.touch()
@@ -167,8 +177,7 @@ class Stops(threading.Thread):
         """Operations of several tenants are in flight, and none that was at the strike before: no operation dies twice, which would fail it."""
         diary, last = self._diary, self.moments[-1] if self.moments else 0.0
         done = {(line["tenant"], line["done"]) for line in diary if "done" in line}
-        tenants = {tenant for tenant, _ in in_flight(diary, time.time())}
-        return len(done) >= FIRST_RESULTS and len(tenants) > 1 and in_flight(diary, last) <= done
+        return len(done) >= FIRST_RESULTS and diary[-1]["at"] > last and in_flight(diary, last) <= done and len(at_work(diary)) > 1
 
 
 def _stands(pid: int) -> bool:
@@ -181,7 +190,8 @@ def _stands(pid: int) -> bool:
 class RandomStrikes:
     """Kills at random moments, one after the other; the next comes when all is done that was in flight at the one before.
 
-    So no operation dies twice, which would fail it.
+    So no operation dies twice, which would fail it. Whoever is to die lives by then, and more than two tenants have operations in flight: all of
+    those at the kill before may have had results that were only not told yet, and one tenant may come to the end of its own in the last moment.
     """
 
     def __init__(self, data_dir: Path, chance: random.Random, victims: Sequence[Sequence[str]], windows: Sequence[range]) -> None:
@@ -201,7 +211,8 @@ class RandomStrikes:
         results, after_s, victims = self._plan[len(self.moments)]
         done = {(line["tenant"], line["done"]) for line in diary if "done" in line}
         last = self.moments[-1] if self.moments else 0.0
-        if len(done) >= results and diary[-1]["at"] > last and in_flight(diary, last) <= done:
+        recovered = diary[-1]["at"] > last and in_flight(diary, last) <= done
+        if len(done) >= results and recovered and len(at_work(diary)) > 2 and all_alive(processes(self._data_dir), victims):
             time.sleep(after_s)
             self.moments.append(strike(self._data_dir, victims))
             if len(self.moments) == len(self._plan):
@@ -213,6 +224,8 @@ class FullDisk:
 
     def __init__(self, server: LiveServer, results: int) -> None:
         self._server, self._results = server, results
+        self.over = server.data_dir.with_name("room-again")
+        """The file that says so, for a workload to go on until then."""
         self.told: httpx.Response | None = None
         """What an operation was answered meanwhile."""
         self.lifted_at: float | None = None
@@ -227,6 +240,7 @@ class FullDisk:
             finally:
                 self.lifted_at = time.time()
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+                self.over.touch()
 
     def _meanwhile(self) -> None:
         with Client(self._server.url, self._server.key) as client:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 from bloomery.client import Client
-from tests.kill.harness import TOO_EARLY, FullDisk, RandomStrikes, Stops, assert_struck, finish, in_flight, start_workload
+from tests.kill.harness import TOO_EARLY, WORK_S, FullDisk, RandomStrikes, Stops, assert_struck, finish, in_flight, start_workload
 from tests.kill.workload import OPERATIONS, POISON
 from tests.live import LiveServer, running_server
 
@@ -46,6 +46,9 @@ WINDOWS: Final = [range(5, 20), range(35, 50), range(65, 85)]
 """Results after which a random kill comes, at the earliest: the tenants go on until it has come."""
 OFTEN: Final = {"BLOOMERY_CHECKPOINT_SECONDS": "0.02"}
 """Checkpoints: so replay starts from one, and segments are dropped while the workload runs."""
+
+pytestmark = pytest.mark.timeout(2 * WORK_S)
+"""Of a reference and of what is held against it."""
 
 Reports = list[dict[str, Any]]
 ReferenceOf = Callable[[int], Reports]
@@ -124,7 +127,7 @@ def test_tenants_end_with_the_same_bits_after_a_while_in_which_nothing_could_be_
     reference = reference_of(1)
     with server_with(1, tmp_path / "data") as server:
         disk = FullDisk(server, results=40)
-        outcome = finish(start_workload(server, TENANTS), disk.look)
+        outcome = finish(start_workload(server, TENANTS, until=disk.over), disk.look)
     assert disk.told is not None
     assert (disk.told.status_code, disk.told.json()["code"]) == (503, "unavailable")
     assert f"operation {TOO_EARLY} cannot be journaled: [Errno 27] File too large" in disk.told.json()["error"]

@@ -88,7 +88,7 @@ def test_rollouts_and_judged_versions_outlive_a_replica_that_is_killed_in_the_mi
             text += chunk.choices[0].text if chunk.choices else ""
     assert text == judged
     assert [each.result() for each in asked] == expected
-    wait_until(lambda: server.pids().get(ROLLOUTS, killed) != killed)
+    wait_until(lambda: server.pids().get(ROLLOUTS, killed) != killed and server.children()[ROLLOUTS]["state"] == "ready")
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -101,8 +101,9 @@ def test_a_loop_loses_nothing_when_the_replica_dies_and_stays_on_policy_to_the_b
     def kill(report: StepReport) -> None:
         reports.append(report)
         if report.step in (1, 3):
-            os.kill(server.pids()[ROLLOUTS], signal.SIGKILL)
-            wait_until(lambda: server.children()[ROLLOUTS]["state"] == "ready")
+            killed = server.pids()[ROLLOUTS]
+            os.kill(killed, signal.SIGKILL)
+            wait_until(lambda: server.pids().get(ROLLOUTS, killed) != killed and server.children()[ROLLOUTS]["state"] == "ready")
 
     if asynchronous:
         stale = AsyncGrpoConfig(policy=POLICY, rollouts=SMALL, groups_per_step=2, concurrency=4)
