@@ -42,7 +42,7 @@ class Server(httpx.BaseTransport):
         return answer
 
 
-def http(server: httpx.BaseTransport, patience_s: float = 5.0) -> Http:
+def http(server: httpx.BaseTransport, patience_s: float = 60.0) -> Http:
     return Http("http://server", "tml-key", transport=server, timeout_s=5, patience_s=patience_s)
 
 

@@ -1,12 +1,15 @@
 """The real app on a real port, with an engine that says what a test wants to hear."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 import msgspec
 import numpy as np
 import uvicorn
@@ -17,6 +20,7 @@ from bloomery.types.arrays import Array
 from bloomery.types.generation import Generate, GenerateFailed, PromptEmbedded, PromptFound, PromptScored, SampledToken, SampleFinished, SamplerEvent
 from bloomery.types.protocol import FromEngine, SamplerEvents, Welcome
 from tests.api.server import KEY, Server
+from tests.live import wait_until
 from tests.render.builders import byte_level
 from tests.services.fake_engine import FakeEngine
 
@@ -157,6 +161,19 @@ class ScriptedServer(Server):
         assert answer.status_code == 200, answer.text
         detail: dict[str, Any] = answer.json()
         return detail
+
+    @contextmanager
+    def asking(self, path: str, body: Mapping[str, Any], **headers: str) -> Iterator[None]:
+        """A request that waits for its answer, whose sender hangs up at the end; the engine has it, and its tokens came, when this begins."""
+        where, content, asked = urlsplit(self.url), httpx.Request("POST", self.url, json=body).content, len(self.scripted.requests)
+        lines = {"host": "x", "x-api-key": KEY, "content-type": "application/json", "content-length": str(len(content)), **headers}
+        with socket.create_connection((where.hostname, where.port), timeout=60) as sock:
+            sock.sendall("\r\n".join([f"POST {path} HTTP/1.1", *map(": ".join, lines.items()), "", ""]).encode() + content)
+            wait_until(lambda: len(self.scripted.requests) > asked)
+            # The loop is that of the engine too: whatever it was about to say was heard before it has answered this.
+            for _ in range(3):
+                assert self.http.get("/api/v1/status").status_code == 200
+            yield
 
     def sdk(self, **options: Any) -> OpenAI:
         """The unmodified client."""

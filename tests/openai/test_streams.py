@@ -25,7 +25,7 @@ def test_a_stream_that_breaks_off_has_said_every_token_that_it_is_charged_for(sd
 def test_the_end_of_a_choice_does_not_wait_for_the_others(sdk: OpenAI, server: ScriptedServer) -> None:
     # What comes behind the stop string is there already, and is not told.
     server.scripted.script = Script(("one two three four",), together=True, mute=(1,))
-    with chat(sdk, stream=True, n=2, stop=["two"], timeout=10) as stream:
+    with chat(sdk, stream=True, n=2, stop=["two"], timeout=60) as stream:
         ended = next(chunk.choices[0] for chunk in stream if chunk.choices[0].finish_reason)
     assert (ended.index, ended.finish_reason) == (0, "stop")
 

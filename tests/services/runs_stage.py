@@ -71,6 +71,13 @@ class Api:
                 await asyncio.sleep(0.002)
 
 
+def pass_time(seconds: float) -> None:
+    """For whoever looks at the clock of the loop so much later it is, however long the test takes itself."""
+    loop = asyncio.get_running_loop()
+    before = loop.time
+    loop.time = lambda: before() + seconds  # type: ignore[method-assign]
+
+
 @asynccontextmanager
 async def open_api(directory: Path, patience: Patience | None = None, bounds: Bounds = BOUNDS) -> AsyncIterator[Api]:
     """Start an api in this directory; leaving ends it without a farewell, as a death would."""

@@ -12,7 +12,7 @@ from bloomery.services.backlog import Backlog, RunBacklog
 from bloomery.types.errors import TooLarge, Unavailable
 from bloomery.types.operations import Failed, Rejected
 from tests.services.fake_engine import FakeEngine
-from tests.services.runs_stage import ME, Api, forward_backward, open_api, play, step, until
+from tests.services.runs_stage import ME, Api, forward_backward, open_api, pass_time, play, step, until
 
 EACH: Final = forward_backward().input_bytes
 ROOM: Final = 3
@@ -96,14 +96,15 @@ def test_pieces_behind_one_that_comes_last_are_taken_up_to_the_bound_and_beyond_
 
 def test_no_gap_is_given_up_while_the_one_that_is_missing_was_told_to_come_again(tmp_path: Path) -> None:
     async def story(engine: FakeEngine) -> None:
-        async with open_api(tmp_path, Patience(gap_s=0.3)) as api:
+        async with open_api(tmp_path, Patience(gap_s=12.0)) as api:
             run = await api.new_run()
             engine.gate.clear()
             await learn(api, run.id, 1, 2, 3)
             await api.runs.submit(ME, run.id, 5, step())
-            for _ in range(30):
+            for _ in range(6):
                 with pytest.raises(Unavailable):
                     await learn(api, run.id, 4)
+                pass_time(4.0)
                 await asyncio.sleep(0.02)
             engine.gate.set()
             await api.results(run.id, 3)

@@ -25,7 +25,7 @@ from bloomery.types.operations import (
     SaveSnapshot,
 )
 from tests.services.fake_engine import CONTEXT, VOCABULARY, FakeEngine
-from tests.services.runs_stage import LORA, ME, STRANGER, Api, datum, forward_backward, open_api, operation, play, step, until
+from tests.services.runs_stage import LORA, ME, STRANGER, Api, datum, forward_backward, open_api, operation, pass_time, play, step, until
 
 
 def test_operations_run_in_order_and_are_answered_again_and_again(tmp_path: Path) -> None:
@@ -48,14 +48,17 @@ def test_operations_run_in_order_and_are_answered_again_and_again(tmp_path: Path
 
 def test_a_gap_is_waited_for_then_given_up_and_the_sequence_moves_on(tmp_path: Path) -> None:
     async def story(engine: FakeEngine) -> None:
-        async with open_api(tmp_path, Patience(gap_s=0.2)) as api:
+        async with open_api(tmp_path, Patience(gap_s=12.0)) as api:
             run = await api.new_run()
             await api.train(run.id, 1, 2)
             for seq in (5, 6, 8):
                 await api.runs.submit(ME, run.id, seq, operation(seq))
             assert "operation 3 did not arrive" in await api.runs.waiting_for(ME, run.id)
             assert await api.runs.result(ME, run.id, 3, 0.0) is None
-            three, four, five, six, seven, eight = await api.results(run.id, *range(3, 9))
+            pass_time(12.0)
+            three, four, five, six = await api.results(run.id, *range(3, 7))
+            pass_time(12.0)
+            seven, eight = await api.results(run.id, 7, 8)
             for given_up in (three, four, seven):
                 assert isinstance(given_up, Failed)
                 assert given_up.category == "user"

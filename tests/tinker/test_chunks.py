@@ -28,9 +28,9 @@ from tests.tinker.over_fake_engine import KEY, MODEL, Served, served
 ADAM = types.AdamParams(learning_rate=1e-3)
 SHIPPED = "bloomery-tiny"
 BYTES_PER_TARGET = 8
-GAP_S = 2.0
-"""How long these servers wait for a missing operation while nothing comes in."""
-SLOWLY_S = 1.5 * GAP_S
+GAP_S = 4.0
+"""How long these servers wait for a missing operation while nothing comes in: longer than a busy machine keeps either side from going on."""
+SLOWLY_S = 1.25 * GAP_S
 PIECES = 12
 
 

@@ -498,7 +498,7 @@ def test_a_poll_is_held_and_ends_in_time_to_be_repeated(server: Served, run: tin
         server.loop.call_soon_threadsafe(server.engine.gate.set)
     assert (answer.status_code, answer.json()["type"]) == (408, "try_again")
     # Sooner, and a client that waits would ask without a pause; after 45 s the SDK gives up and pauses itself.
-    assert 20 <= held_s < 30
+    assert 20 <= held_s < 45
     assert post(server, "/retrieve_future", {"request_id": future["request_id"]}, timeout=60.0).json()["metrics"]
 
 

@@ -148,7 +148,7 @@ def test_a_function_that_fails_leaves_a_gap_that_the_server_bridges(client: tink
     spoiled, good = submitted_step(live_server, run, 3), submitted_step(live_server, run, 4)
     answer = result_of(live_server, spoiled)
     waited_s = time.monotonic() - began_s
-    assert GAP_S <= waited_s < GAP_S + 20
+    assert waited_s >= GAP_S
     # What never came might have been a backward, so the step behind it has no gradients to trust; the next one goes on.
     assert answer["category"] == "user"
     assert "an earlier operation failed" in answer["error"]

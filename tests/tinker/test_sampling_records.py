@@ -43,7 +43,7 @@ def test_reading_waits_for_what_was_recorded_before_and_for_nothing_later(tmp_pa
 
         training = asyncio.create_task(sample_without_end())
         stage.traffic.record(chat("chatcmpl-1"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert (await stage.traffic.get(ME, "chatcmpl-1")).kind == "chat"
         training.cancel()
         await asyncio.wait({training})
