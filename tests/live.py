@@ -2,11 +2,13 @@
 
 import json
 import os
+import random
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -80,6 +82,16 @@ def running_server(
     finally:
         if process.poll() is None:
             server.stop()
+
+
+def free_port() -> int:
+    """One below those that the kernel gives to whoever wants any: nobody is given it before a server listens there, or between two of its lives."""
+    drawn = random.SystemRandom()
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            port = drawn.randrange(20_000, 32_000)
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_until(condition: Callable[[], bool], within_s: float = 120.0) -> None:

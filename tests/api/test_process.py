@@ -3,7 +3,6 @@
 import json
 import resource
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from bloomery.config import ApiConfig, ModelConfig, to_json
-from tests.live import wait_until
+from tests.live import free_port, wait_until
 from tests.render.builders import chatml_directory, small_config
 
 
@@ -40,13 +39,6 @@ def test_the_process_answers_and_stops_cleanly(tmp_path: Path) -> None:
 
 def few_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def first_answer(url: str) -> httpx.Response:

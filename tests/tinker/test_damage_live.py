@@ -8,7 +8,6 @@ back: nothing was built on the damage.
 import os
 import shutil
 import signal
-import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +19,7 @@ import tinker
 from bloomery.client import Client
 from bloomery.store.journal import extent
 from bloomery.store.segments import HEADER_BYTES
-from tests.live import LiveServer, alive, running_server, wait_until
+from tests.live import LiveServer, alive, free_port, running_server, wait_until
 from tests.sdk import connected
 from tests.tinker.tenants import ADAM, MODEL, datum, new_key, post, rest_of, train
 
@@ -95,8 +94,7 @@ DAMAGES: Final = {
 
 @pytest.mark.slow
 def test_a_damaged_run_says_what_to_mend_the_others_go_on_and_mended_it_ends_with_the_same_bits(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     data_dir, backup = tmp_path / "data", tmp_path / "backup"
     # The SDK's clients go on in the second life, and end before it does: without a server their end takes minutes.
     with running_server(data_dir, "--port", port) as server, ExitStack() as opened:

@@ -10,7 +10,7 @@ import tinker
 from click.testing import CliRunner
 from tinker.cli.__main__ import main_cli
 
-from tests.live import LiveServer, running_server
+from tests.live import LiveServer, free_port, running_server
 from tests.tinker.over_fake_engine import KEY, Served, served
 from tests.tinker.tenants import MODEL, new_key, post, rest_of
 
@@ -89,11 +89,12 @@ def test_tokens_outlive_the_api_but_not_the_key_that_signed_them(tmp_path: Path)
 
 @pytest.mark.slow
 def test_the_sdk_goes_on_when_its_token_is_refused(tmp_path: Path) -> None:
-    with running_server(tmp_path / "data") as first:
+    port = str(free_port())
+    with running_server(tmp_path / "data", "--port", port) as first:
         rest = rest_of(first, first.key)
         assert rest.get_server_capabilities().result().supported_models
     (tmp_path / "data" / "signing_key").unlink()
-    with running_server(tmp_path / "data", "--port", first.url.rpartition(":")[2]):
+    with running_server(tmp_path / "data", "--port", port):
         # The SDK holds a token of the old signature, exchanges its key, and asks again.
         assert rest.get_server_capabilities().result().supported_models
 
