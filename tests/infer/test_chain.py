@@ -18,6 +18,7 @@ from tests.infer.hash_engine import Script
 from tests.infer.test_embedded import CHANGED, DECODER, SHORT_S, VERSIONS, Disk, blocked, running, stored
 from tests.infer.test_engine_protocol import LONG, PATIENCE_S, Going, Stage, answer, ask, fake, ids, stage, tokens_of
 from tests.infer.test_versions import other_model
+from tests.infer.unhurried import impatient
 
 __all__ = ["stage"]
 
@@ -256,14 +257,14 @@ async def test_an_abort_is_not_overtaken_by_the_flip_that_was_not_answered(name:
 async def test_an_embedded_engine_whose_thread_is_busy_for_too_long_is_asked_what_it_serves(given: bool):
     disk, new = Disk(), "second" if given else WHOLE.version
     disk.by_version = {**VERSIONS, WHOLE.version: other_model(DECODER, 1)}
-    async with running(disk, step_s=SHORT_S) as engine:
+    async with running(disk) as engine:
         chain = Chain(engine, MODEL, BASE)
         norm = {"model.norm.weight": DECODER.norm.detach() * 1.5}
         await chain.stage_update("first", norm)
         await chain.flip()
         await (chain.stage_update("second", norm) if given else chain.stage(WHOLE))
         loading = await blocked(disk, engine)
-        with pytest.raises(Unavailable, match="sampler's thread"):
+        with impatient(engine, step_s=SHORT_S), pytest.raises(Unavailable, match="sampler's thread"):
             await chain.flip()
         disk.may_weigh.set()
         await loading
@@ -275,12 +276,12 @@ async def test_an_embedded_engine_whose_thread_is_busy_for_too_long_is_asked_wha
 
 async def test_a_version_that_is_held_too_late_for_a_flip_is_held_for_the_next():
     disk = Disk()
-    async with running(disk, step_s=SHORT_S) as engine:
+    async with running(disk) as engine:
         await engine.load_adapter("b", stored("v1"))
         chain = Chain(engine, "b", stored("v1"))
         await chain.stage_update("new", CHANGED)
         loading = await blocked(disk, engine)
-        with pytest.raises(Unavailable, match="sampler's thread"):
+        with impatient(engine, step_s=SHORT_S), pytest.raises(Unavailable, match="sampler's thread"):
             await chain.flip()
         disk.may_weigh.set()
         await loading

@@ -20,6 +20,7 @@ from bloomery.types.serving import MODEL, Capabilities, VersionSpan, WeightInfo,
 from tests.infer.builders import Adapters, adapter, prompt, request
 from tests.infer.hash_engine import HashEngine, Script, numbers
 from tests.infer.test_versions import other_model
+from tests.infer.unhurried import UnhurriedEngine
 from tests.train.builders import decoder
 
 PATIENCE_S = 60
@@ -53,7 +54,7 @@ class Disk(Adapters):
 @asynccontextmanager
 async def embedded() -> AsyncIterator[Stage]:
     versions = {"v0": adapter(DECODER, 0), "v1": adapter(DECODER, 1), "whole": other_model(DECODER, 1)}
-    async with EmbeddedEngine(DECODER, Disk(DECODER, versions), version="base") as engine:
+    async with UnhurriedEngine(DECODER, Disk(DECODER, versions), version="base") as engine:
         part = f"{PUBLISHED_PREFIX}layers.1.self_attn.q_proj.lora_B.weight"
         yield Stage(engine, lambda seed: stored_tensors(other_model(DECODER, seed)), "model.norm.weight", (part, (64, 16)))
 
@@ -96,6 +97,8 @@ class Going:
 
     def __init__(self, engine: Engine, generate: Generate) -> None:
         self.events: list[EngineEvent] = []
+        self._engine = engine
+        hold(engine, generate.request_id)
         self._begun = asyncio.Event()
         self._task = asyncio.create_task(self._collect(engine, generate))
 
@@ -111,12 +114,24 @@ class Going:
         return self
 
     async def ended(self) -> list[EngineEvent]:
+        release(self._engine)
         await self._task
         return self.events
 
     @property
     def waits(self) -> bool:
         return not self.events and not self._task.done()
+
+
+def hold(engine: Engine, request_id: str) -> None:
+    """The embedded one waits for whoever is in the middle of a request; the fake takes its steps in the loop of whoever asks."""
+    if isinstance(engine, UnhurriedEngine):
+        engine.hold(request_id)
+
+
+def release(engine: Engine) -> None:
+    if isinstance(engine, UnhurriedEngine):
+        engine.release()
 
 
 async def idle(engine: Engine) -> None:
@@ -179,6 +194,7 @@ async def test_abort_ends_one_sample_or_all(stage: Stage):
 
 
 async def test_who_goes_away_ends_the_request(stage: Stage):
+    hold(stage.engine, "r")
     async with aclosing(stage.engine.generate(ask("r", max_tokens=LONG))) as events:
         await anext(events)
     await idle(stage.engine)
@@ -205,6 +221,7 @@ async def test_a_pause_that_keeps_lets_requests_stand_still_and_changes_no_token
 
 async def test_a_pause_that_drains_returns_when_all_that_was_in_hand_is_done(stage: Stage):
     going = await Going(stage.engine, ask("r", max_tokens=LONG)).begun()
+    release(stage.engine)
     await stage.engine.pause("drain")
     assert (await stage.engine.metrics()).running_sequences == 0
     newcomer = Going(stage.engine, ask("new", max_tokens=3))
@@ -374,6 +391,7 @@ async def test_adapters_come_and_go_while_requests_run(stage: Stage):
     assert await engine.adapters() == {"a": "v0", "b": "v1"}
     with pytest.raises(Conflict, match="is served already"):
         await engine.load_adapter("a", Weights(version="v1", key="k"))
+    release(engine)
     requests = ask("named", live="a", max_tokens=LONG), ask("pinned", version="v0", max_tokens=LONG)
     by_name, by_version = await asyncio.gather(*(answer(engine, each) for each in requests))
     assert ids(by_name) == ids(by_version)
@@ -558,6 +576,8 @@ async def test_a_deadline_ends_the_wait_for_a_slow_engine_and_the_request_with_i
     script = Script(stops_after={"slow": 5})
     async with asyncio.timeout(PATIENCE_S), fake(script) as stage:
         slow = Going(stage.engine, ask("slow", max_tokens=20))
+        while len(slow.events) < 5:
+            await asyncio.sleep(0)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await slow.ended()

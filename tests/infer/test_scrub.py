@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from bloomery.infer import scrub
-from bloomery.infer.embedded import EmbeddedEngine
 from bloomery.infer.scrub import Scrub
 from bloomery.models.decoder import Decoder
 from bloomery.models.packed import pack
@@ -16,9 +15,10 @@ from bloomery.types.generation import SampledToken, Weights
 from bloomery.types.serving import MODEL
 from tests.infer.builders import Adapters, adapter, sampler
 from tests.infer.test_engine_protocol import answer, ask, tokens_of
+from tests.infer.unhurried import UnhurriedEngine
 from tests.train.builders import decoder
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 def one_round(looks: Scrub) -> None:
@@ -54,8 +54,8 @@ def test_a_turn_is_a_64th_of_all_that_is_in_memory_and_not_of_each_of_its_parts(
         looks.take_turn()
 
 
-def embedded(model: Decoder) -> EmbeddedEngine:
-    return EmbeddedEngine(model, Adapters(model, {"v": adapter(model, 0)}), version="base", scrub_s=0)
+def embedded(model: Decoder) -> UnhurriedEngine:
+    return UnhurriedEngine(model, Adapters(model, {"v": adapter(model, 0)}), version="base", scrub_s=0)
 
 
 @pytest.mark.parametrize("tensor", ["norm", "layers.1.mlp.down"])
@@ -63,6 +63,7 @@ async def test_an_embedded_engine_whose_decoder_changes_closes_and_says_why(tens
     """Be it in what requests are computed with, or in what only updates are copied from where matrices are packed."""
     model = decoder()
     async with asyncio.timeout(WAIT_S), embedded(model) as engine:
+        engine.hold("r")
         events = engine.generate(ask("r", live=MODEL, max_tokens=900))
         assert isinstance(await anext(events), SampledToken)
         model.get_parameter(tensor).data[3] *= 1.5
@@ -82,6 +83,7 @@ async def test_an_update_that_changes_in_memory_is_taken_out_of_service_and_othe
         held = engine._sampler.versions.model("new")
         assert held is not None
         assert held.adapter is not None
+        engine.hold("r")
         events = engine.generate(ask("r", live="tuned", max_tokens=900))
         assert isinstance(await anext(events), SampledToken)
         held.adapter.tensors[3].data[0, 0] += 2**-10
