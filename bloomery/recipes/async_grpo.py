@@ -83,12 +83,12 @@ def train(
                 taught = anchored(taught, policy.sampler, config)
             numbers, served = [group.number for group in groups], [compared_with(row, policy.cursor.version) for row in taught]
             trained = policy.train([row.datum for row in taught], numbers, served=served)
+            # Within the step, so that nobody's share is more than all of it, and before others are let in, whose work is none of it.
+            overlap, idle = makers.admission.busy_s(), makers.admission.idle_s() / config.concurrency
+            ended = time.monotonic()
             if policy.cursor.round < steps:
                 # Behind the last step nobody would train on what were made.
                 makers.admission.leave(len(kept.trained))
-            # Within what is called the step, so that no share of it is above 1.
-            overlap, idle = makers.admission.busy_s(), makers.admission.idle_s() / config.concurrency
-            ended = time.monotonic()
             seconds = Seconds(ended - started, ended - started, ended - taken, taken - started, idle, overlap)
             metrics = step_metrics(groups, kept, data, trained, lags.__getitem__, seconds, parts.looked())
             metrics |= stale_share(data, lags.__getitem__, config.max_head_offpolicy_versions) | anchor_metrics(taught, config.importance_cap)

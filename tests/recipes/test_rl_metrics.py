@@ -21,7 +21,7 @@ from bloomery.types.errors import InvalidInput
 from tests.live import LiveServer
 from tests.recipes.loops import POLICY, PROBLEMS, SMALL, Record
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 HELD_OUT = [problem._replace(id=f"held-{problem.id}", prompt=(*problem.prompt, 9)) for problem in PROBLEMS]
 SYNCHRONOUS = GrpoConfig(policy=POLICY, rollouts=SMALL, groups_per_step=2)
 ASYNCHRONOUS = AsyncGrpoConfig(policy=POLICY, rollouts=SMALL, groups_per_step=2, concurrency=2)
@@ -93,7 +93,8 @@ def test_a_call_that_is_late_took_as_long_as_it_was_waited_for() -> None:
     release.set()
     late, prompt = deadlines.took()
     assert prompt <= late
-    assert 0.1 <= late < 5
+    # Waited for, and not until it came.
+    assert 0.1 <= late < 30
     assert deadlines.took() == []
 
 
@@ -135,7 +136,7 @@ def test_rollouts_overlap_with_training_where_the_trainer_may_be_ahead_and_nowhe
     in_turn = reports_where_groups_last_until_a_step_is_done("turn", replace(ASYNCHRONOUS, max_head_offpolicy_versions=0))
     synchronous = reports_where_groups_last_until_a_step_is_done("sync", SYNCHRONOUS)
     assert max(report.metrics["overlap/share"] for report in ahead) > 0.01
-    assert max(report.metrics["overlap/share"] for report in in_turn) < 0.01
+    assert [report.metrics["overlap/share"] for report in in_turn] == [0, 0]
     assert [report.metrics["overlap/share"] for report in synchronous] == [0, 0]
 
 
