@@ -64,6 +64,7 @@ fidelity: $(READY)
 # Draws the charts of docs/ from the newest figures in bench/results; review the diff.
 charts: $(READY)
 	$(BIN)/python -m bench.mixed_chart
+	$(BIN)/python -m bench.rl_chart
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

@@ -2,8 +2,20 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
 
 from bench.machine import machine
+
+RESULTS: Final = Path(__file__).parent / "results"
+"""The lines that are committed, in files named after their benchmark, mostly with instructions, and a date."""
+
+
+def newest(name: str) -> dict[str, Any]:
+    """The first line of the file of this name with the latest date; of several the last by its name."""
+    latest = max(RESULTS.glob(f"{name}-*.json"), key=lambda path: (path.stem[-len("2026-01-31") :], path.name))
+    found: dict[str, Any] = json.loads(latest.read_text().splitlines()[0])
+    return found
 
 
 class Line:

@@ -1,14 +1,14 @@
 """The chart of the newest mixed load in `bench/results`: `python -m bench.mixed_chart` writes `docs/mixed-load.svg`."""
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from xml.sax.saxutils import escape
 
-RESULTS: Final = Path(__file__).parent / "results"
+from bench.line import newest
+from bench.svg import canvas, text
+
 CHART: Final = Path(__file__).parents[1] / "docs" / "mixed-load.svg"
 COLOURS: Final = {"production": "#1f6fb4", "rollout": "#d9730d", "evaluation": "#2e8b57"}
 _PEER: Final = "#8a8f98"
@@ -46,13 +46,7 @@ class Frame(NamedTuple):
 
 def main() -> None:
     """Draw it."""
-    CHART.write_text(draw(newest()))
-
-
-def newest() -> dict[str, Any]:
-    """The committed line with the latest date."""
-    found: dict[str, Any] = json.loads(sorted(RESULTS.glob("mixed-*.json"))[-1].read_text())
-    return found
+    CHART.write_text(draw(newest("mixed")))
 
 
 def draw(result: dict[str, Any]) -> str:
@@ -65,23 +59,19 @@ def draw(result: dict[str, Any]) -> str:
         (Panel("wait for the first token, ms, median", _powers(_values(result, "wait")), True), _waits),
     ]
     height = _TOP + len(panels) * (_PANEL + _SPACE)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" font-size="11" fill="#333">',
-        f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>',
-        *_heading(result),
-    ]
+    parts = list(_heading(result))
     for number, (panel, lines) in enumerate(panels):
         frame = Frame(panel, _TOP + number * (_PANEL + _SPACE), seconds)
         parts += [*_bands(result, frame, named=number == 0), *_axes(frame, last=number == len(panels) - 1), *lines(result, frame)]
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    return canvas(_WIDTH, height, parts)
 
 
 def _heading(result: dict[str, Any]) -> Iterator[str]:
     said = f"One replica, {result['slots']} places, {result['threads']} thread, model of {result['size']}, {result['dtype']}, {result['date']}"
-    yield _text(_LEFT, 20, said, size=13)
+    yield text(_LEFT, 20, said, size=13)
     x = _LEFT
     for name, colour in (*COLOURS.items(), ("production when all are of one class", _PEER)):
-        yield f'<rect x="{x}" y="32" width="14" height="4" fill="{colour}"/>' + _text(x + 19, 38, name)
+        yield f'<rect x="{x}" y="32" width="14" height="4" fill="{colour}"/>' + text(x + 19, 38, name)
         x += 50 + 6 * len(name)
 
 
@@ -111,18 +101,18 @@ def _bands(result: dict[str, Any], frame: Frame, *, named: bool) -> Iterator[str
         if number % 2 == 0:
             yield f'<rect x="{left:.1f}" y="{frame.top}" width="{right - left:.1f}" height="{_PANEL}" fill="#f3f4f6"/>'
         if named:
-            yield _text((left + right) / 2, frame.top - 20, phase["name"], anchor="middle", size=10)
+            yield text((left + right) / 2, frame.top - 20, phase["name"], anchor="middle", size=10)
 
 
 def _axes(frame: Frame, *, last: bool) -> Iterator[str]:
-    yield _text(_LEFT, frame.top - 5, frame.panel.title, colour="#666")
+    yield text(_LEFT, frame.top - 5, frame.panel.title, colour="#666")
     for tick in frame.panel.ticks:
         y = frame.y(tick)
         yield f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="#d5d8dc" stroke-width="0.6"/>'
-        yield _text(_LEFT - 6, y + 4, f"{tick:,}", anchor="end")
+        yield text(_LEFT - 6, y + 4, f"{tick:,}", anchor="end")
     if last:
         for second in range(0, frame.seconds + 1, 10):
-            yield _text(frame.x(second), frame.top + _PANEL + 16, f"{second} s", anchor="middle")
+            yield text(frame.x(second), frame.top + _PANEL + 16, f"{second} s", anchor="middle")
 
 
 def _places(result: dict[str, Any], frame: Frame) -> Iterator[str]:
@@ -130,7 +120,7 @@ def _places(result: dict[str, Any], frame: Frame) -> Iterator[str]:
         floor = result["floors"][priority]
         y = frame.y(floor)
         yield f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="{colour}" stroke-dasharray="5 4" stroke-width="1"/>'
-        yield _text(_WIDTH - _RIGHT + 5, y + 4, f"floor {floor}", colour=colour)
+        yield text(_WIDTH - _RIGHT + 5, y + 4, f"floor {floor}", colour=colour)
         yield from _line(_or_none(result["timeline"]["classes"][priority]["places"]), frame, colour)
 
 
@@ -170,10 +160,6 @@ def _dots(values: Values, frame: Frame, colour: str) -> Iterator[str]:
     for second, value in enumerate(values):
         if value is not None:
             yield f'<circle cx="{frame.x(second + 0.5):.1f}" cy="{frame.y(value):.1f}" r="2.4" fill="{colour}"/>'
-
-
-def _text(x: float, y: float, said: str, *, anchor: str = "start", size: int = 11, colour: str = "#333") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}">{escape(said)}</text>'
 
 
 if __name__ == "__main__":
