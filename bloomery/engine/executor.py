@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple
@@ -42,7 +42,7 @@ from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
 from bloomery.sync.tokenizer import tokenizer_hash
 from bloomery.train.full import count_parts
-from bloomery.types.errors import Corrupt, reason
+from bloomery.types.errors import BloomeryError, Corrupt, WorkerError, reason
 from bloomery.types.generation import Abort, Generate, SamplerEvent
 from bloomery.types.ids import new_id
 from bloomery.types.protocol import (
@@ -57,6 +57,8 @@ from bloomery.types.protocol import (
     FromEngine,
     OpenRun,
     SamplerEvents,
+    Stage,
+    Staged,
     ToEngine,
     Welcome,
 )
@@ -197,12 +199,26 @@ class Executor:
                 self._sampler.abort(command)
             case Compare():
                 self._comparisons.add(command)
+            case Stage():
+                self._stage(command)
             case Drain():
                 self._draining = True
             case Stop():
                 self._stopping = True
             case _:
                 log.info("ignored %s of a conversation that ended", type(command).__name__)
+
+    def _stage(self, order: Stage) -> None:
+        """Between two steps, beside whatever is sampled; whoever asked in a conversation that ended is told nothing."""
+        conversation = self._conversation
+
+        def tell(staged: Future[Model]) -> None:
+            error = staged.exception()
+            code = error.code if isinstance(error, BloomeryError) else WorkerError.code
+            if conversation == self._conversation:
+                self._send(Staged(request_id=order.request_id, error=None if error is None else reason(error), code="" if error is None else code))
+
+        self._sampler.stage(order.weights).add_done_callback(tell)
 
     def _begin_conversation(self, conversation: int) -> None:
         """Whoever connects learns where every run is, and hears again what was not acknowledged; requests of an earlier conversation are dropped."""

@@ -30,7 +30,8 @@ Kind = Literal["adapter", "model"]
 class Swap(NamedTuple):
     """Serve other weights under a name from the next step on; `done` when it is so."""
 
-    name: str
+    name: str | None
+    """None: under none yet; they are to be in memory."""
     weights: Weights
     policy: KvPolicy
     done: Future[Model]
@@ -95,7 +96,7 @@ class Arrivals:
 
     @property
     def num_swaps(self) -> int:
-        """How many swaps wait."""
+        """How many swaps wait, those without a name included."""
         return len(self._swaps)
 
     @property
@@ -125,8 +126,8 @@ class Arrivals:
         self._requests += self._newcomers
         self._newcomers.clear()
 
-    def swap(self, name: str, weights: Weights, policy: KvPolicy, *, kind: Kind | None = None) -> Future[Model]:
-        """Weights for a name, be it new or not; InvalidInput where they are not of that kind."""
+    def swap(self, name: str | None, weights: Weights, policy: KvPolicy, *, kind: Kind | None = None) -> Future[Model]:
+        """Weights for a name, be it new or not, or for none; InvalidInput where they are not of that kind."""
         swap = Swap(name, weights, policy, Future(), kind)
         # Nobody can cancel it any more.
         swap.done.set_running_or_notify_cancel()
@@ -201,9 +202,10 @@ class Arrivals:
         """Swaps whose weights are in memory; those of broken weights say so themselves."""
         taken, before = [], set[str]()
         for swap in list(self._swaps):
-            if swap.name in before:
-                continue
-            before.add(swap.name)
+            if swap.name is not None:
+                if swap.name in before:
+                    continue
+                before.add(swap.name)
             try:
                 model = self._obtain(swap.weights, in_use)
                 if model is not None:

@@ -194,6 +194,10 @@ class Sampler:
         self._arrivals.served(name)
         return self._arrivals.swap(name, weights, policy, kind=kind)
 
+    def stage(self, weights: Weights) -> Future[Model]:
+        """Have weights in memory, proved, before anybody asks for them; done when that is so. It takes no place from anybody who samples."""
+        return self._arrivals.swap(None, weights, "keep")
+
     def call_off_swaps(self, error: BloomeryError) -> None:
         """Whoever waits for weights under a name hears why they do not come."""
         self._arrivals.call_off_swaps(error)
@@ -269,6 +273,9 @@ class Sampler:
 
     def _flip(self, swap: Swap, model: Model) -> None:
         """From here on the name is these weights, for requests that run too."""
+        if swap.name is None:
+            swap.done.set_result(model)
+            return
         before = self._arrivals.names.get(swap.name)
         self._arrivals.names[swap.name] = swap.weights
         anew: set[int] = set()

@@ -42,6 +42,7 @@ from bloomery.services.runs import Runs
 from bloomery.services.sampling import Sampling
 from bloomery.services.session_search import SessionSearch
 from bloomery.services.sessions import Sessions
+from bloomery.services.staging import Staging
 from bloomery.services.tokens import Tokens, signing_key
 from bloomery.services.traffic import Traffic
 from bloomery.services.versions import Versions
@@ -119,9 +120,10 @@ class Services:
                 )
             )
             traffic = await stack.enter_async_context(Traffic(database, blobs, config.record))
-            deployments = Deployments(database, models, versions)
+            deployed: set[str] = set()
+            fleet = Fleet(links, replicas, deployed, rollouts=rollouts)
+            deployments = Deployments(database, models, versions, Staging(fleet), deployed)
             await deployments.load()
-            fleet = Fleet(links, replicas, deployments.bases, rollouts=rollouts)
             processes = {base_hash: {"engine": link, **fleet.beside(base_hash)} for base_hash, link in links.items()}
             meters = Meters(models, processes, config.max_waiting)
             exports = Exports(blobs=blobs.blobs, versions=versions, deployments=deployments, models=models)

@@ -16,6 +16,7 @@ from bloomery.services.listeners import Listeners
 from bloomery.services.models import Models
 from bloomery.services.principal import Principal
 from bloomery.services.repeats import Repeatable, answer_before, once
+from bloomery.services.staging import Staging
 from bloomery.services.target import Target
 from bloomery.services.versions import Version, Versions
 from bloomery.store import rows
@@ -55,14 +56,14 @@ class _Live(NamedTuple):
 class Deployments:
     """Creates deployments and moves their traffic between versions; `load` first, where there may be some already."""
 
-    def __init__(self, database: Database, models: Models, versions: Versions) -> None:
-        self.bases: set[str] = set()
-        """Base models that something is deployed on."""
+    def __init__(self, database: Database, models: Models, versions: Versions, staging: Staging, bases: set[str]) -> None:
+        """`bases`: filled with the base models that something is deployed on."""
         self.moved = Listeners()
         """When a name serves something else."""
         self._database = database
         self._models = models
         self._versions = versions
+        self._staging, self._bases = staging, bases
         self._live: dict[tuple[str, str], _Live] = {}
         """By project and name."""
 
@@ -80,20 +81,29 @@ class Deployments:
         if name in {base.alias for base in self._models.all()}:
             raise Conflict(f"`{name}` is the name of a base model; choose another", field="name")
         found = await self._versions.find(p, version)
+        await self._staging.stage(name, found)
         return await self._move(p, name, request, lambda connection: _create(connection, p.project, name, found, evidence))
 
     async def promote(self, p: Principal, name: str, version: str, evidence: dict[str, Any], *, request: Repeatable | None = None) -> Deployment:
-        """Make a version live as a new revision; the one before it retires in the same moment."""
+        """Make a version live as a new revision, once whoever serves it has proved it; the one before it retires in the same moment."""
         p.require("deploy")
         if (made := await answer_before(self._database, p, request, Deployment)) is not None:
             return made
         _check_evidence(evidence)
         found = await self._versions.find(p, version)
+        live = self._live.get((p.project, name))
+        # What is refused anyway is loaded nowhere.
+        if live is not None and live.target.base_hash == found.base_hash:
+            await self._staging.stage(name, found)
         return await self._move(p, name, request, lambda connection: _promote(connection, p.project, name, found, evidence))
 
     async def rollback(self, p: Principal, name: str, number: int, *, request: Repeatable | None = None) -> Deployment:
-        """Make an earlier revision live again."""
+        """Make an earlier revision live again, once whoever serves it has proved it."""
         p.require("deploy")
+        if (made := await answer_before(self._database, p, request, Deployment)) is not None:
+            return made
+        if (earlier := await self._database.read(lambda connection: _earlier(connection, p.project, name, number))) is not None:
+            await self._staging.stage(name, earlier)
         return await self._move(p, name, request, lambda connection: _rollback(connection, p.project, name, number))
 
     async def get(self, p: Principal, name: str) -> Deployment:
@@ -140,7 +150,7 @@ class Deployments:
         weights = Weights(version=row.version, key=row.key)
         target = Target(weights, row.base_hash, row.name, row.number, row.name, deployment_id=row.deployment_id, revision_id=row.id)
         self._live[row.project, row.name] = _Live(target, row.base_model)
-        self.bases.add(row.base_hash)
+        self._bases.add(row.base_hash)
         self.moved.tell()
 
 
@@ -205,6 +215,12 @@ def _rollback(connection: Connection, project: str, name: str, number: int) -> D
     return _make_live(connection, deployment, wanted.id, RevisionState(wanted.state))
 
 
+def _earlier(connection: Connection, project: str, name: str, number: int) -> Version | None:
+    query = select(rows.revision, rows.deployment.c.base_hash, rows.deployment.c.base_model).select_from(_REVISIONS)
+    row = connection.execute(query.where(*_of_name(project, name), rows.revision.c.number == number)).one_or_none()
+    return None if row is None else Version(Weights(version=row.version, key=row.key), row.base_hash, row.base_model)
+
+
 def _make_live(connection: Connection, deployment: Row[Any], revision_id: str, state: RevisionState) -> Deployment:
     table = rows.revision.c
     live = select(table.id).where(table.deployment_id == deployment.id, table.state == RevisionState.LIVE)
@@ -224,9 +240,10 @@ def _switch(connection: Connection, revision_id: str, old: RevisionState, new: R
         raise Conflict(f"revision `{revision_id}` is not {old} any more: look again")
 
 
+_REVISIONS: Final = rows.revision.join(rows.deployment, rows.revision.c.deployment_id == rows.deployment.c.id)
 _LIVE: Final[Select[Any]] = (
     select(rows.revision, rows.deployment.c.name, rows.deployment.c.base_hash, rows.deployment.c.base_model)
-    .select_from(rows.revision.join(rows.deployment, rows.revision.c.deployment_id == rows.deployment.c.id))
+    .select_from(_REVISIONS)
     .where(rows.revision.c.state == RevisionState.LIVE)
 )
 """The live revision of every name."""

@@ -13,15 +13,16 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
 from bloomery.services.listeners import Listeners
 from bloomery.services.pulse import SILENCE, Pulse, Silence, Silent
 from bloomery.types import protocol
-from bloomery.types.errors import Unavailable, WorkerError, reason
-from bloomery.types.generation import Abort, Generate, GenerateFailed, SampledToken, SampleFinished, SamplerEvent
+from bloomery.types.errors import BY_CODE, Unavailable, WorkerError, reason
+from bloomery.types.generation import Abort, Generate, GenerateFailed, SampledToken, SampleFinished, SamplerEvent, Weights
+from bloomery.types.ids import new_id
 from bloomery.types.protocol import (
     Alive,
     CheckpointWritten,
@@ -36,6 +37,8 @@ from bloomery.types.protocol import (
     RunClosed,
     RunOpened,
     SamplerEvents,
+    Stage,
+    Staged,
     ToEngine,
     Welcome,
 )
@@ -48,8 +51,11 @@ LAST_DELAY_S: Final = 0.5
 READY_S: Final = 120.0
 """How long a request waits for an engine that loads its model or is being restarted."""
 COMPARE_S: Final = 120.0
+STAGE_S: Final = 120.0
+"""Weights wait for room in memory while everything there is in use, and in an engine that trains for the end of a pass."""
 STREAM_EVENTS: Final = 65_536
 
+Answer = TypeVar("Answer", Compared, Staged)
 RunMessage = Welcome | RunOpened | OperationDone | CheckpointWritten | RunClosed
 
 
@@ -133,7 +139,8 @@ class EngineLink:
         self._what = f"the {self._role} of base model {base_hash}"
         self._connected = asyncio.Event()
         self._streams: dict[str, _Stream] = {}
-        self._comparisons: dict[str, asyncio.Future[Compared]] = {}
+        self._asked: dict[str, asyncio.Future[Any]] = {}
+        """What gets one answer, by its id."""
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -225,19 +232,38 @@ class EngineLink:
 
     async def compare(self, order: Compare) -> Fidelity:
         """The fidelity card of answers that some process of this base gave."""
-        connection = await self.wait_ready()
-        waiting = self._comparisons[order.request_id] = asyncio.get_running_loop().create_future()
-        try:
-            await connection.send(order)
-            async with asyncio.timeout(COMPARE_S):
-                compared = await waiting
-        except TimeoutError:
-            raise Unavailable(f"{self._what} made no fidelity card of version {order.weights.version} within {COMPARE_S:g} s") from None
-        finally:
-            del self._comparisons[order.request_id]
+        what = f"made no fidelity card of version {order.weights.version}"
+        compared = await self._ask(await self.wait_ready(), order, Compared, COMPARE_S, what)
         if compared.error is not None:
             raise WorkerError(compared.error)
         return Fidelity.model_validate_json(compared.card)
+
+    async def stage(self, weights: Weights) -> None:
+        """Have weights in memory, proved, at the other end, which goes on with what it does; its error, of its kind, where they cannot be.
+
+        EngineLost where nobody is there, or goes meanwhile.
+        """
+        if self.connection is None:
+            raise EngineLost(f"{self._what}, which is not there: {self.problem}")
+        order = Stage(request_id=new_id("stage"), weights=weights)
+        staged = await self._ask(self.connection, order, Staged, STAGE_S, f"did not load version {weights.version}")
+        if staged.error is not None:
+            raise BY_CODE.get(staged.code, WorkerError)(staged.error)
+
+    async def _ask(self, connection: Connection, order: Compare | Stage, kind: type[Answer], timeout_s: float, otherwise: str) -> Answer:
+        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._asked[order.request_id] = waiting
+        try:
+            await connection.send(order)
+            async with asyncio.timeout(timeout_s):
+                answer = await waiting
+        except TimeoutError:
+            raise Unavailable(f"{self._what} {otherwise} within {timeout_s:g} s") from None
+        finally:
+            del self._asked[order.request_id]
+        if not isinstance(answer, kind):
+            raise WorkerError(f"{self._what} answered {type(order).__name__} with {type(answer).__name__}")
+        return answer
 
     async def drain(self, timeout_s: float) -> bool:
         """Have every run checkpointed before a clean stop; says whether the engine managed in time."""
@@ -315,9 +341,9 @@ class EngineLink:
         self._note_turn()
         for stream in self._streams.values():
             stream.fail(EngineLost(f"{self._what} went away: {self.problem}"))
-        for waiting in self._comparisons.values():
+        for waiting in self._asked.values():
             if not waiting.done():
-                waiting.set_exception(EngineLost(f"{self._what} went away while it made a fidelity card: {self.problem}"))
+                waiting.set_exception(EngineLost(f"{self._what} went away before it answered: {self.problem}"))
 
     def _take(self, message: FromEngine) -> None:
         assert self.connection is not None
@@ -333,8 +359,8 @@ class EngineLink:
                 pass
             case Drained():
                 self.connection.drained.set()
-            case Compared(request_id=request_id):
-                if (waiting := self._comparisons.get(request_id)) is not None and not waiting.done():
+            case Compared(request_id=request_id) | Staged(request_id=request_id):
+                if (waiting := self._asked.get(request_id)) is not None and not waiting.done():
                     waiting.set_result(message)
             case _ if self._inbox is not None:
                 self._inbox.put_nowait(Received(self.connection, message))

@@ -83,7 +83,14 @@ class Compare(Wire, frozen=True, tag="compare"):
     mode: Mode
 
 
-ToEngine = OpenRun | Execute | Acknowledge | CloseRun | Drain | Generate | Abort | Compare
+class Stage(Wire, frozen=True, tag="stage"):
+    """Have these weights in memory, proved, before anybody asks for them."""
+
+    request_id: str
+    weights: Weights
+
+
+ToEngine = OpenRun | Execute | Acknowledge | CloseRun | Drain | Generate | Abort | Compare | Stage
 
 
 class Proved(Wire, frozen=True):
@@ -194,7 +201,15 @@ class Compared(Wire, frozen=True, tag="compared"):
     error: str | None = None
 
 
-FromEngine = Welcome | RunOpened | OperationDone | CheckpointWritten | RunClosed | Drained | SamplerEvents | EngineStatus | Alive | Compared
+class Staged(Wire, frozen=True, tag="staged"):
+    """They are there, or `error` says why they cannot be, and `code` what kind of error it is (`types/errors`)."""
+
+    request_id: str
+    error: str | None = None
+    code: str = ""
+
+
+FromEngine = Welcome | RunOpened | OperationDone | CheckpointWritten | RunClosed | Drained | SamplerEvents | EngineStatus | Alive | Compared | Staged
 
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

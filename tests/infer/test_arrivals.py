@@ -181,3 +181,20 @@ def test_everybody_finds_room_however_much_arrives_for_the_weights_in_memory(mee
         if not waiting:
             return
     pytest.fail("it starves")
+
+
+def test_weights_without_a_name_are_brought_into_memory_beside_swaps_and_wait_for_room_like_these() -> None:
+    arrivals = arriving()
+    staged, named = arrivals.swap(None, Weights(version="60-a", key="k"), "keep"), arrivals.swap("policy", Weights(version="30-b", key="k"), "keep")
+    again = arrivals.swap(None, Weights(version="60-a", key="k"), "keep")
+    # What runs leaves no room for the first, and the others do not wait behind it.
+    arrivals.add(ask("runs", "50-c"), None, paused=False)
+    assert taken(arrivals, "50-c") == ["runs"]
+    while not named.done():
+        for swap, model in arrivals.take_swaps({"50-c"}):
+            swap.done.set_result(model)
+    assert not staged.done()
+    assert not again.done()
+    flip(arrivals)
+    assert {staged.result(0).version, again.result(0).version} == {"60-a"}
+    assert arrivals.names == {}

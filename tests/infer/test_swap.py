@@ -19,6 +19,7 @@ from bloomery.models.fused_adapter import FusedAdapter, fuse
 from bloomery.models.head import logits
 from bloomery.models.pads import BLOCK_PLACES, ROW_PAD
 from bloomery.models.targets import UNEMBED, adapter_targets
+from bloomery.types.errors import BloomeryError
 from bloomery.types.generation import Abort, Generate, Live, SampledToken, SamplerEvent, Weights
 from bloomery.types.serving import version_spans
 from tests.infer.builders import Adapters, adapter, answers, drain, full_hidden, full_logprobs, naive, prompt, request
@@ -295,3 +296,32 @@ def test_who_gives_up_waiting_for_weights_is_gone(model):
     assert found["all"].reasons == {0: "abort", 1: "abort"}
     assert found["half"].reasons == {0: "length", 1: "abort"}
     assert not found["half"].tokens.get(1)
+
+
+def test_staged_weights_are_in_memory_while_all_places_are_taken_and_change_nobodys_answer(model):
+    limits = Limits(slots=2)
+    asks = [request("runs", prompt(40), version="base", max_tokens=30, num_samples=2), request("waits", prompt(9), version="base", max_tokens=2)]
+    alone = Sampler(model, Adapters(model, {"new": adapter(model, 1)}), limits)
+    for each in asks:
+        alone.submit(each)
+    undisturbed = answers(drain(alone))
+    engine = Sampler(model, Adapters(model, {"new": adapter(model, 1)}), limits)
+    for each in asks:
+        engine.submit(each)
+    events = engine.step()
+    staged = engine.stage(NEW)
+    while not staged.done():
+        events += engine.step()
+    assert "new" in engine.versions.held
+    assert (engine.running_sequences, engine.waiting_sequences, engine.names) == (2, 1, {})
+    assert answers(events + drain(engine)) == undisturbed
+
+
+def test_weights_that_cannot_be_staged_say_why_and_nobody_who_samples_hears_of_it(model):
+    engine = Sampler(model, Adapters(model, {}))
+    engine.submit(request("runs", prompt(40), version="base", max_tokens=8))
+    staged = engine.stage(Weights(version="missing", key="k"))
+    events = drain(engine)
+    with pytest.raises(BloomeryError, match="cannot load weights missing"):
+        staged.result(60)
+    assert len(answers(events)["runs"].tokens[0]) == 8

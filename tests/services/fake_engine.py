@@ -28,6 +28,7 @@ from bloomery.types.generation import (
     SampledToken,
     SampleFinished,
     SamplerEvent,
+    Weights,
 )
 from bloomery.types.operations import (
     CheckpointResult,
@@ -65,6 +66,8 @@ from bloomery.types.protocol import (
     RunClosed,
     RunOpened,
     SamplerEvents,
+    Stage,
+    Staged,
     Welcome,
 )
 from bloomery.types.resources import Fidelity
@@ -130,6 +133,11 @@ class FakeEngine:
         self.compared: list[Compare] = []
         self.refuse_to_compare: str | None = None
         self.silent_about_comparisons = False
+        self.staged: list[Weights] = []
+        self.asked_to_stage = 0
+        self._stagings: deque[Stage] = deque()
+        self.refuse_to_stage: str | None = None
+        self.silent_about_staging = False
         self.found_tokens = 0
         """Of every prompt, that were there already."""
         self._queue: deque[Execute] = deque()
@@ -255,6 +263,19 @@ class FakeEngine:
                 self.aborted.append(message)
             case Compare():
                 self._compare(message)
+            case Stage():
+                self._stagings.append(message)
+                self.asked_to_stage += 1
+                if not self.silent_about_staging:
+                    self.answer_staging()
+
+    def answer_staging(self) -> None:
+        """Of everything that is to be staged: it is, or cannot be."""
+        while self._stagings:
+            order = self._stagings.popleft()
+            if self.refuse_to_stage is None:
+                self.staged.append(order.weights)
+            self._post(Staged(request_id=order.request_id, error=self.refuse_to_stage, code="corrupt" if self.refuse_to_stage else ""))
 
     def _compare(self, message: Compare) -> None:
         """The trainer says of every token that it has -1.0 too."""

@@ -17,10 +17,12 @@ from bloomery.services.deployments import Deployments
 from bloomery.services.engines import EngineLink
 from bloomery.services.ephemeral import Ephemeral
 from bloomery.services.feedback import Judgements
+from bloomery.services.fleet import Fleet
 from bloomery.services.garbage import Garbage
 from bloomery.services.models import Models
 from bloomery.services.principal import SCOPES, Principal
 from bloomery.services.span_rows import Inference, RecordedSample
+from bloomery.services.staging import Staging
 from bloomery.services.target import Target
 from bloomery.services.traffic import Traffic
 from bloomery.services.versions import Versions
@@ -52,13 +54,19 @@ class Stage:
 
     async def reopened_deployments(self) -> Deployments:
         """Those that a process finds which starts now."""
-        found = Deployments(self.database, self.models, self.versions)
+        found = deployments_of(self.database, self.models, self.versions)
         await found.load()
         return found
 
     async def add_snapshot(self, version: str, *, base_hash: str = BASE, run_id: str = "run-1") -> None:
         """As if a run had published weights."""
         await add_snapshot(self.database, version, base_hash, run_id)
+
+
+def deployments_of(database: Database, models: Models, versions: Versions) -> Deployments:
+    """Nobody is there to load anything."""
+    bases: set[str] = set()
+    return Deployments(database, models, versions, Staging(Fleet({}, {}, bases)), bases)
 
 
 async def add_snapshot(database: Database, version: str, base_hash: str, run_id: str) -> None:
@@ -86,7 +94,7 @@ async def open_stage(directory: Path, *, mode: RecordMode = "full", capacity: in
         yield Stage(
             database=database,
             blobs=blobs,
-            deployments=Deployments(database, models, versions),
+            deployments=deployments_of(database, models, versions),
             models=models,
             traffic=traffic,
             feedback=Judgements(database, traffic),

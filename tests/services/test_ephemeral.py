@@ -14,7 +14,6 @@ import pytest
 from sqlalchemy import func, select, update
 
 from bloomery.config.data_dir import DataDir
-from bloomery.services.deployments import Deployments
 from bloomery.services.ephemeral import Ephemeral, Keeping
 from bloomery.services.garbage import Garbage
 from bloomery.services.kinds import SNAPSHOT
@@ -33,6 +32,7 @@ from bloomery.up import layout
 from tests.live import BLOOMERY
 from tests.services.fake_engine import BASE, FakeEngine, fake_base
 from tests.services.runs_stage import ME, Api, forward_backward, open_api, play, step
+from tests.services.stage import deployments_of
 
 HOUR_US = 3_600_000_000
 
@@ -254,7 +254,7 @@ def test_the_answer_to_a_save_whose_weights_went_says_so(tmp_path: Path) -> None
 def test_what_a_deployment_serves_or_served_stays(tmp_path: Path) -> None:
     async def story(loop: Loop) -> None:
         models = Models([fake_base(tmp_path)], {BASE: loop.api.link})
-        deployments = Deployments(loop.api.database, models, Versions(loop.api.database, models))
+        deployments = deployments_of(loop.api.database, models, Versions(loop.api.database, models))
         saved = [await loop.save() for _ in range(3)]
         await deployments.create(ME, "router", saved[0].version, {})
         await deployments.promote(ME, "router", saved[1].version, {})

@@ -17,6 +17,7 @@ from bloomery.services.fleet import Fleet
 from bloomery.services.meters import Meters
 from bloomery.services.models import Models, Size
 from bloomery.services.sampling import MAX_SUBMISSIONS, SampleStream, Sampling, draw_seed
+from bloomery.services.staging import Staging
 from bloomery.services.target import Target
 from bloomery.services.versions import Versions
 from bloomery.store.blobs import Blobs
@@ -81,7 +82,9 @@ async def open_sampling(directory: Path) -> AsyncIterator[Sampling]:
         models = Models([config], {BASE: link})
         versions = Versions(database, models)
         meters = Meters(models, {BASE: {"engine": link}}, 64)
-        yield Sampling(Fleet({BASE: link}, {}, set()), models, Deployments(database, models, versions), versions, meters)
+        deployed: set[str] = set()
+        fleet = Fleet({BASE: link}, {}, deployed)
+        yield Sampling(fleet, models, Deployments(database, models, versions, Staging(fleet), deployed), versions, meters)
 
 
 def play(directory: Path, story: Callable[[Sampling], Awaitable[None]], engine: FakeEngine | None = None) -> None:
