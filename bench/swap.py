@@ -3,7 +3,8 @@
 `engine`: streams of an embedded engine follow one name; its weights are swapped every so often in each of several ways, and not at all, which is the
 peer. `server`: streams of a deployment of a live server while a run steps, and the time from `optim_step` to the first token of what it gave; who
 reads them is another process than who steps, as other clients are. Gaps are between two tokens of one stream, as its reader sees them; the first
-token of a stream ends no gap.
+token of a stream ends no gap. `gap_at_swaps_ms` is the longest of any stream from asking for a swap to one step behind its first token, in the
+median of the swaps, and `gap_before_swaps_ms` that of as long a time just before: what it grows by is to be less than a step and a flip.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -81,17 +83,30 @@ def _model(size: str) -> Decoder:
     return load_decoder(tiny.PATH, dtype=torch.float32) if size == "tiny" else decoder(size)
 
 
+class Swapped(NamedTuple):
+    """When a swap was asked for, and when the first token of the new weights was seen."""
+
+    asked_s: float
+    token_s: float
+
+
+class Gap(NamedTuple):
+    """Between two tokens of a stream, and when the second was seen."""
+
+    seconds: float
+    end_s: float
+
+
 @dataclass
 class Load:
     """What readers saw."""
 
-    gaps_s: list[float] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     finished: int = 0
     first_s: dict[str, float] = field(default_factory=dict)
     """When the first token that says a version was seen, since the last swap was asked for."""
-    swaps_s: list[float] = field(default_factory=list)
-    """From asking for each swap to the first token of the new weights."""
+    swaps: list[Swapped] = field(default_factory=list)
 
     def see(self, version: str | None, before_s: float | None) -> float:
         """A token; returns when."""
@@ -99,12 +114,12 @@ class Load:
         if version is not None:
             self.first_s.setdefault(version, now_s)
         if before_s is not None:
-            self.gaps_s.append(now_s - before_s)
+            self.gaps.append(Gap(now_s - before_s, now_s))
         return now_s
 
     def figures(self) -> dict[str, object]:
         """In milliseconds."""
-        gaps = np.array(self.gaps_s) * 1000
+        gaps = np.array([gap.seconds for gap in self.gaps]) * 1000
         return {
             "tokens": len(gaps),
             "streams_finished": self.finished,
@@ -112,13 +127,25 @@ class Load:
             "gap_median_ms": round(float(np.median(gaps)), 2),
             "gap_p99_ms": round(float(np.quantile(gaps, 0.99)), 2),
             "gap_longest_ms": round(float(gaps.max()), 2),
-            **swaps_figures(self.swaps_s),
+            **self._around_swaps(float(np.median(gaps)) / 1000),
+            **swaps_figures(self.swaps),
         }
 
+    def _around_swaps(self, step_s: float) -> dict[str, object]:
+        lengths_s = [swap.token_s + step_s - swap.asked_s for swap in self.swaps]
+        at = [self._longest_s(swap.asked_s, swap.asked_s + length_s) for swap, length_s in zip(self.swaps, lengths_s, strict=True)]
+        before = [self._longest_s(swap.asked_s - length_s, swap.asked_s) for swap, length_s in zip(self.swaps, lengths_s, strict=True)]
+        median = {name: statistics.median(longest) * 1000 if longest else None for name, longest in (("at", at), ("before", before))}
+        return {f"gap_{name}_swaps_ms": None if value is None else round(value, 2) for name, value in median.items()}
 
-def swaps_figures(swaps_s: Sequence[float]) -> dict[str, object]:
+    def _longest_s(self, from_s: float, until_s: float) -> float:
+        """Of the gaps that ended then."""
+        return max((gap.seconds for gap in self.gaps if from_s <= gap.end_s < until_s), default=0.0)
+
+
+def swaps_figures(found: Sequence[Swapped]) -> dict[str, object]:
     """Of what was swapped, in milliseconds."""
-    swaps = [each * 1000 for each in swaps_s]
+    swaps = [(each.token_s - each.asked_s) * 1000 for each in found]
     return {
         "swaps": len(swaps),
         "swap_to_token_median_ms": round(statistics.median(swaps), 2) if swaps else None,
@@ -209,7 +236,7 @@ async def _under_load(engine: EmbeddedEngine, name: str, swap: Swap | None, voca
         version = await swap(turn)
         while version not in load.first_s:
             await asyncio.sleep(0.0005)
-        load.swaps_s.append(load.first_s[version] - asked_s)
+        load.swaps.append(Swapped(asked_s, load.first_s[version]))
     await asyncio.gather(*readers)
     return load
 
@@ -276,20 +303,19 @@ def _server(asked: argparse.Namespace) -> dict[str, object]:
         data = supervised(256, [64] * 4, 0)
         # The replica may still be starting, which the first one would wait for.
         _step_to_token(client, run, data)
-        alone_s = [_step_to_token(client, run, data) for _ in range(asked.swaps)]
-        found: dict[str, object] = {"alone": swaps_figures(alone_s)}
+        found: dict[str, object] = {"alone": swaps_figures([_step_to_token(client, run, data) for _ in range(asked.swaps)])}
         spawn = get_context("spawn")
         for way, swaps in (("none", 0), ("adapter", asked.swaps)):
             stopped, (ours, theirs) = spawn.Event(), spawn.Pipe()
             readers = spawn.Process(target=_read_chats, args=(server.url, server.key, asked.streams, stopped, theirs))
             readers.start()
             assert ours.recv() == "begun"
-            swaps_s = [_step_to_token(client, run, data) for _ in range(swaps)]
+            swapped = [_step_to_token(client, run, data) for _ in range(swaps)]
             stopped.wait(0 if swaps else asked.seconds)
             stopped.set()
             load: Load = ours.recv()
             readers.join()
-            load.swaps_s += swaps_s
+            load.swaps += swapped
             found[way] = load.figures()
         return found
 
@@ -299,7 +325,7 @@ def _read_chats(url: str, key: str, streams: int, stopped: Event, found: Connect
     load = Load()
     with Client(url, key) as client, ThreadPoolExecutor(streams) as pool:
         readers = [pool.submit(_read_chat, client, load, stopped) for _ in range(streams)]
-        while not load.gaps_s and not stopped.wait(0.05):
+        while not load.gaps and not stopped.wait(0.05):
             pass
         found.send("begun")
         for reader in readers:
@@ -320,8 +346,8 @@ def _read_chat(client: Client, load: Load, stopped: Event) -> None:
         load.finished += 1
 
 
-def _step_to_token(client: Client, run: TrainingRun, data: Sequence[Datum]) -> float:
-    """Seconds from submitting `optim_step` to the first token that its weights serve."""
+def _step_to_token(client: Client, run: TrainingRun, data: Sequence[Datum]) -> Swapped:
+    """From submitting `optim_step` to the first token that its weights serve."""
     run.forward_backward(data).result()
     began_s = time.monotonic()
     run.optim_step(1e-6)
@@ -329,7 +355,7 @@ def _step_to_token(client: Client, run: TrainingRun, data: Sequence[Datum]) -> f
     client.deployments.promote(POLICY, version)
     chunks = client.chat_stream(POLICY, MESSAGE, max_tokens=1, temperature=0.0)
     assert next(chunk["system_fingerprint"] for chunk in chunks if chunk["choices"]) == version
-    return time.monotonic() - began_s
+    return Swapped(began_s, time.monotonic())
 
 
 if __name__ == "__main__":
