@@ -126,7 +126,7 @@ class Executor:
         probed = ask_probe(self._sampler, base, exact=self._bit_exact)
         self._bit_exact &= probed.bit_equal
         any_threads = self._bit_exact and self._probe.form.one_thread
-        self._sampling_numerics = sampling_id(dtype, config.model.device, any_threads=any_threads)
+        self._sampling_numerics = shelf.probe_numerics = sampling_id(dtype, config.model.device, any_threads=any_threads)
         self._sampler.versions.examine_with(self._probation(shelf, base, form).examine)
         self._proved, self._scrub, self._probe_tokens = proved(proofs, probed), Scrub(proofs, self._sampler), self._sampler.tokens_sampled
         self._doubtful = Doubtful()
@@ -146,7 +146,7 @@ class Executor:
         """What versions are held against: the trainer's side of the base is computed by its engine, and left for replicas."""
         replica = self._config.role == "replica"
         told = shelf.told(shelf.base_name) if replica else None
-        found = Probation(base, form, self._sampler.computed_with, exact=self._bit_exact, numerics=self._numerics, told=told)
+        found = Probation(base, form, self._sampler.computed_with, exact=self._bit_exact, numerics=self._sampling_numerics, told=told)
         if not replica:
             shelf.leave_told(found.answer(shelf.base_name))
         return found

@@ -29,6 +29,8 @@ class BlobShelf:
         self._tokenizer_hash = tokenizer_hash
         self._blobs, self._decoder, self._base_hash, self._numerics = blobs, decoder, base_hash, numerics
         self._dtype = str(decoder.dtype).removeprefix("torch.")
+        self.probe_numerics = numerics
+        """Whose forwards have the bits of those here: what is told of probes counts for them."""
 
     def read(self, key: str) -> bytes:
         """The blob `key`."""
@@ -41,7 +43,14 @@ class BlobShelf:
     def publish(self, snapshot: Snapshot) -> SnapshotResult:
         """Store the weights and then their manifest, durably."""
         identity = snapshot._asdict()
-        manifest = publish(self.write, identity.pop("data"), numerics=self._numerics, tokenizer_hash=self._tokenizer_hash, **identity)
+        manifest = publish(
+            self.write,
+            identity.pop("data"),
+            numerics=self._numerics,
+            probe_numerics=self.probe_numerics,
+            tokenizer_hash=self._tokenizer_hash,
+            **identity,
+        )
         failpoint("engine.snapshot.written")
         return SnapshotResult(version=manifest.version, key=manifest.key, size_bytes=manifest.size_bytes, step=manifest.step)
 

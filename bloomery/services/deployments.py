@@ -63,7 +63,8 @@ class Deployments:
         self._database = database
         self._models = models
         self._versions = versions
-        self._staging, self._bases = staging, bases
+        self._staging = staging
+        self.bases = bases
         self._live: dict[tuple[str, str], _Live] = {}
         """By project and name."""
 
@@ -150,7 +151,7 @@ class Deployments:
         weights = Weights(version=row.version, key=row.key)
         target = Target(weights, row.base_hash, row.name, row.number, row.name, deployment_id=row.deployment_id, revision_id=row.id)
         self._live[row.project, row.name] = _Live(target, row.base_model)
-        self._bases.add(row.base_hash)
+        self.bases.add(row.base_hash)
         self.moved.tell()
 
 

@@ -60,8 +60,12 @@ def publish(
     targets: tuple[str, ...],
     tokenizer_hash: str = "",
     probe: TrainerSide | None = None,
+    probe_numerics: str = "",
 ) -> Manifest:
-    """Write the weights, what their trainer says of the probe, and the manifest durably; repeating it writes the same bytes to the same keys."""
+    """Write the weights, what their trainer says of the probe, and the manifest durably; repeating it writes the same bytes to the same keys.
+
+    `probe_numerics`: whose forwards have the bits of this trainer's, which may be more processes than train alike.
+    """
     tensors = describe(blob)
     _check_kind(tensors, kind, rank, run_id)
     manifest = Manifest(
@@ -84,7 +88,7 @@ def publish(
     write(manifest.key, blob)
     failpoint("snapshot.weights.written")
     if probe is not None:
-        answer = ProbeAnswer(version=manifest.version, parent=parent, numerics=numerics, tokens=probe.tokens, logprobs=probe.logprobs)
+        answer = ProbeAnswer(version=manifest.version, parent=parent, numerics=probe_numerics, tokens=probe.tokens, logprobs=probe.logprobs)
         write(probe_key(manifest.version), answer.to_json())
     write(manifest_key(manifest.version), manifest.to_json())
     return manifest

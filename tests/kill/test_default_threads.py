@@ -45,6 +45,8 @@ def test_a_replica_of_fewer_threads_gets_an_exact_card_and_the_engine_goes_on_wi
         (engine,), (replica,) = client.status().engines, client.status().replicas
         assert engine.detail["numerics"] != replica.detail["numerics"], "they have as many threads, and nothing is shown"
         assert card.numerics == engine.detail["numerics"]
+        # The trainer's word on the probe counts here too, and is not computed a second time.
+        assert replica.detail["proved_versions"][version]["probe"]["expected"] == "published"
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0, timeout=120) as sdk:
             expected = streamed(sdk, version, threading.Event())
             assert streamed(sdk, NAME, threading.Event()) == expected

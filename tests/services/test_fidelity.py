@@ -273,7 +273,7 @@ def test_an_engine_that_dies_while_it_compares_is_an_error_of_that_card(tmp_path
         measuring = asyncio.create_task(cards.measure(ME, version))
         await until(lambda: len(engine.compared) == 1)
         engine.hang_up()
-        with pytest.raises(Exception, match="went away while it made a fidelity card"):
+        with pytest.raises(Exception, match="went away before it answered"):
             await measuring
 
     tell(tmp_path, story, NEVER_OF_ITSELF)

@@ -25,7 +25,7 @@ from tests.services.runs_stage import until
 from tests.services.stage import ME, add_snapshot
 
 SERVING = ("replica-0", "replica-1")
-V1, V2 = (Weights(version=name, key=f"snapshots/{name}.safetensors") for name in ("v1", "v2"))
+V1, V2 = (Weights(version=name, key=f"snapshots/{name}.safetensors") for name in ("v1", "v02"))
 
 
 @dataclass
@@ -62,7 +62,7 @@ async def open_stand(directory: Path) -> AsyncIterator[Stand]:
         models = Models([fake_base(directory)], {BASE: links["engine"]})
         deployed: set[str] = set()
         fleet = Fleet({BASE: links["engine"]}, {BASE: {name: links[name] for name in SERVING}}, deployed)
-        for version in ("v1", "v2"):
+        for version in ("v1", "v02"):
             await add_snapshot(database, version, BASE, "run-1")
         await add_snapshot(database, "foreign", "c" * 32, "run-2")
         yield Stand(processes, links, Deployments(database, models, Versions(database, models), Staging(fleet), deployed))
@@ -82,14 +82,14 @@ def test_every_replica_has_the_weights_before_a_name_is_moved_to_them_and_the_en
         assert stand.staged() == {"engine": [], "replica-0": [V1], "replica-1": [V1]}
         late = stand.processes["replica-1"]
         late.silent_about_staging = True
-        promoting = asyncio.create_task(stand.deployments.promote(ME, "chat", "v2", {}))
+        promoting = asyncio.create_task(stand.deployments.promote(ME, "chat", "v02", {}))
         await until(lambda: stand.processes["replica-0"].staged == [V1, V2])
         assert await stand.live() == ("v1", 1)
         assert not promoting.done()
         # It says so late, and then the name moves.
         late.silent_about_staging = False
         late.answer_staging()
-        assert (await promoting).live.version == "v2"
+        assert (await promoting).live.version == "v02"
         assert (await stand.deployments.rollback(ME, "chat", 1)).live.version == "v1"
         assert stand.staged() == {"engine": [], "replica-0": [V1, V2, V1], "replica-1": [V1, V2, V1]}
 
@@ -99,14 +99,14 @@ def test_every_replica_has_the_weights_before_a_name_is_moved_to_them_and_the_en
 def test_weights_that_one_of_them_cannot_prove_are_refused_and_what_was_served_still_is(tmp_path: Path) -> None:
     async def story(stand: Stand) -> None:
         await stand.deployments.create(ME, "chat", "v1", {})
-        await stand.deployments.promote(ME, "chat", "v2", {})
+        await stand.deployments.promote(ME, "chat", "v02", {})
         stand.processes["replica-1"].refuse_to_stage = "tensor `model.norm.weight` is not what the manifest says"
         for move in (stand.deployments.promote(ME, "chat", "v1", {}), stand.deployments.rollback(ME, "chat", 1)):
             said = "version `v1` cannot be served, and `chat` stays as it is: tensor `model.norm.weight` is not what the manifest says"
             with pytest.raises(Corrupt, match=re.escape(said)) as refused:
                 await move
             assert refused.value.field == "version"
-            assert await stand.live() == ("v2", 2)
+            assert await stand.live() == ("v02", 2)
         with pytest.raises(Corrupt, match="`other` stays as it is"):
             await stand.deployments.create(ME, "other", "v1", {})
         assert await stand.deployments.names(ME) == ["chat"]

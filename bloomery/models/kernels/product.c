@@ -10,17 +10,20 @@
 
 /* Rows whose inputs stay in the cache while panel after panel is read. */
 #define NEAR_ROWS (8 * ROWS_OF_TILE)
+/* Inputs of panels of which two fit into the cache that a processor has for itself. */
+#define LATER_INPUTS 4096
 
 /* out = x @ w. */
 void product(
     float *out, int64_t out_row, const float *x, int64_t x_row, const float *w, int64_t panel, int64_t input, int64_t rows, int64_t outputs, int64_t inputs,
     int64_t threads) {
-    const int64_t panels = (outputs + PANEL - 1) / PANEL;
+    const int64_t panels = (outputs + PANEL - 1) / PANEL, follows = input == PANEL && inputs <= LATER_INPUTS;
 #pragma omp parallel for collapse(2) schedule(static) num_threads(threads) if (rows * outputs * inputs > (int64_t)ALONE * PANEL)
     for (int64_t row = 0; row < rows; row += NEAR_ROWS)
         for (int64_t number = 0; number < panels; number++)
-            panel_of(MIN(NEAR_ROWS, rows - row), MIN(PANEL, outputs - number * PANEL), out + row * out_row + number * PANEL, out_row,
-                     (matrix){x + row * x_row, x_row, 1}, w + number * panel, input, inputs, 0);
+            panel_before(MIN(NEAR_ROWS, rows - row), MIN(PANEL, outputs - number * PANEL), out + row * out_row + number * PANEL, out_row,
+                         (matrix){x + row * x_row, x_row, 1}, w + number * panel, input, inputs, 0,
+                         follows && number + 1 < panels ? w + (number + 1) * panel : 0);
 }
 
 /* All panels of such a matrix. */

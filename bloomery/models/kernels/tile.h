@@ -41,6 +41,15 @@ static inline wide spread(float x) { return all(x); }
 /* Inputs ahead of those that are multiplied. */
 #define AHEAD 16
 
+/* What is brought near while a tile is computed: two lines of the cache for each input, from `first` on, `step` floats further every time. */
+typedef struct {
+    const float *first;
+    int64_t step;
+} ahead;
+
+/* Floats of a line of the cache. */
+#define LINE 16
+
 static inline wide load(const float *x) { wide v; memcpy(&v, x, sizeof v); return v; }
 static inline void store(float *x, wide v) { memcpy(x, &v, sizeof v); }
 
@@ -55,7 +64,7 @@ static inline matrix from_row(matrix x, int64_t row) { return (matrix){x.first +
 
 /* `rows` by `groups` of WIDE outputs, both constants, beside what is in `out` where `adds`. */
 static inline __attribute__((always_inline)) void tile(
-    const int rows, const int groups, float *out, int64_t out_row, matrix x, const float *w, int64_t stride, int64_t inputs, int adds) {
+    const int rows, const int groups, float *out, int64_t out_row, matrix x, const float *w, int64_t stride, int64_t inputs, int adds, ahead next) {
     wide sums[ROWS_OF_TILE][2];
 #pragma GCC unroll 16
     for (int row = 0; row < rows; row++)
@@ -65,10 +74,9 @@ static inline __attribute__((always_inline)) void tile(
         const float *of = w + i * stride, *values = x.first + i * x.column;
         wide weights[2];
 #pragma GCC unroll 4
-        for (int group = 0; group < groups; group++) {
-            weights[group] = load(of + group * WIDE);
-            __builtin_prefetch(of + AHEAD * stride + group * WIDE);
-        }
+        for (int group = 0; group < groups; group++) weights[group] = load(of + group * WIDE);
+        __builtin_prefetch(next.first + i * next.step);
+        __builtin_prefetch(next.first + i * next.step + LINE);
 #pragma GCC unroll 16
         for (int row = 0; row < rows; row++) {
             const wide value = spread(values[row * x.row]);
@@ -82,10 +90,11 @@ static inline __attribute__((always_inline)) void tile(
         for (int group = 0; group < groups; group++) store(out + row * out_row + group * WIDE, sums[row][group]);
 }
 
-#define TILE(rows, groups) tile(rows, groups, out, out_row, x, w, stride, inputs, adds)
+#define TILE(rows, groups) tile(rows, groups, out, out_row, x, w, stride, inputs, adds, next)
 #define ROWS(number) case number: if (groups == 2) TILE(number, 2); else TILE(number, 1); break;
 
-static void tile_of(int64_t rows, int groups, float *out, int64_t out_row, matrix x, const float *w, int64_t stride, int64_t inputs, int adds) {
+static void tile_of(
+    int64_t rows, int groups, float *out, int64_t out_row, matrix x, const float *w, int64_t stride, int64_t inputs, int adds, ahead next) {
     switch (rows) {
         ROWS(1) ROWS(2) ROWS(3) ROWS(4)
 #if ROWS_OF_TILE > 4
@@ -97,16 +106,22 @@ static void tile_of(int64_t rows, int groups, float *out, int64_t out_row, matri
     }
 }
 
-/* `outputs` of one panel, for as many rows as there are. Those behind the last whole group of a panel are computed apart, for no number outside of
-   `out` may be written, and none outside of the matrix read. */
-static void panel_of(int64_t rows, int64_t outputs, float *out, int64_t out_row, matrix x, const float *w, int64_t stride, int64_t inputs, int adds) {
-    const int64_t tiles = (rows + ROWS_OF_TILE - 1) / ROWS_OF_TILE, most = (rows + tiles - 1) / tiles;
+/* `outputs` of one panel, for as many rows as there are. Of several tiles each brings a share of the panel `later` near, unless that is 0; a single one
+   is done before that could arrive, and runs ahead in its own. Those behind the last whole group of a panel are computed apart, for no number outside
+   of `out` may be written, and none outside of the matrix read. */
+static void panel_before(
+    int64_t rows, int64_t outputs, float *out, int64_t out_row, matrix x, const float *w, int64_t stride, int64_t inputs, int adds, const float *later) {
+    const int64_t tiles = (rows + ROWS_OF_TILE - 1) / ROWS_OF_TILE, most = (rows + tiles - 1) / tiles, passes = tiles * (PANEL / (2 * WIDE));
+    const int64_t share = (PANEL + passes - 1) / passes;
+    if (tiles == 1) later = 0;
     for (int64_t row = 0; row < rows; row += most) {
         const int64_t own = MIN(most, rows - row);
         int64_t done = 0;
         for (; done + WIDE <= outputs;) {
             const int groups = outputs - done >= 2 * WIDE ? 2 : 1;
-            tile_of(own, groups, out + row * out_row + done, out_row, from_row(x, row), w + done, stride, inputs, adds);
+            ahead next = {w + done + AHEAD * stride, stride};
+            if (later) next = (ahead){later, share}, later += share * inputs;
+            tile_of(own, groups, out + row * out_row + done, out_row, from_row(x, row), w + done, stride, inputs, adds, next);
             done += groups * WIDE;
         }
         for (; done < outputs; done++)
@@ -121,6 +136,10 @@ static void panel_of(int64_t rows, int64_t outputs, float *out, int64_t out_row,
                 out[each * out_row + done] = sum;
             }
     }
+}
+
+static inline void panel_of(int64_t rows, int64_t outputs, float *out, int64_t out_row, matrix x, const float *w, int64_t stride, int64_t inputs, int adds) {
+    panel_before(rows, outputs, out, out_row, x, w, stride, inputs, adds, 0);
 }
 
 /* `outputs` of a matrix whose columns they are, panel after panel. */
