@@ -2,7 +2,8 @@
 
 Streams of an embedded engine follow its model, while all of its tensors are staged as an update (`begin_update`, `apply`), proved, and swapped in
 (`commit`). The pause is the longest gap between two tokens of one stream around the flip, less the usual one: from a step before the first token of
-the new weights to a step behind it. What is done beside the steps costs them time of the processor, which the gaps while it lasts show; `none` are
+the new weights to a step behind it. Steps differ by themselves: `pause_without_median_ms` is the longest of as many gaps in a row where nothing was
+flipped, less the usual one. What is done beside the steps costs them time of the processor, which the gaps while it lasts show; `none` are
 the gaps of the same streams when nothing else is done.
 """
 
@@ -33,6 +34,8 @@ from bloomery.types.serving import MODEL
 BASE: Final = "b" * 32
 _PROMPT_TOKENS: Final = 64
 _WARM_S: Final = 3.0
+_AROUND: Final = 3
+"""Gaps that a flip may make longer: the one before its first token, the one behind it, and that which ends with it."""
 _ASKED_MS: Final = 20.0
 """What a flip may take."""
 
@@ -48,6 +51,11 @@ class Stream:
     def gaps_ms(self, from_s: float, until_s: float) -> list[float]:
         """Between tokens of which the second came in this time."""
         return [(after - before) * 1000 for before, after in pairwise(self.times_s) if from_s <= after < until_s]
+
+    def longest_ms(self, from_s: float, until_s: float) -> list[float]:
+        """Of each `_AROUND` gaps in a row."""
+        gaps_ms = self.gaps_ms(from_s, until_s)
+        return [max(gaps_ms[first : first + _AROUND]) for first in range(0, len(gaps_ms) - _AROUND + 1, _AROUND)]
 
     def flip_ms(self, version: str) -> float:
         """The longest gap that ends at the first token of a version, the one before or the one after."""
@@ -87,6 +95,7 @@ async def _measure(asked: argparse.Namespace) -> dict[str, object]:
     usual = [gap for from_s, until_s in (quiet_s, again_s) for stream in streams for gap in stream.gaps_ms(from_s, until_s)]
     beside = [gap for flip in flips for stream in streams for gap in stream.gaps_ms(flip.began_s, flip.ended_s)]
     usual_ms = statistics.median(usual)
+    without = [longest for from_s, until_s in (quiet_s, again_s) for stream in streams for longest in stream.longest_ms(from_s, until_s)]
     pauses_ms = [max(stream.flip_ms(flip.version) for stream in streams) - usual_ms for flip in flips]
     return {
         "bit_exact": engine.capabilities().bit_exact,
@@ -94,6 +103,7 @@ async def _measure(asked: argparse.Namespace) -> dict[str, object]:
         "none": _figures(usual),
         "while_staged_and_flipped": _figures(beside),
         "stage_to_token_median_ms": round(statistics.median((flip.ended_s - flip.began_s) * 1000 for flip in flips), 1),
+        "pause_without_median_ms": round(statistics.median(without) - usual_ms, 2),
         "pause_median_ms": round(statistics.median(pauses_ms), 2),
         "pause_longest_ms": round(max(pauses_ms), 2),
         "asked_ms": _ASKED_MS,
