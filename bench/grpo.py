@@ -4,14 +4,17 @@ The same weights, prompts, counts, temperature 1, reward, learning rate and thre
 that every completion has all its tokens and a step is the same work for everybody; the reward is one that no two rollouts share, so that none is left
 out of the update for having taught nothing.
 
-Ours is `recipes/grpo` as a user runs it: a loop over the public API, on a server of its own. Its steps include what TRL has none of: a journal, a
-snapshot with its hash that is proved before it serves, and the client's own time. It is measured with two servers, of which one was started with
-`--plain`; `largest_difference` is what the trainer's log-probabilities were off those that were served, at most. LoRA is of all layers of the model,
-which for us, as the recipe has it, include the head; TRL's fused head never trains a factor there, so it has the other seven.
+Ours is `recipes/grpo`: a loop over the public API, on a server of its own. Its steps include what TRL has none of: a journal, a snapshot with its
+hash that is proved before it serves, and the client's own time. Two checks that TRL has none of either, and a user has unless he says otherwise, are
+off: holding rollouts to what was served (`agreement`), and the distance to the first weights (`kl_rollouts`). It is measured with two servers, of
+which one was started with `--plain`; `largest_difference` is what the trainer's log-probabilities were off those that were served, at most. LoRA is
+of all layers of the model, which for us, as the recipe has it, include the head; TRL's fused head never trains a factor there, so it has the other
+seven.
 
 TRL runs as documented, in float32, and faster than by default: without checkpoints of activations or a reference (`beta` 0), one update a batch, so
 that it needs no forward for old log-probabilities, and with rollouts generated in one batch with a cache. Its threads wait as OpenMP does by default,
-actively, which is 1.3 times as fast here as asleep. It updates in micro-batches of each of the sizes asked for; the fastest step counts.
+actively, which was faster here than asleep. It updates in micro-batches of each of the sizes asked for, of which the fastest counts; by default that
+is one, of 32 rollouts, which are all of a step.
 
 A step is measured from the end of the one before on both sides, and its rollouts with their rewards; the rest is training.
 """
