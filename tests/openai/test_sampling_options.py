@@ -86,6 +86,19 @@ def test_log_probabilities_are_those_that_are_asked_for_and_say_which(sdk: OpenA
     assert told.token_logprobs[0] == told.top_logprobs[0][told.tokens[0]] == expected
 
 
+def test_processed_log_probabilities_are_refused_of_a_prompt_that_nobody_drew(sdk: OpenAI, server: ScriptedServer) -> None:
+    asked = {"logprobs": 1, "extra_body": {"logprobs_mode": "processed_logprobs"}}
+    for more in ({}, {"stream": True}, {"max_tokens": 0}):
+        with pytest.raises(openai.BadRequestError, match="leave out `echo`, or ask for `raw_logprobs`") as refused:
+            complete(sdk, echo=True, **asked, **more)
+        assert refused.value.param == "logprobs_mode"
+    assert server.scripted.requests == []
+    raw = complete(sdk, echo=True, logprobs=1, extra_body={"logprobs_mode": "raw_logprobs"}).choices[0].logprobs
+    assert (raw.logprobs_mode, raw.token_logprobs[:2]) == ("raw_logprobs", [None, logprob_at(1)])
+    drawn = complete(sdk, echo=False, **asked).choices[0].logprobs
+    assert (drawn.logprobs_mode, set(drawn.token_logprobs)) == ("processed_logprobs", {PROCESSED_LOGPROB})
+
+
 def test_the_best_of_several_have_the_highest_log_probability_per_token(sdk: OpenAI, server: ScriptedServer) -> None:
     # Every further token of an answer is less likely here.
     said = ("a rather long answer", "short", "a long answer", "the very longest answer of all")

@@ -256,6 +256,9 @@ def parse_completion(body: Mapping[str, Any]) -> CompletionRequest:
         raise InvalidInput(f"`max_tokens` 0 only scores the prompt: leave `{field}` at 1", field=field)
     if request.logprobs_mode and request.logprobs is None:
         raise InvalidInput("`logprobs_mode` needs `logprobs`", field="logprobs_mode")
+    if request.logprobs_mode == "processed_logprobs" and request.echo:
+        problem = "`logprobs_mode`: `processed_logprobs` are of sampled tokens alone, and `echo` shows those of the prompt, which nobody drew"
+        raise InvalidInput(f"{problem}: leave out `echo`, or ask for `raw_logprobs`", field="logprobs_mode")
     return request
 
 
