@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 import torch
 from blake3 import blake3
 from msgspec import Struct, structs
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bloomery.infer.engine import EngineEvent, Patch, Update
@@ -15,6 +17,7 @@ from bloomery.models.tensor_bytes import values
 from bloomery.types.arrays import Array
 from bloomery.types.errors import Conflict, Corrupt, InvalidInput, NotFound, NotSupported, Unavailable, WorkerError
 from bloomery.types.generation import (
+    NO_LOGPROB,
     Abort,
     FinishReason,
     Generate,
@@ -61,12 +64,28 @@ class Run:
 class HashEngine:
     """Serves `base` and what `disk` holds; a version of the disk that is None is damaged, and `wholes` are models, not adapters."""
 
-    def __init__(self, base: Numbers, disk: Mapping[str, Numbers | None], script: Script | None = None, wholes: Set[str] = frozenset()) -> None:
-        self._versions: dict[str, Numbers] = {"base": base}
+    def __init__(
+        self,
+        base: Numbers,
+        disk: Mapping[str, Numbers | None],
+        script: Script | None = None,
+        wholes: Set[str] = frozenset(),
+        *,
+        kv_policies: tuple[KvPolicy, ...] = get_args(KvPolicy),
+        max_adapters: int | None = None,
+        in_memory: int | None = None,
+    ) -> None:
+        """`in_memory`: so many versions of the disk at a time; None: all of them."""
+        self._given: dict[str, Numbers] = {"base": base}
+        """Versions that no disk holds."""
+        self._loaded: dict[str, None] = {}
+        """Those of the disk that are in memory, what was asked for last behind the others."""
         self._disk, self._script, self._wholes = disk, script or Script(), {"base", *wholes}
+        self._kv_policies, self._max_adapters, self._in_memory = kv_policies, max_adapters, len(disk) if in_memory is None else in_memory
         self._names = {MODEL: "base"}
         self._staged: dict[str, tuple[str, dict[str, Tensor]]] = {}
-        self._given = {"base"}
+        self._named = {"base"}
+        """Versions that an update was begun for; none is given twice."""
         self._runs: dict[str, Run] = {}
         self._swaps_to_come: list[asyncio.Task[WeightInfo]] = []
         self._prefixes: set[tuple[str, bytes]] = set()
@@ -86,7 +105,8 @@ class HashEngine:
         _refuse_unheeded(request.params)
         await self._open.wait()
         name = request.weights.name if isinstance(request.weights, Live) else None
-        version = self._read(request.weights) if isinstance(request.weights, Weights) else self._served(request.weights.name)
+        version = request.weights.version if isinstance(request.weights, Weights) else self._served(request.weights.name)
+        await self._have(version)
         run = self._runs[request.request_id] = Run(request, version, name, set(range(request.num_samples)))
         try:
             for event in self._prefill(run):
@@ -99,9 +119,15 @@ class HashEngine:
             del self._runs[request.request_id]
 
     async def score(self, prompt: list[int], weights: Weights | Live, *, top_k: int = 0) -> PromptScored:
-        logprobs = np.array([np.nan, *(-1.0 - token / VOCAB for token in prompt[1:])], np.float32)
-        top = {"top_ids": np.zeros((len(prompt), top_k), np.int32), "top_logprobs": np.full((len(prompt), top_k), -1, np.float32)} if top_k else {}
-        return PromptScored(request_id="score", logprobs=Array.of(logprobs), **{name: Array.of(each) for name, each in top.items()})
+        version = weights.version if isinstance(weights, Weights) else self._served(weights.name)
+        await self._have(version)
+        table = np.array([self._logprobs(version, position) for position in range(1, len(prompt))], np.float32).reshape(-1, VOCAB)
+        order = np.argsort(-table, axis=1, kind="stable")[:, :top_k]
+        logprobs = np.array([np.nan, *table[range(len(prompt) - 1), prompt[1:]]], np.float32)
+        ids = np.concatenate([np.zeros((1, top_k)), order]).astype(np.int32)
+        values = np.concatenate([np.full((1, top_k), NO_LOGPROB), np.take_along_axis(table, order, 1)]).astype(np.float32)
+        top = {"top_ids": Array.of(ids), "top_logprobs": Array.of(values)} if top_k else {}
+        return PromptScored(request_id="score", logprobs=Array.of(logprobs), **top)
 
     async def abort(self, abort: Abort) -> None:
         if (run := self._runs.get(abort.request_id)) is not None:
@@ -130,10 +156,10 @@ class HashEngine:
     async def begin_update(self, name: str, version: str) -> None:
         if name in self._staged:
             raise Conflict(f"an update of `{name}` is staged already: commit or cancel it")
-        if version in self._given | self._versions.keys():
+        if version in self._named | self._loaded.keys():
             raise Conflict(f"version `{version}` names other weights already")
-        numbers = self._versions[self._served(name)]
-        self._given.add(version)
+        numbers = self._numbers(self._served(name))
+        self._named.add(version)
         self._staged[name] = version, {key: tensor.clone() for key, tensor in numbers.items()}
 
     async def apply(self, name: str, update: Mapping[str, Update]) -> None:
@@ -153,7 +179,8 @@ class HashEngine:
         version, numbers = self._staging(name)
         if version in self._script.corrupt:
             raise Corrupt(f"version {version} is not what was given")
-        self._versions[version] = numbers
+        self._refuse_policy(policy)
+        self._given[version] = numbers
         del self._staged[name]
         return await self._swap(name, version, policy)
 
@@ -163,16 +190,19 @@ class HashEngine:
 
     async def switch(self, name: str, weights: Weights, policy: KvPolicy) -> WeightInfo:
         self._served(name)
-        return await self._swap(name, self._read_as(name, weights), policy)
+        self._refuse_policy(policy)
+        return await self._swap(name, await self._read_as(name, weights), policy)
 
     async def weight_info(self, name: str) -> WeightInfo:
         version = self._served(name)
-        return WeightInfo(name, version, _checksum(self._versions[version]))
+        return WeightInfo(name, version, _checksum(self._numbers(version)))
 
     async def load_adapter(self, name: str, weights: Weights) -> None:
         if name in self._names:
             raise Conflict(f"`{name}` is served already")
-        self._names[name] = self._read_as(name, weights)
+        if len(await self.adapters()) == self._max_adapters:
+            raise NotSupported(f"`name`: {self._max_adapters} adapters are loaded, as many as there may be: unload one first", field="name")
+        self._names[name] = await self._read_as(name, weights)
 
     async def unload_adapter(self, name: str) -> None:
         if name == MODEL:
@@ -193,6 +223,8 @@ class HashEngine:
         self._refuse_asleep()
         if self._runs:
             raise Conflict("requests are in hand: pause with `drain` or `abort` first")
+        self._prefixes.clear()
+        self._loaded.clear()
         self._asleep = True
         self._open.clear()
 
@@ -204,16 +236,15 @@ class HashEngine:
             self._open.set()
 
     def capabilities(self) -> Capabilities:
-        policies: tuple[KvPolicy, ...] = ("keep", "recompute", "flush")
         return Capabilities(
             bit_exact=True,
             router_capture=False,
             delta_update=True,
             update_while_serving=True,
-            kv_policies=policies,
+            kv_policies=self._kv_policies,
             pinned_versions=True,
-            max_adapters=None,
-            max_adapters_in_memory=len(self._disk),
+            max_adapters=self._max_adapters,
+            max_adapters_in_memory=self._in_memory,
         )
 
     async def metrics(self) -> EngineMetrics:
@@ -224,8 +255,8 @@ class HashEngine:
             tokens_prefilled=self._prefilled,
             cache_usage=0.0,
             preemptions=0,
-            versions_in_memory=len(self._versions),
-            version_bytes=0,
+            versions_in_memory=len(self._loaded) + len(self._given) - 1,
+            version_bytes=sum(tensor.nbytes for version in self._loaded for tensor in self._numbers(version).values()),
             swaps=self._swaps,
             paused=self._paused,
             asleep=self._asleep,
@@ -255,7 +286,10 @@ class HashEngine:
         for sample in sorted(run.open):
             self._sampled += 1
             token = self._token(run, sample)
-            yield SampledToken(request_id=run.request.request_id, sample=sample, position=run.tokens, token=token, logprob=-1.0, version=news)
+            logprob = self._logprobs(version, run.request.prompt.shape[0] + run.tokens)[token]
+            yield SampledToken(
+                request_id=run.request.request_id, sample=sample, position=run.tokens, token=token, logprob=float(logprob), version=news
+            )
             if run.tokens + 1 == run.request.params.max_tokens:
                 yield self._finish(run, sample, "length")
         run.tokens += 1
@@ -266,19 +300,38 @@ class HashEngine:
         return SampleFinished(request_id=run.request.request_id, sample=sample, reason=reason)
 
     def _token(self, run: Run, sample: int) -> int:
-        what = f"{_checksum(self._versions[run.version])} {run.request.prompt.data!r} {run.request.params.seed} {sample} {run.tokens}"
+        what = f"{_checksum(self._numbers(run.version))} {run.request.prompt.data!r} {run.request.params.seed} {sample} {run.tokens}"
         return int.from_bytes(blake3(what.encode()).digest()[:4]) % VOCAB
 
-    def _read(self, weights: Weights) -> str:
-        if weights.version not in self._versions:
-            numbers = self._disk.get(weights.version)
-            if numbers is None:
-                raise WorkerError(f"cannot load weights {weights.version}: damaged")
-            self._versions[weights.version] = numbers
-        return weights.version
+    def _logprobs(self, version: str, position: int) -> NDArray[np.float32]:
+        """Of every token at this place of any sequence; they are of no distribution."""
+        data = blake3(f"{_checksum(self._numbers(version))} {position}".encode()).digest(VOCAB)
+        return -1 - np.frombuffer(data, np.uint8).astype(np.float32) / 256
 
-    def _read_as(self, name: str, weights: Weights) -> str:
-        version = self._read(weights)
+    def _numbers(self, version: str) -> Numbers:
+        found = self._given.get(version) or self._disk.get(version)
+        if found is None:
+            raise WorkerError(f"cannot load weights {version}: damaged")
+        return found
+
+    async def _have(self, version: str) -> None:
+        """In memory, where what was asked for longest ago makes room unless somebody runs with it; while all of it is in use this waits."""
+        self._numbers(version)
+        if version in self._given:
+            return
+        self._loaded.pop(version, None)
+        while len(self._loaded) >= self._in_memory:
+            used = {run.version for run in self._runs.values()}
+            idle = next((other for other in self._loaded if other not in used), None)
+            if idle is None:
+                await asyncio.sleep(0)
+            else:
+                del self._loaded[idle]
+        self._loaded[version] = None
+
+    async def _read_as(self, name: str, weights: Weights) -> str:
+        version = weights.version
+        await self._have(version)
         if (version in self._wholes) != (name == MODEL):
             raise InvalidInput(f"version {version} is {'a whole model' if name != MODEL else 'an adapter'}, which `{name}` is not", field="weights")
         return version
@@ -309,7 +362,11 @@ class HashEngine:
         self._swaps += 1
         if policy == "flush":
             self._prefixes.clear()
-        return WeightInfo(name, version, _checksum(self._versions[version]))
+        return WeightInfo(name, version, _checksum(self._numbers(version)))
+
+    def _refuse_policy(self, policy: KvPolicy) -> None:
+        if policy not in self._kv_policies:
+            raise NotSupported(f"`policy`: `{policy}` is none of this engine's, which are {', '.join(self._kv_policies)}", field="policy")
 
     def _refuse_asleep(self) -> None:
         if self._asleep:

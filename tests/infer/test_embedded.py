@@ -18,7 +18,7 @@ from bloomery.models.published_names import PUBLISHED_PREFIX
 from bloomery.types.errors import Conflict, Corrupt, Unavailable, WorkerError
 from bloomery.types.generation import Weights
 from bloomery.types.serving import MODEL
-from tests.infer.builders import Adapters, adapter, full_logprobs
+from tests.infer.builders import Adapters, adapter, full_logprobs, prompt
 from tests.infer.test_engine_protocol import Going, answer, ask, idle, ids, tokens_of
 from tests.infer.test_versions import other_model
 from tests.infer.unhurried import impatient
@@ -110,6 +110,28 @@ def test_nor_where_the_sampler_answers_the_probe_prompt_with_other_bits(caplog: 
     near.norm.data *= 1 + 1e-6
     assert not EmbeddedEngine(DECODER, Adapters(near), version="base").capabilities().bit_exact
     assert "not bit-exact here: the probe prompt was answered up to" in caplog.text
+
+
+async def test_scores_are_those_of_the_trainers_forward() -> None:
+    tokens = prompt(70)
+    async with running(Disk()) as engine:
+        for named, weights in ((Weights(version="base"), None), (stored("v0"), VERSIONS["v0"])):
+            score = await engine.score(tokens, named, top_k=2)
+            trainers = full_logprobs(DECODER, tokens, weights).tolist()
+            assert score.logprobs.numpy()[1:].tolist() == (trainers if engine.capabilities().bit_exact else pytest.approx(trainers, abs=1e-4))
+
+
+async def test_sleep_gives_back_the_storage_of_keys_and_values_and_all_versions_that_a_disk_holds() -> None:
+    async with running(Disk()) as engine:
+        await answer(engine, ask("r", version="v0"))
+        await idle(engine)
+        cache = engine._sampler._cache
+        assert cache.keys_NBKPE.shape[1] > 1
+        assert cache.kept
+        await engine.sleep()
+        assert (cache.keys_NBKPE.shape[1], cache.values_NBKPE.shape[1], list(cache.kept)) == (1, 1, [])
+        assert list(engine._sampler.versions.held) == []
+        await engine.wake()
 
 
 def test_a_source_whose_base_is_not_the_decoder_is_refused() -> None:

@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from bloomery.models.load import stored_tensors
 from bloomery.models.published_names import PUBLISHED_PREFIX
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound, NotSupported, Unavailable, WorkerError
 from bloomery.types.generation import Abort, Generate, Grammar, Live, PromptFound, SampledToken, SampleFinished, Weights
-from bloomery.types.serving import MODEL, Capabilities, VersionSpan, WeightInfo, version_spans
+from bloomery.types.serving import MODEL, Capabilities, KvPolicy, VersionSpan, WeightInfo, version_spans
 from tests.infer.builders import Adapters, adapter, prompt, request
 from tests.infer.hash_engine import HashEngine, Script, numbers
 from tests.infer.test_versions import other_model
@@ -52,17 +53,17 @@ class Disk(Adapters):
 
 
 @asynccontextmanager
-async def embedded() -> AsyncIterator[Stage]:
+async def embedded(**options: int) -> AsyncIterator[Stage]:
     versions = {"v0": adapter(DECODER, 0), "v1": adapter(DECODER, 1), "whole": other_model(DECODER, 1)}
-    async with UnhurriedEngine(DECODER, Disk(DECODER, versions), version="base") as engine:
+    async with UnhurriedEngine(DECODER, Disk(DECODER, versions), version="base", **options) as engine:
         part = f"{PUBLISHED_PREFIX}layers.1.self_attn.q_proj.lora_B.weight"
         yield Stage(engine, lambda seed: stored_tensors(other_model(DECODER, seed)), "model.norm.weight", (part, (64, 16)))
 
 
 @asynccontextmanager
-async def fake(script: Script | None = None) -> AsyncIterator[Stage]:
+async def fake(script: Script | None = None, **bounds: Any) -> AsyncIterator[Stage]:
     disk = {"v0": numbers(10), "v1": numbers(11), "whole": numbers(12), "broken": None}
-    yield Stage(HashEngine(numbers(0), disk, script, wholes={"whole"}), numbers, "w", ("w", (4, 4)))
+    yield Stage(HashEngine(numbers(0), disk, script, wholes={"whole"}, **bounds), numbers, "w", ("w", (4, 4)))
 
 
 @pytest.fixture(params=[embedded, fake], ids=["embedded", "fake"])
@@ -82,6 +83,10 @@ async def answer(engine: Engine, generate: Generate) -> list[EngineEvent]:
 
 def tokens_of(events: list[EngineEvent], sample: int = 0) -> list[SampledToken]:
     return [event for event in events if isinstance(event, SampledToken) and event.sample == sample]
+
+
+def logprobs_of(events: list[EngineEvent]) -> list[float]:
+    return [token.logprob for token in tokens_of(events)]
 
 
 def ids(events: list[EngineEvent], sample: int = 0) -> list[int]:
@@ -134,6 +139,11 @@ def release(engine: Engine) -> None:
         engine.release()
 
 
+def as_promised(engine: Engine, logprobs: list[float]) -> Any:
+    """The same numbers, to the bit where the engine says that it is exact."""
+    return logprobs if engine.capabilities().bit_exact else pytest.approx(logprobs, abs=1e-4)
+
+
 async def idle(engine: Engine) -> None:
     while (metrics := await engine.metrics()).running_sequences + metrics.waiting_sequences:
         await asyncio.sleep(0)
@@ -154,6 +164,7 @@ async def test_the_same_seed_gives_the_same_tokens_whatever_shares_the_batch(sta
     alone = await answer(stage.engine, ask("alone", seed=5))
     many = await asyncio.gather(*(answer(stage.engine, ask(f"r{seed}", seed=seed)) for seed in range(8)))
     assert ids(many[5]) == ids(alone)
+    assert logprobs_of(many[5]) == as_promised(stage.engine, logprobs_of(alone))
     assert len({tuple(ids(each)) for each in many}) == 8
 
 
@@ -462,9 +473,21 @@ async def test_a_repeated_prompt_is_found_until_the_cache_is_reset_and_only_unde
     assert not await found("after")
 
 
+@pytest.mark.parametrize("policy", get_args(KvPolicy))
+async def test_only_a_flush_forgets_what_was_kept_of_requests_that_have_left(stage: Stage, policy: KvPolicy):
+    engine = stage.engine
+    first = await answer(engine, ask("first"))
+    await engine.switch(MODEL, Weights(version="whole", key="k"), policy)
+    again = await answer(engine, ask("again"))
+    assert isinstance(again[0], PromptFound) == (policy != "flush")
+    assert ids(again) == ids(first)
+
+
 async def test_sleep_gives_memory_back_and_who_comes_is_served_after(stage: Stage):
     engine = stage.engine
     before = await answer(engine, ask("before", version="v0"))
+    awake = await engine.metrics()
+    assert awake.version_bytes > 0
     going = await Going(engine, ask("going", max_tokens=LONG)).begun()
     with pytest.raises(Conflict, match="pause with `drain` or `abort` first"):
         await engine.sleep()
@@ -475,20 +498,39 @@ async def test_sleep_gives_memory_back_and_who_comes_is_served_after(stage: Stag
     for order in (engine.sleep, engine.resume):
         with pytest.raises(Conflict, match="asleep"):
             await order()
-    assert (await engine.metrics()).asleep
+    asleep = await engine.metrics()
+    assert asleep.asleep
+    assert asleep.versions_in_memory < awake.versions_in_memory
+    assert (asleep.version_bytes, asleep.cache_usage) == (0, 0)
     assert newcomer.waits
     await engine.wake()
-    assert ids(await newcomer.ended()) == ids(before)
+    events = await newcomer.ended()
+    assert ids(events) == ids(before)
+    assert not any(isinstance(event, PromptFound) for event in events), "keys and values were kept"
+    assert (await engine.metrics()).version_bytes == awake.version_bytes
     with pytest.raises(Conflict, match="not asleep"):
         await engine.wake()
 
 
-async def test_scores_have_a_number_for_every_token_but_the_first(stage: Stage):
-    score = await stage.engine.score(prompt(9), Weights(version="base"), top_k=3)
-    logprobs = score.logprobs.numpy()
-    assert list(logprobs != logprobs) == [True, *[False] * 8]
-    assert (logprobs[1:] < 0).all()
-    assert score.top_ids.shape == score.top_logprobs.shape == (9, 3)
+async def test_scores_are_those_of_the_named_weights_and_of_the_tokens_that_these_sample(stage: Stage):
+    engine, found = stage.engine, {}
+    await engine.load_adapter("a", Weights(version="v0", key="k"))
+    base, first = Weights(version="base"), Weights(version="v0", key="k")
+    for asked, weights in ((ask("base"), base), (ask("v0", version="v0"), first), (ask("a", live="a"), Live(name="a"))):
+        sampled = await answer(engine, asked)
+        score = await engine.score([*prompt(20), *ids(sampled)], weights, top_k=3)
+        logprobs, tokens = score.logprobs.numpy(), np.array([*prompt(20), *ids(sampled)])
+        assert np.isnan(logprobs).tolist() == [True, *[False] * 27]
+        assert logprobs[20:].tolist() == as_promised(engine, logprobs_of(sampled))
+        top_ids, top = score.top_ids.numpy(), score.top_logprobs.numpy()
+        assert top_ids.shape == top.shape == (28, 3)
+        assert (np.diff(top[1:]) <= 0).all()
+        assert (logprobs[1:] <= top[1:, 0]).all()
+        likely = top_ids[1:] == tokens[1:, None]
+        assert top[1:][likely].tolist() == logprobs[1:][likely.any(1)].tolist()
+        found[asked.request_id] = logprobs[1:20]
+    assert found["a"].tolist() == as_promised(engine, found["v0"].tolist())
+    assert (found["base"] != found["v0"]).sum() > 9
 
 
 class Needed(NamedTuple):
@@ -599,6 +641,7 @@ async def test_adapters_by_name_are_more_than_fit_in_memory():
     adapters = {f"v{seed}": adapter(DECODER, seed) for seed in range(8)}
     source = Disk(DECODER, adapters)
     async with asyncio.timeout(PATIENCE_S), EmbeddedEngine(DECODER, source, version="base", versions_in_memory=3) as engine:
+        assert engine.capabilities().max_adapters_in_memory == 3
         for name in adapters:
             await engine.load_adapter(f"as {name}", Weights(version=name, key="k"))
         asks = [ask(f"{turn} {name}", live=f"as {name}", seed=turn, max_tokens=3) for turn in range(3) for name in adapters]

@@ -22,7 +22,7 @@ from bloomery.models.targets import UNEMBED, adapter_targets
 from bloomery.types.errors import BloomeryError
 from bloomery.types.generation import Abort, Generate, Live, SampledToken, SamplerEvent, Weights
 from bloomery.types.serving import version_spans
-from tests.infer.builders import Adapters, adapter, answers, drain, full_hidden, full_logprobs, naive, prompt, request
+from tests.infer.builders import Adapters, adapter, answers, drain, full_hidden, full_logprobs, generate, naive, prompt, request
 from tests.infer.test_versions import other_model
 from tests.train.builders import decoder
 
@@ -150,6 +150,17 @@ def test_nobody_takes_over_numbers_of_other_weights(model):
         assert (found[name].tokens[0], found[name].logprobs[0]) == expected["new"], name
     for name in ("old", "old after"):
         assert (found[name].tokens[0], found[name].logprobs[0]) == expected["base"], name
+
+
+@pytest.mark.parametrize("policy", ["keep", "recompute", "flush"])
+def test_what_was_kept_of_requests_that_have_left_is_forgotten_by_a_flush_alone(model, policy):
+    engine, tokens = serving(model, adapter(model, 5)), prompt(100)
+    first = generate(engine, request("first", tokens))["first"]
+    engine.swap("policy", NEW, policy)
+    drain(engine)
+    again = generate(engine, request("again", tokens))["again"]
+    assert again.found == (0 if policy == "flush" else 99)
+    assert again.told == first.told
 
 
 @pytest.mark.parametrize("policy", ["keep", "recompute"])
