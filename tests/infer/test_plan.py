@@ -3,7 +3,8 @@
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, count
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -63,6 +64,7 @@ class Simulation:
         self.quota: dict[Sample, int] = {}
         self.prefilled = 0
         self.finished: list[Sample] = []
+        self.aborted: list[Sample] = []
         self.blocks = Blocks()
         self.prefixes = Prefixes(self.blocks, keeping * blocks_for(600), blocks_for(limits.state_tokens))
         self.answered: dict[str, int] = {}
@@ -141,7 +143,7 @@ class Simulation:
             assert blocks_for(sample.cached) <= len(sample.blocks) == len(set(sample.blocks))
             # Where its next token goes nobody else looks.
             assert all(self.blocks.holders(block) == 1 for block in sample.blocks[sample.cached // BLOCK_PLACES :])
-        assert not any(sample.blocks for sample in [*self.waiting, *self.finished])
+        assert not any(sample.blocks for sample in [*self.waiting, *self.finished, *self.aborted])
         assert len(self.running) <= 1 or blocks_of(self.running, self.limits) <= self.limits.blocks
 
     def leave(self, sample: Sample) -> None:
@@ -235,10 +237,25 @@ class Simulation:
             return
         answered = self.answered.get(sample.request_id, sample.reusable)
         assert answered >= sample.shared, "a prompt that is scored is computed to its end"
+        self.keep(sample)
+        self.leave(sample)
+
+    def abort(self, samples: Sequence[Sample]) -> None:
+        """They leave, one after the other, wherever they are; what the last of a request that runs has cached is kept, however little it is."""
+        for sample in samples:
+            self.aborted.append(sample)
+            if sample in self.waiting:
+                self.waiting.remove(sample)
+                continue
+            if sum(other.request_id == sample.request_id for other in self.running) == 1:
+                self.keep(sample)
+            self.leave(sample)
+            self.check_blocks()
+
+    def keep(self, sample: Sample) -> None:
         tokens = np.concatenate([sample.stem.tokens, np.full(max(0, sample.cached - len(sample.stem.tokens)), 7, np.int32)])
         blocks = sample.blocks[: blocks_for(sample.cached)]
         self.prefixes.keep(Stem(sample.stem.version, tokens[: sample.cached]), blocks, self.beginnings(sample))
-        self.leave(sample)
 
     def beginnings(self, sample: Sample) -> tuple[Beginning, ...]:
         """Where one can go on, if not everywhere."""
@@ -285,6 +302,42 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
     return [Arrival(number, draw) for number in range(draw(st.integers(0, 6)))]
 
 
+class Departure(NamedTuple):
+    """Somebody goes away before a step: one sample, or all of its request."""
+
+    step: int
+    place: int
+    """Of the sample among all that run and wait, counted round and round."""
+    together: bool
+
+
+departures = st.lists(st.builds(Departure, st.integers(0, 60), st.integers(0, 40), st.booleans()), max_size=15)
+
+
+def serve_and_lose(engine: Simulation, arriving: Sequence[Arrival], leaving: Sequence[Departure], *, pause: int) -> None:
+    """Submit one after the other, and have some leave on the way; everybody else is served to the end, and nothing is left behind."""
+    most_steps = 100 + 3 * sum(arrival.quota + sample.length for arrival in arriving for sample in arrival.samples)
+    due = iter(arriving)
+    for step in count():
+        if step % (pause + 1) == 0 and (arrival := next(due, None)) is not None:
+            engine.submit(arrival.samples, arrival.quota)
+        for departure in leaving:
+            inside = [*engine.running, *engine.waiting]
+            if departure.step == step and inside:
+                gone = inside[departure.place % len(inside)]
+                engine.abort([each for each in inside if each is gone or (departure.together and each.request_id == gone.request_id)])
+        if engine.waiting or engine.running:
+            engine.step()
+        elif step >= (pause + 1) * len(arriving):
+            break
+        assert step < most_steps + (pause + 1) * len(arriving), "somebody starves"
+    everybody = [sample for arrival in arriving for sample in arrival.samples]
+    assert Counter([*engine.finished, *engine.aborted]) == Counter(everybody)
+    assert set(engine.blocks.held) == set(engine.prefixes._held)
+    engine.prefixes.clear()
+    assert not engine.blocks.held
+
+
 small_limits = st.builds(
     lambda slots, spare, tokens: Limits(slots=slots, token_budget=slots + 24 + spare, cache_tokens=tokens),
     st.integers(1, 9),
@@ -307,14 +360,22 @@ def test_everyone_is_served_within_the_budget_and_in_order(arriving, limits, pau
     assert len(engine.finished) == submitted
 
 
+@settings(max_examples=150, deadline=None)
+@given(arriving=arrivals(), limits=small_limits, pause=st.integers(0, 5), keeping=st.integers(0, 4), leaving=departures)
+def test_those_who_leave_in_mid_flight_take_nothing_with_them_and_the_others_are_served(arriving, limits, pause, keeping, leaving):
+    serve_and_lose(Simulation(limits, keeping=keeping), arriving, leaving, pause=pause)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     limits=small_limits,
     lengths=st.lists(st.integers(1, 900), min_size=1, max_size=5),
     meek=st.sampled_from(["rollout", "evaluation"]),
     length=st.sampled_from([300, 3000]),
+    patience=st.sampled_from([0, 1, 3]),
 )
-def test_no_class_starves_however_much_of_those_before_it_arrives(limits, lengths, meek, length):
+def test_no_class_starves_however_much_of_those_before_it_arrives_and_leaves_again(limits, lengths, meek, length, patience):
+    """Every so many steps the oldest of the others gives up, where they do."""
     engine, steps, number = Simulation(limits), 0, 0
     (sample,) = samples_of("meek", prompt=length, priority=meek)
     while sample not in engine.finished:
@@ -326,6 +387,8 @@ def test_no_class_starves_however_much_of_those_before_it_arrives(limits, length
                 engine.submit([sample], quota=20)
         engine.step()
         steps += 1
+        if patience and steps % patience == 0:
+            engine.abort([other for other in (*engine.running, *engine.waiting) if other is not sample][:1])
         assert steps < 2000, "it starves"
 
 

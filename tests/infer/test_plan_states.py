@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bloomery.infer.plan import Chunk, Fork, Limits, Sample, Stem, Stretch, plan_step
 from bloomery.infer.states import Beginning
-from tests.infer.test_plan import Simulation, arrivals, samples_of, small_limits, stem
+from tests.infer.test_plan import Simulation, arrivals, departures, samples_of, serve_and_lose, small_limits, stem
 
 CHUNK = 64
 NO_NUMBERS = torch.empty(0)
@@ -46,8 +46,8 @@ class StateSimulation(Simulation):
     def beginnings(self, sample: Sample) -> tuple[Beginning, ...]:
         return tuple(Beginning(stretch, NO_NUMBERS, NO_NUMBERS) for stretch in self.stretches(sample))
 
-    def finish(self, sample: Sample) -> None:
-        super().finish(sample)
+    def leave(self, sample: Sample) -> None:
+        super().leave(sample)
         self.marks = {stem: mark for stem, mark in self.marks.items() if any(other.stem is stem for other in self.running)}
 
 
@@ -67,6 +67,19 @@ def test_everyone_is_served_and_begins_where_a_state_is_known(arriving, limits, 
                 engine.step()
     engine.run()
     assert len(engine.finished) == submitted
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    arriving=arrivals(),
+    limits=small_limits,
+    pause=st.integers(0, 40),
+    keeping=st.integers(0, 4),
+    state_tokens=st.integers(0, 900),
+    leaving=departures,
+)
+def test_those_who_leave_in_mid_flight_leave_no_state_that_nobody_knows(arriving, limits, pause, keeping, state_tokens, leaving):
+    serve_and_lose(StateSimulation(with_states(limits, state_tokens), keeping=keeping), arriving, leaving, pause=pause)
 
 
 def test_samples_of_a_request_prefill_their_prompt_once_however_late_they_come():

@@ -11,7 +11,7 @@ from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import VERSIONS_IN_MEMORY, Model
 from bloomery.models.pads import BLOCK_PLACES
-from bloomery.types.generation import NO_LOGPROB, Abort, Generate, SampledToken, SampleFinished, Weights
+from bloomery.types.generation import NO_LOGPROB, Abort, Generate, SampledToken, SampleFinished, SamplerEvent, Weights
 from tests.infer.builders import Adapters, adapter, answers, drain, full_logprobs, generate, naive, prompt, request, sampler
 from tests.train.builders import VOCAB, decoder
 
@@ -167,6 +167,84 @@ def test_abort_ends_one_sample_or_all_and_spares_the_rest(model):
     assert found["drop"].reasons == {0: "abort", 1: "abort"}
     assert found["keep"].reasons == {0: "length", 1: "abort"}
     assert found["keep"].tokens[0] == generate(sampler(model), request("keep", prompt(12), max_tokens=10))["keep"].tokens[0]
+
+
+LONG_PROMPT = 700
+ABORTED_IN_PREFILL = pytest.mark.parametrize("asked", [{}, SCORE | {"prompt_top_k": 2}], ids=["sampled", "scored"])
+
+
+def half_way(engine: Sampler, request_id: str) -> list[SamplerEvent]:
+    """Step until one sample of a request has a part of its prompt, and answered a part of what is asked about it, while its siblings wait."""
+    events: list[SamplerEvent] = []
+    while not (cached := cached_by(engine, request_id)):
+        events += engine.step()
+    asked = engine._queues.requests[request_id]
+    assert len(cached) == 1
+    assert 0 < cached[0] < LONG_PROMPT - 1
+    assert [sample.index for sample in engine._queues.waiting if sample.request_id == request_id] == [1, 2, 3]
+    assert asked.inquiry is None or (0 < asked.inquiry._known < LONG_PROMPT - 1)
+    return events
+
+
+def cached_by(engine: Sampler, request_id: str) -> list[int]:
+    return [sample.cached for sample in engine._queues.running if sample.request_id == request_id and sample.cached]
+
+
+def beside(model, adapters, asked: dict[str, object], *, kept_tokens: int) -> tuple[Sampler, list[Generate], Generate]:
+    """A sampler with somebody who decodes, a long request of four samples behind him, and one behind that."""
+    engine = sampler(model, adapters, Limits(slots=3, token_budget=64, cache_tokens=64 * BLOCK_PLACES, kept_tokens=kept_tokens))
+    others = [request("runs", prompt(12), version="v0", max_tokens=40), request("waits", prompt(90), max_tokens=10, asked=SCORE)]
+    gone = request("gone", prompt(LONG_PROMPT), version="v1", num_samples=4, max_tokens=5, asked=asked)
+    for each in (others[0], gone, others[1]):
+        engine.submit(each)
+    return engine, others, gone
+
+
+@ABORTED_IN_PREFILL
+def test_one_who_is_aborted_in_the_middle_of_his_prefill_gives_all_room_back_and_changes_nobodys_bits(model, adapters, asked):
+    engine, others, gone = beside(model, adapters, asked, kept_tokens=0)
+    events = half_way(engine, "gone")
+    (runs,) = [sample for sample in engine._queues.running if sample.request_id == "runs"]
+    full = engine.cache_usage
+    engine.abort(Abort(request_id="gone"))
+    assert engine._cache._blocks.held == set(runs.blocks)
+    assert (engine.running_sequences, engine.waiting_sequences) == (1, 1)
+    assert 0 < engine.cache_usage < full
+    found = answers(events + drain(engine))
+    assert found["gone"].reasons == dict.fromkeys(range(4), "abort")
+    assert (found["gone"].tokens, found["gone"].score) == ({}, None)
+    alone = generate(sampler(model, adapters), *others)
+    assert {each.request_id: found[each.request_id].told for each in others} == {name: answer.told for name, answer in alone.items()}
+    assert not engine._cache._blocks.held
+    assert generate(engine, gone)["gone"].told == generate(sampler(model, adapters), gone)["gone"].told
+
+
+@ABORTED_IN_PREFILL
+def test_siblings_of_one_who_is_aborted_in_the_middle_of_the_prefill_have_their_bits_and_all_that_was_asked(model, adapters, asked):
+    engine, others, gone = beside(model, adapters, asked, kept_tokens=0)
+    events = half_way(engine, "gone")
+    engine.abort(Abort(request_id="gone", sample=0))
+    found = answers(events + drain(engine))
+    undisturbed = generate(sampler(model, adapters), *others, gone)
+    assert found["gone"].reasons == {0: "abort"} | dict.fromkeys(range(1, 4), "length")
+    assert found["gone"].tokens == {sample: undisturbed["gone"].tokens[sample] for sample in range(1, 4)}
+    assert found["gone"].logprobs == {sample: undisturbed["gone"].logprobs[sample] for sample in range(1, 4)}
+    assert found["gone"].score == undisturbed["gone"].score
+    assert {each.request_id: found[each.request_id].told for each in others} == {
+        each.request_id: undisturbed[each.request_id].told for each in others
+    }
+    assert not engine._cache._blocks.held
+
+
+def test_what_one_has_computed_who_is_aborted_in_the_middle_of_his_prefill_is_of_use_to_the_next(model, adapters):
+    engine, _, gone = beside(model, adapters, {}, kept_tokens=64 * BLOCK_PLACES)
+    half_way(engine, "gone")
+    (cached,) = cached_by(engine, "gone")
+    engine.abort(Abort(request_id="gone"))
+    drain(engine)
+    again = generate(engine, gone)["gone"]
+    assert again.found == cached
+    assert again.told == generate(sampler(model, adapters), gone)["gone"].told
 
 
 def test_weights_that_someone_uses_stay_in_memory(model, adapters):
