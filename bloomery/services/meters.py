@@ -8,7 +8,7 @@ for several samples counts as that many in all but its prompt.
 import time
 from collections import Counter as Tally
 from collections.abc import Iterable, Mapping
-from typing import Final, get_args
+from typing import Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,6 +19,9 @@ from bloomery.services.models import Models
 from bloomery.types.errors import InvalidInput, Unavailable
 from bloomery.types.generation import FinishReason, Generate, SampledToken, SampleFinished
 
+Ended = FinishReason | Literal["error"]
+"""Why a sample ended, as vLLM counts it: `error` where its caller was told of one."""
+_REASONS: Final[tuple[Ended, ...]] = (*get_args(FinishReason), "error")
 _MODEL: Final = ("model_name",)
 _PROCESS: Final = ("model_name", "engine")
 _FIRST_TOKEN_S: Final = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
@@ -93,11 +96,14 @@ class Meter:
         """Whoever reads has enough of a sample: it came to a stop string."""
         self._end(sample, "stop")
 
+    def fail(self) -> None:
+        """Whoever reads is told of an error."""
+        self._end_all("error")
+
     def close(self, found_tokens: int) -> None:
         """Nobody reads any more: what is open was aborted. So many tokens of the prompt were in the cache."""
         self._figures.cache_hits.inc(found_tokens)
-        for sample in sorted(self._open):
-            self._end(sample, "abort")
+        self._end_all("abort")
 
     def _token(self, sample: int) -> None:
         now_s = time.perf_counter()
@@ -116,7 +122,11 @@ class Meter:
             self._unbegun.remove(sample)
             self._waiting[self._base_hash] -= 1
 
-    def _end(self, sample: int, reason: FinishReason) -> None:
+    def _end_all(self, reason: Ended) -> None:
+        for sample in sorted(self._open):
+            self._end(sample, reason)
+
+    def _end(self, sample: int, reason: Ended) -> None:
         if sample not in self._open:
             return
         self._open.remove(sample)
@@ -142,7 +152,9 @@ class _Figures:
         self.draft_kept = counter("bloomery:draft_tokens_kept", "Sampled tokens that were guessed right, and so verified together.")
         self.cache_queries = counter("vllm:prefix_cache_queries", "Tokens of prompts that were looked up in the prefix cache.")
         self.cache_hits = counter("vllm:prefix_cache_hits", "Tokens of prompts whose keys and values were there.")
-        self.ended = counter("vllm:request_success", "Samples that ended, by reason: stop, length or abort.", ("model_name", "finished_reason"))
+        self.ended = counter(
+            "vllm:request_success", "Samples that ended, by reason: stop, length, abort or error.", ("model_name", "finished_reason")
+        )
         self.first_token = histogram("vllm:time_to_first_token_seconds", "From submission to a sample's first token.", _FIRST_TOKEN_S)
         self.between_tokens = histogram("vllm:inter_token_latency_seconds", "Between two tokens of a sample.", _BETWEEN_S)
         self.whole = histogram("vllm:e2e_request_latency_seconds", "From submission to the end of a sample.", _WHOLE_S)
@@ -163,7 +175,7 @@ class _OfModel:
         self.draft_kept = figures.draft_kept.labels(model)
         self.cache_queries = figures.cache_queries.labels(model)
         self.cache_hits = figures.cache_hits.labels(model)
-        self.ended = {reason: figures.ended.labels(model, reason) for reason in get_args(FinishReason)}
+        self.ended = {reason: figures.ended.labels(model, reason) for reason in _REASONS}
         self.first_token = figures.first_token.labels(model)
         self.between_tokens = figures.between_tokens.labels(model)
         self.whole = figures.whole.labels(model)

@@ -153,6 +153,10 @@ class SampleStream:
                 async for event in events:
                     meter.take(event)
                     yield event
+        except Exception:
+            # Not where the reader goes away, which is none.
+            meter.fail()
+            raise
         finally:
             meter.close(self.found_tokens)
 

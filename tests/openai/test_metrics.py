@@ -2,15 +2,28 @@
 
 import json
 from pathlib import Path
+from queue import SimpleQueue
 
 import httpx
+import numpy as np
+import openai
+import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from bloomery.types.protocol import EngineStatus
+from bloomery.config import EngineConfig, ModelConfig
+from bloomery.engine import executor
+from bloomery.engine.executor import Command, Connected, Executor, Inbox, Stop
+from bloomery.engine.hosted import CheckpointAfter
+from bloomery.infer.plan import Limits
+from bloomery.models import tiny
+from bloomery.types.arrays import Array
+from bloomery.types.generation import Generate, Priority, SamplingParams, Weights
+from bloomery.types.protocol import EngineStatus, FromEngine
+from tests.engine.test_plain import restored_threads
 from tests.live import LiveServer, wait_until
-from tests.openai.server import ScriptedServer
-from tests.openai.test_contract import chat
+from tests.openai.server import Script, ScriptedServer
+from tests.openai.test_contract import USER, chat
 from tests.openai.test_rates import limited
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -64,16 +77,84 @@ def test_what_an_engine_says_of_itself_is_there_to_be_read(server: ScriptedServe
     status = EngineStatus(
         running_sequences=3, waiting_sequences=4, queued_operations=5, tokens_sampled=6, tokens_trained=7, cache_usage=0.25, preemptions=8
     )
+    wait_until_said(server, status, 3, 4, 0.25, 8)
+    found = metrics(server)
+    assert (found["bloomery:queued_operations", "tiny"], found["bloomery:trained_tokens_total", "tiny"]) == (5, 7)
+
+
+def wait_until_said(server: ScriptedServer, status: EngineStatus, *figures: float) -> None:
+    """Have the engine say it, and wait until these are samples that run and wait, the share of the cache and those who had to leave it."""
 
     async def say() -> None:
         server.engine._post(status)
 
     server.call(say())
-    wait_until(lambda: ("vllm:num_requests_running", "tiny") in metrics(server))
-    found = metrics(server)
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total")
-    assert [found[f"vllm:{name}", "tiny"] for name in names] == [3, 4, 0.25, 8]
-    assert (found["bloomery:queued_operations", "tiny"], found["bloomery:trained_tokens_total", "tiny"]) == (5, 7)
+    wait_until(lambda: tuple(metrics(server).get((f"vllm:{name}", "tiny")) for name in names) == figures)
+
+
+def test_what_an_executor_says_of_its_sampler_in_a_crowd_is_there_to_be_read(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "STATUS_S", 0.0)
+    quiet, crowded, squeezed, *_ = said_of(tmp_path, crowd("rollout", 70), crowd("production", 40))
+    places = Limits().slots
+    assert (quiet.running_sequences, quiet.waiting_sequences, quiet.tokens_sampled) == (0, 0, 0)
+    assert (quiet.cache_usage, quiet.preemptions, quiet.waiting_by_priority) == (0, 0, {})
+    assert (crowded.running_sequences, crowded.waiting_sequences, crowded.tokens_sampled) == (places, 6, places)
+    assert 0 < crowded.cache_usage < 1
+    assert (crowded.preemptions, crowded.waiting_by_priority) == (0, {"rollout": 6})
+    assert (squeezed.running_sequences, squeezed.waiting_sequences, squeezed.tokens_sampled) == (places, 46, 2 * places)
+    assert (squeezed.preemptions, squeezed.waiting_by_priority) == (40, {"rollout": 46})
+    wait_until_said(server, squeezed, places, 46, squeezed.cache_usage, 40)
+    assert server.http.get("/api/v1/status").json()["engines"][0]["detail"]["waiting_by_priority"] == {"rollout": 46}
+
+
+def crowd(priority: Priority, samples: int) -> Generate:
+    prompt = Array.of(np.arange(20, dtype=np.int32))
+    params = SamplingParams(max_tokens=40, seed=1)
+    return Generate(request_id=priority, weights=Weights(version="b"), prompt=prompt, params=params, num_samples=samples, priority=priority)
+
+
+def said_of(directory: Path, *requests: Generate) -> list[EngineStatus]:
+    """What a replica of the shipped model says of itself when somebody connects, and behind the first step of each request."""
+    model = ModelConfig(alias="tiny", path=str(tiny.PATH), base_hash="b", dtype="float32", threads=1, socket="")
+    inbox: Inbox = SimpleQueue()
+    orders: list[Command] = [*requests, Stop()]
+    said: list[EngineStatus] = []
+
+    def deliver(_: int, message: FromEngine) -> None:
+        if isinstance(message, EngineStatus):
+            said.append(message)
+            if orders:
+                inbox.put(orders.pop(0))
+
+    inbox.put(Connected(1))
+    with restored_threads():
+        Executor(EngineConfig(data_dir=str(directory), model=model, role="replica"), inbox, deliver, CheckpointAfter()).run()
+    return said
+
+
+def test_a_sample_that_failed_is_told_from_one_that_nobody_waited_for(server: ScriptedServer, sdk: OpenAI) -> None:
+    before = metrics(server)
+    server.scripted.script = Script(fail_after=2)
+    with pytest.raises(openai.InternalServerError, match="the weights melted"):
+        chat(sdk, n=2)
+    with pytest.raises(openai.APIError, match="the weights melted"):
+        list(chat(sdk, stream=True))
+    server.scripted.script = Script(refuses="grammar")
+    with pytest.raises(openai.BadRequestError, match="`grammar` is too much"):
+        chat(sdk)
+    server.scripted.script = Script(stall_after=2)
+    with server.asking("/v1/chat/completions", {"model": "tiny", "messages": USER}):
+        pass
+    names = ("error", "abort", "stop", "length")
+
+    def grew() -> tuple[float, ...]:
+        after = metrics(server)
+        return tuple(after["vllm:request_success_total", name] - before["vllm:request_success_total", name] for name in names)
+
+    wait_until(lambda: grew() == (4, 1, 0, 0))
 
 
 def metrics(server: ScriptedServer) -> dict[tuple[str, str], float]:
