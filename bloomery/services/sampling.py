@@ -4,6 +4,8 @@
 away the request is submitted again, to another replica or to the same one when it is back, with the tokens that were passed on: the noise of a
 token depends on seed, sample and position alone, so the answer goes on with the same ones. The last of them is sampled once more, to see that it
 does. Where more than tokens is asked, everything is computed again and what was passed on is dropped. Every wait has a deadline.
+
+A request is of one version, and its answer goes by that name: tokens of which whoever samples says another version are Corrupt.
 """
 
 import secrets
@@ -22,7 +24,7 @@ from bloomery.services.principal import Principal
 from bloomery.services.target import Target
 from bloomery.services.versions import Versions
 from bloomery.types.checks import check_generate, check_seed
-from bloomery.types.errors import Deadly, InvalidInput, NotFound, Unavailable, WorkerError
+from bloomery.types.errors import Corrupt, Deadly, InvalidInput, NotFound, Unavailable, WorkerError
 from bloomery.types.generation import (
     Abort,
     Generate,
@@ -34,6 +36,7 @@ from bloomery.types.generation import (
     SampledToken,
     SampleFinished,
     SamplerEvent,
+    Weights,
 )
 from bloomery.types.ids import new_id
 
@@ -209,6 +212,7 @@ class _Passed:
 
     def __init__(self, request: Generate) -> None:
         self.found_tokens = 0
+        self._weights = request.weights
         self._asks_more = request.scores_prompt or request.routing or request.embed
         self._tokens: list[list[int]] = [[] for _ in range(request.num_samples)]
         self.finished: set[int] = set()
@@ -236,11 +240,17 @@ class _Passed:
             case PromptEmbedded():
                 repeated, self._embedded = self._embedded, True
             case SampledToken():
+                self._check_version(event)
                 repeated = self._repeats(event)
             case SampleFinished(sample=sample):
                 repeated = sample in self.finished
                 self.finished.add(sample)
         return None if repeated else event
+
+    def _check_version(self, event: SampledToken) -> None:
+        if isinstance(self._weights, Weights) and event.version not in (None, self._weights.version):
+            told = f"version `{self._weights.version}` was asked for, and whoever samples says version `{event.version}` of token {event.position}"
+            raise Corrupt(f"{told}: no more of this answer is passed on; send the request again, and look at the log of that process")
 
     def _repeats(self, event: SampledToken) -> bool:
         tokens = self._tokens[event.sample]

@@ -140,6 +140,8 @@ class FakeEngine:
         self.silent_about_staging = False
         self.found_tokens = 0
         """Of every prompt, that were there already."""
+        self.versions_said: dict[int, str] = {}
+        """Of tokens by their position; of the others it says nothing."""
         self._queue: deque[Execute] = deque()
         self._writer: asyncio.StreamWriter | None = None
         self._server: asyncio.Server | None = None
@@ -398,8 +400,9 @@ class FakeEngine:
         endless = request.prompt.numpy()[0] == 0
         for sample in range(request.num_samples):
             for position in range(request.params.max_tokens - endless):
-                token = 100 + sample * 10 + position
-                events.append(SampledToken(request_id=request.request_id, sample=sample, position=position, token=token, logprob=-1.0))
+                token, said = 100 + sample * 10 + position, self.versions_said.get(position)
+                one = SampledToken(request_id=request.request_id, sample=sample, position=position, token=token, logprob=-1.0, version=said)
+                events.append(one)
             if not endless:
                 events.append(SampleFinished(request_id=request.request_id, sample=sample, reason="length"))
         self._post(EngineStatus(running_sequences=1, waiting_sequences=0, queued_operations=0, tokens_sampled=1, tokens_trained=0))

@@ -24,7 +24,7 @@ from bloomery.store.blobs import Blobs
 from bloomery.store.database import Database
 from bloomery.types.arrays import Array
 from bloomery.types.checks import MAX_EXPERTS_TOLD, check_generate
-from bloomery.types.errors import Deadly, Forbidden, InvalidInput, NotFound, Unavailable
+from bloomery.types.errors import Corrupt, Deadly, Forbidden, InvalidInput, NotFound, Unavailable
 from bloomery.types.generation import (
     Abort,
     Generate,
@@ -204,6 +204,23 @@ def test_one_sample_can_be_aborted_and_stays_aborted_after_a_restart(tmp_path: P
         assert engine.aborted[0].request_id != engine.aborted[1].request_id
         following.cancel()
         await asyncio.wait({following})
+
+    engine = FakeEngine(tmp_path / "s", Blobs(tmp_path / "blobs"))
+    play(tmp_path, story, engine)
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_token_of_another_version_than_was_asked_for_ends_the_answer_and_both_are_named(tmp_path: Path, place: int) -> None:
+    async def story(sampling: Sampling) -> None:
+        engine.versions_said = {0: BASE}
+        assert await tokens_of(sampling.stream(ME, TARGET, request())) == [100, 101, 102, 103]
+        engine.versions_said[place] = "another"
+        stream = sampling.stream(ME, TARGET, request())
+        for position in range(place):
+            assert (await anext(stream)).token == 100 + position  # type: ignore[union-attr]
+        with pytest.raises(Corrupt, match=rf"version `{BASE}` was asked for, and whoever samples says version `another` of token {place}"):
+            await anext(stream)
+        await until(lambda: engine.aborted != [])
 
     engine = FakeEngine(tmp_path / "s", Blobs(tmp_path / "blobs"))
     play(tmp_path, story, engine)
