@@ -157,9 +157,11 @@ class Policy:
         """One update from the data, which the groups of `batch` gave, and its version published; the metrics of the loss and of the update.
 
         `served` says of each datum what was sampled of it, as a `Segment` does: tokens of the newest version are held to `agreement`. Groups that
-        gave no data are had all the same: nothing is trained then, and there is no new version.
+        gave no data are had all the same: nothing is trained then, and there is no new version. Corrupt where tokens are of versions that this loop
+        did not publish: nothing can be said of how they were drawn.
         """
         versions = {version for sequence in served for version in sequence.versions}
+        self._refuse_unknown(versions)
         on_policy = versions == {self.cursor.version}
         cursor = replace(self.cursor, seq=self.run.next_seq, batch=tuple(sorted(batch)), on_policy=on_policy)
         if not data:
@@ -176,6 +178,14 @@ class Policy:
         metrics = gradients.result(timeout_s).metrics | update.result(timeout_s).metrics
         self._publish(cursor, snapshot.result(timeout_s).version)
         return metrics | {"held:sum": float(held)}
+
+    def _refuse_unknown(self, versions: Iterable[str]) -> None:
+        if unknown := sorted(version or "without a name" for version in versions if not self.knows(version)):
+            known = "those that it published since it was started, and no older ones"
+            raise Corrupt(
+                f"nothing of step {self.cursor.step} is learnt, because it has tokens of weights that this loop does not know: {', '.join(unknown)}. "
+                f"It knows {known}: leave such rollouts out (`rollouts.without_foreign`), and sample from `policy.sampler`"
+            )
 
     def _finish_what_was_begun(self) -> None:
         cursor, there, timeout_s = self.cursor, self.run.next_seq - self.cursor.seq, self._config.training_timeout_s

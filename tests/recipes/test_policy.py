@@ -13,8 +13,9 @@ from bloomery.client import Client
 from bloomery.recipes.grpo import GrpoConfig
 from bloomery.recipes.policy import Cursor, Policy, PolicyConfig, Start, fingerprint
 from bloomery.recipes.rollouts import RolloutConfig
+from bloomery.recipes.segments import Segment, single
 from bloomery.store import rows
-from bloomery.types.errors import Conflict, Gone, NotFound
+from bloomery.types.errors import Conflict, Corrupt, Gone, NotFound
 from tests.api.server import KEY, URL, serving
 from tests.recipes.loops import PROBLEMS
 from tests.services.runs_stage import datum
@@ -52,6 +53,24 @@ def test_a_round_without_data_is_had_and_publishes_nothing(client: Client, tmp_p
     again = Policy.open(client, TINY, path, "f")
     assert again.cursor == policy.cursor
     assert (again.cursor.round, again.step, again.cursor.had_below, again.run.next_seq) == (1, 0, 2, 2)
+
+
+def served(*versions: str) -> list[Segment]:
+    return [single([1], "turn", range(2, 2 + len(versions)), [-1.0] * len(versions), versions)]
+
+
+def test_tokens_of_versions_that_the_loop_never_published_are_refused_by_name_before_anything_is_submitted(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "cursor"
+    policy = Policy.open(client, replace(TINY, agreement="off"), path, "f")
+    first, written = policy.cursor.version, path.read_text()
+    with pytest.raises(Corrupt, match=r"tokens of weights that this loop does not know: another, without a name\. "):
+        policy.train([datum([1, 2, 3])], [0], served=served(first, "another", ""))
+    # Neither the run nor the file has moved: the same group may be made again.
+    assert (policy.run.next_seq, client.run(policy.run.id).next_seq, path.read_text()) == (2, 2, written)
+    policy.train([datum([1, 2, 3])], [0], served=served(first, first))
+    # Older weights of this loop are none of those.
+    policy.train([datum([1, 2, 3])], [1], served=served(first, policy.cursor.version))
+    assert (policy.step, policy.cursor.had_below) == (2, 2)
 
 
 def test_a_cursor_of_another_loop_is_refused(client: Client, tmp_path: Path) -> None:
