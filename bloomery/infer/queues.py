@@ -98,7 +98,8 @@ class Queues:
 
     def refuse(self, generate: Generate, error: BloomeryError) -> None:
         """Say why a request cannot begin."""
-        self.events.append(GenerateFailed(request_id=generate.request_id, message=error.message, category=error.category, field=error.field))
+        message, request_id = error.message, generate.request_id
+        self.events.append(GenerateFailed(request_id=request_id, message=message, category=error.category, field=error.field, code=error.code))
 
     def end_unbegun(self, generate: Generate) -> None:
         """Say of a request that nobody wants it any more, before any sample of it is in hand."""

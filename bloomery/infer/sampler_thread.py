@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from bloomery.infer.engine import EngineEvent
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.scrub import Scrub
-from bloomery.types.errors import BloomeryError, Conflict, Corrupt, InvalidInput, Unavailable, WorkerError, reason
+from bloomery.types.errors import BloomeryError, Conflict, Corrupt, Unavailable, reason
 from bloomery.types.generation import Abort, Generate, GenerateFailed, SampleFinished, SamplerEvent
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class SamplerThread:
             while unfinished:
                 for event in await self._next(stream):
                     if isinstance(event, GenerateFailed):
-                        raise InvalidInput(event.message, field=event.field) if event.category == "user" else WorkerError(event.message)
+                        raise event.error()
                     unfinished -= isinstance(event, SampleFinished)
                     yield event
         finally:

@@ -24,7 +24,7 @@ from bloomery.services.principal import Principal
 from bloomery.services.target import Target
 from bloomery.services.versions import Versions
 from bloomery.types.checks import check_generate, check_seed
-from bloomery.types.errors import Corrupt, Deadly, InvalidInput, NotFound, Unavailable, WorkerError
+from bloomery.types.errors import Corrupt, Deadly, NotFound, Unavailable
 from bloomery.types.generation import (
     Abort,
     Generate,
@@ -228,8 +228,8 @@ class _Passed:
     def fresh(self, event: SamplerEvent) -> Progress | None:
         """The event if it is news; None for a repetition."""
         match event:
-            case GenerateFailed(message=message, category=category, field=field):
-                raise InvalidInput(message, field=field) if category == "user" else WorkerError(message)
+            case GenerateFailed():
+                raise event.error()
             case PromptFound(tokens=tokens):
                 self.found_tokens = tokens
                 return None

@@ -3,6 +3,7 @@
 from typing import Final, Literal
 
 from bloomery.types.arrays import Array
+from bloomery.types.errors import BY_CODE, BloomeryError, Category, InvalidInput, WorkerError
 from bloomery.types.wire import Wire
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -219,9 +220,17 @@ class GenerateFailed(Wire, frozen=True, tag="generate_failed"):
 
     request_id: str
     message: str
-    category: Literal["user", "server"]
+    category: Category
     field: str | None = None
     """What of the request is wrong, where it is one field."""
+    code: str = WorkerError.code
+    """Of the error that it was; of one that is the caller's this says no more than its category, unless it is a code of such."""
+
+    def error(self) -> BloomeryError:
+        """To raise where the request was made: of the class that it was, as far as that is known."""
+        otherwise = InvalidInput if self.category == "user" else WorkerError
+        kind = BY_CODE.get(self.code, otherwise)
+        return (kind if kind.category == self.category else otherwise)(self.message, field=self.field)
 
 
 SamplerEvent = PromptFound | PromptScored | PromptRouted | PromptEmbedded | SampledToken | SampleFinished | GenerateFailed

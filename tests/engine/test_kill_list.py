@@ -61,6 +61,7 @@ def test_a_silent_fault_is_caught_before_a_token_is_served_and_without_it_all_is
     answer = ask(sampler, broken.new)
     assert answer.failure is not None
     assert fault.says in answer.failure.message
+    assert isinstance(answer.failure.error(), Corrupt)
     assert answer.tokens == {}
     assert broken.new.version not in sampler.versions.held
 

@@ -140,6 +140,8 @@ class FakeEngine:
         self.silent_about_staging = False
         self.found_tokens = 0
         """Of every prompt, that were there already."""
+        self.refuse_to_sample: tuple[Category, str] | None = None
+        """Whose error every request is, and its code."""
         self.versions_said: dict[int, str] = {}
         """Of tokens by their position; of the others it says nothing."""
         self._queue: deque[Execute] = deque()
@@ -391,6 +393,11 @@ class FakeEngine:
 
     def _sample(self, request: Generate) -> None:
         """Token n of sample s is `100 + s * 10 + n`; the last one never comes for prompts that begin with 0."""
+        if self.refuse_to_sample is not None:
+            category, code = self.refuse_to_sample
+            failed = GenerateFailed(request_id=request.request_id, message="it cannot be served", category=category, field="prompt", code=code)
+            self._post(SamplerEvents(events=(failed,)))
+            return
         events: list[SamplerEvent] = []
         if self.found_tokens:
             events.append(PromptFound(request_id=request.request_id, tokens=self.found_tokens))

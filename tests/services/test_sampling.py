@@ -24,7 +24,7 @@ from bloomery.store.blobs import Blobs
 from bloomery.store.database import Database
 from bloomery.types.arrays import Array
 from bloomery.types.checks import MAX_EXPERTS_TOLD, check_generate
-from bloomery.types.errors import Corrupt, Deadly, Forbidden, InvalidInput, NotFound, Unavailable
+from bloomery.types.errors import BloomeryError, Category, Conflict, Corrupt, Deadly, Forbidden, InvalidInput, NotFound, Unavailable, WorkerError
 from bloomery.types.generation import (
     Abort,
     Generate,
@@ -39,6 +39,7 @@ from bloomery.types.generation import (
 )
 from bloomery.types.protocol import SamplerEvents
 from bloomery.types.routing import RoutingShape
+from tests.api.server import serving
 from tests.render.builders import small_config
 from tests.services.fake_engine import BASE, FakeEngine, routed
 from tests.services.runs_stage import until
@@ -224,6 +225,42 @@ def test_a_token_of_another_version_than_was_asked_for_ends_the_answer_and_both_
 
     engine = FakeEngine(tmp_path / "s", Blobs(tmp_path / "blobs"))
     play(tmp_path, story, engine)
+
+
+@pytest.mark.parametrize(
+    ("category", "code", "kind"),
+    [
+        ("server", "corrupt", Corrupt),
+        ("server", "unavailable", Unavailable),
+        ("server", "worker", WorkerError),
+        ("server", "of another day", WorkerError),
+        ("server", "invalid", WorkerError),
+        ("user", "invalid", InvalidInput),
+        ("user", "conflict", Conflict),
+        ("user", "worker", InvalidInput),
+    ],
+)
+def test_why_a_process_fails_a_request_is_raised_as_what_it_was(tmp_path: Path, category: Category, code: str, kind: type[BloomeryError]) -> None:
+    async def story(sampling: Sampling) -> None:
+        engine.refuse_to_sample = category, code
+        with pytest.raises(BloomeryError, match="it cannot be served") as raised:
+            await tokens_of(sampling.stream(ME, TARGET, request()))
+        assert (type(raised.value), raised.value.category, raised.value.field) == (kind, category, "prompt")
+
+    engine = FakeEngine(tmp_path / "s", Blobs(tmp_path / "blobs"))
+    play(tmp_path, story, engine)
+
+
+def test_weights_that_are_not_what_was_published_are_corrupt_over_http_too(tmp_path: Path) -> None:
+    with serving(tmp_path) as server, server.client() as client:
+        server.engine.refuse_to_sample = "server", "corrupt"
+        with pytest.raises(Corrupt, match="it cannot be served"):
+            client.chat("tiny", [{"role": "user", "content": "Hello"}], max_tokens=2)
+        answer = server.http.post("/v1/completions", json={"model": "tiny", "prompt": "Hello", "max_tokens": 2})
+        assert (answer.status_code, answer.json()["error"]["code"], answer.json()["error"]["type"]) == (500, "corrupt", "server_error")
+        # The Training API tells whose error it was, and no code.
+        with pytest.raises(WorkerError, match="it cannot be served"):
+            client.sampler("tiny").sample([5, 6], max_tokens=2, seed=1).result()
 
 
 def test_names_resolve_in_order_and_need_the_scope(tmp_path: Path) -> None:
