@@ -11,7 +11,8 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from bloomery.client import Sampler
@@ -44,8 +45,6 @@ class Session:
         self.rollout_id, self.model = rollout_id, model
         self.key = secrets.token_urlsafe(24)
         self.attempt_id = f"{rollout_id}-{secrets.token_hex(8)}"
-        self.failure: str | None = None
-        """Why the server did not answer, where it did not."""
         self.reward: Reward | None = None
         """What was reported last, of what was taken."""
         self.refused: Fault | None = None
@@ -58,12 +57,23 @@ class Session:
         self._lock = threading.Lock()
         self._open = True
         self._asked: Counter[str] = Counter()
+        self._failed: dict[tuple[int, ...], str] = {}
+        """Why those answers did not come that the server owes, by their places."""
+        self._answered: Counter[tuple[int, ...]] = Counter()
+        """How often a prompt was asked for when it was answered last, by all of its place but that."""
         self._numbers: dict[str, int] = {}
         self._turns: dict[str, Turn] = {}
         self._said: dict[str, list[Message]] = {}
         self._written: dict[str, tuple[int, ...]] = {}
         """What the template made of the messages that each answer was asked with."""
         self._longest: list[Message] = []
+
+    @property
+    def failure(self) -> str | None:
+        """Why the server did not answer, where it did not: of what was asked last, and not answered when it was asked again."""
+        with self._lock:
+            left = [message for (*prompt, again), message in self._failed.items() if self._answered[tuple(prompt)] <= again]
+            return left[-1] if left else None
 
     def answer(self, body: Mapping[str, Any], is_there: Callable[[], bool]) -> tuple[Asked, dict[str, Any]]:
         """A chat completion; recorded unless whoever asked has gone meanwhile and will never read it."""
@@ -72,12 +82,14 @@ class Session:
         before = self._continued(asked.messages)
         prompt = written if before is None else self._going_on(before, asked, written)
         name, place = self._begin(prompt)
-        sampled = self._sample(prompt, asked, place)
-        (sequence,) = sampled.sequences
-        message, reason = write_message(self._tokenizer, asked, name, sequence.tokens, stopped=sequence.stopped)
+        with self._owed(place):
+            sampled = self._sample(prompt, asked, place)
+            (sequence,) = sampled.sequences
+            message, reason = write_message(self._tokenizer, asked, name, sequence.tokens, stopped=sequence.stopped)
         if is_there():
             turn = Turn(name, prompt, sequence.tokens, sequence.logprobs, sampled.version, sequence.stopped, before)
             self._record(turn, written, asked.messages, message, [*body["messages"], message], sum(sampled.kept))
+            self._note_answered(place)
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(sequence.tokens), "total_tokens": len(prompt) + len(sequence.tokens)}
         return asked, {
             "id": name,
@@ -130,16 +142,34 @@ class Session:
         left_s = min(self._config.sample_timeout_s, self._deadline - time.monotonic())
         (draft,) = [()] if self._earlier is None else self._earlier.of(place, 1)
         seed, drafts = derived_seed(self._config.seed, *place), [draft[: asked.max_tokens]] if draft else None
-        try:
-            sampled = self._sampler.sample(prompt, max_tokens=asked.max_tokens, seed=seed, drafts=drafts).result(max(0.0, left_s))
-        except BloomeryError as error:
-            if error.category == "user":
-                raise
-            self.failure = error.message
-            raise Unavailable(error.message) from error
+        sampled = self._sampler.sample(prompt, max_tokens=asked.max_tokens, seed=seed, drafts=drafts).result(max(0.0, left_s))
         if self._earlier is not None:
             self._earlier.keep(place, [sampled.sequences[0].tokens])
         return sampled
+
+    @contextmanager
+    def _owed(self, place: tuple[int, ...]) -> Iterator[None]:
+        """An answer that does not come is remembered, unless that is the agent's own mistake: what the agent makes of it may look like a reward."""
+        try:
+            yield
+        except BloomeryError as error:
+            if error.category == "user":
+                raise
+            self._note_failed(place, error.message)
+            raise Unavailable(error.message) from error
+        except Exception as error:
+            self._note_failed(place, f"{type(error).__name__}: {error}")
+            raise
+
+    def _note_failed(self, place: tuple[int, ...], message: str) -> None:
+        with self._lock:
+            if self._open:
+                self._failed[place] = message
+
+    def _note_answered(self, place: tuple[int, ...]) -> None:
+        *prompt, again = place
+        with self._lock:
+            self._answered[tuple(prompt)] = max(self._answered[tuple(prompt)], again + 1)
 
     def _going_on(self, before: str, asked: Asked, written: tuple[int, ...]) -> tuple[int, ...]:
         """The tokens that were served of the earlier answer, and what comes behind them now; what the template writes where it tells that anew."""

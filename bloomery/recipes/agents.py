@@ -132,12 +132,16 @@ class AgentRollouts(MakesGroups):
 
 
 def settle(problem: Problem, session: Session, turns: Sequence[Turn], outcome: Any) -> Graded | Failure:
-    """What became of an attempt; an agent that raised because the server failed it did nothing wrong, and a report that was refused says why it
-    raised, or never came to an end."""
+    """What became of an attempt.
+
+    An agent that the server failed did nothing wrong when it raised, and what it returned is no reward: it may well have caught the error and called
+    that a zero. A report that was refused says why an agent raised, or never came to an end.
+    """
     settled = judge(rollout_of(session.rollout_id, problem, turns)._replace(kept=session.kept), session.reward if outcome is None else outcome)
+    late = isinstance(settled, Failure) and settled.kind == "timeout"
+    if (failure := session.failure) is not None and not late:
+        return Failure(session.rollout_id, "sampling", failure, final=False)
     if isinstance(settled, Failure):
-        if session.failure is not None and settled.kind == "raised":
-            return Failure(session.rollout_id, "sampling", session.failure, final=False)
         if session.refused is not None and (outcome is None or settled.kind in ("raised", "timeout")):
             return Failure(session.rollout_id, session.refused.kind, session.refused.message, final=False)
         return settled

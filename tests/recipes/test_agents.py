@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,69 @@ def test_an_agent_whose_server_is_away_did_nothing_wrong(tokenizer: ChatTokenize
         group = group_of(once, tokenizer, sampler)
     assert group.members == ()
     assert [(failure.kind, failure.final) for failure in group.failures] == [("sampling", True)] * 2
+
+
+class Unwell(httpx.BaseTransport):
+    """Of a server that fails at some of the samples that it is asked for, by their number."""
+
+    def __init__(self, *fails: int) -> None:
+        self._wire, self._numbers, self._fails = httpx.HTTPTransport(), count(), fails
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/api/v1/asample" and next(self._numbers) in self._fails:
+            return httpx.Response(500, json={"error": "the engine broke", "category": "server", "code": "worker", "field": None})
+        return self._wire.handle_request(request)
+
+    def close(self) -> None:
+        self._wire.close()
+
+
+def swallowing(*words: str, reports: bool = False) -> Callable[[Episode], float | None]:
+    """An agent that says each word in turn, and takes an error of the server for an answer that deserves nothing."""
+
+    def agent(episode: Episode) -> float | None:
+        reward = 1.0
+        with asks(episode) as model:
+            for word in words:
+                try:
+                    model.chat.completions.create(model=episode.model, messages=[{"role": "user", "content": f"Say {word}."}])
+                except openai.APIStatusError:
+                    reward = 0.0
+        if not reports:
+            return reward
+        report(episode, reward=reward).raise_for_status()
+        return None
+
+    return agent
+
+
+def group_of_one(server: LiveServer, tokenizer: ChatTokenizer, agent: Callable[[Episode], Any], *fails: int, attempts: int = 1) -> Group:
+    with Client(server.url, server.key, transport=Unwell(*fails)) as client:
+        return group_of(agent, tokenizer, client.sampler(BASE), RolloutConfig(group_size=1, max_tokens=4, attempts=attempts))
+
+
+@pytest.mark.parametrize("reports", [False, True])
+def test_an_agent_that_takes_an_error_of_the_server_for_a_zero_has_no_reward(
+    live_server: LiveServer, tokenizer: ChatTokenizer, reports: bool
+) -> None:
+    agent = swallowing("red", "blue", reports=reports)
+    assert [member.reward for member in group_of_one(live_server, tokenizer, agent).members] == [1.0]
+    failed = group_of_one(live_server, tokenizer, agent, 1)
+    assert (failed.members, failed.failures) == ((), (Failure("7.0", "sampling", "the engine broke", final=True),))
+    # Tried again it asks the same, and is answered.
+    again = group_of_one(live_server, tokenizer, agent, 1, attempts=2)
+    assert [member.reward for member in again.members] == [1.0]
+    assert [(failure.kind, failure.final) for failure in again.failures] == [("sampling", False)]
+
+
+def test_an_agent_that_asked_the_same_again_and_was_answered_has_the_reward_that_it_returned(
+    live_server: LiveServer, tokenizer: ChatTokenizer
+) -> None:
+    again = group_of_one(live_server, tokenizer, swallowing("red", "red", "blue"), 0)
+    assert ([member.reward for member in again.members], again.failures) == ([0.0], ())
+    # An answer of before says nothing of the one that failed, and neither does one to something else.
+    for words, fails in ((("red", "red"), 1), (("red", "blue"), 0)):
+        assert [failure.kind for failure in group_of_one(live_server, tokenizer, swallowing(*words), fails).failures] == ["sampling"]
 
 
 def test_streams_are_read_by_whoever_asks_for_them(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
