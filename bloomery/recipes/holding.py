@@ -67,6 +67,8 @@ class Scores(NamedTuple):
     tokens: int
     deviation: float
     """Of how often the likeliest token came, in standard errors."""
+    held_share: float | None
+    """Of the groups that were made, those that were held to anything; None where none was made."""
 
 
 class Holding:
@@ -80,14 +82,19 @@ class Holding:
         self._bar, self._sampler_of, self._every = bar, sampler_of, every
         self._attempts, self._timeout_s = attempts, timeout_s
         self._lock = threading.Lock()
-        self._looks: bool | None = None
+        self._looks = False
         self._tokens, self._deviation = 0, 0.0
+        self._groups = self._held_groups = 0
         self._likeliest: deque[float] = deque(maxlen=WINDOW)
         self._came: deque[bool] = deque(maxlen=WINDOW)
 
     def held(self, group: Group) -> Group:
         """The group, whose tokens are those that were served; Corrupt where they are not."""
-        if not self._is_looked_for():
+        looks = self._is_looked_for()
+        with self._lock:
+            self._groups += 1
+            self._held_groups += looks
+        if not looks:
             return group
         members = group.members if self._every else group.members[group.number % len(group.members) :][:1] if group.members else ()
         segments = [segment for member in members for segment in member.rollout.segments if all(map(self._sampler_of, segment.versions))]
@@ -102,15 +109,14 @@ class Holding:
     def looked(self) -> Scores:
         """What was scored since this was asked last."""
         with self._lock:
-            tokens, self._tokens = self._tokens, 0
-            return Scores(tokens, self._deviation)
+            tokens, groups, held_groups = self._tokens, self._groups, self._held_groups
+            self._tokens = self._groups = self._held_groups = 0
+            return Scores(tokens, self._deviation, held_groups / groups if groups else None)
 
     def _is_looked_for(self) -> bool:
-        """Asked of the server once: scoring where nothing is refused would only cost time."""
-        with self._lock:
-            if self._looks is None:
-                self._looks = self._bar.now() is not None
-            return self._looks
+        """Scoring where nothing is refused would only cost time. A server that promises nothing is asked at every group: its engine may be away."""
+        self._looks = self._looks or self._bar.now() is not None
+        return self._looks
 
     def _known(self, version: str) -> Sampler:
         sampler = self._sampler_of(version)

@@ -156,6 +156,7 @@ def _looked(trained: Mapping[str, float], looked: Looked | None) -> dict[str, fl
         return {}
     found = {
         "agreement/trainer_tokens": trained.get("held:sum"),
+        "agreement/held_share": looked.scores.held_share,
         "agreement/scored_tokens": float(looked.scores.tokens),
         "agreement/drawn_deviation": looked.scores.deviation,
         "kl/reference": looked.kl,

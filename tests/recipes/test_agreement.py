@@ -81,6 +81,7 @@ def test_both_loops_refuse_another_bit_where_bits_are_promised_and_go_on_when_it
     told_otherwise(0.0)
     (report,) = loop(client, tmp_path / "cursor", "promised")
     assert report.metrics["ratio/largest_difference"] == 0
+    assert report.metrics["agreement/held_share"] == 1
     # All of them by the trainer, one rollout of each group by the server.
     assert report.metrics["agreement/trainer_tokens"] == report.metrics["tokens/sampled"]
     assert 2 <= report.metrics["agreement/scored_tokens"] <= 2 * SMALL.max_tokens
@@ -93,6 +94,7 @@ def test_a_loop_that_is_told_to_shows_the_difference_and_refuses_nothing(
     told_otherwise(BIASED)
     (report,) = loop(client, tmp_path / "cursor", "off")
     assert report.metrics["ratio/largest_difference"] == pytest.approx(BIASED, rel=1e-3)
+    assert report.metrics["agreement/held_share"] == 0
 
 
 @pytest.mark.parametrize("others", [0, 1])

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from bloomery.client import Client, Sampler
@@ -16,7 +17,7 @@ from bloomery.recipes import async_grpo, grpo
 from bloomery.recipes.agents import Agents
 from bloomery.recipes.async_grpo import AsyncGrpoConfig
 from bloomery.recipes.grpo import GrpoConfig, StepReport
-from bloomery.recipes.holding import Bar, Holding
+from bloomery.recipes.holding import Bar, Holding, Scores
 from bloomery.recipes.rollouts import Environment, Failure, Graded, Group, Problem, Rollout, RolloutConfig
 from bloomery.render import ChatTokenizer
 from bloomery.types.errors import Corrupt
@@ -168,6 +169,50 @@ def test_tokens_that_were_drawn_otherwise_beside_the_models_own_numbers_end_the_
             ahead(client, tmp_path / "cursor", Record().grade, PROBLEMS, rollouts=rollouts)
     (report,) = ahead(client, tmp_path / "cursor", Record().grade, PROBLEMS, rollouts=rollouts)
     assert 0 < abs(report.metrics["agreement/drawn_deviation"]) < 6
+
+
+class Away(httpx.BaseTransport):
+    """Of a server whose status says that its engine was not reached yet, until it is `back`."""
+
+    def __init__(self) -> None:
+        self._wire, self.back = httpx.HTTPTransport(), False
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = self._wire.handle_request(request)
+        if request.url.path != "/api/v1/status" or self.back:
+            return response
+        response.read()
+        told = response.json()
+        for engine in told["engines"]:
+            engine["detail"] = {"problem": "it was not reached yet"}
+        return httpx.Response(200, json=told)
+
+    def close(self) -> None:
+        self._wire.close()
+
+
+def test_an_engine_that_was_away_at_the_first_group_is_held_to_its_promise_once_it_is_back(live_server: LiveServer) -> None:
+    away = Away()
+    with Client(live_server.url, live_server.key, transport=away) as client:
+        sampler = client.sampler(BASE)
+        sound = grpo.groups_by(lambda: sampler, Record().grade, ROLLOUTS).group(0, PROBLEMS[0])
+        (version,) = {version for member in sound.members for version in member.rollout.versions}
+        held = Holding(Bar(client, BASE, "promised"), {version: sampler}.get, every=True, attempts=1, timeout_s=30)
+        lower = [member.rollout._replace(logprobs=tuple(each - 0.5 for each in member.rollout.logprobs)) for member in sound.members]
+        wrong = sound._replace(members=tuple(member._replace(rollout=one) for member, one in zip(sound.members, lower, strict=True)))
+        assert held.held(wrong) == wrong
+        assert held.looked() == Scores(0, 0.0, 0.0)
+        away.back = True
+        with pytest.raises(Corrupt, match=REFUSED):
+            held.held(wrong)
+        assert held.held(sound) == sound
+        tokens = sum(len(member.rollout.tokens) for member in sound.members)
+        assert held.looked()[::2] == (tokens, 1.0)
+        # What was promised once is looked for from then on.
+        away.back = False
+        assert held.held(sound) == sound
+        assert held.looked()[::2] == (tokens, 1.0)
+        assert held.looked().held_share is None
 
 
 def holding(client: Client, sampler: Sampler) -> Holding:
