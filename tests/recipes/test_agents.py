@@ -159,6 +159,33 @@ def report(episode: Episode, **body: Any) -> httpx.Response:
     return httpx.post(f"{episode.base_url}/reward", content=json.dumps(body), headers=headers)
 
 
+def found_in_the_cache(server: LiveServer) -> int:
+    """Tokens of prompts whose keys and values were there, since the server began."""
+    told = httpx.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {server.key}"}).raise_for_status().text
+    return sum(int(float(line.rpartition(" ")[2])) for line in told.splitlines() if line.startswith("vllm:prefix_cache_hits_total"))
+
+
+def test_a_second_turn_is_served_from_what_was_computed_in_the_first(live_server: LiveServer, tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    found: list[int] = []
+
+    def agent(episode: Episode) -> float:
+        messages: list[Any] = [{"role": "user", "content": "Nobody else has asked for heliotrope, quartz or a second helping of rhubarb here."}]
+        with asks(episode) as model:
+            for _ in range(2):
+                before = found_in_the_cache(live_server)
+                answer = model.chat.completions.create(model=episode.model, messages=messages).choices[0].message
+                found.append(found_in_the_cache(live_server) - before)
+                messages += [answer, {"role": "user", "content": "And then?"}]
+        return 1.0
+
+    (member,) = group_of(agent, tokenizer, sampler, RolloutConfig(group_size=1, max_tokens=6, attempts=1, seed=5)).members
+    (segment,) = member.rollout.segments
+    first = [place for place, turn in zip(segment.places, segment.turns, strict=True) if turn == member.rollout.answers[0]]
+    # The last token of an answer was sampled, and not read yet.
+    assert found[1] >= first[-1]
+    assert found[1] > found[0]
+
+
 def test_a_reward_may_be_reported_by_callback_with_those_of_single_answers(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
     def agent(episode: Episode) -> None:
         answer = once(episode)
