@@ -21,7 +21,7 @@ from bloomery.recipes.rewards import Reward
 from bloomery.recipes.rollouts import Problem, Rollout, RolloutConfig
 from bloomery.types.errors import InvalidInput, Unavailable
 from tests.live import LiveServer, running_server, wait_until
-from tests.recipes.loops import BASE, POLICY, PROBLEMS, SMALL, Killed, Record, mortal_client
+from tests.recipes.loops import BASE, LONG, POLICY, PROBLEMS, SMALL, InTheMiddle, Killed, Record, mortal_client
 from tests.test_docs import ROOT, blocks
 
 CONFIG = GrpoConfig(policy=POLICY, rollouts=SMALL, groups_per_step=2)
@@ -246,6 +246,54 @@ def test_a_loop_outlives_the_deaths_of_its_server(live_server: LiveServer, clien
     undisturbed = train(client, PROBLEMS, expected.grade, CONFIG, tmp_path / "other", steps=6)
     assert digest == undisturbed.run.save_checkpoint("end").result().digest
     assert record.seen == expected.seen
+
+
+IN_THE_MIDDLE = replace(CONFIG, rollouts=LONG)
+MIDDLE = """
+import os
+import signal
+import sys
+from pathlib import Path
+from bloomery.client import Client
+from bloomery.recipes.grpo import train
+from tests.recipes.loops import PROBLEMS, InTheMiddle, Record
+from tests.recipes.test_grpo import IN_THE_MIDDLE
+middle = InTheMiddle(1, lambda: os.kill(os.getpid(), signal.SIGKILL))
+with Client(sys.argv[1], sys.argv[2], transport=middle) as client:
+    train(client, PROBLEMS, middle.within(Record().grade), IN_THE_MIDDLE, Path(sys.argv[3]), steps=3)
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_killed_while_it_grades_with_rollouts_in_flight_goes_on_to_the_same_weights(
+    live_server: LiveServer, client: Client, tmp_path: Path
+) -> None:
+    path, record, expected = tmp_path / "cursor", Record(), Record()
+    loop = subprocess.Popen([sys.executable, "-c", MIDDLE, live_server.url, live_server.key, str(path)], cwd=ROOT)
+    assert loop.wait(120) == -signal.SIGKILL
+    assert json.loads(path.read_text())["round"] == 1
+    finished = train(client, PROBLEMS, record.grade, IN_THE_MIDDLE, path, steps=3)
+    undisturbed = train(client, PROBLEMS, expected.grade, IN_THE_MIDDLE, tmp_path / "other", steps=3)
+    assert finished.run.save_checkpoint("end").result().digest == undisturbed.run.save_checkpoint("end").result().digest
+    assert record.seen == {name: expected.seen[name] for name in record.seen}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["api", f"engine-{BASE}"])
+def test_a_server_killed_while_a_group_is_graded_and_another_in_flight_costs_neither_groups_nor_bits(
+    live_server: LiveServer, client: Client, tmp_path: Path, victim: str
+) -> None:
+    record, expected, reports = Record(), Record(), []
+    with running_server(tmp_path / "data") as server:
+        middle = InTheMiddle(1, lambda: os.kill(server.pids()[victim], signal.SIGKILL))
+        with Client(server.url, server.key, transport=middle, patience_s=60) as mortal:
+            policy = train(mortal, PROBLEMS, middle.within(record.grade), IN_THE_MIDDLE, tmp_path / "cursor", steps=3, on_step=reports.append)
+            digest = policy.run.save_checkpoint("end").result().digest
+        assert middle.killed
+    undisturbed = train(client, PROBLEMS, expected.grade, IN_THE_MIDDLE, tmp_path / "other", steps=3)
+    assert digest == undisturbed.run.save_checkpoint("end").result().digest
+    assert record.seen == expected.seen
+    assert [report.metrics["failures/lost"] for report in reports] == [0] * 3
 
 
 @pytest.mark.slow

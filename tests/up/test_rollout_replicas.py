@@ -15,7 +15,7 @@ from bloomery.recipes.agreement import promises_bits
 from bloomery.recipes.async_grpo import AsyncGrpoConfig
 from bloomery.recipes.grpo import GrpoConfig, StepReport
 from tests.live import LiveServer, running_server, wait_until
-from tests.recipes.loops import BASE, POLICY, PROBLEMS, SMALL, Record
+from tests.recipes.loops import BASE, LONG, POLICY, PROBLEMS, SMALL, Grade, InTheMiddle, Record
 
 ROLLOUTS, ENGINE = f"rollouts-{BASE}-0", f"engine-{BASE}"
 TOKENS, SAMPLES = 200, 8
@@ -113,3 +113,29 @@ def test_a_loop_loses_nothing_when_the_replica_dies_and_stays_on_policy_to_the_b
         grpo.train(client, PROBLEMS, Record().grade, plain, tmp_path / "cursor", steps=5, on_step=kill)
         assert [report.metrics["ratio/largest_difference"] for report in reports] == [0] * 5
     assert [(report.metrics["failures/lost"], report.metrics["failures/retried"]) for report in reports] == [(0, 0)] * 5
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_replica_killed_while_a_group_is_graded_and_another_in_flight_costs_neither_groups_nor_bits(
+    server: LiveServer, client: Client, tmp_path: Path, asynchronous: bool
+) -> None:
+    wait_until(lambda: server.children()[ROLLOUTS]["state"] == "ready")
+    killed = server.pids()[ROLLOUTS]
+    middle = InTheMiddle(1, lambda: os.kill(killed, signal.SIGKILL))
+
+    def digest(by: Client, grade: Grade, path: Path) -> str:
+        if asynchronous:
+            # On policy, and so of the same bits whenever groups are done.
+            fresh = AsyncGrpoConfig(policy=POLICY, rollouts=LONG, groups_per_step=2, concurrency=2, max_head_offpolicy_versions=0)
+            policy = async_grpo.train(by, PROBLEMS, grade, fresh, path, steps=3)
+        else:
+            policy = grpo.train(by, PROBLEMS, grade, GrpoConfig(policy=POLICY, rollouts=LONG, groups_per_step=2), path, steps=3)
+        return policy.run.save_checkpoint("end").result().digest
+
+    record, expected = Record(), Record()
+    with Client(server.url, server.key, transport=middle, patience_s=60) as mortal:
+        disturbed = digest(mortal, middle.within(record.grade), tmp_path / "cursor")
+    assert middle.killed
+    wait_until(lambda: server.pids().get(ROLLOUTS, killed) != killed and server.children()[ROLLOUTS]["state"] == "ready")
+    assert disturbed == digest(client, expected.grade, tmp_path / "other")
+    assert record.seen == expected.seen
