@@ -1,0 +1,133 @@
+"""The chain with proofs: what is not what was published is not staged, and what was written otherwise than it was given is not flipped to.
+
+Faults are those of the kill list, in what delivers, reads, fills and writes weights. Requests run meanwhile, and what is served stays whole.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from bloomery.infer import staging
+from bloomery.infer.chain import Chain
+from bloomery.infer.engine import Update
+from bloomery.models.fused_adapter import ScaledView
+from bloomery.models.published_names import PUBLISHED_PREFIX
+from bloomery.types.errors import Conflict, Corrupt
+from bloomery.types.generation import Weights
+from bloomery.types.serving import MODEL, WeightInfo, version_spans
+from tests.engine.faults import FAULTS, Fault, World, world
+from tests.infer.test_chain import said
+from tests.infer.test_engine_protocol import LONG, PATIENCE_S, Going, ask, tokens_of
+from tests.infer.unhurried import UnhurriedEngine
+from tests.train.builders import BASE_HASH
+
+DELIVERED = ("adapter never delivered", "adapter settings not wired", "cached reload of an adapter", "stale file", "alias serving other weights")
+"""Faults of adapters."""
+WHOLE = ("torn file", "partly written model", "permuted tensor", "cached reload of a model")
+"""Of models."""
+Put = Callable[[Update, ScaledView], None]
+
+
+class Serving(NamedTuple):
+    """An engine whose chain serves the version `old` of a world, a request that follows it, and what is to be seen of it."""
+
+    engine: UnhurriedEngine
+    chain: Chain
+    name: str
+    follower: Going
+    tokens: list[int]
+    info: WeightInfo
+
+    async def check_whole(self, request: str) -> None:
+        """As if nothing had been tried."""
+        assert await said(self.engine, self.name, request) == self.tokens
+        assert await self.engine.weight_info(self.name) == self.info
+        assert await self.engine.adapters() == ({} if self.name == MODEL else {self.name: self.info.version})
+
+    async def followed(self) -> list[str]:
+        """The versions of the request that ran all the while."""
+        return [span.version for span in version_spans(tokens_of(await self.follower.ended()))]
+
+
+@asynccontextmanager
+async def serving(made: World, name: str) -> AsyncIterator[Serving]:
+    async with asyncio.timeout(PATIENCE_S), UnhurriedEngine(made.base, made.shelf, version=BASE_HASH) as engine:
+        chain = Chain(engine, MODEL, Weights(version=BASE_HASH))
+        if name == MODEL:
+            await chain.stage(made.old)
+            await chain.flip()
+        else:
+            await engine.load_adapter(name, made.old)
+            chain = Chain(engine, name, made.old)
+        tokens, info = await said(engine, name, "before"), await engine.weight_info(name)
+        follower = await Going(engine, ask("follower", live=name, max_tokens=LONG)).begun()
+        yield Serving(engine, chain, name, follower, tokens, info)
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.name in DELIVERED + WHOLE], ids=lambda fault: fault.name.replace(" ", "-"))
+async def test_a_sound_version_is_flipped_to_and_one_that_is_not_what_was_published_is_not_even_staged(
+    fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = world(tmp_path, fault.rank)
+    async with serving(made, "a" if fault.rank else MODEL) as served:
+        chain = served.chain
+        await chain.stage(made.first)
+        assert (await chain.flip()).version == made.first.version
+        assert await said(served.engine, served.name, "flipped") != served.tokens
+        assert await chain.roll_back() == served.info
+        with monkeypatch.context() as patch:
+            fault.inject(patch, made)
+            with pytest.raises(Corrupt, match=fault.says):
+                await chain.stage(made.new)
+        with pytest.raises(Conflict, match=r"nothing of .* is staged"):
+            await chain.flip()
+        await served.check_whole("after")
+        assert await served.followed() == [made.old.version, made.first.version, made.old.version]
+
+
+def nothing_arrives(put: Put) -> Put:
+    """The copy stays what it was copied from."""
+    return lambda change, view: None
+
+
+def written_past_its_place(put: Put) -> Put:
+    """One number more than was given."""
+
+    def past(change: Update, view: ScaledView) -> None:
+        put(change, view)
+        view.values[(-1,) * view.values.dim()] += 2**-10
+
+    return past
+
+
+@pytest.mark.parametrize("name", ["a", MODEL])
+@pytest.mark.parametrize("fault", [nothing_arrives, written_past_its_place])
+async def test_an_update_that_was_written_otherwise_than_it_was_given_is_not_committed_and_the_engine_goes_on_with_the_version_of_before(
+    name: str, fault: Callable[[Put], Put], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = world(tmp_path, 8 if name == "a" else 0)
+    factor = f"{PUBLISHED_PREFIX}layers.1.self_attn.q_proj.lora_B.weight"
+    update = {factor: torch.full((64, 8), 0.25)} if name == "a" else {"model.norm.weight": made.base.norm.detach() * 1.5}
+    async with serving(made, name) as served:
+        chain = served.chain
+        with monkeypatch.context() as patch:
+            patch.setattr(staging, "_put", fault(staging._put))
+            await chain.stage_update("faulty", update)
+        for _ in range(2):
+            with pytest.raises(Corrupt, match="are not those of version faulty"):
+                await chain.flip()
+        assert await said(served.engine, name, "refused") == served.tokens
+        await chain.abort()
+        await served.check_whole("aborted")
+        # The same, written as it was given.
+        await chain.stage_update("sound", update)
+        assert (await chain.flip()).version == "sound"
+        assert await said(served.engine, name, "flipped") != served.tokens
+        assert await chain.roll_back() == served.info
+        await served.check_whole("back")
+        assert await served.followed() == [made.old.version, "sound", made.old.version]
