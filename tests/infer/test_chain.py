@@ -253,6 +253,25 @@ async def test_an_abort_is_not_overtaken_by_the_flip_that_was_not_answered(name:
         await late.chain.stage(late.new)
 
 
+@names
+async def test_a_version_is_read_once_and_going_back_reads_no_disk(name: str):
+    disk, new = Disk(), WHOLE if name == MODEL else V1
+    disk.by_version = {**VERSIONS, WHOLE.version: other_model(DECODER, 1)}
+    async with running(disk) as engine:
+        if name != MODEL:
+            await engine.load_adapter(name, V0)
+        chain = Chain(engine, name, BASE if name == MODEL else V0)
+        before = await said(engine, name, "before")
+        await chain.stage(new)
+        read = list(disk.loads)
+        assert read.count(new.version) == 1
+        await chain.flip()
+        assert await said(engine, name, "flipped") != before
+        await chain.roll_back()
+        assert await said(engine, name, "back") == before
+        assert disk.loads == read
+
+
 @kinds
 async def test_an_embedded_engine_whose_thread_is_busy_for_too_long_is_asked_what_it_serves(given: bool):
     disk, new = Disk(), "second" if given else WHOLE.version

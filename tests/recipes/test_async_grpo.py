@@ -17,6 +17,7 @@ from bloomery.recipes.rollouts import Graded, Group, Rollout, RolloutConfig
 from bloomery.types.errors import InvalidInput, Unavailable
 from tests.live import LiveServer, wait_until
 from tests.recipes.loops import BASE, POLICY, PROBLEMS, SMALL, Killed, Record, mortal_client
+from tests.train.test_losses import float64, scored
 
 ON_POLICY = AsyncGrpoConfig(policy=POLICY, rollouts=SMALL, groups_per_step=2, max_head_offpolicy_versions=0, concurrency=2)
 STEPS = 2
@@ -141,9 +142,17 @@ def test_options_that_the_truncated_loss_would_drop_are_refused_at_once(client: 
     assert not (tmp_path / "cursor").exists()
 
 
-def test_truncation_is_the_loss_whose_gradient_ends_at_the_cap() -> None:
-    made = truncated(ON_POLICY)
-    assert (made.loss, dict(made.loss_config)) == ("cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": 2.0})
+@pytest.mark.parametrize("cap", [1.0, 2.0, 5.0])
+def test_truncation_is_the_loss_whose_gradient_ends_at_the_cap(cap: float) -> None:
+    made = truncated(replace(ON_POLICY, importance_cap=cap))
+    ratio, served = float64(0.001, 0.5, 1, 1.001, 1.999, 2.001, 4.9, 5.1, 300), float64(*(-0.1 * place - 7 for place in range(9)))
+    for advantage in (ratio.new_full((9,), 1.5), ratio.new_full((9,), -0.5)):
+        asked = {"logprobs": served, "advantages": advantage}
+        _, whole = scored("importance_sampling", served + ratio.log(), **asked)
+        _, truncates = scored(made.loss, served + ratio.log(), config=dict(made.loss_config), **asked)
+        assert whole.tolist() == pytest.approx((-ratio * advantage).tolist(), rel=1e-12)
+        assert truncates[ratio < cap].tolist() == pytest.approx(whole[ratio < cap].tolist(), rel=1e-12)
+        assert truncates[ratio > cap].tolist() == pytest.approx((-cap * advantage)[ratio > cap].tolist(), rel=1e-12)
     ppo = PolicyConfig(base_model=BASE, loss="ppo")
     assert truncated(AsyncGrpoConfig(policy=ppo)) == ppo
 
