@@ -13,6 +13,7 @@ from typing import Final, Self
 import msgspec
 
 from bloomery.engine.executor import Connected, Disconnected, Inbox
+from bloomery.obs import background
 from bloomery.obs.failpoints import failpoint
 from bloomery.types.protocol import ALIVE_EVERY_S, Alive, FromEngine, OperationDone, frame, frame_length, parse_to_engine
 
@@ -37,14 +38,13 @@ class Server:
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_unix_server(self._converse, self._path, limit=_BUFFER_BYTES)
-        self._beat = asyncio.create_task(self._say_alive(), name="signs-of-life")
+        self._beat = background.start(self._say_alive(), "signs-of-life")
         log.info("listens at %s", self._path)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         assert self._server is not None
-        assert self._beat is not None
-        self._beat.cancel()
+        await background.stop(self._beat)
         self._server.close()
         if self._writer is not None:
             await self._flush(self._writer)

@@ -1,1 +1,1 @@
-"""Observation: logs, failpoints, and what the machine has; standard library only."""
+"""Observation: logs, failpoints, tasks in the background, and what the machine has; standard library only."""

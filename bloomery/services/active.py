@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from bloomery.obs import background
 from bloomery.obs.failpoints import failpoint
 from bloomery.services.backlog import Backlog
 from bloomery.services.engines import Connection, EngineLost, RunMessage
@@ -71,14 +72,12 @@ class ActiveRun:
         """Go on where the journal ends."""
         await self.history.start(settled)
         self._wanted = not self.idle
-        self._driver = asyncio.create_task(self._drive(), name=f"drive-{self.facts.key.run_id}")
+        self._driver = background.start(self._drive(), f"drive-{self.facts.key.run_id}")
         self._wake()
 
     async def close(self) -> None:
         """Stop; what is being journaled is finished first."""
-        if self._driver is not None:
-            self._driver.cancel()
-            await asyncio.wait({self._driver})
+        await background.stop(self._driver)
         await self.history.close()
 
     def want(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from bloomery.obs import background
 from bloomery.services.active import ActiveRun, Patience
 from bloomery.services.backlog import Backlog
 from bloomery.services.engines import EngineLink, EngineLost, Inbox, Received
@@ -64,7 +65,7 @@ class Activity:
         self._dispatcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._dispatcher = asyncio.create_task(self._dispatch(), name="runs")
+        self._dispatcher = background.start(self._dispatch(), "runs")
         for row in await self._database.read(all_runs):
             await self._go_on(row)
         return self
@@ -81,9 +82,7 @@ class Activity:
             log.error("run %s: it is not taken up before somebody asks for it: %s", row.id, error)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._dispatcher is not None
-        self._dispatcher.cancel()
-        await asyncio.wait({self._dispatcher})
+        await background.stop(self._dispatcher)
         await asyncio.gather(*self._opening.values(), return_exceptions=True)
         await asyncio.gather(*(run.close() for run in self._runs.values()))
         self._pool.shutdown()

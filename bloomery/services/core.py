@@ -14,6 +14,7 @@ from typing import Final, Self
 
 from bloomery.config import ApiConfig
 from bloomery.config.data_dir import DataDir
+from bloomery.obs import background
 from bloomery.services.active import Patience
 from bloomery.services.activity import Activity
 from bloomery.services.audit import Audit
@@ -176,12 +177,10 @@ async def _drain(links: Mapping[str, EngineLink], activity: Activity) -> None:
 
 @asynccontextmanager
 async def _housekeeping(services: Services, activity: Activity) -> AsyncIterator[None]:
-    task = asyncio.create_task(_tidy_now_and_then(services, activity), name="housekeeping")
     try:
-        yield
+        async with background.running(_tidy_now_and_then(services, activity), "housekeeping"):
+            yield
     finally:
-        task.cancel()
-        await asyncio.wait({task})
         await services.auth.note_use()
         await services.sessions.store_asked()
 

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
+from bloomery.obs import background
 from bloomery.services.listeners import Listeners
 from bloomery.services.pulse import SILENCE, Pulse, Silence, Silent
 from bloomery.types import protocol
@@ -144,13 +145,11 @@ class EngineLink:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._stay_connected(), name=f"engine-link-{self.base_hash[:8]}")
+        self._task = background.start(self._stay_connected(), f"engine-link-{self.base_hash[:8]}")
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        await background.stop(self._task)
 
     @property
     def ready(self) -> bool:
@@ -297,14 +296,11 @@ class EngineLink:
         pulse = Pulse(self._silence)
         try:
             connection = Connection(await self._welcome(reader), writer, pulse)
-            watching = asyncio.create_task(pulse.watch(reader), name=f"pulse-{self.base_hash[:8]}")
-            try:
+            async with background.running(pulse.watch(reader), f"pulse-{self.base_hash[:8]}"):
                 self._begin_connection(connection)
                 while True:
                     pulse.feel(message := await _read(reader))
                     self._take(message)
-            finally:
-                watching.cancel()
         finally:
             writer.close()
 

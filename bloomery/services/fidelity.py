@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, Self
 from pydantic import ValidationError
 from sqlalchemy import Connection, select
 
+from bloomery.obs import background
 from bloomery.services.deployments import Deployments, RevisionState
 from bloomery.services.engines import EngineLink
 from bloomery.services.fleet import Fleet
@@ -117,14 +118,12 @@ class Cards:
                 self._sources.enter_context(link.turned.calling(self._note_turn))
         for source in (self._deployments.moved, self._versions.published):
             self._sources.enter_context(source.calling(self._note_more))
-        self._task = asyncio.create_task(self._work(), name="fidelity")
+        self._task = background.start(self._work(), "fidelity")
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._task is not None
         self._sources.close()
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        await background.stop(self._task)
 
     async def on(self, deployment: Deployment) -> Deployment:
         """A deployment with the card of its live version, as far as there is one, and with whoever has proved that version."""

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
+from bloomery.obs import background
 from bloomery.services.engines import READY_S, EngineLink
 from bloomery.types.errors import Unavailable
 from bloomery.types.generation import Generate
@@ -92,8 +93,7 @@ class Group:
         try:
             await asyncio.wait(waits, timeout=patience_s if patience_s > 0 else None, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for wait in waits:
-                wait.cancel()
+            await background.stop(*waits)
 
     def _note(self, *, stood_in: bool) -> None:
         if stood_in and not self._told:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from bloomery.obs import background
 from bloomery.services.backlog import MAX_WAITING, MAX_WAITING_BYTES, Backlog, RunBacklog, payload_bytes, small
 from bloomery.services.listeners import Listeners
 from bloomery.services.replayed import InRows, in_rows
@@ -108,14 +109,12 @@ class History:
         for seq in range(settled + 1, self.done + 1):
             await self._note_unsettled(seq, await self.journal.result(seq))
         self._to_settle.set()
-        self._settler = asyncio.create_task(self._settle(), name=f"settle-{run_id}")
+        self._settler = background.start(self._settle(), f"settle-{run_id}")
 
     async def close(self) -> None:
         """Finish what is being journaled, and stop."""
         await asyncio.gather(*self._accepting.values(), return_exceptions=True)
-        if self._settler is not None:
-            self._settler.cancel()
-            await asyncio.wait({self._settler})
+        await background.stop(self._settler)
         self._backlog.forget()
         await self.journal.close()
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 from sqlalchemy import Connection, Row, Select, delete, insert, select
 
 from bloomery.config import RecordMode
+from bloomery.obs import background
 from bloomery.services.principal import Principal
 from bloomery.services.redaction import pseudonym
 from bloomery.services.span_rows import Inference, Prepared, SpanKind, prepare, read_body
@@ -49,17 +50,15 @@ class Traffic:
         self._taken = self._recorded = self._dropped = self._failed = 0
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._write_batches(), name="traffic")
+        self._task = background.start(self._write_batches(), "traffic")
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._task is not None
         try:
             await self.flush()
         except Unavailable as unwritten:
             log.error("stopping: %s", unwritten.message)
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        await background.stop(self._task)
 
     def record(self, inference: Inference) -> None:
         """Take an inference for writing; never waits and never raises. Samples of training leave half of the queue to what is served."""

@@ -18,6 +18,7 @@ from bloomery.api.routes.openai.http import read_request, respond_whole, version
 from bloomery.api.routes.openai.jobs import is_tokens
 from bloomery.api.routes.openai.requests import ModelName, Refused, User, parse
 from bloomery.api.routes.openai.shapes import body_of
+from bloomery.obs import background
 from bloomery.services.core import Services
 from bloomery.services.models import Size
 from bloomery.services.principal import Principal
@@ -123,9 +124,7 @@ async def _vectors(services: Services, caller: Principal, target: Target, inputs
         services.limits.give_back(caller, sum(len(tokens) for task, tokens in zip(tasks, inputs, strict=True) if not _succeeded(task)))
         raise
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        await background.stop(*tasks)
 
 
 async def _vector(services: Services, caller: Principal, target: Target, tokens: list[int]) -> Floats:

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from bloomery.api.routes.openai.answers import Answers, PromptTable, Usage
 from bloomery.api.routes.openai.choices import Choice, Piece, prompt_piece, prompt_table
+from bloomery.obs import background
 from bloomery.services.core import Services
 from bloomery.services.principal import Principal
 from bloomery.services.sampling import Progress, SampleStream
@@ -274,6 +275,4 @@ async def _merged(streams: Sequence[SampleStream]) -> AsyncGenerator[tuple[int, 
             else:
                 yield item
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        await background.stop(*tasks)

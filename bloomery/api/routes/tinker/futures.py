@@ -16,6 +16,7 @@ from fastapi import Depends, FastAPI, Request
 from bloomery.api.routes.tinker.completions import Completions, Ended
 from bloomery.api.routes.tinker.errors import as_ours
 from bloomery.api.routes.tinker.names import SampleFuture
+from bloomery.obs import background
 from bloomery.types.errors import Gone, Unavailable
 from bloomery.types.generation import LogprobsMode
 from bloomery.types.operations import Failed
@@ -134,10 +135,7 @@ class SampleFutures:
 
     async def close(self) -> None:
         """Stop everything."""
-        tasks = [entry.task for entry in self._entries.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await background.stop(*(entry.task for entry in self._entries.values()))
 
     def _find(self, future: SampleFuture, owner: str) -> _Entry:
         entry = self._entries.get(future.request_id)
