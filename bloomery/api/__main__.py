@@ -8,19 +8,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 import uvicorn
 import uvloop
 
 from bloomery.api.app import create_app
-from bloomery.config import ApiConfig
+from bloomery.config import ApiConfig, stopping
 from bloomery.obs import logs
 from bloomery.obs.garbage_collector import spare_what_stays
 from bloomery.services.core import Services
-
-_STOP_S: Final = 5
-"""Streams and long polls that are open at a clean stop are cut after so many seconds; clients come back for their results."""
 
 
 class _Server(uvicorn.Server):
@@ -55,7 +51,7 @@ async def serve(config: ApiConfig) -> None:
             log_config=None,
             access_log=False,
             lifespan="on",
-            timeout_graceful_shutdown=_STOP_S,
+            timeout_graceful_shutdown=stopping.REQUESTS_S,
             server_header=False,
         )
         await _Server(settings).serve()

@@ -12,6 +12,7 @@ from typing import Final, Self
 
 import msgspec
 
+from bloomery.config import stopping
 from bloomery.engine.executor import Connected, Disconnected, Inbox
 from bloomery.obs import background
 from bloomery.obs.failpoints import failpoint
@@ -20,7 +21,6 @@ from bloomery.types.protocol import ALIVE_EVERY_S, Alive, FromEngine, OperationD
 log = logging.getLogger(__name__)
 
 _BUFFER_BYTES: Final = 1 << 20
-_FLUSH_S: Final = 5.0
 
 
 class Server:
@@ -100,7 +100,7 @@ class Server:
         """Let the last messages out; whoever does not read them will ask again."""
         writer.close()
         try:
-            async with asyncio.timeout(_FLUSH_S):
+            async with asyncio.timeout(stopping.LAST_MESSAGES_S):
                 await writer.wait_closed()
         except (TimeoutError, OSError) as error:
             log.info("the last messages were not read: %r", error)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from bloomery.config import ApiConfig
+from bloomery.config import ApiConfig, stopping
 from bloomery.config.data_dir import DataDir
 from bloomery.obs import background
 from bloomery.services.active import Patience
@@ -54,8 +54,6 @@ from bloomery.types.ids import now_us
 log = logging.getLogger(__name__)
 
 TIDY_EVERY_S: Final = 300.0
-DRAIN_S: Final = 12.0
-STORED_S: Final = 4.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,11 +166,11 @@ class Services:
 
 async def _drain(links: Mapping[str, EngineLink], activity: Activity) -> None:
     """Checkpoints make the next start quick; without them the journal is replayed, and nothing is lost either way."""
-    drained = await asyncio.gather(*(link.drain(DRAIN_S) for link in links.values()))
+    drained = await asyncio.gather(*(link.drain(stopping.DRAIN_S) for link in links.values()))
     for base_hash, done in zip(links, drained, strict=True):
         if not done:
             log.warning("the engine of base model %s was not drained: its runs will be replayed from their last checkpoints", base_hash)
-    await activity.stored(STORED_S)
+    await activity.stored(stopping.STORED_S)
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 from sqlalchemy import Connection, Row, Select, delete, insert, select
 
-from bloomery.config import RecordMode
+from bloomery.config import RecordMode, stopping
 from bloomery.obs import background
 from bloomery.services.principal import Principal
 from bloomery.services.redaction import pseudonym
@@ -38,9 +38,18 @@ log = logging.getLogger(__name__)
 class Traffic:
     """The recorder and the reader of spans; records while it is entered."""
 
-    def __init__(self, database: Database, blobs: AsyncBlobs, mode: RecordMode, *, capacity: int = CAPACITY, linger_s: float = LINGER_S) -> None:
+    def __init__(
+        self,
+        database: Database,
+        blobs: AsyncBlobs,
+        mode: RecordMode,
+        *,
+        capacity: int = CAPACITY,
+        linger_s: float = LINGER_S,
+        last_flush_s: float = stopping.SPANS_S,
+    ) -> None:
         self.mode = mode
-        self._linger_s = linger_s
+        self._linger_s, self._last_flush_s = linger_s, last_flush_s
         self._database = database
         self._blobs = blobs
         self._queue: asyncio.Queue[Inference] = asyncio.Queue(capacity)
@@ -55,7 +64,7 @@ class Traffic:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            await self.flush()
+            await self.flush(self._last_flush_s)
         except Unavailable as unwritten:
             log.error("stopping: %s", unwritten.message)
         await background.stop(self._task)
@@ -73,15 +82,16 @@ class Traffic:
         if self._queue.qsize() >= _BATCH:
             self._hurry.set()
 
-    async def flush(self) -> None:
+    async def flush(self, timeout_s: float = _FLUSH_S) -> None:
         """Wait until everything recorded so far can be read, whatever is recorded meanwhile."""
         taken = self._taken
         self._hurry.set()
         try:
-            async with asyncio.timeout(_FLUSH_S), self._progress:
+            async with asyncio.timeout(timeout_s), self._progress:
                 await self._progress.wait_for(lambda: self._recorded + self._failed >= taken)
         except TimeoutError:
-            raise Unavailable(f"the traffic recorder is {self._queue.qsize()} spans behind; try again later") from None
+            behind = self._taken - self._recorded - self._failed
+            raise Unavailable(f"the traffic recorder is {behind} spans behind; try again later") from None
 
     def state(self) -> TrafficState:
         """Counters of this process."""

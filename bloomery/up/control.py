@@ -9,15 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bloomery.config import stopping
 from bloomery.config.data_dir import DataDir
 from bloomery.types.errors import NotFound, Unavailable
 from bloomery.up import health
 from bloomery.up.children import REPLICA, ROLLOUTS, State
 from bloomery.up.hints import command
 from bloomery.up.lock import Holder, holder
-from bloomery.up.supervisor import API_STOP_S, ENGINE_STOP_S
 
-_STOP_DEADLINE_S: Final = API_STOP_S + ENGINE_STOP_S + 10
+_STOP_DEADLINE_S: Final = stopping.API_S + stopping.ENGINE_S + 10
 _POLL_S: Final = 0.1
 _TAIL_BYTES: Final = 256 << 10
 _ELSEWHERE: Final = "name the directory of yours with --data-dir"

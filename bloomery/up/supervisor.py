@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
+from bloomery.config import stopping
 from bloomery.types.errors import WorkerError
 from bloomery.types.ids import now_us
 from bloomery.up.children import Child, State, describe_exit
@@ -26,9 +27,6 @@ _HEALTH_EVERY_S: Final = 1.0
 _HOUSEKEEPING_EVERY_S: Final = 30.0
 _PATIENCE_LINE_EVERY_S: Final = 15.0
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-API_STOP_S: Final = 25.0
-"""Requests finish and every run is checkpointed within this, or the journal has to make up for it at the next start."""
-ENGINE_STOP_S: Final = 10.0
 
 
 class Supervisor:
@@ -170,8 +168,8 @@ class Supervisor:
         # A signal that came in the middle of a look was not waited for: it asked to stop, and not to hurry.
         self._events = SimpleQueue()
         log.info("stopping")
-        self._terminate([self._api], API_STOP_S)
-        self._terminate([*self._engines, *self._rollouts, *self._replicas], ENGINE_STOP_S)
+        self._terminate([self._api], stopping.API_S)
+        self._terminate([*self._engines, *self._rollouts, *self._replicas], stopping.ENGINE_S)
         self._write_state()
 
     def _terminate(self, children: list[Child], within_s: float) -> None:

@@ -1,8 +1,11 @@
 """Records of training's samples beside those of served answers: they never crowd them out, never hold up who reads, and teach nothing."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from bloomery.services.span_rows import Inference
 from bloomery.services.traffic import Traffic
@@ -68,6 +71,23 @@ def test_spans_wait_for_each_other_and_who_reads_waits_for_none(tmp_path: Path) 
 
     with Database(tmp_path / "bloomery.db") as database:
         asyncio.run(story(database))
+
+
+def test_a_recorder_whose_disk_stands_still_does_not_hold_up_a_clean_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(database: Database) -> None:
+        release = threading.Event()
+        standstill = asyncio.create_task(database.write(lambda connection: release.wait(60)))
+        try:
+            async with asyncio.timeout(20):
+                async with Traffic(database, AsyncBlobs(Blobs(tmp_path / "blobs")), "full", last_flush_s=0.1) as traffic:
+                    traffic.record(chat("chatcmpl-1"))
+        finally:
+            release.set()
+            await standstill
+
+    with Database(tmp_path / "bloomery.db") as database:
+        asyncio.run(story(database))
+    assert any("the traffic recorder is 1 spans behind" in record.getMessage() for record in caplog.records)
 
 
 def test_content_is_spelled_only_where_it_is_kept(tmp_path: Path) -> None:
