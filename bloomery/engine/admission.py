@@ -16,7 +16,8 @@ from bloomery.models import native
 from bloomery.models.config import DecoderConfig, LayerHeads, RecurrentConfig
 from bloomery.models.decoder import Decoder
 from bloomery.models.factors import padded_rank
-from bloomery.models.pads import KEY_PAD, ROW_PAD, pad_to
+from bloomery.models.head import CHUNK_BYTES
+from bloomery.models.pads import KEY_PAD, LENGTH_PAD, ROW_PAD, pad_to
 from bloomery.models.targets import adapter_targets
 from bloomery.train import batch
 from bloomery.train.full import count_parts
@@ -29,7 +30,7 @@ from bloomery.types.probe import probe_tokens
 
 _CPU: Final = torch.device("cpu")
 
-_HEAD_BYTES: Final = 4 * (64 << 20)
+_HEAD_BYTES: Final = 4 * CHUNK_BYTES
 """Logits of a chunk with their gradient and its copies."""
 _PLACES: Final = 4 / 3
 """Attention regroups rows by padded length, which makes them at most so many more."""
@@ -234,7 +235,7 @@ def _attending(config: DecoderConfig) -> list[LayerHeads]:
 
 def _window_floats(lengths: Sequence[int], config: DecoderConfig) -> int:
     """Masks of windows, which native kernels need in the backward alone."""
-    return sum(length * length for length in {pad_to(length, 128) for length in lengths}) * len(set(config.windows) - {None})
+    return sum(length * length for length in {pad_to(length, LENGTH_PAD) for length in lengths}) * len(set(config.windows) - {None})
 
 
 def _attention_floats(lengths: Sequence[int], config: DecoderConfig, exact: bool) -> int:
@@ -242,7 +243,7 @@ def _attention_floats(lengths: Sequence[int], config: DecoderConfig, exact: bool
     windows = set(config.windows) - {None}
     if not exact and not windows:
         return 0
-    masks = {pad_to(length, 128) for length in lengths}
+    masks = {pad_to(length, LENGTH_PAD) for length in lengths}
     mask_floats = sum(2 * length * pad_to(length, KEY_PAD) for length in masks) * len(set(config.windows))
     return mask_floats + 4 * config.num_kv_heads * config.head_dim * sum(pad_to(length, KEY_PAD) for length in lengths)
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bloomery.models import native
-from bloomery.models.pads import KEY_PAD, ROW_PAD, packed_starts, pad_to
+from bloomery.models.pads import KEY_PAD, LENGTH_PAD, ROW_PAD, packed_starts, pad_to
 from bloomery.models.recurrent import Chunks, Recurrence, SequenceRows, packed_scan
 
 _LENGTH_LADDER = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
@@ -186,5 +186,5 @@ def causal_mask(positions_L: Tensor, keys: int, window: int | None, dtype: torch
 def _ladder(length: int) -> int:
     """Padded length: a function of the length alone, within a third of it."""
     if length > _LENGTH_LADDER[-1]:
-        return pad_to(length, 128)
+        return pad_to(length, LENGTH_PAD)
     return _LENGTH_LADDER[bisect_left(_LENGTH_LADDER, length)]

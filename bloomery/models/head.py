@@ -14,7 +14,8 @@ from bloomery.models import native
 from bloomery.models.factors import Factors, add_updates
 from bloomery.models.products import add_weight_gradient, product, rows_gradient, weight_gradient
 
-_CHUNK_BYTES: Final = 64 << 20
+CHUNK_BYTES: Final = 64 << 20
+"""Logits that exist at once."""
 _KEPT_BYTES: Final = 64 << 20
 """Logits of so few rows are kept for the backward; more are computed a second time, to the same bits."""
 
@@ -85,7 +86,7 @@ def _chunks(layout: _Layout, chunk_rows: int) -> Iterator[list[_Piece]]:
 
 
 def _chunk_rows(vocab_size: int) -> int:
-    return max(64, _CHUNK_BYTES // (4 * vocab_size) // 4 * 4)
+    return max(64, CHUNK_BYTES // (4 * vocab_size) // 4 * 4)
 
 
 def logsumexp(logits_RV: Tensor) -> Tensor:

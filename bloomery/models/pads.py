@@ -12,6 +12,8 @@ ROW_PAD = 4
 """Matrix products give a row the same bits for any number of rows that is a multiple of this."""
 KEY_PAD = 512
 """Attention gives a query the same bits for any number of keys that is a multiple of this (the CPU kernel's key block)."""
+LENGTH_PAD = 128
+"""Attention computes sequences whose lengths agree up to this together; short ones are told apart further."""
 
 BLOCK_PLACES = 32
 """Tokens whose keys and values lie together in a sampler's memory: a sequence has as many such blocks as it needs, wherever they are."""
