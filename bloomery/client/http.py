@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import httpx
 
@@ -108,18 +108,14 @@ class Http:
         """Write the bytes at a path to a new file; one that ends early is an error, and what arrived of it is removed."""
         params = {name: value for name, value in query.items() if value is not None}
         try:
-            with target.open("xb") as file, self._client.stream("GET", path, params=params) as response:
+            with _whole(target) as file, self._client.stream("GET", path, params=params) as response:
                 if not response.is_success:
                     response.read()
                     raise error_of(response)
                 for piece in response.iter_raw():
                     file.write(piece)
         except httpx.TransportError as error:
-            target.unlink()
             raise Unavailable(f"{path} broke off: {type(error).__name__}: {error}; the server's log says more") from error
-        except BloomeryError:
-            target.unlink()
-            raise
 
     @contextmanager
     def stream(self, path: str, body: Any, *, headers: Mapping[str, str] | None = None) -> Iterator[Iterator[str]]:
@@ -135,6 +131,18 @@ class Http:
 
     def _lost(self, method: str, path: str, error: httpx.TransportError) -> Unavailable:
         return Unavailable(f"{method} {self._client.base_url.join(path)}: {type(error).__name__}: {error}")
+
+
+@contextmanager
+def _whole(target: Path) -> Iterator[BinaryIO]:
+    """A new file, which goes again unless all of it is written: the disk may be full, and somebody may press Ctrl-C."""
+    with target.open("xb") as file:
+        try:
+            yield file
+            file.flush()
+        except BaseException:
+            target.unlink()
+            raise
 
 
 def _lines(chunks: Iterator[str]) -> Iterator[str]:

@@ -1,7 +1,9 @@
 """Requests survive a server that goes away, are not repeated where that would do harm, and errors arrive as what they are."""
 
 import json
+import resource
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -146,14 +148,14 @@ def test_a_refused_stream_raises_its_error() -> None:
 
 
 class Breaking(httpx.SyncByteStream):
-    """The connection is lost behind this."""
+    """The connection is lost behind this, or something else happens."""
 
-    def __init__(self, content: bytes) -> None:
-        self._content = content
+    def __init__(self, content: bytes, trouble: BaseException | None = None) -> None:
+        self._content, self._trouble = content, trouble or httpx.ReadError("reset")
 
     def __iter__(self) -> Iterator[bytes]:
         yield self._content
-        raise httpx.ReadError("reset")
+        raise self._trouble
 
 
 @pytest.mark.parametrize("trouble", [httpx.ConnectError("refused"), httpx.Response(200, stream=Breaking(b'data: {"choices": []}\n\n'))])
@@ -171,6 +173,40 @@ def test_an_error_in_a_stream_is_raised_as_what_it_is(code: str, kind: type[Bloo
     with pytest.raises(kind) as raised:
         list(client.chat_stream("tiny", []))
     assert (type(raised.value), raised.value.message, raised.value.field) == (kind, "m", "prompt")
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (httpx.Response(200, stream=Breaking(b"half of it")), Unavailable),
+        (httpx.Response(200, stream=Breaking(b"half of it", KeyboardInterrupt())), KeyboardInterrupt),
+        (httpx.Response(404, json={"error": {"code": "not_found", "message": "m"}}), NotFound),
+        (httpx.ConnectError("refused"), Unavailable),
+    ],
+)
+def test_a_broken_download_leaves_no_file_and_can_be_tried_again(answer: Answer, error: type[BaseException], tmp_path: Path) -> None:
+    client = http(Server(answer, httpx.Response(200, stream=httpx.ByteStream(b"all of it"))))
+    with pytest.raises(error):
+        client.download("/x", tmp_path / "x")
+    assert not [*tmp_path.iterdir()]
+    client.download("/x", tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == b"all of it"
+    with pytest.raises(FileExistsError):
+        client.download("/x", tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == b"all of it"
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_a_download_that_finds_no_room_leaves_no_file(size: int, tmp_path: Path) -> None:
+    """What is small is written when the file is closed."""
+    client, (soft, hard) = http(Server(httpx.Response(200, stream=httpx.ByteStream(bytes(size))))), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            client.download("/x", tmp_path / "x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not [*tmp_path.iterdir()]
 
 
 def test_queries_leave_out_what_is_not_given() -> None:
