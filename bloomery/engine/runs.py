@@ -17,7 +17,7 @@ from bloomery.engine.hosted import CheckpointAfter, HostedRun
 from bloomery.engine.ledger import InHand, Ledger
 from bloomery.engine.memory import Memory, MemoryWaits
 from bloomery.engine.shelf import BlobShelf
-from bloomery.engine.training import Training
+from bloomery.engine.training import FOR_OPERATIONS, Training
 from bloomery.models.decoder import Decoder
 from bloomery.models.memory import free_bytes
 from bloomery.train.run import TrainableRun
@@ -29,7 +29,7 @@ from bloomery.types.protocol import Acknowledge, CloseRun, Execute, FromEngine, 
 log = logging.getLogger(__name__)
 
 RunOrder = OpenRun | Execute | Acknowledge | CloseRun
-_MEMORY: Final = Memory(free=free_bytes)
+_FOR_RUNS: Final = Memory(free=free_bytes)
 """Where a whole model is to be held, it is judged by this again."""
 Send = Callable[[FromEngine], None]
 _REFUSAL: Final = "this process is a replica, which only samples: send what concerns runs to the engine of the base model"
@@ -95,7 +95,8 @@ class HeldRuns:
         send: Send,
         checkpoint_after: CheckpointAfter,
         *,
-        memory: Memory = _MEMORY,
+        memory: Memory = _FOR_RUNS,
+        operations_memory: Memory = FOR_OPERATIONS,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._base_hash, self._decoder, self._shelf, self._send = config.model.base_hash, decoder, shelf, send
@@ -104,7 +105,7 @@ class HeldRuns:
         self._lacking: dict[str, OpenRun] = {}
         """What is to be opened when there is memory for it."""
         self._ledger = Ledger(DataDir(Path(config.data_dir)).in_hand(config.model.base_hash))
-        self._training = Training(self._ledger, send, pass_rows=rows_at_once(decoder.config.hidden_size))
+        self._training = Training(self._ledger, send, pass_rows=rows_at_once(decoder.config.hidden_size), memory=operations_memory, clock_s=clock_s)
 
     @property
     def executed(self) -> Mapping[str, int]:

@@ -23,7 +23,8 @@ from bloomery.types.protocol import Execute, FromEngine, OperationDone, RunOpene
 
 log = logging.getLogger(__name__)
 
-_MEMORY: Final = Memory()
+FOR_OPERATIONS: Final = Memory()
+"""What this process keeps serves them again."""
 
 
 class Training:
@@ -35,7 +36,7 @@ class Training:
         send: Callable[[FromEngine], None],
         *,
         pass_rows: int,
-        memory: Memory = _MEMORY,
+        memory: Memory = FOR_OPERATIONS,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`pass_rows`: at most so many rows of several runs are computed together."""

@@ -28,6 +28,7 @@ class Stage:
 
     def __init__(self, directory: Path) -> None:
         self.free, self.whole, self.now_s = ENOUGH, ENOUGH, 0.0
+        self.free_for_operations = ENOUGH
         self.sent: list[FromEngine] = []
         served = ModelConfig(alias="small", path="", base_hash=BASE, dtype="float32", threads=1, socket="")
         (directory / "engines").mkdir()
@@ -38,6 +39,7 @@ class Stage:
             self.sent.append,
             CheckpointAfter(),
             memory=Memory(lambda device: self.free, lambda device: self.whole),
+            operations_memory=Memory(lambda device: self.free_for_operations, lambda device: ENOUGH),
             clock_s=lambda: self.now_s,
         )
 
@@ -162,3 +164,16 @@ def test_nothing_is_opened_while_the_engine_is_drained(stage: Stage) -> None:
     stage.free, stage.now_s = ENOUGH, 1.0
     assert not stage.runs.take_turn(begin=False)
     assert stage.answers("run-1") == []
+
+
+def test_operations_of_a_run_wait_by_the_clock_of_those_who_wait_to_be_opened(stage: Stage) -> None:
+    stage.open("run-1", ADAPTER)
+    stage.free_for_operations = 0
+    stage.runs.obey(Execute(run_id="run-1", seq=0, operation=learn(supervised([12]))))
+    stage.work()
+    assert 0 < stage.runs.next_turn_in_s <= 1
+    stage.now_s = 1.0
+    assert stage.runs.next_turn_in_s == 0
+    stage.free_for_operations = ENOUGH
+    stage.work()
+    assert stage.runs.executed == {"run-1": 0}
