@@ -57,6 +57,8 @@ class Script:
     """Of every request, before its first token."""
     together: bool = False
     """All events of a request in one frame."""
+    silent_about: int | None = None
+    """The first token of the prompts of which nothing is said."""
     mute: Sequence[int] = ()
     """Samples that nothing is said of."""
 
@@ -83,6 +85,8 @@ class ScriptedEngine(FakeEngine):
     def _sample(self, request: Generate) -> None:
         if self.script.dies:
             self.hang_up()
+            return
+        if self.script.silent_about is not None and request.prompt.numpy()[0] == self.script.silent_about:
             return
         if (field := self.script.refuses) is not None:
             self._tell(GenerateFailed(request_id=request.request_id, message=f"`{field}` is too much", category="user", field=field))

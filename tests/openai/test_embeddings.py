@@ -14,8 +14,8 @@ from bloomery.models import tiny
 from bloomery.models.load import load_decoder
 from bloomery.render import ChatTokenizer
 from tests.infer.builders import full_hidden
-from tests.live import LiveServer
-from tests.openai.server import ScriptedServer
+from tests.live import LiveServer, wait_until
+from tests.openai.server import Script, ScriptedServer
 
 MODEL = "bloomery-tiny"
 TEXTS = ["The csv module reads files.", "import json", "The csv module reads rows of files.", "x"]
@@ -85,6 +85,14 @@ def test_what_cannot_be_embedded_is_refused_by_name(sdk: OpenAI, change: dict[st
         sdk.post("/embeddings", body={"model": MODEL, "input": "x"} | change, cast_to=object)
     assert refused.value.param == field
     assert problem in refused.value.message
+
+
+def test_the_refusal_of_a_later_text_is_told_while_an_earlier_one_is_in_the_making(server: ScriptedServer) -> None:
+    server.scripted.script = Script(refuses="prompt", silent_about=7)
+    with server.sdk(timeout=30) as client, pytest.raises(openai.BadRequestError, match="is too much"):
+        client.embeddings.create(model="tiny", input=[[7, 8], [8, 9]])
+    # Who waits in vain is not worked for.
+    wait_until(lambda: len(server.scripted.aborted) == 1)
 
 
 @pytest.mark.parametrize(("inputs", "on_the_loop"), [(1, True), (200, False)])

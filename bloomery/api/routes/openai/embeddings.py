@@ -118,7 +118,8 @@ async def _vectors(services: Services, caller: Principal, target: Target, inputs
 
     tasks = [asyncio.create_task(vector(tokens)) for tokens in inputs]
     try:
-        return [await task for task in tasks]
+        # The first error of any ends the request, whatever others are in the making.
+        return await asyncio.gather(*tasks)
     except Exception:
         # Who hung up is no such case: what was begun for him was work.
         services.limits.give_back(caller, sum(len(tokens) for task, tokens in zip(tasks, inputs, strict=True) if not _succeeded(task)))
