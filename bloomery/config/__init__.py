@@ -16,6 +16,7 @@ RecordMode = Literal["off", "metadata", "full"]
 
 DEFAULT_PORT: Final = 8700
 DEFAULT_MAX_WAITING: Final = 1024
+DEFAULT_CHECKPOINT_S: Final = 10.0
 
 
 class _FromJson:
@@ -88,6 +89,10 @@ class EngineConfig(_FromJson):
     role: Role = "engine"
     plain: bool = False
     """Whether it samples in the plain form: faster, and without the bits that a stream goes on with at another process."""
+    checkpoint_s: float = DEFAULT_CHECKPOINT_S
+    """Compute of a run after which it gets an automatic checkpoint."""
+    checkpoint_bytes: int | None = None
+    """Payloads of a run after which it gets one; None for as many bytes as a checkpoint of it has, and at least 64 MiB."""
     log_level: str = "info"
 
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
 
+from bloomery.config import DEFAULT_CHECKPOINT_S
 from bloomery.engine.admission import Lack, lack, operation_need
 from bloomery.engine.memory import Memory
 from bloomery.obs.failpoints import failpoint
@@ -32,7 +33,7 @@ _RECORD_BYTES: Final = 1 << 10
 class CheckpointAfter(NamedTuple):
     """How much a run may have done since its last checkpoint before it gets another one."""
 
-    seconds: float = 10.0
+    seconds: float = DEFAULT_CHECKPOINT_S
     """Of compute: about what a replay costs at most."""
     bytes: int | None = None
     """Of payloads, about what the journal keeps; None for as many as a checkpoint of the run has, and at least 64 MiB."""

@@ -1,7 +1,6 @@
 """The engine process put together: the event loop with the socket on the main thread, the executor on one other."""
 
 import asyncio
-import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,9 +23,7 @@ async def _serve(config: EngineConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, inbox.put, Stop())
-    usual, environment = CheckpointAfter(), os.environ
-    seconds, size = environment.get("BLOOMERY_CHECKPOINT_SECONDS", usual.seconds), environment.get("BLOOMERY_CHECKPOINT_BYTES")
-    checkpoint_after = CheckpointAfter(float(seconds), usual.bytes if size is None else int(size))
+    checkpoint_after = CheckpointAfter(config.checkpoint_s, config.checkpoint_bytes)
     server = Server(Path(config.model.socket), inbox)
     with ThreadPoolExecutor(1, "executor") as thread:
         try:

@@ -23,6 +23,7 @@ from bloomery.types.ids import now_us
 from bloomery.types.keys import PREFIX
 from bloomery.up import base_models, cores, health, keys, layout, names
 from bloomery.up.base_models import CheckedModel
+from bloomery.up.checkpoints import CheckpointsAfter, checkpoints_after
 from bloomery.up.children import REPLICA, ROLLOUTS, Child, Program
 from bloomery.up.cores import Shares
 from bloomery.up.hints import command
@@ -65,6 +66,7 @@ class _Plan:
     """What is to run: all that was decided before the first process starts. `replicas` of each base, `hashes` of the bases of `models`."""
 
     options: UpOptions
+    checkpoints_after: CheckpointsAfter
     models: Sequence[CheckedModel]
     hashes: Sequence[str]
     replicas: int
@@ -83,6 +85,7 @@ class _Plan:
 def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
     """Serve in the foreground until a stop signal; what is refused is refused before anything is written."""
     _check_host(options.host, environment)
+    after = checkpoints_after(environment)
     models = [base_models.check(model, options.dtype) for model in base_models.model_arguments(options.models)]
     replicas = _check_memory(models, options.dtype, options.replicas, options.rollout_replicas)
     data = DataDir(options.data_dir.expanduser().resolve())
@@ -109,6 +112,7 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
             )
             plan = _Plan(
                 options=options,
+                checkpoints_after=after,
                 models=models,
                 hashes=hashes,
                 replicas=replicas,
@@ -186,8 +190,9 @@ def _api_config(plan: _Plan, configs: tuple[ModelConfig, ...]) -> ApiConfig:
 
 def _processes(plan: _Plan, served: ModelConfig) -> Iterator[tuple[EngineConfig, str]]:
     """The engine of a base and its replicas, with their names."""
-    root, plain = str(plan.data.root), plan.options.plain
-    yield EngineConfig(data_dir=root, model=served, plain=plain), "engine-" + base_models.file_name(served.alias)
+    root, plain, (seconds, size) = str(plan.data.root), plan.options.plain, plan.checkpoints_after
+    engine = EngineConfig(data_dir=root, model=served, plain=plain, checkpoint_s=seconds, checkpoint_bytes=size)
+    yield engine, "engine-" + base_models.file_name(served.alias)
     for replica in served.replicas:
         model = replace(served, socket=replica.socket, threads=plan.shares.replica_threads)
         yield EngineConfig(data_dir=root, model=model, role="replica", plain=plain), replica.name

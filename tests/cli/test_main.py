@@ -93,6 +93,21 @@ def test_a_key_that_clients_would_refuse_is_refused_before_anything_is_written(t
     assert not (tmp_path / "deep").exists()
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "wants"),
+    [
+        ("BLOOMERY_CHECKPOINT_SECONDS", "often", "a number of seconds"),
+        ("BLOOMERY_CHECKPOINT_SECONDS", "nan", "a number of seconds"),
+        ("BLOOMERY_CHECKPOINT_BYTES", "64M", "a whole number of bytes"),
+        ("BLOOMERY_CHECKPOINT_BYTES", "-1", "a whole number of bytes"),
+    ],
+)
+def test_a_variable_without_sense_is_refused_by_its_name_before_anything_is_written(tmp_path: Path, variable: str, value: str, wants: str) -> None:
+    said = refused_up(tmp_path / "deep" / "data", "--port", "0", **{variable: value})
+    assert said == f"error: {variable} is `{value}`: set it to {wants}, 0 or more, or unset it\n"
+    assert not (tmp_path / "deep").exists()
+
+
 @pytest.mark.parametrize("command", [["stop"], ["status"], ["keys", "list"]])
 def test_without_a_server_there_is_nothing_to_stop_or_show_and_another_directory_may_have_one(tmp_path: Path, command: list[str]) -> None:
     start = f"start one with `bloomery up --data-dir {tmp_path}`"

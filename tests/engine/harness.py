@@ -48,22 +48,33 @@ Message = TypeVar("Message")
 class Engine:
     """One engine and its data directory; it can die and be started again."""
 
-    def __init__(self, model: Path, directory: Path, *, role: Role = "engine", **environment: str) -> None:
+    def __init__(
+        self,
+        model: Path,
+        directory: Path,
+        *,
+        role: Role = "engine",
+        checkpoint_s: float = 0.0,
+        checkpoint_bytes: int | None = None,
+        **environment: str,
+    ) -> None:
         self.directory = directory
         self.socket = directory / "engine.sock"
         self.environment = environment
         self.blobs = Blobs(directory / "data" / "blobs")
         served = ModelConfig(alias="small", path=str(model), base_hash=BASE, dtype="float32", threads=1, socket=str(self.socket))
-        (directory / "engine.json").write_text(to_json(EngineConfig(data_dir=str(directory / "data"), model=served, role=role)))
+        data = str(directory / "data")
+        self.config = EngineConfig(data_dir=data, model=served, role=role, checkpoint_s=checkpoint_s, checkpoint_bytes=checkpoint_bytes)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, **environment: str) -> None:
         self.socket.unlink(missing_ok=True)
+        (self.directory / "engine.json").write_text(to_json(self.config))
         with (self.directory / "engine.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "bloomery.engine", str(self.directory / "engine.json")],
                 stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "BLOOMERY_CHECKPOINT_SECONDS": "0", **self.environment, **environment},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **self.environment, **environment},
             )
 
     def connect(self) -> "Api":
@@ -101,9 +112,11 @@ class Engine:
 
 
 @contextmanager
-def engine(model: Path, directory: Path, *, role: Role = "engine", **environment: str) -> Iterator[Engine]:
+def engine(
+    model: Path, directory: Path, *, role: Role = "engine", checkpoint_s: float = 0.0, checkpoint_bytes: int | None = None, **environment: str
+) -> Iterator[Engine]:
     """A started engine; killed at the end if it lives."""
-    one = Engine(model, directory, role=role, **environment)
+    one = Engine(model, directory, role=role, checkpoint_s=checkpoint_s, checkpoint_bytes=checkpoint_bytes, **environment)
     one.start()
     try:
         yield one

@@ -1,6 +1,7 @@
 """The engine process over its socket: operations, sampling, deaths and connections."""
 
 import signal
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -309,7 +310,8 @@ def test_killed_and_restored_from_a_checkpoint_it_replays_to_the_same_digest(mod
             api.execute(4, *history(4)[4:7])
             lost = results(api, 4, 3)
         one.kill()
-        one.start(BLOOMERY_CHECKPOINT_SECONDS="1000")
+        one.config = replace(one.config, checkpoint_s=1000.0)
+        one.start()
         with one.connect() as api:
             assert api.welcome.runs == {}
             assert api.open(checkpoint=checkpoint.key, last_seq=3).error is None

@@ -76,7 +76,7 @@ def test_a_checkpoint_in_the_middle_of_an_operation_is_as_of_the_last_step():
 @pytest.mark.parametrize("rank", [0, 8])
 def test_an_engine_that_dies_within_a_step_goes_on_from_the_gradients_it_had_gathered(model, tmp_path, references, rank):
     operations = [*history(3), learn(seed=3)]
-    with engine(model, tmp_path, BLOOMERY_CHECKPOINT_SECONDS="1000", BLOOMERY_CHECKPOINT_BYTES="1") as one:
+    with engine(model, tmp_path, checkpoint_s=1000.0, checkpoint_bytes=1) as one:
         done, key = -1, None
         # Behind the first part of the second step, and of the fourth.
         for last in (2, 6):
