@@ -17,9 +17,8 @@ from bloomery.models.config import DecoderConfig, LayerHeads, RecurrentConfig
 from bloomery.models.decoder import Decoder
 from bloomery.models.factors import padded_rank
 from bloomery.models.head import CHUNK_BYTES
-from bloomery.models.pads import KEY_PAD, LENGTH_PAD, ROW_PAD, pad_to
+from bloomery.models.pads import KEY_PAD, LENGTH_PAD, ROW_PAD, pad_to, split
 from bloomery.models.targets import adapter_targets
-from bloomery.train import batch
 from bloomery.train.full import count_parts
 from bloomery.train.passes import Share, exact_attention
 from bloomery.train.trainable import Trainable
@@ -119,7 +118,7 @@ def _need_of_passes(operation: ForwardBackward, weights: Trainable, budget_token
     """Of the largest one; between two of them nothing stays."""
     decoder, lengths = weights.decoder, [datum.tokens.shape[0] for datum in operation.data]
     exact = exact_attention(operation.custom is not None or LOSSES[operation.loss].exact, operation.backward)
-    parts = [operation.data[part] for part in batch.split(lengths, budget_tokens)]
+    parts = [operation.data[part] for part in split(lengths, budget_tokens)]
     needs = [pass_bytes(part, decoder.config, decoder.dtype, exact=exact, backward=operation.backward, device=decoder.device) for part in parts]
     longest = max(datum.tokens.shape[0] for datum in parts[needs.index(max(needs))])
     what = f"the largest micro-batch of this operation (longest sequence {longest} tokens)"

@@ -18,7 +18,7 @@ from bloomery.models.adapters import AdapterRows
 from bloomery.models.attention import PackedAttention
 from bloomery.models.form import Form
 from bloomery.models.head import token_logprobs
-from bloomery.models.pads import packed_positions, packed_starts
+from bloomery.models.pads import packed_positions, packed_starts, split
 from bloomery.models.targets import UNEMBED
 from bloomery.types.batching import rows_at_once
 from bloomery.types.fidelity import Prompt, Sampled, answers, request
@@ -69,7 +69,7 @@ def trainer_logprobs(model: Model, sampled: Sequence[Sampled]) -> list[NDArray[n
 
 def trainer_passes(model: Model, sampled: Sequence[Sampled]) -> Iterator[list[NDArray[np.float32]]]:
     """The same pass by pass, each of no more rows than a pass of training."""
-    for part in _passes([len(each.tokens) for each in sampled], rows_at_once(model.decoder.config.hidden_size)):
+    for part in split([len(each.tokens) for each in sampled], rows_at_once(model.decoder.config.hidden_size)):
         rows = _pass(model, [each.tokens for each in sampled[part]])
         yield [row[len(each.prompt) - 1 :] for row, each in zip(rows, sampled[part], strict=True)]
 
@@ -102,13 +102,3 @@ def packed_logprobs(model: Model, sequences: Sequence[Sequence[int]], hidden_RD:
         next_R1[start : start + len(tokens) - 1, 0] = torch.tensor(tokens[1:])
     factors = None if model.adapter is None else model.adapter.get(UNEMBED)
     return token_logprobs(hidden_RD, model.decoder.head_weight, factors, next_R1.to(hidden_RD.device), model.decoder.config.logit_softcap)
-
-
-def _passes(lengths: Sequence[int], rows: int) -> Iterator[slice]:
-    start = count = 0
-    for number, length in enumerate(lengths):
-        if number > start and count + length > rows:
-            yield slice(start, number)
-            start, count = number, 0
-        count += length
-    yield slice(start, len(lengths))

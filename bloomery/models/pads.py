@@ -24,6 +24,18 @@ def pad_to(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
+def split(lengths: Sequence[int], budget: int) -> list[slice]:
+    """Consecutive sequences whose rows fit the budget, by their lengths and the budget alone; one that is longer goes alone."""
+    parts, start, rows = [], 0, 0
+    for index, length in enumerate(lengths):
+        padded = pad_to(length, ROW_PAD)
+        if index > start and rows + padded > budget:
+            parts.append(slice(start, index))
+            start, rows = index, 0
+        rows += padded
+    return [*parts, slice(start, len(lengths))]
+
+
 def packed_starts(lengths: Sequence[int]) -> list[int]:
     """First row of each sequence, and the total number of rows at the end."""
     starts = [0]

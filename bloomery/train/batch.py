@@ -1,4 +1,4 @@
-"""Data to packed rows and back: which data form a micro-batch is a function of their lengths and the run's budget alone.
+"""Data to packed rows and back; which of them form a micro-batch `models.pads.split` says.
 
 Shapes: R packed rows, K soft targets per row (1 where targets are plain tokens).
 """
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bloomery.models.pads import ROW_PAD, packed_positions, packed_starts, pad_to
+from bloomery.models.pads import packed_positions, packed_starts
 from bloomery.train.losses import Loss
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput
@@ -49,18 +49,6 @@ class MicroBatch(NamedTuple):
             None if self.routing_RLT is None else self.routing_RLT.to(device),
             None if self.routing_weights_RLT is None else self.routing_weights_RLT.to(device),
         )
-
-
-def split(lengths: Sequence[int], budget: int) -> list[slice]:
-    """Consecutive data whose padded lengths fit the budget; one that is longer than the budget goes alone."""
-    parts, start, rows = [], 0, 0
-    for index, length in enumerate(lengths):
-        padded = pad_to(length, ROW_PAD)
-        if index > start and rows + padded > budget:
-            parts.append(slice(start, index))
-            start, rows = index, 0
-        rows += padded
-    return [*parts, slice(start, len(lengths))]
 
 
 def pack(data: Sequence[Datum], loss: Loss) -> MicroBatch:

@@ -15,6 +15,7 @@ import torch
 from msgspec import UNSET
 
 from bloomery.models.decoder import Decoder
+from bloomery.models.pads import split
 from bloomery.train import batch, checkpoint, custom, snapshot
 from bloomery.train.checkpoint import NOTHING, Lineage, Owed
 from bloomery.train.full import FullParameters
@@ -176,7 +177,7 @@ class TrainableRun:
         batch.check_token_ids(operation.data, self.weights.decoder.config.vocab_size)
         logprobs: list[np.ndarray] = []
         routing: list[dict[str, Array]] = []
-        for part in batch.split([datum.tokens.shape[0] for datum in operation.data], self.spec.micro_batch_tokens):
+        for part in split([datum.tokens.shape[0] for datum in operation.data], self.spec.micro_batch_tokens):
             data = operation.data[part]
             share = Share(self.weights, batch.pack(data, loss), loss, operation.backward, operation.return_routing, operation.return_logprobs)
             computed = yield share
@@ -192,7 +193,7 @@ class TrainableRun:
         outcomes: list[custom.Outcome] = []
         logprobs: list[np.ndarray] = []
         routing: list[dict[str, Array]] = []
-        for part in batch.split([datum.tokens.shape[0] for datum in operation.data], self.spec.micro_batch_tokens):
+        for part in split([datum.tokens.shape[0] for datum in operation.data], self.spec.micro_batch_tokens):
             data = operation.data[part]
             plain = batch.pack([custom.weighted(datum) for datum in data], custom.WEIGHTED)
             computed = yield Share(self.weights, plain, custom.WEIGHTED, False, operation.return_routing)

@@ -6,7 +6,7 @@ import torch
 
 from bloomery.infer.attention import StepAttention
 from bloomery.infer.card import NOT_HERE, measure
-from bloomery.infer.fidelity import sample, trainer_logprobs
+from bloomery.infer.fidelity import sample, trainer_logprobs, trainer_passes
 from bloomery.infer.versions import Model
 from bloomery.models.form import Form, plain_form
 from bloomery.models.kernel_probe import probe
@@ -14,6 +14,7 @@ from bloomery.models.pads import ROW_PAD
 from bloomery.train import snapshot
 from bloomery.types import fidelity_text
 from bloomery.types.arrays import Array
+from bloomery.types.batching import rows_at_once
 from bloomery.types.errors import WorkerError
 from bloomery.types.fidelity import LENGTHS, PLAIN_K3, TEXT_TOKENS, Prompt, Sampled, compare, prompts, verdict
 from tests.fidelity.mutations import Forward
@@ -90,6 +91,12 @@ def test_the_trainers_side_has_the_bits_of_a_training_pass():
     (result,) = train(training, [learn(data, backward=False)])
     for each, ours, theirs in zip(answers, trainer_logprobs(adapted, answers), logprobs(result), strict=True):
         assert np.array_equal(ours, theirs[len(each.prompt) - 1 :])
+
+
+def test_many_short_sequences_make_passes_of_no_more_rows_than_one_of_training_has():
+    # Of 5 tokens and 8 rows each.
+    answers = [Sampled(tokens=(1, 2, 3, 4, each), logprobs=Array.of(np.zeros(1, np.float32))) for each in range(130)]
+    assert [len(part) for part in trainer_passes(model(), answers)] == [rows_at_once(64) // 8, 130 - rows_at_once(64) // 8]
 
 
 def test_answers_come_in_the_order_of_the_prompts_with_all_their_samples():

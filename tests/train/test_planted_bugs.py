@@ -13,7 +13,7 @@ from bloomery.models import adapters, attention, native, pads
 from bloomery.models.adapters import AdapterRows
 from bloomery.models.factors import Factors
 from bloomery.models.pads import KEY_PAD, ROW_PAD, pad_to
-from bloomery.train import batch, passes
+from bloomery.train import passes
 from tests.train import builders
 from tests.train.company import EVERY_KIND, apart, random_company
 
@@ -142,6 +142,6 @@ def test_a_wrong_pad_of_keys_is_noticed_where_keys_are_padded(monkeypatch: pytes
 def test_a_pad_of_rows_that_is_too_small_is_noticed_where_rows_need_one(monkeypatch: pytest.MonkeyPatch) -> None:
     # With torch's kernels, which compute a single row otherwise than several.
     monkeypatch.setattr(native, "available", lambda *tensors: False)
-    for module in (pads, attention, batch, passes):
+    for module in (pads, attention, passes):
         monkeypatch.setattr(module, "ROW_PAD", 1)
     assert apart(random_company(builders.decoder(), count=32, seed=11)) != []
