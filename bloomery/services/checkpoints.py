@@ -8,6 +8,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -80,11 +81,12 @@ class Announcement(NamedTuple):
     run_id: str
     seq: int
     kind: str
-    name: str | None
-    key: str
-    ttl_s: int | None
-    overwrite: bool
-    metadata: Mapping[str, Any]
+    name: str | None = None
+    key: str = ""
+    """Of the blob; what is published has none before it is."""
+    ttl_s: int | None = None
+    overwrite: bool = False
+    metadata: Mapping[str, Any] = MappingProxyType({})
 
 
 class Checkpoints:

@@ -169,17 +169,8 @@ class Runs:
             check_name(name)
             check_ttl(ttl_s)
             check_labels(None, metadata or {})
-            wanted = Announcement(
-                project=p.project,
-                run_id=spec.run_id,
-                seq=seq,
-                kind=NAMED,
-                name=name,
-                key=new_key(spec.run_id, seq),
-                ttl_s=ttl_s,
-                overwrite=overwrite,
-                metadata=metadata or {},
-            )
+            key = new_key(spec.run_id, seq)
+            wanted = Announcement(p.project, spec.run_id, seq, NAMED, name=name, key=key, ttl_s=ttl_s, overwrite=overwrite, metadata=metadata or {})
             return SaveCheckpoint(key=await self._checkpoints.announce(wanted))
 
         await self._submit(p, run_id, seq, make, refused="none", request=request)
@@ -209,18 +200,7 @@ class Runs:
                 _check_expressible(spec.lora, self._models.size(spec.base_hash))
             tokenizer = await asyncio.to_thread(self._models.tokenizer, spec.base_hash)
             check_labels(None, metadata or {})
-            wanted = Announcement(
-                project=p.project,
-                run_id=spec.run_id,
-                seq=seq,
-                kind=kind,
-                name=name,
-                key="",
-                ttl_s=ttl_s,
-                overwrite=False,
-                metadata=metadata or {},
-            )
-            await self._checkpoints.announce(wanted)
+            await self._checkpoints.announce(Announcement(p.project, spec.run_id, seq, kind, name=name, ttl_s=ttl_s, metadata=metadata or {}))
             return SaveSnapshot(template_hash=tokenizer.template_hash or "")
 
         await self._submit(p, run_id, seq, make, refused="none", request=request)
@@ -237,17 +217,7 @@ class Runs:
                 )
             _check_fits(run, source)
             spec = run.facts.spec
-            wanted = Announcement(
-                project=p.project,
-                run_id=spec.run_id,
-                seq=seq,
-                kind=SOURCE,
-                name=None,
-                key=source.key,
-                ttl_s=None,
-                overwrite=False,
-                metadata={},
-            )
+            wanted = Announcement(p.project, spec.run_id, seq, SOURCE, key=source.key)
             # A replay loads it again, also when it was deleted or expired since.
             return LoadCheckpoint(key=await self._checkpoints.announce(wanted), optimizer=optimizer)
 

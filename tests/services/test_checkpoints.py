@@ -110,9 +110,7 @@ def test_a_save_that_was_announced_and_not_journaled_can_take_no_taken_name_late
             run = await api.new_run()
             first = await save(api, run.id, 1, "best")
             # As when the disk was full between the two.
-            other = Announcement(
-                project=ME.project, run_id=run.id, seq=2, kind=NAMED, name="other", key="k", ttl_s=None, overwrite=False, metadata={}
-            )
+            other = Announcement(ME.project, run.id, 2, NAMED, name="other", key="k")
             await api.checkpoints.announce(other)
             await api.runs.checkpoint(ME, run.id, 2, "best")
             (refused,) = await api.results(run.id, 2)
