@@ -7,7 +7,6 @@ belong to, and those of an earlier one are dropped. The event loop itself says t
 import asyncio
 import logging
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -42,7 +41,7 @@ class Server:
         log.info("listens at %s", self._path)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         await background.stop(self._beat)
         self._server.close()

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from bloomery.obs import background
@@ -81,7 +80,7 @@ class Activity:
         except (BloomeryError, OSError) as error:
             log.error("run %s: it is not taken up before somebody asks for it: %s", row.id, error)
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await background.stop(self._dispatcher)
         await asyncio.gather(*self._opening.values(), return_exceptions=True)
         await asyncio.gather(*(run.close() for run in self._runs.values()))

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -148,7 +147,7 @@ class EngineLink:
         self._task = background.start(self._stay_connected(), f"engine-link-{self.base_hash[:8]}")
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await background.stop(self._task)
 
     @property

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from pydantic import ValidationError
@@ -121,7 +120,7 @@ class Cards:
         self._task = background.start(self._work(), "fidelity")
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._sources.close()
         await background.stop(self._task)
 

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from sqlalchemy import Connection, delete, insert
@@ -58,7 +57,7 @@ class Models:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         for tokenizer in self._tokenizers.values():
             tokenizer.close()
 

@@ -9,7 +9,6 @@ import json
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Final, Self
 
 from sqlalchemy import Connection, Row, Select, delete, insert, select
@@ -62,7 +61,7 @@ class Traffic:
         self._task = background.start(self._write_batches(), "traffic")
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(self, *_: object) -> None:
         try:
             await self.flush(self._last_flush_s)
         except Unavailable as unwritten:
