@@ -17,6 +17,8 @@ from bloomery.api.headers import AnswerHeaders
 from bloomery.api.idempotency import Idempotent
 from bloomery.api.routes import MAX_BODY_BYTES, bloomery, openai, tinker
 from bloomery.api.routes.openai.requests import MAX_BODY_BYTES as OPENAI_BODY_BYTES
+from bloomery.api.routes.tinker.futures import SampleFutures
+from bloomery.api.routes.tinker.routed import KeptRouting
 from bloomery.services.core import Services
 from bloomery.types.errors import TooLarge
 from bloomery.ui import Asset, assets
@@ -37,6 +39,7 @@ def create_app(services: Services) -> FastAPI:
     """The whole HTTP surface over `services`; opening and closing them is the caller's business."""
     app = FastAPI(title="Bloomery", version=__version__, openapi_url="/api/v1/openapi.json", docs_url=None, redoc_url=None)
     app.state.services = services
+    app.state.sample_futures, app.state.kept_routing = SampleFutures(), KeptRouting()
     app.add_middleware(Idempotent, most_bytes=OPENAI_BODY_BYTES, standing=services.limits.headers)
     app.add_middleware(Callers)
     app.add_middleware(BodyLimit)

@@ -62,7 +62,7 @@ class Grammars:
         if first.problem is not None:
             raise InvalidInput(f"`{grammar.field}`: {first.problem}", field=grammar.field)
         guides = [first.fork() for _ in range(generate.num_samples)]
-        for guide, begun in zip(guides, generate.begun, strict=False):
+        for guide, begun in zip(guides, generate.begun or [()] * len(guides), strict=True):
             guide.take(*(token for token in begun if token not in stops))
         return guides
 

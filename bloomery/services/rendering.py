@@ -5,7 +5,7 @@ Few threads at a time work for each base, and what waits for them waits without 
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -41,13 +41,13 @@ class Rendering:
         at_once = tokenizer.renders_here and not tools and _short(said)
         return render() if at_once else await self._on_thread(base_hash, render)
 
-    async def encode(self, base_hash: str, texts: Sequence[str], fields: Iterable[str]) -> list[list[int]]:
+    async def encode(self, base_hash: str, texts: Sequence[str], fields: Sequence[str]) -> list[list[int]]:
         """The tokens of each text; one that the context cannot hold may be refused at once, by the name of its field."""
         context = self._models.size(base_hash).context
         tokenizer = self._models.tokenizer(base_hash)
 
         def encode() -> list[list[int]]:
-            for text, field in zip(texts, fields, strict=False):
+            for text, field in zip(texts, fields, strict=True):
                 tokenizer.check_fits(text, context, field)
             return [tokenizer.encode(text) for text in texts]
 

@@ -1,7 +1,6 @@
 """Composition: options in, a running server out."""
 
 import ipaddress
-import logging
 import os
 import shutil
 import socket
@@ -29,8 +28,6 @@ from bloomery.up.cores import Shares
 from bloomery.up.hints import command
 from bloomery.up.lock import Holder, Lock, check_free, locked
 from bloomery.up.supervisor import Supervisor
-
-log = logging.getLogger(__name__)
 
 _RUNTIME_PREFIX: Final = "bloomery-"
 # The kernel's limit for the path of a unix socket is 108 bytes.

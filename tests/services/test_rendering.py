@@ -36,6 +36,8 @@ def test_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
         tokens = await rendering.prompt("quick", USER)
         assert byte_level().decode(tokens, skip_special_tokens=False) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
         assert await rendering.encode("quick", ["The", "fox"], ["prompt", "prompt"]) == [byte_level().encode(text).ids for text in ("The", "fox")]
+        with pytest.raises(ValueError, match="shorter"):
+            await rendering.encode("quick", ["The", "fox"], ["prompt"])
 
     play(tmp_path, story)
 

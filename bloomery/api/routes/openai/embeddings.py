@@ -88,7 +88,7 @@ async def _tokens(services: Services, target: Target, given: Inputs) -> list[lis
     if len(given.fields) * size.width > MAX_NUMBERS:
         most = MAX_NUMBERS // size.width
         raise InvalidInput(f"`input` holds {len(given.fields)} texts: vectors of {size.width} numbers come for {most} at most", field="input")
-    inputs = given.tokens + await services.rendering.encode(target.base_hash, given.texts, given.fields)
+    inputs = given.tokens + await services.rendering.encode(target.base_hash, given.texts, given.fields[: len(given.texts)])
     await off_loop(_TOKEN_BYTES * sum(map(len, inputs)), _check_tokens, inputs, given.fields, size)
     return inputs
 

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any, Final, Literal, NamedTuple, cast, get_args
 
 import numpy as np
@@ -166,7 +165,7 @@ async def completion_job(
     created_us = now_us()
     target = await services.sampling.resolve(caller, asked.model)
     size = services.models.size(target.base_hash)
-    prompts = given.tokens + await services.rendering.encode(target.base_hash, given.texts, repeat("prompt"))
+    prompts = given.tokens + await services.rendering.encode(target.base_hash, given.texts, ["prompt"] * len(given.texts))
     # First, because it looks at lengths alone: what is too long may be millions of tokens.
     max_tokens = _budget(prompts, size, asked.limit, field="prompt", otherwise=DEFAULT_COMPLETION_TOKENS)
     _check_tokens(prompts, size)

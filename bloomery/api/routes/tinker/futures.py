@@ -165,10 +165,7 @@ class SampleFutures:
 
 def sample_futures(request: Request) -> SampleFutures:
     """The futures of this app."""
-    state = request.app.state
-    if not hasattr(state, "sample_futures"):
-        state.sample_futures = SampleFutures()
-    found: SampleFutures = state.sample_futures
+    found: SampleFutures = request.app.state.sample_futures
     return found
 
 
@@ -176,8 +173,7 @@ def sample_futures(request: Request) -> SampleFutures:
 async def closing_futures(app: FastAPI) -> AsyncIterator[None]:
     """Samples in the making end with the app."""
     yield
-    if hasattr(app.state, "sample_futures"):
-        await app.state.sample_futures.close()
+    await app.state.sample_futures.close()
 
 
 Futures = Annotated[SampleFutures, Depends(sample_futures)]

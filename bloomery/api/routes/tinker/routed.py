@@ -141,10 +141,7 @@ class KeptRouting:
 
 def kept_routing(request: Request) -> KeptRouting:
     """That of this app."""
-    state = request.app.state
-    if not hasattr(state, "kept_routing"):
-        state.kept_routing = KeptRouting()
-    found: KeptRouting = state.kept_routing
+    found: KeptRouting = request.app.state.kept_routing
     return found
 
 
