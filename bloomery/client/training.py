@@ -25,6 +25,8 @@ from bloomery.types.resources import Checkpoint, Run, RunMetric
 from bloomery.types.wire import Wire, encode
 
 _WAIT_S: Final = 20.0
+_ANSWER_S: Final = 30.0
+"""How much longer than that an answer may take that there is no result yet."""
 _RESULT_TIMEOUT_S: Final = 3600.0
 _MSGPACK: Final = {"content-type": "application/msgpack"}
 _results: Final[msgspec.msgpack.Decoder[Result]] = msgspec.msgpack.Decoder(Result)
@@ -45,17 +47,19 @@ class Pending(Generic[Outcome]):
     def result(self, timeout_s: float = _RESULT_TIMEOUT_S) -> Outcome:
         """Wait for it. An operation that failed raises what it failed with."""
         if self._result is None:
-            self._result = self._wait(time.monotonic() + timeout_s)
+            self._result = self._wait(timeout_s)
         return self._result
 
-    def _wait(self, deadline: float) -> Outcome:
-        path = f"/api/v1/runs/{self.run_id}/operations/{self.seq}"
+    def _wait(self, timeout_s: float) -> Outcome:
+        path, deadline, why = f"/api/v1/runs/{self.run_id}/operations/{self.seq}", time.monotonic() + timeout_s, "it was not asked for"
         while (left_s := deadline - time.monotonic()) > 0:
             wait_s = min(_WAIT_S, left_s)
-            response = self._http.request("GET", path, params={"wait": wait_s}, timeout=wait_s + 30)
+            response = self._http.request("GET", path, params={"wait": wait_s}, timeout=wait_s + _ANSWER_S)
             if response.status_code == 200:
                 return self._checked(_results.decode(response.content))
-        raise Unavailable(f"operation {self.seq} of run `{self.run_id}` has no result yet; ask again later")
+            why = response.json()["waiting_for"]
+        what = f"operation {self.seq} of run `{self.run_id}` has no result yet after {timeout_s:g} s"
+        raise Unavailable(f"{what}: {why}. Ask again later, or wait for longer (`result(timeout_s=...)`)")
 
     def _checked(self, result: Result) -> Outcome:
         if isinstance(result, Failed):

@@ -102,7 +102,8 @@ class History:
         restored = await self._database.read(lambda connection: restore_point(connection, run_id, done=self.done))
         needed = range(self.facts.first_seq if restored is None else restored.seq + 1, self.done + 1)
         if lacking := [seq for seq in needed if not self.journal.has_operation(seq)]:
-            raise Corrupt(f"the journal of run `{run_id}` lacks operation {lacking[0]}, whose result is known and in no checkpoint")
+            lacks = f"lacks operation {lacking[0]}, whose result is known and in no checkpoint"
+            raise Corrupt(f"the journal of run `{run_id}` {lacks}: bring its directory back from a backup")
         if lost:
             log.warning("run %s: the results of operations %d to %d are lost; they are computed again", run_id, lost[0], lost[-1])
             self.lost = await self._database.read(lambda connection: {seq: in_rows(connection, self.facts.key, seq) for seq in lost})
@@ -131,7 +132,8 @@ class History:
         if self.failure is not None:
             raise Stopped(self.failure)
         if seq < self.facts.first_seq:
-            raise InvalidInput(f"operations of this run are numbered from {self.facts.first_seq}, not {seq}", field="seq")
+            numbered = f"operations of this run are numbered from {self.facts.first_seq}, not {seq}"
+            raise InvalidInput(f"{numbered}: the next one is {self.last_known + 1}", field="seq")
         if seq <= self.ready or self.journal.has_operation(seq):
             await self._require_same(seq, request)
             return
@@ -147,7 +149,8 @@ class History:
     async def result(self, seq: int, timeout_s: float) -> Result | None:
         """The result of an operation, or None while there is none after `timeout_s`."""
         if not self.facts.first_seq <= seq <= self.last_known:
-            raise NotFound(f"run `{self.facts.key.run_id}` has no operation {seq}", field="seq")
+            has = f"its last one is {self.last_known}" if self.last_known >= self.facts.first_seq else "it has none yet"
+            raise NotFound(f"run `{self.facts.key.run_id}` has no operation {seq}, {has}: submit it first", field="seq")
         clock = asyncio.get_running_loop().time
         until = clock() + timeout_s
         while not self._shows(seq):

@@ -99,7 +99,8 @@ def _scalar(value: Value, what: str) -> Tensor:
 
 def _gradient(total: Tensor, logprobs: Tensor, what: str) -> np.ndarray:
     if not total.requires_grad:
-        raise InvalidInput(f"{what} does not depend on `{LOGPROBS}` in a way that has a gradient")
+        how = "compute it from them without `detach`, and not by comparing or rounding alone"
+        raise InvalidInput(f"{what} does not depend on `{LOGPROBS}` in a way that has a gradient: {how}")
     try:
         (slope,) = torch.autograd.grad(total, logprobs)
     except _WRONG as error:

@@ -94,8 +94,9 @@ def check_generate(generate: Generate, size: Bounds) -> None:
         raise InvalidInput(f"the prompt is {prompt.dtype}{list(prompt.shape)}: it needs at least one token id, integers [P]", field="prompt")
     _check_ids(prompt.numpy(), "the prompt", "prompt", size)
     _check_whole("max_tokens", params.max_tokens, least=0)
-    if prompt.shape[0] + (params.max_tokens > 0) > size.context:
-        raise InvalidInput(f"a prompt of {prompt.shape[0]} tokens leaves no room in the model's context of {size.context}", field="prompt")
+    if prompt.shape[0] > (most := size.context - (params.max_tokens > 0)):
+        problem = f"a prompt of {prompt.shape[0]} tokens leaves no room in the model's context of {size.context}"
+        raise InvalidInput(f"{problem}: shorten it to at most {most}", field="prompt")
     _check_distribution(params, size)
     _check_whole("num_samples", generate.num_samples, least=1, most=MAX_SAMPLES)
     if params.max_tokens == 0 and generate.num_samples != 1:
@@ -171,7 +172,8 @@ def _check_prompt_targets(targets: PromptTargets, length: int, size: Bounds) -> 
     if positions.ndim != 1 or positions.shape != ids.shape or not positions.size or "float32" in (targets.positions.dtype, targets.ids.dtype):
         raise InvalidInput("`targets` has no token to score: it needs at least one id, and a position for each", field="targets")
     if positions[0] < 1 or positions[-1] >= length or np.any(np.diff(positions) < 0):
-        raise InvalidInput(f"`targets` has positions that do not rise from 1 to {length - 1}, the end of the prompt", field="targets")
+        problem = f"`targets` has positions that do not rise from 1 to {length - 1}, the end of the prompt"
+        raise InvalidInput(f"{problem}: sort them, and leave out those of no token behind the first", field="targets")
     _check_ids(ids, "`targets`", "targets", size)
 
 
@@ -339,8 +341,10 @@ def _check_targets(targets: Array, where: str, length: int, size: Bounds, *, sof
 def _check_floats(values: Array, where: str, shape: tuple[int, ...]) -> None:
     if values.dtype != "float32" or values.shape != shape:
         raise InvalidInput(f"`{where}` is {values.dtype}{list(values.shape)}, expected float32{list(shape)}", field=where)
-    if not np.isfinite(values.numpy()).all():
-        raise InvalidInput(f"`{where}` holds a value that is not finite", field=where)
+    if not (finite := np.isfinite(values.numpy())).all():
+        place = np.argwhere(~finite)[0]
+        problem = f"`{where}` holds a value that is not finite ({values.numpy()[tuple(place)]} at {place.tolist()})"
+        raise InvalidInput(f"{problem}: send a number there, or leave the datum out", field=where)
 
 
 def _check_per_token(datum: Datum, where: str, form: LossForm) -> None:

@@ -128,10 +128,13 @@ def test_a_result_that_is_not_there_yet_is_a_202(server: Server) -> None:
     run = new_run(server)
     server.hold_engine(True)
     server.http.post(f"/api/v1/runs/{run}/operations/1", content=encode(forward_backward()), headers=MSGPACK)
-    assert server.http.get(f"/api/v1/runs/{run}/operations/1").status_code == 202
+    answer = server.http.get(f"/api/v1/runs/{run}/operations/1")
+    assert answer.status_code == 202
+    assert "the engine is " in answer.json()["waiting_for"]
     server.hold_engine(False)
     assert isinstance(result(server, run, 1), ForwardBackwardResult)
-    assert server.http.get(f"/api/v1/runs/{run}/operations/2").status_code == 404
+    unknown = server.http.get(f"/api/v1/runs/{run}/operations/2")
+    assert (unknown.status_code, unknown.json()["error"]["message"]) == (404, f"run `{run}` has no operation 2, its last one is 1: submit it first")
     assert server.http.get(f"/api/v1/runs/{run}/operations/1?wait=nan").status_code == 400
 
 

@@ -269,7 +269,7 @@ def test_weights_that_someone_uses_stay_in_memory(model, adapters):
         ({"tokens": []}, "at least one token"),
         ({"tokens": [1, VOCAB]}, f"from 0 to {VOCAB - 1}"),
         ({"tokens": [-1]}, "from 0"),
-        ({"tokens": [1] * 1024}, "leaves no room"),
+        ({"tokens": [1] * 1024}, "leaves no room in the model's context of 1024: shorten it to at most 1023"),
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": -1.0}, "temperature"),
         ({"top_p": 0.0}, "top_p"),

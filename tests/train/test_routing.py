@@ -98,11 +98,11 @@ def test_tokens_without_a_routing_are_routed_freely(model):
 @pytest.mark.parametrize(
     ("routing", "message"),
     [
-        (np.zeros((5, 1, 2), np.int32), r"expected integers \[4, 1, 2\]"),
+        (np.zeros((5, 1, 2), np.int32), r"expected integers \[4, 1, 2\]: tokens, sparse layers, experts"),
         (np.zeros((4, 1, 2), np.float32), "expected integers"),
         (np.full((4, 1, 2), [0, 4], np.int32), "experts from 0 to 3"),
         (np.full((4, 1, 2), [-1, 1], np.int32), "or -1 for all of a layer"),
-        (np.full((4, 1, 2), [1, 1], np.int32), "one expert twice"),
+        (np.full((4, 1, 2), [1, 1], np.int32), "one expert twice in one layer: name 2 different ones"),
     ],
 )
 def test_a_routing_that_means_nothing_is_refused(routing, message):
@@ -205,7 +205,7 @@ def test_weights_that_fit_are_taken_and_negative_ones_where_the_model_has_them()
         (WEIGHED[:3], r"float32\[3, 1, 2\], expected float32\[4, 1, 2\]"),
         (WEIGHED[..., :1], r"expected float32\[4, 1, 2\]"),
         (WEIGHED.astype(np.int32), r"int32\[4, 1, 2\], expected float32"),
-        (np.where(WEIGHED == 2, np.float32(np.nan), WEIGHED), "not finite"),
+        (np.where(WEIGHED == 2, np.float32(np.nan), WEIGHED), "holds nan, which is not finite in bfloat16: send the weights as they were told"),
         (np.where(WEIGHED == 2, np.float32(np.inf), WEIGHED), "not finite"),
         (np.where(WEIGHED == 2, np.float32(-0.25), WEIGHED), "holds -0.25: the weights of this model's experts are at least 0"),
         (WEIGHED + np.float32(0.5), "leaves the router free: give 0 there"),

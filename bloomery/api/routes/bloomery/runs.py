@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from blake3 import blake3
 from fastapi import APIRouter, Header, Path, Query, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.repeats import Again
@@ -120,10 +120,10 @@ async def load(run_id: str, seq: Seq, body: LoadFrom, services: Svc, caller: Cal
 async def result(
     run_id: str, seq: Seq, services: Svc, caller: Caller, wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0
 ) -> Response:
-    """200 with the result as msgpack (of a failed operation too), or 202 while there is none after `wait` seconds."""
+    """200 with the result as msgpack (of a failed operation too), or 202 with who is waited for while there is none after `wait` seconds."""
     found = await services.runs.result(caller, run_id, seq, wait)
     if found is None:
-        return Response(status_code=202)
+        return JSONResponse({"waiting_for": await services.runs.waiting_for(caller, run_id)}, 202)
     size_bytes = found.output_bytes if isinstance(found, ForwardBackwardResult) else 0
     return Response(await off_loop(size_bytes, encode, found), media_type=MSGPACK)
 
