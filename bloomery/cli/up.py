@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from bloomery.cli.options import DATA_DIR, DataDirOption, DTypeOption, ModelOption, ReplicasOption, ThreadsOption
-from bloomery.config import DEFAULT_MAX_WAITING, DEFAULT_PORT, RecordMode
+from bloomery.config import DEFAULT_DEVICE, DEFAULT_LOG_LEVEL, DEFAULT_MAX_WAITING, DEFAULT_PORT, LogLevel, RecordMode
 
 
 def up(
@@ -35,6 +35,10 @@ def up(
     plain: Annotated[
         bool, typer.Option("--plain", help="Sample a little faster, without bit-exactness: no seed promise, and no stream outlives its engine.")
     ] = False,
+    device: Annotated[
+        str, typer.Option("--device", help="Where engines and replicas compute: cpu, cuda or cuda:N. All but cpu is untried.")
+    ] = DEFAULT_DEVICE,
+    log_level: Annotated[LogLevel, typer.Option("--log-level", help="What all processes write to their logs.")] = DEFAULT_LOG_LEVEL,
 ) -> None:
     """Start the server and keep it running until Ctrl-C."""
     from bloomery.up.start import UpOptions
@@ -53,5 +57,7 @@ def up(
         replicas=replicas,
         rollout_replicas=rollout_replicas,
         plain=plain,
+        device=device,
+        log_level=log_level,
     )
     run(options)

@@ -13,10 +13,13 @@ from bloomery.types.errors import InvalidInput
 from bloomery.types.protocol import Role
 
 RecordMode = Literal["off", "metadata", "full"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 DEFAULT_PORT: Final = 8700
 DEFAULT_MAX_WAITING: Final = 1024
 DEFAULT_CHECKPOINT_S: Final = 10.0
+DEFAULT_DEVICE: Final = "cpu"
+DEFAULT_LOG_LEVEL: Final = "info"
 
 
 class _FromJson:
@@ -57,7 +60,8 @@ class ModelConfig(_FromJson):
     """CPU threads of the engine: part of the numerics id, so it is chosen once and never by load."""
     socket: str
     """Unix socket on which the engine listens."""
-    device: str = "cpu"
+    device: str = DEFAULT_DEVICE
+    """torch's name of where it is computed with."""
     replicas: tuple[ReplicaConfig, ...] = ()
     """Who serves what is deployed of this base; without any the engine does."""
     rollout_replicas: tuple[ReplicaConfig, ...] = ()
@@ -77,7 +81,7 @@ class ApiConfig(_FromJson):
     """Whether losses that callers define are computed here."""
     max_waiting: int = DEFAULT_MAX_WAITING
     """Samples of served requests that may wait for an engine's first token."""
-    log_level: str = "info"
+    log_level: LogLevel = DEFAULT_LOG_LEVEL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +97,7 @@ class EngineConfig(_FromJson):
     """Compute of a run after which it gets an automatic checkpoint."""
     checkpoint_bytes: int | None = None
     """Payloads of a run after which it gets one; None for as many bytes as a checkpoint of it has, and at least 64 MiB."""
-    log_level: str = "info"
+    log_level: LogLevel = DEFAULT_LOG_LEVEL
 
 
 def to_json(config: ModelConfig | ApiConfig | EngineConfig) -> str:

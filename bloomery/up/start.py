@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from bloomery import __version__
-from bloomery.config import ApiConfig, EngineConfig, ModelConfig, RecordMode, ReplicaConfig, to_json
+from bloomery.config import ApiConfig, EngineConfig, LogLevel, ModelConfig, RecordMode, ReplicaConfig, to_json
 from bloomery.config.data_dir import DataDir
 from bloomery.obs import logs
 from bloomery.obs.machine import free_memory_bytes, usable_cpus
 from bloomery.types.errors import Conflict, InvalidInput
 from bloomery.types.ids import now_us
 from bloomery.types.keys import PREFIX
-from bloomery.up import base_models, cores, health, keys, layout, names
+from bloomery.up import base_models, cores, devices, health, keys, layout, names
 from bloomery.up.base_models import CheckedModel
 from bloomery.up.checkpoints import CheckpointsAfter, checkpoints_after
 from bloomery.up.children import REPLICA, ROLLOUTS, Child, Program
@@ -56,6 +56,8 @@ class UpOptions:
     replicas: int | None
     rollout_replicas: int
     plain: bool
+    device: str
+    log_level: LogLevel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +85,7 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
     """Serve in the foreground until a stop signal; what is refused is refused before anything is written."""
     _check_host(options.host, environment)
     after = checkpoints_after(environment)
+    devices.check(options.device)
     models = [base_models.check(model, options.dtype) for model in base_models.model_arguments(options.models)]
     replicas = _check_memory(models, options.dtype, options.replicas, options.rollout_replicas)
     data = DataDir(options.data_dir.expanduser().resolve())
@@ -93,7 +96,7 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
     layout.create(data)
     with locked(data) as lock:
         layout.bring_up_to_date(data)
-        logs.configure("supervisor", file=data.log("supervisor"))
+        logs.configure("supervisor", options.log_level, data.log("supervisor"))
         key = keys.development_key(data.api_key, environment)
         runtime = _runtime_dir(lock)
         holder = Holder(pid=os.getpid(), host=options.host, port=port, started_us=now_us(), runtime_dir=str(runtime))
@@ -182,19 +185,22 @@ def _api_config(plan: _Plan, configs: tuple[ModelConfig, ...]) -> ApiConfig:
         models=configs,
         custom_losses=options.custom_losses,
         max_waiting=options.max_waiting,
+        log_level=options.log_level,
     )
 
 
 def _processes(plan: _Plan, served: ModelConfig) -> Iterator[tuple[EngineConfig, str]]:
     """The engine of a base and its replicas, with their names."""
-    root, plain, (seconds, size) = str(plan.data.root), plan.options.plain, plan.checkpoints_after
-    engine = EngineConfig(data_dir=root, model=served, plain=plain, checkpoint_s=seconds, checkpoint_bytes=size)
+    options, (seconds, size) = plan.options, plan.checkpoints_after
+    engine = EngineConfig(
+        data_dir=str(plan.data.root), model=served, plain=options.plain, checkpoint_s=seconds, checkpoint_bytes=size, log_level=options.log_level
+    )
     yield engine, "engine-" + base_models.file_name(served.alias)
     for replica in served.replicas:
         model = replace(served, socket=replica.socket, threads=plan.shares.replica_threads)
-        yield EngineConfig(data_dir=root, model=model, role="replica", plain=plain), replica.name
+        yield replace(engine, model=model, role="replica"), replica.name
     for replica in served.rollout_replicas:
-        yield EngineConfig(data_dir=root, model=replace(served, socket=replica.socket), role="replica", plain=plain), replica.name
+        yield replace(engine, model=replace(served, socket=replica.socket), role="replica"), replica.name
 
 
 def _model_configs(plan: _Plan) -> tuple[ModelConfig, ...]:
@@ -213,6 +219,7 @@ def _model_configs(plan: _Plan) -> tuple[ModelConfig, ...]:
                 dtype=plan.options.dtype,
                 threads=plan.shares.threads,
                 socket=str(runtime / f"engine-{number}.sock"),
+                device=plan.options.device,
                 replicas=tuple(
                     ReplicaConfig(name=f"{REPLICA}{name}-{copy}", socket=str(runtime / f"replica-{number}-{copy}.sock"))
                     for copy in range(plan.replicas)

@@ -12,7 +12,7 @@ from bloomery.cli.main import app
 from bloomery.config.data_dir import DataDir
 from bloomery.doctor import Finding, examine
 from bloomery.up.lock import Holder, locked
-from tests.live import BLOOMERY
+from tests.live import BLOOMERY, running_server
 from tests.up.builders import data_dir, giant, model
 
 COMMANDS = ["up", "demo", "stop", "status", "logs", "doctor", "export", "backup", "restore", "gc"]
@@ -106,6 +106,22 @@ def test_a_variable_without_sense_is_refused_by_its_name_before_anything_is_writ
     said = refused_up(tmp_path / "deep" / "data", "--port", "0", **{variable: value})
     assert said == f"error: {variable} is `{value}`: set it to {wants}, 0 or more, or unset it\n"
     assert not (tmp_path / "deep").exists()
+
+
+@pytest.mark.parametrize(("device", "says"), [("cuda:99", "torch has no such device here ("), ("gpu", "give cpu, cuda or cuda:N")])
+def test_a_device_that_is_not_here_is_refused_before_anything_is_written(tmp_path: Path, device: str, says: str) -> None:
+    said = refused_up(tmp_path / "deep" / "data", "--port", "0", "--device", device)
+    assert says in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "deep").exists()
+
+
+@pytest.mark.slow
+def test_all_processes_log_at_the_level_that_up_was_given(tmp_path: Path) -> None:
+    for level, expected in (("warning", False), ("debug", True)):
+        with running_server(tmp_path / level, "--log-level", level) as server:
+            for process in ("supervisor", "api", "engine-bloomery-tiny"):
+                assert (" INFO " in DataDir(server.data_dir).log(process).read_text()) is expected
 
 
 @pytest.mark.parametrize("command", [["stop"], ["status"], ["keys", "list"]])

@@ -16,7 +16,13 @@ def test_a_config_survives_the_disk(config: ModelConfig | ApiConfig | EngineConf
 
 @pytest.mark.parametrize(
     ("key", "value", "field"),
-    [("prot", 1, "prot"), ("port", "8700", "port"), ("record", "some", "record"), ("models", [{"alias": "m"}], "models.0.path")],
+    [
+        ("prot", 1, "prot"),
+        ("port", "8700", "port"),
+        ("record", "some", "record"),
+        ("log_level", "loud", "log_level"),
+        ("models", [{"alias": "m"}], "models.0.path"),
+    ],
 )
 def test_unknown_keys_and_wrong_values_name_their_field(key: str, value: object, field: str) -> None:
     text = json.dumps(json.loads(to_json(API)) | {key: value})

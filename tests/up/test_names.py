@@ -63,6 +63,8 @@ def test_up_says_what_to_change_before_it_writes_anything(tmp_path: Path) -> Non
         replicas=0,
         rollout_replicas=0,
         plain=False,
+        device="cpu",
+        log_level="info",
     )
     with pytest.raises(Conflict, match="`router` is a deployment of project `default`"):
         up(options, {})
