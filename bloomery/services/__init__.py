@@ -5,7 +5,7 @@
 Training: `runs` takes operations for what `validate` allows (`run_rows`), with the `custom_losses` that clients defined. `activity` knows the runs
 in use. Each `active` run journals operations in its `history`, as far as its `backlog` has room, has its base's engine execute them in order at its
 `place` there, and settles results into rows (`settle`), which `run_metrics` reads; what is computed again must come to the same (`replayed`).
-`engines` are spoken to as long as their `pulse` is felt.
+`engines` are spoken to (`engine_connection`, and an `engine_stream` for each request) as long as their `pulse` is felt.
 
 Weights: `checkpoints` finds what runs saved, `publishing` shares it, `exports` and `external` hand it to other programs, `versions` and `deployments`
 are what is served. `sessions` are those of SDK clients with their samplers, which `session_search` looks through. `kinds` are the words of their

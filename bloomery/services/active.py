@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from bloomery.obs import background
 from bloomery.obs.failpoints import failpoint
 from bloomery.services.backlog import Backlog
-from bloomery.services.engines import Connection, EngineLost, RunMessage
+from bloomery.services.engine_connection import Connection, EngineLost, RunMessage
 from bloomery.services.history import RETRY_S, History, Make, RunFacts
 from bloomery.services.kinds import ACTIVE, BROKEN
 from bloomery.services.listeners import Listeners

@@ -15,7 +15,8 @@ from typing import Final, Self
 from bloomery.obs import background
 from bloomery.services.active import ActiveRun, Patience
 from bloomery.services.backlog import Backlog
-from bloomery.services.engines import EngineLink, EngineLost, Inbox, Received
+from bloomery.services.engine_connection import EngineLost, Inbox, Received
+from bloomery.services.engines import EngineLink
 from bloomery.services.kinds import ACTIVE, BROKEN
 from bloomery.services.listeners import Listeners
 from bloomery.services.run_rows import RunRow, all_runs, one_run

@@ -24,7 +24,8 @@ from bloomery.services.curation import Curation
 from bloomery.services.custom_losses import CustomLosses
 from bloomery.services.datasets import Datasets
 from bloomery.services.deployments import Deployments
-from bloomery.services.engines import EngineLink, Inbox
+from bloomery.services.engine_connection import Inbox
+from bloomery.services.engines import EngineLink
 from bloomery.services.ephemeral import Ephemeral
 from bloomery.services.exports import Exports
 from bloomery.services.external import External

@@ -8,41 +8,38 @@ the request can be submitted again. A connection on which nothing comes any more
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
 from bloomery.obs import background
+from bloomery.services.engine_connection import Connection, EngineLost, Inbox, Received, read_message
+from bloomery.services.engine_stream import RequestStream
 from bloomery.services.listeners import Listeners
 from bloomery.services.pulse import SILENCE, Pulse, Silence, Silent
-from bloomery.types import protocol
 from bloomery.types.errors import BY_CODE, Unavailable, WorkerError, reason
-from bloomery.types.generation import Abort, Generate, GenerateFailed, SampledToken, SampleFinished, SamplerEvent, Weights
+from bloomery.types.generation import Abort, Generate, SamplerEvent, Weights
 from bloomery.types.ids import new_id
 from bloomery.types.protocol import (
     Alive,
-    CheckpointWritten,
     Compare,
     Compared,
     Drain,
     Drained,
     EngineStatus,
     FromEngine,
-    OperationDone,
     Role,
-    RunClosed,
-    RunOpened,
     SamplerEvents,
     Stage,
     Staged,
-    ToEngine,
     Welcome,
 )
 from bloomery.types.resources import Fidelity
+
+__all__ = ["EngineLink", "EngineLost"]
 
 log = logging.getLogger(__name__)
 
@@ -53,67 +50,8 @@ READY_S: Final = 120.0
 COMPARE_S: Final = 120.0
 STAGE_S: Final = 120.0
 """Weights wait for room in memory while everything there is in use, and in an engine that trains for the end of a pass."""
-STREAM_EVENTS: Final = 65_536
 
 Answer = TypeVar("Answer", Compared, Staged)
-RunMessage = Welcome | RunOpened | OperationDone | CheckpointWritten | RunClosed
-
-
-class EngineLost(Unavailable):
-    """The connection to the engine ended; what it had in hand may be submitted again."""
-
-
-class Connection:
-    """One conversation, from a `Welcome` to its end."""
-
-    def __init__(self, welcome: Welcome, writer: asyncio.StreamWriter, pulse: Pulse) -> None:
-        self.welcome, self.pulse = welcome, pulse
-        self.held = dict(welcome.runs)
-        """Last executed `seq` of the runs that this engine held when the conversation began and was not told to close since."""
-        self.drained = asyncio.Event()
-        self._writer = writer
-
-    @property
-    def base_hash(self) -> str:
-        """Of the base model at the other end."""
-        return self.welcome.base.base_hash
-
-    @property
-    def open(self) -> bool:
-        """Whether messages can still be sent."""
-        return not self._writer.is_closing()
-
-    def post(self, message: ToEngine) -> None:
-        """Send without waiting; messages arrive in the order of the calls."""
-        if not self.open:
-            raise EngineLost(f"the connection to the engine of {self.base_hash} ended; it is being made anew")
-        self._writer.write(protocol.frame(message))
-
-    async def send(self, message: ToEngine) -> None:
-        """Send, and wait while the engine is behind with reading."""
-        self.post(message)
-        await self.drain()
-
-    async def drain(self) -> None:
-        """Wait while the engine is behind with reading."""
-        try:
-            await self._writer.drain()
-        except OSError as error:
-            raise EngineLost(f"the connection to the engine of {self.base_hash} ended while sending: {error}") from error
-
-    def close(self) -> None:
-        """Nothing more can be sent; what was not read yet never will be, and whoever waits for that hears of it."""
-        self._writer.transport.abort()
-
-
-class Received(NamedTuple):
-    """A message about runs, and the conversation it belongs to."""
-
-    connection: Connection
-    message: RunMessage
-
-
-Inbox = asyncio.Queue[Received]
 
 
 class EngineLink:
@@ -138,7 +76,7 @@ class EngineLink:
         self._role: Role = "engine" if inbox is not None else "replica"
         self._what = f"the {self._role} of base model {base_hash}"
         self._connected = asyncio.Event()
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, RequestStream] = {}
         self._asked: dict[str, asyncio.Future[Any]] = {}
         """What gets one answer, by its id."""
         self._task: asyncio.Task[None] | None = None
@@ -211,7 +149,7 @@ class EngineLink:
     async def generate(self, request: Generate) -> AsyncGenerator[SamplerEvent, None]:
         """The events of one request until its last; leaving early aborts it."""
         connection = await self.wait_ready()
-        stream = self._streams[request.request_id] = _Stream(request)
+        stream = self._streams[request.request_id] = RequestStream(request)
         self._note_turn()
         try:
             await connection.send(request)
@@ -298,7 +236,7 @@ class EngineLink:
             async with background.running(pulse.watch(reader), f"pulse-{self.base_hash[:8]}"):
                 self._begin_connection(connection)
                 while True:
-                    pulse.feel(message := await _read(reader))
+                    pulse.feel(message := await read_message(reader))
                     self._take(message)
         finally:
             writer.close()
@@ -308,7 +246,7 @@ class EngineLink:
         timeout_s = self._silence.executor * self._silence.look_s
         try:
             async with asyncio.timeout(timeout_s):
-                message = await _read(reader)
+                message = await read_message(reader)
         except TimeoutError:
             raise Silent(f"it did not say who it is for {timeout_s:g} s") from None
         if not isinstance(message, Welcome):
@@ -366,56 +304,3 @@ class EngineLink:
         seen, self._seen = self._seen, (self.connection is not None, self.works)
         if seen != self._seen:
             self.turned.tell()
-
-
-class _Stream:
-    """Events of one request between the socket and the reader."""
-
-    def __init__(self, request: Generate) -> None:
-        self._request_id = request.request_id
-        self.samples = request.num_samples
-        """That have not ended."""
-        self._events: deque[SamplerEvent | Unavailable] = deque()
-        self._reader: asyncio.Future[None] | None = None
-        """Who waits for an event."""
-        self.complete = False
-
-    @property
-    def holds_more(self) -> bool:
-        """Whether the next event is here, and tells of a sample."""
-        return bool(self._events) and isinstance(self._events[0], SampledToken | SampleFinished)
-
-    def put(self, event: SamplerEvent) -> None:
-        """Keep an event; a reader who is too far behind loses the request."""
-        if len(self._events) < STREAM_EVENTS:
-            self._keep(event)
-        elif len(self._events) == STREAM_EVENTS:
-            self.fail(Unavailable(f"request `{self._request_id}`: {STREAM_EVENTS} events wait to be read; read faster or ask for fewer samples"))
-
-    def fail(self, error: Unavailable) -> None:
-        """Raise this after the events that are here."""
-        self._keep(error)
-
-    async def next(self) -> SamplerEvent:
-        """The next event, however long the request stands in a queue: what bounds the wait is the connection's pulse."""
-        if not self._events:
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        event = self._events.popleft()
-        if isinstance(event, Unavailable):
-            raise event
-        if isinstance(event, SampleFinished):
-            self.samples -= 1
-        # The prompt's scores come before the end of its last sample, even of one that samples nothing.
-        self.complete = self.samples == 0 or isinstance(event, GenerateFailed)
-        return event
-
-    def _keep(self, event: SamplerEvent | Unavailable) -> None:
-        self._events.append(event)
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-
-async def _read(reader: asyncio.StreamReader) -> FromEngine:
-    length = protocol.frame_length(await reader.readexactly(4))
-    return protocol.parse_from_engine(await reader.readexactly(length))

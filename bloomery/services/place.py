@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from bloomery.services.backlog import payload_bytes
-from bloomery.services.engines import Connection
+from bloomery.services.engine_connection import Connection
 from bloomery.services.settle import RestorePoint
 from bloomery.types.operations import Operation, Rejected, RunSpec, effect_of_failure
 from bloomery.types.protocol import CloseRun, Execute, OpenRun

@@ -13,7 +13,8 @@ from sqlalchemy import select
 from bloomery.services.active import Patience
 from bloomery.services.activity import Activity
 from bloomery.services.checkpoints import Checkpoints
-from bloomery.services.engines import EngineLink, Inbox
+from bloomery.services.engine_connection import Inbox
+from bloomery.services.engines import EngineLink
 from bloomery.services.models import Models
 from bloomery.services.principal import SCOPES, Principal
 from bloomery.services.run_metrics import RunMetricsReader

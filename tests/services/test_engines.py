@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bloomery.services.engines import EngineLink, EngineLost
+from bloomery.services.engine_connection import EngineLost
+from bloomery.services.engines import EngineLink
 from bloomery.services.pulse import Silence
 from bloomery.store.blobs import Blobs
 from bloomery.types.arrays import Array
