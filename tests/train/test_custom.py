@@ -16,7 +16,8 @@ from tinker.lib.public_interfaces.custom_loss import encode_graph, trace_loss
 from bloomery.api.routes.tinker import bodies
 from bloomery.api.routes.tinker.loss_graphs import parse_custom_loss
 from bloomery.models.decoder import Decoder
-from bloomery.train.custom import KERNELS, Room, evaluate
+from bloomery.train.custom import Room, evaluate
+from bloomery.train.operators import KERNELS
 from bloomery.types.custom_loss import DTYPES, OPERATORS, REDUCTIONS, Call, CustomInput, CustomLoss, Items, Ref, Rest, Slice, check_custom_loss
 from bloomery.types.errors import BloomeryError, InvalidInput
 from bloomery.types.operations import Datum, Failed, ForwardBackward, ForwardBackwardResult, OptimStepResult
