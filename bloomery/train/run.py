@@ -6,12 +6,11 @@ checkpoint and given the same operations ends with the same bits.
 Shapes: R packed rows, K soft targets per row.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
-import torch
 from msgspec import UNSET
 
 from bloomery.models.decoder import Decoder
@@ -20,8 +19,9 @@ from bloomery.train import batch, checkpoint, custom, snapshot
 from bloomery.train.checkpoint import NOTHING, Lineage, Owed
 from bloomery.train.full import FullParameters
 from bloomery.train.lora import Lora
-from bloomery.train.losses import Loss, find_loss
+from bloomery.train.losses import find_loss
 from bloomery.train.optim import AdamW
+from bloomery.train.outputs import result_of, told_routing, with_routing
 from bloomery.train.passes import Computed, Share
 from bloomery.train.probe import answer_probe
 from bloomery.train.snapshot import Snapshot
@@ -182,10 +182,10 @@ class TrainableRun:
             share = Share(self.weights, batch.pack(data, loss), loss, operation.backward, operation.return_routing, operation.return_logprobs)
             computed = yield share
             logprobs += batch.unpack(computed.logprobs_RK, data)
-            routing += _told_routing(computed, data, operation)
+            routing += told_routing(computed, data, operation)
             if operation.backward:
                 self._gather_gradients(share)
-        return _with_routing(_result(loss, operation, logprobs), routing)
+        return with_routing(result_of(loss, operation, logprobs), routing)
 
     def _custom_loss(self, operation: ForwardBackward, loss: CustomLoss) -> Work[ForwardBackwardResult]:
         """Per micro-batch a forward, the loss of each of its data on the host, and a backward of its derivatives as signed weights."""
@@ -198,7 +198,7 @@ class TrainableRun:
             plain = batch.pack([custom.weighted(datum) for datum in data], custom.WEIGHTED)
             computed = yield Share(self.weights, plain, custom.WEIGHTED, False, operation.return_routing)
             found = batch.unpack(computed.logprobs_RK, data)
-            routing += _told_routing(computed, data, operation)
+            routing += told_routing(computed, data, operation)
             room = custom.Room()
             scored = [
                 custom.evaluate(loss, datum, values, f"data[{len(outcomes) + index}]", gradient=operation.backward, room=room)
@@ -208,7 +208,7 @@ class TrainableRun:
             if operation.backward:
                 yield from self._backward_weighted([custom.weighted(datum, -outcome.slope) for datum, outcome in zip(data, scored, strict=True)])
         outputs = tuple({"logprobs": Array.of(values)} for values in logprobs)
-        return _with_routing(ForwardBackwardResult(outputs=outputs, metrics=custom.totals(loss, outcomes)), routing)
+        return with_routing(ForwardBackwardResult(outputs=outputs, metrics=custom.totals(loss, outcomes)), routing)
 
     def _backward_weighted(self, data: list[Datum]) -> Work[None]:
         """Add the gradients of weighted log-probabilities."""
@@ -276,43 +276,6 @@ class TrainableRun:
         self._clear_gradients()
         if effect == "spoil":
             self._note_unfinished(spoiled_by=spoiled_by)
-
-
-def _result(loss: Loss, operation: ForwardBackward, logprobs: list[np.ndarray]) -> ForwardBackwardResult:
-    """Outputs and metrics, computed over the whole operation at once so that the micro-batches leave no trace in them."""
-    flat = torch.from_numpy(np.concatenate([values.ravel() for values in logprobs]))
-    rows = [batch.loss_inputs(datum, loss) for datum in operation.data]
-    inputs = {name: torch.from_numpy(np.concatenate([row[name].ravel() for row in rows])) for name in rows[0]}
-    ends = np.cumsum([values.size for values in logprobs])[:-1]
-    sequence = torch.from_numpy(np.repeat(np.arange(len(logprobs)), [values.size for values in logprobs]))
-    parts = np.split(loss.terms(flat, inputs, sequence).numpy(), ends)
-    terms = [part.reshape(values.shape) for part, values in zip(parts, logprobs, strict=True)]
-    sums = [float(np.sum(values, dtype=np.float64)) for values in terms]
-    for index, value in enumerate(sums):
-        if not np.isfinite(value):
-            raise InvalidInput(f"data[{index}]: the loss is {value}; the gradients were cleared. Check this datum's inputs, then the learning rate")
-    metrics = {"loss:sum": float(np.sum(sums))} | loss.metrics(flat, inputs, sequence)
-    if not operation.return_logprobs:
-        return ForwardBackwardResult(outputs=({},) * len(operation.data), metrics=metrics)
-    outputs = [{"logprobs": Array.of(values)} for values in logprobs]
-    if loss.form.term_output is not None:
-        outputs = [output | {loss.form.term_output: Array.of(values)} for output, values in zip(outputs, terms, strict=True)]
-    return ForwardBackwardResult(outputs=tuple(outputs), metrics=metrics)
-
-
-def _told_routing(computed: Computed, data: Sequence[Datum], operation: ForwardBackward) -> list[dict[str, Array]]:
-    """Of each datum, what was asked of its routing."""
-    told_RLT = {
-        "routing": computed.routing_RLT if operation.return_routing else None,
-        "routing_weights": computed.routing_weights_RLT if operation.return_routing_weights else None,
-    }
-    rows = {name: batch.unpack_rows(values_RLT, data) for name, values_RLT in told_RLT.items() if values_RLT is not None}
-    return [{name: Array.of(parts[index]) for name, parts in rows.items()} for index in range(len(data))]
-
-
-def _with_routing(result: ForwardBackwardResult, routing: list[dict[str, Array]]) -> ForwardBackwardResult:
-    outputs = tuple(output | told for output, told in zip(result.outputs, routing, strict=True))
-    return ForwardBackwardResult(outputs=outputs, metrics=result.metrics)
 
 
 def _name(operation: Operation) -> str:
