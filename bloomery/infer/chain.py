@@ -5,8 +5,8 @@
     await chain.flip()
     await chain.roll_back()
 
-A stage that fails, or is aborted, leaves what is served as it is. The version before stays at hand until the next flip, so that going back reads no
-disk, and works for adapters that were given as tensors too. A flip that was not answered in time may be done later all the same: the chain asks the
+A stage that fails, or is aborted, leaves what is served as it is. The version before is at hand, as long as others need no room and the engine does
+not sleep, so that going back reads no disk; an adapter that was given as tensors stays until the next flip. A flip that was not answered in time may be done later all the same: the chain asks the
 engine which version is served before it goes on, and who flips or rolls back again gets what he asked for. One task at a time drives a chain.
 """
 
