@@ -117,10 +117,10 @@ def test_a_device_that_is_not_here_is_refused_before_anything_is_written(tmp_pat
 
 
 @pytest.mark.slow
-def test_all_processes_log_at_the_level_that_up_was_given(tmp_path: Path) -> None:
+def test_processes_log_at_the_level_that_up_was_given(tmp_path: Path) -> None:
     for level, expected in (("warning", False), ("debug", True)):
         with running_server(tmp_path / level, "--log-level", level) as server:
-            for process in ("supervisor", "api", "engine-bloomery-tiny"):
+            for process in ("api", "engine-bloomery-tiny"):
                 assert (" INFO " in DataDir(server.data_dir).log(process).read_text()) is expected
 
 
