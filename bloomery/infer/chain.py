@@ -6,8 +6,9 @@
     await chain.roll_back()
 
 A stage that fails, or is aborted, leaves what is served as it is. The version before is at hand, as long as others need no room and the engine does
-not sleep, so that going back reads no disk; an adapter that was given as tensors stays until the next flip. A flip that was not answered in time may be done later all the same: the chain asks the
-engine which version is served before it goes on, and who flips or rolls back again gets what he asked for. One task at a time drives a chain.
+not sleep, so that going back reads no disk; an adapter that was given as tensors stays until the next flip. A flip that was not answered in time may
+be done later all the same: the chain asks the engine which version is served before it goes on, and who flips or rolls back again gets what he asked
+for. One task at a time drives a chain.
 """
 
 from collections import Counter
