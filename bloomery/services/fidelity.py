@@ -180,7 +180,8 @@ class Cards:
 
     def _note_who_is_busy(self) -> None:
         for base_hash, engine in self._engines.items():
-            if any(link.works for link in (engine, *self._fleet.beside(base_hash).values())):
+            # Who is not there yet is starting, and not idle.
+            if not engine.ready or any(link.works for link in (engine, *self._fleet.beside(base_hash).values())):
                 self._idle_since_s.pop(base_hash, None)
             else:
                 self._idle_since_s.setdefault(base_hash, time.monotonic())

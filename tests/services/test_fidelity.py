@@ -207,6 +207,23 @@ def test_what_is_not_deployed_is_measured_in_idle_time_alone(tmp_path: Path) -> 
     tell(tmp_path, story, WHEN_IDLE)
 
 
+def test_an_engine_is_not_idle_while_it_starts(tmp_path: Path) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        await cards.next()
+        assert set(cards._idle_since_s) == {BASE}
+        await engine.crash()
+        await until(lambda: not services.links[BASE].ready)
+        await cards.next()
+        assert cards._idle_since_s == {}
+        await engine.start()
+        await services.links[BASE].wait_ready(20)
+        began_s = time.monotonic()
+        await cards.next()
+        assert cards._idle_since_s[BASE] >= began_s
+
+    tell(tmp_path, story, NEVER_OF_ITSELF)
+
+
 def test_nobody_looks_for_versions_while_none_was_deployed_or_published(tmp_path: Path) -> None:
     async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
         database = cards._database
