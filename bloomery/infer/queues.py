@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from bloomery.infer.cache import KeyValueCache
 from bloomery.infer.plan import Sample
 from bloomery.infer.request import Request
-from bloomery.types.errors import BloomeryError, Category
+from bloomery.types.errors import BloomeryError
 from bloomery.types.generation import Abort, FinishReason, Generate, GenerateFailed, SampleFinished, SamplerEvent
 
 
@@ -76,13 +76,12 @@ class Queues:
         for sample in [*self.running, *self.waiting]:
             self.finish(sample, "abort")
 
-    def fail(self, request_id: str, message: str, category: Category = "server") -> None:
-        """End a request with an error."""
+    def fail(self, request_id: str, error: BloomeryError) -> None:
+        """End a request that is in hand."""
         for sample in [sample for sample in (*self.running, *self.waiting) if sample.request_id == request_id]:
             self.following.pop(sample, None)
             self._leave(sample)
-        del self.requests[request_id]
-        self.events.append(GenerateFailed(request_id=request_id, message=message, category=category))
+        self.refuse(self.requests.pop(request_id).generate, error)
 
     def break_off(self, message: str) -> None:
         """A step broke, and nothing in the cache can be relied on: every request that took part in it ends; where none runs, all that wait."""
@@ -97,7 +96,7 @@ class Queues:
             self.events.append(GenerateFailed(request_id=request_id, message=message, category="server"))
 
     def refuse(self, generate: Generate, error: BloomeryError) -> None:
-        """Say why a request cannot begin."""
+        """Say why a request has no answer."""
         message, request_id = error.message, generate.request_id
         self.events.append(GenerateFailed(request_id=request_id, message=message, category=error.category, field=error.field, code=error.code))
 

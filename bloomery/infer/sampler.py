@@ -24,7 +24,7 @@ from bloomery.models.decoder import Decoder
 from bloomery.models.form import Form
 from bloomery.models.memory import free_bytes
 from bloomery.types.checks import check_generate
-from bloomery.types.errors import BloomeryError, Conflict, NotSupported, WorkerError, blame
+from bloomery.types.errors import BloomeryError, Conflict, Corrupt, NotSupported, WorkerError, blame
 from bloomery.types.generation import Abort, Generate, SamplerEvent, Weights
 from bloomery.types.serving import KvPolicy, PauseMode
 
@@ -169,10 +169,10 @@ class Sampler:
         """The form in which a decoder's matrices are multiplied with: itself, or its packed twin."""
         return decoder if self._packing is None else self._packing.twin(decoder)
 
-    def condemn(self, version: str, message: str) -> None:
+    def condemn(self, version: str, error: Corrupt) -> None:
         """Weights in memory are not what they were: whoever runs with them hears so, and nobody gets them again."""
         for request_id in [request_id for request_id, request in self._queues.requests.items() if request.model.version == version]:
-            self._queues.fail(request_id, message)
+            self._queues.fail(request_id, error)
         self._versions.condemn(version)
         self._cache.forget_kept()
 

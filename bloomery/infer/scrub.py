@@ -71,7 +71,7 @@ class Scrub:
             version = proof.expected.version
             log.error("%s; it is taken out of service, and read anew when somebody asks for it", error.message)
             self.condemned[version] = error.message
-            self._sampler.condemn(version, error.message)
+            self._sampler.condemn(version, error)
             self._leave(proof)
             return
         if proof.round_done:

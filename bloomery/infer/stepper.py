@@ -24,7 +24,7 @@ from bloomery.infer.request import Request
 from bloomery.infer.runner import Feed, NextTokens, Runner
 from bloomery.infer.scoring import Question
 from bloomery.types.arrays import Array
-from bloomery.types.errors import WorkerError, reason
+from bloomery.types.errors import InvalidInput, WorkerError, reason
 from bloomery.types.generation import PromptEmbedded, PromptFound, PromptRouted, SampledToken
 
 log = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class Stepper:
                 tokens = accepted(guess, request, self._runner, self._cache)
             except WorkerError as error:
                 log.error("a guide broke", exc_info=error)
-                self._queues.fail(sample.request_id, error.message)
+                self._queues.fail(sample.request_id, error)
                 continue
             if not self._cache.cut(sample, first + len(tokens)):
                 self._queues.preempt([sample])
@@ -212,7 +212,7 @@ class Stepper:
                 self._go_on(sample)
             else:
                 log.error("a guide broke", exc_info=error)
-                self._queues.fail(sample.request_id, f"its grammar could not be followed: {type(error).__name__}: {reason(error)}")
+                self._queues.fail(sample.request_id, WorkerError(f"its grammar could not be followed: {type(error).__name__}: {reason(error)}"))
 
     def _go_on(self, sample: Sample) -> None:
         """Or end, if that was the last token."""
@@ -221,7 +221,7 @@ class Stepper:
         if reason is not None:
             self._queues.finish(sample, reason)
         elif (problem := request.problem(sample.index)) is not None:
-            self._queues.fail(sample.request_id, problem, "user")
+            self._queues.fail(sample.request_id, InvalidInput(problem))
 
     def _feed(self, sample: Sample, start: int, stop: int) -> Feed:
         request = self._queues.request(sample)
@@ -229,7 +229,7 @@ class Stepper:
 
     def _fail_broken(self, request: Request) -> None:
         message = f"weights {request.model.version} are broken: they give log-probabilities that are not finite"
-        self._queues.fail(request.generate.request_id, message)
+        self._queues.fail(request.generate.request_id, WorkerError(message))
 
 
 class _End(NamedTuple):

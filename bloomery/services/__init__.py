@@ -8,9 +8,9 @@ in use. Each `active` run journals operations in its `history`, as far as its `b
 `engines` are spoken to (`engine_connection`, and an `engine_stream` for each request) as long as their `pulse` is felt.
 
 Weights: `checkpoints` finds what runs saved, `publishing` shares it, `exports` and `external` hand it to other programs, `versions` and `deployments`
-are what is served. `sessions` are those of SDK clients with their samplers, which `session_search` looks through. `kinds` are the words of their
-rows, `held` says which blobs rows keep; `ephemeral` expires weights that nobody keeps, and `garbage` deletes what no row names. `fidelity` measures
-what is published against its trainer, of which its `listeners` hear.
+are what is served, of which `staging` sees to it that it can be. `sessions` are those of SDK clients with their samplers, which `session_search`
+looks through. `kinds` are the words of their rows, `held` says which blobs rows keep; `ephemeral` expires weights that nobody keeps, and `garbage`
+deletes what no row names. `fidelity` measures what is published against its trainer, of which its `listeners` hear.
 
 Serving: a name means a `target` on one of the `models`, which the `fleet` of engines and replicas holds; `rendering` makes tokens of messages,
 `sampling` streams, `stopping` finds stop strings, `tool_use` reads what tools are called, and work on large bodies goes to `threads`. `limits` says

@@ -125,6 +125,7 @@ def test_whoever_runs_with_weights_that_changed_hears_so_and_others_run_on(held:
     failure = found["running"].failure
     assert failure is not None
     assert "some have changed since" in failure.message
+    assert isinstance(failure.error(), Corrupt)
     assert found["other"].reasons == {0: "length"}
 
 
