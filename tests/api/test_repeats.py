@@ -88,7 +88,7 @@ def test_a_repetition_changes_nothing_and_is_answered_what_the_first_was(server:
     server.start()
     after_a_death = post(server, path, body, "mine")
     for repeated in (again, after_a_death):
-        assert (repeated.status_code, repeated.json()) == (status, first.json())
+        assert (repeated.status_code, settled(repeated.json())) == (status, settled(first.json()))
         assert repeated.headers["idempotent-replayed"] == "true"
         assert repeated.headers["x-request-id"] != first.headers["x-request-id"]
     refused = post(server, path, other, "mine")
@@ -100,7 +100,14 @@ def test_a_repetition_changes_nothing_and_is_answered_what_the_first_was(server:
 
 def everything(server: Server) -> list[Any]:
     paths = ("runs", "deployments", "deployments/router", "feedback", "datasets", "datasets/data")
-    return [server.http.get(f"/api/v1/{path}").json() for path in paths]
+    return [settled(server.http.get(f"/api/v1/{path}").json()) for path in paths]
+
+
+def settled(answer: Any) -> Any:
+    """Without what the server finds out by and by of what is deployed, and shows as it is now."""
+    if isinstance(answer, dict):
+        return {name: settled(value) for name, value in answer.items() if name not in ("fidelity", "proved")}
+    return [settled(each) for each in answer] if isinstance(answer, list) else answer
 
 
 def test_a_key_belongs_to_one_path_one_query_the_same_headers_and_one_caller(server: Server) -> None:
