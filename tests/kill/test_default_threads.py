@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import openai
@@ -42,14 +42,18 @@ def test_a_replica_of_fewer_threads_gets_an_exact_card_and_the_engine_goes_on_wi
         card = client.deployments.get(NAME).fidelity
         assert card is not None
         assert (card.mode, card.verdict, card.max_abs, card.bit_equal) == ("exact", "pass", 0.0, 1.0)
+        wait_until(lambda: serves(server, client))
         (engine,), (replica,) = client.status().engines, client.status().replicas
         assert engine.detail["numerics"] != replica.detail["numerics"], "they have as many threads, and nothing is shown"
         assert card.numerics == engine.detail["numerics"]
-        # The trainer's word on the probe counts here too, and is not computed a second time.
-        assert replica.detail["proved_versions"][version]["probe"]["expected"] == "published"
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0, timeout=120) as sdk:
             expected = streamed(sdk, version, threading.Event())
             assert streamed(sdk, NAME, threading.Event()) == expected
+            wait_until(lambda: proved_by_replica(client, version) is not None)
+            held = proved_by_replica(client, version)
+            assert held is not None
+            # The trainer's word on the probe counts here too, and is not computed a second time.
+            assert held["probe"]["expected"] == "published"
             struck = False
             while not struck:
                 wait_until(lambda: serves(server, client))
@@ -64,6 +68,12 @@ def serves(server: LiveServer, client: Client) -> bool:
     (replica,) = client.status().replicas
     pid = server.pids().get(REPLICA)
     return replica.ready and pid is not None and alive(pid) and replica.detail["pid"] == pid
+
+
+def proved_by_replica(client: Client, version: str) -> dict[str, Any] | None:
+    """What the replica tells of how it proved a version, as soon as it has it."""
+    (replica,) = client.status().replicas
+    return replica.detail.get("proved_versions", {}).get(version)
 
 
 def trained(client: Client) -> str:

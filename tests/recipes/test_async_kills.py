@@ -126,7 +126,10 @@ def test_a_loop_whose_trainer_is_ahead_outlives_kills_of_all_that_it_consists_of
             run = client.run(cursor["run_id"])
             assert run.state().step == steps
             digest = run.save_checkpoint("end").result().digest
-    assert max(step["lag/max"] for step in told) == 1
+    assert max(step["lag/max"] for step in told) >= 1
+    # A group that outlives two steps, as one may that is made again after a kill, is trained on without what is too old.
+    too_old = CONFIG.max_head_offpolicy_versions
+    assert all((step["lag/masked_share"] > 0) == (step["lag/max"] > too_old) for step in told)
     assert all(step["failures/lost"] == 0 for step in told)
     # Bits are held to what was served all the while.
     assert sum(step["agreement/scored_tokens"] for step in told) > 0
