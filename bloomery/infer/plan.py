@@ -98,7 +98,7 @@ class Sample:
     drafted: int = 0
     """Tokens behind those that its draft guesses and prefill feeds too; every one that is drawn as guessed becomes one of `length`."""
     passed: int = 0
-    """Samples of classes before its own that got places while it waited for room, or when it had to make room."""
+    """Samples of classes before its own that got places while it waited for room, and the times that it was sent back."""
     blocks: list[int] = field(default_factory=list)
     """Of the cache, in the order of its tokens. Those that it begins with may be others' too."""
 
@@ -151,7 +151,7 @@ class Plan(NamedTuple):
     """From what this step's prefill computes."""
     decode: tuple[Sample, ...]
     passed: tuple[Sample, ...]
-    """Who finds no room, once for each of those in `admit` that passes him."""
+    """Who finds no room, once for each of those in `admit` that passes him, and who is sent back."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,8 +200,8 @@ def plan_step(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limi
             budget = min(budget, max(beside, (others + 1) * floor))
         budget -= step.serve(queue, budget - others * floor)
     leave = tuple(sample for sample in running if sample not in step.stay)
-    passed = tuple(waits for sample, waits in places.passing if sample in step.admit)
-    return Plan(leave, tuple(step.admit), tuple(step.found), tuple(step.prefill), tuple(step.forks), tuple(step.decode), passed)
+    passed = (waits for sample, waits in places.passing if sample in step.admit)
+    return Plan(leave, tuple(step.admit), tuple(step.found), tuple(step.prefill), tuple(step.forks), tuple(step.decode), (*passed, *leave))
 
 
 class _Step:
@@ -363,13 +363,18 @@ def _before(sample: Sample, other: Sample) -> bool:
 
 
 def _claims(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limits) -> Iterator[Sample]:
-    """First who is within the floor of his class: whom enough have passed, so that nobody who grows beside him sends him back for ever, then those
-    who run, so that they come to an end, and those who wait, in order of arrival.
+    """First who is within the floor of his class: whom enough have passed, so that nobody sends him back for ever, and who is before him in his own
+    class; then those who run, so that they come to an end, and those who wait, in order of arrival.
 
     Then the others class by class. No class gets more places than there are, so that nobody looks at the end of a long queue.
     """
     heads = {sample for priority in CLASSES for sample in islice((each for each in waiting if each.priority == priority), limits.slots)}
-    candidates = sorted([*running, *(sample for sample in waiting if sample in heads)], key=lambda sample: sample.passed < limits.slots)
+    arrived = [*running, *(sample for sample in waiting if sample in heads)]
+    urgent: set[Sample] = set()
+    for last, sample in enumerate(arrived):
+        if sample.passed >= limits.slots:
+            urgent.update(each for each in arrived[: last + 1] if each.priority == sample.priority)
+    candidates = sorted(arrived, key=lambda sample: sample not in urgent)
     ranks: Counter[Priority] = Counter()
     beyond: dict[Priority, list[Sample]] = {priority: [] for priority in CLASSES}
     for sample in candidates:

@@ -196,7 +196,9 @@ class Simulation:
         assert not unfinished or unfinished[0] in {chunk.sample for chunk in plan.prefill}, "who has a place gets on in every step"
         came_before = [sample for sample in plan.admit if CLASSES.index(sample.priority) < CLASSES.index(priority)]
         kept = len(running) - len(leaving)
-        full = not fits([sample for sample in self.running if sample not in plan.preempt] + leaving[:1], self.limits)
+        # Whom enough have passed claims room before those who run.
+        first = [sample for sample in plan.admit if any(other.passed >= self.limits.slots for other in of(sample.priority, plan.admit))]
+        full = not fits([*first, *(sample for sample in self.running if sample not in plan.preempt), *leaving[:1]], self.limits)
         assert not leaving or kept >= self.limits.floor(priority) or full or not came_before, "a class before takes nothing of the floor"
 
     def decode(self, sample: Sample) -> None:
@@ -372,8 +374,10 @@ def test_those_who_leave_in_mid_flight_take_nothing_with_them_and_the_others_are
     lengths=st.lists(st.integers(1, 900), min_size=1, max_size=5),
     meek=st.sampled_from(["rollout", "evaluation"]),
     length=st.sampled_from([300, 3000]),
+    patience=st.sampled_from([0, 1, 3]),
 )
-def test_no_class_starves_however_much_of_those_before_it_arrives(limits, lengths, meek, length):
+def test_no_class_starves_however_much_of_those_before_it_arrives_and_leaves_again(limits, lengths, meek, length, patience):
+    """Every so many steps the oldest of the others gives up, where they do."""
     engine, steps, number = Simulation(limits), 0, 0
     (sample,) = samples_of("meek", prompt=length, priority=meek)
     while sample not in engine.finished:
@@ -385,6 +389,8 @@ def test_no_class_starves_however_much_of_those_before_it_arrives(limits, length
                 engine.submit([sample], quota=20)
         engine.step()
         steps += 1
+        if patience and steps % patience == 0:
+            engine.abort([other for other in (*engine.running, *engine.waiting) if other is not sample][:1])
         assert steps < 2000, "it starves"
 
 
