@@ -53,6 +53,8 @@ BASE = "b" * 32
 POLICY = "policy"
 MESSAGE = [{"role": "user", "content": "Count from one to one hundred, in words."}]
 _FLIP_STEPS = 160
+_FEWER = (1, 2, 4)
+"""Streams beside which a server's weights are swapped too: all of them may want more processors than there are."""
 SPEC = LoraSpec(rank=8, seed=0)
 Swap = Callable[[int], Awaitable[str]]
 """Makes the swap of this number; returns the version that tokens say from there on."""
@@ -296,7 +298,7 @@ def _whole(model: Decoder, seed: int) -> FullParameters:
 
 
 def _server(asked: argparse.Namespace) -> dict[str, object]:
-    """Swaps of a deployment that nobody reads, then streams of it without and with swaps; gaps are between chunks with text."""
+    """Swaps of a deployment that nobody reads, then streams of it without and with swaps, and fewer with; gaps are between chunks with text."""
     with serving("bloomery-tiny", keep=False) as server, Client(server.url, server.key) as client:
         run = client.create_run("bloomery-tiny", 8)
         client.deployments.create(POLICY, run.save_snapshot().result().version)
@@ -305,9 +307,10 @@ def _server(asked: argparse.Namespace) -> dict[str, object]:
         _step_to_token(client, run, data)
         found: dict[str, object] = {"alone": swaps_figures([_step_to_token(client, run, data) for _ in range(asked.swaps)])}
         spawn = get_context("spawn")
-        for way, swaps in (("none", 0), ("adapter", asked.swaps)):
+        fewer = [(f"adapter_{streams}", streams, asked.swaps) for streams in _FEWER if streams < asked.streams]
+        for way, streams, swaps in (("none", asked.streams, 0), *fewer, ("adapter", asked.streams, asked.swaps)):
             stopped, (ours, theirs) = spawn.Event(), spawn.Pipe()
-            readers = spawn.Process(target=_read_chats, args=(server.url, server.key, asked.streams, stopped, theirs))
+            readers = spawn.Process(target=_read_chats, args=(server.url, server.key, streams, stopped, theirs))
             readers.start()
             assert ours.recv() == "begun"
             swapped = [_step_to_token(client, run, data) for _ in range(swaps)]

@@ -2,7 +2,9 @@
 
 import logging
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
+from typing import Final
 
 from bloomery.infer.versions import Model
 from bloomery.models.decoder import Decoder
@@ -21,6 +23,9 @@ from bloomery.types.probe import ProbeAnswer, base_name, probe_key, read_answer
 
 log = logging.getLogger(__name__)
 
+_MANIFESTS: Final = 8
+"""So many are remembered, for who asks what a version weighs loads it next; a manifest cannot change under its version."""
+
 
 class BlobShelf:
     """Checkpoints and snapshots as blobs, and the versions among them as weights to sample with."""
@@ -29,6 +34,7 @@ class BlobShelf:
         self._tokenizer_hash = tokenizer_hash
         self._blobs, self._decoder, self._base_hash, self._numerics = blobs, decoder, base_hash, numerics
         self._dtype = str(decoder.dtype).removeprefix("torch.")
+        self._manifest = lru_cache(_MANIFESTS)(self._read_manifest)
         self.probe_numerics = numerics
         """Whose forwards have the bits of those here: what is told of probes counts for them."""
 
@@ -56,7 +62,7 @@ class BlobShelf:
 
     def weigh(self, weights: Weights) -> int:
         """Bytes of a version's tensors; the bare base takes none."""
-        return 0 if weights.key is None else self._manifest(weights).size_bytes
+        return 0 if weights.key is None else self._manifest(weights.version).size_bytes
 
     def load(self, weights: Weights) -> Model:
         """A version, its live tensors proved against its manifest: an adapter on the base model here, or a model of its own."""
@@ -64,8 +70,8 @@ class BlobShelf:
             if weights.version != self._base_hash:
                 raise NotFound(f"version {weights.version} names no weights, and the base model here is {self._base_hash}")
             return Model(weights.version, self._decoder, None)
-        manifest = self._manifest(weights)
-        self._check(manifest, weights)
+        manifest = self._manifest(weights.version)
+        self._check(manifest)
         blob = self._blobs.get(weights.key)
         entries = verify(manifest, blob)
         decoder, adapter = self._decoder, None
@@ -119,17 +125,18 @@ class BlobShelf:
     def _base_key(self) -> str:
         return base_key(self._base_hash, self._decoder.dtype)
 
-    def _manifest(self, weights: Weights) -> Manifest:
-        return Manifest.from_json(self._blobs.get(manifest_key(weights.version)))
+    def _read_manifest(self, version: str) -> Manifest:
+        manifest = Manifest.from_json(self._blobs.get(manifest_key(version)))
+        if manifest.version != version:
+            raise Corrupt(f"blob `{manifest_key(version)}` holds the manifest of version {manifest.version}")
+        return manifest
 
-    def _check(self, manifest: Manifest, weights: Weights) -> None:
-        if manifest.version != weights.version:
-            raise Corrupt(f"blob `{manifest_key(weights.version)}` holds the manifest of version {manifest.version}")
+    def _check(self, manifest: Manifest) -> None:
         if manifest.base != self._base_hash:
-            raise Conflict(f"version {weights.version} belongs to base model {manifest.base}, this engine holds {self._base_hash}")
+            raise Conflict(f"version {manifest.version} belongs to base model {manifest.base}, this engine holds {self._base_hash}")
         others = {entry.dtype for entry in manifest.tensors} - {self._dtype}
         if others:
             raise Conflict(
-                f"version {weights.version} was published in {min(others)}, this engine computes in {self._dtype}: "
+                f"version {manifest.version} was published in {min(others)}, this engine computes in {self._dtype}: "
                 f"start it with that dtype, or publish the weights again"
             )

@@ -144,4 +144,4 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 def _num_set(tensor: Tensor) -> int:
     bits = torch.int16 if tensor.element_size() == 2 else torch.int32
-    return int(tensor.detach().contiguous().view(bits).count_nonzero())
+    return int(tensor.detach().view(bits).count_nonzero())

@@ -9,6 +9,7 @@ Manifests of format 1 have no state hashes and name no tokenizer. They are read 
 import json
 import math
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -37,7 +38,7 @@ class TensorEntry(Wire, frozen=True):
     """State hash of its elements, counted behind those of the tensors before it; empty in format 1."""
 
 
-class Manifest(Wire, frozen=True, kw_only=True):
+class Manifest(Wire, frozen=True, kw_only=True, dict=True):
     """One immutable set of sampling weights: a LoRA adapter over the base model `base`, or (`full`) all tensors of a model trained from it."""
 
     format: Literal[1, 2] = 2
@@ -86,7 +87,7 @@ class Manifest(Wire, frozen=True, kw_only=True):
             _check_states(manifest)
         return manifest
 
-    @property
+    @cached_property
     def version(self) -> str:
         """Identity of the snapshot, in responses and as the name of the manifest blob."""
         return digest(self.to_json())

@@ -68,8 +68,9 @@ class Trainable(Protocol):
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Also where numbers are none, which are equal to nothing."""
-    return torch.equal(*(tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (one, other)))
+    """Also where numbers are none, which are equal to nothing; a zero with a sign is another one."""
+    bits = torch.int16 if one.element_size() == 2 else torch.int32
+    return one.dtype == other.dtype and torch.equal(one.detach().view(bits), other.detach().view(bits))
 
 
 class Slot(NamedTuple):
