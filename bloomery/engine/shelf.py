@@ -8,6 +8,7 @@ from typing import Final
 
 from bloomery.infer.versions import Model
 from bloomery.models.decoder import Decoder
+from bloomery.models.names import stored_places
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
 from bloomery.sync.base import base_key, base_state, expected_base, read_state, write_state
@@ -35,6 +36,8 @@ class BlobShelf:
         self._blobs, self._decoder, self._base_hash, self._numerics = blobs, decoder, base_hash, numerics
         self._dtype = str(decoder.dtype).removeprefix("torch.")
         self._manifest = lru_cache(_MANIFESTS)(self._read_manifest)
+        self._in_float32 = {name for name, place in stored_places(decoder.config) if place.in_float32}
+        """Tensors that a model has in float32, whatever dtype it is computed in."""
         self.probe_numerics = numerics
         """Whose forwards have the bits of those here: what is told of probes counts for them."""
 
@@ -134,9 +137,10 @@ class BlobShelf:
     def _check(self, manifest: Manifest) -> None:
         if manifest.base != self._base_hash:
             raise Conflict(f"version {manifest.version} belongs to base model {manifest.base}, this engine holds {self._base_hash}")
-        others = {entry.dtype for entry in manifest.tensors} - {self._dtype}
-        if others:
-            raise Conflict(
-                f"version {manifest.version} was published in {min(others)}, this engine computes in {self._dtype}: "
-                f"start it with that dtype, or publish the weights again"
-            )
+        for entry in manifest.tensors:
+            own = "float32" if entry.name in self._in_float32 else self._dtype
+            if entry.dtype != own:
+                raise Conflict(
+                    f"version {manifest.version} was published with `{entry.name}` in {entry.dtype}, this engine, which computes in {self._dtype}, "
+                    f"has that in {own}: start it with the dtype of the version, or publish the weights again"
+                )
