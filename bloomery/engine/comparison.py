@@ -52,7 +52,7 @@ class Comparisons:
                 except StopIteration as done:
                     answer = Compared(request_id=order.request_id, card=done.value.model_dump_json().encode())
         except BloomeryError as error:
-            answer = Compared(request_id=order.request_id, error=error.message)
+            answer = Compared(request_id=order.request_id, error=error.message, code=error.code)
         self._orders.popleft()
         self._work = None
         self._send(answer)

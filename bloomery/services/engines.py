@@ -167,11 +167,11 @@ class EngineLink:
         return stream is not None and stream.holds_more
 
     async def compare(self, order: Compare) -> Fidelity:
-        """The fidelity card of answers that some process of this base gave."""
+        """The fidelity card of answers that some process of this base gave; the engine's error, of its kind, where there is none."""
         what = f"made no fidelity card of version {order.weights.version}"
         compared = await self._ask(await self.wait_ready(), order, Compared, COMPARE_S, what)
         if compared.error is not None:
-            raise WorkerError(compared.error)
+            raise BY_CODE.get(compared.code, WorkerError)(compared.error)
         return Fidelity.model_validate_json(compared.card)
 
     async def stage(self, weights: Weights) -> None:

@@ -7,6 +7,7 @@ between the two that is never negative and grows with every mistake, in either d
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -85,11 +86,12 @@ def request(prompt: Prompt, weights: Weights, max_tokens: int, request_id: str, 
 
 
 def answers(asked: Generate, events: Sequence[SamplerEvent]) -> list[Sampled]:
-    """What came of one request, among events that may be of others too."""
+    """What came of one request, among events that may be of others too; where it failed, the sampler's own error."""
     own = [event for event in events if event.request_id == asked.request_id]
     for event in own:
         if isinstance(event, GenerateFailed):
-            raise WorkerError(f"the sampler could not answer: {event.message}")
+            # Nobody who wants answers compared has written the request: no field of his is wrong.
+            raise msgspec.structs.replace(event, field=None).error()
     prompt: list[int] = asked.prompt.numpy().tolist()
     told: list[list[SampledToken]] = [[] for _ in range(asked.num_samples)]
     for event in own:

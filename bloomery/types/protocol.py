@@ -194,11 +194,12 @@ class Alive(Wire, frozen=True, tag="alive"):
 
 
 class Compared(Wire, frozen=True, tag="compared"):
-    """The card (JSON of `resources.Fidelity`), or why there is none."""
+    """The card (JSON of `resources.Fidelity`), or `error` says why there is none, and `code` what kind of error it is (`types/errors`)."""
 
     request_id: str
     card: bytes = b""
     error: str | None = None
+    code: str = ""
 
 
 class Staged(Wire, frozen=True, tag="staged"):

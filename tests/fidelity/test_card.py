@@ -1,5 +1,6 @@
 """The card's arithmetic by closed form, its two sides against the code that trains and samples, and what it says of a difference."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,8 +16,9 @@ from bloomery.train import snapshot
 from bloomery.types import fidelity_text
 from bloomery.types.arrays import Array
 from bloomery.types.batching import rows_at_once
-from bloomery.types.errors import WorkerError
-from bloomery.types.fidelity import LENGTHS, PLAIN_K3, TEXT_TOKENS, Prompt, Sampled, compare, prompts, verdict
+from bloomery.types.errors import BloomeryError, Category, Conflict, Corrupt, Unavailable, WorkerError
+from bloomery.types.fidelity import LENGTHS, PLAIN_K3, TEXT_TOKENS, Prompt, Sampled, answers, compare, prompts, request, verdict
+from bloomery.types.generation import GenerateFailed, Weights
 from tests.fidelity.mutations import Forward
 from tests.infer.builders import adapter
 from tests.train.builders import datum, decoder, learn, logprobs, run, step, supervised, train
@@ -46,6 +48,17 @@ def test_k3_is_the_mean_of_exp_d_less_one_less_d():
 
 def test_the_sequence_with_the_largest_difference_is_known():
     assert compare([sampled(-1), sampled(-2)], [np.float32([-1.1]), np.float32([-9])]).worst == 1
+
+
+@pytest.mark.parametrize(("category", "kind"), [("user", Conflict), ("server", Unavailable), ("server", Corrupt), ("server", WorkerError)])
+def test_what_a_sampler_refuses_is_raised_as_it_says_it(category: Category, kind: type[BloomeryError]):
+    asked = request(SHORT[0], Weights(version="v"), 4, "r")
+    failed = GenerateFailed(request_id="r", message="it cannot be served", category=category, field="prompt", code=kind.code)
+    with pytest.raises(kind, match=r"^it cannot be served$") as caught:
+        answers(asked, [failed])
+    assert (caught.value.category, caught.value.field) == (category, None)
+    of_another = [answer.tokens for answer in answers(asked, [msgspec.structs.replace(failed, request_id="another")])]
+    assert of_another == [SHORT[0].tokens], "what another request met is not said of this one"
 
 
 def test_one_bit_fails_an_exact_card_and_no_plain_one():

@@ -15,7 +15,7 @@ from bloomery.config import ModelConfig
 from bloomery.store.blobs import Blobs
 from bloomery.types import protocol
 from bloomery.types.arrays import Array
-from bloomery.types.errors import Category, NotFound
+from bloomery.types.errors import BloomeryError, Category, NotFound
 from bloomery.types.fidelity import compare, verdict
 from bloomery.types.generation import (
     NO_LOGPROB,
@@ -131,7 +131,7 @@ class FakeEngine:
         self.sampled: list[Generate] = []
         self.aborted: list[Abort] = []
         self.compared: list[Compare] = []
-        self.refuse_to_compare: str | None = None
+        self.refuse_to_compare: BloomeryError | None = None
         self.silent_about_comparisons = False
         self.staged: list[Weights] = []
         self.asked_to_stage = 0
@@ -287,7 +287,8 @@ class FakeEngine:
         if self.silent_about_comparisons:
             return
         if self.refuse_to_compare is not None:
-            self._post(Compared(request_id=message.request_id, error=self.refuse_to_compare))
+            refused = self.refuse_to_compare
+            self._post(Compared(request_id=message.request_id, error=refused.message, code=refused.code))
             return
         numbers = compare(message.answers, [np.full(each.logprobs.shape, -1.0, np.float32) for each in message.answers])
         known = {name: value for name, value in numbers._asdict().items() if name != "worst"} | {"measured_us": len(self.compared)}

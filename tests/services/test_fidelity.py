@@ -19,7 +19,7 @@ from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
 from bloomery.sync.publish import card_key
-from bloomery.types.errors import NotFound, WorkerError
+from bloomery.types.errors import BloomeryError, Category, Conflict, Corrupt, NotFound, Unavailable
 from bloomery.types.ids import new_id
 from bloomery.types.operations import SnapshotResult
 from tests.services.fake_engine import BASE, FakeEngine
@@ -271,16 +271,28 @@ def test_what_waits_for_idle_time_is_measured_when_there_was_enough_of_it_and_no
 
 def test_a_card_that_cannot_be_made_is_tried_twice_and_said_to_who_asks(tmp_path: Path) -> None:
     async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
-        engine.refuse_to_compare = "no memory for that"
+        engine.refuse_to_compare = Unavailable("no memory for that")
         version = await publish(services)
         deployment = await services.deployments.create(ME, "served", version, {})
         await until(lambda: len(engine.compared) == TRIES)
         assert await cards.next() is None
         assert (await cards.on(deployment)).fidelity is None
-        with pytest.raises(WorkerError, match="no memory for that"):
+        with pytest.raises(Unavailable, match=r"^no memory for that$"):
             await cards.measure(ME, version)
 
     tell(tmp_path, story, AT_ONCE, work=True)
+
+
+@pytest.mark.parametrize(("category", "kind"), [("user", Conflict), ("server", Corrupt)])
+def test_who_asks_for_a_card_hears_the_samplers_own_error(tmp_path: Path, category: Category, kind: type[BloomeryError]) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        version = await publish(services)
+        engine.refuse_to_sample = category, kind.code
+        with pytest.raises(kind, match=r"^it cannot be served$") as caught:
+            await cards.measure(ME, version)
+        assert caught.value.field is None, "the request was not the caller's"
+
+    tell(tmp_path, story, NEVER_OF_ITSELF)
 
 
 def test_an_engine_that_dies_while_it_compares_is_an_error_of_that_card(tmp_path: Path) -> None:
