@@ -56,9 +56,12 @@ class Engine:
         role: Role = "engine",
         checkpoint_s: float = 0.0,
         checkpoint_bytes: int | None = None,
+        fault: str | None = None,
         **environment: str,
     ) -> None:
         self.directory = directory
+        self.fault = fault
+        """That its next life has (`damaged`)."""
         self.socket = directory / "engine.sock"
         self.environment = environment
         self.blobs = Blobs(directory / "data" / "blobs")
@@ -69,10 +72,11 @@ class Engine:
 
     def start(self, **environment: str) -> None:
         self.socket.unlink(missing_ok=True)
+        program = ["bloomery.engine"] if self.fault is None else ["tests.engine.damaged", self.fault]
         (self.directory / "engine.json").write_text(to_json(self.config))
         with (self.directory / "engine.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "bloomery.engine", str(self.directory / "engine.json")],
+                [sys.executable, "-m", *program, str(self.directory / "engine.json")],
                 stderr=log,
                 env={**os.environ, "OMP_NUM_THREADS": "1", **self.environment, **environment},
             )
@@ -113,10 +117,17 @@ class Engine:
 
 @contextmanager
 def engine(
-    model: Path, directory: Path, *, role: Role = "engine", checkpoint_s: float = 0.0, checkpoint_bytes: int | None = None, **environment: str
+    model: Path,
+    directory: Path,
+    *,
+    role: Role = "engine",
+    checkpoint_s: float = 0.0,
+    checkpoint_bytes: int | None = None,
+    fault: str | None = None,
+    **environment: str,
 ) -> Iterator[Engine]:
     """A started engine; killed at the end if it lives."""
-    one = Engine(model, directory, role=role, checkpoint_s=checkpoint_s, checkpoint_bytes=checkpoint_bytes, **environment)
+    one = Engine(model, directory, role=role, checkpoint_s=checkpoint_s, checkpoint_bytes=checkpoint_bytes, fault=fault, **environment)
     one.start()
     try:
         yield one

@@ -1,5 +1,6 @@
 """What a process proves of itself before it listens, and what it says of it."""
 
+import signal
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,8 @@ from bloomery.sync.state_hash import StateHash
 from bloomery.types.errors import Corrupt
 from bloomery.types.generation import SampleFinished, Weights
 from bloomery.types.operations import SaveSnapshot, SnapshotResult
-from bloomery.types.protocol import EngineStatus
+from bloomery.types.protocol import CheckpointWritten, EngineStatus
+from tests.engine.faults import NOT_THOSE
 from tests.engine.harness import BASE, Engine, engine, history
 from tests.infer.builders import BASE as BASE_WEIGHTS
 from tests.infer.builders import Adapters, request
@@ -127,5 +129,58 @@ def test_an_engine_whose_base_is_not_the_one_that_was_proved_never_listens(model
     again = Engine(model, tmp_path)
     again.start()
     assert again.died() != 0
-    assert "the weights in memory are not those of version" in again.log()
+    assert NOT_THOSE in again.log()
     assert "`model.norm.weight`" in again.log()
+    assert "or delete its document under bases/" in again.log()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "found", "advice"),
+    [
+        ("loading", NOT_THOSE, "start again; if it stays so, restore the model's files"),
+        ("sampling", "does not answer the probe prompt as the trainer would", "Run `bloomery fidelity` to find where they part"),
+    ],
+)
+def test_an_engine_that_cannot_prove_its_base_ends_before_it_listens_and_says_what_to_do(
+    fault: str, found: str, advice: str, model: Path, tmp_path: Path
+):
+    with engine(model, tmp_path, fault=fault) as one:
+        assert one.died() > 0
+        assert not one.socket.exists()
+        last = one.log().splitlines()[-1]
+        assert found in last
+        assert advice in last
+        one.fault = None
+        one.start()
+        with one.connect() as api:
+            assert api.welcome.proved is not None
+
+
+@pytest.mark.slow
+def test_an_engine_whose_base_changes_in_memory_ends_names_what_it_has_written_and_goes_on_from_there_in_another_life(model: Path, tmp_path: Path):
+    with engine(model, tmp_path, fault="memory") as one:
+        with one.connect() as api:
+            proved = api.welcome.proved
+            api.open()
+            api.execute(0, *history(1))
+            checkpoint = api.wait(CheckpointWritten)
+            api.execute(2, SaveSnapshot(template_hash="t"))
+            published = api.done(2).result
+            assert isinstance(published, SnapshotResult)
+            assert one.process is not None
+            one.process.send_signal(signal.SIGUSR1)
+            assert one.died() > 0
+        last = one.log().splitlines()[-1]
+        assert "is not in memory any more what it was proved to be" in last
+        assert "of tensor `model.norm.weight`, some have changed since" in last
+        assert f"checkpoint `{checkpoint.key}`" in last
+        assert f"version {published.version}" in last
+        assert "To be sure, go back to a checkpoint from before" in last
+        one.fault = None
+        one.start()
+        with one.connect() as api:
+            assert api.welcome.proved is not None
+            assert proved is not None
+            assert api.welcome.proved.root == proved.root
+            assert api.open(checkpoint=checkpoint.key, last_seq=checkpoint.seq).error is None
