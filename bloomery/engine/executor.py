@@ -117,6 +117,9 @@ class Executor:
         self._base = self._base_info()
         self._threads = StepThreads(config.model.threads, one_thread=form.one_thread)
         self._sampler = Sampler(self._decoder, shelf, grammars=grammars, form=form, alone=replica)
+        if replica:
+            # Where plain matrices do not stay, a proof of them would show nothing that the proof of the packed ones does not.
+            shelf.kept_as = self._sampler.computed_with
         known = shelf.base(path)
         proofs = prove_base(known, self._sampler, self._decoder, trains=not replica)
         if not replica:

@@ -1,6 +1,7 @@
 """Where an engine keeps what must survive it, and finds the weights it samples with."""
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -40,6 +41,8 @@ class BlobShelf:
         """Tensors that a model has in float32, whatever dtype it is computed in."""
         self.probe_numerics = numerics
         """Whose forwards have the bits of those here: what is told of probes counts for them."""
+        self.kept_as: Callable[[Decoder], Decoder] = lambda decoder: decoder
+        """The only form in which a whole model stays in this process: the one that it is proved in."""
 
     def read(self, key: str) -> bytes:
         """The blob `key`."""
@@ -82,7 +85,7 @@ class BlobShelf:
             decoder = snapshot.read_model(blob, self._decoder)
         else:
             adapter = snapshot.read(blob, self._decoder, rank=manifest.rank, alpha=manifest.alpha)
-        proof = prove(expected(manifest, entries, blob), decoder, adapter)
+        proof = prove(expected(manifest, entries, blob), self.kept_as(decoder) if adapter is None else decoder, adapter)
         return Model(weights.version, decoder, adapter, proof, told=self.told(weights.version))
 
     def base(self, directory: Path) -> Expected:

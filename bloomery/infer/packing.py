@@ -32,8 +32,10 @@ class Packing:
     def load(self, weights: Weights) -> Model:
         """The source's model, packed by the time it is there."""
         model = self._source.load(weights)
+        # By a source that packs first, which has then proved the packed matrices.
+        already = is_packed(model.decoder)
         twin = self.twin(model.decoder)
-        if model.proof is None or model.adapter is not None:
+        if model.proof is None or model.adapter is not None or already:
             return model
         # The packed matrices are what it is sampled with.
         return model._replace(proof=prove(model.proof.expected, twin, None))

@@ -100,13 +100,7 @@ def digest(data: bytes | memoryview) -> str:
 
 def describe(blob: bytes) -> tuple[TensorEntry, ...]:
     """The tensors of a safetensors blob, in the order of their names, with their state hashes."""
-    entries, first = [], 0
-    for name, dtype, shape, values in sorted(_tensors(blob), key=lambda tensor: tensor.name):
-        bits = elements(values, max(1, len(values) // max(1, math.prod(shape))))
-        state = str(hash_elements(bits, first))
-        entries.append(TensorEntry(name=name, dtype=dtype, shape=shape, digest=digest(values), state=state))
-        first += len(bits)
-    return tuple(entries)
+    return tuple(_described(blob, with_states=True))
 
 
 def root(entries: Iterable[TensorEntry]) -> str:
@@ -115,16 +109,21 @@ def root(entries: Iterable[TensorEntry]) -> str:
 
 
 def verify(manifest: Manifest, blob: bytes) -> tuple[TensorEntry, ...]:
-    """Refuse a blob whose tensors are not, bit for bit, those that the manifest names; returns them with their state hashes, in any format."""
-    described = describe(blob)
+    """Refuse a blob whose tensors are not, bit for bit, those that the manifest names; returns them with their state hashes, in any format.
+
+    A whole model's are those of the manifest, where it has them, without a second pass over the blob: the live tensors are held against them next
+    (`proof.prove`). Those of an adapter are held against the values here, because one that is multiplied by a scale has other hashes in memory.
+    """
+    with_states = manifest.kind == "lora" or manifest.format == 1
+    described = tuple(_described(blob, with_states=with_states))
     expected = {entry.name: _without_state(entry) for entry in manifest.tensors}
     found = {entry.name: _without_state(entry) for entry in described}
     wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-    if not wrong and manifest.format == 2:
+    if not wrong and manifest.format == 2 and with_states:
         wrong = [entry.name for entry, own in zip(manifest.tensors, described, strict=True) if entry.state != own.state]
     if wrong:
         raise Corrupt(f"blob `{manifest.key}` does not hold version {manifest.version}: {len(wrong)} tensors differ, first `{wrong[0]}`")
-    return described
+    return described if with_states else manifest.tensors
 
 
 class _Tensor(NamedTuple):
@@ -132,6 +131,17 @@ class _Tensor(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     values: memoryview
+
+
+def _described(blob: bytes, *, with_states: bool) -> Iterator[TensorEntry]:
+    first = 0
+    for name, dtype, shape, values in sorted(_tensors(blob), key=lambda tensor: tensor.name):
+        state = ""
+        if with_states:
+            bits = elements(values, max(1, len(values) // max(1, math.prod(shape))))
+            state = str(hash_elements(bits, first))
+            first += len(bits)
+        yield TensorEntry(name=name, dtype=dtype, shape=shape, digest=digest(values), state=state)
 
 
 def _tensors(blob: bytes) -> Iterator[_Tensor]:

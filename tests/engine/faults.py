@@ -20,6 +20,7 @@ from bloomery.models.factors import Factors
 from bloomery.models.form import Form
 from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.load import stored_tensors
+from bloomery.models.tensor_bytes import Packed
 from bloomery.store.blobs import Blobs
 from bloomery.sync.publish import manifest_key
 from bloomery.train import snapshot
@@ -43,9 +44,14 @@ class World(NamedTuple):
     old: Weights
     new: Weights
 
-    def sampler(self, form: Form = FORM) -> Sampler:
-        """One that holds nothing yet, and computes with packed matrices; versions are on probation in it, as in a server."""
-        made = Sampler(self.base, self.shelf, form=form)
+    def sampler(self, form: Form = FORM, *, alone: bool = False) -> Sampler:
+        """One that holds nothing yet, and computes with packed matrices; versions are on probation in it, as in a server.
+
+        `alone`: as in a replica, where no plain matrices stay, not even those of the base.
+        """
+        made = Sampler(self.base, self.shelf, form=form, alone=alone)
+        if alone:
+            self.shelf.kept_as = made.computed_with
         base = Model(BASE_HASH, self.base, None)
         made.versions.examine_with(Probation(base, form, made.computed_with, exact=form.exact, numerics=NUMERICS).examine)
         return made
@@ -160,10 +166,11 @@ def torn_file(patch: Patch, world: World) -> None:
 
 def partly_written_model(patch: Patch, world: World) -> None:
     """The last tensors of a whole model are still those of the base."""
-    read = snapshot.read_model
+    # The version that the run began with: in a replica the base itself cannot be read any more.
+    read, before = snapshot.read_model, Packed(world.blobs.get(world.first.key or ""))
 
     def stopped(data: bytes, base: Decoder) -> Decoder:
-        model, before = read(data, base), stored_tensors(base)
+        model = read(data, base)
         for name, tensor in stored_tensors(model).items():
             if name.startswith("model.layers.1."):
                 tensor.copy_(before[name])

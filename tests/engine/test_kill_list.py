@@ -49,14 +49,21 @@ def ask(sampler: Sampler, weights: Weights) -> Answer:
     return generate(sampler, asked("r", weights))["r"]
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
+OF_MODELS = tuple(fault for fault in FAULTS if fault.rank == 0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "alone"),
+    [*((fault, False) for fault in FAULTS), *((fault, True) for fault in OF_MODELS)],
+    ids=[*(fault.name.replace(" ", "-") for fault in FAULTS), *(f"{fault.name.replace(' ', '-')}-in-a-replica" for fault in OF_MODELS)],
+)
 def test_a_silent_fault_is_caught_before_a_token_is_served_and_without_it_all_is_served(
-    fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: Fault, alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sound = world(tmp_path / "sound", fault.rank, experts=fault.experts)
-    assert len(ask(sound.sampler(), sound.new).tokens[0]) == 8
+    assert len(ask(sound.sampler(alone=alone), sound.new).tokens[0]) == 8
     broken = world(tmp_path / "broken", fault.rank, experts=fault.experts)
-    sampler = broken.sampler()
+    sampler = broken.sampler(alone=alone)
     fault.inject(monkeypatch, broken)
     answer = ask(sampler, broken.new)
     assert answer.failure is not None

@@ -112,6 +112,23 @@ def test_an_engine_says_what_it_proved_and_which_versions_it_holds(model: Path, 
             assert status.condemned == {}
 
 
+@pytest.mark.slow
+def test_a_replica_proves_a_whole_model_in_the_form_that_stays_there(model: Path, tmp_path: Path):
+    with engine(model, tmp_path) as one, one.connect() as api:
+        api.open(rank=0)
+        api.execute(0, *history(1), SaveSnapshot(template_hash="t"))
+        published = api.done(2).result
+        assert isinstance(published, SnapshotResult)
+        with engine(model, tmp_path, role="replica") as replica, replica.connect() as serving:
+            serving.send(asked_of(Weights(version=published.version, key=published.key)))
+            serving.events("r", until=lambda event: isinstance(event, SampleFinished))
+            status = serving.wait(EngineStatus, lambda status: bool(status.proved_versions))
+            held = status.proved_versions[published.version]
+            assert held.root == Manifest.from_json(one.blobs.get(manifest_key(published.version))).state
+            assert held.probe is not None
+            assert (held.probe.expected, held.probe.bit_equal, held.probe.tells) == ("published", True, True)
+
+
 def elements_of(model: Path) -> int:
     return sum(tensor.numel() for tensor in load_decoder(model, dtype=torch.float32).parameters())
 

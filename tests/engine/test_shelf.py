@@ -1,5 +1,6 @@
-"""Which versions a shelf loads: those whose every tensor is of the dtype in which the engine has it."""
+"""What a shelf loads: versions whose every tensor is of the dtype in which the engine has it, looked at no more often than proves something."""
 
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,11 +13,16 @@ from bloomery.models.families import FAMILIES, read_config
 from bloomery.models.load import load_decoder, stored_tensors
 from bloomery.models.names import stored_places
 from bloomery.store.blobs import Blobs
+from bloomery.sync import live
+from bloomery.sync import manifest as sync_manifest
 from bloomery.sync.manifest import Manifest, TensorEntry, root
 from bloomery.sync.publish import manifest_key
+from bloomery.sync.state_hash import Bits, StateHash
 from bloomery.types.errors import Conflict
 from bloomery.types.generation import Weights
 from bloomery.types.operations import SnapshotResult
+from tests.engine.faults import world
+from tests.infer.builders import generate, prompt, request
 from tests.models.builders import saved
 from tests.train.builders import BASE_HASH, SAVE, learn, run, step, supervised, train
 
@@ -94,3 +100,23 @@ def test_an_adapter_of_another_dtype_is_refused(adapter: Kept) -> None:
     assert adapter.shelf.load(adapter.weights).adapter is not None
     with pytest.raises(Conflict, match=f"published with `{name}` in float32"):
         adapter.shelf.load(in_dtype(adapter, name, "float32"))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_whole_model_is_hashed_once_in_each_form_that_stays_in_memory(alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = world(tmp_path, 0)
+    sampler, hashed, hash_elements = made.sampler(alone=alone), [], live.hash_elements
+
+    def counted(bits: Bits, first: int) -> StateHash:
+        hashed.append(len(bits))
+        return hash_elements(bits, first)
+
+    for module in (live, sync_manifest):
+        monkeypatch.setattr(module, "hash_elements", counted)
+    asked = msgspec.structs.replace(request("r", prompt(20)), weights=made.new)
+    assert generate(sampler, asked)["r"].failure is None
+    proof = sampler.versions.proofs[made.new.version]
+    tensors = Manifest.from_json(made.blobs.get(manifest_key(made.new.version))).tensors
+    plain = sum(math.prod(entry.shape) for entry in tensors)
+    assert proof.numel > plain, "a packed head lies beside the embedding"
+    assert sum(hashed) == proof.numel + (0 if alone else plain)

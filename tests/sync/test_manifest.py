@@ -67,6 +67,13 @@ def test_who_verifies_a_blob_of_either_format_learns_its_state_hashes():
     assert verify(of_format_1(), BLOB) == verify(manifest(), BLOB) == manifest().tensors
 
 
+def test_the_state_hashes_of_a_whole_model_are_those_of_its_manifest_where_it_has_them():
+    assert verify(of_format_1(kind="full"), BLOB) == manifest().tensors
+    first, second = describe(BLOB)
+    own = (msgspec.structs.replace(first, state="0" * 31 + "1"), second)
+    assert verify(manifest(kind="full", tensors=own), BLOB) == own
+
+
 def test_state_hashes_count_elements_through_all_tensors():
     first, second = manifest().tensors
     shifted = describe(save({"a": np.zeros(1, np.float32)} | TENSORS))
@@ -169,16 +176,18 @@ CHANGED = [
 ]
 
 
+@pytest.mark.parametrize("kind", ["lora", "full"])
 @pytest.mark.parametrize(("change", "named"), CHANGED)
-def test_verify_names_the_first_tensor_that_differs(change, named):
-    verify(manifest(), BLOB)
+def test_verify_names_the_first_tensor_that_differs(change, named, kind):
+    verify(manifest(kind=kind), BLOB)
     with pytest.raises(Corrupt, match=f"`{named}`"):
-        verify(manifest(), save(TENSORS | change))
+        verify(manifest(kind=kind), save(TENSORS | change))
 
 
-def test_a_missing_tensor_is_found():
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_a_missing_tensor_is_found(kind):
     with pytest.raises(Corrupt, match=f"`{B}`"):
-        verify(manifest(), save({A: TENSORS[A]}))
+        verify(manifest(kind=kind), save({A: TENSORS[A]}))
 
 
 @pytest.mark.parametrize("blob", [b"", b"12345", BLOB[:40], BLOB[:-1], (10**12).to_bytes(8, "little") + BLOB[8:]])

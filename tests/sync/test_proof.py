@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -157,6 +158,14 @@ def test_a_version_of_format_1_is_proved_by_its_digests():
     old = version.manifest.to_json().replace(b'"format":2', b'"format":1')
     version.manifest = of_format_1(old)
     assert prove(version.expected(), decoder, adapter).root == root
+
+
+def test_a_whole_model_whose_manifest_has_another_hash_than_its_values_is_refused_in_memory():
+    version = Version(builders.decoder(), rank=0)
+    first, *others = version.manifest.tensors
+    version.manifest = msgspec.structs.replace(version.manifest, tensors=(msgspec.structs.replace(first, state="0" * 32), *others))
+    with pytest.raises(Corrupt, match=f"1 of .* tensors differ, first `{first.name}`"):
+        prove(version.expected(), *version.load())
 
 
 def of_format_1(data: bytes) -> Manifest:
