@@ -16,6 +16,7 @@ from bloomery.types.ids import now_us
 from bloomery.types.resources import Status
 
 _TIMEOUT_S: Final = 5.0
+_PROCESSES: Final = "supervisor, api, engine or engine-NAME, replica or replica-NAME-N, rollouts or rollouts-NAME-N; all by default."
 
 
 def stop(data_dir: DataDirOption = DATA_DIR) -> None:
@@ -47,7 +48,7 @@ def status(data_dir: DataDirOption = DATA_DIR) -> None:
 
 
 def logs(
-    process: Annotated[str | None, typer.Argument(help="supervisor, api, engine or engine-NAME, replica or replica-NAME-N; all by default.")] = None,
+    process: Annotated[str | None, typer.Argument(help=_PROCESSES)] = None,
     data_dir: DataDirOption = DATA_DIR,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many of each log's last lines.")] = 20,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is written from now on.")] = False,

@@ -11,6 +11,7 @@ from bloomery import __version__
 from bloomery.cli.main import app
 from bloomery.config.data_dir import DataDir
 from bloomery.doctor import Finding, examine
+from bloomery.up.children import REPLICA, ROLLOUTS
 from bloomery.up.lock import Holder, locked
 from tests.live import BLOOMERY, running_server
 from tests.up.builders import data_dir, giant, model
@@ -143,7 +144,14 @@ def test_logs_show_the_end_of_every_process(tmp_path: Path) -> None:
     data.log("engine-tiny").write_text("four\n")
     assert run("logs", "--data-dir", str(tmp_path), "-n", "2").stdout == "api | two\napi | three\nengine-tiny | four\n"
     assert run("logs", "engine", "--data-dir", str(tmp_path)).stdout == "four\n"
+    data.log(f"{ROLLOUTS}tiny-1").write_text("five\n")
+    assert run("logs", "rollouts", "--data-dir", str(tmp_path)).stdout == "five\n"
     assert "no log of `web`" in refusal(run("logs", "web", "--data-dir", str(tmp_path)))
+
+
+def test_the_help_of_logs_names_every_kind_of_replica() -> None:
+    said = run("logs", "--help").stdout
+    assert [kind for kind in (REPLICA, ROLLOUTS) if f"{kind}NAME-N" not in said] == []
 
 
 def test_followed_logs_go_on_and_survive_rotation(tmp_path: Path) -> None:
