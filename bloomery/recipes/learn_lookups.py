@@ -7,7 +7,7 @@ trained on, with 95 % intervals over them. Under the same `--cursor` a run that 
 import argparse
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bloomery.client import Client, Sampler
@@ -16,7 +16,7 @@ from bloomery.recipes.agents import Agents
 from bloomery.recipes.lookups import agent, problems, warm_start
 from bloomery.recipes.pairs import PairsTask
 from bloomery.recipes.policy import PolicyConfig, Start
-from bloomery.recipes.rollouts import RolloutConfig
+from bloomery.recipes.rollouts import Problem, RolloutConfig
 from bloomery.render import ChatTokenizer
 
 HELD_OUT_SEED = 1_000_000
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--base-model", default="bloomery-tiny")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--examples", type=int, default=384, help="worked ones, of the warm start")
+    parser.add_argument("--held-out", type=int, default=HELD_OUT, help="problems that nobody trains on, which it is measured on")
     parser.add_argument("--seed", type=int, default=0, help="of the run, the problems and the rollouts")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--cursor", type=Path, required=True, help="where the loop keeps its place: a new file begins anew")
@@ -43,19 +44,19 @@ def main() -> None:
 
 
 def _learn(client: Client, tokenizer: ChatTokenizer, agents: Agents, asked: argparse.Namespace) -> None:
-    anew = not asked.cursor.exists()
+    anew, held_out = not asked.cursor.exists(), problems(asked.held_out, HELD_OUT_SEED)
     if anew:
-        _measure("before", client.sampler(asked.base_model), agents)
+        _measure("before", client.sampler(asked.base_model), agents, held_out)
     policy = PolicyConfig(
         base_model=asked.base_model, rank=RANK, learning_rate=asked.learning_rate, seed=asked.seed, start=_start(client, tokenizer, asked)
     )
     config = grpo.GrpoConfig(policy=policy, rollouts=RolloutConfig(max_tokens=32, seed=asked.seed))
     taught = problems(PROBLEMS, asked.seed)
     if anew:
-        _measure("warm", grpo.train(client, taught, agents, config, asked.cursor, steps=0).sampler, agents)
+        _measure("warm", grpo.train(client, taught, agents, config, asked.cursor, steps=0).sampler, agents, held_out)
     started = time.monotonic()
     trained = grpo.train(client, taught, agents, config, asked.cursor, steps=asked.steps, on_step=_show)
-    _measure("after", trained.sampler, agents, seconds=time.monotonic() - started)
+    _measure("after", trained.sampler, agents, held_out, seconds=time.monotonic() - started)
 
 
 def _start(client: Client, tokenizer: ChatTokenizer, asked: argparse.Namespace) -> Start:
@@ -68,8 +69,8 @@ def _start(client: Client, tokenizer: ChatTokenizer, asked: argparse.Namespace) 
     return start
 
 
-def _measure(kind: str, sampler: Sampler, agents: Agents, **more: float) -> None:
-    found = grpo.measure(sampler, problems(HELD_OUT, HELD_OUT_SEED), agents, EVALUATION)
+def _measure(kind: str, sampler: Sampler, agents: Agents, held_out: Sequence[Problem], **more: float) -> None:
+    found = grpo.measure(sampler, held_out, agents, EVALUATION)
     _print(kind, {"reward": found.mean, "low": found.interval.low, "high": found.interval.high, "lost": float(found.lost)} | more)
 
 
