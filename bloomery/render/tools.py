@@ -59,6 +59,8 @@ class Dialect:
     """Name and arguments of a body that is `written`, or None where it is no call."""
     marks: Literal["parameters", "pairs", "braces"] | None = None
     """How arguments are `written`."""
+    body_end: str = ""
+    """What a `written` body is complete with although its `end` is missing; without any it is not: who calls with half of the arguments does harm."""
     bare: bool = False
     """Whether an answer that begins as an object is a call, without a mark."""
     short_ids: bool = False
@@ -91,13 +93,26 @@ def _from_pairs(name: str, pairs: Sequence[tuple[str, str]], functions: Sequence
 
 
 def _value(text: str, schema: Any) -> Any:
-    """A value without quotes is text where the schema wants text, and else what it would be in JSON."""
-    if isinstance(schema, dict) and schema.get("type") == "string":
+    """A value without quotes is text where the schema wants text, and else what it would be in JSON or, as some templates write, in Python."""
+    kinds = _kinds(schema)
+    if kinds == {"string"}:
         return text
     try:
-        return json.loads(text)
+        value = _PYTHONS[text] if text in _PYTHONS else json.loads(text)
     except ValueError:
         return text
+    return text if "string" in kinds and _KIND_OF[type(value)] not in kinds else value
+
+
+def _kinds(schema: Any) -> set[str]:
+    """Types that a schema names; none where it names none."""
+    if not isinstance(schema, dict):
+        return set()
+    named = schema.get("type", ())
+    kinds = {named} if isinstance(named, str) else {kind for kind in named if isinstance(kind, str)} if isinstance(named, list) else set()
+    either = [each for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list) for each in schema[key]]
+    found = kinds.union(*map(_kinds, either))
+    return found | {"integer"} if "number" in found else found
 
 
 def _written_in_braces(body: str, functions: Sequence[Function]) -> tuple[str, str] | None:
@@ -115,9 +130,13 @@ def _written_in_braces(body: str, functions: Sequence[Function]) -> tuple[str, s
 
 
 def _quote_keys(part: str) -> str:
-    return re.sub(r"([{,]\s*)([A-Za-z_][\w.-]*)(\s*:)", r'\1"\2"\3', part)
+    """As JSON; the template writes what is missing as Python does."""
+    quoted = re.sub(r"([{,]\s*)([A-Za-z_][\w.-]*)(\s*:)", r'\1"\2"\3', part)
+    return re.sub(r"([:,\[]\s*)None(?=\s*[,}\]])", r"\1null", quoted)
 
 
+_PYTHONS: Final[Mapping[str, Any]] = {"True": True, "False": False, "None": None}
+_KIND_OF: Final = {bool: "boolean", type(None): "null", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 _HEAD_CHARS: Final = 1024
 """Within so many the arguments of a call begin, or else they are read when all of it is there."""
 _TOOL_CALL: Final[dict[str, Any]] = {"begin": "<tool_call>\n", "end": "\n</tool_call>", "between": "\n"}
@@ -132,7 +151,7 @@ _CALL: Final = _deepseek("tool call begin")
 _DEEPSEEK: Final[dict[str, Any]] = {"form": "named", "opening": _deepseek("tool calls begin"), "closing": _deepseek("tool calls end")}
 
 HERMES: Final = Dialect(form="object", **_TOOL_CALL)
-PARAMETERS: Final = Dialect(form="written", read=_written_as_parameters, marks="parameters", **_TOOL_CALL)
+PARAMETERS: Final = Dialect(form="written", read=_written_as_parameters, marks="parameters", body_end="</function>", **_TOOL_CALL)
 PAIRS: Final = Dialect(form="written", read=_written_as_pairs, marks="pairs", **_TOOL_CALL | {"begin": "<tool_call>"})
 LLAMA: Final = Dialect(form="object", begin="<|python_tag|>", end="", between="; ", arguments_key="parameters", bare=True)
 MISTRAL_LIST: Final = Dialect(form="object", opening="[TOOL_CALLS]", list_start="[", begin="", end="", between=", ", closing="]", short_ids=True)
@@ -154,7 +173,7 @@ KIMI: Final = Dialect(
     end="<|tool_call_end|>",
     closing="<|tool_calls_section_end|>",
 )
-GEMMA: Final = Dialect(form="written", begin="<|tool_call>", end="<tool_call|>", read=_written_in_braces, marks="braces")
+GEMMA: Final = Dialect(form="written", begin="<|tool_call>", end="<tool_call|>", read=_written_in_braces, marks="braces", body_end="}")
 
 _TOLD_BY: Final[tuple[tuple[tuple[str, ...], Dialect], ...]] = (
     (("<function=", "<tool_call>"), PARAMETERS),
@@ -244,17 +263,27 @@ class CallReader:
             at, _, mark = min(found)
             if self._text_said or self._buffer[:at].strip():
                 self._say(self._buffer[:at])
-            rest = self._buffer[at + len(mark) :]
-            if mark == self._dialect.opening and self._dialect.begin:
-                self._buffer = rest
-            else:
-                self._open(rest, mark)
-            return True
+            self._buffer = self._buffer[at:]
+            return self._step_behind(mark, final)
         certain = len(self._buffer) if final else len(self._buffer) - self._held_back()
         if final or self._text_said or self._buffer[:certain].strip():
             self._say(self._buffer[:certain])
             self._buffer = self._buffer[certain:]
         return False
+
+    def _step_behind(self, mark: str, final: bool) -> bool:
+        """Begin the call whose mark is there; where that only opens calls, and something else follows, it is text."""
+        if mark == self._dialect.opening and (begin := self._dialect.begin.rstrip("\n")):
+            behind = self._buffer[len(mark) :].lstrip()
+            if begin.startswith(behind) and behind != begin and not final:
+                return False
+            if not behind.startswith(begin):
+                self._say(mark)
+                self._buffer = self._buffer[len(mark) :]
+                return True
+            mark = self._buffer[: len(self._buffer) - len(behind) + len(begin)]
+        self._open(self._buffer[len(mark) :], mark)
+        return True
 
     def _open(self, rest: str, mark: str) -> None:
         self._buffer, self._body = rest, _Body(self._dialect, self._functions, mark)
@@ -300,6 +329,8 @@ class _Body:
         """What follows the call, once it is complete."""
         self._arguments = ""
         self._span: JsonSpan | None = None
+        self._around = JsonSpan(depth=1)
+        """Of an object with arguments, what is behind them."""
         self._whole, self._seen, self._end = JsonSpan(), 0, 0
 
     def take(self, text: str, final: bool) -> None:
@@ -320,14 +351,22 @@ class _Body:
         return piece
 
     def _take_written(self, final: bool) -> None:
-        assert self._dialect.read is not None
         end = self._dialect.end.strip()
         body, found, rest = self._text.partition(end)
         if not found and not final:
             return
-        if (call := self._dialect.read(body, self._functions)) is not None:
+        complete = found or (self._dialect.body_end and body.rstrip().endswith(self._dialect.body_end))
+        if complete and (call := self._read(body)) is not None:
             self.name, self._arguments = call
         self.rest = rest if found else ""
+
+    def _read(self, body: str) -> tuple[str, str] | None:
+        assert self._dialect.read is not None
+        try:
+            return self._dialect.read(body, self._functions)
+        except RecursionError:
+            # Thousands of brackets are no arguments.
+            return None
 
     def _begin_arguments(self, final: bool) -> None:
         if self._dialect.form == "named":
@@ -357,12 +396,12 @@ class _Body:
     def _take_whole(self, text: str) -> None:
         try:
             call = json.loads(text)
-        except ValueError:
+            arguments = call.get(self._dialect.arguments_key, call.get("arguments", call.get("parameters", {})))
+            written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        except (ValueError, RecursionError):
             return
-        arguments = call.get(self._dialect.arguments_key, call.get("arguments", call.get("parameters", {})))
         if isinstance(call.get("name"), str):
-            self.name = call["name"]
-            self._arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            self.name, self._arguments = call["name"], written
 
     def _go_on(self) -> None:
         """Read arguments to their end, and then what closes the call."""
@@ -371,13 +410,12 @@ class _Body:
             end = self._span.feed(self._text)
             self._arguments += self._text if end is None else self._text[:end]
             self._text = "" if end is None else self._text[end:]
-        if self._span.complete:
-            behind = self._text.lstrip()
-            if self._dialect.form == "object":
-                if not behind.startswith("}"):
-                    return
-                behind = behind[1:]
-            self.rest = self._behind_end(behind)
+        if self._span.complete and self._dialect.form == "object" and not self._around.complete:
+            # An id, say, which is no argument.
+            end = self._around.feed(self._text)
+            self._text = "" if end is None else self._text[end:]
+        if self._span.complete and (self._dialect.form != "object" or self._around.complete):
+            self.rest = self._behind_end(self._text)
 
     def _behind_end(self, text: str) -> str | None:
         """What follows the mark that closes a call; None while that may still come."""
@@ -388,10 +426,10 @@ class _Body:
 
 
 class JsonSpan:
-    """Finds the end of a JSON object while it comes."""
+    """Finds the end of a JSON object while it comes; with a `depth`, of one that was begun before."""
 
-    def __init__(self) -> None:
-        self._depth = 0
+    def __init__(self, depth: int = 0) -> None:
+        self._depth = depth
         self._in_text = self._escaped = False
         self.complete = False
 
