@@ -2,8 +2,8 @@
 
 `Cards` asks whoever serves a version for answers, and the engine of its base for what the trainer says of them. What is deployed comes first, and is
 measured as soon as its processes have nothing else to do, or after a while although they have; other snapshots with a name wait until they have been
-idle for longer; what has no name is measured when somebody asks. A version whose card cannot be made is tried twice: it may be what kills engines.
-Whoever deploys, publishes, or has nothing more to do says so: in between nothing is looked for.
+idle for longer, and the newest few without a name for longest; the rest is measured when somebody asks. A version whose card cannot be made is tried
+twice: it may be what kills engines. Whoever deploys, publishes, or has nothing more to do says so: in between nothing is looked for.
 """
 
 import asyncio
@@ -50,6 +50,8 @@ LOOK_S: Final = 3600.0
 """After so long it looks although nobody said that anything changed."""
 _LISTED: Final = 256
 """So many snapshots with a name are looked at, the newest first."""
+NAMELESS: Final = 8
+"""So many without one, the newest too: a loop publishes one in every step, and nobody asks for those that later ones have superseded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,17 +63,20 @@ class Pace:
     patience_s: float = 60.0
     """After which it is measured although they have."""
     long_idle_s: float = 10.0
-    """The same for what is not deployed."""
+    """The same for what has a name and is not deployed."""
+    nameless_idle_s: float = 60.0
+    """The same for what has none: longer than a loop waits for anything between two steps."""
     pause_s: float = 2.0
     """Between two that are measured, and before what failed is tried again."""
 
 
 class Candidate(NamedTuple):
-    """A version to measure, and whether it is live in some deployment."""
+    """A version to measure, and whether it is live in some deployment, or has a name at least."""
 
     weights: Weights
     base_hash: str
     deployed: bool
+    named: bool = True
 
 
 class _Choice(NamedTuple):
@@ -233,7 +238,7 @@ class Cards:
         """By the clock, as far as nobody begins to work."""
         idle_since_s = self._idle_since_s.get(candidate.base_hash, math.inf)
         if not candidate.deployed:
-            return idle_since_s + self._pace.long_idle_s
+            return idle_since_s + (self._pace.long_idle_s if candidate.named else self._pace.nameless_idle_s)
         since_s = self._wanted_since_s.setdefault(candidate.weights.version, time.monotonic())
         return min(idle_since_s + self._pace.idle_s, since_s + self._pace.patience_s)
 
@@ -264,17 +269,22 @@ class Cards:
 
 
 def _candidates(connection: Connection) -> list[Candidate]:
-    """Every live version, and the newest snapshots that have a name."""
-    revision, checkpoint = rows.revision.c, rows.checkpoint.c
+    """Every live version, and the newest snapshots: those that have a name, and behind them a few that have none."""
+    revision = rows.revision.c
     deployed = rows.revision.join(rows.deployment, revision.deployment_id == rows.deployment.c.id)
     live = select(revision.version, revision.key, rows.deployment.c.base_hash).select_from(deployed).where(revision.state == RevisionState.LIVE)
-    # Filtered before it is cut: else enough snapshots without a name hide all that have one.
-    has_name = checkpoint.kind == SNAPSHOT, checkpoint.state == READY, checkpoint.name.is_not(None)
-    saved = select(rows.checkpoint).where(*has_name).order_by(checkpoint.id.desc()).limit(_LISTED).subquery()
-    named = select(saved.c.version, saved.c.key, rows.run.c.base_hash).join_from(saved, rows.run, saved.c.run_id == rows.run.c.id)
-    named = named.order_by(saved.c.id.desc())
     found = [Candidate(Weights(version=row.version, key=row.key), row.base_hash, deployed=True) for row in connection.execute(live.distinct())]
-    return found + [Candidate(Weights(version=row.version, key=row.key), row.base_hash, deployed=False) for row in connection.execute(named)]
+    return found + _snapshots(connection, _LISTED, named=True) + _snapshots(connection, NAMELESS, named=False)
+
+
+def _snapshots(connection: Connection, limit: int, *, named: bool) -> list[Candidate]:
+    checkpoint = rows.checkpoint.c
+    # Filtered before it is cut: else enough snapshots without a name hide all that have one.
+    wanted = checkpoint.kind == SNAPSHOT, checkpoint.state == READY, checkpoint.name.is_not(None) if named else checkpoint.name.is_(None)
+    saved = select(rows.checkpoint).where(*wanted).order_by(checkpoint.id.desc()).limit(limit).subquery()
+    query = select(saved.c.version, saved.c.key, rows.run.c.base_hash).join_from(saved, rows.run, saved.c.run_id == rows.run.c.id)
+    found = connection.execute(query.order_by(saved.c.id.desc()))
+    return [Candidate(Weights(version=row.version, key=row.key), row.base_hash, deployed=False, named=named) for row in found]
 
 
 async def _answers(link: EngineLink, asked: Generate) -> list[Sampled]:

@@ -134,6 +134,7 @@ checkpoint = Table(
     Index("checkpoint_by_version", "version"),
     Index("checkpoint_by_key", "key"),
     Index("checkpoint_with_name", "kind", "id", sqlite_where=text("name IS NOT NULL"), postgresql_where=text("name IS NOT NULL")),
+    Index("checkpoint_without_name", "kind", "id", sqlite_where=text("name IS NULL"), postgresql_where=text("name IS NULL")),
 )
 
 run_metric = Table(

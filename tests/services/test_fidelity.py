@@ -13,7 +13,7 @@ from sqlalchemy import Connection, insert, select
 
 from bloomery.services.core import Services
 from bloomery.services.engines import EngineLink
-from bloomery.services.fidelity import TOKENS, TRIES, Cards, Pace, _candidates
+from bloomery.services.fidelity import NAMELESS, TOKENS, TRIES, Cards, Pace, _candidates
 from bloomery.services.fleet import Fleet
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
@@ -31,6 +31,7 @@ AT_ONCE = Pace(idle_s=0, patience_s=0, long_idle_s=0, pause_s=0.005)
 WHEN_IDLE = Pace(idle_s=0.001, patience_s=3600, long_idle_s=0.001)
 NEVER_OF_ITSELF = Pace(idle_s=0, patience_s=3600, long_idle_s=0)
 AFTER_A_WHILE = Pace(idle_s=3600, patience_s=3600, long_idle_s=0.2)
+NAMELESS_AFTER_A_WHILE = replace(AFTER_A_WHILE, long_idle_s=0, nameless_idle_s=0.2)
 
 Story = Callable[[Services, Cards, FakeEngine], Awaitable[None]]
 
@@ -137,36 +138,55 @@ def test_a_version_without_a_card_says_how_to_get_one(tmp_path: Path) -> None:
     tell(tmp_path, story, NEVER_OF_ITSELF)
 
 
-def test_snapshots_with_a_name_come_behind_what_is_deployed(tmp_path: Path) -> None:
+def test_snapshots_with_a_name_come_behind_what_is_deployed_and_before_those_without(tmp_path: Path) -> None:
     async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
         nameless, deployed = await publish(services), await publish(services, first_token=2)
         named = await publish(services, "kept", first_token=3)
         await services.deployments.create(ME, "served", deployed, {})
-        for version in (deployed, named):
+        for version in (deployed, named, nameless):
             wanted = await cards.next()
             assert wanted is not None
-            assert (wanted.weights.version, wanted.deployed) == (version, version == deployed)
+            assert (wanted.weights.version, wanted.deployed, wanted.named) == (version, version == deployed, version != nameless)
             await cards.measure(ME, version)
             engine.say(queued_operations=0)
             await until(lambda: services.links[BASE].status.running_sequences == 0)
         assert await cards.next() is None
-        with pytest.raises(NotFound):
-            await cards.get(ME, nameless)
 
-    tell(tmp_path, story, NEVER_OF_ITSELF)
+    tell(tmp_path, story, replace(NEVER_OF_ITSELF, nameless_idle_s=0))
 
 
-def test_a_snapshot_with_a_name_is_found_behind_any_number_without_one(tmp_path: Path) -> None:
+def test_what_has_no_name_waits_for_the_longest_idle_time(tmp_path: Path) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        engine.say(queued_operations=1)
+        await until(lambda: services.links[BASE].works)
+        nameless = await publish(services)
+        # Before anybody can know that it rests.
+        began_s = time.monotonic()
+        engine.say(queued_operations=0)
+        await until(lambda: len(engine.compared) == 1)
+        assert time.monotonic() - began_s > NAMELESS_AFTER_A_WHILE.nameless_idle_s / 2
+        assert engine.compared[0].weights.version == nameless
+
+    tell(tmp_path, story, NAMELESS_AFTER_A_WHILE, work=True)
+
+
+def publish_many(connection: Connection, *, count: int) -> list[str]:
+    """Rows without a name like the one that has one, and their versions in the order of their birth."""
+    (row,) = connection.execute(select(rows.checkpoint).where(rows.checkpoint.c.name == "kept")).mappings()
+    without = [{**row, "id": new_id("checkpoint"), "seq": 100 + turn, "name": None, "version": f"v{turn}"} for turn in range(count)]
+    # Those of one millisecond are in no order.
+    without = sorted(without, key=lambda row: row["id"])
+    connection.execute(insert(rows.checkpoint), without)
+    return [row["version"] for row in without]
+
+
+def test_any_number_of_snapshots_without_a_name_hide_none_that_has_one_and_the_newest_few_are_measured(tmp_path: Path) -> None:
     async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
         named = await publish(services, "kept")
-
-        def publish_many(connection: Connection) -> None:
-            (row,) = connection.execute(select(rows.checkpoint).where(rows.checkpoint.c.name == "kept")).mappings()
-            without = [{**row, "id": new_id("checkpoint"), "seq": 100 + turn, "name": None, "version": f"v{turn}"} for turn in range(300)]
-            connection.execute(insert(rows.checkpoint), without)
-
-        await cards._database.write(publish_many)
-        assert [each.weights.version for each in await cards._database.read(_candidates)] == [named]
+        without = await cards._database.write(lambda connection: publish_many(connection, count=300))
+        found = await cards._database.read(_candidates)
+        assert [each.weights.version for each in found] == [named, *without[: -NAMELESS - 1 : -1]]
+        assert [each.named for each in found] == [True] + [False] * NAMELESS
 
     tell(tmp_path, story, NEVER_OF_ITSELF)
 
@@ -384,8 +404,9 @@ def test_weights_whose_base_is_not_served_cannot_be_measured(tmp_path: Path) -> 
     tell(tmp_path, story, NEVER_OF_ITSELF)
 
 
-def test_looking_for_what_has_no_card_reads_the_newest_snapshots_with_a_name_and_no_more(tmp_path: Path) -> None:
+def test_looking_for_what_has_no_card_reads_the_newest_snapshots_and_no_more(tmp_path: Path) -> None:
     found = plan(tmp_path, _candidates)
     assert "SEARCH checkpoint USING INDEX checkpoint_with_name (kind=?)" in found
+    assert "SEARCH checkpoint USING INDEX checkpoint_without_name (kind=?)" in found
     assert "SCAN checkpoint" not in found
     assert "SCAN run" not in found
