@@ -6,6 +6,7 @@ import torch
 from bloomery.infer.card import TRAINERS, measure
 from bloomery.models.families import FAMILIES
 from bloomery.models.kernel_probe import probe
+from bloomery.models.products import library
 from bloomery.types.fidelity import PLAIN_K3
 from tests.fidelity.instances import MAX_TOKENS, asked, trained
 from tests.fidelity.mutations import MUTATIONS, Mutation
@@ -22,10 +23,17 @@ def test_a_trained_instance_passes_to_the_bit(architecture):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe", "kimi_k2", "nemotron_h"])
-def test_half_precision_passes_too(architecture):
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_half_precision_is_held_to_what_the_probe_promises(architecture):
     instance = trained(architecture, torch.bfloat16)
-    assert measure(instance.model, instance.model, asked(), MAX_TOKENS, "exact", probe(instance.decoder).form).verdict == "pass"
+    assert instance.losses[-1] < instance.losses[0] / 3
+    promised = probe(instance.decoder)
+    # With some processors' instructions for it products depend on the number of rows: the probe must see that, and rounding is not refused then.
+    exact = promised.bit_exact
+    card = measure(instance.model, instance.model, asked(), MAX_TOKENS, "exact" if exact else "plain", promised.form)
+    assert (card.dtype, card.verdict, card.first_difference) == ("bfloat16", "pass", None)
+    # Tiles of our own are made for it.
+    assert exact or library(torch.bfloat16, instance.decoder.device) != "native", promised.failures
 
 
 @pytest.mark.slow

@@ -15,10 +15,11 @@ from transformers import AutoModelForCausalLM, Gemma4TextConfig, PreTrainedModel
 from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.models.decoder import Decoder
-from bloomery.models.families import parse_config, read_config
+from bloomery.models.families import FAMILIES, parse_config, read_config
 from bloomery.models.kernel_probe import probe
 from bloomery.models.load import load_decoder, stored_tensors
 from bloomery.models.names import Place, module_of, stored_places
+from bloomery.models.products import library
 from bloomery.models.threads import compute_with
 from bloomery.models.weight_files import check_weights
 from bloomery.services.models import read_size
@@ -31,7 +32,7 @@ from bloomery.types.operations import ForwardBackwardResult
 from tests.infer.builders import Adapters, full_routing, generate, naive, prompt, request
 from tests.infer.builders import adapter as random_adapter
 from tests.infer.routed import asking
-from tests.models.builders import GEMMA4, GEMMA4_SMALL, ILL_CONDITIONED, TRAINED, reference, saved
+from tests.models.builders import GEMMA4, GEMMA4_SMALL, ILL_CONDITIONED, MODELS, TRAINED, reference, saved
 from tests.models.test_decoder import packed_logprobs, sequences
 from tests.train import builders
 from tests.train.builders import SAVE, finish, learn, logprobs, step, supervised, train
@@ -187,14 +188,18 @@ def test_the_routers_bias_stays_in_float32_when_the_model_is_in_half_precision(r
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [
-        *((family, torch.float32) for family in TRAINED),
-        ("deepseek_v3", torch.bfloat16),
-        *(pytest.param(family, torch.bfloat16, marks=pytest.mark.slow) for family in TRAINED if family != "deepseek_v3"),
+        *((family, torch.float32) for family in MODELS),
+        *((family, torch.bfloat16) for family in FAMILIES),
+        *(pytest.param(form, torch.bfloat16, marks=pytest.mark.slow) for form in MODELS if form not in FAMILIES),
     ],
 )
 def test_the_sampler_gives_the_trainers_bits(family: str, dtype: torch.dtype, directories: Mapping[str, Path]) -> None:
     model = load_decoder(directories[family], dtype=dtype)
     report = probe(model)
+    if dtype == torch.bfloat16 and library(dtype, model.device) != "native" and not report.bit_exact:
+        # With some processors' instructions for it products depend on the number of rows: then the probe says so, and nothing is promised.
+        assert any("product" in failure for failure in report.failures)
+        return
     assert report.failures == ()
     adapters = {f"v{seed}": random_adapter(model, seed) for seed in range(2)}
     requests = [
