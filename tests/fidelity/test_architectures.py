@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from bloomery.infer.card import TRAINERS, measure
+from bloomery.infer.card import TRAINERS, card, measure
+from bloomery.infer.fidelity import sample, trainer_logprobs
 from bloomery.models.families import FAMILIES
 from bloomery.models.kernel_probe import probe
 from bloomery.models.products import library
-from bloomery.types.fidelity import PLAIN_K3
-from tests.fidelity.instances import MAX_TOKENS, asked, trained
+from bloomery.types.fidelity import PLAIN_K3, compare
+from tests.fidelity.instances import MAX_TOKENS, adapted, asked, trained
 from tests.fidelity.mutations import MUTATIONS, Mutation
 from tests.fidelity.page import PAGE
 
@@ -20,6 +21,19 @@ def test_a_trained_instance_passes_to_the_bit(architecture):
     assert instance.losses[-1] < instance.losses[0] / 3
     card = measure(instance.model, instance.model, asked(), MAX_TOKENS, "exact", probe(instance.decoder).form)
     assert (card.verdict, card.max_abs, card.first_difference) == ("pass", 0.0, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_trained_adapter_passes_to_the_bit(architecture):
+    instance = adapted(architecture)
+    assert instance.losses[-1] < instance.losses[0] / 2
+    model, form = instance.model(), probe(instance.base).form
+    answers = sample(model, asked(), MAX_TOKENS, form)
+    passed = card(model, model, answers, trainer_logprobs(model, answers), "exact", form)
+    assert (passed.verdict, passed.max_abs, passed.first_difference) == ("pass", 0.0, None)
+    # It is the adapter that was measured: a trainer without it is far off.
+    assert compare(answers, trainer_logprobs(model._replace(adapter=None), answers)).k3 > PLAIN_K3
 
 
 @pytest.mark.slow
