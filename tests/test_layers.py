@@ -34,6 +34,17 @@ MAY_IMPORT = {
 }
 """The composition roots `up`, `doctor` and `fidelity` import anything; only the cli imports them, inside its functions."""
 ROOTS = {"up", "doctor", "fidelity"}
+SERVICES_MAY_IMPORT = {
+    "access": set(),
+    "engines": {"access"},
+    "training": {"access", "engines"},
+    "weights": {"access", "engines", "training"},
+    "serving": {"access", "engines", "weights"},
+    "clients": {"access", "training", "weights"},
+    "data": {"access", "weights"},
+    "housekeeping": {"access", "training", "clients"},
+}
+"""Of the packages of `services`, beside themselves and the modules that all of them share; `services.core` composes them and is imported by none."""
 EXCEPTIONS = {
     # Keeps the rows that the demo measures on out of the pretraining text.
     ("models.tiny.pretrain", "recipes.stdlib_docs"),
@@ -132,6 +143,21 @@ def test_packages_import_only_what_the_table_allows() -> None:
 
 def test_every_package_is_in_the_table() -> None:
     assert {package(name) for name in modules()} - {""} <= MAY_IMPORT.keys() | ROOTS
+
+
+def test_services_know_only_what_stands_before_them() -> None:
+    wrong = []
+    for found in internal():
+        source, target = (name.split(".")[1:] for name in (found.importer, found.target))
+        if package(found.importer) != "services" or package(found.target) != "services" or source in ([], ["core"]) or not target:
+            continue
+        if target[0] in SERVICES_MAY_IMPORT:
+            allowed = target[0] == source[0] or target[0] in SERVICES_MAY_IMPORT.get(source[0], ())
+        else:
+            allowed = target != ["core"]
+        wrong += [] if allowed else [found]
+    assert not wrong, "\n".join(map(str, wrong))
+    assert {path.name for path in (ROOT / "services").iterdir() if (path / "__init__.py").exists()} == SERVICES_MAY_IMPORT.keys()
 
 
 def test_rows_and_journals_are_for_services_alone() -> None:

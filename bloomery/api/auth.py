@@ -3,7 +3,7 @@
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bloomery.services.principal import Principal
+from bloomery.services.access.principal import Principal
 from bloomery.types.errors import Unauthorized
 
 _BEARER = "bearer "

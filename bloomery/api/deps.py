@@ -6,8 +6,8 @@ from fastapi import Depends, Request
 
 from bloomery.api.auth import caller
 from bloomery.api.headers import answer_headers
+from bloomery.services.access.principal import Principal
 from bloomery.services.core import Services
-from bloomery.services.principal import Principal
 
 
 async def services(request: Request) -> Services:

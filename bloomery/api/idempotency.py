@@ -23,8 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bloomery.api import errors
 from bloomery.api.exchange import broke_off, read_bytes, unless_gone, watch_stream
 from bloomery.api.headers import answer_headers
-from bloomery.services.principal import Principal
-from bloomery.services.repeats import BELONGS, HEADER, KEPT_S
+from bloomery.services.access.principal import Principal
+from bloomery.services.access.repeats import BELONGS, HEADER, KEPT_S
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, Unavailable
 
 REPLAYED: Final = "idempotent-replayed"

@@ -1,6 +1,6 @@
 """Requests under `/api/v1` that change something and may be repeated: with the header `Idempotency-Key` each is carried out once.
 
-Services store what they answered with what they changed (`services/repeats`), so a repetition finds it after the server died, too.
+Services store what they answered with what they changed (`services/access/repeats`), so a repetition finds it after the server died, too.
 """
 
 from typing import Annotated
@@ -9,7 +9,7 @@ from fastapi import Depends, Header, Request
 
 from bloomery.api.headers import answer_headers
 from bloomery.api.idempotency import REPLAYED, check_key, hash_of_request
-from bloomery.services.repeats import Repeatable
+from bloomery.services.access.repeats import Repeatable
 from bloomery.services.threads import off_loop
 
 

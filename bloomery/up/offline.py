@@ -4,9 +4,9 @@ import asyncio
 from typing import Final
 
 from bloomery.config.data_dir import DataDir
-from bloomery.services.ephemeral import Ephemeral
-from bloomery.services.garbage import Garbage
-from bloomery.services.principal import SCOPES, Principal
+from bloomery.services.access.principal import SCOPES, Principal
+from bloomery.services.housekeeping.ephemeral import Ephemeral
+from bloomery.services.housekeeping.garbage import Garbage
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database

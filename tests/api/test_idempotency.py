@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from bloomery.api.headers import AnswerHeaders
 from bloomery.api.idempotency import Idempotent
-from bloomery.services.principal import Principal
+from bloomery.services.access.principal import Principal
 
 MOST = 1 << 20
 PATH = "/v1/completions"

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bloomery.services.engines import EngineLink
-from bloomery.services.fleet import Group
-from bloomery.services.meters import Meters
-from bloomery.services.models import Models
-from bloomery.services.sampling import SampleStream
+from bloomery.services.engines.fleet import Group
+from bloomery.services.engines.link import EngineLink
+from bloomery.services.engines.models import Models
+from bloomery.services.serving.meters import Meters
+from bloomery.services.serving.sampling import SampleStream
 from bloomery.types.arrays import Array
 from bloomery.types.generation import Generate, SampledToken, SamplingParams, Weights
 from bloomery.types.operations import Failed

@@ -22,7 +22,7 @@ from bloomery.models.names import Place, module_of, stored_places
 from bloomery.models.products import library
 from bloomery.models.threads import compute_with
 from bloomery.models.weight_files import check_weights
-from bloomery.services.models import read_size
+from bloomery.services.engines.models import read_size
 from bloomery.sync.export import adapter, merged
 from bloomery.sync.manifest import Manifest
 from bloomery.train.run import TrainableRun

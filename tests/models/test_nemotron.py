@@ -12,7 +12,7 @@ from bloomery.models.families import parse_config, read_config
 from bloomery.models.names import stored_places
 from bloomery.models.targets import adapter_targets
 from bloomery.models.weight_files import check_weights
-from bloomery.services.models import read_size
+from bloomery.services.engines.models import read_size
 from bloomery.types.errors import BloomeryError
 from tests.models.builders import saved
 

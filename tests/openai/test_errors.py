@@ -14,7 +14,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from bloomery.services.sampling import MAX_SUBMISSIONS
+from bloomery.services.serving.sampling import MAX_SUBMISSIONS
 from bloomery.store.database import Database
 from bloomery.types.errors import WorkerError
 from tests.api.server import serving

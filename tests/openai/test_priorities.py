@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bloomery.services.target import Target
+from bloomery.services.weights.target import Target
 from bloomery.types.generation import Weights
 from bloomery.types.protocol import EngineStatus
 from tests.live import wait_until

@@ -11,8 +11,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from bloomery.services.limits import RateLimits, duration
-from bloomery.services.principal import Allowance, Principal
+from bloomery.services.access.limits import RateLimits, duration
+from bloomery.services.access.principal import Allowance, Principal
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput, RateLimited
 from bloomery.types.generation import Generate, SamplingParams, Weights

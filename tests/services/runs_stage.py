@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from sqlalchemy import select
 
-from bloomery.services.active import Patience
-from bloomery.services.activity import Activity
-from bloomery.services.checkpoints import Checkpoints
-from bloomery.services.engine_connection import Inbox
-from bloomery.services.engines import EngineLink
-from bloomery.services.models import Models
-from bloomery.services.principal import SCOPES, Principal
-from bloomery.services.run_metrics import RunMetricsReader
-from bloomery.services.run_rows import RunRow
-from bloomery.services.runs import Runs
+from bloomery.services.access.principal import SCOPES, Principal
+from bloomery.services.engines.connection import Inbox
+from bloomery.services.engines.link import EngineLink
+from bloomery.services.engines.models import Models
+from bloomery.services.training.active import Patience
+from bloomery.services.training.activity import Activity
+from bloomery.services.training.checkpoints import Checkpoints
+from bloomery.services.training.run_metrics import RunMetricsReader
+from bloomery.services.training.run_rows import RunRow
+from bloomery.services.training.runs import Runs
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database

@@ -11,21 +11,21 @@ from typing import Any
 from sqlalchemy import insert
 
 from bloomery.config import ModelConfig, RecordMode
-from bloomery.services.curation import Curation
-from bloomery.services.datasets import Datasets
-from bloomery.services.deployments import Deployments
-from bloomery.services.engines import EngineLink
-from bloomery.services.ephemeral import Ephemeral
-from bloomery.services.feedback import Judgements
-from bloomery.services.fleet import Fleet
-from bloomery.services.garbage import Garbage
-from bloomery.services.models import Models
-from bloomery.services.principal import SCOPES, Principal
-from bloomery.services.span_rows import Inference, RecordedSample
-from bloomery.services.staging import Staging
-from bloomery.services.target import Target
-from bloomery.services.traffic import Traffic
-from bloomery.services.versions import Versions
+from bloomery.services.access.principal import SCOPES, Principal
+from bloomery.services.data.curation import Curation
+from bloomery.services.data.datasets import Datasets
+from bloomery.services.data.feedback import Judgements
+from bloomery.services.data.span_rows import Inference, RecordedSample
+from bloomery.services.data.traffic import Traffic
+from bloomery.services.engines.fleet import Fleet
+from bloomery.services.engines.link import EngineLink
+from bloomery.services.engines.models import Models
+from bloomery.services.housekeeping.ephemeral import Ephemeral
+from bloomery.services.housekeeping.garbage import Garbage
+from bloomery.services.weights.deployments import Deployments
+from bloomery.services.weights.staging import Staging
+from bloomery.services.weights.target import Target
+from bloomery.services.weights.versions import Versions
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database

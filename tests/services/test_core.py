@@ -1,16 +1,19 @@
+import importlib
 import pkgutil
 from pathlib import Path
 
 from bloomery import services as package
 from bloomery.config import ApiConfig
+from bloomery.services.access.principal import SCOPES
 from bloomery.services.core import Services
-from bloomery.services.principal import SCOPES
 from tests.services.fake_engine import BASE, CONTEXT, FakeEngine, fake_base
 from tests.services.runs_stage import LORA, operation, play, until
 
 
 def test_the_cast_of_the_services_names_every_module() -> None:
-    assert {module.name for module in pkgutil.iter_modules(package.__path__) if f"`{module.name}`" not in str(package.__doc__)} == set()
+    below = [f"{package.__name__}.{found.name}" for found in pkgutil.iter_modules(package.__path__) if found.ispkg]
+    for cast in (package, *map(importlib.import_module, below)):
+        assert {module.name for module in pkgutil.iter_modules(cast.__path__) if f"`{module.name}`" not in str(cast.__doc__)} == set()
 
 
 def test_a_clean_stop_leaves_nothing_to_replay(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event
 
-from bloomery.services.ephemeral import Keeping, is_due
-from bloomery.services.feedback import _check_metric
+from bloomery.services.access.principal import Principal
+from bloomery.services.access.repeats import Repeatable, forget_old, was_done
+from bloomery.services.data.feedback import _check_metric
 from bloomery.services.held import held_blobs, require_kept
-from bloomery.services.principal import Principal
-from bloomery.services.repeats import Repeatable, forget_old, was_done
-from bloomery.services.run_rows import run_of_request
+from bloomery.services.housekeeping.ephemeral import Keeping, is_due
+from bloomery.services.training.run_rows import run_of_request
 from bloomery.store.database import Database
 from bloomery.types.errors import Gone
 

@@ -17,12 +17,12 @@ import pytest
 
 from bloomery import services as package
 from bloomery.config import ApiConfig
+from bloomery.services.access.principal import SCOPES, Principal
+from bloomery.services.clients.session_search import SessionFilter
+from bloomery.services.clients.sessions import Session
 from bloomery.services.core import Services
 from bloomery.services.kinds import EXTERNAL, NAMED
-from bloomery.services.principal import SCOPES, Principal
-from bloomery.services.session_search import SessionFilter
-from bloomery.services.sessions import Session
-from bloomery.services.versions import Version
+from bloomery.services.weights.versions import Version
 from bloomery.types.arrays import Array
 from bloomery.types.errors import Forbidden, NotFound
 from bloomery.types.generation import Generate, SamplingParams, Weights
@@ -280,10 +280,10 @@ SHOW_ONES_OWN: dict[str, Attempt] = {
 }
 """What lists: nothing of another project's is in it, whatever it is asked for."""
 HAVE_TESTS_OF_THEIR_OWN = {
-    # tests/services/test_auth.py: an admin changes keys of its own project alone.
+    # tests/services/access/test_auth.py: an admin changes keys of its own project alone.
     "Auth.create",
     "Auth.revoke",
-    # tests/services/test_custom_losses.py: a loss belongs to a project.
+    # tests/services/clients/test_custom_losses.py: a loss belongs to a project.
     "CustomLosses.attach",
     "CustomLosses.create",
     "CustomLosses.get",
@@ -405,7 +405,7 @@ def methods(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 def verbs() -> dict[str, tuple[type, Callable[..., Any]]]:
     """Every public method of a service that is told who calls."""
-    modules = [importlib.import_module(found.name) for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")]
+    modules = [importlib.import_module(found.name) for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
     kinds = {kind for module in modules for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__ == module.__name__}
     return {
         f"{kind.__name__}.{name}": (kind, method) for kind in kinds for name, method in methods(kind) if "p" in inspect.signature(method).parameters

@@ -13,8 +13,8 @@ import uvicorn
 from bloomery.api.app import create_app
 from bloomery.api.routes.tinker.futures import MAX_RUNNING, SampleFutures
 from bloomery.config import ApiConfig, RecordMode
-from bloomery.services.active import Patience
 from bloomery.services.core import Services
+from bloomery.services.training.active import Patience
 from bloomery.store.blobs import Blobs
 from tests.services.fake_engine import FakeEngine, fake_base, fake_engine
 

@@ -7,7 +7,7 @@ import httpx
 import tinker
 from tinker import types
 
-from bloomery.services.principal import SCOPES, Principal
+from bloomery.services.access.principal import SCOPES, Principal
 from tests.render.builders import byte_level
 from tests.tinker.over_fake_engine import KEY, MODEL, Served
 

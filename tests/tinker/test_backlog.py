@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tinker
 
-from bloomery.services import backlog, history
+from bloomery.services.training import backlog, history
 from tests.live import wait_until
 from tests.sdk import connected
 from tests.tinker.contract_traffic import listening

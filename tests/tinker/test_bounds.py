@@ -4,7 +4,7 @@ import pytest
 import tinker
 from tinker import types
 
-from bloomery.services.validate import MAX_RANK
+from bloomery.services.training.validate import MAX_RANK
 from tests.services.fake_engine import CONTEXT
 from tests.tinker.over_fake_engine import MODEL, Served
 

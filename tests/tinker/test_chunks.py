@@ -20,7 +20,7 @@ from tinker.proto.request_conv import forward_backward_request_to_proto
 
 from bloomery.api.app import create_app
 from bloomery.api.routes import MAX_BODY_BYTES
-from bloomery.services.active import Patience
+from bloomery.services.training.active import Patience
 from bloomery.types.checks import MAX_DATA, MAX_TARGETS
 from tests.sdk import connected
 from tests.tinker.over_fake_engine import KEY, MODEL, Served, served

@@ -11,7 +11,7 @@ import tinker
 from tinker import types
 
 from bloomery.api.routes.tinker.refused import REFUSED
-from bloomery.services.principal import SCOPES, Principal
+from bloomery.services.access.principal import SCOPES, Principal
 from tests.render.builders import byte_level
 from tests.sdk import connected
 from tests.services.fake_engine import CONTEXT

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from tinker import types
 
-from bloomery.services.active import Patience
+from bloomery.services.training.active import Patience
 from tests.live import LiveServer, running_server
 from tests.sdk import connected
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 import tinker
 
-from bloomery.services.principal import Allowance
+from bloomery.services.access.principal import Allowance
 from bloomery.types.generation import GenerateFailed
 from bloomery.types.ids import new_id
 from bloomery.types.protocol import SamplerEvents

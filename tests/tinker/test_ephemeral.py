@@ -7,7 +7,7 @@ import pytest
 import tinker
 from sqlalchemy import update
 
-from bloomery.services.ephemeral import Keeping
+from bloomery.services.housekeeping.ephemeral import Keeping
 from bloomery.store import rows
 from tests.sdk import connected
 from tests.tinker.over_fake_engine import KEY, MODEL, Served, served

@@ -1,10 +1,10 @@
 import numpy as np
 
 from bloomery.api.routes.tinker.gather import Gathering
-from bloomery.services.stopping import StopStrings
+from bloomery.services.serving.stopping import StopStrings
 from bloomery.types.arrays import Array
 from bloomery.types.generation import PromptScored, SampledToken, SampleFinished
-from tests.services.test_stopping import TOKENIZER
+from tests.services.serving.test_stopping import TOKENIZER
 
 
 def token(sample: int, position: int, token: int, top: tuple[tuple[int, float], ...] = ()) -> SampledToken:

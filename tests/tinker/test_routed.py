@@ -8,12 +8,12 @@ import tinker
 from bloomery.api.routes.tinker.gather import Gathering
 from bloomery.api.routes.tinker.names import SampleFuture
 from bloomery.api.routes.tinker.routed import KeptRouting, Rows, SampleRouting
-from bloomery.services.stopping import StopStrings
+from bloomery.services.serving.stopping import StopStrings
 from bloomery.types.arrays import Array
 from bloomery.types.errors import Gone, NotFound
 from bloomery.types.generation import PromptRouted, SampledToken
 from tests.sdk import connected
-from tests.services.test_stopping import TOKENIZER
+from tests.services.serving.test_stopping import TOKENIZER
 from tests.tinker.over_fake_engine import KEY, Served
 from tests.tinker.samples import ask, sampler_of
 

@@ -14,9 +14,9 @@ import pytest
 import tinker
 
 from bloomery.config import RecordMode
-from bloomery.services.principal import Allowance
-from bloomery.services.sessions import Sessions
-from bloomery.services.versions import Version
+from bloomery.services.access.principal import Allowance
+from bloomery.services.clients.sessions import Sessions
+from bloomery.services.weights.versions import Version
 from bloomery.store.database import READERS, Database
 from bloomery.types.errors import NotFound
 from bloomery.types.generation import GenerateFailed, Weights

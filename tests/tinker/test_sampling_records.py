@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bloomery.services.span_rows import Inference
-from bloomery.services.traffic import Traffic
+from bloomery.services.data.span_rows import Inference
+from bloomery.services.data.traffic import Traffic
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
 from bloomery.types.resources import Curate, GiveFeedback, ImportRows

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from bloomery.models.decoder import Decoder
-from bloomery.services.models import Size
+from bloomery.services.engines.models import Size
 from bloomery.train.passes import Share, compute, goes_with
 from bloomery.train.run import TrainableRun
 from bloomery.types.arrays import Array

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bloomery.services.models import Size
+from bloomery.services.engines.models import Size
 from bloomery.types.arrays import Array
 from bloomery.types.checks import check_forward_backward
 from bloomery.types.errors import InvalidInput

@@ -5,7 +5,7 @@ from fastapi import APIRouter
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.paging import Limit, Offset
-from bloomery.services.principal import Allowance
+from bloomery.services.access.principal import Allowance
 from bloomery.types.resources import CreateKey, Key, NewKey, Page
 
 router = APIRouter(prefix="/keys", tags=["keys"])

@@ -16,11 +16,11 @@ from bloomery.api.deps import Caller, Svc
 from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.meaning import hash_of, hash_of_named
 from bloomery.api.routes.bloomery.paging import Limit, Offset
+from bloomery.services.access.principal import Principal
+from bloomery.services.access.repeats import Repeatable
 from bloomery.services.core import Services
 from bloomery.services.kinds import NAMED, SNAPSHOT
-from bloomery.services.principal import Principal
-from bloomery.services.repeats import Repeatable
-from bloomery.services.sampling import draw_seed
+from bloomery.services.serving.sampling import draw_seed
 from bloomery.services.threads import off_loop
 from bloomery.types.errors import InvalidInput
 from bloomery.types.operations import ForwardBackward, ForwardBackwardResult, LoraSpec, OptimStep

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from bloomery import __version__
 from bloomery.api.deps import Caller, Svc
 from bloomery.services.core import Services
-from bloomery.services.engines import EngineLink
+from bloomery.services.engines.link import EngineLink
 from bloomery.types.resources import Collected, EngineState, Model, Page, ReplicaState, Status
 
 router = APIRouter(tags=["server"])

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.paging import Limit, Offset
-from bloomery.services.span_rows import SpanKind
+from bloomery.services.data.span_rows import SpanKind
 from bloomery.types.resources import Feedback, GiveFeedback, Page, Span, SpanDetail, TimeUs
 
 _ALL = 500

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
 from bloomery.api.deps import Caller, Svc
-from bloomery.services.exports import MAX_SHARD_BYTES, ExportForm
+from bloomery.services.weights.exports import MAX_SHARD_BYTES, ExportForm
 from bloomery.types.resources import Fidelity, VersionFile, VersionFiles
 
 FormQuery = Annotated[ExportForm | None, Query()]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from bloomery.services.stopping import StopStrings, TextStream
+from bloomery.services.serving.stopping import StopStrings, TextStream
 from bloomery.types.generation import FinishReason, LogprobsMode, PromptScored, SampledToken
 
 LOWEST_LOGPROB: Final = -9999.0

@@ -14,8 +14,8 @@ from bloomery.api.routes.openai.jobs import Prompts, chat_job, completion_job, m
 from bloomery.api.routes.openai.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from bloomery.api.routes.openai.serving import Serving
 from bloomery.api.routes.openai.shapes import body_of
+from bloomery.services.access.principal import Principal
 from bloomery.services.core import Services
-from bloomery.services.principal import Principal
 
 router = APIRouter()
 

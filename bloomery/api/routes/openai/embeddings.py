@@ -19,11 +19,11 @@ from bloomery.api.routes.openai.jobs import is_tokens
 from bloomery.api.routes.openai.requests import ModelName, Refused, User, parse
 from bloomery.api.routes.openai.shapes import body_of
 from bloomery.obs import background
+from bloomery.services.access.principal import Principal
 from bloomery.services.core import Services
-from bloomery.services.models import Size
-from bloomery.services.principal import Principal
-from bloomery.services.target import Target
+from bloomery.services.engines.models import Size
 from bloomery.services.threads import off_loop
+from bloomery.services.weights.target import Target
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput, WorkerError
 from bloomery.types.generation import Generate, PromptEmbedded, SamplingParams

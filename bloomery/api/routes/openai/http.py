@@ -15,8 +15,8 @@ from bloomery.api.exchange import note_broken, read_bytes, unless_gone
 from bloomery.api.routes import VERSION_HEADER
 from bloomery.api.routes.openai.requests import MAX_BODY_BYTES
 from bloomery.api.routes.openai.serving import Serving
-from bloomery.services.target import Target
 from bloomery.services.threads import off_loop
+from bloomery.services.weights.target import Target
 from bloomery.types.errors import BloomeryError, InvalidInput
 
 CLIENT_GONE: Final = 499

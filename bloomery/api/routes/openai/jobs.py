@@ -10,12 +10,12 @@ import numpy as np
 from bloomery.api.routes.openai.formats import ResponseFormat, answer_format
 from bloomery.api.routes.openai.requests import MAX_PIECES, MAX_PROMPTS, Asked, ChatRequest, CompletionRequest, Limit
 from bloomery.api.routes.openai.tools import use_of
+from bloomery.services.access.principal import Principal
 from bloomery.services.core import Services
-from bloomery.services.models import Size
-from bloomery.services.principal import Principal
-from bloomery.services.sampling import draw_seed
-from bloomery.services.target import Target
-from bloomery.services.tool_use import ToolUse, checked_grammar
+from bloomery.services.engines.models import Size
+from bloomery.services.serving.sampling import draw_seed
+from bloomery.services.serving.tool_use import ToolUse, checked_grammar
+from bloomery.services.weights.target import Target
 from bloomery.types.arrays import Array
 from bloomery.types.checks import MAX_SAMPLES, MAX_SEED
 from bloomery.types.errors import InvalidInput

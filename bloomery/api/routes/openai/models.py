@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.services.core import Services
-from bloomery.services.target import Target
+from bloomery.services.weights.target import Target
 from bloomery.types.errors import InvalidInput
 
 router = APIRouter()

@@ -8,10 +8,10 @@ from typing import Any, Final, NamedTuple
 from bloomery.api.routes.openai.answers import Answers, PromptTable, Usage
 from bloomery.api.routes.openai.choices import Choice, Piece, prompt_piece, prompt_table
 from bloomery.obs import background
+from bloomery.services.access.principal import Principal
 from bloomery.services.core import Services
-from bloomery.services.principal import Principal
-from bloomery.services.sampling import Progress, SampleStream
-from bloomery.services.span_rows import Inference, RecordedSample, SpanStatus
+from bloomery.services.data.span_rows import Inference, RecordedSample, SpanStatus
+from bloomery.services.serving.sampling import Progress, SampleStream
 from bloomery.types.errors import BloomeryError, Unavailable
 from bloomery.types.generation import PromptEmbedded, PromptRouted, PromptScored, SampledToken, SampleFinished
 from bloomery.types.ids import now_us

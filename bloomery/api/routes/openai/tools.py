@@ -8,8 +8,8 @@ from blake3 import blake3
 from msgspec import Meta
 
 from bloomery.api.routes.openai.closed import Closed
-from bloomery.services.models import Models
-from bloomery.services.tool_use import Function, ToolUse, tool_use
+from bloomery.services.engines.models import Models
+from bloomery.services.serving.tool_use import Function, ToolUse, tool_use
 from bloomery.types.errors import InvalidInput
 
 MAX_TOOLS: Final = 128

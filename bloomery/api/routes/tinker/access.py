@@ -1,7 +1,7 @@
 """On whose behalf weights are read: the caller's, or that of another account whose key or token the caller shows."""
 
+from bloomery.services.access.principal import Principal
 from bloomery.services.core import Services
-from bloomery.services.principal import Principal
 from bloomery.types.errors import InvalidInput, Unauthorized
 
 

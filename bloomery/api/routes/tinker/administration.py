@@ -9,8 +9,8 @@ from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker.errors import TinkerRoute
 from bloomery.api.routes.tinker.sessions import check_project
 from bloomery.api.routes.tinker.times import shown_time
-from bloomery.services.audit import Entry
-from bloomery.services.identity import user_urn
+from bloomery.services.access.identity import user_urn
+from bloomery.services.housekeeping.audit import Entry
 
 EventType = Literal["all", "checkpoints", "projects", "teams", "organizations"]
 _ABOUT: Final = {"all": None, "checkpoints": "checkpoint", "projects": "project", "teams": "team", "organizations": "organization"}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from bloomery.api.routes.tinker.messages import SampleOut
-from bloomery.services.stopping import StopStrings
+from bloomery.services.serving.stopping import StopStrings
 from bloomery.types.arrays import Array
 from bloomery.types.generation import LogprobsMode, PromptRouted, PromptScored, SampledToken, SampleFinished, SamplerEvent
 

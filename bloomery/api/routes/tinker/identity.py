@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from bloomery.api.auth import presented_key
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker.errors import TinkerRoute
-from bloomery.services.identity import owner_of
+from bloomery.services.access.identity import owner_of
 
 _DIGITS: Final = 13
 """Of a key's id, the last and random ones: the contract wants a number, and JSON keeps 53 bits of one."""

@@ -11,12 +11,12 @@ from bloomery.api.routes.tinker.errors import TinkerRoute
 from bloomery.api.routes.tinker.sessions import MAX_PAGE, AccessScope, Limit, Offset, check_project
 from bloomery.api.routes.tinker.times import shown_time
 from bloomery.api.routes.tinker.training import ADAMW
-from bloomery.services.checkpoints import CheckpointRow
+from bloomery.services.access.identity import user_urn
+from bloomery.services.access.principal import Principal
 from bloomery.services.core import Services
-from bloomery.services.identity import user_urn
 from bloomery.services.kinds import BROKEN, EXTERNAL, NAMED, SNAPSHOT
-from bloomery.services.principal import Principal
-from bloomery.services.run_rows import RunRow
+from bloomery.services.training.checkpoints import CheckpointRow
+from bloomery.services.training.run_rows import RunRow
 
 _TYPES: Final = {NAMED: "training", SNAPSHOT: "sampler", EXTERNAL: "external"}
 

@@ -9,7 +9,7 @@ from bloomery.api.routes.tinker import bodies
 from bloomery.api.routes.tinker.access import reader
 from bloomery.api.routes.tinker.errors import TinkerRoute
 from bloomery.api.routes.tinker.names import model_name
-from bloomery.services.publishing import Destination, SessionSlot
+from bloomery.services.weights.publishing import Destination, SessionSlot
 from bloomery.types.errors import InvalidInput
 
 CHECKPOINT = "/training_runs/{run_id}/checkpoints/{folder}/{name}"

@@ -13,11 +13,11 @@ from bloomery.api.routes.tinker.errors import TinkerRoute, failure
 from bloomery.api.routes.tinker.futures import Futures, SampleAnswer, SampleFutures
 from bloomery.api.routes.tinker.messages import CONTENT_TYPE, encode_forward_backward
 from bloomery.api.routes.tinker.names import Creation, LossCreation, OperationFuture, SampleFuture, Unloading, parse_future, session_of
+from bloomery.services.access.principal import Principal
 from bloomery.services.core import Services
 from bloomery.services.kinds import EXTERNAL, NAMED, SNAPSHOT
-from bloomery.services.principal import Principal
 from bloomery.services.threads import off_loop
-from bloomery.services.versions import Version
+from bloomery.services.weights.versions import Version
 from bloomery.types.drafted import KEPT_HEADER
 from bloomery.types.errors import Gone, InvalidInput
 from bloomery.types.generation import Weights

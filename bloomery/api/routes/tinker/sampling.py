@@ -19,12 +19,12 @@ from bloomery.api.routes.tinker.names import SampleFuture
 from bloomery.api.routes.tinker.rollout import Rollout
 from bloomery.api.routes.tinker.routed import KeptRouting, Routings
 from bloomery.api.routes.tinker.targets import Targets
+from bloomery.services.access.principal import Principal
+from bloomery.services.clients.sessions import SamplingSession
 from bloomery.services.core import Services
-from bloomery.services.principal import Principal
-from bloomery.services.sampling import draw_seed
-from bloomery.services.sessions import SamplingSession
-from bloomery.services.span_rows import DEFAULT_RETENTION_DAYS, Inference
-from bloomery.services.stopping import StopStrings
+from bloomery.services.data.span_rows import DEFAULT_RETENTION_DAYS, Inference
+from bloomery.services.serving.sampling import draw_seed
+from bloomery.services.serving.stopping import StopStrings
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput, NotSupported
 from bloomery.types.generation import Generate, LogprobsMode, SamplingParams

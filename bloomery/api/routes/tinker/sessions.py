@@ -10,10 +10,10 @@ from bloomery.api.routes.tinker.errors import TinkerRoute
 from bloomery.api.routes.tinker.futures import Futures
 from bloomery.api.routes.tinker.names import samples_of
 from bloomery.api.routes.tinker.times import shown_time
-from bloomery.services.identity import user_urn
-from bloomery.services.principal import Principal
-from bloomery.services.session_search import Found, SessionCursor, SessionFilter
-from bloomery.services.validate import check_labels
+from bloomery.services.access.identity import user_urn
+from bloomery.services.access.principal import Principal
+from bloomery.services.clients.session_search import Found, SessionCursor, SessionFilter
+from bloomery.services.training.validate import check_labels
 from bloomery.types.errors import Forbidden, NotSupported
 
 MAX_PAGE: Final = 1000

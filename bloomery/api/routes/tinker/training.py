@@ -21,12 +21,12 @@ from bloomery.api.routes.tinker.errors import TinkerRoute, as_ours
 from bloomery.api.routes.tinker.loss_graphs import parse_custom_loss
 from bloomery.api.routes.tinker.meaning import hash_of, hash_of_operation
 from bloomery.api.routes.tinker.names import Creation, LossCreation, OperationFuture, Unloading, model_name, session_of
-from bloomery.services.checkpoints import CheckpointRow
+from bloomery.services.access.principal import Principal
 from bloomery.services.core import Services
 from bloomery.services.kinds import EXTERNAL, NAMED
-from bloomery.services.principal import Principal
-from bloomery.services.sampling import draw_seed
+from bloomery.services.serving.sampling import draw_seed
 from bloomery.services.threads import off_loop
+from bloomery.services.training.checkpoints import CheckpointRow
 from bloomery.types.errors import BloomeryError, InvalidInput, NotSupported, shown
 from bloomery.types.losses import CUSTOM, LOSSES
 from bloomery.types.operations import AdamParams, Effect, LoraSpec, OptimStep, Rejected

@@ -1,0 +1,121 @@
+"""What nobody needs any more: traffic past its retention, checkpoints past their time to live, weights that nobody keeps, what was proved of bases
+that nothing belongs to any more, and unreferenced blobs.
+
+A blob is written before the row that refers to it, so one that no row refers to is deleted only after a grace period. Those of weights that were
+let go or have expired are deleted behind their rows, at once. What is left then (of deleted and replaced checkpoints, of traffic, of a death between
+row and blob) housekeeping finds when it looks through all blobs, which it does now and then; whoever cannot wait collects.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from sqlalchemy import Connection, delete, select
+
+from bloomery.services.access.principal import Principal
+from bloomery.services.access.repeats import forget_old
+from bloomery.services.held import held_blobs, let_go_blobs
+from bloomery.services.housekeeping.ephemeral import Ephemeral
+from bloomery.store import rows
+from bloomery.store.blobs import AsyncBlobs, Blobs
+from bloomery.store.database import Database
+from bloomery.sync.publish import base_blobs
+from bloomery.types.ids import now_us
+from bloomery.types.resources import Collected
+
+GRACE_US: Final = 24 * 3_600 * 1_000_000
+ROWS_AT_ONCE: Final = 500
+"""Checkpoints that go in one transaction: other writers wait for it."""
+SWEEP_EVERY_US: Final = 6 * 3_600 * 1_000_000
+"""Housekeeping looks through all blobs: much less often than through rows, for it lists every file."""
+_FOLDERS: Final = ("checkpoints", "snapshots", "manifests", "fidelity", "probes", "bases", "bodies", "datasets")
+_OTHER_KEYS: Final = (rows.span.c.body_ref, rows.dataset_version.c.key)
+"""Of blobs that are no weights."""
+_BASES: Final = (rows.base_model.c.base_hash, rows.run.c.base_hash, rows.deployment.c.base_hash)
+"""Of bases that are served, or that something belongs to: what was proved of them is what they are held against when they are served again."""
+
+
+class Garbage:
+    """Collects for the whole server, whatever the project."""
+
+    def __init__(self, database: Database, blobs: AsyncBlobs, ephemeral: Ephemeral) -> None:
+        self.ephemeral = ephemeral
+        self._database = database
+        self._blobs = blobs
+        self._swept_us = 0
+
+    async def tidy(self) -> Collected:
+        """What housekeeping does now and then: `expire`, and less often `collect` too."""
+        expired, now = await self.expire(), now_us()
+        if now - self._swept_us < SWEEP_EVERY_US:
+            return expired
+        self._swept_us = now
+        return _total(expired, await self._sweep(now - GRACE_US))
+
+    async def expire(self) -> Collected:
+        """Forget the traffic and the checkpoints that are past their time, and weights that nobody keeps."""
+        now = now_us()
+        spans, gone = await self._database.write(lambda connection: (_expire(connection, now), _expire_checkpoints(connection, now)))
+        blobs: list[str] = []
+        while gone is not None:
+            blobs += gone
+            gone = await self._database.write(lambda connection: _expire_checkpoints(connection, now))
+        unkept = await self.ephemeral.expire()
+        swept = await asyncio.to_thread(_delete, self._blobs.blobs, [*blobs, *unkept.blobs], unkept.before_us)
+        return Collected(spans=spans, blobs=swept.blobs, bytes=swept.bytes)
+
+    async def collect(self, p: Principal, *, grace_us: int = GRACE_US) -> Collected:
+        """Delete what is superfluous now, and say how much it was."""
+        p.require_server()
+        now = now_us()
+        return _total(await self.expire(), await self._sweep(now - grace_us))
+
+    async def _sweep(self, before_us: int) -> "_Swept":
+        referenced = await self._database.read(_referenced)
+        return await asyncio.to_thread(_sweep, self._blobs.blobs, referenced, before_us)
+
+
+class _Swept(NamedTuple):
+    blobs: int
+    bytes: int
+
+
+def _total(expired: Collected, swept: _Swept) -> Collected:
+    return Collected(spans=expired.spans, blobs=expired.blobs + swept.blobs, bytes=expired.bytes + swept.bytes)
+
+
+def _expire(connection: Connection, now: int) -> int:
+    """Spans go with the judgements of them, which may quote what was said."""
+    expired = select(rows.span.c.id).where(rows.span.c.retention_until_us < now)
+    connection.execute(delete(rows.feedback).where(rows.feedback.c.target_kind == "span", rows.feedback.c.target_id.in_(expired)))
+    spans = connection.execute(delete(rows.span).where(rows.span.c.retention_until_us < now)).rowcount
+    remaining = select(rows.span.c.episode_id).where(rows.span.c.episode_id.is_not(None), rows.span.c.project == rows.feedback.c.project)
+    connection.execute(delete(rows.feedback).where(rows.feedback.c.target_kind == "episode", rows.feedback.c.target_id.not_in(remaining)))
+    forget_old(connection, now)
+    return spans
+
+
+def _expire_checkpoints(connection: Connection, now: int) -> list[str] | None:
+    """Some of those that are past their time, and the blobs that no row names any more; None where there are none."""
+    checkpoint = rows.checkpoint.c
+    query = select(checkpoint.id, checkpoint.key, checkpoint.version).where(checkpoint.expires_us < now).limit(ROWS_AT_ONCE)
+    over = connection.execute(query).all()
+    connection.execute(delete(rows.checkpoint).where(checkpoint.id.in_([row.id for row in over])))
+    return let_go_blobs(connection, [(row.key, row.version) for row in over]) if over else None
+
+
+def _referenced(connection: Connection) -> frozenset[str]:
+    others = {key for column in _OTHER_KEYS for key in connection.scalars(select(column).distinct()) if key}
+    bases = {base_hash for column in _BASES for base_hash in connection.scalars(select(column).distinct())}
+    return held_blobs(connection).union(others, *map(base_blobs, bases))
+
+
+def _sweep(blobs: Blobs, referenced: frozenset[str], before_us: int) -> _Swept:
+    dead = [blob.key for folder in _FOLDERS for blob in blobs.list(folder) if blob.key not in referenced and blob.modified_us < before_us]
+    return _delete(blobs, dead, before_us)
+
+
+def _delete(blobs: Blobs, keys: Iterable[str], before_us: int) -> _Swept:
+    """Those that were not written again meanwhile."""
+    sizes = [size for key in keys if (size := blobs.delete_older(key, before_us)) is not None]
+    return _Swept(len(sizes), sum(sizes))

@@ -1,0 +1,285 @@
+"""Served names. A deployment has numbered revisions, of which exactly one is live; states change in `_switch` alone, by compare-and-swap.
+
+The api is the only writer, so what every name serves is held in memory: a request that names it touches no disk, and a change counts at once.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, update
+
+from bloomery.services.access.principal import Principal
+from bloomery.services.access.repeats import Repeatable, answer_before, once
+from bloomery.services.engines.models import Models
+from bloomery.services.held import require_kept
+from bloomery.services.listeners import Listeners
+from bloomery.services.weights.staging import Staging
+from bloomery.services.weights.target import Target
+from bloomery.services.weights.versions import Version, Versions
+from bloomery.store import rows
+from bloomery.store.database import Database
+from bloomery.types.errors import Conflict, InvalidInput, NotFound
+from bloomery.types.generation import Weights
+from bloomery.types.ids import new_id, now_us
+from bloomery.types.resources import Deployment, Page, Revision
+
+MAX_EVIDENCE_CHARS: Final = 65_536
+MAX_EVIDENCE_LEVELS: Final = 32
+"""Whoever lists deployments gets every evidence; what is nested deeper than encoders go would make all of them unreadable."""
+
+
+class RevisionState(StrEnum):
+    """A revision is ready, serves, and is replaced; a rollback makes a retired one live again."""
+
+    READY = "ready"
+    LIVE = "live"
+    RETIRED = "retired"
+
+
+NEXT: Final = {
+    RevisionState.READY: {RevisionState.LIVE},
+    RevisionState.LIVE: {RevisionState.RETIRED},
+    RevisionState.RETIRED: {RevisionState.LIVE},
+}
+
+
+class _Live(NamedTuple):
+    """What a name serves."""
+
+    target: Target
+    base_model: str
+
+
+class Deployments:
+    """Creates deployments and moves their traffic between versions; `load` first, where there may be some already."""
+
+    def __init__(self, database: Database, models: Models, versions: Versions, staging: Staging, bases: set[str]) -> None:
+        """`bases`: filled with the base models that something is deployed on."""
+        self.moved = Listeners()
+        """When a name serves something else."""
+        self._database = database
+        self._models = models
+        self._versions = versions
+        self._staging = staging
+        self.bases = bases
+        self._live: dict[tuple[str, str], _Live] = {}
+        """By project and name."""
+
+    async def load(self) -> None:
+        """Read what every name serves."""
+        for row in await self._database.read(lambda connection: connection.execute(_LIVE).all()):
+            self._remember(row)
+
+    async def create(self, p: Principal, name: str, version: str, evidence: dict[str, Any], *, request: Repeatable | None = None) -> Deployment:
+        """Serve a version under a new name. A `request` that comes again, here and below, changes nothing and is answered what it was."""
+        p.require("deploy")
+        if (made := await answer_before(self._database, p, request, Deployment)) is not None:
+            return made
+        _check_evidence(evidence)
+        if name in {base.alias for base in self._models.all()}:
+            raise Conflict(f"`{name}` is the name of a base model; choose another", field="name")
+        found = await self._versions.find(p, version)
+        await self._staging.stage(name, found)
+        return await self._move(p, name, request, lambda connection: _create(connection, p.project, name, found, evidence))
+
+    async def promote(self, p: Principal, name: str, version: str, evidence: dict[str, Any], *, request: Repeatable | None = None) -> Deployment:
+        """Make a version live as a new revision, once whoever serves it has proved it; the one before it retires in the same moment."""
+        p.require("deploy")
+        if (made := await answer_before(self._database, p, request, Deployment)) is not None:
+            return made
+        _check_evidence(evidence)
+        found = await self._versions.find(p, version)
+        live = self._live.get((p.project, name))
+        # What is refused anyway is loaded nowhere.
+        if live is not None and live.target.base_hash == found.base_hash:
+            await self._staging.stage(name, found)
+        return await self._move(p, name, request, lambda connection: _promote(connection, p.project, name, found, evidence))
+
+    async def rollback(self, p: Principal, name: str, number: int, *, request: Repeatable | None = None) -> Deployment:
+        """Make an earlier revision live again, once whoever serves it has proved it."""
+        p.require("deploy")
+        if (made := await answer_before(self._database, p, request, Deployment)) is not None:
+            return made
+        if (earlier := await self._database.read(lambda connection: _earlier(connection, p.project, name, number))) is not None:
+            await self._staging.stage(name, earlier)
+        return await self._move(p, name, request, lambda connection: _rollback(connection, p.project, name, number))
+
+    async def get(self, p: Principal, name: str) -> Deployment:
+        """One deployment with its revisions."""
+        p.require("read", "deploy")
+        return await self._database.read(lambda connection: _load(connection, _row(connection, p.project, name)))
+
+    async def list(self, p: Principal, *, limit: int = 50, offset: int = 0) -> Page[Deployment]:
+        """All deployments, oldest first."""
+        p.require("read", "deploy")
+        query = select(rows.deployment).where(rows.deployment.c.project == p.project).order_by(rows.deployment.c.id).limit(limit + 1).offset(offset)
+        found = await self._database.read(lambda connection: [_load(connection, row) for row in connection.execute(query)])
+        return Page(data=found[:limit], offset=offset, has_more=len(found) > limit)
+
+    async def names(self, p: Principal) -> Sequence[str]:
+        """All that may be asked for an answer, oldest first."""
+        p.require("infer", "read", "deploy")
+        query = select(rows.deployment.c.name).where(rows.deployment.c.project == p.project).order_by(rows.deployment.c.id)
+        return await self._database.read(lambda connection: connection.scalars(query).all())
+
+    async def target(self, p: Principal, name: str) -> Target | None:
+        """What the name serves now, or None where there is no such deployment."""
+        p.require("infer")
+        live = self._live.get((p.project, name))
+        return None if live is None else live.target
+
+    async def live_version(self, p: Principal, name: str) -> Version | None:
+        """The version that the name serves now, for who does something else with it than ask it."""
+        p.require("read", "train", "deploy")
+        live = self._live.get((p.project, name))
+        return None if live is None else Version(live.target.weights, live.target.base_hash, live.base_model)
+
+    async def _move(self, p: Principal, name: str, request: Repeatable | None, change: Callable[[Connection], Deployment]) -> Deployment:
+        """Commit a change of what a name serves. Shielded: what is in memory follows what is stored, also when the caller has hung up meanwhile."""
+        return await asyncio.shield(self._moved(_LIVE.where(*_of_name(p.project, name)), once(p, request, Deployment, change)))
+
+    async def _moved(self, live: Select[Any], change: Callable[[Connection], Deployment]) -> Deployment:
+        # Of changes at once, the answers come in the order of the commits.
+        moved, row = await self._database.write(lambda connection: (change(connection), connection.execute(live).one()))
+        self._remember(row)
+        return moved
+
+    def _remember(self, row: Row[Any]) -> None:
+        weights = Weights(version=row.version, key=row.key)
+        target = Target(weights, row.base_hash, row.name, row.number, row.name, deployment_id=row.deployment_id, revision_id=row.id)
+        self._live[row.project, row.name] = _Live(target, row.base_model)
+        self.bases.add(row.base_hash)
+        self.moved.tell()
+
+
+def _check_evidence(evidence: dict[str, Any]) -> None:
+    level: list[Any] = [evidence]
+    for _ in range(MAX_EVIDENCE_LEVELS):
+        level = [item for outer in level if isinstance(outer, dict | list) for item in (outer.values() if isinstance(outer, dict) else outer)]
+    if level:
+        raise InvalidInput(f"`evidence` is nested in more than {MAX_EVIDENCE_LEVELS} levels: make it flatter", field="evidence")
+    try:
+        json.dumps(evidence, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        raise InvalidInput("`evidence` holds half a surrogate pair, or a number that is not finite: JSON has neither", field="evidence") from None
+    if (size := len(json.dumps(evidence))) > MAX_EVIDENCE_CHARS:
+        raise InvalidInput(f"`evidence` has {size} characters, at most {MAX_EVIDENCE_CHARS} are kept: give a summary", field="evidence")
+
+
+def _create(connection: Connection, project: str, name: str, found: Version, evidence: dict[str, Any]) -> Deployment:
+    if connection.execute(_named(project, name)).first():
+        raise Conflict(f"there is a deployment `{name}` already: promote the version to it", field="name")
+    deployment_id = new_id("deployment")
+    now = now_us()
+    names = {"id": deployment_id, "project": project, "name": name, "base_model": found.base_model, "base_hash": found.base_hash}
+    connection.execute(insert(rows.deployment), names | {"created_us": now, "updated_us": now})
+    return _promote(connection, project, name, found, evidence)
+
+
+def _promote(connection: Connection, project: str, name: str, found: Version, evidence: dict[str, Any]) -> Deployment:
+    deployment = _row(connection, project, name)
+    if found.base_hash != deployment.base_hash:
+        raise InvalidInput(
+            f"version `{found.weights.version}` belongs to the base model `{found.base_model}`; deployment `{name}` is served by "
+            f"`{deployment.base_model}`: create another deployment for it",
+            field="version",
+        )
+    require_kept(connection, found.weights.key)
+    last = connection.execute(select(func.max(rows.revision.c.number)).where(rows.revision.c.deployment_id == deployment.id)).scalar()
+    revision = {
+        "id": new_id("revision"),
+        "project": project,
+        "deployment_id": deployment.id,
+        "number": (last or 0) + 1,
+        "version": found.weights.version,
+        "key": found.weights.key,
+        "state": RevisionState.READY,
+        "evidence": json.dumps(evidence),
+        "created_us": now_us(),
+        "updated_us": now_us(),
+    }
+    connection.execute(insert(rows.revision), revision)
+    return _make_live(connection, deployment, revision["id"], RevisionState.READY)
+
+
+def _rollback(connection: Connection, project: str, name: str, number: int) -> Deployment:
+    deployment = _row(connection, project, name)
+    table = rows.revision.c
+    wanted = connection.execute(select(rows.revision).where(table.deployment_id == deployment.id, table.number == number)).one_or_none()
+    if wanted is None:
+        raise NotFound(f"deployment `{name}` has no revision {number}", field="revision")
+    if wanted.state == RevisionState.LIVE:
+        raise Conflict(f"revision {number} of `{name}` is live already", field="revision")
+    return _make_live(connection, deployment, wanted.id, RevisionState(wanted.state))
+
+
+def _earlier(connection: Connection, project: str, name: str, number: int) -> Version | None:
+    query = select(rows.revision, rows.deployment.c.base_hash, rows.deployment.c.base_model).select_from(_REVISIONS)
+    row = connection.execute(query.where(*_of_name(project, name), rows.revision.c.number == number)).one_or_none()
+    return None if row is None else Version(Weights(version=row.version, key=row.key), row.base_hash, row.base_model)
+
+
+def _make_live(connection: Connection, deployment: Row[Any], revision_id: str, state: RevisionState) -> Deployment:
+    table = rows.revision.c
+    live = select(table.id).where(table.deployment_id == deployment.id, table.state == RevisionState.LIVE)
+    if (previous := connection.execute(live).scalar_one_or_none()) is not None:
+        _switch(connection, previous, RevisionState.LIVE, RevisionState.RETIRED)
+    _switch(connection, revision_id, state, RevisionState.LIVE)
+    connection.execute(update(rows.deployment).where(rows.deployment.c.id == deployment.id).values(updated_us=now_us()))
+    return _load(connection, deployment)
+
+
+def _switch(connection: Connection, revision_id: str, old: RevisionState, new: RevisionState) -> None:
+    if new not in NEXT[old]:
+        raise Conflict(f"a revision cannot go from {old} to {new}")
+    table = rows.revision.c
+    swap = update(rows.revision).where(table.id == revision_id, table.state == old).values(state=new, updated_us=now_us())
+    if not rows.changed(connection, swap):
+        raise Conflict(f"revision `{revision_id}` is not {old} any more: look again")
+
+
+_REVISIONS: Final = rows.revision.join(rows.deployment, rows.revision.c.deployment_id == rows.deployment.c.id)
+_LIVE: Final[Select[Any]] = (
+    select(rows.revision, rows.deployment.c.name, rows.deployment.c.base_hash, rows.deployment.c.base_model)
+    .select_from(_REVISIONS)
+    .where(rows.revision.c.state == RevisionState.LIVE)
+)
+"""The live revision of every name."""
+
+
+def _of_name(project: str, name: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return rows.deployment.c.project == project, rows.deployment.c.name == name
+
+
+def _named(project: str, name: str) -> Select[Any]:
+    return select(rows.deployment).where(*_of_name(project, name))
+
+
+def _row(connection: Connection, project: str, name: str) -> Row[Any]:
+    row = connection.execute(_named(project, name)).one_or_none()
+    if row is None:
+        raise NotFound(f"no deployment `{name}`", field="name")
+    return row
+
+
+def _load(connection: Connection, row: Row[Any]) -> Deployment:
+    query = select(rows.revision).where(rows.revision.c.deployment_id == row.id).order_by(rows.revision.c.number)
+    revisions = [_revision(revision) for revision in connection.execute(query)]
+    return Deployment(
+        id=row.id,
+        name=row.name,
+        base_model=row.base_model,
+        base_hash=row.base_hash,
+        live=next(revision for revision in revisions if revision.state == RevisionState.LIVE),
+        revisions=revisions,
+        created_us=row.created_us,
+        updated_us=max(revision.updated_us for revision in revisions),
+    )
+
+
+def _revision(row: Row[Any]) -> Revision:
+    fields = {name: value for name, value in row._mapping.items() if name in Revision.model_fields}
+    return Revision.model_validate(fields | {"evidence": json.loads(row.evidence)})

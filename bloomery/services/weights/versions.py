@@ -1,0 +1,82 @@
+"""Immutable weights by any of their names: a base model's alias or hash, a snapshot's version, a `tinker://` sampler path."""
+
+from typing import Final, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, Select, select
+
+from bloomery.services.access.principal import Principal
+from bloomery.services.engines.models import Models
+from bloomery.services.kinds import SNAPSHOT
+from bloomery.services.listeners import Listeners
+from bloomery.services.training.checkpoints import FOLDERS, PATH, of_run, readable
+from bloomery.store import rows
+from bloomery.store.database import Database
+from bloomery.types.errors import InvalidInput, NotFound
+from bloomery.types.generation import Weights
+
+_TINKER: Final = "tinker://"
+_NAMED: Final = 20
+"""Deployments that an error names."""
+
+
+class Version(NamedTuple):
+    """Weights, and the base they belong to."""
+
+    weights: Weights
+    base_hash: str
+    base_model: str
+
+
+class Versions:
+    """Looks weights up."""
+
+    def __init__(self, database: Database, models: Models) -> None:
+        self.published = Listeners()
+        """When a run published weights, and their row is there."""
+        self._database = database
+        self._models = models
+
+    async def find(self, p: Principal, name: str) -> Version:
+        """The weights behind a name; NotFound says which names there are. Sampling with them takes a scope of its own."""
+        p.require("infer", "read", "train", "deploy")
+        if name.startswith(_TINKER):
+            return await self._snapshot(p, name, _at_path(name))
+        if (base := self._models.named(name)) is not None:
+            return Version(Weights(version=base.base_hash), base.base_hash, base.alias)
+        return await self._snapshot(p, name, rows.checkpoint.c.version == name)
+
+    async def _snapshot(self, p: Principal, name: str, condition: ColumnElement[bool]) -> Version:
+        query = _snapshots().where(readable(p), condition).order_by(rows.checkpoint.c.created_us.desc()).limit(1)
+        found = await self._database.read(lambda connection: _first(connection, query))
+        if found is None:
+            raise NotFound(await self._unknown(p, name), field="model")
+        return found
+
+    async def _unknown(self, p: Principal, name: str) -> str:
+        if name.startswith(_TINKER):
+            return f"there are no weights `{name}`: they were never saved, were deleted, expired, or are another project's and not published"
+        query = select(rows.deployment.c.name).where(rows.deployment.c.project == p.project).order_by(rows.deployment.c.name).limit(_NAMED)
+        deployed = await self._database.read(lambda connection: list(connection.scalars(query)))
+        known = ", ".join(f"`{known}`" for known in [*(base.alias for base in self._models.all()), *deployed])
+        return f"no model `{name}`: there are {known}, and snapshots by their version or `tinker://` path; one without a name goes after a while"
+
+
+def _snapshots() -> Select[str, str, str, str]:
+    table = rows.checkpoint.c
+    columns = (table.version, table.key, rows.run.c.base_hash, rows.run.c.base_model)
+    joined = rows.checkpoint.join(rows.run, table.run_id == rows.run.c.id)
+    return select(*columns).select_from(joined).where(table.kind == SNAPSHOT)
+
+
+def _first(connection: Connection, query: Select[str, str, str, str]) -> Version | None:
+    row = connection.execute(query).first()
+    return None if row is None else Version(Weights(version=row.version, key=row.key), row.base_hash, row.base_model)
+
+
+def _at_path(path: str) -> ColumnElement[bool]:
+    parts = PATH.fullmatch(path)
+    if parts is None:
+        raise InvalidInput(f"`{path}` is no path of weights: `tinker://<run>/sampler_weights/<name>`", field="model")
+    if parts["folder"] != FOLDERS[SNAPSHOT]:
+        raise InvalidInput(f"`{path}` is not for sampling: save weights for the sampler and use their `sampler_weights` path", field="model")
+    return (rows.checkpoint.c.name == parts["name"]) & of_run(parts["run"])
