@@ -107,15 +107,15 @@ def _model(value: str, dtype: str, threads: int) -> Iterator[Finding]:
 def _bit_exact(model: ModelArgument, dtype: str, threads: int) -> Finding:
     import torch
 
-    from bloomery.models import native
     from bloomery.models.kernel_probe import probe
     from bloomery.models.load import load_decoder
+    from bloomery.models.native import bindings
     from bloomery.models.numerics import numerics_id
 
     torch.set_num_threads(threads)
     compute: torch.dtype = getattr(torch, dtype)
     report = probe(load_decoder(model.directory, dtype=compute))
-    kernels = "native kernels in float32" if native.present() else "no native kernels, for which a C compiler is wanted"
+    kernels = "native kernels in float32" if bindings.present() else "no native kernels, for which a C compiler is wanted"
     where = f"{dtype}, {threads} threads, {kernels}, numerics {numerics_id(compute)}"
     if report.bit_exact:
         return Finding("bit-exact mode", f"holds for {model.alias} ({where}): sampled and trained log-probabilities agree to the bit")

@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 import torch
 
 from bloomery.engine.memory import MEMORY_WAIT_S, Memory
-from bloomery.models import native
 from bloomery.models.config import DecoderConfig, LayerHeads, RecurrentConfig
 from bloomery.models.decoder import Decoder
 from bloomery.models.factors import padded_rank
 from bloomery.models.head import CHUNK_BYTES
+from bloomery.models.native import attention, split_gemm
 from bloomery.models.pads import KEY_PAD, LENGTH_PAD, ROW_PAD, pad_to, split
 from bloomery.models.targets import adapter_targets
 from bloomery.train.full import count_parts
@@ -186,10 +186,10 @@ def _trunk_bytes(lengths: Sequence[int], config: DecoderConfig, dtype: torch.dty
     layers = [_layer_floats(config, layer) for layer in range(config.num_layers)]
     held = rows * ((sum(layers) if backward else max(layers)) + 6 * config.hidden_size + 4 * _inner(config))
     of_states = _state_bytes(lengths, config.recurrent, len(config.state_layers) if backward else 1) if config.recurrent is not None else 0
-    native_attention = all(native.attends_heads(heads.head_dim, dtype, device) for heads in _attending(config))
+    native_attention = all(attention.attends_heads(heads.head_dim, dtype, device) for heads in _attending(config))
     of_attention = _window_floats(lengths, config) * backward if native_attention else _attention_floats(lengths, config, exact)
     floats = held + of_attention
-    of_gradients = native.split_room_bytes() if backward and dtype == torch.float32 and device == _CPU else 0
+    of_gradients = split_gemm.room_bytes() if backward and dtype == torch.float32 and device == _CPU else 0
     return floats * dtype.itemsize + of_states + _HEAD_BYTES + of_gradients
 
 

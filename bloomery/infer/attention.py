@@ -20,9 +20,10 @@ from torch import Tensor
 
 from bloomery.infer.blocks import blocks_for
 from bloomery.infer.cache import KeyValueCache
-from bloomery.models import native
 from bloomery.models.attention import causal_mask
 from bloomery.models.form import Form
+from bloomery.models.native import attention as native_attention
+from bloomery.models.native.attention import Spans
 from bloomery.models.pads import ROW_PAD, pad_to
 from bloomery.models.recurrent import Chunks, Recurrence, SequenceRows, gathered
 
@@ -101,10 +102,10 @@ class _CachedAttention(ABC):
         """Put keys and values into the cache, and attend."""
         layers = self._cache.keys_NBKPE[place], self._cache.values_NBKPE[place]
         storages = _of_layer(layers[0], k_RKE), _of_layer(layers[1], k_RKE)
-        if native.attends(q_RHE, k_RKE, v_RKE, *storages):
+        if native_attention.attends(q_RHE, k_RKE, v_RKE, *storages):
             for storage_BKPE, rows_RKE in zip(storages, (k_RKE, v_RKE), strict=True):
-                native.keep(storage_BKPE, rows_RKE, self.spans)
-            return native.attend(q_RHE, *storages, self.spans, window)[0]
+                native_attention.keep(storage_BKPE, rows_RKE, self.spans)
+            return native_attention.attend(q_RHE, *storages, self.spans, window)[0]
         fed = self._fed
         for storage_BKPE, rows_RKE in zip(storages, (k_RKE, v_RKE), strict=True):
             storage_BKPE[fed.blocks_F, :, fed.places_F] = self._of_fed(rows_RKE)
@@ -115,9 +116,9 @@ class _CachedAttention(ABC):
         """Attend to what layers [B, K, P, E] hold, in which there are as many keys as in the rows."""
 
     @cached_property
-    def spans(self) -> native.Spans:
+    def spans(self) -> Spans:
         """As kernels take them."""
-        spans = native.Spans.of([(span.row, span.slot, span.start, span.stop - span.start) for span in self._spans])
+        spans = Spans.of([(span.row, span.slot, span.start, span.stop - span.start) for span in self._spans])
         return spans._replace(tables_SM=self._cache.tables_SM)
 
     @cached_property

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from bloomery.infer.attention import StepAttention
-from bloomery.models import native
 from bloomery.models.adapters import AdapterRows
 from bloomery.models.decoder import Decoder, Inputs
+from bloomery.models.native import bindings, gemm
+from bloomery.models.native.attention import Spans
 from bloomery.models.program import Program, Recorder, Workspace
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class _Recorded:
 
     program: Program
     inputs: Inputs
-    spans: native.Spans
+    spans: Spans
     hidden_RD: Tensor
     weights: tuple[ReferenceType[Any], ...]
     """The decoder and adapters whose memory the program names; it keeps none of them alive."""
@@ -46,12 +47,12 @@ class _Recorded:
         """And not of others that had the same place."""
         return all(old() is new for old, new in zip(self.weights, weights, strict=True))
 
-    def again(self, inputs: Inputs, spans: native.Spans) -> Tensor:
+    def again(self, inputs: Inputs, spans: Spans) -> Tensor:
         """With other tokens."""
         for own, new in zip(_tensors(self.inputs), _tensors(inputs), strict=True):
             own.copy_(new)
         self.spans.places_N4.copy_(spans.places_N4)
-        self.program.run(native.run)
+        self.program.run(bindings.run)
         return self.hidden_RD
 
 
@@ -76,7 +77,7 @@ class RecordedSteps:
         """Hidden states [R, D] of a step, until the next one."""
         padded = attention.spans.tokens < len(tokens_R)
         # Whoever makes another class of it may do more than compute.
-        if padded or type(decoder) is not Decoder or decoder in self._unrecordable or not native.multiplies(decoder.embedding):
+        if padded or type(decoder) is not Decoder or decoder in self._unrecordable or not gemm.multiplies(decoder.embedding):
             return decoder.hidden(tokens_R, positions_R, attention, adapters)
         inputs = decoder.inputs(tokens_R, positions_R)
         weights = decoder, *(adapter for adapter, _, _ in adapters.segments if adapter is not None)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bloomery.models import native
+from bloomery.models.native import bindings, multinomial
 from bloomery.types.generation import SamplingParams
 
 Floats = npt.NDArray[np.float32]
@@ -84,12 +84,12 @@ class DrawnTokens(NamedTuple):
 
 def choose(logits_BV: Floats, draws: Sequence[Draw]) -> DrawnTokens:
     """The chosen token of every row; the lowest id wins a tie."""
-    by_numpy = [not native.present() or draw.shapes for draw in draws]
+    by_numpy = [not bindings.present() or draw.shapes for draw in draws]
     plain, shaped = ([row for row, each in enumerate(by_numpy) if each is wanted] for wanted in (False, True))
     tokens_B = np.empty(len(draws), np.int64)
     if plain:
         # In one call, of all that is drawn from the model's own distribution.
-        tokens_B[plain] = native.draw(logits_BV[plain] if shaped else logits_BV, *_coordinates([draws[row] for row in plain]))
+        tokens_B[plain] = multinomial.draw(logits_BV[plain] if shaped else logits_BV, *_coordinates([draws[row] for row in plain]))
     if not shaped:
         return DrawnTokens(tokens_B, {})
     found_B, processed = _choose_by_numpy(logits_BV[shaped] if plain else logits_BV, [draws[row] for row in shaped])
@@ -195,8 +195,8 @@ def draw_alternatives(logits_BV: Floats, positions_B: Integers, count: int, para
 
 def invert(scaled_BV: Floats, numbers_Bk: Numbers) -> Integers:
     """The tokens [B, k] in whose shares these numbers, from 0 to 1, fall. One without weight has no share."""
-    if native.present():
-        return native.invert(scaled_BV, numbers_Bk)
+    if bindings.present():
+        return multinomial.invert(scaled_BV, numbers_Bk)
     mass_BV = np.cumsum(np.exp(scaled_BV), -1, dtype=np.float64)
     found_Bk = np.empty(numbers_Bk.shape, np.int64)
     for row, mass_V in enumerate(mass_BV):

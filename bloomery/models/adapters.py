@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bloomery.models import native
 from bloomery.models.bank import Bank
 from bloomery.models.factors import Factors, add_updates, stack
 from bloomery.models.fused_adapter import FusedAdapter
+from bloomery.models.native import gemm, low_rank
+from bloomery.models.native.low_rank import TargetPlaces
 from bloomery.models.products import linear, product, rows_gradient
 
 
@@ -44,7 +45,7 @@ class _Team(NamedTuple):
 
     start: int
     stop: int
-    places: tuple[native.TargetPlaces, ...]
+    places: tuple[TargetPlaces, ...]
     """What is joined in the factors of each member."""
 
     @property
@@ -102,9 +103,9 @@ class _AdaptedLinear(torch.autograd.Function):
         grad_RI = rows_gradient(grad_RO, weight_OI) if ctx.needs_input_grad[0] else None
         grad_flat: list[Tensor] = []
         for team, low_Rr, members in zip(teams, saved, _members(teams, saved[len(teams) :]), strict=False):
-            if native.multiplies(grad_RO, input_RI):
+            if gemm.multiplies(grad_RO, input_RI):
                 own_grad_RI = None if grad_RI is None else grad_RI[team.rows]
-                pairs = native.update_gradients(grad_RO[team.rows], input_RI[team.rows], low_Rr, members, own_grad_RI, team.places)
+                pairs = low_rank.update_gradients(grad_RO[team.rows], input_RI[team.rows], low_Rr, members, own_grad_RI, team.places)
                 grad_flat += [grad for pair in pairs for grad in pair]
                 continue
             (a_MrI, b_MOr), low_MNr, grad_MNO = stack(members), low_Rr.unflatten(0, (team.members, -1)), team.of(grad_RO)

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bloomery.models import native
+from bloomery.models.native import attention as native_attention
+from bloomery.models.native.attention import Spans
 from bloomery.models.pads import KEY_PAD, LENGTH_PAD, ROW_PAD, packed_starts, pad_to
 from bloomery.models.recurrent import Chunks, Recurrence, SequenceRows, packed_scan
 
@@ -58,16 +59,16 @@ class PackedAttention:
         self._groups, self._order = _lay_out(lengths, [exact] * len(lengths) if isinstance(exact, bool) else exact, device)
         self._places = [group.places for group in self._groups]
         starts = packed_starts(lengths)
-        self._spans = native.Spans.of([(start, start, 0, stop - start) for start, stop in pairwise(starts)])
+        self._spans = Spans.of([(start, start, 0, stop - start) for start, stop in pairwise(starts)])
         self._masks: dict[tuple[int, int, int | None], Tensor] = {}
         self._lengths = lengths
         self._chunks: Chunks | None = None
 
     def __call__(self, place: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
         """Attend within each sequence."""
-        if native.attends(q_RHE, k_RKE, v_RKE):
+        if native_attention.attends(q_RHE, k_RKE, v_RKE):
             if not torch.is_grad_enabled():
-                return native.attend(q_RHE, k_RKE, v_RKE, self._spans, window)[0]
+                return native_attention.attend(q_RHE, k_RKE, v_RKE, self._spans, window)[0]
             attended_RHE: Tensor = _NativeAttend.apply(q_RHE, k_RKE, v_RKE, self._spans, window)  # type: ignore[no-untyped-call]
             return attended_RHE
         placed = (_ToPlaces.apply(tensor, self._order) for tensor in (q_RHE, k_RKE, v_RKE))  # type: ignore[no-untyped-call]
@@ -106,8 +107,8 @@ class PackedAttention:
 
 class _NativeAttend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, spans: native.Spans, window: int | None) -> Tensor:
-        out_RHE, logs_RH = native.attend(q_RHE, k_RKE, v_RKE, spans, window, logged=True)
+    def forward(ctx: Any, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, spans: Spans, window: int | None) -> Tensor:
+        out_RHE, logs_RH = native_attention.attend(q_RHE, k_RKE, v_RKE, spans, window, logged=True)
         assert logs_RH is not None
         ctx.spans, ctx.window = spans, window
         ctx.save_for_backward(q_RHE, k_RKE, v_RKE, out_RHE, logs_RH)
@@ -115,7 +116,7 @@ class _NativeAttend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *native.attend_backward(grads[0], ctx.saved_tensors, ctx.spans, ctx.window), None, None
+        return *native_attention.attend_backward(grads[0], ctx.saved_tensors, ctx.spans, ctx.window), None, None
 
 
 class _Order(NamedTuple):

@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from bloomery.models import native
+from bloomery.models.native import gemm, low_rank
+from bloomery.models.native.low_rank import TargetPlaces
 from bloomery.models.pads import pad_to
 
 RANK_PAD: Final = 16
@@ -37,7 +38,7 @@ def add_updates(
     out_RO: Tensor,
     input_RI: Tensor,
     members: Sequence[Factors],
-    places: Sequence[native.TargetPlaces] | None = None,
+    places: Sequence[TargetPlaces] | None = None,
     stacked: Callable[[], Factors] | None = None,
 ) -> Tensor:
     """`out += (input @ a.T) @ b.T` in place, for as many neighbouring rows with each member's factors; returns `input @ a.T` [R, r].
@@ -45,8 +46,8 @@ def add_updates(
     A member's rows have the same bits whatever is beside them. `places` of the targets that are joined in each member, for kernels that leave out the
     zeros between them; `stacked` gives the factors in one piece, for kernels that take them so.
     """
-    if native.multiplies(out_RO, input_RI):
-        return native.add_updates(out_RO, input_RI, members, places)
+    if gemm.multiplies(out_RO, input_RI):
+        return low_rank.add_updates(out_RO, input_RI, members, places)
     if len(members) == 1:
         # The fewest calls, which is what a step of few rows waits for.
         low_Rr = torch.nn.functional.linear(input_RI, members[0].a)

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bloomery.models import native
 from bloomery.models.factors import Factors, padded_rank
+from bloomery.models.native import gemm
+from bloomery.models.native.low_rank import TargetPlace
 from bloomery.models.targets import Target
 from bloomery.types.errors import InvalidInput, NotSupported
 
@@ -25,7 +26,7 @@ class FusedAdapter:
         self._scale = scale
         self._blocks: dict[str, _Block] = {}
         self._fused: dict[str, Factors] = {}
-        self._places: dict[str, tuple[native.TargetPlace, ...]] = {}
+        self._places: dict[str, tuple[TargetPlace, ...]] = {}
         for parameter, names in _by_parameter(targets).items():
             like, width = targets[names[0]], padded_rank(rank * len(names))
             sizes = (*like.lead, width, like.inputs), (*like.lead, like.parameter_rows, width)
@@ -38,7 +39,7 @@ class FusedAdapter:
         """The fused factors of a parameter such as `layers.0.qkv`, or None where the adapter has none."""
         return self._fused.get(parameter)
 
-    def places(self, parameter: str) -> tuple[native.TargetPlace, ...]:
+    def places(self, parameter: str) -> tuple[TargetPlace, ...]:
         """Where the factors of each target lie in the fused ones of a parameter."""
         return self._places[parameter]
 
@@ -118,9 +119,9 @@ class _Block(NamedTuple):
     rows: slice
 
     @property
-    def place(self) -> native.TargetPlace:
+    def place(self) -> TargetPlace:
         """The same for kernels."""
-        return native.TargetPlace(self.ranks.start, self.ranks.stop - self.ranks.start, self.rows.start, self.rows.stop - self.rows.start)
+        return TargetPlace(self.ranks.start, self.ranks.stop - self.ranks.start, self.rows.start, self.rows.stop - self.rows.start)
 
     def of(self, fused: Factors) -> Factors:
         """Its own part."""
@@ -137,7 +138,7 @@ def _by_parameter(targets: Mapping[str, Target]) -> dict[str, list[str]]:
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A matrix that is to be multiplied with, its columns in one piece where the kernels read them so."""
-    if len(size) == 2 and native.multiplies(torch.empty(0, dtype=dtype, device=device)):
+    if len(size) == 2 and gemm.multiplies(torch.empty(0, dtype=dtype, device=device)):
         return torch.zeros(size[::-1], dtype=dtype, device=device).t()
     return torch.zeros(size, dtype=dtype, device=device)
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bloomery.models import native
 from bloomery.models.factors import Factors, add_updates
+from bloomery.models.native import bindings, softmax
 from bloomery.models.products import add_weight_gradient, product, rows_gradient, weight_gradient
 
 CHUNK_BYTES: Final = 64 << 20
@@ -91,7 +91,7 @@ def _chunk_rows(vocab_size: int) -> int:
 
 def logsumexp(logits_RV: Tensor) -> Tensor:
     """Of every row [R], by the one reduction that training and sampling share."""
-    return native.logsumexp(logits_RV) if native.available(logits_RV) else torch.logsumexp(logits_RV, -1)
+    return softmax.logsumexp(logits_RV) if bindings.available(logits_RV) else torch.logsumexp(logits_RV, -1)
 
 
 def capped(logits_RV: Tensor, softcap: float | None) -> Tensor:
@@ -146,8 +146,8 @@ class _TokenLogprobs(torch.autograd.Function):
 
 def _softmax_gradient(logits_RV: Tensor, mass_R: Tensor) -> Tensor:
     """`-softmax(logits) * mass`."""
-    if native.available(logits_RV):
-        return native.softmax_gradient(logits_RV, mass_R)
+    if bindings.available(logits_RV):
+        return softmax.gradient(logits_RV, mass_R)
     return torch.softmax(logits_RV, -1).mul_(-mass_R[:, None])
 
 

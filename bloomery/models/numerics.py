@@ -11,8 +11,8 @@ from typing import Final
 
 import torch
 
-from bloomery.models import native
 from bloomery.models.factors import RANK_PAD
+from bloomery.models.native import bindings
 from bloomery.models.pads import KEY_PAD, ROW_PAD
 from bloomery.models.products import library
 
@@ -43,7 +43,7 @@ def _hash(threads: str, dtype: torch.dtype, device: torch.device) -> str:
         f"threads={threads}",
         f"pads={ROW_PAD},{KEY_PAD},{RANK_PAD}",
         f"products={library(dtype, device)}",
-        f"kernels={native.identity()}",
+        f"kernels={bindings.identity()}",
         f"sources={_sources_hash()}",
         str(dtype),
     )
@@ -51,7 +51,7 @@ def _hash(threads: str, dtype: torch.dtype, device: torch.device) -> str:
 
 
 def sources() -> list[Path]:
-    """All Python of ours that computes, or lays out what is computed, in a fixed order. Kernels in C are `native.identity`'s."""
+    """All Python of ours that computes, or lays out what is computed, in a fixed order. Kernels in C are `bindings.identity`'s."""
     package = Path(__file__).parents[1]
     return sorted(path for folder in _COMPUTE for path in (package / folder).rglob("*.py"))
 

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bloomery.models import native
+from bloomery.models.native import bindings
+from bloomery.models.native import pointwise as native_pointwise
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -18,8 +19,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if torch.is_grad_enabled():
         normed: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
         return normed
-    if native.available(x, weight):
-        return native.rms_norm(x, weight, eps)[0]
+    if bindings.available(x, weight):
+        return native_pointwise.rms_norm(x, weight, eps)[0]
     # One call where there is one, for steps of a few rows: the same formula, and the same bits.
     return F.rms_norm(x, (x.shape[-1],), weight, eps) if x.dtype == torch.float32 else _normed(x, _scale(x.float(), eps), weight)
 
@@ -37,7 +38,7 @@ def unit_norm(x: Tensor, eps: float) -> Tensor:
 
 def add(x_RX: Tensor, y: Tensor) -> Tensor:
     """The sum of rows, or of all of them and one."""
-    return native.add(x_RX, y) if not torch.is_grad_enabled() and native.available(x_RX, y) else x_RX + y
+    return native_pointwise.add(x_RX, y) if not torch.is_grad_enabled() and bindings.available(x_RX, y) else x_RX + y
 
 
 def rotate(x_RNE: Tensor, cos_R1H: Tensor, sin_R1H: Tensor) -> Tensor:
@@ -70,8 +71,8 @@ def relu_squared(up: Tensor) -> Tensor:
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if native.available(x, weight):
-            out, scale = native.rms_norm(x, weight, eps, scaled=True)
+        if bindings.available(x, weight):
+            out, scale = native_pointwise.rms_norm(x, weight, eps, scaled=True)
         else:
             scale = _scale(x.float(), eps)
             out = _normed(x, scale, weight)
@@ -82,9 +83,9 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
         wide, grad = x.float(), grads[0].float()
-        if native.available(x, weight):
-            grad_weight = native.rms_norm_weight_gradient(grad, x, scale) if ctx.needs_input_grad[1] else None
-            return native.rms_norm_backward(grad, x, weight, scale), grad_weight, None
+        if bindings.available(x, weight):
+            grad_weight = native_pointwise.rms_norm_weight_gradient(grad, x, scale) if ctx.needs_input_grad[1] else None
+            return native_pointwise.rms_norm_backward(grad, x, weight, scale), grad_weight, None
         grad_weight = (wide * scale).mul_(grad).flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
         grad_x = grad * weight.float()
         # d/dx of x * scale(x), with d scale / dx = -scale^3 * x / D.
@@ -114,8 +115,8 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotated(x_RNE: Tensor, cos_R1H: Tensor, sin_R1H: Tensor, *, back: bool = False) -> Tensor:
-    if native.available(x_RNE, cos_R1H):
-        return native.rotate(x_RNE, cos_R1H, sin_R1H, back=back)
+    if bindings.available(x_RNE, cos_R1H):
+        return native_pointwise.rotate(x_RNE, cos_R1H, sin_R1H, back=back)
     if back:
         sin_R1H = -sin_R1H
     first, second = x_RNE.chunk(2, -1)
@@ -136,8 +137,8 @@ class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor]:
         (gate_up,) = ctx.saved_tensors
-        if native.available(gate_up):
-            return (native.swiglu_backward(grads[0], gate_up),)
+        if bindings.available(gate_up):
+            return (native_pointwise.swiglu_backward(grads[0], gate_up),)
         gate, up = gate_up.chunk(2, -1)
         grad = torch.empty_like(gate_up)
         grad_gate, grad_up = grad.chunk(2, -1)
@@ -148,7 +149,7 @@ class _SwiGlu(torch.autograd.Function):
 
 
 def _gated(gate_up: Tensor) -> Tensor:
-    if native.available(gate_up):
-        return native.swiglu(gate_up)
+    if bindings.available(gate_up):
+        return native_pointwise.swiglu(gate_up)
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate).mul_(up)

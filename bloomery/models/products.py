@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bloomery.models import native
+from bloomery.models.native import gemm, half_gemm, split_gemm
 
 PACKABLE: Final = frozenset({"qkv", "q", "kv", "o", "gate_up", "down", "latent_in", "latent_out", "gate", "projection"})
 """Parameters of a block that nothing but `product` reads: matrices, and of experts stacks of matrices."""
@@ -36,13 +36,13 @@ _BLAS_IS_AS_WIDE: Final = torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 class Panels(nn.Parameter):
-    """A weight in the order of `native.product`, or of `native.half_product`."""
+    """A weight in the order of `gemm.product`, or of `half_gemm.product`."""
 
     outputs: int
 
     def __new__(cls, weight_OI: Tensor) -> "Panels":
         """Of a plain one."""
-        pack = native.half_pack if weight_OI.dtype == torch.bfloat16 else native.pack
+        pack = half_gemm.pack if weight_OI.dtype == torch.bfloat16 else gemm.pack
         panels = super().__new__(cls, pack(weight_OI.detach()), requires_grad=False)
         panels.outputs = len(weight_OI)
         return panels
@@ -59,12 +59,12 @@ def linear(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
 def product(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
     """`input @ weight.T` for callers that write their own backward; the weight may be packed."""
     if isinstance(weight_OI, Panels):
-        multiply = native.half_product if weight_OI.dtype == torch.bfloat16 else native.product
+        multiply = half_gemm.product if weight_OI.dtype == torch.bfloat16 else gemm.product
         return multiply(input_RI, weight_OI, weight_OI.outputs)
-    if not weight_OI.is_mkldnn and native.multiplies(input_RI, weight_OI):
-        return native.product_unpacked(input_RI, weight_OI)
-    if not weight_OI.is_mkldnn and native.multiplies_halves(input_RI, weight_OI):
-        return native.half_product_unpacked(input_RI, weight_OI)
+    if not weight_OI.is_mkldnn and gemm.multiplies(input_RI, weight_OI):
+        return gemm.product_unpacked(input_RI, weight_OI)
+    if not weight_OI.is_mkldnn and half_gemm.multiplies(input_RI, weight_OI):
+        return half_gemm.product_unpacked(input_RI, weight_OI)
     return _library_product(input_RI, weight_OI)
 
 
@@ -79,32 +79,32 @@ def _library_product(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
 def rows_gradient(grad_RO: Tensor, weight_OI: Tensor) -> Tensor:
     """`grad @ weight`, what reaches the rows of a `product`. No sampler computes it, so it may come from whichever is fastest."""
     if _is_split(weight_OI.shape, grad_RO, weight_OI):
-        return native.split_product(grad_RO, weight_OI)
+        return split_gemm.product(grad_RO, weight_OI)
     return grad_RO @ weight_OI if _BLAS_IS_AS_WIDE else _library_product(grad_RO, weight_OI.t())
 
 
 def weight_gradient(grad_RO: Tensor, input_RI: Tensor) -> Tensor:
     """`grad.T @ input`, what reaches the weight of a `product`."""
     if len(grad_RO) >= _WORTH_ADDING_UP and _is_split((grad_RO.shape[1], input_RI.shape[1]), grad_RO, input_RI):
-        return native.split_product(grad_RO.t(), input_RI)
+        return split_gemm.product(grad_RO.t(), input_RI)
     return grad_RO.t() @ input_RI
 
 
 def add_weight_gradient(sum_OI: Tensor, grad_RO: Tensor, input_RI: Tensor) -> Tensor:
     """The same, added in place to a sum, which may be of float32 where the others are not."""
     if len(grad_RO) >= _WORTH_ADDING_UP and _is_split(sum_OI.shape, sum_OI, grad_RO, input_RI):
-        return native.split_product(grad_RO.t(), input_RI, sum_OI)
+        return split_gemm.product(grad_RO.t(), input_RI, sum_OI)
     return sum_OI.addmm_(grad_RO.t(), input_RI) if sum_OI.dtype == grad_RO.dtype else sum_OI.add_(grad_RO.t() @ input_RI)
 
 
 def _is_split(weight: Sequence[int], *tensors: Tensor) -> bool:
-    """Whether gradients of a weight of this shape come from `native.split_product`: by its shape alone, for rows have company."""
-    return min(weight) >= _WORTH_SPLITTING and native.splits(*tensors)
+    """Whether gradients of a weight of this shape come from `split_gemm.product`: by its shape alone, for rows have company."""
+    return min(weight) >= _WORTH_SPLITTING and split_gemm.multiplies(*tensors)
 
 
 def packed(weight_OI: Tensor) -> nn.Parameter:
     """A copy for `product` alone, in its kernel's own order; asks for `can_pack`."""
-    if native.multiplies(weight_OI) or native.multiplies_halves(weight_OI):
+    if gemm.multiplies(weight_OI) or half_gemm.multiplies(weight_OI):
         return Panels(weight_OI)
     return nn.Parameter(torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach()), requires_grad=False)
 
@@ -117,14 +117,14 @@ def is_packed(weight: Tensor) -> bool:
 def unpacked(weight: Tensor) -> Tensor:
     """The plain matrix [O, I] of a packed one; another one as it is."""
     if isinstance(weight, Panels):
-        unpack = native.half_unpack if weight.dtype == torch.bfloat16 else native.unpack
+        unpack = half_gemm.unpack if weight.dtype == torch.bfloat16 else gemm.unpack
         return unpack(weight.detach(), weight.outputs)
     return weight.detach().to_dense() if weight.is_mkldnn else weight.detach()
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether weights of this dtype have a packed form here."""
-    if native.multiplies(torch.empty(0, dtype=dtype, device=device)):
+    if gemm.multiplies(torch.empty(0, dtype=dtype, device=device)):
         return True
     if dtype not in _PACKED_TYPES or device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
@@ -135,7 +135,7 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 def library(dtype: torch.dtype, device: torch.device) -> str:
     """Which library computes `product`, for the numerics id."""
     like = torch.empty(0, dtype=dtype, device=device)
-    return "native" if native.multiplies(like) or native.multiplies_halves(like) else "onednn" if _by_onednn(like) else "torch"
+    return "native" if gemm.multiplies(like) or half_gemm.multiplies(like) else "onednn" if _by_onednn(like) else "torch"
 
 
 def _by_onednn(like: Tensor) -> bool:

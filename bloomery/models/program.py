@@ -100,7 +100,7 @@ class Program:
         self._words = np.array([word for address, arguments in calls for word in _words(address, arguments)], np.int64)
 
     def run(self, run: Callable[[int, int], None]) -> None:
-        """All of it, by `native.run`."""
+        """All of it, by `bindings.run`."""
         run(self._words.ctypes.data, len(self._calls))
 
 

@@ -9,10 +9,10 @@ import torch
 from bloomery.infer import attention
 from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
-from bloomery.models import native
 from bloomery.models.decoder import Decoder
 from bloomery.models.kernel_probe import probe
 from bloomery.models.load import fill, stored_tensors
+from bloomery.models.native import attention as native_attention
 from bloomery.models.pads import BLOCK_PLACES
 from tests.infer.builders import Adapters, Answer, adapter, full_logprobs, generate, prompt, request
 from tests.train.builders import decoder
@@ -36,7 +36,7 @@ def model(request: pytest.FixtureRequest) -> Iterator[Decoder]:
     """Attention by kernels, and by torch where there are none or another dtype; both sides of a comparison are computed alike."""
     with pytest.MonkeyPatch.context() as patch:
         if "torch" in request.param:
-            patch.setattr(native, "attends", lambda *tensors: False)
+            patch.setattr(native_attention, "attends", lambda *tensors: False)
         if "one" in request.param:
             patch.setattr(attention, "_NEAR_BYTES", 1)
         yield windowed(torch.bfloat16 if "bfloat16" in request.param else torch.float32)

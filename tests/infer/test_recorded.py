@@ -10,17 +10,17 @@ import torch
 from bloomery.infer.plan import Limits
 from bloomery.infer.recorded import MAX_KEPT
 from bloomery.infer.sampler import Sampler
-from bloomery.models import native
 from bloomery.models.decoder import Decoder
 from bloomery.models.form import Form
 from bloomery.models.mlp import Mlp
+from bloomery.models.native import gemm
 from bloomery.models.pads import BLOCK_PLACES
 from bloomery.models.pointwise import add
 from bloomery.types.generation import Weights
 from tests.infer.builders import Adapters, adapter, answers, drain, generate, naive, prompt, request
 from tests.train.builders import decoder
 
-pytestmark = pytest.mark.skipif(not native.multiplies(torch.empty(0)), reason="no native products here")
+pytestmark = pytest.mark.skipif(not gemm.multiplies(torch.empty(0)), reason="no native products here")
 FORM = Form(row_pad=1, packed=True)
 
 

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bloomery.models import native
+from bloomery.models.native import half_gemm
 from bloomery.models.products import Panels, packed, product, unpacked
 
-pytestmark = pytest.mark.skipif(not native.multiplies_halves(torch.empty(0, dtype=torch.bfloat16)), reason="no tiles of bfloat16 here")
+pytestmark = pytest.mark.skipif(not half_gemm.multiplies(torch.empty(0, dtype=torch.bfloat16)), reason="no tiles of bfloat16 here")
 SIZES = st.integers(1, 140)
 STEPS = st.integers(1, 20).map(lambda count: 32 * count)
 
@@ -62,7 +62,7 @@ def test_rows_and_matrices_that_do_not_lie_in_one_piece_are_read_where_they_lie(
 
 def test_inputs_that_are_no_whole_steps_go_to_the_library():
     x_RI, w_OI = noise(9, 40), noise(24, 40, seed=1)
-    assert not native.multiplies_halves(x_RI, w_OI)
+    assert not half_gemm.multiplies(x_RI, w_OI)
     torch.testing.assert_close(product(x_RI, w_OI).float(), x_RI.float() @ w_OI.float().t(), rtol=2e-2, atol=2e-2)
     assert torch.equal(unpacked(packed(w_OI)), w_OI)
 

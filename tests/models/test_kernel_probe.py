@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bloomery.models import native
 from bloomery.models.config import ExpertsConfig, LayerHeads
 from bloomery.models.decoder import Decoder
 from bloomery.models.kernel_probe import probe
+from bloomery.models.native import attention, bindings, gemm
 from bloomery.models.pads import ROW_PAD
 from bloomery.models.products import can_pack, is_packed
 from tests.train.builders import decoder
@@ -30,7 +30,7 @@ def with_two_kinds_of_heads() -> Decoder:
 
 @pytest.mark.parametrize(("kv_heads", "head_dim"), [(2, 16), (1, 32)])
 def test_attention_is_probed_with_the_heads_of_every_layer(monkeypatch, kv_heads, head_dim):
-    monkeypatch.setattr(native, "attends", lambda *tensors: False)
+    monkeypatch.setattr(attention, "attends", lambda *tensors: False)
     assert probe(with_two_kinds_of_heads()).bit_exact
     attend = F.scaled_dot_product_attention
 
@@ -43,11 +43,11 @@ def test_attention_is_probed_with_the_heads_of_every_layer(monkeypatch, kv_heads
     assert_found(kv_heads, head_dim)
 
 
-@pytest.mark.skipif(not native.present(), reason="this machine has no C compiler, or not Linux")
+@pytest.mark.skipif(not bindings.present(), reason="this machine has no C compiler, or not Linux")
 @pytest.mark.parametrize(("kv_heads", "head_dim"), [(2, 16), (1, 32)])
 def test_native_attention_is_probed_with_the_heads_of_every_layer(monkeypatch, kv_heads, head_dim):
     assert probe(with_two_kinds_of_heads()).bit_exact
-    attend = native.attend
+    attend = attention.attend
 
     def worse(q_RHE, keys, values, spans, *options):
         """Rounds otherwise where there are single queries of these heads."""
@@ -55,7 +55,7 @@ def test_native_attention_is_probed_with_the_heads_of_every_layer(monkeypatch, k
         steps = spans.tokens == len(spans.places_N4) > 1
         return out_RHE * (1 + 2**-20) if (keys.shape[1], keys.shape[2]) == (kv_heads, head_dim) and steps else out_RHE, logs_RH
 
-    monkeypatch.setattr(native, "attend", worse)
+    monkeypatch.setattr(attention, "attend", worse)
     assert_found(kv_heads, head_dim)
 
 
@@ -76,8 +76,8 @@ def with_sigmoid_experts(dtype: torch.dtype) -> Decoder:
 def make_worse(monkeypatch: pytest.MonkeyPatch, worsen: Callable[[Tensor, Tensor], None]) -> None:
     """Products go through `worsen`, which gets the answer and the weight, whoever computes those of float32 here."""
     kernels: list[tuple[object, str]] = [(torch.ops.mkldnn, "_linear_pointwise")] if PACKS else [(F, "linear")]
-    if native.multiplies(torch.empty(0)):
-        kernels = [(native, "product"), (native, "product_unpacked")]
+    if gemm.multiplies(torch.empty(0)):
+        kernels = [(gemm, "product"), (gemm, "product_unpacked")]
     for module, name in kernels:
         multiply = getattr(module, name)
 
@@ -126,7 +126,7 @@ def test_a_product_whose_later_rows_depend_on_their_number_is_found(monkeypatch)
     assert any("depends on the number of rows" in failure for failure in probe(decoder()).failures)
 
 
-@pytest.mark.skipif(not native.multiplies(torch.empty(0)), reason="no native products here")
+@pytest.mark.skipif(not gemm.multiplies(torch.empty(0)), reason="no native products here")
 def test_rows_need_no_pads_where_one_alone_has_its_bits(monkeypatch):
     assert probe(decoder()).form.row_pad == 1
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bloomery.infer.sampling import Draw, choose, uniforms
-from bloomery.models import native
 from bloomery.models.head import logsumexp, token_logprobs
+from bloomery.models.native import bindings, multinomial
 from bloomery.models.pointwise import rms_norm, rotate, swiglu
 from bloomery.types.generation import SamplingParams
 
@@ -26,7 +26,7 @@ EPS = 1e-6
 
 
 def test_a_machine_with_a_compiler_has_the_kernels() -> None:
-    assert native.present()
+    assert bindings.present()
 
 
 def noise(*shape: int) -> Tensor:
@@ -104,7 +104,7 @@ def test_numbers_fall_into_the_shares_of_float64(width: int) -> None:
     logs[:, : width // 2 : 2] = -np.inf
     numbers = np.random.default_rng(width).random((3, 200))
     shares = np.cumsum(np.exp(logs.astype(np.float64)), -1)
-    for row, found_k in enumerate(native.invert(logs, numbers)):
+    for row, found_k in enumerate(multinomial.invert(logs, numbers)):
         edges = shares[row] / shares[row, -1]
         assert np.isfinite(logs[row, found_k]).all()
         assert (numbers[row] <= edges[found_k] + 1e-6).all()
@@ -114,22 +114,22 @@ def test_numbers_fall_into_the_shares_of_float64(width: int) -> None:
 def test_the_first_and_the_last_number_find_what_has_weight() -> None:
     logs = np.full((1, 1500), -np.inf, np.float32)
     logs[0, [3, 700, 1400]] = 0.0
-    assert native.invert(logs, np.array([[2.0**-53, 0.4, 1 - 2.0**-53, 1.0]])).tolist() == [[3, 700, 1400, 1400]]
+    assert multinomial.invert(logs, np.array([[2.0**-53, 0.4, 1 - 2.0**-53, 1.0]])).tolist() == [[3, 700, 1400, 1400]]
     nothing = np.full((2, 1500), [[-np.inf], [np.nan]], np.float32)
     # Weights far below one are drawn as often as they weigh, and the rest of a block's rounding falls to nobody.
     rare = np.full((1, 512), -17.4, np.float32)
     rare[0, :8], rare[0, -1] = 0.0, -80.0
     edges = np.cumsum(np.exp(rare[0].astype(np.float64)))
     numbers = np.linspace(edges[7], edges[-2], 700, endpoint=False)[None, 1:] / edges[-1]
-    assert set(native.invert(rare, numbers)[0].tolist()) == set(range(8, 511))
-    assert ((native.invert(nothing, np.full((2, 1), 0.5)) >= 0) & (native.invert(nothing, np.full((2, 1), 0.5)) < 1500)).all()
+    assert set(multinomial.invert(rare, numbers)[0].tolist()) == set(range(8, 511))
+    assert ((multinomial.invert(nothing, np.full((2, 1), 0.5)) >= 0) & (multinomial.invert(nothing, np.full((2, 1), 0.5)) < 1500)).all()
 
 
 @pytest.mark.parametrize("width", [1, 511, 1500])
 def test_a_token_is_drawn_by_the_number_of_its_seed_position_and_sample(width: int) -> None:
     logits = noise(40, width).numpy() * 4
     draws = [Draw(row % 3, row * 1000, SamplingParams(max_tokens=1, seed=(row << 60) - row)) for row in range(40)]
-    expected = native.invert(logits - logits.max(-1, keepdims=True), uniforms(draws)[:, None])[:, 0]
+    expected = multinomial.invert(logits - logits.max(-1, keepdims=True), uniforms(draws)[:, None])[:, 0]
     assert np.array_equal(choose(logits, draws).tokens_B, expected)
     # Beside others, of which one is drawn otherwise, too.
     draws[7] = draws[7]._replace(params=SamplingParams(max_tokens=1, temperature=0.0, seed=7))
@@ -142,10 +142,11 @@ def test_a_token_is_drawn_by_the_number_of_its_seed_position_and_sample(width: i
 @pytest.mark.parametrize("lacks", ["a compiler", "the wish"])
 def test_torch_computes_where_there_are_no_kernels(tmp_path: Path, lacks: str) -> None:
     package = tmp_path / "bloomery"
-    shutil.copytree(Path(native.__file__).parents[1], package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(bindings.__file__).parents[2], package, ignore=shutil.ignore_patterns("__pycache__"))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment |= {"PATH": str(tmp_path)} if lacks == "a compiler" else {"BLOOMERY_NATIVE": "0"}
-    code = "import torch; from bloomery.models import native, pointwise; print(native.identity(), pointwise.swiglu(torch.ones(1, 2)).item())"
+    code = "import torch\nfrom bloomery.models import pointwise\nfrom bloomery.models.native import bindings\n"
+    code += "print(bindings.identity(), pointwise.swiglu(torch.ones(1, 2)).item())"
     told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=120)
     assert told.stdout.split()[0] == "torch"
     assert abs(float(told.stdout.split()[1]) - 0.7310586) < 1e-6

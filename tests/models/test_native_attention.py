@@ -8,11 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bloomery.models import native
 from bloomery.models.attention import PackedAttention
+from bloomery.models.native import attention as native_attention
+from bloomery.models.native import bindings
+from bloomery.models.native.attention import Spans
 from bloomery.models.pads import BLOCK_PLACES, packed_starts
 
-pytestmark = pytest.mark.skipif(not native.present(), reason="this machine has no C compiler, or not Linux")
+pytestmark = pytest.mark.skipif(not bindings.present(), reason="this machine has no C compiler, or not Linux")
 
 HEADS = [(1, 1, 8), (4, 2, 64), (3, 1, 40), (8, 1, 16), (34, 2, 24), (6, 6, 96)]
 """Query heads, key heads, dimensions: tiles of four, of two and of one query, more heads than are computed together, and odd widths."""
@@ -44,7 +46,7 @@ def test_values_and_gradients_are_those_of_float64(heads: int, kv_heads: int, di
     narrow, wide = ([tensor.detach().to(dtype).requires_grad_() for tensor in tensors] for dtype in (torch.float32, torch.float64))
     assert heads == 1 or not narrow[2].is_contiguous()
     attention = PackedAttention(lengths, exact=True)
-    assert native.attends(*narrow)
+    assert native_attention.attends(*narrow)
     found, expected = attention(0, *narrow, window), in_float64(*wide, lengths, window)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=5e-6)
     with torch.no_grad():
@@ -63,17 +65,17 @@ def test_values_and_gradients_are_those_of_float64(heads: int, kv_heads: int, di
 def test_a_query_has_the_same_bits_in_a_pass_in_chunks_and_in_a_step(heads: int, kv_heads: int, dim: int, window: int | None) -> None:
     length = 530
     q_RHE, k_RKE, v_RKE = noise(length, heads, dim), noise(length, kv_heads, dim, seed=1), noise(length, kv_heads, dim, seed=2)
-    whole_RHE, _ = native.attend(q_RHE, k_RKE, v_RKE, native.Spans.of([(0, 0, 0, length)]), window)
+    whole_RHE, _ = native_attention.attend(q_RHE, k_RKE, v_RKE, Spans.of([(0, 0, 0, length)]), window)
     # In blocks that lie anywhere, of a table that is longer than the sequence and beside another one, in storage that has more of everything.
     blocks = torch.arange(1, 41).roll(17).flip(0).view(2, 20)
     keys_BKPE, values_BKPE = torch.full((2, 41, kv_heads + 1, BLOCK_PLACES, dim + 8), torch.nan)[:, :, 1:, :, :dim]
     for stops in ([1, 4, 5, 255, 258, length], [3, 512, 513, length]):
         for start, stop in pairwise([0, *stops]):
-            rows = native.Spans.of([(2, 1, start, stop - start)])._replace(tables_SM=blocks)
+            rows = Spans.of([(2, 1, start, stop - start)])._replace(tables_SM=blocks)
             own = [F.pad(tensor[start:stop], (0, 0, 0, 0, 2, 1)) for tensor in (q_RHE, k_RKE, v_RKE)]
-            native.keep(keys_BKPE, own[1], rows)
-            native.keep(values_BKPE, own[2], rows)
-            found_RHE, _ = native.attend(own[0], keys_BKPE, values_BKPE, rows, window)
+            native_attention.keep(keys_BKPE, own[1], rows)
+            native_attention.keep(values_BKPE, own[2], rows)
+            found_RHE, _ = native_attention.attend(own[0], keys_BKPE, values_BKPE, rows, window)
             assert torch.equal(found_RHE[2:-1], whole_RHE[start:stop])
             assert not found_RHE[:2].any()
             assert not found_RHE[-1].any()
@@ -86,12 +88,12 @@ def test_the_number_of_threads_and_the_company_change_no_bit() -> None:
     starts = packed_starts(lengths)
     q_RHE, k_RKE, v_RKE = noise(starts[-1], 4, 32), noise(starts[-1], 2, 32, seed=1), noise(starts[-1], 2, 32, seed=2)
     spans = [(start, start, 0, stop - start) for start, stop in pairwise(starts)]
-    together_RHE, _ = native.attend(q_RHE, k_RKE, v_RKE, native.Spans.of(spans))
+    together_RHE, _ = native_attention.attend(q_RHE, k_RKE, v_RKE, Spans.of(spans))
     threads = torch.get_num_threads()
     for number in (1, 2, 3):
         torch.set_num_threads(number)
         try:
-            alone = [native.attend(q_RHE, k_RKE, v_RKE, native.Spans.of([span]))[0] for span in spans]
+            alone = [native_attention.attend(q_RHE, k_RKE, v_RKE, Spans.of([span]))[0] for span in spans]
         finally:
             torch.set_num_threads(threads)
         for own_RHE, (start, stop) in zip(alone, pairwise(starts), strict=True):
@@ -121,13 +123,13 @@ def test_neither_threads_nor_company_change_a_bit_of_the_gradients(window: int |
 
 def test_extreme_scores_weigh_as_in_float64_and_broken_ones_are_seen() -> None:
     q_RHE, k_RKE, v_RKE = noise(20, 2, 16) * 1e3, noise(20, 2, 16, seed=1) * 10, noise(20, 2, 16, seed=2)
-    spans = native.Spans.of([(0, 0, 0, 20)])
-    found_RHE, logs_RH = native.attend(q_RHE, k_RKE, v_RKE, spans, logged=True)
+    spans = Spans.of([(0, 0, 0, 20)])
+    found_RHE, logs_RH = native_attention.attend(q_RHE, k_RKE, v_RKE, spans, logged=True)
     torch.testing.assert_close(found_RHE.double(), in_float64(q_RHE, k_RKE, v_RKE, [20], None), rtol=1e-4, atol=1e-3)
     assert logs_RH is not None
     assert logs_RH.isfinite().all()
     for broken in (torch.nan, torch.inf):
         q_RHE[7, 0, 3] = broken
-        answers_RHE, _ = native.attend(q_RHE, k_RKE, v_RKE, spans)
+        answers_RHE, _ = native_attention.attend(q_RHE, k_RKE, v_RKE, spans)
         assert answers_RHE[7, 0].isnan().all()
         assert torch.equal(answers_RHE[8:], found_RHE[8:])

@@ -6,10 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bloomery.models import native
+from bloomery.models.native import gemm, low_rank
+from bloomery.models.native.low_rank import TargetPlace
 from bloomery.models.products import Panels, packed, product, unpacked
 
-pytestmark = pytest.mark.skipif(not native.multiplies(torch.empty(0)), reason="no native products here")
+pytestmark = pytest.mark.skipif(not gemm.multiplies(torch.empty(0)), reason="no native products here")
 SIZES = st.integers(1, 70)
 
 
@@ -71,7 +72,7 @@ def test_updates_go_on_with_the_chain_of_the_product(rows, members, rank, output
     x_RI, base_RO = noise(rows * members, inputs), noise(rows * members, outputs, seed=1)
     factors = [(noise(rank, inputs, seed=2 + each), noise(outputs, rank, seed=20 + each)) for each in range(members)]
     out_RO = base_RO.clone()
-    low_Rr = native.add_updates(out_RO, x_RI, factors)
+    low_Rr = low_rank.add_updates(out_RO, x_RI, factors)
     for each, (a_rI, b_Or) in enumerate(factors):
         own = slice(each * rows, (each + 1) * rows)
         assert torch.equal(low_Rr[own], chain(x_RI[own], a_rI))
@@ -88,7 +89,7 @@ def test_gradients_of_updates_are_those_of_float64_and_each_members_own(members,
     if columns_in_one_piece:
         factors = [(a_rI.t().contiguous().t(), b_Or.t().contiguous().t()) for a_rI, b_Or in factors]
     grad_RI = base_RI.clone()
-    found = native.update_gradients(grad_RO, x_RI, low_Rr, factors, grad_RI)
+    found = low_rank.update_gradients(grad_RO, x_RI, low_Rr, factors, grad_RI)
     threads = torch.get_num_threads()
     for each, ((a_rI, b_Or), (grad_a_rI, grad_b_Or)) in enumerate(zip(factors, found, strict=True)):
         own = slice(each * rows, (each + 1) * rows)
@@ -101,7 +102,7 @@ def test_gradients_of_updates_are_those_of_float64_and_each_members_own(members,
             torch.set_num_threads(number)
             try:
                 alone_RI = base_RI[own].clone()
-                alone = native.update_gradients(grad_RO[own], x_RI[own], low_Rr[own], [(a_rI, b_Or)], alone_RI)
+                alone = low_rank.update_gradients(grad_RO[own], x_RI[own], low_Rr[own], [(a_rI, b_Or)], alone_RI)
             finally:
                 torch.set_num_threads(threads)
             assert torch.equal(alone_RI, grad_RI[own])
@@ -116,7 +117,7 @@ def joined(ranks, outputs, inputs, seed):
     for number, (own_ranks, own_outputs) in enumerate(zip(ranks, outputs, strict=True)):
         a_rI[rank : rank + own_ranks] = noise(own_ranks, inputs, seed=seed + number)
         b_Or[output : output + own_outputs, rank : rank + own_ranks] = noise(own_outputs, own_ranks, seed=seed + 10 + number)
-        places.append(native.TargetPlace(rank, own_ranks, output, own_outputs))
+        places.append(TargetPlace(rank, own_ranks, output, own_outputs))
         rank, output = rank + own_ranks, output + own_outputs + 5 * (number == 0)
     return a_rI, b_Or, places
 
@@ -133,11 +134,11 @@ def test_zeros_between_joined_targets_are_left_out_and_change_nothing(ranks, out
     factors[fewer][1][:, places[fewer][0].ranks :] = 0.0
     x_RI, base_RO, grad_RO, base_RI = (noise(2 * rows, width, seed=width) for width in (inputs, sum(outputs) + 5, sum(outputs) + 5, inputs))
     whole_RO, out_RO, whole_RI, grad_RI = base_RO.clone(), base_RO.clone(), base_RI.clone(), base_RI.clone()
-    low_Rr = native.add_updates(whole_RO, x_RI, factors)
-    assert torch.equal(native.add_updates(out_RO, x_RI, factors, places), low_Rr)
+    low_Rr = low_rank.add_updates(whole_RO, x_RI, factors)
+    assert torch.equal(low_rank.add_updates(out_RO, x_RI, factors, places), low_Rr)
     assert torch.equal(out_RO, whole_RO)
-    whole = native.update_gradients(grad_RO, x_RI, low_Rr, factors, whole_RI)
-    found = native.update_gradients(grad_RO, x_RI, low_Rr, factors, grad_RI, places)
+    whole = low_rank.update_gradients(grad_RO, x_RI, low_Rr, factors, whole_RI)
+    found = low_rank.update_gradients(grad_RO, x_RI, low_Rr, factors, grad_RI, places)
     assert torch.equal(grad_RI, whole_RI)
     for (grad_a_rI, grad_b_Or), (whole_a_rI, whole_b_Or), own in zip(found, whole, places, strict=True):
         between = torch.ones_like(grad_b_Or, dtype=torch.bool)
@@ -152,11 +153,11 @@ def test_zeros_between_joined_targets_are_left_out_and_change_nothing(ranks, out
 def test_what_is_not_finite_in_one_joined_target_stays_out_of_the_others():
     a_rI, b_Or, places = joined((8, 8, 8), (64, 32, 32), 40, 1)
     x_RI, grad_RO = noise(20, 40), noise(20, b_Or.shape[0], seed=2)
-    low_Rr = native.add_updates(torch.zeros(20, b_Or.shape[0]), x_RI, [(a_rI, b_Or)], [places])
-    clean = native.update_gradients(grad_RO, x_RI, low_Rr, [(a_rI, b_Or)], None, [places])[0]
+    low_Rr = low_rank.add_updates(torch.zeros(20, b_Or.shape[0]), x_RI, [(a_rI, b_Or)], [places])
+    clean = low_rank.update_gradients(grad_RO, x_RI, low_Rr, [(a_rI, b_Or)], None, [places])[0]
     second = slice(places[1].first_output, places[1].first_output + places[1].outputs)
     grad_RO[3, second] = float("nan")
-    found = native.update_gradients(grad_RO, x_RI, low_Rr, [(a_rI, b_Or)], None, [places])[0]
+    found = low_rank.update_gradients(grad_RO, x_RI, low_Rr, [(a_rI, b_Or)], None, [places])[0]
     assert bool(found[0][8:16].isnan().all())
     for kept in (slice(0, 8), slice(16, 24)):
         assert torch.equal(found[0][kept], clean[0][kept])
@@ -165,13 +166,13 @@ def test_what_is_not_finite_in_one_joined_target_stays_out_of_the_others():
 
 def test_a_gradient_of_the_factors_alone_is_the_same():
     x_RI, grad_RO, low_Rr, factors = noise(8, 40), noise(8, 50), noise(8, 16), [(noise(16, 40, seed=1), noise(50, 16, seed=2))]
-    with_rows, without = (native.update_gradients(grad_RO, x_RI, low_Rr, factors, grad_RI) for grad_RI in (noise(8, 40), None))
+    with_rows, without = (low_rank.update_gradients(grad_RO, x_RI, low_Rr, factors, grad_RI) for grad_RI in (noise(8, 40), None))
     assert all(torch.equal(*pair) for pair in zip(with_rows[0], without[0], strict=True))
 
 
 def test_an_update_writes_nothing_outside_of_its_rows_and_outputs():
     around_RO = torch.full((8, 90), 7.0)
-    native.add_updates(around_RO[2:6, 5:76], noise(4, 16), [(noise(16, 16, seed=1), noise(71, 16, seed=2))])
+    low_rank.add_updates(around_RO[2:6, 5:76], noise(4, 16), [(noise(16, 16, seed=1), noise(71, 16, seed=2))])
     around_RO[2:6, 5:76] = 7.0
     assert bool((around_RO == 7.0).all())
 

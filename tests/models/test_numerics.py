@@ -9,8 +9,8 @@ import torch
 
 from bloomery.infer.fidelity import sample, trainer_logprobs
 from bloomery.infer.versions import Model
-from bloomery.models import native
 from bloomery.models.kernel_probe import probe
+from bloomery.models.native import attention
 from bloomery.models.numerics import numerics_id, sampling_id, sources
 from bloomery.models.threads import one_thread
 from bloomery.types.fidelity import Prompt
@@ -69,7 +69,7 @@ def test_where_the_probe_says_so_a_trainer_with_more_threads_has_the_bits_of_a_s
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, ours: bool, experts: bool
 ) -> None:
     if not ours:
-        monkeypatch.setattr(native, "attends", lambda *tensors: False)
+        monkeypatch.setattr(attention, "attends", lambda *tensors: False)
     model = Model("base", decoder(dtype=dtype, experts=experts), None)
     with threads(2):
         trainers = probe(model.decoder)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bloomery.models import native
+from bloomery.models.native import half_gemm
 from bloomery.models.pads import ROW_PAD
 from bloomery.models.products import can_pack, library, linear, packed, product, rows_gradient
 
@@ -54,7 +54,7 @@ def test_half_precision_without_a_kernel_of_ours_is_torchs_own_product(dtype):
 
 
 def test_the_library_of_a_dtype_is_told():
-    tiles = native.multiplies_halves(torch.empty(0, dtype=torch.bfloat16))
+    tiles = half_gemm.multiplies(torch.empty(0, dtype=torch.bfloat16))
     assert library(torch.bfloat16, torch.device("cpu")) == ("native" if tiles else "torch")
     assert library(torch.float16, torch.device("cpu")) == "torch"
 

@@ -6,13 +6,14 @@ import threading
 import pytest
 import torch
 
-from bloomery.models import native
+from bloomery.models.native import attention, bindings, gemm, low_rank, softmax
+from bloomery.models.native.attention import Spans
 from bloomery.models.pads import BLOCK_PLACES
 from bloomery.models.pointwise import add, rms_norm, rotate, swiglu
 from bloomery.models.products import packed, product
 from bloomery.models.program import Program, Recorder, Workspace
 
-pytestmark = pytest.mark.skipif(not native.multiplies(torch.empty(0)), reason="no native products here")
+pytestmark = pytest.mark.skipif(not gemm.multiplies(torch.empty(0)), reason="no native products here")
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -35,7 +36,7 @@ class Chain:
 
     def __call__(self, x_RI: torch.Tensor) -> torch.Tensor:
         out_RO = product(x_RI, self.first)
-        native.add_updates(out_RO[2:], x_RI[2:], [(self.a_rI, self.b_Or), (self.a_rI, self.b_Or)])
+        low_rank.add_updates(out_RO[2:], x_RI[2:], [(self.a_rI, self.b_Or), (self.a_rI, self.b_Or)])
         heads_RNE = add(out_RO, self.bias).unflatten(1, (3, 16))
         turned_RNE = rotate(rms_norm(heads_RNE, self.weight, 1e-6), self.cos, self.sin)
         return add(x_RI, product(swiglu(turned_RNE.flatten(1)), self.second))
@@ -57,7 +58,7 @@ def test_a_program_gives_the_same_bits_for_other_numbers_in_the_same_place():
     program = Program(recorder.calls)
     for seed in range(2, 5):
         x_RI.copy_(noise(6, 32, seed=seed))
-        program.run(native.run)
+        program.run(bindings.run)
         assert torch.equal(out, chain(x_RI))
         assert not torch.equal(out, expected)
 
@@ -67,11 +68,11 @@ def test_queries_attend_in_a_program_as_far_as_their_sequences_are_by_then():
     blocks = torch.tensor([[4, 0, 8], [7, 1, 6], [3, 2, 5]])
 
     def spans(starts):
-        return native.Spans.of([(row, 2 - row, start, 1) for row, start in enumerate(starts)])._replace(tables_SM=blocks)
+        return Spans.of([(row, 2 - row, start, 1) for row, start in enumerate(starts)])._replace(tables_SM=blocks)
 
     def attend(own, window=None):
-        native.keep(keys, q_RHE[:, :2], own)
-        return native.attend(q_RHE, keys, values, own, window)[0]
+        attention.keep(keys, q_RHE[:, :2], own)
+        return attention.attend(q_RHE, keys, values, own, window)[0]
 
     own = spans([3, 0, 9])._replace(longest=3 * BLOCK_PLACES)
     recorder, out, _ = recorded(attend, own, 20)
@@ -79,7 +80,7 @@ def test_queries_attend_in_a_program_as_far_as_their_sequences_are_by_then():
     for turn, starts in enumerate(([4, 1, 10], [63, 40, 0], [1, 90, 64])):
         blocks.copy_(blocks.roll(turn, 1))
         own.places_N4.copy_(spans(starts).places_N4)
-        program.run(native.run)
+        program.run(bindings.run)
         assert torch.equal(out, attend(spans(starts), 20))
 
 
@@ -103,8 +104,8 @@ def test_a_recorder_refuses_what_torch_computes(compute):
 
 def test_a_recorder_refuses_kernels_that_programs_do_not_call():
     plain_OI = noise(48, 32)
-    assert recorded(lambda x: native.product_unpacked(x, plain_OI), noise(6, 32))[0].refused == "product_unpacked"
-    assert recorded(native.logsumexp, noise(6, 32))[0].refused == "logsumexp"
+    assert recorded(lambda x: gemm.product_unpacked(x, plain_OI), noise(6, 32))[0].refused == "product_unpacked"
+    assert recorded(softmax.logsumexp, noise(6, 32))[0].refused == "logsumexp"
 
 
 def test_looking_at_memory_in_another_way_is_not_computing():

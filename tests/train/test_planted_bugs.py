@@ -9,17 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from bloomery.models import adapters, attention, native, pads
+from bloomery.models import adapters, attention, pads
 from bloomery.models.adapters import AdapterRows
 from bloomery.models.factors import Factors
+from bloomery.models.native import attention as native_attention
+from bloomery.models.native import bindings, gemm
+from bloomery.models.native.attention import Spans
 from bloomery.models.pads import KEY_PAD, ROW_PAD, pad_to
 from bloomery.train import passes
 from tests.train import builders
 from tests.train.company import EVERY_KIND, apart, random_company
 
 Plant = Callable[[pytest.MonkeyPatch], None]
-needs_products = pytest.mark.skipif(not native.multiplies(torch.empty(0)), reason="no native products here")
-needs_kernels = pytest.mark.skipif(not native.present(), reason="no native kernels here")
+needs_products = pytest.mark.skipif(not gemm.multiplies(torch.empty(0)), reason="no native products here")
+needs_kernels = pytest.mark.skipif(not bindings.present(), reason="no native kernels here")
 
 
 def rows_begin_a_pad_late(patch: pytest.MonkeyPatch) -> None:
@@ -35,30 +38,30 @@ def rows_begin_a_pad_late(patch: pytest.MonkeyPatch) -> None:
 
 def sequences_see_the_row_before_them(patch: pytest.MonkeyPatch) -> None:
     """A span runs into its neighbour."""
-    spans_of = native.Spans.of
+    spans_of = Spans.of
 
-    def early(spans: Sequence[tuple[int, int, int, int]]) -> native.Spans:
+    def early(spans: Sequence[tuple[int, int, int, int]]) -> Spans:
         return spans_of([(row, max(slot - 1, 0), place + (slot > 0), count) for row, slot, place, count in spans])
 
-    patch.setattr(native.Spans, "of", early)
+    patch.setattr(Spans, "of", early)
 
 
 def the_last_row_of_a_tile_is_rounded_otherwise(patch: pytest.MonkeyPatch) -> None:
     """A row's number depends on where it lies among all."""
-    multiply, tile = native.product_unpacked, 12
+    multiply, tile = gemm.product_unpacked, 12
 
     def uneven(x_RI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
         out_RO = multiply(x_RI, weight_OI)
         out_RO[tile - 1 :: tile] = (x_RI[tile - 1 :: tile].double() @ weight_OI.double().t()).float()
         return out_RO
 
-    patch.setattr(native, "product_unpacked", uneven)
+    patch.setattr(gemm, "product_unpacked", uneven)
 
 
 def products_depend_on_the_number_of_rows(patch: pytest.MonkeyPatch) -> None:
     """Many rows are computed by another kernel than few."""
-    multiply = native.product_unpacked
-    patch.setattr(native, "product_unpacked", lambda x_RI, weight_OI: multiply(x_RI, weight_OI) * (1 + 2**-20 * (len(x_RI) > 100)))
+    multiply = gemm.product_unpacked
+    patch.setattr(gemm, "product_unpacked", lambda x_RI, weight_OI: multiply(x_RI, weight_OI) * (1 + 2**-20 * (len(x_RI) > 100)))
 
 
 def neighbours_are_a_team_whatever_their_rows(patch: pytest.MonkeyPatch) -> None:
@@ -88,13 +91,13 @@ def pads_of_ranks_hold_what_a_wider_neighbour_has_there(patch: pytest.MonkeyPatc
 
 def what_reaches_keys_runs_into_the_next_sequence(patch: pytest.MonkeyPatch) -> None:
     """A row of gradients holds a little of the one before."""
-    backward = native.attend_backward
+    backward = native_attention.attend_backward
 
     def run_on(*given: Any) -> tuple[torch.Tensor, ...]:
         grad_q_RHE, grad_k_RKE, grad_v_RKE = backward(*given)
         return grad_q_RHE, grad_k_RKE + grad_k_RKE.roll(1, 0) * 2**-10, grad_v_RKE
 
-    patch.setattr(native, "attend_backward", run_on)
+    patch.setattr(native_attention, "attend_backward", run_on)
 
 
 def pads_of_keys_are_those_of_the_longest_and_are_seen_behind_the_border(patch: pytest.MonkeyPatch) -> None:
@@ -141,7 +144,7 @@ def test_a_wrong_pad_of_keys_is_noticed_where_keys_are_padded(monkeypatch: pytes
 
 def test_a_pad_of_rows_that_is_too_small_is_noticed_where_rows_need_one(monkeypatch: pytest.MonkeyPatch) -> None:
     # With torch's kernels, which compute a single row otherwise than several.
-    monkeypatch.setattr(native, "available", lambda *tensors: False)
+    monkeypatch.setattr(bindings, "available", lambda *tensors: False)
     for module in (pads, attention, passes):
         monkeypatch.setattr(module, "ROW_PAD", 1)
     assert apart(random_company(builders.decoder(), count=32, seed=11)) != []

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bloomery.models import native
 from bloomery.models.attention import causal_mask
 from bloomery.models.decoder import Decoder
 from bloomery.models.kernel_probe.inputs import noise
+from bloomery.models.native import attention as native_attention
+from bloomery.models.native.attention import Spans
 from bloomery.models.pads import KEY_PAD, ROW_PAD, pad_to
 
 _FINER_KEY_PADS: Final = (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448)
@@ -68,7 +69,7 @@ def _head_shapes(decoder: Decoder) -> list[tuple[int, int]]:
 
 
 def _is_native(decoder: Decoder, head_dim: int) -> bool:
-    return native.attends_heads(head_dim, decoder.dtype, decoder.device)
+    return native_attention.attends_heads(head_dim, decoder.dtype, decoder.device)
 
 
 def _differing_natively(decoder: Decoder, kv_heads: int, head_dim: int) -> Iterator[int]:
@@ -88,7 +89,7 @@ def _attended_natively(decoder: Decoder, kv_heads: int, head_dim: int) -> list[T
     chunks = [0, *(stop for stop in (1, 36, 300) if stop < length), length]
     whole, prompt = [(0, 0, 0, length)], [(start, 0, start, stop - start) for start, stop in pairwise(chunks)]
     steps = [(position, 0, position, 1) for position in _POSITIONS if position < length]
-    return [native.attend(q_RHE, k_RKE, v_RKE, native.Spans.of(spans))[0] for spans in (whole, prompt, steps)]
+    return [native_attention.attend(q_RHE, k_RKE, v_RKE, Spans.of(spans))[0] for spans in (whole, prompt, steps)]
 
 
 def _differing_positions(decoder: Decoder, kv_heads: int, head_dim: int) -> Iterator[int]:

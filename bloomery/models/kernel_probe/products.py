@@ -9,11 +9,11 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from bloomery.models import native
 from bloomery.models.decoder import Decoder
 from bloomery.models.factors import RANK_PAD, Factors, add_updates, low_rank_add
 from bloomery.models.head import logsumexp
 from bloomery.models.kernel_probe.inputs import FEW_ROWS, ROW_COUNTS, noise
+from bloomery.models.native import gemm
 from bloomery.models.products import MATRICES, can_pack, linear, packed, product
 from bloomery.models.threads import one_thread
 
@@ -53,7 +53,7 @@ def examine(decoder: Decoder) -> Examined:
 
 def _may_have_no_pads(decoder: Decoder) -> bool:
     """Whether a row may have its bits alone: with native products, in models of attention and MLPs and nothing else."""
-    return native.multiplies(decoder.embedding) and decoder.config.recurrent is None and decoder.config.experts is None
+    return gemm.multiplies(decoder.embedding) and decoder.config.recurrent is None and decoder.config.experts is None
 
 
 class _Matrix(NamedTuple):

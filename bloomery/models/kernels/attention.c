@@ -15,7 +15,7 @@
 #include "spans.h"
 
 #if !defined(TOGETHER) || !defined(PLACES)
-#error "native.py says how many queries are computed together, and how many places a block has"
+#error "native/bindings.py says how many queries are computed together, and how many places a block has"
 #endif
 /* Places whose keys, or values, are in the cache at a time. */
 #define NEAR 256

@@ -10,7 +10,7 @@
 #include "tile.h"
 
 #ifndef QUERIES
-#error "native.py says how many queries are computed together"
+#error "native/bindings.py says how many queries are computed together"
 #endif
 /* Keys whose products with them are in the cache at a time. */
 #define KEYS (2 * PANEL)

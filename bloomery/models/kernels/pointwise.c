@@ -122,7 +122,7 @@ void swiglu_backward(float *grad_gate_up, const float *grad, const float *gate_u
 
 /* This many values at a time are added up in float32, and their sums in float64. */
 #ifndef BLOCK
-#error "native.py says how large a block is"
+#error "native/bindings.py says how large a block is"
 #endif
 
 static inline float greatest(const float *x, int64_t width) {

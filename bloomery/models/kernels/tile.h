@@ -12,7 +12,7 @@
 #include "lanes.h"
 
 #ifndef PANEL
-#error "native.py says how wide a panel is"
+#error "native/bindings.py says how wide a panel is"
 #endif
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
