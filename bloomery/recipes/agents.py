@@ -75,6 +75,8 @@ class Agents(Environment):
 class AgentRollouts(MakesGroups):
     """Groups of rollouts of one agent."""
 
+    bounds_itself = True
+
     def __init__(
         self, agent: Agent, session: Callable[..., Session], newest: Callable[[], Sampler], config: RolloutConfig, door: Door, timeout_s: float
     ) -> None:

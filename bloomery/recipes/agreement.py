@@ -108,12 +108,17 @@ def of_metrics(trained: Mapping[str, float]) -> Agreement:
     return Agreement(tokens, trained["k3:sum"] / tokens, trained["ratio:sum"] / tokens, trained["logprob_diff:max"])
 
 
-def promises_bits(status: Status, base_model: str) -> bool:
-    """Whether whoever samples the rollouts of a base model has the bits of its trainer: all of them bit-exact, with the same numerics."""
+def promises_bits(status: Status, base_model: str) -> bool | None:
+    """Whether whoever samples the rollouts of a base model has the bits of its trainer: all of them bit-exact, with the same numerics.
+
+    None while its engine is away, and says nothing of itself.
+    """
     engines = [engine for engine in status.engines if base_model in engine.aliases]
+    if any("numerics" not in engine.detail for engine in engines):
+        return None
     bases = {engine.base_hash for engine in engines}
     sampling = [replica.detail for replica in status.replicas if replica.serves == "rollouts" and replica.base_hash in bases]
-    # One that is away says nothing of itself, and has not answered either.
+    # A replica that is away has not answered either.
     known = [told for told in (*(engine.detail for engine in engines), *sampling) if "numerics" in told]
     return len({told["numerics"] for told in known}) == 1 and all(told["bit_exact"] for told in known)
 

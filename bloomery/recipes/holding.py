@@ -27,9 +27,10 @@ class Bar:
 
     def __init__(self, client: Client, base_model: str, agreement: Held) -> None:
         self._client, self._base_model, self._agreement = client, base_model, agreement
+        self._promised = False
 
     def now(self) -> Mode | None:
-        """None: whatever differs is only shown. It is asked anew each time: processes come and go."""
+        """None: whatever differs is only shown. It is asked anew each time: processes come and go, and while one is away what it said counts."""
         if self._agreement == "off":
             return None
         if self._bits_are_promised():
@@ -55,10 +56,12 @@ class Bar:
 
     def _bits_are_promised(self) -> bool:
         try:
-            return promises_bits(self._client.status(), self._base_model)
+            said = promises_bits(self._client.status(), self._base_model)
         except Forbidden:
             # A key for training alone is told nothing of processes, and a loop must not end by that.
             return False
+        self._promised = self._promised if said is None else said
+        return self._promised
 
 
 class Scores(NamedTuple):

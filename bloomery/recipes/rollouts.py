@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from bloomery.client import Sampler
 from bloomery.client.sampling import Sampled
@@ -18,7 +18,7 @@ from bloomery.recipes.deadlines import Deadlines
 from bloomery.recipes.reuse import Earlier, Tokens
 from bloomery.recipes.rewards import FailureKind, Reward, fault_of
 from bloomery.recipes.segments import Segment, single
-from bloomery.types.errors import BloomeryError
+from bloomery.types.errors import BloomeryError, InvalidInput
 
 SEED_BITS = 63
 
@@ -100,11 +100,16 @@ class RolloutConfig:
     attempts: int = 3
     sample_timeout_s: float = 120.0
     grade_timeout_s: float = 30.0
+    environment_timeout_s: float = 600.0
+    """For a group of an environment that does not bound its own calls, as agents do."""
     seed: int = 0
 
 
 class MakesGroups(ABC):
     """Whatever makes the group of a number."""
+
+    bounds_itself: ClassVar[bool] = False
+    """Whether a group always comes, with failures by their kind; others are held to both by `Bounded`."""
 
     @abstractmethod
     def group(self, number: int, problem: Problem) -> Group:
@@ -125,11 +130,48 @@ class Environment(ABC):
 
 def groups_by(newest: Callable[[], Sampler], grade: "Grade | Environment", config: RolloutConfig) -> MakesGroups:
     """Of single continuations that are graded, or of an environment."""
-    return grade.rollouts(newest, config) if isinstance(grade, Environment) else Rollouts(newest, grade, config)
+    if not isinstance(grade, Environment):
+        return Rollouts(newest, grade, config)
+    made = grade.rollouts(newest, config)
+    return made if made.bounds_itself else Bounded(made, config)
+
+
+class Bounded(MakesGroups):
+    """Groups of an environment that may raise, hang and give anything: what is no reward of its rollout is a failure of its kind."""
+
+    bounds_itself = True
+
+    def __init__(self, made: MakesGroups, config: RolloutConfig) -> None:
+        self._made, self._config = made, config
+        self._deadlines = Deadlines()
+
+    def group(self, number: int, problem: Problem) -> Group:
+        """That of the environment. An error with a category is raised; InvalidInput where it gives no group, or one of another number."""
+        (given,) = self._deadlines.all([partial(self._made.group, number, problem)], self._config.environment_timeout_s)
+        if isinstance(given, BloomeryError) or (isinstance(given, BaseException) and not isinstance(given, Exception)):
+            raise given
+        if isinstance(given, Exception):
+            kind: FailureKind = "timeout" if isinstance(given, TimeoutError) else "raised"
+            message = f"{type(given).__name__}: {_told(given)}"
+            return Group(number, problem, (), tuple(Failure(f"{number}.{member}", kind, message, True) for member in range(self._config.group_size)))
+        if not isinstance(given, Group) or given.number != number or not all(isinstance(each, Graded) for each in given.members):
+            what = f"group {given.number}, with members {given.members!r:.80}" if isinstance(given, Group) else f"a {type(given).__name__}"
+            wanted = "give a `Group` of that number, whose members are `Graded`"
+            raise InvalidInput(f"the environment gave {what} where group {number} was asked for: {wanted}", field="grade")
+        judged = [judge(each.rollout, Reward(each.rollout.id, each.reward, each.parts, dict(each.turns))) for each in given.members]
+        failed = tuple(each._replace(final=True) for each in judged if isinstance(each, Failure))
+        members = tuple(each for each in judged if isinstance(each, Graded))
+        return given._replace(members=members, failures=(*given.failures, *failed))
+
+    def took(self) -> list[float]:
+        """Of the environment, a group each."""
+        return self._deadlines.took()
 
 
 class Rollouts(MakesGroups):
     """Makes groups; `newest` gives the sampler of the newest weights. Threads may share it."""
+
+    bounds_itself = True
 
     def __init__(self, newest: Callable[[], Sampler], grade: Grade, config: RolloutConfig) -> None:
         self._newest, self._grade, self._config = newest, grade, config

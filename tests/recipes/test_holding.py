@@ -208,11 +208,13 @@ def test_an_engine_that_was_away_at_the_first_group_is_held_to_its_promise_once_
         assert held.held(sound) == sound
         tokens = sum(len(member.rollout.tokens) for member in sound.members)
         assert held.looked()[::2] == (tokens, 1.0)
-        # What was promised once is looked for from then on.
+        # What was promised once is looked for from then on, and holds while nobody says otherwise.
         away.back = False
         assert held.held(sound) == sound
         assert held.looked()[::2] == (tokens, 1.0)
         assert held.looked().held_share is None
+        with pytest.raises(Corrupt, match=REFUSED):
+            held.held(wrong)
 
 
 def holding(client: Client, sampler: Sampler) -> Holding:

@@ -1,0 +1,125 @@
+"""Environments of somebody else's, which raise, hang and give anything: typed and counted in both loops, never a zero reward or an endless wait."""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bloomery.client import Client, Sampler
+from bloomery.recipes import grpo
+from bloomery.recipes.rollouts import Environment, Graded, Group, MakesGroups, Problem, RolloutConfig
+from bloomery.types.errors import InvalidInput
+from tests.live import LiveServer
+from tests.recipes.loops import PROBLEMS, Record
+from tests.recipes.test_holding import ROLLOUTS, Loop, ahead, in_step
+
+PATIENT = replace(ROLLOUTS, environment_timeout_s=5.0)
+Change = Callable[[Group], Any]
+
+
+class Changed(MakesGroups):
+    """Sound groups, of which that of one number is changed."""
+
+    def __init__(self, sound: MakesGroups, change: Change, number: int) -> None:
+        self._sound, self._change, self._number = sound, change, number
+
+    def group(self, number: int, problem: Problem) -> Group:
+        group = self._sound.group(number, problem)
+        return self._change(group) if number == self._number else group
+
+
+class Broken(Environment):
+    def __init__(self, change: Change, number: int = 0) -> None:
+        self._change, self._number = change, number
+
+    def rollouts(self, newest: Callable[[], Sampler], config: RolloutConfig) -> MakesGroups:
+        return Changed(grpo.groups_by(newest, Record().grade, config), self._change, self._number)
+
+
+def rewarded(reward: Any) -> Change:
+    """The second member has this reward."""
+
+    def change(group: Group) -> Group:
+        first, second, *others = group.members
+        return group._replace(members=(first, second._replace(reward=reward), *others))
+
+    return change
+
+
+def raises(_: Group) -> Group:
+    raise ValueError("no such level")
+
+
+def hangs(_: Group) -> Group:
+    threading.Event().wait(60)
+    raise AssertionError("it was left to itself before")
+
+
+@pytest.fixture
+def client(live_server: LiveServer) -> Iterator[Client]:
+    with Client(live_server.url, live_server.key) as client:
+        yield client
+
+
+@pytest.mark.parametrize("loop", [in_step, ahead])
+@pytest.mark.parametrize(
+    ("change", "kind", "lost"),
+    [
+        (raises, "raised", 4),
+        (hangs, "timeout", 4),
+        (rewarded(math.nan), "not_finite", 1),
+        (rewarded(None), "no_reward", 1),
+        (rewarded("good"), "wrong_type", 1),
+        (rewarded(1e300), "not_finite", 1),
+    ],
+    ids=["raises", "hangs", "nan", "none", "text", "huge"],
+)
+def test_what_is_no_reward_is_a_failure_of_its_kind_and_the_loop_goes_on(
+    client: Client, tmp_path: Path, loop: Loop, change: Change, kind: str, lost: int
+) -> None:
+    # Else the asynchronous loop goes on with other groups, and counts this one when it comes.
+    waits = {"max_head_offpolicy_versions": 0} if loop is ahead else {}
+    (report,) = loop(client, tmp_path / "cursor", Broken(change), PROBLEMS, rollouts=PATIENT, **waits)
+    assert report.step == 1
+    assert report.metrics[f"failures/{kind}"] == report.metrics["failures/lost"] == lost
+    assert math.isfinite(report.metrics["reward/raw"])
+    assert report.metrics["tokens/trained"] > 0
+
+
+@pytest.mark.parametrize("loop", [in_step, ahead])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda group: group._replace(number=7), "the environment gave group 7"),
+        (lambda _: None, "the environment gave a NoneType"),
+        (lambda group: group._replace(members=(1.0,)), "the environment gave group 0, with members"),
+    ],
+    ids=["another-number", "nothing", "other-members"],
+)
+def test_what_is_no_group_of_the_number_that_was_asked_for_ends_the_loop_with_its_cursor_as_it_was(
+    client: Client, tmp_path: Path, loop: Loop, change: Change, what: str
+) -> None:
+    path = tmp_path / "cursor"
+    with pytest.raises(InvalidInput, match=f"{what}.* where group 0 was asked for"):
+        loop(client, path, Broken(change), PROBLEMS, rollouts=PATIENT)
+    (report,) = loop(client, path, Broken(lambda group: group), PROBLEMS, rollouts=PATIENT)
+    assert report.step == 1
+    assert report.metrics["failures/lost"] == 0
+
+
+def test_a_measurement_has_an_end_too(client: Client) -> None:
+    measured = grpo.measure(client.sampler("bloomery-tiny"), PROBLEMS[:2], Broken(hangs), PATIENT)
+    assert (len(measured.means), measured.lost) == (1, ROLLOUTS.group_size)
+
+
+def test_what_is_shown_of_turns_and_parts_stays(client: Client) -> None:
+    def with_parts(group: Group) -> Group:
+        return group._replace(members=tuple(Graded(each.rollout, each.reward, {"format": 1}, each.turns) for each in group.members))
+
+    sampler = client.sampler("bloomery-tiny")
+    made = grpo.groups_by(lambda: sampler, Broken(with_parts), PATIENT).group(0, PROBLEMS[0])
+    assert [each.parts for each in made.members] == [{"format": 1.0}] * ROLLOUTS.group_size
