@@ -41,6 +41,7 @@ def test_the_blocks_of_the_quickstart_run_in_order(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=BLOCKS_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "A small furnace. True" in done.stdout
+    assert re.search(r'A small furnace\. \{\s*"mood"\s*:\s*"(warm|cold)"\s*\}', done.stdout)
     assert "2 rows\n1\n" in done.stdout
     assert "stopped process" in done.stdout
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from bloomery.types.errors import InvalidInput, NotSupported, blame
 from bloomery.types.generation import Generate, Grammar
-from bloomery.types.grammar import LIMITS, brief, native
+from bloomery.types.grammar import LIMITS, brief, native, on_deep_stack
 
 COMPILED: Final = 64
 """Grammars that are kept compiled: clients ask with the same one again and again."""
@@ -75,7 +75,8 @@ class Grammars:
         return self._compiled[grammar]
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, native(grammar, grammar.field), limits=LIMITS, log_level=0)
+        tokenizer, text = self._tokenizer, native(grammar, grammar.field)
+        matcher = on_deep_stack(lambda: LLMatcher(tokenizer, text, limits=LIMITS, log_level=0))
         if matcher.is_error():
             raise InvalidInput(f"`{grammar.field}` cannot be followed: {brief(matcher.get_error())}", field=grammar.field)
         return matcher

@@ -1,9 +1,15 @@
 """Whether a grammar can be followed: asked at the door, where there are no tokens, and again by the engine, which has them.
 
 All limits count work and none counts time, so that a grammar which is followed once is followed again.
+
+llguidance follows what refers to something else by calling itself, as deep as a text can have references. An ordinary thread's stack is too small for
+that, which ends the process: whoever hands it a grammar does so `on_deep_stack`.
 """
 
-from typing import Final
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
@@ -11,7 +17,14 @@ from llguidance.gbnf_to_lark import any_to_lark
 from bloomery.types.errors import InvalidInput
 from bloomery.types.generation import Grammar
 
+T = TypeVar("T")
+
 MAX_GRAMMAR_CHARS: Final = 1 << 17
+MAX_RULES: Final = 4000
+"""Of a Lark grammar. From some five thousand on, each of which refers to the next, llguidance does not come to an end."""
+_STACK_BYTES: Final = 1 << 28
+"""Twice what references took that fill the longest text; memory is taken as it is touched."""
+_ONE_AT_A_TIME: Final = threading.Lock()
 BLANKS: Final = r"[ \n\t]{0,40}"
 """Between the parts of a JSON text. Without a bound a weak model may write blanks for ever."""
 LIMITS: Final = LLParserLimits(step_lexer_fuel=60_000, step_max_items=20_000, max_lexer_states=25_000, verbose_errors=False)
@@ -29,6 +42,9 @@ def native(grammar: Grammar, field: str = "grammar") -> str:
             # Digits and letters are those of ASCII, as in the patterns of JSON schemas.
             return LLMatcher.grammar_from_regex(regex_to_lark(grammar.text, "dw"))
         case "lark":
+            # Every rule has a colon.
+            if (colons := grammar.text.count(":")) > MAX_RULES:
+                raise InvalidInput(f"`{field}` has {colons} colons, and at most {MAX_RULES} rules are taken: simplify it", field=field)
             return LLMatcher.grammar_from_lark(grammar.text)
 
 
@@ -41,9 +57,31 @@ def _from_schema(text: str, field: str) -> str:
 
 def check_grammar(grammar: Grammar, field: str) -> None:
     """Refuse what no continuation can be held to; `field` is its name as the caller knows it. Takes milliseconds, for a large grammar many."""
-    wrong, reasons = LLMatcher.validate_grammar_with_warnings(native(grammar, field), limits=LIMITS)
+    text = native(grammar, field)
+    wrong, reasons = on_deep_stack(lambda: LLMatcher.validate_grammar_with_warnings(text, limits=LIMITS))
     if wrong:
         raise InvalidInput(f"`{field}` cannot be followed: {brief(reasons[0])}", field=field)
+
+
+def on_deep_stack(call: Callable[[], T]) -> T:
+    """What `call` gives or raises, from a thread with room for every grammar that is taken."""
+    given: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            given.set_result(call())
+        except BaseException as error:
+            given.set_exception(error)
+
+    with _ONE_AT_A_TIME:
+        # It is a setting of the whole process: a thread that somebody else starts meanwhile has more room than it needs.
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            threading.Thread(target=run, name="grammar", daemon=True).start()
+        finally:
+            threading.stack_size(before)
+    # Its work is bounded by `LIMITS` and by the length of the text.
+    return given.result()
 
 
 def lark(text: str, field: str) -> Grammar:

@@ -41,6 +41,7 @@ OUTSIDE = [
     ({"logit_bias": {"50": 100.5}}, "logit_bias", "<= 100"),
     ({"logit_bias": {"50": None}}, "logit_bias", "expected `float"),
     ({"logit_bias": {"050": 1}}, "logit_bias", "matching regex"),
+    ({"logit_bias": {"50\n": 1}}, "logit_bias", "matching regex"),
     ({"logit_bias": {"cat": 1}}, "logit_bias", "matching regex"),
     ({"logit_bias": {"-1": 1}}, "logit_bias", "matching regex"),
     ({"logit_bias": {"999999": 1}}, "logit_bias", "ids are from 0 to"),

@@ -11,10 +11,11 @@ from bloomery.services.listeners import Listeners
 from bloomery.services.training.checkpoints import FOLDERS, PATH, of_run, readable
 from bloomery.store import rows
 from bloomery.store.database import Database
-from bloomery.types.errors import InvalidInput, NotFound
+from bloomery.types.errors import InvalidInput, NotFound, shown
 from bloomery.types.generation import Weights
 
 _TINKER: Final = "tinker://"
+_PATH_CHARS: Final = 256
 _NAMED: Final = 20
 """Deployments that an error names."""
 
@@ -54,11 +55,14 @@ class Versions:
 
     async def _unknown(self, p: Principal, name: str) -> str:
         if name.startswith(_TINKER):
-            return f"there are no weights `{name}`: they were never saved, were deleted, expired, or are another project's and not published"
+            path = shown(name, _PATH_CHARS)
+            return f"there are no weights `{path}`: they were never saved, were deleted, expired, or are another project's and not published"
         query = select(rows.deployment.c.name).where(rows.deployment.c.project == p.project).order_by(rows.deployment.c.name).limit(_NAMED)
         deployed = await self._database.read(lambda connection: list(connection.scalars(query)))
         known = ", ".join(f"`{known}`" for known in [*(base.alias for base in self._models.all()), *deployed])
-        return f"no model `{name}`: there are {known}, and snapshots by their version or `tinker://` path; one without a name goes after a while"
+        return (
+            f"no model `{shown(name)}`: there are {known}, and snapshots by their version or `tinker://` path; one without a name goes after a while"
+        )
 
 
 def _snapshots() -> Select[str, str, str, str]:

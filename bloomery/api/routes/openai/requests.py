@@ -14,7 +14,7 @@ from bloomery.api.routes.openai.closed import Closed
 from bloomery.api.routes.openai.formats import ResponseFormat, StructuredOutputs
 from bloomery.api.routes.openai.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice, check_tools
 from bloomery.types.checks import MAX_BIAS, MAX_PENALTY, MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
-from bloomery.types.errors import InvalidInput, NotSupported
+from bloomery.types.errors import InvalidInput, NotSupported, shown
 from bloomery.types.generation import LogprobsMode
 
 MAX_BODY_BYTES: Final = 16 << 20
@@ -29,8 +29,8 @@ Count = Annotated[int, Meta(ge=0)]
 Few = Annotated[int, Meta(ge=0, le=20)]
 Penalty = Annotated[float, Meta(ge=-MAX_PENALTY, le=MAX_PENALTY)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
-TokenKey = Annotated[str, Meta(pattern="^(0|[1-9][0-9]{0,9})$")]
-"""A token id as the key of an object, in its one spelling."""
+TokenKey = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,9})$(?!\n)")]
+"""A token id as the key of an object, in its one spelling; in Python `$` is also before a last line break."""
 Bias = Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 MetadataKey = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -292,7 +292,7 @@ def _without_no_ops(body: Mapping[str, Any], offered: Iterable[str], refused: Re
         if name in offered:
             kept[name] = value
         elif name not in refused:
-            raise InvalidInput(f"unknown field `{path}{name}`: leave it out", field=path + name)
+            raise InvalidInput(f"unknown field `{path}{shown(name)}`: leave it out", field=path + shown(name))
         elif value is not None and value not in refused[name]:
             why = f": {_INSTEAD[name]}" if name in _INSTEAD else " yet: leave it out"
             raise NotSupported(f"`{path}{name}` is not offered{why}", field=path + name)

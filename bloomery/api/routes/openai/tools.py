@@ -15,7 +15,7 @@ from bloomery.types.errors import InvalidInput
 MAX_TOOLS: Final = 128
 _NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
 
-Name = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
 
 
 class FunctionTool(Closed, frozen=True, kw_only=True):
