@@ -61,6 +61,11 @@ class Recorder(TorchDispatchMode):
         self.refused: str | None = None
         """What was computed that programs cannot compute."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch asks its modes. Nothing is compiled here, and what keeps a compiler away would import it first, which takes seconds."""
+        return False
+
     def __enter__(self) -> Self:
         _current.recorder = self
         entered: Self = super().__enter__()  # type: ignore[no-untyped-call]

@@ -1,6 +1,8 @@
 """Programs compute again what a recorder saw kernels compute, and a recorder refuses what it saw anybody else compute."""
 
 import gc
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -106,6 +108,13 @@ def test_a_recorder_refuses_kernels_that_programs_do_not_call():
     plain_OI = noise(48, 32)
     assert recorded(lambda x: gemm.product_unpacked(x, plain_OI), noise(6, 32))[0].refused == "product_unpacked"
     assert recorded(softmax.logsumexp, noise(6, 32))[0].refused == "logsumexp"
+
+
+def test_recording_imports_no_compiler():
+    code = "import sys, torch\nfrom bloomery.models.program import Recorder, Workspace\nwith Recorder(Workspace()) as seen: torch.ones(2) + 1\n"
+    code += "assert seen.refused is not None\nprint('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_looking_at_memory_in_another_way_is_not_computing():
