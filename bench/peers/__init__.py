@@ -1,6 +1,7 @@
 """Peers: programs that others wrote, each in a virtual environment of its own, and the scripts that run inside them.
 
-The scripts import nothing of Bloomery. Environments lie in `bench/.venvs` and are made once, from the package index.
+The scripts import nothing of Bloomery, but for the spike that puts another engine behind its protocol.
+Environments lie in `bench/.venvs` and are made once, from the package index.
 """
 
 import subprocess

@@ -2,7 +2,8 @@
 
 `check_served` has the server score them before they are trained on, each by its own version: numbers, ids or versions that changed between sampler
 and trainer do not fit together any more. `check_on_policy` says the same of the trainer's forward, from the metrics of an update whose tokens are all
-of the weights that it began with, and costs nothing: `Policy` asks it before such an update is taken over. Both raise Corrupt, with the version.
+of the weights that it began with, and costs nothing: `Policy` holds such an update to the same numbers before it is taken over. Both raise
+Corrupt, with the version.
 
 With d = recomputed - served and r = exp(d), k3 is the mean of r - 1 - d. A bias may be too small for k3 and still add up: 0.012 nats a token are
 k3 7e-5, and a factor of 3.3 after 100 tokens. But r has the mean 1 wherever tokens were drawn from the distribution that was served, so a mean

@@ -3,7 +3,8 @@
 `Sampling.stream` checks a request and submits it to who answers such requests of its base (`fleet`). When that process goes
 away the request is submitted again, to another replica or to the same one when it is back, with the tokens that were passed on: the noise of a
 token depends on seed, sample and position alone, so the answer goes on with the same ones. The last of them is sampled once more, to see that it
-does. Where more than tokens is asked, everything is computed again and what was passed on is dropped. Every wait has a deadline.
+does. Where more than tokens is asked, everything is computed again and what was passed on is dropped. Who is to answer is waited for within a
+deadline; what bounds the wait for tokens is the pulse of the connection.
 
 A request is of one version, and its answer goes by that name: tokens of which whoever samples says another version are Corrupt.
 """

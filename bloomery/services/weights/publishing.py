@@ -5,6 +5,7 @@ A copy shares its blob with the original and outlives it. It lies in a run of it
 
 import json
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, insert, select, update
@@ -86,6 +87,8 @@ def _copy(
         _insert(connection, source, project, run_id, ttl_s)
         record_event(connection, project, "checkpoint.copied", run_id, source=source.path, to=name, by=p.key_id)
     elif known.key != source.key:
+        if isinstance(to, Destination):
+            raise Conflict(f"the request `{to.request}` made a copy of other weights: give this one another name", field="x-idempotency-key")
         raise Conflict(f"`{name}` holds a copy of other weights: give this one another number", field="model_seq_id")
     return f"tinker://{name}/{FOLDERS[source.kind]}/{source.name}"
 
@@ -94,15 +97,19 @@ def _session_for(connection: Connection, to: Destination, source: CheckpointRow)
     """A finished session that holds the copy; that of an earlier request of the same name, if there is one."""
     if connection.execute(select(rows.project.c.id).where(rows.project.c.id == to.project)).first() is None:
         raise NotFound(f"no project `{to.project}`", field="destination_project_id")
-    tags, now = json.dumps([f"copy:{to.request or new_id('request')}"]), now_us()
-    mine = (rows.session.c.project == to.project, rows.session.c.tags == tags)
-    if (known := connection.scalar(select(rows.session.c.id).where(*mine))) is not None:
-        return str(known)
-    session_id = new_id("session")
-    values = {"id": session_id, "project": to.project, "tags": tags, "user_metadata": "{}", "sdk_version": "", "created_us": now}
+    session_id = new_id("session") if to.request is None else _session_of(to.project, to.request)
+    if connection.execute(select(rows.session.c.id).where(rows.session.c.id == session_id)).first() is not None:
+        return session_id
+    now = now_us()
+    values = {"id": session_id, "project": to.project, "tags": '["copy"]', "user_metadata": "{}", "sdk_version": "", "created_us": now}
     values |= {"heartbeat_us": now, "finished_us": now, "finish_reason": f"success: holds a copy of {source.path}"}
     connection.execute(insert(rows.session).values(values))
     return session_id
+
+
+def _session_of(project: str, request: str) -> str:
+    """An id that follows from the request: nobody else's session has it, and who is asked again finds it."""
+    return f"session-{sha256(json.dumps([project, request]).encode()).hexdigest()[:32]}"
 
 
 def _run_for(connection: Connection, source: CheckpointRow, project: str, session_id: str, name: str) -> NewRun:

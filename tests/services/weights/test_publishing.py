@@ -95,6 +95,14 @@ def test_a_copy_into_a_project_is_made_once_for_a_request_and_by_who_may(tmp_pat
             paths = [await copy(ME, "default", request) for request in ("r", "r", "s", None, None)]
             assert paths[0] == paths[1]
             assert len(set(paths)) == 4
+            # A session that says of itself what sessions of copies do is none.
+            columns = "'session-9', project, '[\"copy:t\"]', user_metadata, sdk_version, 1, 1, NULL, NULL, NULL"
+            tagged = f"INSERT INTO session SELECT {columns} FROM session LIMIT 1"
+            await api.database.write(lambda connection: connection.exec_driver_sql(tagged))
+            assert "session-9" not in await copy(ME, "default", "t")
+            with pytest.raises(Conflict, match="the request `r` made a copy of other weights") as refused:
+                await publishing.copy(ME, await saved(api, "other"), Destination("default", "r"), ttl_s=None, name_of=name_of)
+            assert refused.value.field == "x-idempotency-key"
             theirs = await copy(ME, "other", "r")
             found = await api.checkpoints.find(STRANGER, theirs)
             assert (await api.runs.get(STRANGER, found.run_id)).metadata == {}

@@ -14,8 +14,8 @@ from bloomery.api.deps import metered
 from bloomery.api.routes.openai import completions, embeddings, models, refused, responses
 
 router = APIRouter(prefix="/v1", tags=["openai"])
-for answers in (completions, responses, embeddings):
-    router.include_router(answers.router, dependencies=[Depends(metered)])
+for asked in (completions, responses, embeddings):
+    router.include_router(asked.router, dependencies=[Depends(metered)])
 router.include_router(models.router)
 # Last, because it takes every path.
 router.include_router(refused.router)

@@ -11,8 +11,8 @@ from bloomery.api.routes.openai import completions, embeddings, models, refused,
 PREFIX = "/oai/api/v1"
 
 router = APIRouter(prefix=PREFIX, tags=["tinker"])
-for answers in (completions, responses, embeddings):
-    router.include_router(answers.router, dependencies=[Depends(metered)])
+for asked in (completions, responses, embeddings):
+    router.include_router(asked.router, dependencies=[Depends(metered)])
 router.include_router(models.router)
 # Last, because it takes every path.
 router.include_router(refused.router)
