@@ -13,11 +13,18 @@ from fastapi import APIRouter, Depends
 from bloomery.api.deps import metered
 from bloomery.api.routes.openai import completions, embeddings, models, refused, responses
 
-router = APIRouter(prefix="/v1", tags=["openai"])
-for asked in (completions, responses, embeddings):
-    router.include_router(asked.router, dependencies=[Depends(metered)])
-router.include_router(models.router)
-# Last, because it takes every path.
-router.include_router(refused.router)
 
-__all__ = ["router"]
+def compose(prefix: str, tag: str) -> APIRouter:
+    """All of the contract below a path."""
+    composed = APIRouter(prefix=prefix, tags=[tag])
+    for asked in (completions, responses, embeddings):
+        composed.include_router(asked.router, dependencies=[Depends(metered)])
+    composed.include_router(models.router)
+    # Last, because it takes every path.
+    composed.include_router(refused.router)
+    return composed
+
+
+router = compose("/v1", "openai")
+
+__all__ = ["compose", "router"]
