@@ -75,6 +75,11 @@ class Weighed(NamedTuple):
     """Log-probabilities that the loss compares with; None: those that were served."""
 
     @property
+    def teaches(self) -> bool:
+        """Whether anything of it has a loss."""
+        return bool(self.advantages.any())
+
+    @property
     def compared(self) -> tuple[float, ...]:
         """What the ratios of the loss begin from."""
         return self.segment.logprobs if self.anchor is None else self.anchor
@@ -143,6 +148,6 @@ def mean_over_tokens(weighed: Sequence[Weighed]) -> list[Weighed]:
 
     Rows without any loss are left out: they would only cost time.
     """
-    taught = [row for row in weighed if row.advantages.any()]
+    taught = [row for row in weighed if row.teaches]
     tokens = sum(int(np.count_nonzero(row.advantages)) for row in taught)
     return [row._replace(advantages=row.advantages / np.float32(tokens)) for row in taught]

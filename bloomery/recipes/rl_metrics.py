@@ -168,7 +168,7 @@ def _looked(trained: Mapping[str, float], looked: Looked | None) -> dict[str, fl
 
 def _times(groups: Sequence[Group], data: Sequence[Weighed], seconds: Seconds) -> dict[str, float]:
     sampled = sum(len(member.rollout.tokens) for group in groups for member in group.members)
-    through = sum(len(row.segment.tokens) for row in data if row.advantages.any())
+    through = sum(len(row.segment.tokens) for row in data if row.teaches)
     total = seconds.total or 1.0
     found = {
         "seconds/step": seconds.total,

@@ -88,6 +88,9 @@ def test_metrics_tell_raw_from_filtered_rewards_and_count_what_was_lost() -> Non
         "tokens/trained_per_s": 10,
     }
     assert {name: found[name] for name in expected} == pytest.approx(expected)
+    stale = mask_stale(data, {"v": 2}.__getitem__, 1)
+    masked = step_metrics(groups, kept, stale, {}, {"v": 2}.__getitem__, Seconds(2.0, 0.5, 1.5, 0.5, 1.5))
+    assert (masked["tokens/trained"], masked["lag/tokens/2"]) == (0, 6), "nothing is trained of what is masked"
 
 
 def test_a_step_without_anything_to_train_has_metrics_all_the_same() -> None:
