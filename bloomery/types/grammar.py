@@ -24,7 +24,7 @@ MAX_RULES: Final = 4000
 """Of a Lark grammar. From some five thousand on, each of which refers to the next, llguidance does not come to an end."""
 _STACK_BYTES: Final = 1 << 28
 """Twice what references took that fill the longest text; memory is taken as it is touched."""
-_ONE_AT_A_TIME: Final = threading.Lock()
+_setting_stack = threading.Lock()
 BLANKS: Final = r"[ \n\t]{0,40}"
 """Between the parts of a JSON text. Without a bound a weak model may write blanks for ever."""
 LIMITS: Final = LLParserLimits(step_lexer_fuel=60_000, step_max_items=20_000, max_lexer_states=25_000, verbose_errors=False)
@@ -73,7 +73,7 @@ def on_deep_stack(call: Callable[[], T]) -> T:
         except BaseException as error:
             given.set_exception(error)
 
-    with _ONE_AT_A_TIME:
+    with _setting_stack:
         # It is a setting of the whole process: a thread that somebody else starts meanwhile has more room than it needs.
         before = threading.stack_size(_STACK_BYTES)
         try:

@@ -155,21 +155,6 @@ def test_snapshots_with_a_name_come_behind_what_is_deployed_and_before_those_wit
     tell(tmp_path, story, replace(NEVER_OF_ITSELF, nameless_idle_s=0))
 
 
-def test_what_has_no_name_waits_for_the_longest_idle_time(tmp_path: Path) -> None:
-    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
-        engine.say(queued_operations=1)
-        await until(lambda: services.links[BASE].works)
-        nameless = await publish(services)
-        # Before anybody can know that it rests.
-        began_s = time.monotonic()
-        engine.say(queued_operations=0)
-        await until(lambda: len(engine.compared) == 1)
-        assert time.monotonic() - began_s > NAMELESS_AFTER_A_WHILE.nameless_idle_s / 2
-        assert engine.compared[0].weights.version == nameless
-
-    tell(tmp_path, story, NAMELESS_AFTER_A_WHILE, work=True)
-
-
 def publish_many(connection: Connection, *, count: int) -> list[str]:
     """Rows without a name like the one that has one, and their versions in the order of their birth."""
     (row,) = connection.execute(select(rows.checkpoint).where(rows.checkpoint.c.name == "kept")).mappings()
@@ -275,18 +260,20 @@ async def turn_often(services: Services, engine: FakeEngine) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_what_waits_for_idle_time_is_measured_when_there_was_enough_of_it_and_nobody_says_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "pace"), [("kept", AFTER_A_WHILE), (None, NAMELESS_AFTER_A_WHILE)], ids=["named", "nameless"])
+def test_what_waits_for_idle_time_is_measured_when_there_was_enough_of_it_and_nobody_says_more(tmp_path: Path, name: str | None, pace: Pace) -> None:
     async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
         engine.say(queued_operations=1)
         await until(lambda: services.links[BASE].works)
-        await publish(services, "kept")
+        version = await publish(services, name)
         # Before anybody can know that it rests.
         began_s = time.monotonic()
         engine.say(queued_operations=0)
         await until(lambda: len(engine.compared) == 1)
-        assert time.monotonic() - began_s > AFTER_A_WHILE.long_idle_s / 2
+        assert time.monotonic() - began_s > max(pace.long_idle_s, pace.nameless_idle_s if name is None else 0) / 2
+        assert engine.compared[0].weights.version == version
 
-    tell(tmp_path, story, AFTER_A_WHILE, work=True)
+    tell(tmp_path, story, pace, work=True)
 
 
 def test_a_card_that_cannot_be_made_is_tried_twice_and_said_to_who_asks(tmp_path: Path) -> None:
