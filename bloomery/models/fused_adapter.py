@@ -11,6 +11,7 @@ from bloomery.models.factors import Factors, padded_rank
 from bloomery.models.native import gemm
 from bloomery.models.native.low_rank import TargetPlace
 from bloomery.models.targets import Target
+from bloomery.models.tensor_bytes import raw_bits
 from bloomery.types.errors import InvalidInput, NotSupported
 
 
@@ -144,5 +145,4 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 def _num_set(tensor: Tensor) -> int:
-    bits = torch.int16 if tensor.element_size() == 2 else torch.int32
-    return int(tensor.detach().view(bits).count_nonzero())
+    return int(raw_bits(tensor).count_nonzero())

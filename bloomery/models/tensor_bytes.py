@@ -12,6 +12,7 @@ from bloomery.types.tensor_file import TensorPlace, TensorSpec
 
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -25,6 +26,11 @@ def values(tensor: Tensor) -> memoryview:
     """The bytes of a tensor, little-endian and C-contiguous; of one that is so already on the CPU nothing is copied."""
     flat: NDArray[np.uint8] = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
     return flat.data
+
+
+def raw_bits(tensor: Tensor) -> Tensor:
+    """The raw bits of each element as a whole number, where they lie: equal also where numbers are none, and another one for a zero with a sign."""
+    return tensor.detach().view(_BITS[tensor.element_size()])
 
 
 class Packed(Mapping[str, Tensor]):

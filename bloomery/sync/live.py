@@ -20,13 +20,13 @@ from bloomery.models.fused_adapter import FusedAdapter, ScaledView
 from bloomery.models.names import Place, stored_places
 from bloomery.models.products import is_packed, unpacked
 from bloomery.models.published_names import published_name
+from bloomery.models.tensor_bytes import raw_bits
 from bloomery.sync.state_hash import SEEDS, Bits, StateHash, change, hash_elements
 from bloomery.types.errors import Corrupt
 
 PIECE_ELEMENTS: Final = 1 << 20
 PACKED_EMBEDDING: Final = "lm_head.weight"
 """What the pieces of a tied head are called that lies packed beside the embedding."""
-_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _MASK: Final = (1 << 64) - 1
 
@@ -78,7 +78,7 @@ def hash_tensor(tensor: Tensor, first: int) -> StateHash:
     """Of a tensor's elements, whose first has index `first`; on whatever device it is, in one pass."""
     if tensor.device.type == "cpu":
         return hash_elements(_unsigned(tensor), first)
-    return hash_on_device(tensor.detach().reshape(-1).view(_BITS[tensor.element_size()]), first)
+    return hash_on_device(raw_bits(tensor.reshape(-1)), first)
 
 
 def changed(indices: Tensor, old: Tensor, new: Tensor) -> StateHash:
@@ -208,8 +208,8 @@ def _lies_packed(parameter: Tensor | nn.ParameterList) -> bool:
 
 def _unsigned(tensor: Tensor) -> Bits:
     """Raw bits [n] of the elements; of a tensor in one piece on the CPU nothing is copied."""
-    bits: Bits = tensor.detach().cpu().reshape(-1).view(_BITS[tensor.element_size()]).numpy()
-    return bits.view(_UNSIGNED[tensor.element_size()])
+    found: Bits = raw_bits(tensor.cpu().reshape(-1)).numpy()
+    return found.view(_UNSIGNED[tensor.element_size()])
 
 
 def _keys(places: Tensor, start: int) -> Tensor:

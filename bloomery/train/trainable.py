@@ -14,7 +14,7 @@ from torch import Tensor
 from bloomery.models.decoder import Decoder
 from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.pads import pad_to
-from bloomery.models.tensor_bytes import values
+from bloomery.models.tensor_bytes import raw_bits, values
 from bloomery.types.operations import LoraSpec
 
 _DIGEST_HEX_DIGITS = 32
@@ -69,8 +69,7 @@ class Trainable(Protocol):
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Also where numbers are none, which are equal to nothing; a zero with a sign is another one."""
-    bits = torch.int16 if one.element_size() == 2 else torch.int32
-    return one.dtype == other.dtype and torch.equal(one.detach().view(bits), other.detach().view(bits))
+    return one.dtype == other.dtype and torch.equal(raw_bits(one), raw_bits(other))
 
 
 class Slot(NamedTuple):
