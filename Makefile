@@ -8,9 +8,10 @@ TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements.txt)
 BIN := .venv/bin
 READY := .venv/.ready
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -q --progress-bar off
-# Workers of the short suite; each starts servers of its own.
+# Workers of both suites; each starts servers of its own.
 JOBS ?= 2
-PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+# Bytecode is kept though the environment may say otherwise: servers under test are many processes, and each would compile the package again.
+PYTEST := HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 CODE := bloomery tests bench
 
 .PHONY: setup demo test test-slow test-all test-web test-cookbook lint check fix golden contract fidelity charts clean
@@ -27,7 +28,7 @@ test-all: test test-slow
 
 # pytest says 5 when it found nothing to run.
 test-slow: $(READY)
-	$(PYTEST) -m "slow and not gpu and not web" $(ARGS) || [ $$? -eq 5 ]
+	$(PYTEST) -n $(JOBS) --dist loadfile -m "slow and not gpu and not web" $(ARGS) || [ $$? -eq 5 ]
 
 # The page in Debian's Chromium, installed here when it is missing (which takes root, or sudo); without it the tests fail.
 test-web: $(READY)

@@ -142,7 +142,7 @@ class _Peer:
     """One batch of transformers."""
 
     def __init__(self, model: Qwen3ForCausalLM) -> None:
-        self._model = model
+        self._model: Any = model
 
     def __call__(self, prompts: Prompts, tokens: int) -> int:
         settings = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=tokens, pad_token_id=0)

@@ -80,7 +80,7 @@ def _loss(variant: str, hidden_RD: Tensor, head_VD: Tensor, targets_R: Tensor) -
         case "bloomery":
             return -token_logprobs(hidden_RD, head_VD, None, targets_R[:, None]).sum()
         case _:
-            loss: Tensor = F.linear_cross_entropy(hidden_RD, head_VD, targets_R, reduction="sum")  # type: ignore[attr-defined]
+            loss: Tensor = F.linear_cross_entropy(hidden_RD, head_VD, targets_R, reduction="sum")
             return loss
 
 

@@ -19,13 +19,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 
 from bench.line import Line
 from bench.shapes import SHAPES, supervised, write_directory
-from bloomery.client import Client
+from bloomery.client import Client, Pending
 
 NAME = "served"
 TOKENS = 200
@@ -139,7 +139,7 @@ def _train(url: str, key: str) -> None:
     with Client(url, key) as client:
         model = client.models()[0]
         run = client.create_run(model.alias, rank=16, seed=1)
-        pending = []
+        pending: list[Pending[Any]] = []
         for seed in range(1 << 30):
             pending += [run.forward_backward(list(supervised(model.vocab_size, TRAINED, seed))), run.optim_step(1e-4)]
             while len(pending) > 6:

@@ -7,7 +7,8 @@ import sys
 import time
 
 from bench.line import Line
-from bloomery.cli.demo import Bars, console_for, figures, run, serving, show
+from bloomery.cli.demo import Bars, console_for, figures, run, show
+from bloomery.cli.demo_server import serving
 
 
 def main() -> None:

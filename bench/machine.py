@@ -30,16 +30,20 @@ def machine() -> dict[str, object]:
     }
 
 
-def processor_s(ancestor: int) -> float:
-    """Seconds of processor time that the living descendants of a process have had so far."""
+def processor_s(ancestor: int, *, waited_for: bool = False) -> float:
+    """Seconds of processor time that the living descendants of a process have had so far, and those that they have waited for, if asked."""
     parents, seconds = {}, {}
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            # Behind the name of the program, which may hold anything: state, parent, and from the twelfth on user and system time.
+            # Behind the name of the program, which may hold anything: state, parent, and from the twelfth on user and system time, its own and
+            # that of children.
             told = (place / "stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        parents[int(place.name)], seconds[int(place.name)] = int(told[1]), (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
+        parents[int(place.name)], seconds[int(place.name)] = (
+            int(told[1]),
+            sum(map(int, told[11 : 15 if waited_for else 13])) / os.sysconf("SC_CLK_TCK"),
+        )
     family = {ancestor}
     while more := {child for child, parent in parents.items() if parent in family} - family:
         family |= more

@@ -27,11 +27,11 @@ from bench.line import Line
 from bench.shapes import SHAPES, write_directory
 from bloomery.config import EngineConfig, ModelConfig, to_json
 from bloomery.infer.plan import CLASSES, Limits
+from bloomery.obs.lifetime import end_with
 from bloomery.types import protocol
 from bloomery.types.arrays import Array
 from bloomery.types.generation import Abort, Generate, GenerateFailed, Priority, SampledToken, SampleFinished, SamplingParams, Weights
 from bloomery.types.protocol import FromEngine, SamplerEvents, ToEngine, Welcome
-from bloomery.up.children import end_with
 
 BASE: Final = Weights(version="bench")
 START_S: Final = 120.0
@@ -282,7 +282,7 @@ async def _message(reader: asyncio.StreamReader) -> FromEngine:
 
 def _timeline(course: Course) -> dict[str, Any]:
     """Every second of every class; None where nothing of a kind came."""
-    classes = {
+    classes: dict[str, object] = {
         priority: {
             "tokens": [second.tokens for second in seconds],
             "places": [round(second.tokens / max(1, steps), 1) for second, steps in zip(seconds, course.steps, strict=True)],

@@ -6,12 +6,17 @@ going first. Answers have `--tokens` tokens, whatever the model says, one to a p
 more there are, the more decode in one batch, and the less a token costs that is sampled plainly. `ratio` is the wall time of the one by that of the
 other, over all versions of a learning rate; `kept_whole` is the share of answers that are those of the version before, and `kept_prefix` how many
 leading tokens are, on average. The digests of both, of all tokens and the bits of all log-probabilities, must be equal, or there is no line.
+
+No check of a draft can be faster than the model reads it. So the same prompts and answers are also given as prompts, behind a token that keeps them
+from being found in the cache, with one token to sample: `prefill_median_s`, in the same way and as many at a time. `limit` is the wall time of plain
+sampling by that of this reading: what reuse would come to if every answer were kept whole and nothing were drawn.
 """
 
 import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
@@ -27,6 +32,8 @@ from bloomery.recipes.rollouts import Problem, RolloutConfig, Rollouts
 MODEL: Final = "bloomery-tiny"
 HELD_OUT_SEED: Final = 1_000_000
 _SETTING: Final = ("tokens", "rank", "warm_up", "warm_up_steps", "versions")
+_STRANGER: Final = 0
+"""A token that no prompt begins with."""
 GROUPS: Final = 16
 """Problems of a training step."""
 
@@ -36,6 +43,8 @@ class Round(NamedTuple):
 
     plain_s: float
     reused_s: float
+    prefill_s: float
+    """To read all prompts and answers."""
     kept: list[int]
     """Leading tokens of each answer that the version before gave too."""
     digest: str
@@ -105,8 +114,15 @@ class _Load:
         (plain, plain_s), (reused, reused_s) = timed[True], timed[False]
         if plain.digest != reused.digest:
             raise SystemExit(f"with drafts other answers came to {reused.moved(plain)}")
-        self.rounds.append(Round(plain_s, reused_s, _kept(self._before, reused), reused.digest))
+        prefill_s = self._prefill(sampler, plain)
+        self.rounds.append(Round(plain_s, reused_s, prefill_s, _kept(self._before, reused), reused.digest))
         self._before = reused
+
+    def _prefill(self, sampler: Sampler, answered: Evaluated) -> float:
+        read = [each.problem._replace(prompt=(_STRANGER, *each.problem.prompt, *each.continuations[0])) for each in answered.answers]
+        began = time.perf_counter()
+        evaluate(sampler, read, lambda _: 0.0, replace(self._config, max_tokens=1))
+        return time.perf_counter() - began
 
 
 def _step(client: Client, run: TrainingRun, sampler: Sampler, task: PairsTask, number: int, rate: float) -> Sampler:
@@ -135,6 +151,8 @@ def _shown(rounds: Sequence[Round], tokens: int) -> dict[str, Any]:
         "ratios": [round(each.plain_s / each.reused_s, 2) for each in rounds],
         "plain_median_s": round(statistics.median(each.plain_s for each in rounds), 3),
         "reused_median_s": round(statistics.median(each.reused_s for each in rounds), 3),
+        "prefill_median_s": round(statistics.median(each.prefill_s for each in rounds), 3),
+        "limit": round(sum(each.plain_s for each in rounds) / sum(each.prefill_s for each in rounds), 2),
         "answers": len(kept),
         "kept_whole": round(sum(each == tokens for each in kept) / len(kept), 3),
         "kept_prefix": round(statistics.fmean(kept), 1),

@@ -60,7 +60,8 @@ def _heading(result: dict[str, Any]) -> Iterator[str]:
 
 
 def _x(result: dict[str, Any], seconds: float) -> float:
-    return _LEFT + seconds / result["setting"]["seconds"] * (_WIDTH - _LEFT - _RIGHT)
+    whole_s: float = result["setting"]["seconds"]
+    return _LEFT + seconds / whole_s * (_WIDTH - _LEFT - _RIGHT)
 
 
 def _y(reward: float) -> float:

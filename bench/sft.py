@@ -109,7 +109,8 @@ def _compare(place: Path, model: Path, batches: list[list[Row]], kind: str, dtyp
     itself = [sys.executable, "-m", "bench.sft", "--size", asked.size, "--job", file]
     ours, limit = _run(itself), _run([*itself, "--products"])
     ours_speed = _speed(ours, [sum(len(row["input_ids"]) for row in batch) for batch in batches])
-    forms, losses = {}, {"ours": ours["losses"]}
+    forms: dict[str, dict[str, Any]] = {}
+    losses = {"ours": ours["losses"]}
     for form, arguments in peer_forms(dtype, len(batches)).items():
         file.write_text(json.dumps(job | {"arguments": arguments}))
         theirs = _run([python_of("trl"), PEER, file], waiting={})
@@ -155,7 +156,8 @@ def _run(argv: list[Any], waiting: Mapping[str, str] = OUR_WAITING) -> dict[str,
 
 def _speed(found: dict[str, Any], tokens: list[int]) -> int:
     """Tokens per second, the median of the steps after the first ones."""
-    return round(statistics.median(count / seconds for count, seconds in list(zip(tokens, found["seconds"], strict=False))[WARM_UP:]))
+    seconds: list[float] = found["seconds"]
+    return round(statistics.median(count / taken_s for count, taken_s in list(zip(tokens, seconds, strict=False))[WARM_UP:]))
 
 
 def train_ours(job: dict[str, Any]) -> dict[str, Any]:

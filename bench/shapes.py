@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -82,7 +82,8 @@ def write_directory(shape: Shape, place: Path, dtype: torch.dtype = torch.float3
         eos_token_id=2,
     )
     torch.manual_seed(0)
-    Qwen3ForCausalLM(config).to(dtype).save_pretrained(place)
+    model: Any = Qwen3ForCausalLM(config)
+    model.to(dtype).save_pretrained(place)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(Path(tiny.__file__).parent / "weights" / name, place / name)
     return place

@@ -129,7 +129,8 @@ def _sampling(place: Path, name: str, asked: argparse.Namespace) -> dict[str, An
 
 def _median_round_s(python: Path, url: str, key: str, model: str, asked: argparse.Namespace) -> float:
     counts = (asked.prompts, asked.prompt_tokens, asked.samples, asked.new_tokens, asked.rounds + WARM_UP_ROUNDS)
-    return statistics.median(_drive(python, "tinker_samples.py", url, key, model, *counts)["seconds"][WARM_UP_ROUNDS:])
+    seconds: list[float] = _drive(python, "tinker_samples.py", url, key, model, *counts)["seconds"]
+    return statistics.median(seconds[WARM_UP_ROUNDS:])
 
 
 def _earliest_s(found_s: float) -> float:
@@ -176,7 +177,7 @@ def computed_s(log: str) -> float:
 
 def _drive(python: Path, script: str, *arguments: str | int) -> dict[str, Any]:
     """What a script says that speaks to a server through the SDK of this interpreter."""
-    argv = [python, DRIVERS / script, *map(str, arguments)]
+    argv = [str(python), str(DRIVERS / script), *map(str, arguments)]
     printed = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "TINKER_TELEMETRY": "0"}).stdout
     found: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return found
@@ -188,7 +189,8 @@ def _for_transformers_4(model: Path, place: Path) -> Path:
     for file in model.iterdir():
         (place / file.name).write_bytes(file.read_bytes())
     config = json.loads((place / "config.json").read_text())
-    config["rope_theta"] = Qwen3Config.from_pretrained(model).rope_parameters["rope_theta"]
+    rotations: Any = Qwen3Config.from_pretrained(model).rope_parameters
+    config["rope_theta"] = rotations["rope_theta"]
     del config["rope_parameters"]
     (place / "config.json").write_text(json.dumps(config))
     tokenizer = json.loads((place / "tokenizer_config.json").read_text())
@@ -209,7 +211,7 @@ def _skyrl(model: Path) -> Iterator[Peer]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     place = Path(tempfile.mkdtemp(prefix="skyrl-", dir=model.parent))
-    argv = [python, *_server_arguments(port, model, place)]
+    argv = [str(python), *_server_arguments(port, model, place)]
     # It starts its engine through `uv run`, which looks for the first two; its log is folded at so many columns.
     found = {
         "VIRTUAL_ENV": str(environment),

@@ -11,9 +11,10 @@ from typing import Final, NamedTuple
 
 from bloomery import __version__
 from bloomery.config.data_dir import DataDir
+from bloomery.grade import processes as grading
 from bloomery.obs.machine import free_memory_bytes, usable_cpus
 from bloomery.types.errors import BloomeryError
-from bloomery.up import base_models, cores, layout, lock
+from bloomery.up import base_models, cores, endpoints, layout, lock
 from bloomery.up.base_models import ModelArgument
 from bloomery.up.hints import command
 
@@ -39,7 +40,7 @@ class Finding(NamedTuple):
     problem: str | None = None
 
 
-def examine(data_dir: Path, models: Sequence[str], dtype: str, threads: int | None) -> Iterator[Finding]:
+def examine(data_dir: Path, models: Sequence[str], dtype: str, threads: int | None, outside: Path | None = None) -> Iterator[Finding]:
     """Look at everything, cheap things first."""
     yield Finding("bloomery", __version__)
     yield Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
@@ -48,7 +49,10 @@ def examine(data_dir: Path, models: Sequence[str], dtype: str, threads: int | No
     shares = cores.share(engines=max(1, len(models)), replicas=1, from_start=False, threads=threads)
     yield Finding("replicas", cores.announce(shares, 1, from_start=False))
     yield Finding("memory", f"{base_models.gigabytes(free_memory_bytes())} free")
+    yield _graders()
     yield from _data_dir(DataDir(data_dir.expanduser().resolve()))
+    if outside is not None:
+        yield from _endpoints(outside)
     if importlib.util.find_spec("torch"):
         yield from _devices()
         for value in models or [base_models.DEFAULT_MODEL]:
@@ -61,6 +65,14 @@ def _packages() -> Iterator[Finding]:
             yield Finding(distribution, importlib.metadata.version(distribution))
         else:
             yield Finding(distribution, "missing", f"install {distribution}, for example with `make setup`")
+
+
+def _graders() -> Finding:
+    """The level at which code of graders runs here."""
+    found = grading.level()
+    if found.level == "L1":
+        return Finding("graders", f"L1, jailed: {', '.join(found.layers)}")
+    return Finding("graders", f"{found.level}, without a jail", f"code of graders is refused, because this machine gives no jail: {found.reason}")
 
 
 def _data_dir(data: DataDir) -> Iterator[Finding]:
@@ -82,6 +94,15 @@ def _data_dir(data: DataDir) -> Iterator[Finding]:
         # Its own server is what the directory is for; how that one is, is for `status` to say.
         status = command("status", data)
         yield Finding("data directory", f"layout {version}, in use by process {server.pid}, which serves {server.url}: see `{status}`")
+
+
+def _endpoints(file: Path) -> Iterator[Finding]:
+    """What `up` would take of it; nobody outside is asked."""
+    try:
+        for endpoint in endpoints.read(file, os.environ):
+            yield Finding("endpoint", endpoints.announce(endpoint).removeprefix("endpoint "))
+    except BloomeryError as error:
+        yield Finding("endpoints", str(file), error.message)
 
 
 def _devices() -> Iterator[Finding]:

@@ -34,7 +34,7 @@ def pytest_configure() -> None:
 @pytest.fixture(scope="session")
 def live_server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[LiveServer]:
     """`bloomery up` on the shipped model, shared by all tests that only use it."""
-    with running_server(tmp_path_factory.mktemp("live") / "data") as server:
+    with running_server(tmp_path_factory.mktemp("live") / "data", jobs=2) as server:
         request.config.stash[_server] = server
         yield server
 

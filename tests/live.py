@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -37,6 +37,11 @@ class LiveServer(NamedTuple):
         alive = {name: row["pid"] for name, row in self.children().items() if isinstance(row["pid"], int)}
         return {**alive, "supervisor": self.process.pid}
 
+    def pid(self, name: str) -> int:
+        """The process of that name, waited for where it is being started again."""
+        wait_until(lambda: name in self.pids())
+        return self.pids()[name]
+
     def stop(self) -> int:
         """Ask it to stop, as Ctrl-C does; its exit status."""
         self.process.terminate()
@@ -50,15 +55,23 @@ class LiveServer(NamedTuple):
 
 @contextmanager
 def running_server(
-    data_dir: Path, *options: str, env: Mapping[str, str] | None = None, replicas: int | None = 0, threads: int | None = 1
+    data_dir: Path,
+    *options: str,
+    env: Mapping[str, str] | None = None,
+    replicas: int | None = 0,
+    threads: int | None = 1,
+    jobs: int = 0,
+    program: Sequence[str] = (BLOOMERY,),
 ) -> Iterator[LiveServer]:
-    """A server that is ready; stopped at the end, and its logs printed if the body fails. A replica is one more process to start: most need none.
+    """A server that is ready; stopped at the end, and its logs printed if the body fails.
+
+    A replica, and the runner of `jobs`, is one more process to start: most need none.
 
     `replicas` and `threads` None are what `up` chooses.
     """
     said = data_dir.parent / f"{data_dir.name}.up.log"
     argv = [
-        BLOOMERY,
+        *program,
         "up",
         "--data-dir",
         str(data_dir),
@@ -66,6 +79,8 @@ def running_server(
         "0",
         *([] if threads is None else ["--threads", str(threads)]),
         *([] if replicas is None else ["--replicas", str(replicas)]),
+        "--jobs",
+        str(jobs),
         *options,
     ]
     with said.open("wb") as output:

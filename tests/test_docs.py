@@ -46,6 +46,7 @@ def test_the_blocks_of_the_quickstart_run_in_order(tmp_path: Path) -> None:
     assert "stopped process" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_python_of_the_readme_runs_with_the_real_sdk(live_server: LiveServer, tmp_path: Path) -> None:
     ((_, code),) = blocks(ROOT / "README.md")
     environment = {**os.environ, "BLOOMERY_API_KEY": live_server.key, "HOME": str(tmp_path)}

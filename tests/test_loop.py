@@ -8,14 +8,14 @@ import pytest
 from bloomery.client import Client
 from bloomery.recipes import stdlib_docs
 from bloomery.recipes.loop import Loop, LoopConfig, LoopReport, Rows, run_loop
-from bloomery.recipes.sft import SftConfig
-from bloomery.recipes.statistics import Paired
+from bloomery.recipes.sft import AdamConfig, SftConfig
 from bloomery.recipes.task import routing_task
 from bloomery.render import ChatTokenizer
+from bloomery.types.statistics import Paired
 from tests.live import LiveServer
 
 PARTS = (64, 48, 40)
-SHORT = SftConfig(epochs=1, learning_rate=4e-3, batch_size=16)
+SHORT = SftConfig(epochs=1, adam=AdamConfig(learning_rate=4e-3), batch_size=16)
 CONFIG = LoopConfig(deployment="little-loop", base_model="bloomery-tiny", first=SHORT, second=SHORT, concurrency=8)
 TASK = routing_task(stdlib_docs.LABELS)
 
@@ -86,6 +86,7 @@ def test_what_is_live_follows_the_verdict(report: LoopReport, client: Client) ->
     assert live == report.live.version == report.versions["v2" if report.promoted else "v1"]
 
 
+@pytest.mark.slow
 def test_a_version_that_is_not_better_is_not_promoted(report: LoopReport, client: Client) -> None:
     tokenizer = ChatTokenizer.load(Path(client.models()[0].path))
     loop = Loop(client, TASK, tokenizer.render_training, CONFIG, lambda *_: None)

@@ -9,7 +9,10 @@ REPORT = "import sys; import {module}; print(*sorted({heavy} & set(sys.modules))
 HEAVY = {"torch", "transformers", "sklearn", "scipy"}
 
 
-@pytest.mark.parametrize("module", ["bloomery.cli.main", "bloomery.api.app", "bloomery.client", "bloomery.up.start", "bloomery.services.core"])
+@pytest.mark.parametrize(
+    "module",
+    ["bloomery.cli.main", "bloomery.api.app", "bloomery.client", "bloomery.up.start", "bloomery.services.core", "bloomery.grade.pool"],
+)
 def test_importing_it_loads_nothing_heavy(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", REPORT.format(module=module, heavy=HEAVY)], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -82,6 +82,7 @@ def test_a_second_up_names_the_holder(server: LiveServer, small_model: Path) -> 
     assert f"in use by process {server.process.pid}, which serves {server.url}" in done.stderr
 
 
+@pytest.mark.slow
 def test_status_shows_processes_and_where_they_answer(server: LiveServer) -> None:
     done = bloomery("status", "--data-dir", str(server.data_dir))
     assert done.stdout.splitlines()[0] == f"{server.url} answers (supervisor: process {server.process.pid})"
@@ -93,20 +94,21 @@ def states(said: str) -> dict[str, str]:
     return {line.split()[0]: " ".join(line.partition("  restarts ")[0].split()[3:]) for line in said.splitlines()[1:]}
 
 
+@pytest.mark.slow
 def test_status_says_which_process_restarts_and_since_when(server: LiveServer) -> None:
     wait_until(lambda: bloomery("status", "--data-dir", str(server.data_dir)).returncode == 0)
     done = None
     while done is None or not states(done.stdout)["engine-small"].startswith("restarting"):
         # A quick engine was ready again before it could be stopped: another death, another look.
-        died, before = datetime.now(UTC), server.pids()["engine-small"]
+        died, before = datetime.now(UTC), server.pid("engine-small")
         os.kill(before, signal.SIGKILL)
         wait_until(lambda before=before: server.pids().get("engine-small", before) != before)
         # Stopped, it does not become ready while it is looked at.
-        os.kill(server.pids()["engine-small"], signal.SIGSTOP)
+        os.kill(server.pid("engine-small"), signal.SIGSTOP)
         try:
             done = bloomery("status", "--data-dir", str(server.data_dir))
         finally:
-            os.kill(server.pids()["engine-small"], signal.SIGCONT)
+            os.kill(server.pid("engine-small"), signal.SIGCONT)
     assert done.returncode == 1
     assert states(done.stdout)["api"] == "ready"
     state, _, since = states(done.stdout)["engine-small"].partition(" since ")
@@ -116,21 +118,23 @@ def test_status_says_which_process_restarts_and_since_when(server: LiveServer) -
     wait_until(lambda: bloomery("status", "--data-dir", str(server.data_dir)).returncode == 0)
 
 
+@pytest.mark.slow
 def test_status_of_a_server_whose_api_is_away_says_so(server: LiveServer) -> None:
-    os.kill(server.pids()["api"], signal.SIGSTOP)
+    os.kill(server.pid("api"), signal.SIGSTOP)
     try:
         done = bloomery("status", "--data-dir", str(server.data_dir))
     finally:
-        os.kill(server.pids()["api"], signal.SIGCONT)
+        os.kill(server.pid("api"), signal.SIGCONT)
     assert done.returncode == 1
     assert done.stdout.startswith(f"{server.url} does not answer ")
     wait_until(lambda: bloomery("status", "--data-dir", str(server.data_dir)).returncode == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["api", "engine-small"])
 def test_a_killed_process_is_back_and_the_server_serves_on(server: LiveServer, name: str) -> None:
     wait_until(lambda: name in server.pids() and healthy(server))
-    before, restarts = server.pids()[name], server.children()[name]["restarts"]
+    before, restarts = server.pid(name), server.children()[name]["restarts"]
     assert isinstance(restarts, int)
     os.kill(before, signal.SIGKILL)
     wait_until(lambda: server.pids().get(name, before) != before and healthy(server))
@@ -138,6 +142,7 @@ def test_a_killed_process_is_back_and_the_server_serves_on(server: LiveServer, n
     assert server.children()[name]["restarts"] == restarts + 1
 
 
+@pytest.mark.slow
 def test_garbage_is_collected_by_the_running_server(server: LiveServer) -> None:
     done = bloomery("gc", "--data-dir", str(server.data_dir))
     assert done.stdout == "removed 0 spans and 0 blobs (0.0 MB)\n", done.stderr
@@ -194,6 +199,7 @@ def test_a_clean_stop_cuts_open_requests_and_logs_nothing_alarming(tmp_path: Pat
     assert any("Cancel 1 running task" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_backup_of_a_running_server_bit_for_bit(server: LiveServer, tmp_path: Path, small_model: Path) -> None:
     archive, copy = tmp_path / "saved.tar.zst", tmp_path / "copy"
     with Client(server.url, server.key) as client:

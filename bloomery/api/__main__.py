@@ -13,6 +13,7 @@ import uvicorn
 import uvloop
 
 from bloomery.api.app import create_app
+from bloomery.api.connection import Connection
 from bloomery.config import ApiConfig, stopping
 from bloomery.obs import logs
 from bloomery.obs.garbage_collector import spare_what_stays
@@ -48,6 +49,8 @@ async def serve(config: ApiConfig) -> None:
             app,
             host=config.host,
             port=config.port,
+            http=Connection,
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="on",

@@ -1,6 +1,8 @@
 """The HTTP application: three contracts over one set of services, the page at `/`, and `/healthz`."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 from fastapi import APIRouter, FastAPI, Request
@@ -15,7 +17,8 @@ from bloomery.api.auth import Callers
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.headers import AnswerHeaders
 from bloomery.api.idempotency import Idempotent
-from bloomery.api.routes import MAX_BODY_BYTES, bloomery, openai, tinker
+from bloomery.api.in_process import ask
+from bloomery.api.routes import FORMS, MAX_BODY_BYTES, bloomery, openai, tinker
 from bloomery.api.routes.openai.requests import MAX_BODY_BYTES as OPENAI_BODY_BYTES
 from bloomery.api.routes.tinker.futures import SampleFutures
 from bloomery.api.routes.tinker.routed import KeptRouting
@@ -37,10 +40,18 @@ SECURITY_HEADERS: Final = {
 
 def create_app(services: Services) -> FastAPI:
     """The whole HTTP surface over `services`; opening and closing them is the caller's business."""
-    app = FastAPI(title="Bloomery", version=__version__, openapi_url="/api/v1/openapi.json", docs_url=None, redoc_url=None)
+
+    @asynccontextmanager
+    async def answering_batches(app: FastAPI) -> AsyncIterator[None]:
+        async with services.batch_runner.running(partial(ask, app)):
+            yield
+
+    app = FastAPI(
+        title="Bloomery", version=__version__, openapi_url="/api/v1/openapi.json", docs_url=None, redoc_url=None, lifespan=answering_batches
+    )
     app.state.services = services
     app.state.sample_futures, app.state.kept_routing = SampleFutures(), KeptRouting()
-    app.add_middleware(Idempotent, most_bytes=OPENAI_BODY_BYTES, standing=services.limits.headers)
+    app.add_middleware(Idempotent, most_bytes=OPENAI_BODY_BYTES, standing=services.limits.headers, but_for=FORMS)
     app.add_middleware(Callers)
     app.add_middleware(BodyLimit)
     app.add_middleware(AnswerHeaders)
@@ -61,7 +72,8 @@ class BodyLimit:
         length = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
         # Further digits change nothing, and Python refuses to read thousands of them.
         told = int(length[:_DIGITS]) if length.isascii() and length.isdigit() else 0
-        most = OPENAI_BODY_BYTES if scope["type"] == "http" and errors.speaks_openai(scope["path"]) else MAX_BODY_BYTES
+        short = scope["type"] == "http" and errors.speaks_openai(scope["path"]) and not FORMS.fullmatch(scope["path"])
+        most = OPENAI_BODY_BYTES if short else MAX_BODY_BYTES
         if told <= most:
             return await self._app(scope, receive, send)
         refusal = TooLarge(f"the body has {told >> 20} MiB, at most {most >> 20} are taken: send it in parts", field="body")
@@ -77,10 +89,13 @@ def _process_router() -> APIRouter:
         """200 once every engine answers, 503 with the names of those that do not yet; and of replicas which are to run, do, and stand still."""
         fleet = services.fleet
         replicas = {"wanted": sorted(fleet.wanted), "ready": fleet.ready, "silent": fleet.silent}
+        runners = services.leases.runners
         waiting = [model.alias for model in services.models.all() if not model.ready]
         if waiting:
-            return JSONResponse({"status": "starting", "waiting_for": waiting, "replicas": replicas}, 503, headers={"retry-after": "1"})
-        return JSONResponse({"status": "ok", "version": __version__, "replicas": replicas})
+            return JSONResponse(
+                {"status": "starting", "waiting_for": waiting, "replicas": replicas, "runners": runners}, 503, headers={"retry-after": "1"}
+            )
+        return JSONResponse({"status": "ok", "version": __version__, "replicas": replicas, "runners": runners})
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics(services: Svc, caller: Caller) -> Response:

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from bloomery.types.errors import BloomeryError, Deadly, InvalidInput, NotFound, RateLimited, Stopped
+from bloomery.types.errors import BloomeryError, Deadly, InvalidInput, NotFound, RateLimited, Stopped, misfit
 
 STATUS: Final[Mapping[str, int]] = {
     "invalid": 400,
@@ -70,6 +70,8 @@ def invalid_input(problems: RequestValidationError) -> InvalidInput:
     place = [str(part) for part in first["loc"]]
     if first["type"] == "json_invalid":
         return InvalidInput(f"the body is not JSON: {first['ctx']['error']}", field="body")
+    if place[0] == "body" and len(place) > 1 and isinstance(problems.body, Mapping | list):
+        return misfit({**first, "loc": first["loc"][1:]}, problems.body)
     field = ".".join(place[1:]) or place[0]
     return InvalidInput(f"`{field}`: {first['msg']}", field=field)
 

@@ -1,6 +1,6 @@
 """Requests that may be repeated: with the header `Idempotency-Key`, a request under OpenAI's contract that creates an answer gives one answer.
 
-What changes something under `/api/v1` is repeated by its own means (`repeats`).
+What changes something under `/api/v1`, and a file that is uploaded, is repeated by its own means (`repeats`).
 
 The answers that were given lie here, in memory, for a day and up to a number of bytes; who has most of them loses his oldest first. A repetition that
 arrives while the first request is still served waits for it. A stream is kept as it was sent, and is repeated in one go. What failed, or broke off
@@ -9,6 +9,7 @@ because its client hung up, is forgotten: its repetition is served anew.
 
 import asyncio
 import hashlib
+import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ WAITING_BYTES: Final = 32 << 20
 WAIT_S: Final = 600.0
 _ENTRY_BYTES: Final = 1024
 """What an answer takes beside its body."""
+_NONE: Final = re.compile(r"(?!)")
+"""No path."""
 _OURS: Final = b"x-bloomery-"
 """Headers that begin like this change what is answered or recorded."""
 
@@ -85,7 +88,10 @@ class _Sent:
 
 
 class Idempotent:
-    """Answers repetitions from what was answered before; at most `most_bytes` of a body are read; `standing`: headers that say how a key stands."""
+    """Answers repetitions from what was answered before; at most `most_bytes` of a body are read; `standing`: headers that say how a key stands.
+
+    Paths that are `but_for` this have means of their own.
+    """
 
     def __init__(
         self,
@@ -93,17 +99,18 @@ class Idempotent:
         most_bytes: int,
         standing: Callable[[Principal], dict[str, str]],
         *,
+        but_for: re.Pattern[str] = _NONE,
         kept_bytes: int = KEPT_BYTES,
         waiting_bytes: int = WAITING_BYTES,
     ) -> None:
         self._app, self._most_bytes, self._standing = app, most_bytes, standing
-        self._answers = _Answers(kept_bytes)
+        self._answers, self._but_for = _Answers(kept_bytes), but_for
         self._waiting_bytes, self._most_waiting_bytes = 0, waiting_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = Headers(scope=scope).get(HEADER) if scope["type"] == "http" else None
         caller = Request(scope).state.caller if key is not None else None
-        if key is None or not _creates_an_answer(scope) or not isinstance(caller, Principal):
+        if key is None or self._but_for.fullmatch(scope["path"]) or not _creates_an_answer(scope) or not isinstance(caller, Principal):
             return await self._app(scope, receive, send)
         name = _Name(caller.project, caller.key_id, key)
         try:

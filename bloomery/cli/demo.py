@@ -19,14 +19,14 @@ from bloomery.client import Client
 from bloomery.recipes import demo_rows
 from bloomery.recipes.demo_rows import DemoRows
 from bloomery.recipes.loop import LoopConfig, LoopReport, run_loop
-from bloomery.recipes.sft import SftConfig
-from bloomery.recipes.statistics import wilson
+from bloomery.recipes.sft import AdamConfig, SftConfig
 from bloomery.render import ChatTokenizer
 from bloomery.types.errors import InvalidInput
+from bloomery.types.statistics import wilson
 
 ANSWER_MARGIN_TOKENS = 4
-FIRST = SftConfig(epochs=3, learning_rate=4e-3, batch_size=16)
-SECOND = SftConfig(epochs=2, learning_rate=3e-3, batch_size=16)
+FIRST = SftConfig(epochs=3, adam=AdamConfig(learning_rate=4e-3), batch_size=16)
+SECOND = SftConfig(epochs=2, adam=AdamConfig(learning_rate=3e-3), batch_size=16)
 PIPED_COLUMNS = 160
 """More than the table needs: a pipe has no width, and cells that wrap can be neither read nor searched."""
 

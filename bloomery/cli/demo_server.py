@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bloomery.config.data_dir import DataDir
+from bloomery.obs.lifetime import end_with
 from bloomery.types.errors import Conflict, Unavailable
 
 READY_S: Final = 900.0
@@ -96,7 +97,6 @@ def _mark(place: Path) -> int:
 
 
 def _start(options: Sequence[str], place: Path, marker: int, *, keep: bool) -> "subprocess.Popen[bytes]":
-    from bloomery.up.children import end_with
 
     argv = [sys.executable, "-m", "bloomery.cli.main", "up", "--data-dir", str(place / "data"), "--port", "0", *options]
     ends = None if keep else end_with(os.getpid(), signal.SIGTERM)

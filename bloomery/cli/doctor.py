@@ -2,10 +2,16 @@
 
 import typer
 
-from bloomery.cli.options import DATA_DIR, DataDirOption, DTypeOption, ModelOption, ThreadsOption
+from bloomery.cli.options import DATA_DIR, DataDirOption, DTypeOption, EndpointsOption, ModelOption, ThreadsOption
 
 
-def doctor(data_dir: DataDirOption = DATA_DIR, model: ModelOption = None, dtype: DTypeOption = "float32", threads: ThreadsOption = None) -> None:
+def doctor(
+    data_dir: DataDirOption = DATA_DIR,
+    model: ModelOption = None,
+    dtype: DTypeOption = "float32",
+    threads: ThreadsOption = None,
+    endpoints: EndpointsOption = None,
+) -> None:
     """Show versions and devices, whether bit-exact mode holds here, and what is missing.
 
     Exits with 0 when nothing is, beside a running server too, and with 1 when something is.
@@ -13,7 +19,7 @@ def doctor(data_dir: DataDirOption = DATA_DIR, model: ModelOption = None, dtype:
     from bloomery.doctor import examine
 
     problems = []
-    for finding in examine(data_dir, model or [], dtype, threads):
+    for finding in examine(data_dir, model or [], dtype, threads, endpoints):
         typer.echo(f"{finding.topic + ':':17} {finding.text}")
         if finding.problem:
             problems.append(finding.problem)

@@ -18,7 +18,10 @@ def fidelity(
     tokens: Annotated[int, typer.Option("--tokens", min=1, max=1000, help="How many to sample in each of 9 sequences.")] = 24,
 ) -> None:
     """Compare what the sampler says of its tokens with what the trainer says of them; exit code 1 when a card fails."""
-    from bloomery.fidelity import examine
+    from bloomery.fidelity import prepare
+
+    prepare(threads)
+    from bloomery.fidelity.cards import examine
 
     if not as_json:
         typer.echo(f"{'model':<20}{'architecture':<15}{'mode':<7}{'tokens':>7}{'k3':>10}{'max |d|':>10}{'equal bits':>12}  verdict")

@@ -6,7 +6,24 @@ import typer
 from typer.core import TyperGroup
 
 from bloomery import __version__
-from bloomery.cli import backup, demo, doctor, export, fidelity, gc, keys, server, up
+from bloomery.cli import (
+    backup,
+    dataset,
+    demo,
+    deployment,
+    doctor,
+    evaluation,
+    export,
+    fidelity,
+    gc,
+    grader,
+    inspect_task,
+    job,
+    key,
+    model,
+    server,
+    up,
+)
 from bloomery.types.errors import BloomeryError
 
 
@@ -31,7 +48,6 @@ app = typer.Typer(
     cls=OneLineErrors,
     help="Train, serve, watch, collect, train again: on your own machine.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,
 )
 for command in (
@@ -48,7 +64,9 @@ for command in (
     gc.gc,
 ):
     app.command()(command)
-app.add_typer(keys.app)
+evaluation.app.command()(inspect_task.inspect)
+for nouns in (dataset.app, job.app, model.app, deployment.app, evaluation.app, grader.app, key.app):
+    app.add_typer(nouns)
 
 
 def _version(wanted: bool) -> None:

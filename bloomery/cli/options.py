@@ -9,6 +9,7 @@ from bloomery.config.data_dir import DEFAULT_DATA_DIR
 
 DataDirOption = Annotated[Path, typer.Option("--data-dir", help="Where everything that survives lies.")]
 DATA_DIR = DEFAULT_DATA_DIR
+UrlOption = Annotated[str | None, typer.Option("--url", help="Another server than the running one here; its key in BLOOMERY_API_KEY.")]
 
 _SHIPPED = "Without any: bloomery-tiny, which others replace unless it is named beside them."
 ModelOption = Annotated[
@@ -16,6 +17,10 @@ ModelOption = Annotated[
     typer.Option(
         "--model", metavar="NAME_OR_DIR", help=f"A known name, a directory that save_pretrained wrote, or alias=DIR. Repeatable. {_SHIPPED}"
     ),
+]
+EndpointsOption = Annotated[
+    Path | None,
+    typer.Option("--endpoints", dir_okay=False, help="YAML with models elsewhere that graders and evaluations may ask (docs/operate.md)."),
 ]
 DType = Literal["float32", "bfloat16"]
 DTypeOption = Annotated[DType, typer.Option("--dtype", help="What the engines compute in.")]

@@ -13,10 +13,10 @@ from bloomery.client import Client
 from bloomery.config.data_dir import DataDir
 from bloomery.types.errors import BloomeryError
 from bloomery.types.ids import now_us
-from bloomery.types.resources import Status
+from bloomery.types.resources import EndpointShown, Status
 
 _TIMEOUT_S: Final = 5.0
-_PROCESSES: Final = "supervisor, api, engine or engine-NAME, replica or replica-NAME-N, rollouts or rollouts-NAME-N; all by default."
+_PROCESSES: Final = "supervisor, api, jobs, engine or engine-NAME, replica or replica-NAME-N, rollouts or rollouts-NAME-N; all by default."
 
 
 def stop(data_dir: DataDirOption = DATA_DIR) -> None:
@@ -43,7 +43,7 @@ def status(data_dir: DataDirOption = DATA_DIR) -> None:
         typer.echo(f"{process.name:{width}}  pid {process.pid or '-'}  {state}  restarts {process.restarts}{death}")
     if not server.ready:
         raise typer.Exit(1)
-    for line in _proved(_data(data_dir), server.holder.url):
+    for line in _told(_data(data_dir), server.holder.url):
         typer.echo(line)
 
 
@@ -74,11 +74,16 @@ def _death(died: str | None, next_start_us: int | None) -> str:
     return "" if died is None else f"  {died}{soon}"
 
 
-def _proved(data: DataDir, url: str) -> list[str]:
+def _told(data: DataDir, url: str) -> list[str]:
     """What can be had of it: the verdict stands without, for whoever may not read the key, or asks an api that is just going away."""
     with suppress(BloomeryError, OSError), Client(url, data.api_key.read_text().strip(), timeout_s=_TIMEOUT_S, patience_s=0) as client:
-        return list(_proofs(client.status()))
+        return [*_proofs(client.status()), *map(_endpoint, client.endpoints())]
     return []
+
+
+def _endpoint(endpoint: EndpointShown) -> str:
+    models = "any model" if endpoint.models is None else ", ".join(f"{endpoint.name}:{model}" for model in endpoint.models)
+    return f"endpoint {endpoint.name} at {endpoint.base_url}: {models}"
 
 
 def _proofs(status: Status) -> Iterator[str]:

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from bloomery.cli.options import DATA_DIR, DataDirOption, DTypeOption, ModelOption, ReplicasOption, ThreadsOption
-from bloomery.config import DEFAULT_DEVICE, DEFAULT_LOG_LEVEL, DEFAULT_MAX_WAITING, DEFAULT_PORT, LogLevel, RecordMode
+from bloomery.cli.options import DATA_DIR, DataDirOption, DTypeOption, EndpointsOption, ModelOption, ReplicasOption, ThreadsOption
+from bloomery.config import DEFAULT_DEVICE, DEFAULT_JOBS, DEFAULT_LOG_LEVEL, DEFAULT_MAX_WAITING, DEFAULT_PORT, LogLevel, RecordMode
 
 
 def up(
@@ -38,6 +38,14 @@ def up(
     device: Annotated[
         str, typer.Option("--device", help="Where engines and replicas compute: cpu, cuda or cuda:N. All but cpu is untried.")
     ] = DEFAULT_DEVICE,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=0, max=64, help="Managed jobs that run at a time, each in a process of its own. 0: none.")
+    ] = DEFAULT_JOBS,
+    endpoints: EndpointsOption = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option("--track", metavar="KIND[=WHERE]", help="Also tell tensorboard=DIR, mlflow=URI or wandb=PROJECT what jobs measure. Repeatable."),
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option("--log-level", help="What all processes write to their logs.")] = DEFAULT_LOG_LEVEL,
 ) -> None:
     """Start the server and keep it running until Ctrl-C."""
@@ -59,5 +67,8 @@ def up(
         plain=plain,
         device=device,
         log_level=log_level,
+        jobs=jobs,
+        endpoints=endpoints,
+        track=track or [],
     )
     run(options)

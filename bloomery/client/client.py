@@ -5,36 +5,40 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 from urllib.parse import quote
 
 import httpx
 
+from bloomery.client.datasets import Datasets
+from bloomery.client.evaluations import Evaluations
+from bloomery.client.graders import Graders
 from bloomery.client.http import Http, error_in
+from bloomery.client.jobs import Jobs, Runner, Working
 from bloomery.client.sampling import Sampler, SamplingSession
 from bloomery.client.training import TrainingRun
+from bloomery.types.model_cards import ModelCard
 from bloomery.types.resources import (
+    Checkpoint,
     Collected,
     CreateRun,
-    Curate,
-    Dataset,
-    DatasetRow,
-    DatasetVersion,
     Deployment,
+    EndpointShown,
     Feedback,
     Fidelity,
     GiveFeedback,
-    ImportRows,
     Key,
     Model,
     NewKey,
     Run,
     Span,
     SpanDetail,
-    Split,
     Status,
     VersionFiles,
 )
+
+_MEASURE_S: Final = 600.0
+"""A card is measured when those before it are, by processes that have other things to do."""
 
 
 class Client:
@@ -59,6 +63,9 @@ class Client:
         self.spans = Spans(self._http)
         self.keys = Keys(self._http)
         self.versions = Versions(self._http)
+        self.graders = Graders(self._http)
+        self.evaluations = Evaluations(self._http)
+        self.jobs = Jobs(self._http)
         self._sampling = SamplingSession(self._http)
 
     def close(self) -> None:
@@ -90,13 +97,29 @@ class Client:
         """All runs, newest first."""
         return [Run.model_validate(item) for item in self._http.pages("/api/v1/runs")]
 
+    def snapshots(self) -> list[Checkpoint]:
+        """What all runs have published under a name, newest first."""
+        return [Checkpoint.model_validate(item) for item in self._http.pages("/api/v1/snapshots")]
+
     def sampler(self, model: str) -> Sampler:
         """What samples token ids for training, from a base model, a snapshot's version or a `tinker://` path: these weights, whatever comes after."""
         return Sampler(self._http, self._sampling, model)
 
+    def runner(self, name: str) -> Runner:
+        """Who gives processes to jobs."""
+        return Runner(self._http, name)
+
+    def working(self, job: str) -> Working:
+        """Who works at a job, with the key of its lease."""
+        return Working(self._http, job)
+
     def models(self) -> list[Model]:
         """The base models that the server holds."""
         return [Model.model_validate(item) for item in self._http.get("/api/v1/models")["data"]]
+
+    def endpoints(self) -> list[EndpointShown]:
+        """Models elsewhere that graders and evaluations of this project may ask."""
+        return [EndpointShown.model_validate(item) for item in self._http.pages("/api/v1/endpoints")]
 
     def status(self) -> Status:
         """How the server is."""
@@ -151,7 +174,16 @@ class Versions:
 
     def measure_fidelity(self, version: str) -> Fidelity:
         """The same, measured now."""
-        return Fidelity.model_validate(self._http.post(_of_version(version, "fidelity"), {}))
+        answer = self._http.request("POST", _of_version(version, "fidelity"), json={}, repeatable=True, timeout=_MEASURE_S)
+        return Fidelity.model_validate(answer.json())
+
+    def card(self, version: str) -> ModelCard:
+        """What is known of a version, of a `tinker://` path, or of what a deployment serves now."""
+        return ModelCard.model_validate(self._http.get(_of_version(version, "card")))
+
+    def card_text(self, version: str) -> str:
+        """The same as Markdown, in the form of Hugging Face's model cards."""
+        return self._http.request("GET", _of_version(version, "card"), params={"form": "markdown"}).text
 
 
 def _of_version(version: str, what: str) -> str:
@@ -188,42 +220,6 @@ class Deployments:
         return Deployment.model_validate(self._http.post_once(f"/api/v1/deployments{path}", body))
 
 
-class Datasets:
-    """Immutable versions of rows under a name."""
-
-    def __init__(self, http: Http) -> None:
-        self._http = http
-
-    def create(self, name: str) -> Dataset:
-        """An empty data set."""
-        return Dataset.model_validate(self._http.post_once("/api/v1/datasets", {"name": name}))
-
-    def add_version(self, name: str, splits: Mapping[Split, str], *, format: str = "jsonl", parent: str | None = None) -> DatasetVersion:
-        """Import the content of one file per split."""
-        body = ImportRows.model_validate({"format": format, "splits": dict(splits), "parent": parent})
-        return self._post(f"/{name}/versions", body.model_dump())
-
-    def curate(self, name: str, parent: str, **choice: Any) -> DatasetVersion:
-        """A version with rows made of judged traffic; `choice` are the other fields of `Curate`."""
-        return self._post(f"/{name}/curate", Curate(parent=parent, **choice).model_dump())
-
-    def get(self, name: str) -> Dataset:
-        """One data set with its versions."""
-        return Dataset.model_validate(self._http.get(f"/api/v1/datasets/{name}"))
-
-    def rows(self, name: str, version: str, split: Split = "train", *, limit: int | None = None) -> list[DatasetRow]:
-        """The rows of a split in order, or the first `limit` of them."""
-        found = self._http.pages(f"/api/v1/datasets/{name}/versions/{version}/rows", split=split, limit=limit)
-        return [DatasetRow.model_validate(item) for item in found]
-
-    def list(self) -> list[Dataset]:
-        """All data sets."""
-        return [Dataset.model_validate(item) for item in self._http.pages("/api/v1/datasets")]
-
-    def _post(self, path: str, body: dict[str, Any]) -> DatasetVersion:
-        return DatasetVersion.model_validate(self._http.post_once(f"/api/v1/datasets{path}", body))
-
-
 class Spans:
     """Recorded traffic."""
 
@@ -241,7 +237,7 @@ class Spans:
         limit: int | None = None,
     ) -> list[Span]:
         """Spans without bodies, newest first: all that match, or the newest `limit` of them. `kinds` are chat, completion and sample."""
-        filters = {"deployment": deployment, "episode": episode, "kind": [*kinds] or None, "since_us": since_us, "until_us": until_us}
+        filters: dict[str, Any] = {"deployment": deployment, "episode": episode, "kind": [*kinds] or None, "since_us": since_us, "until_us": until_us}
         return [Span.model_validate(item) for item in self._http.pages("/api/v1/spans", limit=limit, **filters)]
 
     def get(self, span_id: str) -> SpanDetail:

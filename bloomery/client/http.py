@@ -45,12 +45,12 @@ class Http:
         """The JSON at a path; parameters that are None are left out."""
         return self.request("GET", path, params={name: value for name, value in query.items() if value is not None}).json()
 
-    def pages(self, path: str, *, limit: int | None = None, **query: Any) -> Iterator[Any]:
-        """The items of a list, or its first `limit`, page by page."""
-        return islice(self._items(path, min(_PAGE, limit or _PAGE), query), limit)
+    def pages(self, path: str, *, limit: int | None = None, start: int = 0, **query: Any) -> Iterator[Any]:
+        """The items of a list from a place on, or the first `limit` of them, page by page."""
+        return islice(self._items(path, min(_PAGE, limit or _PAGE), start, query), limit)
 
-    def _items(self, path: str, page_size: int, query: Mapping[str, Any]) -> Iterator[Any]:
-        offset, seen = 0, set[str]()
+    def _items(self, path: str, page_size: int, start: int, query: Mapping[str, Any]) -> Iterator[Any]:
+        offset, seen = start, set[str]()
         while True:
             page = self.get(path, limit=page_size, offset=offset, **query)
             for item in page["data"]:
@@ -69,7 +69,12 @@ class Http:
 
     def post_once(self, path: str, body: Any) -> Any:
         """The same for what makes or changes something: repeated under one key, it is done once."""
-        return self.post(path, body, repeatable=True, headers={"idempotency-key": secrets.token_hex(16)})
+        return self.post(path, body, repeatable=True, headers=self.once())
+
+    @staticmethod
+    def once() -> dict[str, str]:
+        """Headers of a request that is done once, however often it is sent."""
+        return {"idempotency-key": secrets.token_hex(16)}
 
     def request(
         self,

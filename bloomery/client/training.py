@@ -27,7 +27,7 @@ from bloomery.types.wire import Wire, encode
 _WAIT_S: Final = 20.0
 _ANSWER_S: Final = 30.0
 """How much longer than that an answer may take that there is no result yet."""
-_RESULT_TIMEOUT_S: Final = 3600.0
+RESULT_TIMEOUT_S: Final = 3600.0
 _MSGPACK: Final = {"content-type": "application/msgpack"}
 _results: Final[msgspec.msgpack.Decoder[Result]] = msgspec.msgpack.Decoder(Result)
 
@@ -44,7 +44,7 @@ class Pending(Generic[Outcome]):
         self._kind = kind
         self._result: Outcome | None = None
 
-    def result(self, timeout_s: float = _RESULT_TIMEOUT_S) -> Outcome:
+    def result(self, timeout_s: float = RESULT_TIMEOUT_S) -> Outcome:
         """Wait for it. An operation that failed raises what it failed with."""
         if self._result is None:
             self._result = self._wait(timeout_s)

@@ -4,10 +4,12 @@
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Final, Literal, Self
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from bloomery.types.errors import InvalidInput
 from bloomery.types.protocol import Role
@@ -17,6 +19,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 DEFAULT_PORT: Final = 8700
 DEFAULT_MAX_WAITING: Final = 1024
+DEFAULT_JOBS: Final = 2
 DEFAULT_CHECKPOINT_S: Final = 10.0
 DEFAULT_DEVICE: Final = "cpu"
 DEFAULT_LOG_LEVEL: Final = "info"
@@ -68,6 +71,62 @@ class ModelConfig(_FromJson):
     """Who samples versions that nobody deployed, for training and evaluation; without any the engine does."""
 
 
+UsdPerMtok = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Price(_FromJson):
+    """What a model of an endpoint costs, in US dollars per million tokens."""
+
+    prompt_usd_per_mtok: UsdPerMtok
+    completion_usd_per_mtok: UsdPerMtok
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndpointConfig(_FromJson):
+    """Models elsewhere, behind a server that speaks OpenAI's contract. Of its key this says where it is, and never the key."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    base_url: Annotated[str, Field(pattern=r"^https?://[^\s@?#]+$", max_length=2048)]
+    """It ends where `/chat/completions` begins."""
+    key_env: Annotated[str, Field(min_length=1)] | None = None
+    """The variable of the environment that holds the key."""
+    key_file: Annotated[str, Field(min_length=1)] | None = None
+    """Or the file."""
+    models: dict[Annotated[str, Field(min_length=1, max_length=256)], Price | None] | None = None
+    """Those that may be asked, with their prices; None: any."""
+    projects: tuple[str, ...] = ("default",)
+    """Whose keys may ask them."""
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
+    """Of one answer."""
+    concurrency: Annotated[int, Field(ge=1, le=100)] = 8
+    """Questions at a time."""
+
+    def key(self, environment: Mapping[str, str]) -> str | None:
+        """The key, read now; None where the endpoint wants none. InvalidInput says where it should have been."""
+        if self.key_env is not None and self.key_file is not None:
+            raise InvalidInput(f"endpoint `{self.name}` has both `key_env` and `key_file`: its key is in one of them", field="key_file")
+        if self.key_env is not None:
+            found, place = environment.get(self.key_env, ""), f"the variable {self.key_env}"
+        elif self.key_file is not None:
+            place = f"the file {self.key_file}"
+            try:
+                found = Path(self.key_file).read_text()
+            except (OSError, UnicodeDecodeError) as error:
+                raise InvalidInput(
+                    f"the key of endpoint `{self.name}` cannot be read from {place}: {type(error).__name__}", field="key_file"
+                ) from None
+        else:
+            return None
+        key = found.strip()
+        # What is no header would be told by the client that sends it, with the key in its words.
+        if not key or not key.isascii() or not key.isprintable() or " " in key:
+            raise InvalidInput(
+                f"{place} holds no key for endpoint `{self.name}`: set it, in one line", field="key_env" if self.key_env else "key_file"
+            )
+        return key
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiConfig(_FromJson):
     """The api process."""
@@ -81,6 +140,8 @@ class ApiConfig(_FromJson):
     """Whether losses that callers define are computed here."""
     max_waiting: int = DEFAULT_MAX_WAITING
     """Samples of served requests that may wait for an engine's first token."""
+    endpoints: tuple[EndpointConfig, ...] = ()
+    """Models elsewhere that graders and evaluations may ask."""
     log_level: LogLevel = DEFAULT_LOG_LEVEL
 
 
@@ -100,6 +161,43 @@ class EngineConfig(_FromJson):
     log_level: LogLevel = DEFAULT_LOG_LEVEL
 
 
-def to_json(config: ModelConfig | ApiConfig | EngineConfig) -> str:
+TrackerKind = Literal["mlflow", "tensorboard", "wandb"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackerConfig(_FromJson):
+    """Where what jobs measure goes, too."""
+
+    kind: TrackerKind
+    target: str
+    """A directory of event files, the URI of an MLflow server or store, or a project of Weights & Biases."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobsConfig(_FromJson):
+    """The runner of jobs: a client of the api at `url`, with the development key."""
+
+    data_dir: str
+    url: str
+    name: str
+    slots: int
+    """Jobs that run at a time."""
+    trackers: tuple[TrackerConfig, ...] = ()
+    log_level: LogLevel = DEFAULT_LOG_LEVEL
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackingConfig(_FromJson):
+    """The process that tells a tracker what jobs measure: a client of the api at `url`, with the development key."""
+
+    data_dir: str
+    url: str
+    name: str
+    """Of the runner that started it."""
+    tracker: TrackerConfig
+    log_level: LogLevel = DEFAULT_LOG_LEVEL
+
+
+def to_json(config: ModelConfig | ApiConfig | EngineConfig | JobsConfig | TrackingConfig) -> str:
     """The text that `from_json` of the same class reads."""
     return json.dumps(asdict(config), indent=2)

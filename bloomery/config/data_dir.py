@@ -57,6 +57,10 @@ class DataDir:
         """What the engine of a base model is executing; written by that engine alone."""
         return self.root / "engines" / f"{base_hash}.in-hand"
 
+    def tracked(self, tracker: str) -> Path:
+        """How far a tracker has been told of each job; written by its follower alone."""
+        return self.root / "tracking" / tracker
+
     @property
     def logs(self) -> Path:
         """One log per process."""

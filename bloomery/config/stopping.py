@@ -6,6 +6,8 @@ the next start.
 
 from typing import Final
 
+RUNNER_S: Final = 5.0
+"""The supervisor's patience with the runner of jobs, whose processes are killed at once: their runs know what was done."""
 API_S: Final = 30.0
 """The supervisor's patience with the api."""
 REQUESTS_S: Final = 5

@@ -132,6 +132,7 @@ class Executor:
         self._sampling_numerics = shelf.probe_numerics = sampling_id(dtype, config.model.device, any_threads=any_threads)
         self._sampler.versions.examine_with(self._probation(shelf, base, form).examine)
         self._proved, self._scrub, self._probe_tokens = proved(proofs, probed), Scrub(proofs, self._sampler), self._sampler.tokens_sampled
+        self._sampler.forget_queue_times()
         self._doubtful = Doubtful()
         self._comparisons = Comparisons(shelf, self._decoder, form, self._send)
         self._boot_id = new_id("boot")
@@ -322,6 +323,7 @@ class Executor:
             waiting_by_priority=self._sampler.waiting_by_priority,
             cache_usage=self._sampler.cache_usage,
             preemptions=self._sampler.preemptions,
+            queue_times=self._sampler.queue_times,
             proved_versions=self._sampler.versions.proved,
             scrub_rounds=self._scrub.rounds,
             condemned=self._scrub.condemned,

@@ -5,6 +5,7 @@ class, or of one before, whose weights are there; but by so many and no more, or
 before he has got it.
 """
 
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
@@ -48,6 +49,8 @@ class Ready(NamedTuple):
     """Samples of it that nobody wants any more."""
     guides: Guides | None
     """Where it has a grammar: done, one for each sample, or why there can be none."""
+    since_s: float
+    """When it came (`time.perf_counter`)."""
 
 
 class _Rank(IntEnum):
@@ -80,6 +83,7 @@ class Arrivals:
         self._newcomers: list[Generate] = []
         self._aborted: dict[str, set[int]] = {}
         self._guides: dict[str, Guides] = {}
+        self._since_s: dict[str, float] = {}
         self._passed: Counter[str] = Counter()
         """How many have passed each request while somebody waited for room."""
         self._swaps_passed = 0
@@ -119,6 +123,7 @@ class Arrivals:
         self._weights(generate)
         if guides is not None:
             self._guides[generate.request_id] = guides
+        self._since_s[generate.request_id] = time.perf_counter()
         (self._newcomers if paused else self._requests).append(generate)
 
     def resume(self) -> None:
@@ -167,7 +172,7 @@ class Arrivals:
                         return None
                     queue.remove(generate)
                     self._guides.pop(abort.request_id, None)
-                    del self._aborted[abort.request_id], self._passed[abort.request_id]
+                    del self._aborted[abort.request_id], self._passed[abort.request_id], self._since_s[abort.request_id]
                     return generate
         return None
 
@@ -181,6 +186,7 @@ class Arrivals:
         self._newcomers.clear()
         self._aborted.clear()
         self._guides.clear()
+        self._since_s.clear()
         self._passed.clear()
 
     def wait(self) -> None:
@@ -243,7 +249,9 @@ class Arrivals:
                 found = error
             guides = self._guides.get(generate.request_id)
             if isinstance(found, BloomeryError) or (found is not None and (guides is None or guides.done())):
-                ready[generate.request_id] = Ready(generate, found, self._aborted.pop(generate.request_id, ()), guides)
+                ready[generate.request_id] = Ready(
+                    generate, found, self._aborted.pop(generate.request_id, ()), guides, self._since_s[generate.request_id]
+                )
         self._swaps_passed = self._swaps_passed + len(ready) if swap_lacks_room else 0
         if lacking is not None:
             self._count_passing(ready)
@@ -270,7 +278,7 @@ class Arrivals:
         self._requests = [generate for generate in self._requests if generate.request_id not in ready]
         for request_id in ready:
             self._guides.pop(request_id, None)
-            del self._passed[request_id]
+            del self._passed[request_id], self._since_s[request_id]
         return leaving
 
     def _obtain(self, weights: Weights, in_use: set[str]) -> Model | None:

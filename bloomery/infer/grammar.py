@@ -2,7 +2,8 @@
 
 `Grammars` knows the spelling of one vocabulary and compiles grammars for it, `Guide` follows one continuation. A guide is made of the grammar and of
 the tokens that it took, so a sample that is preempted, forked, repeated or resubmitted is guided alike. All that takes long happens beside the
-sampler: one thread compiles, others follow.
+sampler: some threads compile, others follow. A long grammar may take seconds, so those that are short or compiled have a thread that none of the long
+ones uses.
 """
 
 import json
@@ -12,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from functools import cached_property, partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +28,10 @@ from bloomery.types.grammar import LIMITS, brief, native, on_deep_stack
 COMPILED: Final = 64
 """Grammars that are kept compiled: clients ask with the same one again and again."""
 FOLLOWERS: Final = 2
+SHORT_CHARS: Final = 1 << 13
+"""Of a grammar that is compiled in milliseconds; one of the greatest length takes up to ten seconds."""
+LONG_AT_ONCE: Final = 2
+"""Long grammars that are compiled at a time: more would take the processors from who samples."""
 _NO_WAY_ON: Final = "NoExtension"
 _END: Final = b"<|end of what the grammar says|>"
 
@@ -35,10 +41,19 @@ class Grammars:
 
     def __init__(self, directory: Path, vocab_size: int) -> None:
         self._file, self._vocab_size = directory / "tokenizer.json", vocab_size
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        """Of one that is not done yet somebody compiles it, and whoever else needs it waits for him."""
+        self._looking, self._reading = Lock(), Lock()
         # Their threads end with this object.
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._long_compilers = ThreadPoolExecutor(LONG_AT_ONCE, thread_name_prefix="long-grammars")
         self._followers = ThreadPoolExecutor(FOLLOWERS, thread_name_prefix="guides")
+
+    @property
+    def kept(self) -> tuple[Grammar, ...]:
+        """Those that are kept compiled, the one that was wanted last at the end."""
+        with self._looking:
+            return tuple(self._compiled)
 
     def prepare(self) -> "Future[LLTokenizer]":
         """Read the vocabulary; where it cannot be followed, whoever comes with a grammar is told."""
@@ -46,7 +61,10 @@ class Grammars:
 
     def guides(self, generate: Generate, grammar: Grammar) -> "Future[list[Guide]]":
         """A guide for each sample of a request, behind what was sampled of it elsewhere; InvalidInput where there can be none."""
-        return self._compiler.submit(self._guides, generate, grammar)
+        with self._looking:
+            known = self._compiled.get(grammar)
+            light = len(grammar.text) <= SHORT_CHARS or (known is not None and _is_good(known))
+        return (self._compiler if light else self._long_compilers).submit(self._guides, generate, grammar)
 
     def follow(self, guide: "Guide", token: int) -> "Future[None]":
         """Have a guide take a token; nobody may ask it anything before that is done."""
@@ -54,7 +72,7 @@ class Grammars:
 
     def guide(self, grammar: Grammar, stop_tokens: Collection[int]) -> "Guide":
         """The guide of a continuation's first token."""
-        return Guide(self._shared(grammar).deep_copy(), partial(self._compile, grammar), self._vocab_size, stop_tokens)
+        return Guide(self._shared(grammar).deep_copy(), partial(self._anew, grammar), self._vocab_size, stop_tokens)
 
     def _guides(self, generate: Generate, grammar: Grammar) -> list["Guide"]:
         stops = generate.params.stop_tokens
@@ -67,12 +85,33 @@ class Grammars:
         return guides
 
     def _shared(self, grammar: Grammar) -> LLMatcher:
-        if grammar not in self._compiled or self._compiled[grammar].is_error():
-            self._compiled[grammar] = self._compile(grammar)
+        with self._looking:
+            known = self._compiled.get(grammar)
+            mine = known is None or (known.done() and not _is_good(known))
+            if known is None or mine:
+                known = self._compiled[grammar] = Future()
+            self._compiled.move_to_end(grammar)
             if len(self._compiled) > COMPILED:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
-        return self._compiled[grammar]
+        if mine:
+            self._compile_for_all(grammar, known)
+        return known.result()
+
+    def _compile_for_all(self, grammar: Grammar, waited_for: "Future[LLMatcher]") -> None:
+        try:
+            waited_for.set_result(self._compile(grammar))
+        except BaseException as error:
+            with self._looking:
+                # What is refused is not kept.
+                if self._compiled.get(grammar) is waited_for:
+                    del self._compiled[grammar]
+            waited_for.set_exception(error)
+
+    def _anew(self, grammar: Grammar) -> LLMatcher:
+        """One that shares nothing. A copy of the kept one has failed: what they share may be at its limits, much memory that helps nobody."""
+        with self._looking:
+            self._compiled.pop(grammar, None)
+        return self._compile(grammar)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         tokenizer, text = self._tokenizer, native(grammar, grammar.field)
@@ -81,12 +120,23 @@ class Grammars:
             raise InvalidInput(f"`{grammar.field}` cannot be followed: {brief(matcher.get_error())}", field=grammar.field)
         return matcher
 
-    @cached_property
+    @property
     def _tokenizer(self) -> LLTokenizer:
+        # Once, also where several compile.
+        with self._reading:
+            return self._read
+
+    @cached_property
+    def _read(self) -> LLTokenizer:
         if not self._file.is_file():
             raise NotSupported(f"there is no {self._file}: without a tokenizer no grammar can be followed", field="grammar")
         with blame(NotSupported, f"no grammar can be followed with the tokenizer {self._file}"):
             return LLTokenizer(TokenizerWrapper(_Vocabulary(self._file.read_text(encoding="utf-8"), self._vocab_size)))
+
+
+def _is_good(compiled: "Future[LLMatcher]") -> bool:
+    """Whether a grammar is compiled, and its copies may go on finding out more of it."""
+    return compiled.done() and not compiled.result().is_error()
 
 
 class Guide:

@@ -19,8 +19,8 @@ _GUIDED_DRAFT: Final = 16
 class Request:
     """A request and the samples of it that are not finished."""
 
-    def __init__(self, generate: Generate, model: Model, guides: Sequence[Guide] = ()) -> None:
-        """`guides`: one for each sample where there is a grammar; they know of `generate.begun` already."""
+    def __init__(self, generate: Generate, model: Model, guides: Sequence[Guide] = (), *, since_s: float) -> None:
+        """`guides`: one for each sample where there is a grammar; they know of `generate.begun` already. `since_s`: when it came."""
         self.generate, self.model = generate, model
         self.name = generate.weights.name if isinstance(generate.weights, Live) else None
         """What it is served by, where that may change while it runs."""
@@ -31,6 +31,7 @@ class Request:
         self.continuations: dict[int, list[int]] = {index: [] for index in range(generate.num_samples)}
         """Sampled tokens of each open sample."""
         self._guides = dict(enumerate(guides))
+        self._since_s, self._unplaced = since_s, set(self.continuations)
         self.begun = False
         """Whether a sample of it has had a place in the cache."""
         self.inquiry = Inquiry(generate) if generate.scores_prompt else None
@@ -50,6 +51,13 @@ class Request:
     def samples_in_prefill(self) -> bool:
         """Whether the one token that is wanted comes from the prefill itself."""
         return self.generate.params.max_tokens == 1 and self.generate.num_samples == 1
+
+    def place(self, index: int, now_s: float) -> float | None:
+        """A sample gets a place in the cache; how long it has waited for it, where that is its first."""
+        if index not in self._unplaced:
+            return None
+        self._unplaced.remove(index)
+        return now_s - self._since_s
 
     def tokens(self, index: int, start: int, stop: int) -> list[int]:
         """Tokens of prompt and continuation at positions `start` to `stop`."""

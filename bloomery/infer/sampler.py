@@ -20,13 +20,14 @@ from bloomery.infer.request import Request
 from bloomery.infer.runner import Runner
 from bloomery.infer.stepper import Stepper
 from bloomery.infer.versions import VERSIONS_IN_MEMORY, Model, Source, Versions
+from bloomery.infer.waits import Waits
 from bloomery.models.decoder import Decoder
 from bloomery.models.form import Form
 from bloomery.models.memory import free_bytes
 from bloomery.types.checks import check_generate
 from bloomery.types.errors import BloomeryError, Conflict, Corrupt, NotSupported, WorkerError, blame
 from bloomery.types.generation import Abort, Generate, SamplerEvent, Weights
-from bloomery.types.serving import KvPolicy, PauseMode
+from bloomery.types.serving import KvPolicy, PauseMode, QueueTimes
 
 CACHE_BYTES: Final = 1 << 30
 """Bound of the key and value cache; a sequence that runs alone may exceed it."""
@@ -143,6 +144,15 @@ class Sampler:
         """How often a sample lost its place, since it began."""
         return self._stepper.preemptions
 
+    @property
+    def queue_times(self) -> QueueTimes:
+        """How long samples stood in the queue, since it began or forgot them."""
+        return self._stepper.waits.so_far
+
+    def forget_queue_times(self) -> None:
+        """What was asked so far was asked by nobody outside."""
+        self._stepper.waits = Waits()
+
     def submit(self, generate: Generate) -> None:
         """Queue a request; when it cannot be served, the next step says so."""
         try:
@@ -258,12 +268,12 @@ class Sampler:
             if not (swaps or self._queues.events):
                 self._arrivals.wait_in_pause()
             return
-        for generate, weights, aborted, guides in self._arrivals.take_requests(in_use):
+        for generate, weights, aborted, guides, since_s in self._arrivals.take_requests(in_use):
             try:
                 with blame(WorkerError, f"request `{generate.request_id}`"):
                     if isinstance(weights, BloomeryError):
                         raise weights
-                    request = Request(generate, weights, () if guides is None else guides.result())
+                    request = Request(generate, weights, () if guides is None else guides.result(), since_s=since_s)
             except BloomeryError as error:
                 self._queues.refuse(generate, error)
                 continue

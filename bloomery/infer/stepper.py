@@ -5,6 +5,7 @@ Shapes: R packed rows, B samples, V vocabulary, D hidden.
 
 import logging
 import math
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import wait
 from typing import Any, Final, NamedTuple
@@ -23,6 +24,7 @@ from bloomery.infer.queues import Queues
 from bloomery.infer.request import Request
 from bloomery.infer.runner import Feed, NextTokens, Runner
 from bloomery.infer.scoring import Question
+from bloomery.infer.waits import Waits
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput, WorkerError, reason
 from bloomery.types.generation import PromptEmbedded, PromptFound, PromptRouted, SampledToken
@@ -43,6 +45,7 @@ class Stepper:
         self._queues, self._cache, self._runner, self._limits = queues, cache, runner, limits
         self._grammars, self._context = grammars, context
         self.tokens_sampled = self.tokens_kept = self.tokens_prefilled = self.preemptions = 0
+        self.waits = Waits()
 
     def advance(self) -> None:
         """One token at most of every sample, but of those whose drafts are right."""
@@ -51,6 +54,7 @@ class Stepper:
         self.preemptions += len(plan.preempt)
         queues.preempt(plan.preempt)
         queues.admit(plan.admit)
+        self._note_waits(plan.admit)
         for sample in plan.passed:
             sample.passed += 1
         self._cache.fork(plan.found)
@@ -83,6 +87,13 @@ class Stepper:
             if _guesses(feed):
                 guesses.append(Guess(feed, hidden_RD))
         return _Prefilled(ends, guesses)
+
+    def _note_waits(self, admitted: Sequence[Sample]) -> None:
+        now_s = time.perf_counter()
+        for sample in admitted:
+            waited_s = self._queues.request(sample).place(sample.index, now_s)
+            if waited_s is not None:
+                self.waits.note(waited_s)
 
     def _begin(self, plan: Plan) -> None:
         """Say of every request that has just got its first place how much of its prompt need not be computed."""

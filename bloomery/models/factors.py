@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bloomery.models.native import gemm, low_rank
@@ -15,6 +16,8 @@ from bloomery.models.pads import pad_to
 
 RANK_PAD: Final = 16
 """The forward computes with ranks padded to this multiple: narrower ones change the bits of a row with the width."""
+_HALF_ROWS: Final = 8
+"""Of fewer rows oneDNN sums bfloat16 in another order where the processor has AVX-512 and no tiles: one number in some ten thousands differs."""
 
 
 class Factors(NamedTuple):
@@ -31,7 +34,7 @@ def padded_rank(rank: int) -> int:
 
 def low_rank_add(base_RO: Tensor, input_RI: Tensor, factors: Factors) -> Tensor:
     """`base + (input @ a.T) @ b.T` in the one order of operations that training and sampling share."""
-    return torch.addmm(base_RO, torch.nn.functional.linear(input_RI, factors.a), factors.b.t())
+    return torch.addmm(base_RO, _low(input_RI, factors.a), factors.b.t())
 
 
 def add_updates(
@@ -50,13 +53,21 @@ def add_updates(
         return low_rank.add_updates(out_RO, input_RI, members, places)
     if len(members) == 1:
         # The fewest calls, which is what a step of few rows waits for.
-        low_Rr = torch.nn.functional.linear(input_RI, members[0].a)
+        low_Rr = _low(input_RI, members[0].a)
         out_RO.addmm_(low_Rr, members[0].b.t())
         return low_Rr
     a_MrI, b_MOr = stack(members) if stacked is None else stacked()
     low_MNr = torch.bmm(input_RI.unflatten(0, (len(members), -1)), a_MrI.transpose(1, 2))
     out_RO.unflatten(0, (len(members), -1)).baddbmm_(low_MNr, b_MOr.transpose(1, 2))
     return low_MNr.flatten(0, 1)
+
+
+def _low(input_RI: Tensor, a_rI: Tensor) -> Tensor:
+    """`input @ a.T` [R, r], to the same bits for few rows as for many."""
+    missing = _HALF_ROWS - len(input_RI)
+    if missing <= 0 or input_RI.dtype != torch.bfloat16 or input_RI.device.type != "cpu":
+        return F.linear(input_RI, a_rI)
+    return F.linear(F.pad(input_RI, (0, 0, 0, missing)), a_rI)[: len(input_RI)]
 
 
 def stack(members: Sequence[Factors]) -> Factors:

@@ -18,6 +18,8 @@ def configure(process: str, level: str = "info", file: Path | None = None) -> No
     handler = RotatingFileHandler(file, maxBytes=LOG_FILE_BYTES, backupCount=1) if file else logging.StreamHandler()
     handler.setFormatter(_formatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # It tells of every request at the level at which our processes tell what happened.
+    logging.getLogger("httpx").setLevel("DEBUG" if level == "debug" else "WARNING")
 
 
 def _formatter(process: str) -> logging.Formatter:

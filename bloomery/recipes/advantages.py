@@ -73,6 +73,8 @@ class Weighed(NamedTuple):
     advantages: np.ndarray
     anchor: tuple[float, ...] | None = None
     """Log-probabilities that the loss compares with; None: those that were served."""
+    masked: int = 0
+    """Sampled tokens that are kept out of the batch, because they are too old."""
 
     @property
     def teaches(self) -> bool:
@@ -118,10 +120,11 @@ def _weigh(members: Sequence[Graded], by_deviation: bool) -> list[Weighed]:
 
 def mask_stale(weighed: Sequence[Weighed], lag_of: Callable[[str], int], max_lag: int) -> list[Weighed]:
     """Without loss where a token's weights are more than `max_lag` versions old."""
-    return [
-        row._replace(advantages=np.where([lag_of(version) > max_lag for version in row.segment.versions], np.float32(0), row.advantages))
-        for row in weighed
-    ]
+    return [_masked(row, [lag_of(version) > max_lag for version in row.segment.versions]) for row in weighed]
+
+
+def _masked(row: Weighed, stale: Sequence[bool]) -> Weighed:
+    return row._replace(advantages=np.where(stale, np.float32(0), row.advantages), masked=sum(stale))
 
 
 def pull_to_reference(weighed: Sequence[Weighed], reference: Sequence[Sequence[float]], coefficient: float) -> list[Weighed]:
@@ -144,10 +147,10 @@ def anchor_at(row: Weighed, old: Sequence[float], cap: float) -> Weighed:
 
 
 def mean_over_tokens(weighed: Sequence[Weighed]) -> list[Weighed]:
-    """Losses are sums; dividing makes this one a mean over the batch's trained tokens, so that long rollouts count by their length.
+    """Losses are sums; dividing makes this one a mean over the batch's tokens, so that long rollouts count by their length.
 
-    Rows without any loss are left out: they would only cost time.
+    Rows without any loss are left out: they would only cost time. Tokens with an advantage of 0 count all the same, or the last bit of a reward that
+    is nearly its group's mean would decide how far all others move the weights. Masked ones do not.
     """
-    taught = [row for row in weighed if row.teaches]
-    tokens = sum(int(np.count_nonzero(row.advantages)) for row in taught)
-    return [row._replace(advantages=row.advantages / np.float32(tokens)) for row in taught]
+    tokens = sum(len(row.advantages) - row.masked for row in weighed)
+    return [row._replace(advantages=row.advantages / np.float32(tokens)) for row in weighed if row.teaches]

@@ -54,18 +54,20 @@ def read_request(body: Mapping[str, Any], model: str, most_tokens: int) -> Asked
     if not isinstance(messages, list) or not messages:
         raise InvalidInput("`messages` is a list of at least one message", field="messages")
     limit = next((limit for name in ("max_completion_tokens", "max_tokens") if (limit := body.get(name)) is not None), most_tokens)
-    if not isinstance(limit, int) or limit < 1:
-        raise InvalidInput(f"`max_completion_tokens` is {limit}: it must be at least 1", field="max_completion_tokens")
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise InvalidInput(f"`max_completion_tokens` is {limit}: it must be a whole number, at least 1", field="max_completion_tokens")
+    if not isinstance(stream := body.get("stream") or False, bool):
+        raise InvalidInput("`stream` is true or false", field="stream")
     if (choice := body.get("tool_choice")) not in (None, "auto", "none"):
         raise InvalidInput("`tool_choice` can only be `auto` or `none` where answers are trained on", field="tool_choice")
     tools = [] if choice == "none" else [_tool(place, tool) for place, tool in enumerate(_list(body.get("tools"), "tools"))]
-    return Asked([plain(place, message) for place, message in enumerate(messages)], tools, min(limit, most_tokens), bool(body.get("stream")))
+    return Asked([plain(place, message) for place, message in enumerate(messages)], tools, min(limit, most_tokens), stream)
 
 
 def plain(place: int, message: Any) -> Message:
     """A message as chat templates know it: parts are one text, the arguments of calls are objects, `developer` is `system`."""
     field = f"messages.{place}"
-    if not isinstance(message, dict) or message.get("role") not in _ROLES:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str) or message["role"] not in _ROLES:
         raise InvalidInput(f"`{field}` needs a role: {', '.join(sorted(_ROLES))}", field=f"{field}.role")
     role = "system" if message["role"] == "developer" else message["role"]
     kept: Message = {"role": role, "content": _text(message.get("content"), f"{field}.content")}

@@ -1,11 +1,12 @@
 """The base URL that agents are given: a small server on this machine, for as long as a loop runs, that speaks the OpenAI contract's chat.
 
-A key is a session, and nothing else is let in. `POST /v1/chat/completions` answers, `POST /v1/reward` takes a reward by callback. The key stands in
-a header, or in the path (`/keys/{key}/v1/...`) for whoever sends a key of their own.
+A key is a session, and nothing else is let in. `POST /v1/chat/completions` answers, `POST /v1/reward` takes a reward by callback, and
+`GET /v1/models` tells the model to ask. The key stands in a header, or in the path (`/keys/{key}/v1/...`) for whoever sends a key of their own.
 """
 
 import json
 from typing import Any, ClassVar, Self
+from urllib.parse import unquote
 
 from bloomery.recipes.agent_http import JsonHandler, LocalServer
 from bloomery.recipes.agent_sessions import Session
@@ -54,13 +55,7 @@ class _Handler(JsonHandler):
 
     def answer(self, path: str, body: dict[str, Any]) -> None:
         """By the session that the key opens."""
-        key = self.headers.get("x-api-key") or self.headers.get("authorization", "").removeprefix("Bearer ")
-        if path.startswith(_KEYED):
-            key, _, rest = path.removeprefix(_KEYED).partition("/")
-            path = f"/{rest}"
-        session = self.sessions.get(key)
-        if session is None:
-            raise Unauthorized("this key opens no rollout: it was never given out, or its rollout is over")
+        session, path = self._opened(path)
         match path:
             case "/v1/chat/completions":
                 asked, answer = session.answer(body, self.is_there)
@@ -73,6 +68,27 @@ class _Handler(JsonHandler):
                 self.send(200, {"rollout_id": session.rollout_id})
             case _:
                 raise NotFound(f"there is no {path} here: ask /v1/chat/completions")
+
+    def show(self, path: str) -> dict[str, Any]:
+        """The models of the session: clients ask for them to see that somebody is there, and which one to ask."""
+        session, path = self._opened(path)
+        shown = session.shown()
+        if path == "/v1/models":
+            return {"object": "list", "data": [shown], "first_id": session.model, "last_id": session.model, "has_more": False}
+        if unquote(path) == f"/v1/models/{session.model}":
+            return shown
+        raise NotFound(f"there is no {path} to read here: the only model is `{session.model}`, at /v1/models")
+
+    def _opened(self, path: str) -> tuple[Session, str]:
+        """The session of a request's key, and the path behind it."""
+        key = self.headers.get("x-api-key") or self.headers.get("authorization", "").removeprefix("Bearer ")
+        if path.startswith(_KEYED):
+            key, _, rest = path.removeprefix(_KEYED).partition("/")
+            path = f"/{rest}"
+        session = self.sessions.get(key)
+        if session is None:
+            raise Unauthorized("this key opens no rollout: it was never given out, or its rollout is over")
+        return session, path
 
     def _stream(self, answer: dict[str, Any]) -> None:
         """All of it as one chunk: an agent that reads streams reads this."""

@@ -7,13 +7,16 @@ import json
 import select
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Self
 
 from bloomery.types.errors import BloomeryError, Gone, InvalidInput, NotFound, TooLarge, Unauthorized, Unavailable
 
 MAX_BODY_BYTES: Final = 16 << 20
+_LENGTH_DIGITS: Final = len(str(MAX_BODY_BYTES))
 _IDLE_S: Final = 600.0
 """How long a connection may say nothing."""
 _STATUS: Final[dict[type[BloomeryError], int]] = {Unauthorized: 401, NotFound: 404, Gone: 410, TooLarge: 413, Unavailable: 503}
@@ -62,7 +65,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class JsonHandler(BaseHTTPRequestHandler):
-    """Answers each POST by `answer`."""
+    """Answers each POST by `answer`, and each GET by `show`."""
 
     protocol_version = "HTTP/1.1"
     timeout = _IDLE_S
@@ -72,10 +75,25 @@ class JsonHandler(BaseHTTPRequestHandler):
         """Say it by `send` or `write`, or raise why not."""
         raise NotImplementedError
 
+    def show(self, path: str) -> dict[str, Any]:
+        """What is to be read there, or raise why nothing is."""
+        raise NotFound(f"there is nothing to read at {path}")
+
     def do_POST(self) -> None:
-        """Answer, or say why not: nothing that anyone sends ends the server."""
+        """Answer with what was asked for."""
+        self._answering(lambda path: self.answer(path, self._body()))
+
+    def do_GET(self) -> None:
+        """Show what there is."""
+        if "content-length" in self.headers or "transfer-encoding" in self.headers:
+            # A body that is not read would be taken for the next request.
+            self.close_connection = True
+        self._answering(lambda path: self.send(200, self.show(path)))
+
+    def _answering(self, answer: Callable[[str], None]) -> None:
+        """Or say why not: nothing that anyone sends ends the server."""
         try:
-            self.answer(self.path.partition("?")[0], self._body())
+            answer(self.path.partition("?")[0])
         except ConnectionError:
             self.close_connection = True
         except BloomeryError as error:
@@ -86,7 +104,7 @@ class JsonHandler(BaseHTTPRequestHandler):
 
     def _body(self) -> dict[str, Any]:
         length = self.headers.get("content-length", "")
-        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+        if not length.isdecimal() or len(length) > _LENGTH_DIGITS or int(length) > MAX_BODY_BYTES:
             # What is not read would be taken for the next request.
             self.close_connection = True
             raise TooLarge(f"a body says its length, and has at most {MAX_BODY_BYTES} bytes")
@@ -118,13 +136,25 @@ class JsonHandler(BaseHTTPRequestHandler):
             self.send_header("x-should-retry", "false")
             self.send_header("content-type", kind)
             self.send_header("content-length", str(len(body)))
+            if self.close_connection:
+                self.send_header("connection", "close")
             self.end_headers()
-            self.wfile.write(body)
+            if self.command != "HEAD":
+                self.wfile.write(body)
         except OSError:
             self.close_connection = True
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What is no request, or has a method that nothing is asked by here, is refused in the same words as all else."""
+        # Where it ends, and another one begins, nobody knows.
+        self.close_connection = True
+        self._tell_error(code, InvalidInput(message or HTTPStatus(code).phrase))
+
     def _refuse(self, error: BloomeryError) -> None:
         status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 400 if error.category == "user" else 500)
+        self._tell_error(status, error)
+
+    def _tell_error(self, status: int, error: BloomeryError) -> None:
         kind = "invalid_request_error" if error.category == "user" else "server_error"
         self.send(status, {"error": {"message": error.message, "type": kind, "code": error.code, "param": error.field}})
 

@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from bloomery.client import Sampler
-from bloomery.client.sampling import Sampled
+from bloomery.client.sampling import PendingSample, Sampled
 from bloomery.recipes.agent_chat import Asked, Message, going_on, plain, read_request, write_message, written_answer
 from bloomery.recipes.reuse import Earlier
 from bloomery.recipes.rewards import Fault, Reward, fault_of
 from bloomery.recipes.rollouts import RolloutConfig, derived_seed
 from bloomery.recipes.segments import Turn
 from bloomery.render import ChatTokenizer
-from bloomery.types.errors import BloomeryError, Gone, InvalidInput, Unavailable
+from bloomery.types.errors import BloomeryError, Gone, InvalidInput, Unavailable, WorkerError
 
 
 class Session:
@@ -52,12 +52,13 @@ class Session:
         self.kept = 0
         """Tokens that an earlier rollout had right."""
         self._earlier = earlier
+        self._began_s = int(time.time())
         self._place, self._sampler, self._tokenizer, self._config = place, sampler, tokenizer, config
         self._deadline = time.monotonic() + timeout_s
         self._lock = threading.Lock()
         self._open = True
         self._asked: Counter[str] = Counter()
-        self._failed: dict[tuple[int, ...], str] = {}
+        self._failed: dict[tuple[int, ...], BloomeryError] = {}
         """Why those answers did not come that the server owes, by their places."""
         self._answered: Counter[tuple[int, ...]] = Counter()
         """How often a prompt was asked for when it was answered last, by all of its place but that."""
@@ -69,11 +70,15 @@ class Session:
         self._longest: list[Message] = []
 
     @property
-    def failure(self) -> str | None:
+    def failure(self) -> BloomeryError | None:
         """Why the server did not answer, where it did not: of what was asked last, and not answered when it was asked again."""
         with self._lock:
-            left = [message for (*prompt, again), message in self._failed.items() if self._answered[tuple(prompt)] <= again]
+            left = [error for (*prompt, again), error in self._failed.items() if self._answered[tuple(prompt)] <= again]
             return left[-1] if left else None
+
+    def shown(self) -> dict[str, Any]:
+        """The model of this rollout, as lists of models have it."""
+        return {"id": self.model, "object": "model", "created": self._began_s, "owned_by": "bloomery"}
 
     def answer(self, body: Mapping[str, Any], is_there: Callable[[], bool]) -> tuple[Asked, dict[str, Any]]:
         """A chat completion; recorded unless whoever asked has gone meanwhile and will never read it."""
@@ -82,8 +87,10 @@ class Session:
         before = self._continued(asked.messages)
         prompt = written if before is None else self._going_on(before, asked, written)
         name, place = self._begin(prompt)
+        with self._owed(place, but=InvalidInput):
+            pending = self._ask(prompt, asked, place)
         with self._owed(place):
-            sampled = self._sample(prompt, asked, place)
+            sampled = self._wait(pending, place)
             (sequence,) = sampled.sequences
             message, reason = write_message(self._tokenizer, asked, name, sequence.tokens, stopped=sequence.stopped)
         if is_there():
@@ -138,33 +145,40 @@ class Session:
         asked = digest if self._earlier is None else _digest(*prompt)
         return name, (*self._place, int(asked, 16), again)
 
-    def _sample(self, prompt: tuple[int, ...], asked: Asked, place: tuple[int, ...]) -> Sampled:
-        left_s = min(self._config.sample_timeout_s, self._deadline - time.monotonic())
+    def _ask(self, prompt: tuple[int, ...], asked: Asked, place: tuple[int, ...]) -> PendingSample:
         (draft,) = [()] if self._earlier is None else self._earlier.of(place, 1)
         seed, drafts = derived_seed(self._config.seed, *place), [draft[: asked.max_tokens]] if draft else None
-        sampled = self._sampler.sample(prompt, max_tokens=asked.max_tokens, seed=seed, drafts=drafts).result(max(0.0, left_s))
+        return self._sampler.sample(prompt, max_tokens=asked.max_tokens, seed=seed, drafts=drafts)
+
+    def _wait(self, pending: PendingSample, place: tuple[int, ...]) -> Sampled:
+        left_s = min(self._config.sample_timeout_s, self._deadline - time.monotonic())
+        sampled = pending.result(max(0.0, left_s))
         if self._earlier is not None:
             self._earlier.keep(place, [sampled.sequences[0].tokens])
         return sampled
 
     @contextmanager
-    def _owed(self, place: tuple[int, ...]) -> Iterator[None]:
-        """An answer that does not come is remembered, unless that is the agent's own mistake: what the agent makes of it may look like a reward."""
+    def _owed(self, place: tuple[int, ...], *, but: type[BloomeryError] | tuple[()] = ()) -> Iterator[None]:
+        """An answer that does not come is remembered, because what the agent makes of it may look like a reward.
+
+        `but` is its own mistake: what it asks for may be refused, a prompt that is too long say. Key and version are the loop's, and whatever fails
+        that was taken.
+        """
         try:
             yield
+        except but:
+            raise
         except BloomeryError as error:
-            if error.category == "user":
-                raise
-            self._note_failed(place, error.message)
+            self._note_failed(place, error)
             raise Unavailable(error.message) from error
         except Exception as error:
-            self._note_failed(place, f"{type(error).__name__}: {error}")
+            self._note_failed(place, WorkerError(f"{type(error).__name__}: {error}"))
             raise
 
-    def _note_failed(self, place: tuple[int, ...], message: str) -> None:
+    def _note_failed(self, place: tuple[int, ...], error: BloomeryError) -> None:
         with self._lock:
             if self._open:
-                self._failed[place] = message
+                self._failed[place] = error
 
     def _note_answered(self, place: tuple[int, ...]) -> None:
         *prompt, again = place

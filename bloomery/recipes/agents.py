@@ -53,16 +53,22 @@ class Agents(Environment):
     def __init__(self, agent: Agent, tokenizer: ChatTokenizer, *, model: str = "policy", timeout_s: float = 120.0, host: str = "127.0.0.1") -> None:
         self._agent, self._tokenizer, self._model, self._timeout_s = agent, tokenizer, model, timeout_s
         self._door = Door(host)
+        self._open = False
 
     def __enter__(self) -> Self:
         self._door.__enter__()
+        self._open = True
         return self
 
     def __exit__(self, *raised: object) -> None:
+        self._open = False
         self._door.__exit__(*raised)
 
     def rollouts(self, newest: Callable[[], Sampler], config: RolloutConfig) -> MakesGroups:
         """`max_tokens` bounds each answer; a rollout is of the weights that were the newest when it began."""
+        if not self._open:
+            # An agent would ask where nobody answers, to its deadline, time and again.
+            raise InvalidInput("the door of these agents is not open: use them within `with Agents(...) as agents:`", field="grade")
         if config.piece_tokens is not None:
             raise InvalidInput("`piece_tokens` is not offered for agents: an answer is sampled at once", field="piece_tokens")
         return AgentRollouts(self._agent, partial(self._session, config), newest, config, self._door, self._timeout_s)
@@ -86,7 +92,7 @@ class AgentRollouts(MakesGroups):
         self._earlier = Earlier() if config.reuse else None
 
     def group(self, number: int, problem: Problem) -> Group:
-        """Attempts that fail are made again, with the same seeds."""
+        """Attempts that fail are made again, with the same seeds. An error of the loop's own making, a key that lacks a scope say, is raised."""
         failures: list[Failure] = []
         graded: dict[int, Graded] = {}
         for attempt in range(self._config.attempts):
@@ -116,7 +122,12 @@ class AgentRollouts(MakesGroups):
         finally:
             for session in sessions:
                 self._door.dismiss(session)
-        return [settle(problem, session, session.close(), outcome) for session, outcome in zip(sessions, outcomes, strict=True)]
+        turns = [session.close() for session in sessions]
+        for error in (session.failure for session in sessions):
+            if error is not None and error.category == "user":
+                # A key or a version that is good for nothing: no agent can mend that, and no other attempt.
+                raise error
+        return [settle(problem, *attempted) for attempted in zip(sessions, turns, outcomes, strict=True)]
 
     def _episode(self, problem: Problem, session: Session) -> Episode:
         door, key = self._door, session.key
@@ -142,7 +153,7 @@ def settle(problem: Problem, session: Session, turns: Sequence[Turn], outcome: A
     settled = judge(rollout_of(session.rollout_id, problem, turns)._replace(kept=session.kept), session.reward if outcome is None else outcome)
     late = isinstance(settled, Failure) and settled.kind == "timeout"
     if (failure := session.failure) is not None and not late:
-        return Failure(session.rollout_id, "sampling", failure, final=False)
+        return Failure(session.rollout_id, "sampling", failure.message, final=False)
     if isinstance(settled, Failure):
         if session.refused is not None and (outcome is None or settled.kind in ("raised", "timeout")):
             return Failure(session.rollout_id, session.refused.kind, session.refused.message, final=False)

@@ -9,9 +9,10 @@ and importance weights are truncated. With `piece_tokens` a rollout goes on with
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Final, Literal, Self, get_args
@@ -19,10 +20,11 @@ from typing import Final, Literal, Self, get_args
 from bloomery.client import Client, Sampler
 from bloomery.recipes.advantages import Weighed, anchor_at, mask_stale, mean_over_tokens, sort_groups
 from bloomery.recipes.attempts import patiently
-from bloomery.recipes.failures import Losses, reasons
-from bloomery.recipes.grpo import GrpoConfig, OnStep, Parts, StepReport, check, versions_of
-from bloomery.recipes.policy import Cursor, Policy, PolicyConfig, fingerprint
-from bloomery.recipes.rl_metrics import Seconds, anchor_metrics, stale_share, step_metrics
+from bloomery.recipes.cursors import Cursor, CursorStore, fingerprint
+from bloomery.recipes.failures import Losses
+from bloomery.recipes.grpo import GrpoConfig, OnStep, Parts, check
+from bloomery.recipes.policy import Policy, PolicyConfig
+from bloomery.recipes.rl_metrics import Seconds, anchor_metrics, stale_share, times
 from bloomery.recipes.rollouts import Environment, Grade, Group, Problem
 from bloomery.recipes.segments import Segment
 from bloomery.types.errors import InvalidInput, Unavailable
@@ -56,19 +58,20 @@ def train(
     problems: Sequence[Problem],
     grade: Grade | Environment,
     config: AsyncGrpoConfig,
-    path: Path,
+    path: Path | CursorStore,
     *,
     steps: int,
     held_out: Sequence[Problem] = (),
     on_step: OnStep = lambda _: None,
 ) -> Policy:
-    """Go on until `steps` steps are done, also where a loop was killed that had the same cursor at `path`."""
+    """Go on until `steps` steps are done, also where a loop was killed that had the same cursor at `path`: it tells its last step once more."""
     check(problems, grade, config, held_out)
     check_staleness(config)
     policy = Policy.open(client, truncated(config), path, fingerprint(problems, config))
     # What the trainer is ahead of it cannot hold itself.
     parts = Parts(policy, problems, grade, config, held_out, every=config.max_head_offpolicy_versions > 0)
     losses = Losses(config.max_lost_rounds)
+    parts.tell(on_step)
     with Makers(parts.make, config, policy.cursor) as makers:
         while policy.cursor.round < steps:
             # Makers also waited while the last step was measured and told, which is no part of this one.
@@ -77,26 +80,29 @@ def train(
             taken, _ = time.monotonic(), makers.admission.busy_s()
             kept = sort_groups(groups, config.min_group_size)
             data = mask_stale(parts.teach(kept.trained), policy.lag, config.max_head_offpolicy_versions)
-            lags = {version: policy.lag(version) for version in versions_of(data)}
             taught = mean_over_tokens(data)
             if config.anchor == "snapshot":
                 taught = anchored(taught, policy.sampler, config)
             numbers, served = [group.number for group in groups], [compared_with(row, policy.cursor.version) for row in taught]
-            trained = policy.train([row.datum for row in taught], numbers, served=served)
-            # Within the step, so that nobody's share is more than all of it, and before others are let in, whose work is none of it.
-            overlap, idle = makers.admission.busy_s(), makers.admission.idle_s() / config.concurrency
-            ended = time.monotonic()
+            stale = stale_share(data, policy.lag, config.max_head_offpolicy_versions)
+            shown = parts.shown(groups, kept, data, stale | anchor_metrics(taught, config.importance_cap))
+            timed = partial(_timed, makers, config.concurrency, shown.metrics, started, taken)
+            keep_every = config.checkpoint_every if policy.cursor.round + 1 < steps else 0
+            policy.train([row.datum for row in taught], numbers, served=served, shown=shown, timed=timed, keep_every=keep_every)
             if policy.cursor.round < steps:
                 # Behind the last step nobody would train on what were made.
                 makers.admission.leave(len(kept.trained))
-            seconds = Seconds(ended - started, ended - started, ended - taken, taken - started, idle, overlap)
-            metrics = step_metrics(groups, kept, data, trained, lags.__getitem__, seconds, parts.looked())
-            metrics |= stale_share(data, lags.__getitem__, config.max_head_offpolicy_versions) | anchor_metrics(taught, config.importance_cap)
-            metrics |= parts.evaluated(policy.cursor.round)
-            failed = reasons(groups)
-            on_step(StepReport(policy.cursor.round, policy.cursor.version, metrics, failed))
-            losses.note(kept.compared, failed)
+            parts.tell(on_step)
+            losses.note(kept.compared, shown.failures)
+    policy.told()
     return policy
+
+
+def _timed(makers: "Makers", concurrency: int, shown: Mapping[str, float], started: float, taken: float) -> dict[str, float]:
+    # Within the step, so that nobody's share is more than all of it, and before others are let in, whose work is none of it.
+    overlap, idle = makers.admission.busy_s(), makers.admission.idle_s() / concurrency
+    ended = time.monotonic()
+    return times(shown, Seconds(ended - started, ended - started, ended - taken, taken - started, idle, overlap))
 
 
 def truncated(config: AsyncGrpoConfig) -> PolicyConfig:

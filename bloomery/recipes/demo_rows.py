@@ -12,8 +12,8 @@ from bloomery.recipes import stdlib_docs
 from bloomery.recipes.loop import Rows
 from bloomery.recipes.task import Question, Task, routing_task, share_of, task_of_rows
 from bloomery.render import ChatTokenizer
+from bloomery.types.datasets import ChatRow
 from bloomery.types.errors import InvalidInput
-from bloomery.types.resources import DatasetRow
 
 MIN_ROWS = 50
 FIRST_SHARE, TRAFFIC_SHARE = 0.4, 0.4
@@ -71,10 +71,10 @@ def split(questions: Sequence[Question]) -> Rows:
     )
 
 
-def _imported(client: Client, path: Path) -> list[DatasetRow]:
+def _imported(client: Client, path: Path) -> list[ChatRow]:
     client.datasets.create("uploaded")
-    version = client.datasets.add_version("uploaded", {"train": _read(path)}, format=_format(path))
-    return list(client.datasets.rows("uploaded", version.id, "train"))
+    version = client.datasets.add_version("uploaded", {"train": _read(path)}, format=_format(path), kind="chat")
+    return [row for row in client.datasets.rows("uploaded", version.id, "train") if isinstance(row, ChatRow)]
 
 
 def _format(path: Path) -> Literal["csv", "jsonl"]:
@@ -94,6 +94,6 @@ def _read(path: Path) -> str:
         raise InvalidInput(f"{path} is not UTF-8 text: byte {error.start} cannot be read", field="data") from None
 
 
-def _asked(task: Task, row: DatasetRow) -> Question:
+def _asked(task: Task, row: ChatRow) -> Question:
     prompt, answer = row.messages[0], row.messages[-1]
     return task.ask(prompt["content"], answer["content"])

@@ -27,8 +27,8 @@ from bloomery.client import Sampler
 from bloomery.client.sampling import Sampled
 from bloomery.recipes.deadlines import Deadlines
 from bloomery.recipes.rollouts import Failure, Grade, Graded, Problem, Rollout, derived_seed, judge
-from bloomery.recipes.statistics import Interval, normal_interval
 from bloomery.types.errors import BloomeryError, InvalidInput
+from bloomery.types.statistics import Interval, normal_interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,7 @@ _REMEDIES: Final[dict[FailureKind, str]] = {
     "not_finite": _GRADER,
     "foreign_reward": "have the grader or the agent name the rollout, and the answers, that it was given",
     "foreign_version": "sample from the newest version that this loop published: something between it and the server serves others",
-    "no_tokens": "have the agent ask the model at the `base_url` of its episode",
+    "no_tokens": "have the agent ask the model at the `base_url` of its episode, and an environment give what was sampled",
 }
 
 
@@ -57,6 +57,15 @@ def reasons(groups: Sequence[Group]) -> tuple[Reason, ...]:
     return tuple(reason for _, reason in sorted(ranked, key=lambda place: place[0])[:MAX_REASONS])
 
 
+class NothingCameBack(Unavailable):
+    """Too many rounds in a row left nothing to train on; `why`, and what to change about it, whoever runs the loop."""
+
+    def __init__(self, why: str) -> None:
+        goes_on = "The cursor stands behind these rounds, and the loop goes on from there when it is started again"
+        super().__init__(f"{why}; or raise `max_lost_rounds`. {goes_on}")
+        self.why = why
+
+
 class Losses:
     """Counts the rounds in a row that left no group to compare, because too many of its rollouts failed."""
 
@@ -65,14 +74,12 @@ class Losses:
         self._rounds = 0
 
     def note(self, compared: int, lost: Sequence[Reason]) -> None:
-        """A round with so many groups that had members enough; Unavailable where it is one too many without any."""
+        """A round with so many groups that had members enough; NothingCameBack where it is one too many without any."""
         self._rounds = 0 if compared else self._rounds + 1
         if self._rounds < self._most:
             return
         told = "; ".join(f"{reason.attempts} times `{reason.kind}` ({reason.message})" for reason in lost) or "no rollout came"
         remedies = "; ".join(dict.fromkeys(_REMEDIES[reason.kind] for reason in lost)) or "look at what makes the groups"
         rounds = f"{self._rounds} rounds in a row" if self._rounds > 1 else "a round"
-        raise Unavailable(
-            f"{rounds} left nothing to train on, because too many rollouts of every group failed. The last one: {told}. What to change: {remedies}; "
-            "or raise `max_lost_rounds`. The cursor stands behind these rounds, and the loop goes on from there when it is started again"
-        )
+        why = f"{rounds} left nothing to train on, because too many rollouts of every group failed"
+        raise NothingCameBack(f"{why}. The last one: {told}. What to change: {remedies}")

@@ -12,22 +12,25 @@ served, `advantages` decides what they teach, `policy` trains and publishes, `rl
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from bloomery.client import Client, Sampler
-from bloomery.recipes.advantages import Weighed, mean_over_tokens, sort_groups, weigh
+from bloomery.recipes.advantages import Sorted, Weighed, mean_over_tokens, sort_groups, weigh
+from bloomery.recipes.cursors import CursorStore, Shown, fingerprint
+from bloomery.recipes.environments import groups_by
 from bloomery.recipes.failures import Losses, Reason, reasons
 from bloomery.recipes.holding import Holding
-from bloomery.recipes.policy import Policy, PolicyConfig, fingerprint
+from bloomery.recipes.policy import Policy, PolicyConfig
 from bloomery.recipes.reference import Reference
-from bloomery.recipes.rl_metrics import Looked, Seconds, step_metrics
-from bloomery.recipes.rollouts import Environment, Grade, Group, MakesGroups, Problem, RolloutConfig, groups_by, without_foreign
-from bloomery.recipes.statistics import Interval, normal_interval
+from bloomery.recipes.rl_metrics import Looked, Seconds, round_metrics, times
+from bloomery.recipes.rollouts import Environment, Grade, Group, MakesGroups, Problem, RolloutConfig, without_foreign
 from bloomery.types.errors import InvalidInput
+from bloomery.types.statistics import Interval, normal_interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +54,8 @@ class GrpoConfig:
     """How those are put: the same seeds every time. With `reuse` an answer of before is verified."""
     concurrency: int = 8
     """Groups in the making at a time."""
+    checkpoint_every: int = 0
+    """Steps between two that are kept under a name (`step-N`), resumable and to be served: where one teaches nothing, the next. 0: none is."""
     max_lost_rounds: int = 3
     """So many rounds in a row of which failures left no group to compare end the loop with an error. Groups rewarded alike are not lost."""
 
@@ -63,6 +68,8 @@ class StepReport(NamedTuple):
     metrics: dict[str, float]
     failures: tuple[Reason, ...]
     """Why attempts at rollouts failed, the most frequent of each kind first; `metrics` has how many did."""
+    kept: bool = False
+    """Whether its weights are kept under a name, as `checkpoint_every` asks for."""
 
 
 OnStep = Callable[[StepReport], None]
@@ -73,17 +80,18 @@ def train(
     problems: Sequence[Problem],
     grade: Grade | Environment,
     config: GrpoConfig,
-    path: Path,
+    path: Path | CursorStore,
     *,
     steps: int,
     held_out: Sequence[Problem] = (),
     on_step: OnStep = lambda _: None,
 ) -> Policy:
-    """Go on until `steps` steps are done, also where a loop was killed that had the same cursor at `path`."""
+    """Go on until `steps` steps are done, also where a loop was killed that had the same cursor at `path`: it tells its last step once more."""
     check(problems, grade, config, held_out)
     policy = Policy.open(client, config.policy, path, fingerprint(problems, config))
     parts = Parts(policy, problems, grade, config, held_out, every=False)
     losses = Losses(config.max_lost_rounds)
+    parts.tell(on_step)
     with ThreadPoolExecutor(config.concurrency) as pool:
         for step in range(policy.cursor.round, steps):
             numbers = range(step * config.groups_per_step, (step + 1) * config.groups_per_step)
@@ -91,18 +99,21 @@ def train(
             groups = list(pool.map(parts.make, numbers))
             sampled = time.monotonic()
             kept = sort_groups(groups, config.min_group_size)
-            data = parts.teach(kept.trained)
-            lags = {version: policy.lag(version) for version in versions_of(data)}
-            taught = mean_over_tokens(data)
-            trained = policy.train([row.datum for row in taught], numbers, served=[row.segment for row in taught])
-            ended = time.monotonic()
-            seconds = Seconds(ended - started, sampled - started, ended - sampled, sampled - started, ended - sampled)
-            metrics = step_metrics(groups, kept, data, trained, lags.__getitem__, seconds, parts.looked())
-            metrics |= parts.evaluated(step + 1)
-            failed = reasons(groups)
-            on_step(StepReport(step + 1, policy.cursor.version, metrics, failed))
-            losses.note(kept.compared, failed)
+            weighed = parts.teach(kept.trained)
+            shown = parts.shown(groups, kept, weighed)
+            taught = mean_over_tokens(weighed)
+            timed = partial(_timed, shown.metrics, started, sampled)
+            data, served = [row.datum for row in taught], [row.segment for row in taught]
+            policy.train(data, numbers, served=served, shown=shown, timed=timed, keep_every=config.checkpoint_every if step + 1 < steps else 0)
+            parts.tell(on_step)
+            losses.note(kept.compared, shown.failures)
+    policy.told()
     return policy
+
+
+def _timed(shown: Mapping[str, float], started: float, sampled: float) -> dict[str, float]:
+    ended = time.monotonic()
+    return times(shown, Seconds(ended - started, sampled - started, ended - sampled, sampled - started, ended - sampled))
 
 
 class Parts:
@@ -135,11 +146,19 @@ class Parts:
         """The segments with their advantages, held to the first weights where that is asked."""
         return self._reference.pull(weigh(groups, by_deviation=self._config.by_deviation))
 
-    def looked(self) -> Looked:
-        """What was seen of the last step."""
-        return Looked(self._holding.looked(), self._reference.kl(), self._rollouts.took())
+    def shown(self, groups: Sequence[Group], kept: Sorted, data: Sequence[Weighed], more: Mapping[str, float] | None = None) -> Shown:
+        """All that is known of a step before it is trained. Who dies then has told it to the cursor, so that also the reference is waited for."""
+        looked = Looked(self._holding.looked(), self._reference.kl(), self._rollouts.took())
+        return Shown({**round_metrics(groups, kept, data, self._policy.lag, looked), **(more or {})}, reasons(groups))
 
-    def evaluated(self, step: int) -> dict[str, float]:
+    def tell(self, on_step: OnStep) -> None:
+        """Report the last round, unless that was told: a loop that is started again need not know whether it was."""
+        cursor, shown = self._policy.cursor, self._policy.shown
+        if shown is not None:
+            measured = shown.metrics | self._evaluated(cursor.round)
+            on_step(StepReport(cursor.round, cursor.version, measured, shown.failures, kept=0 < cursor.kept == cursor.round))
+
+    def _evaluated(self, step: int) -> dict[str, float]:
         """How the newest weights do on problems that nobody trains on; empty between two measurements."""
         every = self._config.evaluate_every
         if not every or step % every:
@@ -158,11 +177,6 @@ def problem_of(problems: Sequence[Problem], group: int, seed: int) -> Problem:
     return problems[random.Random(f"{seed} {epoch}").sample(range(len(problems)), len(problems))[place]]
 
 
-def versions_of(data: Sequence[Weighed]) -> set[str]:
-    """Of all tokens."""
-    return {version for row in data for version in row.segment.versions}
-
-
 def check(problems: Sequence[Problem], grade: Grade | Environment, config: GrpoConfig, held_out: Sequence[Problem]) -> None:
     """What would only be noticed after minutes."""
     rollouts = config.rollouts
@@ -178,8 +192,8 @@ def check(problems: Sequence[Problem], grade: Grade | Environment, config: GrpoC
         raise InvalidInput("there are no problems to train on", field="problems")
     if len({problem.id for problem in problems}) < len(problems):
         raise InvalidInput("two problems have one id: their rewards could not be told apart", field="problems")
-    for name, value in {"evaluate_every": config.evaluate_every, "kl_rollouts": config.kl_rollouts}.items():
-        if value < 0:
+    for name in ("checkpoint_every", "evaluate_every", "kl_rollouts"):
+        if (value := getattr(config, name)) < 0:
             raise InvalidInput(f"`{name}` is {value}: it must be at least 0", field=name)
     if bool(config.evaluate_every) != bool(held_out):
         problem = "`evaluate_every` and `held_out` go together: how often, and on which problems"

@@ -16,7 +16,7 @@ from bloomery.recipes.pairs import WORDS
 from bloomery.recipes.policy import Start
 from bloomery.recipes.rewards import Reward
 from bloomery.recipes.rollouts import Problem
-from bloomery.recipes.sft import SftConfig, datum, fine_tune
+from bloomery.recipes.sft import AdamConfig, SftConfig, datum, fine_tune
 from bloomery.render import ChatTokenizer
 
 SYSTEM: Final = "Call a tool: get. Answer with JSON."
@@ -98,7 +98,7 @@ def warm_start(client: Client, tokenizer: ChatTokenizer, base_model: str, *, ran
     """Fine-tune on worked examples, once each: a checkpoint to begin reinforcement with."""
     run = client.create_run(base_model, rank, seed=seed)
     rendered = [tokenizer.render_training(worked(problem.data)) for problem in problems(examples, seed=-1 - seed)]
-    config = SftConfig(epochs=1, learning_rate=4e-3, batch_size=16, seed=seed)
+    config = SftConfig(epochs=1, adam=AdamConfig(learning_rate=4e-3), batch_size=16, seed=seed)
     fine_tune(run, [datum(row.tokens, row.weights) for row in rendered], config, lambda *_: None)
     run.save_checkpoint("warm").result()
     return Start(run.id, "warm")

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 from bloomery.client import Client, TrainingRun
 from bloomery.recipes.neighbours import bag_of_words, majority
 from bloomery.recipes.sft import Renderer, SftConfig, SftReport, datum, fine_tune
-from bloomery.recipes.statistics import Mismatch, Paired, mcnemar, mismatch
 from bloomery.recipes.task import Question, Task, share_of
+from bloomery.types.datasets import ChatRow, DatasetVersion
 from bloomery.types.errors import InvalidInput, WorkerError
 from bloomery.types.operations import Datum, SnapshotResult
-from bloomery.types.resources import DatasetVersion, Span, Split
+from bloomery.types.resources import Span, Split
+from bloomery.types.statistics import Mismatch, Paired, mcnemar, mismatch
 
 Progress = Callable[[str, int, int | None, str], None]
 """Called with (phase, done, total, note); total None marks the beginning (done 0) and the end (done 1) of a phase."""
@@ -149,7 +150,7 @@ class Loop:
         """Fine-tune the run on the questions."""
         with self._phase(phase):
             data = [self._datum(question) for question in questions]
-            return fine_tune(run, data, config, lambda done, total, loss: self.progress(phase, done, total, f"loss {loss:.3f}"))
+            return fine_tune(run, data, config, lambda done, total, said: self.progress(phase, done, total, f"loss {said['loss']:.3f}"))
 
     def deploy(self, run: TrainingRun, name: str) -> SnapshotResult:
         """Save, publish, and serve under the deployment's name."""
@@ -218,7 +219,7 @@ class Loop:
 
     def _training_rows(self, version: DatasetVersion) -> list[Question]:
         stored = self.client.datasets.rows(self.config.deployment, version.id, "train")
-        return [self.task.question_of(row.messages) for row in stored]
+        return [self.task.question_of(row.messages) for row in stored if isinstance(row, ChatRow)]
 
     def _swap(self, run: TrainingRun, data: Sequence[Datum], deployment: str, ask: Question) -> float:
         run.forward_backward(data, logprobs=False).result()

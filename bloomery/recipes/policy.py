@@ -1,20 +1,18 @@
 """The policy of a loop: its run, the versions that it published, and where the loop stands.
 
-One step of training is three operations of the run: gradients, update, snapshot. The server keeps a run's operations in order, whoever dies, so all
-that a loop has to remember is which groups it has had, and under which number its step began. That is the cursor: a small file, replaced atomically
-before the first of the three is submitted. A loop that is started again compares that number with the run's and knows which of the three are there:
-none, and it makes the same groups again, from the same weights with the same seeds; some, and it submits the rest. It is written again when they are
-done, because the server drops results after some days, and weights without a name.
+One step of training is three operations of the run: gradients, update, snapshot, and where it is kept under a name a checkpoint. The server keeps a
+run's operations in order, whoever dies, so all that a loop has to remember is which groups it has had, and under which number its step began. That is
+the cursor: a small file, replaced atomically before the first of them is submitted. A loop that is started again compares that number with the run's
+and knows which of them are there: none, and it makes the same groups again, from the same weights with the same seeds; some, and it submits the rest.
+It is written again when they are done, because the server drops results after some days, and weights without a name. What a round showed goes with
+it, and what the trainer measured is the server's to tell, so that no step goes untold either.
 
 The gradients of a step tell whether trainer and sampler computed the same of the tokens that are of the weights that it begins with (`agreement`).
 They are asked before the update is submitted, so that what is refused is not learnt, by a loop that is started again either.
 """
 
-import hashlib
-import json
-import os
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, get_args
 
@@ -22,15 +20,16 @@ import numpy as np
 
 from bloomery.client import Client, Pending, Sampler, TrainingRun
 from bloomery.recipes.agreement import Held, Served, compare, of_metrics
+from bloomery.recipes.cursors import NOTHING, Cursor, CursorStore, Shown, parsed, store_of, write_cursor
 from bloomery.recipes.holding import Bar
-from bloomery.recipes.rollouts import Problem
+from bloomery.recipes.rl_metrics import HELD, update_metrics
+from bloomery.recipes.sft import AdamConfig
+from bloomery.recipes.steps import kept_name
 from bloomery.types.errors import Conflict, Corrupt, Gone, InvalidInput, NotFound
 from bloomery.types.operations import CheckpointResult, Datum, ForwardBackwardResult, LoadResult, OptimStepResult, SnapshotResult
 
 _OPERATIONS: Final = 3
 _FIRST: Final = "start"
-_PATIENCE: Final = ("agreement", "concurrency", "evaluate_every", "evaluation", "kl_rollouts", "max_lost_rounds")
-"""Settings that decide nothing of what is trained."""
 
 
 class Start(NamedTuple):
@@ -39,6 +38,18 @@ class Start(NamedTuple):
     run_id: str
     checkpoint: str
     optimizer: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scheduled:
+    """An optimizer whose learning rate goes over so many rounds; behind them it stays what it was in the last."""
+
+    adam: AdamConfig
+    rounds: int
+
+    def of(self, done: int) -> dict[str, float]:
+        """The update of the round behind so many."""
+        return {"learning_rate": self.adam.rate(min(done, self.rounds - 1), self.rounds), **self.adam.others}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,60 +62,32 @@ class PolicyConfig:
     rank: int = 16
     learning_rate: float = 1e-3
     grad_clip_norm: float = 1.0
+    optimizer: Scheduled | None = None
+    """Instead of these two: with a schedule, weight decay and all else."""
     loss: str = "importance_sampling"
     loss_config: tuple[tuple[str, float], ...] = ()
     """Options of the loss by name."""
     seed: int = 0
+    run: tuple[tuple[str, Any], ...] = ()
+    """Options of the run by name: the other fields of `CreateRun`, and its `idempotency_key`."""
     agreement: Held = "promised"
     """Whether rollouts and updates are refused, with Corrupt, where tokens have other log-probabilities than were served with them."""
     training_timeout_s: float = 3600.0
     """How long the result of an operation is waited for."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cursor:
-    """Where a loop stands, before the step that begins at operation `seq`; `batch` are the groups of that step."""
-
-    run_id: str
-    fingerprint: str
-    step: int
-    """Versions published since the first."""
-    round: int
-    """Calls of `Policy.train`: those that had nothing to train on published none."""
-    seq: int
-    version: str
-    """The newest; empty before the first, and while it is published anew."""
-    first: str
-    """What training began with."""
-    had_below: int
-    """Groups with lower numbers are had: trained, or found to teach nothing."""
-    had: tuple[int, ...] = ()
-    """Of the others, those that are."""
-    batch: tuple[int, ...] = ()
-    on_policy: bool = False
-    """Whether all tokens of that step are of `version`."""
-    refused: str = ""
-    """Why the update of that step is not taken over, where that cannot be found out again."""
-
-    def after(self, groups: Iterable[int]) -> "Cursor":
-        """A round later, with these groups had."""
-        had, below = {*self.had, *groups}, self.had_below
-        while below in had:
-            had.remove(below)
-            below += 1
-        return replace(self, had_below=below, had=tuple(sorted(had)), batch=(), on_policy=False, refused="", round=self.round + 1)
-
-    def has(self, group: int) -> bool:
-        """Whether the group is had."""
-        return group < self.had_below or group in self.had
+    def update(self, done: int) -> dict[str, float]:
+        """How the round behind so many is applied."""
+        if self.optimizer is not None:
+            return self.optimizer.of(done)
+        return {"learning_rate": self.learning_rate, "grad_clip_norm": self.grad_clip_norm}
 
 
 class Policy:
     """Trains and publishes; `sampler` is that of the newest version."""
 
-    def __init__(self, client: Client, run: TrainingRun, config: PolicyConfig, path: Path, cursor: Cursor) -> None:
+    def __init__(self, client: Client, run: TrainingRun, config: PolicyConfig, store: CursorStore, cursor: Cursor) -> None:
         self.run, self.cursor = run, cursor
-        self._client, self._config, self._path = client, config, path
+        self._client, self._config, self._store = client, config, store
         self.bar = Bar(client, config.base_model, config.agreement)
         self._numbers: dict[str, int] = {}
         self._samplers: dict[str, Sampler] = {}
@@ -112,24 +95,29 @@ class Policy:
         try:
             self._finish_what_was_begun()
         except Gone as error:
-            state = f"{error.message}. Without it the cursor {path} cannot go on"
+            state = f"{error.message}. Without it the cursor {store} cannot go on"
             raise Gone(f"{state}: save a checkpoint of run `{run.id}`, and begin anew with it as `start` and with another file") from error
 
     @classmethod
-    def open(cls, client: Client, config: PolicyConfig, path: Path, fingerprint: str) -> Self:
-        """Begin, or go on where the cursor at `path` says; Conflict where the cursor is another loop's, or the run is not where it should be."""
+    def open(cls, client: Client, config: PolicyConfig, place: Path | CursorStore, fingerprint: str) -> Self:
+        """Begin, or go on where the cursor says that is kept at `place`, a file or another store.
+
+        Conflict where the cursor is another loop's, or the run is not where it should be.
+        """
         if config.agreement not in get_args(Held):
             known = ", ".join(f'"{value}"' for value in get_args(Held))
             raise InvalidInput(f"`agreement` is `{config.agreement}`: it must be one of {known}", field="agreement")
-        if not path.exists():
-            run = client.create_run(config.base_model, config.rank, seed=config.seed)
+        store = store_of(place)
+        if (text := store.read()) is None:
+            store.check_writable()
+            run = client.create_run(config.base_model, config.rank, seed=config.seed, **dict(config.run))
             cursor = Cursor(run_id=run.id, fingerprint=fingerprint, step=0, round=0, seq=run.next_seq, version="", first="", had_below=0)
-            _write(path, cursor)
-            return cls(client, run, config, path, cursor)
-        cursor = _read(path)
+            write_cursor(store, cursor)
+            return cls(client, run, config, store, cursor)
+        cursor = parsed(text, store)
         if cursor.fingerprint != fingerprint:
-            raise Conflict(f"{path} is of a loop with other settings or problems: go on with those, or give another file to begin anew")
-        return cls(client, client.run(cursor.run_id), config, path, cursor)
+            raise Conflict(f"{store} is of a loop with other settings or problems: go on with those, or give another file to begin anew")
+        return cls(client, client.run(cursor.run_id), config, store, cursor)
 
     @property
     def step(self) -> int:
@@ -140,6 +128,17 @@ class Policy:
     def first(self) -> Sampler:
         """Of the weights that training began with: a reference to hold the policy to."""
         return self._client.sampler(self.cursor.first)
+
+    @property
+    def shown(self) -> Shown | None:
+        """What the last round showed, unless it was `told`: of a loop that is started again, too."""
+        return None if self.cursor.batch else self.cursor.shown
+
+    def told(self) -> None:
+        """Somebody was told what the last round showed: whoever goes on from here need not say it again."""
+        if self.shown is not None:
+            self.cursor = replace(self.cursor, shown=None)
+            write_cursor(self._store, self.cursor)
 
     def knows(self, version: str) -> bool:
         """Whether this loop published it since it was started."""
@@ -153,31 +152,47 @@ class Policy:
         """How many versions old the weights of a token are."""
         return self.step - self._numbers[version]
 
-    def train(self, data: Sequence[Datum], batch: Iterable[int], *, served: Sequence[Served] = ()) -> dict[str, float]:
+    def train(
+        self,
+        data: Sequence[Datum],
+        batch: Iterable[int],
+        *,
+        served: Sequence[Served] = (),
+        shown: Shown = NOTHING,
+        timed: Callable[[], dict[str, float]] = dict,
+        keep_every: int = 0,
+    ) -> dict[str, float]:
         """One update from the data, which the groups of `batch` gave, and its version published; the metrics of the loss and of the update.
 
         `served` says of each datum what was sampled of it, as a `Segment` does: tokens of the newest version are held to `agreement`. Groups that
         gave no data are had all the same: nothing is trained then, and there is no new version. Corrupt where tokens are of versions that this loop
-        did not publish: nothing can be said of how they were drawn.
+        did not publish: nothing can be said of how they were drawn. What the round `shown` so far is kept with the cursor, and what `timed` measures
+        when all is trained, which is lost with a loop that dies before. Of every `keep_every` rounds (0: of none) one is kept under a name, resumable
+        and to be served: where nothing was trained, the next that trains.
         """
         versions = {version for sequence in served for version in sequence.versions}
         self._refuse_unknown(versions)
         on_policy = versions == {self.cursor.version}
-        cursor = replace(self.cursor, seq=self.run.next_seq, batch=tuple(sorted(batch)), on_policy=on_policy)
+        told = not on_policy and self.cursor.version in versions and self._config.agreement != "off"
+        cursor = replace(self.cursor, seq=self.run.next_seq, batch=tuple(sorted(batch)), on_policy=on_policy, keeps=False, shown=shown)
         if not data:
-            self.cursor = cursor.after(cursor.batch)
-            _write(self._path, self.cursor)
+            self.cursor = replace(cursor.after(cursor.batch), shown=shown.more(timed()))
+            write_cursor(self._store, self.cursor)
             return {}
-        self.cursor = cursor
-        _write(self._path, cursor)
-        told = not on_policy and cursor.version in versions and self._config.agreement != "off"
+        cursor = replace(cursor, keeps=_is_kept(cursor, keep_every))
+        known = {"learning_rate": self._config.update(cursor.round)["learning_rate"]}
+        if told:
+            # Whoever goes on after a death has not what was served.
+            known |= update_metrics({HELD: float(sum(version == cursor.version for sequence in served for version in sequence.versions))})
+        self.cursor = cursor = replace(cursor, shown=shown.more(known))
+        write_cursor(self._store, cursor)
         gradients = self.run.forward_backward(data, self._config.loss, dict(self._config.loss_config), logprobs=told)
         timeout_s = self._config.training_timeout_s
         held = self._hold_newest(cursor, served, gradients.result(timeout_s)) if told else self._hold_all(cursor, gradients)
-        update, snapshot = self._submit(_OPERATIONS - 1)
-        metrics = gradients.result(timeout_s).metrics | update.result(timeout_s).metrics
-        self._publish(cursor, snapshot.result(timeout_s).version)
-        return metrics | {"held:sum": float(held)}
+        submitted = self._submit(1)
+        metrics = gradients.result(timeout_s).metrics | submitted.update.result(timeout_s).metrics | {HELD: float(held)}
+        self._publish(cursor, submitted.version(timeout_s), metrics, timed)
+        return metrics
 
     def _refuse_unknown(self, versions: Iterable[str]) -> None:
         if unknown := sorted(version or "without a name" for version in versions if not self.knows(version)):
@@ -190,22 +205,23 @@ class Policy:
     def _finish_what_was_begun(self) -> None:
         cursor, there, timeout_s = self.cursor, self.run.next_seq - self.cursor.seq, self._config.training_timeout_s
         beginning = 1 + (self._config.start is not None and not cursor.first)
-        expected = _OPERATIONS if cursor.batch else beginning * (not cursor.version)
+        expected = _OPERATIONS + cursor.keeps if cursor.batch else beginning * (not cursor.version)
         if there < 0 or not self._only_checkpoints(cursor.seq + expected):
-            state = f"the next operation of run `{cursor.run_id}` is {self.run.next_seq}, and the cursor {self._path} stands at {cursor.seq}"
+            state = f"the next operation of run `{cursor.run_id}` is {self.run.next_seq}, and the cursor {self._store} stands at {cursor.seq}"
             raise Conflict(f"{state}: one of them was restored from an earlier day, or another program uses the run; begin anew with another file")
         if not cursor.version:
             version = self._begin(cursor.seq, there, beginning)
             self.cursor = replace(cursor, version=version, first=cursor.first or version, seq=self.run.next_seq)
-            _write(self._path, self.cursor)
+            write_cursor(self._store, self.cursor)
             self._serve()
         elif cursor.batch and there:
             gradients = self.run.submitted(cursor.seq, ForwardBackwardResult).result(timeout_s)
             if there == 1 and self._config.agreement != "off":
                 self._hold_again(cursor, gradients)
-            update, snapshot = self._submit(max(0, _OPERATIONS - there))
-            update.result(timeout_s)
-            self._publish(cursor, snapshot.result(timeout_s).version)
+            held = of_metrics(gradients.metrics).tokens if cursor.on_policy and self._config.agreement != "off" else None
+            submitted = self._submit(there)
+            metrics = gradients.metrics | submitted.update.result(timeout_s).metrics | ({} if held is None else {HELD: float(held)})
+            self._publish(cursor, submitted.version(timeout_s), metrics)
         else:
             self._serve_what_was_published()
 
@@ -214,8 +230,8 @@ class Policy:
             self._serve()
         except (Gone, NotFound):
             # Weights without a name go when nobody asked for them in days; the run has them.
-            self.cursor = replace(self.cursor, version="", seq=self.run.next_seq, batch=())
-            _write(self._path, self.cursor)
+            self.cursor = replace(self.cursor, version="", seq=self.run.next_seq, batch=(), shown=self.shown)
+            write_cursor(self._store, self.cursor)
             self._finish_what_was_begun()
 
     def _begin(self, seq: int, there: int, beginning: int) -> str:
@@ -238,14 +254,14 @@ class Policy:
             return False
         return True
 
-    def _submit(self, missing: int) -> tuple[Pending[OptimStepResult], Pending[SnapshotResult]]:
-        """The update and the snapshot, of which the last `missing` are not submitted yet."""
-        seq, config = self.cursor.seq, self._config
-        update = self.run.submitted(seq + 1, OptimStepResult)
-        if missing >= 2:
-            update = self.run.optim_step(config.learning_rate, grad_clip_norm=config.grad_clip_norm)
-        snapshot = self.run.save_snapshot() if missing >= 1 else self.run.submitted(seq + 2, SnapshotResult)
-        return update, snapshot
+    def _submit(self, there: int) -> "_Submitted":
+        """What follows the gradients of a step, of whose operations the first `there` were submitted before."""
+        run, seq, name = self.run, self.cursor.seq, kept_name(self.cursor.round + 1) if self.cursor.keeps else None
+        update = run.submitted(seq + 1, OptimStepResult) if there > 1 else run.optim_step(**self._config.update(self.cursor.round))
+        snapshot = run.submitted(seq + 2, SnapshotResult) if there > 2 else run.save_snapshot(name)
+        if name is None:
+            return _Submitted(update, snapshot, None)
+        return _Submitted(update, snapshot, run.submitted(seq + 3, CheckpointResult) if there > 3 else run.save_checkpoint(name))
 
     def _hold_all(self, cursor: Cursor, gradients: Pending[ForwardBackwardResult]) -> int:
         """Tokens of an update on policy: how many there are of which the trainer has the numbers that were served, or Corrupt."""
@@ -266,7 +282,7 @@ class Policy:
         except Corrupt as error:
             # What was served is known now, and not to a loop that is started again.
             self.cursor = replace(cursor, refused=error.message)
-            _write(self._path, self.cursor)
+            write_cursor(self._store, self.cursor)
             raise
         return agreement.tokens
 
@@ -277,9 +293,10 @@ class Policy:
         if cursor.on_policy:
             self.bar.hold(of_metrics(gradients.metrics), cursor.version, f"the update of step {cursor.step} is")
 
-    def _publish(self, cursor: Cursor, version: str) -> None:
-        self.cursor = replace(cursor.after(cursor.batch), step=cursor.step + 1, seq=self.run.next_seq, version=version)
-        _write(self._path, self.cursor)
+    def _publish(self, cursor: Cursor, version: str, metrics: Mapping[str, float], timed: Callable[[], dict[str, float]] = dict) -> None:
+        shown = (cursor.shown or NOTHING).more(update_metrics(metrics) | timed())
+        self.cursor = replace(cursor.after(cursor.batch), step=cursor.step + 1, seq=self.run.next_seq, version=version, shown=shown)
+        write_cursor(self._store, self.cursor)
         self._serve()
 
     def _serve(self) -> None:
@@ -287,35 +304,20 @@ class Policy:
         self.sampler = self._samplers[self.cursor.version] = self._client.sampler(self.cursor.version)
 
 
-def fingerprint(problems: Sequence[Problem], settings: Any) -> str:
-    """Of all that decides which groups a loop makes and what it does with them; how long it waits, for how many, and what it refuses does not."""
-    described = [_deciding(asdict(settings)), [(problem.id, problem.prompt) for problem in problems]]
-    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
+class _Submitted(NamedTuple):
+    """What follows the gradients of a step; `checkpoint` where that is kept under a name."""
+
+    update: Pending[OptimStepResult]
+    snapshot: Pending[SnapshotResult]
+    checkpoint: Pending[CheckpointResult] | None
+
+    def version(self, timeout_s: float) -> str:
+        """Once everything is there."""
+        if self.checkpoint is not None:
+            self.checkpoint.result(timeout_s)
+        return self.snapshot.result(timeout_s).version
 
 
-def _deciding(settings: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in settings.items() if name not in _PATIENCE and not name.endswith("_timeout_s")}
-    return {name: _deciding(value) if isinstance(value, dict) else value for name, value in kept.items()}
-
-
-def _read(path: Path) -> Cursor:
-    try:
-        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return Cursor(**(stored | {name: tuple(stored[name]) for name in ("had", "batch")}))
-    except (ValueError, TypeError, KeyError) as error:
-        raise Conflict(f"{path} is no cursor of a loop: give another file to begin anew ({error})") from None
-
-
-def _write(path: Path, cursor: Cursor) -> None:
-    """Whole or not at all, also when the machine goes down."""
-    beside = path.with_name(f"{path.name}.new")
-    with beside.open("w", encoding="utf-8") as file:
-        json.dump(asdict(cursor), file)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+def _is_kept(cursor: Cursor, every: int) -> bool:
+    """Whether the next round is, where it trains."""
+    return every > 0 and (cursor.round + 1) // every > cursor.kept // every

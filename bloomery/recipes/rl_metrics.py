@@ -12,8 +12,10 @@ from bloomery.recipes.advantages import Sorted, Weighed
 from bloomery.recipes.holding import Scores
 from bloomery.recipes.rewards import FailureKind
 from bloomery.recipes.rollouts import Group
-from bloomery.recipes.statistics import normal_interval
+from bloomery.types.statistics import normal_interval
 
+HELD: Final = "held:sum"
+"""Tokens of an update that were held to what was served of them, beside the metrics of the server."""
 _NOT_THE_GRADERS: Final[frozenset[FailureKind]] = frozenset({"sampling", "foreign_version", "no_tokens"})
 """Failures of those who sample."""
 
@@ -40,25 +42,55 @@ class Looked(NamedTuple):
     """Of each call of the grader or the agent."""
 
 
-def step_metrics(
-    groups: Sequence[Group],
-    kept: Sorted,
-    data: Sequence[Weighed],
-    trained: Mapping[str, float],
-    lag_of: Callable[[str], int],
-    seconds: Seconds,
-    looked: Looked | None = None,
+def round_metrics(
+    groups: Sequence[Group], kept: Sorted, data: Sequence[Weighed], lag_of: Callable[[str], int], looked: Looked | None = None
 ) -> dict[str, float]:
-    """One flat row; what nobody could measure in this step is left out."""
+    """What is known of a step before anything of it is trained, one flat row; what nobody could measure in this step is left out."""
+    through = sum(len(row.segment.tokens) for row in data if row.teaches)
     return {
         **_rewards(groups, kept),
-        **_rollouts(groups),
-        **_agents(groups),
-        **_failures(groups),
-        **_training(data, trained, lag_of),
-        **_looked(trained, looked),
-        **_times(groups, data, seconds),
+        **sampled_metrics(groups),
+        **_lags(data, lag_of),
+        **_looked(looked),
+        "tokens/trained": float(through),
     }
+
+
+def sampled_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """What there is to say of rollouts, whatever they are for."""
+    sampled = sum(len(member.rollout.tokens) for group in groups for member in group.members)
+    return {**_rollouts(groups), **_agents(groups), **_failures(groups), "tokens/sampled": float(sampled)}
+
+
+def update_metrics(trained: Mapping[str, float]) -> dict[str, float]:
+    """What the trainer measured of it."""
+    tokens = trained.get("tokens:sum")
+    found = {
+        "loss": trained.get("loss:sum"),
+        "ratio/mean": _per(trained.get("ratio:sum"), tokens),
+        "ratio/k3": _per(trained.get("k3:sum"), tokens),
+        "ratio/clipped_share": _per(trained.get("clipped:sum"), tokens),
+        "ratio/largest_difference": trained.get("logprob_diff:max"),
+        "gradient_norm": trained.get("grad_norm"),
+        "agreement/trainer_tokens": trained.get(HELD),
+    }
+    return _known(found)
+
+
+def times(shown: Mapping[str, float], seconds: Seconds) -> dict[str, float]:
+    """How long it took; `shown` are its `round_metrics`."""
+    total = seconds.total or 1.0
+    found = {
+        "seconds/step": seconds.total,
+        "seconds/rollouts": seconds.rollouts,
+        "seconds/training": seconds.training,
+        "idle/trainer_share": seconds.trainer_idle / total,
+        "idle/rollouts_share": seconds.rollouts_idle / total,
+        "overlap/share": seconds.overlap / total,
+        "tokens/sampled_per_s": _per(shown["tokens/sampled"], seconds.rollouts),
+        "tokens/trained_per_s": _per(shown["tokens/trained"], seconds.training),
+    }
+    return _known(found)
 
 
 def stale_share(data: Sequence[Weighed], lag_of: Callable[[str], int], max_lag: int) -> dict[str, float]:
@@ -134,53 +166,22 @@ def _failures(groups: Sequence[Group]) -> dict[str, float]:
     return share | {name: float(count) for name, count in counts.items()}
 
 
-def _training(data: Sequence[Weighed], trained: Mapping[str, float], lag_of: Callable[[str], int]) -> dict[str, float]:
+def _lags(data: Sequence[Weighed], lag_of: Callable[[str], int]) -> dict[str, float]:
     lags = [lag_of(version) for row in data for version in row.segment.versions]
-    tokens = trained.get("tokens:sum")
-    found = {
-        "lag/mean": _mean(lags),
-        "lag/max": float(max(lags)) if lags else None,
-        "loss": trained.get("loss:sum"),
-        "ratio/mean": _per(trained.get("ratio:sum"), tokens),
-        "ratio/k3": _per(trained.get("k3:sum"), tokens),
-        "ratio/clipped_share": _per(trained.get("clipped:sum"), tokens),
-        "ratio/largest_difference": trained.get("logprob_diff:max"),
-        "gradient_norm": trained.get("grad_norm"),
-    }
-    histogram = {f"lag/tokens/{lag}": float(count) for lag, count in sorted(Counter(lags).items())}
-    return _known(found) | histogram
+    found = {"lag/mean": _mean(lags), "lag/max": float(max(lags)) if lags else None}
+    return _known(found) | {f"lag/tokens/{lag}": float(count) for lag, count in sorted(Counter(lags).items())}
 
 
-def _looked(trained: Mapping[str, float], looked: Looked | None) -> dict[str, float]:
+def _looked(looked: Looked | None) -> dict[str, float]:
     if looked is None:
         return {}
     found = {
-        "agreement/trainer_tokens": trained.get("held:sum"),
         "agreement/held_share": looked.scores.held_share,
         "agreement/scored_tokens": float(looked.scores.tokens),
         "agreement/drawn_deviation": looked.scores.deviation,
         "kl/reference": looked.kl,
         "grading/seconds_mean": _mean(looked.graded_s),
         "grading/seconds_max": max(looked.graded_s, default=None),
-    }
-    return _known(found)
-
-
-def _times(groups: Sequence[Group], data: Sequence[Weighed], seconds: Seconds) -> dict[str, float]:
-    sampled = sum(len(member.rollout.tokens) for group in groups for member in group.members)
-    through = sum(len(row.segment.tokens) for row in data if row.teaches)
-    total = seconds.total or 1.0
-    found = {
-        "seconds/step": seconds.total,
-        "seconds/rollouts": seconds.rollouts,
-        "seconds/training": seconds.training,
-        "idle/trainer_share": seconds.trainer_idle / total,
-        "idle/rollouts_share": seconds.rollouts_idle / total,
-        "overlap/share": seconds.overlap / total,
-        "tokens/sampled": float(sampled),
-        "tokens/trained": float(through),
-        "tokens/sampled_per_s": _per(sampled, seconds.rollouts),
-        "tokens/trained_per_s": _per(through, seconds.training),
     }
     return _known(found)
 

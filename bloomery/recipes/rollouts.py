@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import filterfalse
 from typing import Any, ClassVar, NamedTuple
 
 from bloomery.client import Sampler
@@ -18,7 +19,7 @@ from bloomery.recipes.deadlines import Deadlines
 from bloomery.recipes.reuse import Earlier, Tokens
 from bloomery.recipes.rewards import FailureKind, Reward, fault_of
 from bloomery.recipes.segments import Segment, single
-from bloomery.types.errors import BloomeryError, InvalidInput
+from bloomery.types.errors import BloomeryError
 
 SEED_BITS = 63
 
@@ -126,46 +127,6 @@ class Environment(ABC):
     @abstractmethod
     def rollouts(self, newest: Callable[[], Sampler], config: RolloutConfig) -> MakesGroups:
         """Groups by the newest weights; InvalidInput for settings that mean nothing here."""
-
-
-def groups_by(newest: Callable[[], Sampler], grade: "Grade | Environment", config: RolloutConfig) -> MakesGroups:
-    """Of single continuations that are graded, or of an environment."""
-    if not isinstance(grade, Environment):
-        return Rollouts(newest, grade, config)
-    made = grade.rollouts(newest, config)
-    return made if made.bounds_itself else Bounded(made, config)
-
-
-class Bounded(MakesGroups):
-    """Groups of an environment that may raise, hang and give anything: what is no reward of its rollout is a failure of its kind."""
-
-    bounds_itself = True
-
-    def __init__(self, made: MakesGroups, config: RolloutConfig) -> None:
-        self._made, self._config = made, config
-        self._deadlines = Deadlines()
-
-    def group(self, number: int, problem: Problem) -> Group:
-        """That of the environment. An error with a category is raised; InvalidInput where it gives no group, or one of another number."""
-        (given,) = self._deadlines.all([partial(self._made.group, number, problem)], self._config.environment_timeout_s)
-        if isinstance(given, BloomeryError) or (isinstance(given, BaseException) and not isinstance(given, Exception)):
-            raise given
-        if isinstance(given, Exception):
-            kind: FailureKind = "timeout" if isinstance(given, TimeoutError) else "raised"
-            message = f"{type(given).__name__}: {_told(given)}"
-            return Group(number, problem, (), tuple(Failure(f"{number}.{member}", kind, message, True) for member in range(self._config.group_size)))
-        if not isinstance(given, Group) or given.number != number or not all(isinstance(each, Graded) for each in given.members):
-            what = f"group {given.number}, with members {given.members!r:.80}" if isinstance(given, Group) else f"a {type(given).__name__}"
-            wanted = "give a `Group` of that number, whose members are `Graded`"
-            raise InvalidInput(f"the environment gave {what} where group {number} was asked for: {wanted}", field="grade")
-        judged = [judge(each.rollout, Reward(each.rollout.id, each.reward, each.parts, dict(each.turns))) for each in given.members]
-        failed = tuple(each._replace(final=True) for each in judged if isinstance(each, Failure))
-        members = tuple(each for each in judged if isinstance(each, Graded))
-        return given._replace(members=members, failures=(*given.failures, *failed))
-
-    def took(self) -> list[float]:
-        """Of the environment, a group each."""
-        return self._deadlines.took()
 
 
 class Rollouts(MakesGroups):
@@ -284,9 +245,9 @@ class Rollouts(MakesGroups):
 def judge(rollout: Rollout, outcome: Any) -> Graded | Failure:
     """What a grader's answer means: only finite numbers, of this very rollout, are a reward."""
     if isinstance(outcome, TimeoutError):
-        return Failure(rollout.id, "timeout", _told(outcome), final=False)
+        return Failure(rollout.id, "timeout", told_by(outcome), final=False)
     if isinstance(outcome, BaseException):
-        return Failure(rollout.id, "raised", f"{type(outcome).__name__}: {_told(outcome)}", final=False)
+        return Failure(rollout.id, "raised", f"{type(outcome).__name__}: {told_by(outcome)}", final=False)
     told = outcome if isinstance(outcome, Reward) else Reward(rollout.id, outcome)
     if told.rollout_id != rollout.id:
         return Failure(rollout.id, "foreign_reward", f"the reward is of rollout {told.rollout_id}", final=False)
@@ -298,7 +259,8 @@ def judge(rollout: Rollout, outcome: Any) -> Graded | Failure:
     return Graded(rollout, float(told.value), {name: float(part) for name, part in told.parts.items()}, turns)
 
 
-def _told(error: BaseException) -> str:
+def told_by(error: BaseException) -> str:
+    """What it says of itself, if it can."""
     try:
         return str(error)
     except Exception:
@@ -308,7 +270,7 @@ def _told(error: BaseException) -> str:
 
 def without_foreign(group: Group, knows: Callable[[str], bool]) -> Group:
     """Without members that have tokens of unknown weights: nothing can be said of how they were drawn."""
-    unknown = {member.rollout.id: sorted({version for version in member.rollout.versions if not knows(version)}) for member in group.members}
+    unknown = {member.rollout.id: sorted(filterfalse(knows, _versions(member.rollout))) for member in group.members}
     failures = [
         Failure(rollout_id, "foreign_version", f"tokens of weights that this loop did not publish: {', '.join(versions)}", final=True)
         for rollout_id, versions in unknown.items()
@@ -316,6 +278,10 @@ def without_foreign(group: Group, knows: Callable[[str], bool]) -> Group:
     ]
     members = tuple(member for member in group.members if not unknown[member.rollout.id])
     return group._replace(members=members, failures=(*group.failures, *failures))
+
+
+def _versions(rollout: Rollout) -> set[str]:
+    return {*rollout.versions, *(version for segment in rollout.segments for version in segment.versions)}
 
 
 def derived_seed(seed: int, *place: int) -> int:

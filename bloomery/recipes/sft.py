@@ -1,33 +1,58 @@
 """Supervised fine-tuning over the public API: rows in, optimizer steps out.
 
-A `Renderer` turns a row's messages into tokens and loss weights, `batches` deals rows out, `fine_tune` keeps one step in flight while the
-next is submitted.
+A `Renderer` turns a row's messages into tokens and loss weights, `fine_tune` takes the steps (`steps`), over the rows that `dealing` gives each.
 """
 
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from bloomery.client import Pending, TrainingRun
+from bloomery.recipes.dealing import Decay, deal, rate
+from bloomery.recipes.replay import Trains
+from bloomery.recipes.steps import EVALUATED, Held, OnPoint, OnVersion, Pace, Step, drive
 from bloomery.types.arrays import Array
-from bloomery.types.operations import Datum, ForwardBackwardResult, OptimStepResult
+from bloomery.types.operations import Datum, ForwardBackwardResult
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdamConfig:
+    """How a recipe updates: AdamW, and its learning rate over the steps."""
+
+    learning_rate: float
+    decay: Decay = "linear"
+    warmup_share: float = 0.1
+    floor: float = 0.0
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+
+    def rate(self, step: int, steps: int) -> float:
+        """Learning rate of a step, from 0."""
+        return rate(step, steps, self.learning_rate, decay=self.decay, warmup_share=self.warmup_share, floor=self.floor)
+
+    @property
+    def others(self) -> dict[str, float]:
+        """What every step has alike."""
+        names = ("weight_decay", "grad_clip_norm", "beta1", "beta2", "eps")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SftConfig:
-    """Hyper-parameters of one run."""
+    """Hyper-parameters of one run; a batch has `batch_size` rows, or `batch_tokens` tokens at most."""
 
     epochs: float
-    learning_rate: float
+    adam: AdamConfig
     batch_size: int = 32
-    warmup_share: float = 0.1
-    weight_decay: float = 0.0
+    batch_tokens: int | None = None
     seed: int = 0
     """Order of the rows."""
+    pace: Pace = field(default_factory=Pace)
 
 
 class Renderer(Protocol):
@@ -57,25 +82,75 @@ class SftReport(NamedTuple):
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
-OnStep = Callable[[int, int, float], None]
-"""Called with (steps done, steps in all, loss)."""
+def fine_tune(
+    run: Trains,
+    data: Sequence[Datum],
+    config: SftConfig,
+    on_point: OnPoint = lambda *_: None,
+    *,
+    held_out: Sequence[Datum] = (),
+    on_kept: OnVersion = lambda *_: None,
+    on_published: OnVersion = lambda *_: None,
+) -> SftReport:
+    """Train over the rows `epochs` times; `held_out` rows are looked at as `config.pace` says."""
+    started, losses = time.monotonic(), list[float]()
+    recipe = Supervised(run, data, config, held_out)
+
+    def pointed(done: int, steps: int, values: dict[str, float]) -> None:
+        if "loss" in values:
+            losses.append(values["loss"])
+        on_point(done, steps, values)
+
+    done = drive(run, recipe, config.pace, pointed, on_kept=on_kept, on_published=on_published)
+    return SftReport(done, sum(recipe.tokens[:done]), time.monotonic() - started, tuple(losses))
 
 
-def fine_tune(run: TrainingRun, data: Sequence[Datum], config: SftConfig, on_step: OnStep) -> SftReport:
-    """Train over the rows `epochs` times with a linear warm-up and decay to zero."""
-    steps = max(1, round(config.epochs * len(data) / config.batch_size))
-    started, tokens, losses = time.monotonic(), 0, list[float]()
-    in_flight: list[_Step] = []
-    for number, batch in zip(range(steps), batches(data, config.batch_size, config.seed), strict=False):
-        in_flight.append(_submit(run, batch, rate(number, steps, config), config.weight_decay))
-        tokens += sum(datum.tokens.shape[0] for datum in batch)
-        if len(in_flight) > 1:
-            losses.append(in_flight.pop(0).loss())
-            on_step(len(losses), steps, losses[-1])
-    for step in in_flight:
-        losses.append(step.loss())
-        on_step(len(losses), steps, losses[-1])
-    return SftReport(steps, tokens, time.monotonic() - started, tuple(losses))
+class Supervised:
+    """The steps of supervised fine-tuning; `tokens` of each go through the model."""
+
+    def __init__(self, run: Trains, data: Sequence[Datum], config: SftConfig, held_out: Sequence[Datum] = ()) -> None:
+        self._run, self._data, self._config, self._held_out = run, data, config, held_out
+        lengths = [datum.tokens.shape[0] for datum in data]
+        rows = None if config.batch_tokens else config.batch_size
+        self._batches = deal(lengths, epochs=config.epochs, rows=rows, tokens=config.batch_tokens, seed=config.seed)
+        self.tokens = [sum(lengths[place] for place in batch) for batch in self._batches]
+
+    @property
+    def steps(self) -> int:
+        """In all."""
+        return len(self._batches)
+
+    def submit(self, step: int) -> Step:
+        """Gradients of a batch, as a mean over its trained tokens, and the update."""
+        adam, tokens = self._config.adam, self.tokens[step]
+        learning_rate = adam.rate(step, self.steps)
+        batch = mean_weighted([self._data[place] for place in self._batches[step]])
+        gradient = self._run.forward_backward(batch, logprobs=False)
+        update = self._run.optim_step(learning_rate, **adam.others)
+
+        def read(of_loss: Mapping[str, float], of_update: Mapping[str, float]) -> dict[str, float]:
+            values = {"loss": of_loss["loss:sum"], "learning_rate": learning_rate, "tokens": float(tokens)}
+            return values | {"trained_tokens": of_loss["tokens:sum"]} | gradient_norm(of_update)
+
+        return Step(gradient, update, read)
+
+    def evaluate(self) -> Held | None:
+        """The loss of the held-out rows, a mean over their trained tokens."""
+        return held_loss(self._run, self._held_out) if self._held_out else None
+
+
+def held_loss(run: Trains, rows: Sequence[Datum]) -> Held:
+    """Ask for the mean loss per trained token of rows that are not trained on."""
+
+    def read(result: ForwardBackwardResult) -> dict[str, float]:
+        return {EVALUATED: result.metrics["loss:sum"] / result.metrics["weights:sum"]}
+
+    return Held(run.forward(rows, logprobs=False), read)
+
+
+def gradient_norm(of_update: Mapping[str, float]) -> dict[str, float]:
+    """Before clipping, as an update tells it."""
+    return {"gradient_norm": of_update["grad_norm"]} if "grad_norm" in of_update else {}
 
 
 def datum(tokens: Sequence[int], weights: Sequence[float]) -> Datum:
@@ -89,41 +164,7 @@ def datum(tokens: Sequence[int], weights: Sequence[float]) -> Datum:
     )
 
 
-def batches(data: Sequence[Datum], batch_size: int, seed: int) -> Iterator[list[Datum]]:
-    """Endless batches: every row once per epoch, in an order that depends on the seed alone."""
-    order = random.Random(seed)
-    waiting: list[Datum] = []
-    while True:
-        if len(waiting) < batch_size:
-            waiting += order.sample(list(data), len(data))
-        yield waiting[:batch_size]
-        waiting = waiting[batch_size:]
-
-
-def rate(step: int, steps: int, config: SftConfig) -> float:
-    """Learning rate of a step (from 0): linear warm-up, then linear decay to zero behind the last step."""
-    warmup = max(1, round(config.warmup_share * steps))
-    if step < warmup:
-        return config.learning_rate * (step + 1) / warmup
-    return config.learning_rate * (steps - step) / max(1, steps - warmup)
-
-
-class _Step(NamedTuple):
-    gradient: Pending[ForwardBackwardResult]
-    update: Pending[OptimStepResult]
-
-    def loss(self) -> float:
-        result = self.gradient.result()
-        self.update.result()
-        return result.metrics["loss:sum"]
-
-
-def _submit(run: TrainingRun, batch: Sequence[Datum], learning_rate: float, weight_decay: float) -> _Step:
-    gradient = run.forward_backward(_mean_weighted(batch), logprobs=False)
-    return _Step(gradient, run.optim_step(learning_rate, weight_decay=weight_decay, eps=1e-8))
-
-
-def _mean_weighted(batch: Sequence[Datum]) -> list[Datum]:
+def mean_weighted(batch: Sequence[Datum]) -> list[Datum]:
     """Losses are sums; dividing the weights makes this one a mean over the batch's trained tokens."""
     total = sum(float(row.inputs["weights"].numpy().sum()) for row in batch) or 1.0
     return [

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from bloomery.types.resources import DatasetRow
+from bloomery.types.datasets import ChatRow
 
 Message = dict[str, Any]
 
@@ -63,7 +63,7 @@ def routing_task(labels: Sequence[str]) -> Task:
     return Task("package", "Name the package, as JSON.", frozenset(labels))
 
 
-def task_of_rows(rows: Sequence[DatasetRow], *, chat: bool) -> Task:
+def task_of_rows(rows: Sequence[ChatRow], *, chat: bool) -> Task:
     """The task that a user's own file describes."""
     if chat:
         return Task(None, "", frozenset())

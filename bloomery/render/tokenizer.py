@@ -1,6 +1,7 @@
 """The tokenizer of a model directory together with its chat template."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,7 +14,7 @@ from bloomery.render.length import Lengths
 from bloomery.render.sandbox import Sandbox
 from bloomery.render.spelling import Spelling
 from bloomery.render.tools import dialect_of
-from bloomery.render.training import Messages, Rendered, render_training
+from bloomery.render.training import Messages, Rendered, Template, render_examples, render_training
 from bloomery.types.errors import InvalidInput, blame
 
 
@@ -43,6 +44,12 @@ class ChatTokenizer:
     def load(cls, path: Path) -> Self:
         """Read a directory that `save_pretrained` wrote; a missing template is an error only when messages are rendered."""
         return cls(read_directory(path))
+
+    @cached_property
+    def vocabulary_hash(self) -> str:
+        """Of what every token id is written as: where two have the same, ids of one mean the same to the other."""
+        pieces = sorted(self._tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda piece: piece[1])
+        return blake3("\0".join(f"{number} {text}" for text, number in pieces).encode("utf-8", "surrogatepass")).hexdigest()
 
     @property
     def renders_here(self) -> bool:
@@ -92,10 +99,28 @@ class ChatTokenizer:
             return self._control.tokens(text)
 
     def render_training(self, messages: Messages) -> Rendered:
-        """Tokens of a whole conversation, and a loss weight of 1 for what the assistant says, the token that ends its turn included."""
+        """Tokens of a whole conversation, and a loss weight of 1 for what the assistant says, the token that ends its turn included.
+
+        A message of the assistant may say its own `weight`.
+        """
         masked = self._masked(messages)
         with blame(InvalidInput, "the messages cannot be encoded"):
-            return render_training(masked, self._text, self._control, self.end_tokens)
+            return render_training(masked, _weights(messages), self._template_of(None))
+
+    def render_examples(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None) -> list[Rendered]:
+        """The same where tools may be called; several where the template rewrites earlier turns, one for each answer."""
+        masked = self._masked(messages)
+        with blame(InvalidInput, "the messages cannot be encoded"):
+            return render_examples(masked, _weights(messages), self._template_of(tools))
+
+    def render_completion(self, prompt: str, completion: str) -> Rendered:
+        """Tokens of a text and of what goes on with it, which is learned together with the end. They meet as they do when the text is a prompt."""
+        with blame(InvalidInput, "the text cannot be encoded"):
+            asked, said = self.encode(prompt), [*self.encode(completion, add_special_tokens=False), *self.end_tokens[:1]]
+        return Rendered(asked + said, [0.0] * len(asked) + [1.0] * len(said))
+
+    def _template_of(self, tools: Sequence[Mapping[str, Any]] | None) -> Template:
+        return Template(lambda messages, asks: self._text(messages, asks, tools), self._control, self.end_tokens)
 
     def _masked(self, messages: Messages) -> list[dict[str, Any]]:
         if not messages:
@@ -104,7 +129,7 @@ class ChatTokenizer:
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not message["role"]:
                 raise InvalidInput(f"message {index} is not an object with a `role`", field=f"messages.{index}")
         # A key without a value is a missing key to templates: many would write the word "None".
-        return [{key: self._control.mask(value) for key, value in message.items() if value is not None} for message in messages]
+        return [{key: self._control.mask(value) for key, value in message.items() if value is not None and key != "weight"} for message in messages]
 
     def _text(self, messages: Messages, add_generation_prompt: bool, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         if self._template is None:
@@ -117,3 +142,7 @@ class ChatTokenizer:
             return chatml.render(messages, add_generation_prompt=add_generation_prompt)
         asked = {"messages": messages, "tools": self._control.mask(tools), "documents": None, "add_generation_prompt": add_generation_prompt}
         return self._sandbox.render({**self._named_tokens, **asked})
+
+
+def _weights(messages: Messages) -> list[float]:
+    return [1.0 if (weight := message.get("weight")) is None else weight for message in messages]

@@ -10,6 +10,11 @@ class Listeners:
     def __init__(self) -> None:
         self._listeners: list[Callable[[], None]] = []
 
+    @property
+    def count(self) -> int:
+        """How many want to hear now."""
+        return len(self._listeners)
+
     @contextmanager
     def calling(self, listener: Callable[[], None]) -> Iterator[None]:
         """One more of them, until left."""

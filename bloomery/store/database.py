@@ -2,23 +2,28 @@
 
 `write` hands a function to the writer thread, which runs all that wait in one transaction, each behind its own savepoint: they share one
 fsync and fail alone. `read` runs a function on a pooled read-only connection. Functions get a SQLAlchemy connection and never keep it.
+
+Nobody waits longer than `PATIENCE_S` for his turn. Who has it waits `BUSY_MS` for other processes, and then as long as the work takes: of a change
+that was begun nobody can say that it was not made.
 """
 
 import asyncio
 import queue
+import sqlite3
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError
 
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.migrations import migrate
-from bloomery.types.errors import Unavailable
+from bloomery.types.errors import BloomeryError, Unavailable
 
 T = TypeVar("T")
 
@@ -27,12 +32,29 @@ WAITING_WRITES: Final = 1024
 GROUP: Final = 256
 READERS: Final = 4
 BUSY_MS: Final = 10_000
+PATIENCE_S: Final = 60.0
+_MEANINGS: Final[Mapping[int, tuple[type[BloomeryError], str]]] = {
+    sqlite3.SQLITE_FULL: (Unavailable, "cannot be written ({}): is the disk full?"),
+    sqlite3.SQLITE_IOERR: (Unavailable, "cannot be read or written ({}): is the disk full, or does it fail?"),
+    sqlite3.SQLITE_BUSY: (Unavailable, "is held by another process ({}): only the server may have it open, end whoever else has"),
+    sqlite3.SQLITE_LOCKED: (Unavailable, "is held by another process ({}): only the server may have it open, end whoever else has"),
+    sqlite3.SQLITE_READONLY: (Unavailable, "may not be written ({}): give the server's user the right to"),
+    sqlite3.SQLITE_CANTOPEN: (Unavailable, "cannot be opened ({}): give the server's user the right to, and room for more open files"),
+    sqlite3.SQLITE_CORRUPT: (BloomeryError, "is damaged ({}): stop the server and restore a backup"),
+    sqlite3.SQLITE_NOTADB: (BloomeryError, "is damaged ({}): stop the server and restore a backup"),
+}
+"""What a primary result code of SQLite says of the file; all others are errors of ours.
+
+Damage is not `Corrupt`, which stops the run that meets it for good.
+"""
+_PRIMARY: Final = 0xFF
 
 
 class Database:
     """One SQLite file in WAL mode, at the newest schema; close it by leaving the `with`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, patience_s: float = PATIENCE_S) -> None:
+        self._file, self._patience_s = path.name, patience_s
         self._stack = ExitStack()
         self._writer = self._open(path, "BEGIN IMMEDIATE")
         self._reader = self._open(path, "BEGIN", "PRAGMA query_only = ON")
@@ -41,9 +63,10 @@ class Database:
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="db-read")
         self._thread = threading.Thread(target=self._write_groups, name="db-write", daemon=True)
         self._closed = False
+        self._at_hand: _Begun | None = None
 
     def __enter__(self) -> Self:
-        with self._writer.begin() as connection:
+        with _told(self._file), self._writer.begin() as connection:
             migrate(connection)
         self._thread.start()
         return self
@@ -57,20 +80,50 @@ class Database:
 
     async def write(self, change: Callable[[Connection], T]) -> T:
         """Commit a change; durable when this returns. An exception in `change` undoes it and comes out here."""
-        async with self._places:
+        until_s = asyncio.get_running_loop().time() + self._patience_s
+        try:
+            async with asyncio.timeout_at(until_s):
+                await self._places.acquire()
+        except TimeoutError:
+            raise self._late("takes no more changes") from None
+        try:
             if self._closed:
                 raise Unavailable("the database is closed: the server is stopping")
             future: Future[T] = Future()
             self._queue.put(_Write(change, future))
-            try:
-                return await asyncio.wrap_future(future)
-            except OperationalError as error:
-                # SQLite undoes the whole group when the disk is full, and what is reported then may be about a savepoint that is gone.
-                raise Unavailable(f"the database cannot be written ({error.orig}): is the disk full?") from error
+            return await self._outcome(future, until_s, "did not begin this change")
+        finally:
+            self._places.release()
 
     async def read(self, look: Callable[[Connection], T]) -> T:
         """Run a query against a consistent snapshot."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._look, look)
+        until_s = asyncio.get_running_loop().time() + self._patience_s
+        return await self._outcome(self._readers.submit(self._look, look), until_s, f"did not begin this query, as {READERS} others take long")
+
+    async def _outcome(self, future: "Future[T]", until_s: float, problem: str) -> T:
+        """What comes of it, if it is begun until then."""
+        withdrawn = False
+
+        def withdraw() -> None:
+            nonlocal withdrawn
+            withdrawn = future.cancel()
+
+        late = asyncio.get_running_loop().call_at(until_s, withdraw)
+        try:
+            with _told(self._file):
+                return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if withdrawn and task is not None and not task.cancelling():
+                raise self._late(problem) from None
+            raise
+        finally:
+            late.cancel()
+
+    def _late(self, problem: str) -> Unavailable:
+        begun = self._at_hand
+        writer = "" if begun is None else f"; its writer has been at `{begun.what}` for {time.monotonic() - begun.at_s:.0f} s"
+        return Unavailable(f"the database `{self._file}` {problem} within {self._patience_s:g} s{writer}: is its disk slow?")
 
     def _look(self, look: Callable[[Connection], T]) -> T:
         with self._reader.begin() as connection:
@@ -92,10 +145,13 @@ class Database:
         outcomes: list[tuple[_Write, Any, Exception | None]] = []
         try:
             with self._writer.begin() as connection:
-                outcomes = [_apply(connection, write) for write in group]
+                for write in group:
+                    self._at_hand = _Begun(write.change.__qualname__.partition(".<locals>")[0], time.monotonic())
+                    outcomes.append(_apply(connection, write))
             failpoint("store.row.committed")
         except Exception as error:
             outcomes = [(write, None, error) for write in group]
+        self._at_hand = None
         for write, value, problem in outcomes:
             if problem is not None:
                 write.future.set_exception(problem)
@@ -126,9 +182,45 @@ class _Write(NamedTuple):
     future: "Future[Any]"
 
 
+class _Begun(NamedTuple):
+    """What the writer is at, and since when."""
+
+    what: str
+    at_s: float
+
+
 def _apply(connection: Connection, write: _Write) -> tuple[_Write, Any, Exception | None]:
     try:
         with connection.begin_nested():
             return write, write.change(connection), None
     except Exception as error:
+        if not connection.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
+            # SQLite undoes the whole group when the disk is full; what came behind would be stored, and its caller told that it was not.
+            raise
         return write, None, error
+
+
+@contextmanager
+def _told(file: str) -> Iterator[None]:
+    """What is wrong with the file, rather than with what was asked of it, is told as what it is."""
+    try:
+        yield
+    except DatabaseError as error:
+        meant = next((found for found in map(_meaning, _and_before(error)) if found is not None), None)
+        if meant is None:
+            raise
+        kind, problem = meant
+        raise kind(f"the database `{file}` {problem}") from error
+
+
+def _and_before(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that it came of: of a full disk the last one says that a savepoint is gone."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _meaning(error: BaseException) -> tuple[type[BloomeryError], str] | None:
+    code = getattr(error, "sqlite_errorcode", None)
+    found = None if code is None else _MEANINGS.get(code & _PRIMARY)
+    return None if found is None else (found[0], found[1].format(error))

@@ -1,4 +1,4 @@
-"""Directories whose names survive a power cut."""
+"""Files and directories whose names survive a power cut."""
 
 import os
 from pathlib import Path
@@ -13,9 +13,27 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
-def make_directory(directory: Path) -> None:
-    """Create a directory and those above it, durably."""
+def make_directory(directory: Path, mode: int = 0o777) -> None:
+    """Create a directory and those above it, durably; `mode` is its own."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode, parents=True, exist_ok=True)
     for path in missing:
         sync_directory(path.parent)
+
+
+def write_privately(path: Path, data: bytes) -> None:
+    """A file for its owner alone: the old one or the new one, whole, after a power cut too."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_tree(directory: Path) -> None:
+    """Make the names in a directory and in all below it durable."""
+    for below, _, _ in os.walk(directory):
+        sync_directory(Path(below))

@@ -302,6 +302,8 @@ dataset_version = Table(
     _text("counts"),  # JSON: rows by split and by curation stage
     _text("key"),  # blob of the rows
     _int("created_us"),
+    _text("kind", null=True),  # of its rows; null is `chat`, the only one there was
+    _text("rejected_key", null=True),  # blob of the rows that an import skipped
     UniqueConstraint("dataset_id", "number", name="dataset_version_number"),
     Index("dataset_version_manifest", "dataset_id", "manifest"),
 )
@@ -319,6 +321,280 @@ dataset_item = Table(
     Index("dataset_item_by_hash", "project", "item_hash"),
 )
 
+grader = Table(
+    "grader",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("name"),
+    _int("number"),
+    _text("hash"),  # of what decides its scores
+    _text("spec"),  # JSON
+    _int("created_us"),
+    _text("waiver", null=True),  # JSON: why attacks of it count for nothing, and who says so
+    UniqueConstraint("project", "name", "number", name="grader_number"),
+    UniqueConstraint("project", "name", "hash", name="grader_once"),
+)
+
+calibration = Table(
+    "calibration",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("grader_hash"),
+    _text("card"),  # JSON
+    _int("created_us"),
+    Index("calibration_by_grader", "project", "grader_hash", "created_us"),
+)
+
+grader_attack = Table(
+    "grader_attack",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("grader_hash"),
+    _text("manifest"),  # of the rows' version
+    _text("split"),
+    _text("report"),  # JSON
+    _int("created_us"),
+    Index("grader_attack_by_grader", "project", "grader_hash", "created_us"),
+)
+
+job = Table(
+    "job",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("name"),
+    _text("method"),
+    _text("spec"),  # JSON of a JobSpec with nothing left open
+    _text("state"),
+    _text("reason", null=True),
+    _text("wanted"),  # run | pause | cancel: what its process is to do next
+    _int("epoch"),  # counts the leases; only the newest counts
+    _text("runner", null=True),  # who has the lease
+    _int("lease_until_us", null=True),
+    _text("lease_hash", null=True),  # hash of the key that its process has
+    _int("deaths"),  # of its processes in a row, without a new step between two
+    _text("run_id", null=True),
+    _text("after_id", null=True),  # the job that it begins with
+    _text("cursor", null=True),  # of its loop, as its process wrote it
+    _text("progress"),  # JSON of a JobProgress
+    _text("result", null=True),  # JSON of a JobResult
+    _int("created_us"),
+    _int("updated_us"),
+    _int("queued_us"),  # since when it waits: the order in which jobs get a process
+    _int("started_us", null=True),
+    _int("finished_us", null=True),
+    UniqueConstraint("project", "name", name="job_name"),
+    Index("job_by_project", "project", "created_us"),
+    Index("job_by_state", "state", "queued_us"),
+    Index("job_by_after", "after_id", "state"),
+)
+
+job_point = Table(
+    "job_point",
+    metadata,
+    _text("project"),
+    _text("job_id", key=True),
+    _int("step", key=True),
+    _text("name", key=True),
+    Column("value", Float, nullable=True),  # NULL: not a finite number
+    _int("created_us"),
+    Index("job_point_by_time", "job_id", "created_us"),
+)
+
+job_event = Table(
+    "job_event",
+    metadata,
+    _text("project"),
+    _text("job_id", key=True),
+    _int("number", key=True),
+    _text("key", null=True),  # of an event that is there once, however often it is told
+    _text("level"),  # info | warning | error
+    _text("message"),
+    _text("data"),  # JSON object
+    _int("created_us"),
+    Index("job_event_once", "job_id", "key", unique=True),
+)
+
+file = Table(
+    "file",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("filename"),
+    _text("purpose"),
+    _text("kind", null=True),  # of its rows
+    _int("size_bytes"),
+    _text("key"),  # blob of its bytes
+    _int("created_us"),
+    _int("expires_us", null=True),
+    Index("file_by_project", "project", "id"),
+    Index("file_by_expiry", "expires_us"),
+)
+
+upload = Table(
+    "upload",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("given"),  # JSON of a NewUpload
+    _text("state"),  # pending | completed | cancelled
+    _text("file_id", null=True),  # what came of it
+    _int("created_us"),
+    _int("expires_us"),  # its parts are forgotten then
+    Index("upload_by_expiry", "expires_us"),
+)
+
+upload_part = Table(
+    "upload_part",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("upload_id"),
+    _text("key"),  # blob of its bytes
+    _int("size_bytes"),
+    _int("created_us"),
+    Index("upload_part_by_upload", "upload_id"),
+)
+
+fine_tuning = Table(
+    "fine_tuning",
+    metadata,
+    _text("job_id", key=True),
+    _text("project"),
+    _text("asked"),  # JSON of a FineTune: the job in the words of OpenAI's contract
+    _text("result_file", null=True),  # written when the job that succeeded is looked at first
+    Index("fine_tuning_by_project", "project", "job_id"),
+)
+
+batch = Table(
+    "batch",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("key_id"),  # for whom it is answered
+    _text("asked"),  # JSON of a NewBatch
+    _text("state"),
+    _text("input_key", null=True),  # blob of its requests, until it has ended: their file may be deleted
+    _int("input_bytes"),
+    _text("model", null=True),
+    _text("problems"),  # JSON list of BatchProblem
+    _int("total"),
+    _int("completed"),
+    _int("failed"),
+    _text("output_file", null=True),
+    _text("error_file", null=True),
+    _text("times"),  # JSON: when it came to each of its states
+    _int("created_us"),
+    _int("expires_us"),
+    Index("batch_by_project", "project", "id"),
+    Index("batch_by_state", "state", "id"),
+)
+
+batch_line = Table(
+    "batch_line",
+    metadata,
+    _text("project"),
+    _text("batch_id", key=True),
+    _int("number", key=True),  # of the request, counted from 0
+    _int("good"),  # 1: it belongs into the output, 0: among the errors
+    _text("key"),  # blob with its answer
+    _int("start"),  # where that lies in it
+    _int("stop"),
+)
+
+evaluation = Table(
+    "evaluation",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("name"),
+    _text("spec"),  # JSON of an EvaluationSpec with nothing left open
+    _text("manifest", null=True),  # of the version of a data set; None: the rows are its own
+    _text("rows_key"),  # blob of its rows
+    _text("split"),  # of that blob
+    _int("rows"),
+    _text("graders"),  # JSON list of the hashes of its graders
+    _text("state"),
+    _text("reason", null=True),
+    _text("result", null=True),  # JSON of an EvaluationResult
+    _int("created_us"),
+    _int("updated_us"),
+    _int("started_us", null=True),
+    _int("finished_us", null=True),
+    UniqueConstraint("project", "name", name="evaluation_name"),
+    Index("evaluation_by_project", "project", "created_us"),
+    Index("evaluation_by_state", "state", "created_us"),
+    Index("evaluation_by_rows", "project", "manifest"),
+)
+
+evaluation_model = Table(
+    "evaluation_model",
+    metadata,
+    _text("project"),
+    _text("evaluation_id", key=True),
+    _int("place", key=True),
+    _text("source"),  # own | endpoint | given: who answers
+    _text("base_hash", null=True),  # of own ones
+    _text("version", null=True),
+    _text("key"),  # of weights that are held until the evaluation has ended; empty: none
+    Index("evaluation_model_by_key", "key"),
+)
+
+evaluation_answer = Table(
+    "evaluation_answer",
+    metadata,
+    _text("project"),
+    _text("evaluation_id", key=True),
+    _int("number", key=True),  # (row * models + model) * samples + sample
+    _text("answer"),  # JSON of an Answered
+    _int("given"),  # whether there is one: 0 or 1
+    _int("latency_us"),
+    _int("prompt_tokens"),
+    _int("completion_tokens"),
+    _int("created_us"),
+)
+
+evaluation_score = Table(
+    "evaluation_score",
+    metadata,
+    _text("project"),
+    _text("evaluation_id", key=True),
+    _int("number", key=True),  # of the answer
+    _int("grader", key=True),  # its place among the graders
+    Column("score", Float, nullable=True),  # None: there is none
+    _int("passed", null=True),  # 0 or 1; None: the grader does not say
+    _text("failure", null=True),  # the kind of failure where there is no score
+    _text("result"),  # JSON of a GradeResult
+    _int("created_us"),
+)
+
+openai_eval = Table(
+    "openai_eval",
+    metadata,
+    _text("id", key=True),
+    _text("project"),
+    _text("given"),  # JSON of a NewEval
+    _text("graders"),  # JSON list of ChosenGrader: what its criteria are
+    _int("created_us"),
+    _int("updated_us"),
+    Index("openai_eval_by_creation", "project", "created_us"),
+    Index("openai_eval_by_update", "project", "updated_us"),
+)
+
+openai_eval_run = Table(
+    "openai_eval_run",
+    metadata,
+    _text("evaluation_id", key=True),
+    _text("project"),
+    _text("eval_id"),
+    _text("asked"),  # JSON of a NewRun without its rows
+    _int("gives_rows"),  # whether they were given with it, and are shown with it: 0 or 1
+    Index("openai_eval_run_by_eval", "eval_id", "evaluation_id"),
+)
+
 event = Table(
     "event",
     metadata,
@@ -333,7 +609,7 @@ event = Table(
 )
 
 
-WEIGHT_HOLDERS = (checkpoint, revision, sampling_session)
+WEIGHT_HOLDERS = (checkpoint, revision, sampling_session, evaluation_model)
 """Tables whose rows hold weights: `key` is their blob, `version` the hash of their manifest. What none of them names is deleted."""
 
 

@@ -56,6 +56,6 @@ def read_state(data: bytes) -> dict[str, StateHash]:
     """What was left; Corrupt where it is damaged."""
     try:
         return {name: StateHash.parse(text) for name, text in json.loads(data).items()}
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         advice = "delete it under bases/ in the data directory, and it is taken again"
         raise Corrupt(f"the state of the base model is damaged: {error}; {advice}") from error

@@ -1,5 +1,6 @@
 """`Array`: a small dense tensor as bytes, with numpy at both ends."""
 
+import math
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -31,6 +32,6 @@ class Array(Wire, frozen=True):
         return np.frombuffer(self.data, dtype=self.dtype).reshape(self.shape)
 
     def __post_init__(self) -> None:
-        expected = int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
-        if expected != len(self.data):
+        expected = math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        if expected != len(self.data) or min(self.shape, default=0) < 0:
             raise ValueError(f"an Array of {self.dtype}{list(self.shape)} has {expected} bytes, not {len(self.data)}")

@@ -3,10 +3,10 @@
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 Category = Literal["user", "server"]
 
@@ -142,6 +142,27 @@ def blame(kind: type[BloomeryError], what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise kind(f"{what}: {type(error).__name__}: {reason(error)}") from error
+
+
+def misfit(problem: Mapping[str, Any], given: Any) -> InvalidInput:
+    """What pydantic found wrong, by the path of the field as it was written: tags of unions, which pydantic puts between, are left out."""
+    *above, last = problem["loc"]
+    path: list[str] = []
+    for part in above:
+        if _has(given, part):
+            given = given[part]
+            path.append(str(part))
+    if problem["type"] == "missing" or _has(given, last):
+        path.append(str(last))
+    field = ".".join(path)
+    says = "there is no such field" if problem["type"] == "extra_forbidden" else problem["msg"]
+    return InvalidInput(f"`{field}`: {says}" if field else says, field=field or None)
+
+
+def _has(given: Any, part: str | int) -> bool:
+    if isinstance(given, Mapping):
+        return part in given
+    return isinstance(given, Sequence) and not isinstance(given, str | bytes) and isinstance(part, int) and part < len(given)
 
 
 def shown(name: str, chars: int = 64) -> str:

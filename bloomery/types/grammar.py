@@ -6,6 +6,7 @@ llguidance follows what refers to something else by calling itself, as deep as a
 that, which ends the process: whoever hands it a grammar does so `on_deep_stack`.
 """
 
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -22,6 +23,10 @@ T = TypeVar("T")
 MAX_GRAMMAR_CHARS: Final = 1 << 17
 MAX_RULES: Final = 4000
 """Of a Lark grammar. From some five thousand on, each of which refers to the next, llguidance does not come to an end."""
+_NO_OPERATORS: Final = re.compile(r'"(?:\\.|[^"\\])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\])+/', re.DOTALL)
+"""Texts, comments and regular expressions of a Lark grammar, in which a `~` is a character."""
+_COMPLEMENT: Final = re.compile(r"~(?!\s*\d)")
+"""Before a number it says how often."""
 _STACK_BYTES: Final = 1 << 28
 """Twice what references took that fill the longest text; memory is taken as it is touched."""
 _setting_stack = threading.Lock()
@@ -88,10 +93,14 @@ def lark(text: str, field: str) -> Grammar:
     """A grammar in Lark's notation, or in GBNF, which is turned into it."""
     _check_length(text, field)
     try:
-        return Grammar(kind="lark", text=any_to_lark(text))
+        converted = any_to_lark(text)
     except Exception as error:
         # The converter raises bare exceptions of its own.
         raise InvalidInput(f"`{field}` is neither Lark nor GBNF: {brief(str(error))}", field=field) from error
+    if _COMPLEMENT.search(_NO_OPERATORS.sub(" ", converted)):
+        # No limit counts the work of finding out whether a complement leaves anything: that of fifty characters may never come to an end.
+        raise InvalidInput(f"`{field}` has a complement (`~`), which is not taken: say what may come, not what may not", field=field)
+    return Grammar(kind="lark", text=converted)
 
 
 def _check_length(text: str, field: str) -> None:

@@ -4,7 +4,7 @@ import secrets
 from typing import Final, Literal, get_args
 
 Scope = Literal["infer", "read", "train", "deploy", "admin"]
-SCOPES: Final[frozenset[str]] = frozenset(get_args(Scope))
+SCOPES: Final[frozenset[Scope]] = frozenset(get_args(Scope))
 PREFIX: Final = "tml-"
 """The tinker SDK refuses keys that start otherwise."""
 

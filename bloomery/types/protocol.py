@@ -16,6 +16,7 @@ from bloomery.types.fidelity import Mode, Sampled
 from bloomery.types.generation import Abort, Generate, SamplerEvent, Weights
 from bloomery.types.operations import Operation, Result, RunSpec
 from bloomery.types.probe import ProvedVersion
+from bloomery.types.serving import QueueTimes
 from bloomery.types.wire import Wire, encode
 
 MAX_FRAME_BYTES: Final = 1 << 30
@@ -181,6 +182,7 @@ class EngineStatus(Wire, frozen=True, tag="status"):
     """Share of the key and value cache that those who run take, 0 to 1."""
     preemptions: int = 0
     """Sequences that had to leave the cache again before their end."""
+    queue_times: QueueTimes = QueueTimes()
     proved_versions: dict[str, ProvedVersion] = msgspec.field(default_factory=dict)
     """Versions in memory whose live tensors were proved, with the root that they have, and how they answered the probe."""
     scrub_rounds: int = 0

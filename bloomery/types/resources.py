@@ -7,6 +7,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bloomery.types.keys import Scope
+
 Consent = Literal["none", "eval", "train"]
 FeedbackType = Literal["bool", "float", "label", "comment", "demonstration", "preference"]
 FeedbackSource = Literal["user", "human_review", "judge", "code", "api"]
@@ -17,9 +19,9 @@ Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9]
 
 
 class Resource(BaseModel):
-    """Base of everything below. The bound is far off; having one makes every text be checked to be Unicode."""
+    """Base of everything below: nothing is taken for what it is not. The bound is far off; having one makes every text be checked to be Unicode."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", str_max_length=1 << 30)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", str_max_length=1 << 30)
 
 
 Item = TypeVar("Item", bound=BaseModel)
@@ -95,6 +97,12 @@ class Submitted(Resource):
     seq: int
 
 
+class Waiting(Resource):
+    """There is no result yet, and who is waited for, in words."""
+
+    waiting_for: str
+
+
 class SaveCheckpointAs(Resource):
     """Keep the resumable state under a name."""
 
@@ -141,6 +149,25 @@ class Model(Resource):
     context: int
     vocab_size: int
     ready: bool
+
+
+class EndpointPrice(Resource):
+    """What a model elsewhere costs, in US dollars per million tokens."""
+
+    prompt_usd_per_mtok: float
+    completion_usd_per_mtok: float
+
+
+class EndpointShown(Resource):
+    """An endpoint with models elsewhere, which graders and evaluations ask as `NAME:MODEL`."""
+
+    name: str
+    base_url: str
+    models: dict[str, EndpointPrice | None] | None
+    """Those that it may be asked for, and their prices where these are known; None: any."""
+    timeout_s: float
+    concurrency: int
+    """Questions that it is asked at a time."""
 
 
 class VersionFile(Resource):
@@ -298,7 +325,7 @@ class Feedback(Resource):
     type: FeedbackType
     value: Any
     comment: str | None
-    source: str
+    source: FeedbackSource
     author: str | None
     created_us: int
 
@@ -311,65 +338,6 @@ class SpanDetail(Resource):
     feedback: list[Feedback]
 
 
-# Datasets
-
-
-class CreateDataset(Resource):
-    """A name for versions to come."""
-
-    name: Name
-
-
-class ImportRows(Resource):
-    """The content of one file per split. A row has `text` and `label`, or chat `messages`; one broken row and nothing is imported."""
-
-    format: Literal["jsonl", "csv"]
-    splits: dict[Split, str]
-    parent: str | None = None
-    """Also take the training rows of this version."""
-
-
-class Curate(Resource):
-    """Make rows of the recorded traffic that consents to training and was judged, and add them to `parent`."""
-
-    parent: str
-    deployment: str | None = None
-    metric: str | None = None
-    """Only this metric's true and false count as confirmation; without it any does."""
-    since_us: TimeUs | None = None
-    until_us: TimeUs | None = None
-
-
-class DatasetRow(Resource):
-    """One example; the last message is what the model learns to answer."""
-
-    messages: list[dict[str, Any]]
-    label_source: LabelSource
-    source_span: str | None
-
-
-class DatasetVersion(Resource):
-    """An immutable set of rows. `manifest` is the hash of its content, `counts` says how many rows passed each stage."""
-
-    id: str
-    dataset: str
-    number: int
-    manifest: str
-    parent: str | None
-    counts: dict[str, int]
-    recipe: dict[str, Any]
-    created_us: int
-
-
-class Dataset(Resource):
-    """A name and its versions, oldest first."""
-
-    id: str
-    name: str
-    versions: list[DatasetVersion]
-    created_us: int
-
-
 # Keys
 
 
@@ -377,7 +345,7 @@ class CreateKey(Resource):
     """A key for people or programs; without a project it is for the caller's, and one that is not there yet is made."""
 
     name: Name
-    scopes: list[str] = Field(min_length=1)
+    scopes: list[Scope] = Field(min_length=1)
     project: Name | None = None
     ttl_s: int | None = Field(None, ge=1, le=10 * 365 * 86_400)
     """Seconds after which it is refused; without it the key lasts until it is revoked."""
@@ -393,7 +361,7 @@ class Key(Resource):
     id: str
     project: str
     name: str
-    scopes: list[str]
+    scopes: list[Scope]
     created_us: int
     last_used_us: int | None
     expires_us: int | None

@@ -4,12 +4,40 @@ from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple
 
 from bloomery.types.generation import SampledToken
+from bloomery.types.wire import Wire
 
 MODEL: Final = "model"
 """The name under which an engine serves its own model; every other name is an adapter's."""
 
 STEP_S: Final = 300.0
 """Whoever steps a model is waited for so long: one step of a large model on few cores takes minutes. Who says nothing for longer hangs."""
+
+QUEUE_BOUNDS_S: Final = (
+    0.001,
+    0.005,
+    0.01,
+    0.05,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    50.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+)
+"""Of the histogram of times in the queue."""
 
 PauseMode = Literal["keep", "drain", "abort"]
 """What becomes of requests in hand: they stand still where they are, they are finished first, or they end with reason `abort`."""
@@ -19,6 +47,14 @@ KvPolicy = Literal["keep", "recompute", "flush"]
 `keep`: requests that have sampled go on with theirs. `recompute`: theirs are computed again by the new weights. `flush`: that, and nothing that was
 kept of requests which have left is used again, of any weights. What was kept is never taken for that of other weights, whatever the policy.
 """
+
+
+class QueueTimes(Wire, frozen=True):
+    """From the submission of samples to their first places; `counts` are of those up to each of `QUEUE_BOUNDS_S`, and beyond them."""
+
+    counts: tuple[int, ...] = (0,) * (len(QUEUE_BOUNDS_S) + 1)
+    seconds: float = 0.0
+    """Of all together."""
 
 
 class WeightInfo(NamedTuple):

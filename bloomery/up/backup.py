@@ -18,6 +18,7 @@ from typing import BinaryIO, Final, NamedTuple
 import zstandard
 
 from bloomery.config.data_dir import DataDir
+from bloomery.store.files import sync_directory, sync_tree
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.up.layout import check_version
 
@@ -62,12 +63,14 @@ def restore(archive: Path, data: DataDir) -> Archived:
     staged.mkdir(mode=0o700, parents=True)
     try:
         files = _unpack(archive, staged)
+        sync_tree(staged)
         if data.root.exists():
             data.root.rmdir()
         staged.rename(data.root)
     except BaseException:
         rmtree(staged)
         raise
+    sync_directory(data.root.parent)
     return Archived(files, archive.stat().st_size)
 
 
@@ -132,6 +135,7 @@ def _written(archive: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         partial.rename(archive)
+        sync_directory(archive.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -193,5 +197,7 @@ def _unpack_one(tar: tarfile.TarFile, entry: tarfile.TarInfo, archive: Path, tar
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with content, os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         copyfileobj(content, file, 1 << 20)
+        file.flush()
+        os.fsync(file.fileno())
     if first:
         check_version(path.read_text(), str(archive))

@@ -1,6 +1,5 @@
 """One process that must be running: how it is started, and when it is started again."""
 
-import ctypes
 import logging
 import os
 import signal
@@ -14,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from bloomery.obs.lifetime import end_with
 from bloomery.obs.logs import LOG_FILE_BYTES
 from bloomery.types.ids import now_us
 from bloomery.up.cores import Placement
@@ -32,8 +32,10 @@ REPLICA: Final = "replica-"
 ROLLOUTS: Final = "rollouts-"
 """Names of replicas for rollouts do."""
 
+RUNNER: Final = "jobs"
+"""The name of the runner of jobs."""
+
 _LONGEST_WORDS: Final = 200
-_PR_SET_PDEATHSIG: Final = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,20 +230,6 @@ def restart_delay_s(short_lives: int) -> float:
 def describe_exit(status: int) -> str:
     """An exit status in words."""
     return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-
-
-def end_with(parent: int, number: int) -> Callable[[], None] | None:
-    """Runs in the child before the program: the kernel sends it `number` when the parent dies, however that happens."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def arrange() -> None:
-        prctl(_PR_SET_PDEATHSIG, number)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return arrange
 
 
 def _before_the_program(arrange: Callable[[], None] | None, cores: frozenset[int] | None) -> Callable[[], None] | None:

@@ -19,16 +19,23 @@ class Health(NamedTuple):
     wanted: frozenset[str] = frozenset()
     replicas: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
+    runners: frozenset[str] = frozenset()
+    """Runners of jobs that have asked for work lately."""
+
+
+def reachable(host: str) -> str:
+    """Where a program on this machine finds who listens on `host`."""
+    return _EVERYWHERE.get(host, host)
 
 
 def ask(host: str, port: int) -> Health:
     """GET /healthz."""
-    connection = HTTPConnection(_EVERYWHERE.get(host, host), port, timeout=_TIMEOUT_S)
+    connection = HTTPConnection(reachable(host), port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", "/healthz")
         answer = json.loads(connection.getresponse().read())
         wanted, ready, silent = (frozenset(answer["replicas"][which]) for which in ("wanted", "ready", "silent"))
-        return Health(True, frozenset(answer.get("waiting_for", ())), wanted, ready, silent)
+        return Health(True, frozenset(answer.get("waiting_for", ())), wanted, ready, silent, frozenset(answer["runners"]))
     except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError):
         # Nobody there, or somebody who says something else: an error, or another program on the port.
         return Health(answers=False, waiting_for=frozenset())

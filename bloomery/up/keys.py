@@ -1,10 +1,10 @@
 """The development key: made at the first start, or preset by the environment; the api reads the file and stores only a hash."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bloomery.store.files import write_privately
 from bloomery.types.errors import InvalidInput
 from bloomery.types.keys import PREFIX, new_key
 
@@ -26,12 +26,12 @@ def development_key(path: Path, environment: Mapping[str, str]) -> DevelopmentKe
     stored = path.read_text().strip() if path.exists() else None
     if preset := preset_key(environment):
         if preset != stored:
-            _write(path, preset)
+            write_privately(path, f"{preset}\n".encode())
         return DevelopmentKey(preset, created=False, preset=True, replaced=stored not in (None, "", preset))
     if stored:
         return DevelopmentKey(stored, created=False, preset=False)
     fresh = new_key()
-    _write(path, fresh)
+    write_privately(path, f"{fresh}\n".encode())
     return DevelopmentKey(fresh, created=True, preset=False)
 
 
@@ -53,13 +53,3 @@ def preset_key(environment: Mapping[str, str]) -> str | None:
     if not value.startswith(PREFIX) or len(value) < _MIN_CHARS or not plain:
         raise InvalidInput(f"{VARIABLE} must start with {PREFIX} and have at least {_MIN_CHARS} printable characters without spaces", field=VARIABLE)
     return value
-
-
-def _write(path: Path, key: str) -> None:
-    fresh = path.with_name("api_key.new")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(f"{key}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)

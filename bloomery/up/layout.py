@@ -3,11 +3,11 @@
 The database brings its own tables up to date when the api opens it; here are steps for everything around it.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from bloomery.config.data_dir import DataDir
+from bloomery.store.files import make_directory, write_privately
 from bloomery.types.errors import Conflict, Corrupt, InvalidInput
 
 CURRENT: Final = 1
@@ -34,7 +34,7 @@ def create(data: DataDir) -> None:
     """Make the directory unless it is there; somebody else's files are left alone."""
     check(data)
     try:
-        data.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(data.root, mode=0o700)
     except OSError as error:
         problem = f"{data.root} cannot be made ({error.strerror})"
         raise InvalidInput(f"{problem}: give a directory that you may write as --data-dir", field="data_dir") from None
@@ -67,9 +67,4 @@ def check_version(text: str, where: str, current: int = CURRENT) -> int:
 
 
 def _write_version(data: DataDir, version: int) -> None:
-    fresh = data.version.with_name("VERSION.new")
-    with fresh.open("w") as file:
-        file.write(f"{version}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(data.version)
+    write_privately(data.version, f"{version}\n".encode())

@@ -13,17 +13,28 @@ from pathlib import Path
 from typing import Final
 
 from bloomery import __version__
-from bloomery.config import ApiConfig, EngineConfig, LogLevel, ModelConfig, RecordMode, ReplicaConfig, to_json
+from bloomery.config import (
+    ApiConfig,
+    EndpointConfig,
+    EngineConfig,
+    JobsConfig,
+    LogLevel,
+    ModelConfig,
+    RecordMode,
+    ReplicaConfig,
+    TrackerConfig,
+    to_json,
+)
 from bloomery.config.data_dir import DataDir
 from bloomery.obs import logs
 from bloomery.obs.machine import free_memory_bytes, usable_cpus
 from bloomery.types.errors import Conflict, InvalidInput
 from bloomery.types.ids import now_us
 from bloomery.types.keys import PREFIX
-from bloomery.up import base_models, cores, devices, health, keys, layout, names
+from bloomery.up import base_models, cores, devices, endpoints, health, keys, layout, names, trackers
 from bloomery.up.base_models import CheckedModel
 from bloomery.up.checkpoints import CheckpointsAfter, checkpoints_after
-from bloomery.up.children import REPLICA, ROLLOUTS, Child, Program
+from bloomery.up.children import REPLICA, ROLLOUTS, RUNNER, Child, Program
 from bloomery.up.cores import Shares
 from bloomery.up.hints import command
 from bloomery.up.lock import Holder, Lock, check_free, locked
@@ -38,7 +49,7 @@ _READY_S_PER_GB: Final = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpOptions:
-    """What `bloomery up` was asked for; `port` 0 takes any free one, `threads` None those that `cores` finds.
+    """What `bloomery up` was asked for; `port` 0 takes any free one, `threads` None those that `cores` finds. So many `jobs` run at a time.
 
     `replicas` of each base model run from the start; None: one runs from when it is wanted, if there is memory for it. `rollout_replicas` of each run
     from the start too.
@@ -58,6 +69,9 @@ class UpOptions:
     plain: bool
     device: str
     log_level: LogLevel
+    jobs: int
+    endpoints: Path | None = None
+    track: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +80,8 @@ class _Plan:
 
     options: UpOptions
     checkpoints_after: CheckpointsAfter
+    endpoints: tuple[EndpointConfig, ...]
+    trackers: tuple[TrackerConfig, ...]
     models: Sequence[CheckedModel]
     hashes: Sequence[str]
     replicas: int
@@ -86,9 +102,11 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
     _check_host(options.host, environment)
     after = checkpoints_after(environment)
     devices.check(options.device)
+    outside = endpoints.read(options.endpoints, environment) if options.endpoints else ()
     models = [base_models.check(model, options.dtype) for model in base_models.model_arguments(options.models)]
     replicas = _check_memory(models, options.dtype, options.replicas, options.rollout_replicas)
     data = DataDir(options.data_dir.expanduser().resolve())
+    tracked = trackers.read(options.track, options.jobs, data.root, environment)
     layout.check(data)
     check_free(data)
     names.refuse_taken(models, data)
@@ -113,6 +131,8 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
             plan = _Plan(
                 options=options,
                 checkpoints_after=after,
+                endpoints=outside,
+                trackers=tracked,
                 models=models,
                 hashes=hashes,
                 replicas=replicas,
@@ -151,6 +171,10 @@ def _supervisor(plan: _Plan) -> Supervisor:
     rollouts: list[Child] = []
     if warning := cores.warn(plan.options.threads, usable_cpus()):
         say(warning)
+    for endpoint in plan.endpoints:
+        say(endpoints.announce(endpoint))
+    for tracker in plan.trackers:
+        say(trackers.announce(tracker))
     for served in {config.socket: config for config in reversed(configs)}.values():
         say(f"{served.alias}: {cores.announce(plan.shares, plan.replicas, from_start=plan.from_start, rollouts=plan.options.rollout_replicas)}")
         for config, name in _processes(plan, served):
@@ -167,6 +191,7 @@ def _supervisor(plan: _Plan) -> Supervisor:
         engines,
         serving,
         rollouts,
+        _child(plan, RUNNER, "bloomery.jobs.runner", _jobs_config(plan)) if plan.options.jobs else None,
         wanted=frozenset(plan.hashes) if plan.from_start else frozenset(),
         engine_placement=plan.shares.engine,
         ask=lambda: health.ask(plan.holder.host, plan.holder.port),
@@ -185,6 +210,19 @@ def _api_config(plan: _Plan, configs: tuple[ModelConfig, ...]) -> ApiConfig:
         models=configs,
         custom_losses=options.custom_losses,
         max_waiting=options.max_waiting,
+        endpoints=plan.endpoints,
+        log_level=options.log_level,
+    )
+
+
+def _jobs_config(plan: _Plan) -> JobsConfig:
+    options = plan.options
+    return JobsConfig(
+        data_dir=str(plan.data.root),
+        url=replace(plan.holder, host=health.reachable(plan.holder.host)).url,
+        name=RUNNER,
+        slots=options.jobs,
+        trackers=plan.trackers,
         log_level=options.log_level,
     )
 
@@ -233,7 +271,7 @@ def _model_configs(plan: _Plan) -> tuple[ModelConfig, ...]:
     return tuple(configs)
 
 
-def _child(plan: _Plan, name: str, module: str, config: ApiConfig | EngineConfig) -> Child:
+def _child(plan: _Plan, name: str, module: str, config: ApiConfig | EngineConfig | JobsConfig) -> Child:
     path = Path(plan.holder.runtime_dir) / f"{name}.json"
     path.write_text(to_json(config))
     model = config.model if isinstance(config, EngineConfig) else None

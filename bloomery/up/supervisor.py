@@ -1,4 +1,5 @@
-"""Keeps the children running until it is told to stop, then stops them in order: first the api, which lets go of its engines, then the others.
+"""Keeps the children running until it is told to stop, then stops them in order: the runner of jobs, the api, which lets go
+of its engines, and the others.
 
 Replicas of a base model run from the start, or from when the api first wants them; from then on the engines, and the replicas for rollouts beside
 them, keep to processors of their own. A replica that stands still is killed, so that it starts again.
@@ -38,6 +39,7 @@ class Supervisor:
         engines: Mapping[Child, frozenset[str]],
         replicas: Mapping[Child, str],
         rollouts: Sequence[Child] = (),
+        runner: Child | None = None,
         *,
         wanted: frozenset[str],
         engine_placement: Placement,
@@ -51,7 +53,7 @@ class Supervisor:
         """
         self._api, self._engines, self._ask, self._state_file, self._tell = api, engines, ask, state_file, say
         self._replicas, self._wanted, self._engine_placement = replicas, wanted, engine_placement
-        self._rollouts = rollouts
+        self._rollouts, self._runners = rollouts, [] if runner is None else [runner]
         self._needed = (*engines, *rollouts, *(replica for replica, base_hash in replicas.items() if base_hash in wanted), api)
         self._was_ready = False
         self._events: SimpleQueue[int] = SimpleQueue()
@@ -61,14 +63,14 @@ class Supervisor:
     @property
     def _children(self) -> Sequence[Child]:
         """Those that are to run."""
-        return (*self._engines, *self._rollouts, *(replica for replica in self._replicas if replica.begun), self._api)
+        return (*self._engines, *self._rollouts, *(replica for replica in self._replicas if replica.begun), self._api, *self._runners)
 
     def run(self, *, ready_within_s: float, on_ready: Callable[[], None]) -> None:
         """Start everything, call `on_ready` once, and return after a stop signal; WorkerError when a child cannot be kept alive."""
         for number in (*_STOP_SIGNALS, signal.SIGCHLD):
             signal.signal(number, self._on_signal)
         try:
-            for child in (*self._engines, *self._rollouts, self._api):
+            for child in (*self._engines, *self._rollouts, self._api, *self._runners):
                 child.start()
             self._start_wanted()
             self._write_state()
@@ -152,6 +154,8 @@ class Supervisor:
             replica.note_ready(replica.pid is not None and replica.name in health.replicas)
             if replica.state is State.NOT_READY and replica.name in health.silent:
                 self._end_standstill(replica)
+        for runner in self._runners:
+            runner.note_ready(runner.pid is not None and runner.name in health.runners)
         return started or before != [child.state for child in self._children]
 
     def _only_samples(self, child: Child) -> bool:
@@ -168,6 +172,8 @@ class Supervisor:
         # A signal that came in the middle of a look was not waited for: it asked to stop, and not to hurry.
         self._events = SimpleQueue()
         log.info("stopping")
+        # What works at jobs asks the api to the end.
+        self._terminate(self._runners, stopping.RUNNER_S)
         self._terminate([self._api], stopping.API_S)
         self._terminate([*self._engines, *self._rollouts, *self._replicas], stopping.ENGINE_S)
         self._write_state()

@@ -74,6 +74,7 @@ def test_what_is_wrong_with_an_operation_is_told_by_the_names_of_this_contract(s
     assert told == [(400, "seq"), (404, "seq"), (404, "name")]
 
 
+@pytest.mark.slow
 def test_another_operation_under_a_number_that_is_taken_is_refused(server: Server) -> None:
     run, there = new_run(server), new_run(server)
     ok(server, "POST", f"/runs/{run}/operations/1/checkpoint", {"name": "end"})
@@ -243,7 +244,7 @@ def test_health_names_the_engine_that_is_missing(server: Server) -> None:
     server.call(wait_until_lost(server))
     answer = server.http.get("/healthz")
     replicas: dict[str, list[str]] = {"wanted": [], "ready": [], "silent": []}
-    assert (answer.status_code, answer.json()) == (503, {"status": "starting", "waiting_for": ["tiny"], "replicas": replicas})
+    assert (answer.status_code, answer.json()) == (503, {"status": "starting", "waiting_for": ["tiny"], "replicas": replicas, "runners": []})
 
 
 async def wait_until_lost(server: Server) -> None:

@@ -10,8 +10,8 @@ import pytest
 from bloomery.api import errors
 from bloomery.api.routes.openai import refused
 from bloomery.api.routes.openai.requests import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, REFUSED_IN_MESSAGES, ChatRequest, CompletionRequest
-from bloomery.recipes.statistics import Paired
 from bloomery.types.resources import FeedbackType
+from bloomery.types.statistics import Paired
 from tests.api.server import serving
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "api.md"
@@ -22,6 +22,9 @@ SECTIONS = {
     "deployments": "Deployments",
     "traffic": "Traffic and feedback",
     "datasets": "Data sets",
+    "jobs": "Managed jobs",
+    "graders": "Graders",
+    "evaluations": "Evaluations",
     "keys": "Keys",
     "server": "The server",
     "openai": "OpenAI's contract",

@@ -15,7 +15,7 @@ BENCH = ROOT / "bench"
 HEADER = ("bench", "command", "date", "processor", "instructions", "cores", "python", "load_before", "million_additions_ms")
 NO_BENCHMARKS = {"mixed_chart", "rl_chart", "tinker_samples", "tinker_steps", "trl_grpo", "trl_steps"}
 """Programs that draw a chart, and those that are one side of somebody else's line."""
-NOT_COMMITTED: set[str] = {"python -m bench.lookups"}
+NOT_COMMITTED: set[str] = set()
 """Commands whose lines are in no file yet."""
 
 
@@ -68,6 +68,7 @@ def test_every_benchmark_prints_its_line_there_and_makes_it_before_it_measures(n
     assert names(name) <= {name, f"{name}_sampling"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(programs()))
 def test_nothing_else_prints_a_line_of_its_own(name: str) -> None:
     keys = [key.value for node in ast.walk(programs()[name]) if isinstance(node, ast.Dict) for key in node.keys if isinstance(key, ast.Constant)]

@@ -11,8 +11,8 @@ from bloomery.cli.main import app
 from tests.live import BLOOMERY
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "cli_help.txt"
-# Nothing else of the environment: CI systems ask for colours by variables of their own.
-PLAIN = {"PATH": os.environ["PATH"], "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb", "PYTHONUTF8": "1"}
+# Nothing else of the environment, but for where the code lies: CI systems ask for colours by variables of their own.
+PLAIN = {"PATH": os.environ["PATH"], "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb", "PYTHONUTF8": "1", "PYTHONPATH": os.getenv("PYTHONPATH", "")}
 
 
 def every_help() -> str:

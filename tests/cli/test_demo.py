@@ -17,8 +17,8 @@ from bloomery.cli.demo_server import remove_leftovers
 from bloomery.config.data_dir import DataDir
 from bloomery.recipes.loop import LoopReport, Outcome
 from bloomery.recipes.sft import SftReport
-from bloomery.recipes.statistics import Mismatch, Paired
-from bloomery.types.resources import DatasetVersion
+from bloomery.types.datasets import DatasetVersion
+from bloomery.types.statistics import Mismatch, Paired
 from bloomery.up.lock import Holder, holder, locked
 from tests.live import BLOOMERY, alive, wait_until
 
@@ -48,6 +48,7 @@ def heed_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_demo_that_is_told_to_end_leaves_neither_server_nor_files(tmp_path: Path, number: signal.Signals) -> None:
     with demo(tmp_path) as process:
@@ -68,6 +69,7 @@ def test_a_demo_that_is_told_to_end_while_it_asks_leaves_nothing_either(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_demo_at_once_and_leaves_nothing_either(tmp_path: Path) -> None:
     with demo(tmp_path) as process:
         server = server_of_demo(tmp_path)
@@ -97,6 +99,7 @@ def pending_signals(pid: int) -> set[str]:
     return {number.name for number in signal.Signals for mask in masks if mask >> (number - 1) & 1}
 
 
+@pytest.mark.slow
 def test_the_server_of_a_killed_demo_stops_and_the_next_demo_removes_what_is_left(tmp_path: Path) -> None:
     with demo(tmp_path) as first:
         server = server_of_demo(tmp_path)

@@ -108,11 +108,13 @@ def assert_alike(ours: list[np.ndarray], theirs: list[np.ndarray]) -> None:
         np.testing.assert_allclose(left, right, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_an_adapter_loads_in_peft_and_scores_as_the_trainer(live_server: LiveServer, adapter: Trained, tmp_path: Path) -> None:
     done = export(live_server, adapter.path, tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    assert "2 files" in done.stdout
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert "2 files and a model card" in done.stdout
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    assert "\nbase_model: bloomery-tiny\n" in (tmp_path / "out" / "README.md").read_text()
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["r"], config["lora_alpha"]) == (str(tiny.PATH), 8, 32.0)
     assert f"AutoPeftModelForCausalLM.from_pretrained({str(tmp_path / 'out')!r}, dtype=torch.float32)" in done.stdout
@@ -132,6 +134,7 @@ def test_merged_into_its_base_it_loads_in_transformers_and_scores_as_the_trainer
     assert AutoTokenizer.from_pretrained(tmp_path / "out").encode(TEXTS[0])[:-1] == adapter.data[0].model_input.to_ints()
 
 
+@pytest.mark.slow
 def test_a_run_of_all_parameters_is_sampled_with_the_trainers_bits_and_exported_as_a_model(
     live_server: LiveServer, client: tinker.ServiceClient, whole: Trained, tmp_path: Path
 ) -> None:
@@ -165,6 +168,7 @@ def test_a_checkpoint_of_a_whole_model_begins_another_run(client: tinker.Service
         assert np.array_equal(ours, theirs["logprobs"].to_numpy())
 
 
+@pytest.mark.slow
 def test_what_cannot_be_exported_is_refused_by_name(live_server: LiveServer, whole: Trained, tmp_path: Path) -> None:
     with Client(live_server.url, live_server.key) as client:
         with pytest.raises(NotSupported, match="is a whole model, not an adapter: ask for form merged"):
@@ -187,6 +191,7 @@ def test_what_cannot_be_exported_is_refused_by_name(live_server: LiveServer, who
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
+@pytest.mark.slow
 def test_a_damaged_blob_ends_the_export_and_leaves_no_directory(live_server: LiveServer, client: tinker.ServiceClient, data, tmp_path: Path) -> None:
     trained = Trained(client, data, "damaged", rank=4)
     with Client(live_server.url, live_server.key) as own:

@@ -68,6 +68,7 @@ def refused_up(data: Path, *options: str, **environment: str) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -78,22 +79,26 @@ def test_a_port_in_use_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
     assert not (tmp_path / "deep").exists()
 
 
+@pytest.mark.slow
 def test_a_host_that_is_not_here_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     said = refused_up(tmp_path / "deep" / "data", "--port", "0", "--host", "198.51.100.7", BLOOMERY_API_KEY="tml-chosen-by-the-operator")
     assert "cannot listen on 198.51.100.7:0" in said
     assert not (tmp_path / "deep").exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_needs_more_memory_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     assert "giant needs 2499.4 GB, " in refused_up(tmp_path / "deep" / "data", "--port", "0", "--model", str(giant(tmp_path / "giant")))
     assert not (tmp_path / "deep").exists()
 
 
+@pytest.mark.slow
 def test_a_key_that_clients_would_refuse_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     assert "BLOOMERY_API_KEY must start with tml-" in refused_up(tmp_path / "deep" / "data", "--port", "0", BLOOMERY_API_KEY="sk-of-somebody-else")
     assert not (tmp_path / "deep").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variable", "value", "wants"),
     [
@@ -109,6 +114,7 @@ def test_a_variable_without_sense_is_refused_by_its_name_before_anything_is_writ
     assert not (tmp_path / "deep").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "says"), [("cuda:99", "torch has no such device here ("), ("gpu", "give cpu, cuda or cuda:N")])
 def test_a_device_that_is_not_here_is_refused_before_anything_is_written(tmp_path: Path, device: str, says: str) -> None:
     said = refused_up(tmp_path / "deep" / "data", "--port", "0", "--device", device)
@@ -125,7 +131,7 @@ def test_processes_log_at_the_level_that_up_was_given(tmp_path: Path) -> None:
                 assert (" INFO " in DataDir(server.data_dir).log(process).read_text()) is expected
 
 
-@pytest.mark.parametrize("command", [["stop"], ["status"], ["keys", "list"]])
+@pytest.mark.parametrize("command", [["stop"], ["status"], ["key", "list"]])
 def test_without_a_server_there_is_nothing_to_stop_or_show_and_another_directory_may_have_one(tmp_path: Path, command: list[str]) -> None:
     start = f"start one with `bloomery up --data-dir {tmp_path}`"
     said = refusal(run(*command, "--data-dir", str(tmp_path)))
@@ -154,6 +160,7 @@ def test_the_help_of_logs_names_every_kind_of_replica() -> None:
     assert [kind for kind in (REPLICA, ROLLOUTS) if f"{kind}NAME-N" not in said] == []
 
 
+@pytest.mark.slow
 def test_followed_logs_go_on_and_survive_rotation(tmp_path: Path) -> None:
     log = data_dir(tmp_path).log("api")
     log.write_text("old\n")
@@ -184,6 +191,7 @@ def test_a_file_that_cannot_be_used_is_named_in_one_line(tmp_path: Path) -> None
     assert refusal(run("restore", str(file), "--data-dir", str(file))).startswith(f"error: {file}: ")
 
 
+@pytest.mark.slow
 def test_doctor_names_versions_and_says_whether_bits_agree(tmp_path: Path) -> None:
     argv = [BLOOMERY, "doctor", "--data-dir", str(tmp_path / "data"), "--model", str(model(tmp_path / "mine")), "--threads", "1"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
@@ -191,6 +199,7 @@ def test_doctor_names_versions_and_says_whether_bits_agree(tmp_path: Path) -> No
     findings = dict(line.split(":", 1) for line in done.stdout.splitlines() if ":" in line)
     assert findings["bloomery"].strip() == __version__
     assert findings["torch"].strip().startswith("2.13.0")
+    assert findings["graders"].strip().startswith("L1, jailed: no new privileges, Landlock ABI ")
     assert findings["bit-exact mode"].strip().startswith(("holds for mine", "does not hold for mine"))
     assert done.stdout.endswith("nothing is missing\n")
 
@@ -212,6 +221,7 @@ def not_a_directory(root: Path) -> None:
     root.write_text("a file")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoil", [foreign, newer, damaged, not_a_directory])
 def test_doctor_finds_what_up_would_refuse_and_says_it_in_the_same_words(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     data = tmp_path / "data"
@@ -222,6 +232,7 @@ def test_doctor_finds_what_up_would_refuse_and_says_it_in_the_same_words(tmp_pat
     assert sorted(data.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_directory_that_its_own_server_uses_is_refused_to_another_and_is_no_problem_of_the_machine(tmp_path: Path) -> None:
     data, server = tmp_path / "data", Holder(pid=os.getpid(), host="127.0.0.1", port=8701, started_us=1, runtime_dir="")
     with locked(data_dir(data)) as lock:

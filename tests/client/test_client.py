@@ -187,6 +187,7 @@ def test_two_writers_of_one_run_notice_each_other(server: Server) -> None:
             other.forward_backward([datum([1, 2])]).result()
 
 
+@pytest.mark.slow
 def test_deployments_traffic_and_data_sets(server: Server) -> None:
     with server.client() as client:
         run = client.create_run("tiny", 4)

@@ -63,6 +63,7 @@ def test_sampled_log_probabilities_are_the_trainers_to_the_bit(client: Client) -
     assert scored.metrics["k3:sum"] == 0
 
 
+@pytest.mark.slow
 def test_a_sampler_keeps_its_weights_when_its_run_moves_on(client: Client) -> None:
     run = client.create_run(BASE, rank=4, seed=1)
     old = client.sampler(run.save_snapshot().result().version)
@@ -109,6 +110,7 @@ def test_a_sample_that_a_restart_lost_is_asked_for_again_and_is_the_same(server:
         assert pending.result() == expected
 
 
+@pytest.mark.slow
 def test_drafts_change_nothing_but_the_time(client: Client) -> None:
     run = client.create_run(BASE, rank=4, seed=1)
     old = client.sampler(run.save_snapshot().result().version)

@@ -5,10 +5,13 @@ instead: nothing is patched, and once the environment is there, nothing is downl
 trying recipes by hand.
 """
 
+import fcntl
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -50,16 +53,27 @@ def prepare(folder: Path) -> Place:
 
 def environment(place: Path, requirements: Path) -> Path:
     """The interpreter of a virtual environment that sees the project's packages by a path file, so that torch is there once; its own come first."""
-    ready, python = place / "ready", place / "bin" / "python"
+    python = place / "bin" / "python"
     made_from = sha256(f"{requirements.read_text()}{sys.version}{_PROJECT_PACKAGES}".encode()).hexdigest()
-    if ready.exists() and ready.read_text() == made_from:
+    with _alone(place):
+        ready = place / "ready"
+        if ready.exists() and ready.read_text() == made_from:
+            return python
+        _run(sys.executable, "-m", "venv", "--clear", str(place))
+        own_packages = place / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+        (own_packages / "project.pth").write_text(f"{_PROJECT_PACKAGES}\n")
+        _run(str(python), "-m", "pip", "install", "--no-deps", "--progress-bar=off", "--disable-pip-version-check", "-r", str(requirements))
+        ready.write_text(made_from)
         return python
-    _run(sys.executable, "-m", "venv", "--clear", str(place))
-    own_packages = place / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    (own_packages / "project.pth").write_text(f"{_PROJECT_PACKAGES}\n")
-    _run(str(python), "-m", "pip", "install", "--no-deps", "--progress-bar=off", "--disable-pip-version-check", "-r", str(requirements))
-    ready.write_text(made_from)
-    return python
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Another worker of the suite may want the same environment at the same time: it waits."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _run(*command: str) -> None:

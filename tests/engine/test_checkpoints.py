@@ -127,7 +127,7 @@ def test_the_journal_of_a_run_that_only_computes_forwards_stays_short_and_little
         wait_until(lambda: len(list(directory.glob("ops-*.seg"))) <= 2)
         [blob] = (data / "blobs" / "checkpoints").rglob("*.safetensors")
         before = blob.stat().st_mtime_ns
-        engine = server.pids()["engine-bloomery-tiny"]
+        engine = server.pid("engine-bloomery-tiny")
         os.kill(engine, signal.SIGKILL)
         wait_until(lambda: server.pids().get("engine-bloomery-tiny", engine) != engine)
         assert run.forward(rows).result() == results[0]

@@ -59,6 +59,7 @@ def reference(references: dict[int, CheckpointResult]) -> CheckpointResult:
     return references[8]
 
 
+@pytest.mark.slow
 def test_the_welcome_tells_who_the_engine_is(shared):
     with shared.connect() as api:
         welcome = api.welcome
@@ -71,6 +72,7 @@ def test_the_welcome_tells_who_the_engine_is(shared):
         assert api.wait(EngineStatus).queued_operations == 0
 
 
+@pytest.mark.slow
 def test_a_run_trains_and_its_snapshot_is_sampled_with_the_trainers_bits(shared):
     with shared.connect() as api:
         assert api.open("run-s").error is None
@@ -219,6 +221,7 @@ def test_a_load_is_checkpointed_at_once(shared, reference):
         api.close_runs("run-l")
 
 
+@pytest.mark.slow
 def test_an_engine_without_a_model_says_why_and_exits(tmp_path):
     (tmp_path / "empty").mkdir()
     one = Engine(tmp_path / "empty", tmp_path)
@@ -300,6 +303,7 @@ def test_status_counts_tokens(shared):
         api.close_runs("run-t")
 
 
+@pytest.mark.slow
 def test_killed_and_restored_from_a_checkpoint_it_replays_to_the_same_digest(model, tmp_path, reference):
     with engine(model, tmp_path) as one:
         with one.connect() as api:
@@ -381,6 +385,7 @@ def test_deaths_while_sampling_and_publishing_leave_the_same_tokens_and_one_vers
             assert [f"manifests/{results(api, 0, 3)[2].version}"] == written
 
 
+@pytest.mark.slow
 def test_runs_take_turns_and_samples_come_in_between(shared):
     with shared.connect() as api:
         api.open("run-long")

@@ -71,6 +71,7 @@ def scoring(request: Generate, tokens: list[int]) -> ForwardBackward:
     return ForwardBackward(loss="cross_entropy", loss_config={}, data=(datum,), backward=False)
 
 
+@pytest.mark.slow
 def test_whole_models_and_adapters_train_together_and_are_sampled_with_the_trainers_bits(shared):
     with shared.connect() as api:
         runs = {"run-f": 0, "run-g": 0, "run-l": 8}

@@ -52,6 +52,7 @@ def ask(sampler: Sampler, weights: Weights) -> Answer:
 OF_MODELS = tuple(fault for fault in FAULTS if fault.rank == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "alone"),
     [*((fault, False) for fault in FAULTS), *((fault, True) for fault in OF_MODELS)],

@@ -24,6 +24,7 @@ def test_only_an_engine_that_is_not_plain_claims_the_bits_that_the_probe_found(t
     assert welcome(tmp_path, plain=plain, threads=1).bit_exact == (found and not plain)
 
 
+@pytest.mark.slow
 def test_only_replicas_that_are_not_plain_sample_alike_with_other_threads(tmp_path: Path) -> None:
     with restored_threads():
         torch.set_num_threads(2)

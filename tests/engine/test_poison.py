@@ -88,6 +88,7 @@ class Survivor:
                 self.refused[run_id] = error
 
 
+@pytest.mark.slow
 def test_an_operation_that_kills_its_engine_twice_fails_and_harms_nobody_else(model, tmp_path, reference):
     poisoned = [learn(seed=1), step(), learn(seed=2), step(), learn(seed=3), step()]
     with engine(model, tmp_path, BLOOMERY_FAILPOINTS="engine.operation.102") as one:

@@ -86,7 +86,10 @@ def test_where_bits_are_not_promised_rounding_is_served_and_standing_still_is_no
     form = plain_form(made.base)
     assert len(ask(made.sampler(form), made.new).tokens[0]) == 8
     FORWARD_FAULTS[0].inject(monkeypatch, made)
-    assert ask(made.sampler(form), made.new).tokens == {}
+    refused = ask(made.sampler(form), made.new)
+    assert refused.tokens == {}
+    assert refused.failure is not None
+    assert "does not compute with what was trained" in refused.failure.message
 
 
 def test_the_runs_own_forward_says_the_same_as_a_forward_of_what_it_published(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def test_plain_weights_beside_packed_ones_are_proved_where_something_trains_with
         assert len(prove_base(known, sampler, model, trains=False)) == 1
 
 
+@pytest.mark.slow
 def test_an_engine_says_what_it_proved_and_which_versions_it_holds(model: Path, tmp_path: Path):
     with engine(model, tmp_path) as one:
         with one.connect() as api:

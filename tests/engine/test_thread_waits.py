@@ -16,13 +16,15 @@ NAMES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 ENDS_WHERE_TORCH_BEGINS = f"""
 import json, os, runpy, sys
 
+module = sys.argv.pop(1)
+
 def watch(event, arguments):
     if event == "import" and arguments[0] == "torch":
         print(json.dumps({{name: os.environ.get(name) for name in {NAMES}}}), flush=True)
         os._exit(0)
 
 sys.addaudithook(watch)
-runpy.run_module("bloomery.engine", run_name="__main__")
+runpy.run_module(module, run_name="__main__")
 """
 
 
@@ -47,11 +49,22 @@ def test_an_engine_process_has_prepared_its_threads_when_torch_is_imported(tmp_p
     model = ModelConfig(alias="small", path="", base_hash="b", dtype="float32", threads=3, socket="")
     config = tmp_path / "engine.json"
     config.write_text(to_json(EngineConfig(data_dir=str(tmp_path), model=model, role=role)))
+    assert where_torch_begins("bloomery.engine", str(config)) == {"OMP_NUM_THREADS": "3", **thread_waits(role)}
+
+
+def test_so_has_the_fidelity_command():
+    found = where_torch_begins("bloomery.cli.main", "fidelity", "--threads", "3")
+    assert found == {"OMP_NUM_THREADS": "3", **thread_waits("engine")}
+
+
+def where_torch_begins(module: str, *arguments: str) -> dict[str, str | None]:
+    """What stands in the environment of a program when it imports torch."""
     child = subprocess.run(
-        [sys.executable, "-c", ENDS_WHERE_TORCH_BEGINS, str(config)],
+        [sys.executable, "-c", ENDS_WHERE_TORCH_BEGINS, module, *arguments],
         env={name: value for name, value in os.environ.items() if name not in NAMES},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert json.loads(child.stdout) == {"OMP_NUM_THREADS": "3", **thread_waits(role)}
+    found: dict[str, str | None] = json.loads(child.stdout)
+    return found

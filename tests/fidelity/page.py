@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from bloomery.fidelity import examine
+from bloomery.fidelity.cards import examine
 from bloomery.infer.card import card, measure
 from bloomery.infer.fidelity import sample, trainer_logprobs
 from bloomery.models.families import FAMILIES

@@ -1,6 +1,7 @@
 """`bloomery fidelity` on the shipped model."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -14,6 +15,12 @@ from bloomery.models.load import load_decoder
 from bloomery.types.resources import Fidelity
 
 SHORT = ["--threads", "1", "--tokens", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _its_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command prepares that of its process, which is the tests' here."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
 
 
 def test_the_shipped_model_passes_and_json_has_the_whole_card():

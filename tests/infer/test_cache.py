@@ -256,6 +256,7 @@ def test_a_longer_sequence_replaces_its_beginning():
     assert not cache._blocks.held
 
 
+@pytest.mark.slow
 @given(lengths=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 400)), max_size=30))
 @settings(max_examples=60, deadline=None)
 def test_nothing_that_is_whole_is_kept_twice(lengths):

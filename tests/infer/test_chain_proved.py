@@ -69,6 +69,7 @@ async def serving(made: World, name: str) -> AsyncIterator[Serving]:
         yield Serving(engine, chain, name, follower, tokens, info)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.name in DELIVERED + WHOLE], ids=lambda fault: fault.name.replace(" ", "-"))
 async def test_a_sound_version_is_flipped_to_and_one_that_is_not_what_was_published_is_not_even_staged(
     fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -105,6 +106,7 @@ def written_past_its_place(put: Put) -> Put:
     return past
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a", MODEL])
 @pytest.mark.parametrize("fault", [nothing_arrives, written_past_its_place])
 async def test_an_update_that_was_written_otherwise_than_it_was_given_is_not_committed_and_the_engine_goes_on_with_the_version_of_before(

@@ -76,6 +76,7 @@ def kept(events: Sequence[SamplerEvent]) -> int:
     return sum(event.kept for event in events if isinstance(event, SampledToken))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [None, TIGHT], ids=["roomy", "tight"])
 @pytest.mark.parametrize("new", ["old", "tiny", "small", "other"])
 def test_a_draft_changes_no_bit_of_the_answer_whatever_became_of_the_weights(model, versions, new, limits):
@@ -134,6 +135,7 @@ params = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     data=st.data(),

@@ -28,6 +28,7 @@ def wrong_at(truth: Drafts, place: int) -> Drafts:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 1, 5, 16, 40])
 @pytest.mark.parametrize("stops", [(END,), ()])
 @pytest.mark.parametrize("grammar", [schema({"type": "array", "minItems": 3, "maxItems": 9, "items": {"type": "boolean"}}), regex("(ab|c){4,30}d")])
@@ -56,6 +57,7 @@ def test_a_draft_that_a_grammar_forbids_is_not_taken(tmp_path: Path):
     assert told(reused) == told(plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 3, CHUNK - 1, 2 * CHUNK, 45])
 @pytest.mark.parametrize("limits", [None, Limits(slots=2, token_budget=40)], ids=["roomy", "tight"])
 def test_a_state_that_went_on_over_a_wrong_guess_is_computed_again(sampler: MakeSampler, place: int, limits: Limits | None):

@@ -58,6 +58,7 @@ async def test_as_many_adapters_are_loaded_as_the_engine_says(stage: Stage):
     assert set(await engine.adapters()) == {*loaded[1:], "another"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda: embedded(versions_in_memory=1), modest], ids=["embedded", "modest"])
 async def test_no_more_adapters_are_in_memory_than_the_engine_says_and_who_names_another_waits(
     make: Callable[[], AbstractAsyncContextManager[Stage]],

@@ -273,6 +273,7 @@ async def test_whoever_waits_for_a_drain_hears_that_it_was_called_off(stage: Sta
     assert len(ids(await going.ended())) == LONG
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["keep", "recompute", "flush"])
 async def test_an_update_reaches_requests_that_follow_and_spares_those_that_do_not(stage: Stage, policy: str):
     engine = stage.engine

@@ -35,6 +35,7 @@ def halved(model: Decoder) -> Decoder:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_probed_form_has_the_bits_of_a_whole_forward_per_token(dtype):
     model, other = decoder(dtype=dtype), halved(decoder(dtype=dtype))

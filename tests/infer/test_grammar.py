@@ -4,17 +4,18 @@ import json
 import re
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 from msgspec.structs import replace
 from tokenizers import AddedToken, Tokenizer
 
-from bloomery.infer.grammar import FOLLOWERS, Grammars, Guide
+from bloomery.infer.grammar import FOLLOWERS, LONG_AT_ONCE, SHORT_CHARS, Grammars, Guide
 from bloomery.infer.plan import Limits
 from bloomery.infer.sampler import Sampler
 from bloomery.models.decoder import Decoder
@@ -102,6 +103,7 @@ def texts(answer: Answer) -> list[str]:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_every_answer_parses_and_fits_its_schema(model: Decoder, grammars: Grammars, name: str) -> None:
     wanted, fits = SCHEMAS[name]
@@ -126,6 +128,18 @@ def test_every_answer_matches_its_regular_expression_whole(model: Decoder, gramm
 def test_every_answer_is_of_its_grammar(model: Decoder, grammars: Grammars, text: str) -> None:
     for said in texts(generate(sampler(model, grammars), guided("a", lark(text, "grammar")))["a"]):
         assert re.fullmatch(r"SELECT [a-z]{1,3}(,[a-z]{1,3})* FROM [a-z]{1,3}", said), said
+
+
+@pytest.mark.parametrize("text", ["A: /.*a.{1,40}/ & ~/.*c.{1,50}/", 'A: "\\"" ~ B // "', 'A: /"/ ~"c"', "A: ~ /7/"])
+def test_a_complement_which_may_never_come_to_an_end_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"`guide` has a complement .* say what may come") as refused:
+        lark(f"start: A\n{text}", "guide")
+    assert refused.value.field == "guide"
+
+
+@pytest.mark.parametrize("text", ['"~x"', "/~\\/~/", 'B~3..4\nB: "x"', 'B ~ 3\nB: "x"', '"x" // ~ "c"', '"x" # ~ "c"'])
+def test_what_only_looks_like_a_complement_is_taken(text: str) -> None:
+    check_grammar(lark(f"start: A\nA: {text}" if "B" not in text else f"start: {text}", "guide"), "guide")
 
 
 @pytest.mark.parametrize("names", [("an enum", "a pattern"), pytest.param(tuple(SCHEMAS), marks=pytest.mark.slow)], ids=len)
@@ -161,6 +175,54 @@ def test_others_go_on_while_a_grammar_is_compiled(model: Decoder, tmp_path: Path
     engine.abort(Abort(request_id="c"))
     assert answers(drain(engine))["c"].reasons == dict.fromkeys(range(4), "abort")
     compiled.set()
+
+
+def test_long_forms_hold_up_neither_short_ones_nor_one_that_is_compiled(model: Decoder, tmp_path: Path) -> None:
+    grammars, compiled = Grammars(write(tmp_path, byte_level()), VOCAB), Event()
+    known, other = (schema({"enum": [f"{word}{number:04}" for number in range(SHORT_CHARS // 4)]}) for word in ("known", "other"))
+    alone = generate(sampler(model, grammars), guided("a", known))["a"]
+    for _ in range(LONG_AT_ONCE):
+        grammars._long_compilers.submit(compiled.wait)
+    engine = sampler(model, grammars)
+    for each in (guided("slow", other), guided("a", known), guided("b", regex("[a-f]{3}"))):
+        engine.submit(each)
+    events = []
+    while sum(isinstance(event, SampleFinished) for event in events) < 8:
+        events += engine.step()
+    assert {event.request_id for event in events} == {"a", "b"}
+    assert answers(events)["a"].told == alone.told
+    compiled.set()
+    texts(answers(drain(engine))["slow"])
+
+
+def test_a_form_that_several_ask_for_at_once_is_compiled_once_and_refused_to_each(tmp_path: Path) -> None:
+    grammars, began, go_on = CountingGrammars(write(tmp_path, byte_level()), VOCAB), Event(), Event()
+    grammars.began, grammars.go_on = began, go_on
+    with ThreadPoolExecutor(4) as pool:
+        guides = [pool.submit(grammars.guide, regex("[a-f]{3}"), []) for _ in range(4)]
+        refused = [pool.submit(grammars.guide, regex("(a"), []) for _ in range(4)]
+        assert began.wait(60)
+        go_on.set()
+        assert len({guide.result().allowed_V.tobytes() for guide in guides}) == 1
+        assert all("unclosed group" in str(each.exception()) for each in refused)
+    assert grammars.compiled.count(regex("[a-f]{3}")) == 1
+
+
+class CountingGrammars(Grammars):
+    """Notes what it compiles, and begins when it is told to."""
+
+    began: Event
+    go_on: Event
+
+    def __init__(self, directory: Path, vocab_size: int) -> None:
+        super().__init__(directory, vocab_size)
+        self.compiled: list[Grammar] = []
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        self.compiled.append(grammar)
+        self.began.set()
+        assert self.go_on.wait(60)
+        return super()._compile(grammar)
 
 
 def test_a_sample_whose_guide_is_late_keeps_nobody_waiting_and_says_the_same(model: Decoder, tmp_path: Path) -> None:
@@ -302,13 +364,15 @@ def test_what_cannot_be_followed_is_refused_by_name_at_the_door_and_in_the_engin
     assert reason in failure.message
 
 
-def test_a_grammar_that_takes_too_much_work_ends_its_own_request_alone(model: Decoder, grammars: Grammars) -> None:
+def test_a_grammar_that_takes_too_much_work_ends_its_own_request_alone_and_is_not_kept(model: Decoder, grammars: Grammars) -> None:
     beside = request("b", prompt(30), max_tokens=20, seed=3)
-    slow = guided("a", regex("(a?){500}a{500}"), num_samples=2)
+    heavy = regex("(a?){500}a{500}")
+    slow = guided("a", heavy, num_samples=2)
     both = generate(sampler(model, grammars), slow, beside)
     assert both["a"].failure is not None
     assert both["a"].failure.category == "user"
     assert "too much work" in both["a"].failure.message
+    assert heavy not in grammars.kept
     assert both["b"].told == generate(sampler(model, None), beside)["b"].told
 
 

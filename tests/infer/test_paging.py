@@ -56,6 +56,7 @@ def assert_the_trainers(model: Decoder, tokens: list[int], answer: Answer, versi
         assert answer.logprobs[index] == full_logprobs(model, whole, weights)[len(tokens) - 1 :].tolist(), index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1, 5 * BLOCK + 7])
 def test_forks_begin_and_go_on_anywhere_in_a_block(model: Decoder, sampler: MakeSampler, length: int) -> None:
     engine = sampler(Limits(slots=6, token_budget=64))
@@ -95,6 +96,7 @@ def test_what_is_found_after_a_part_of_it_had_to_go_says_the_same(model: Decoder
         assert answer.found == found
 
 
+@pytest.mark.slow
 def test_many_who_come_and_go_through_a_small_cache_all_get_the_bits_of_whole_forwards(model: Decoder, sampler: MakeSampler) -> None:
     engine = sampler(Limits(slots=5, token_budget=52, cache_tokens=24 * BLOCK))
     stems = [prompt(3 * BLOCK + 11, seed) for seed in range(2)]

@@ -281,6 +281,7 @@ def asked_together(draw):
     return requests
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(requests=asked_together(), slots=st.integers(1, 5), spare=st.integers(0, 80), blocks=st.integers(1, 64), kept=st.sampled_from([0, 100, 4096]))
 def test_with_and_without_what_lies_there_the_bits_are_the_same(model, adapters, requests, slots, spare, blocks, kept):

@@ -89,6 +89,7 @@ def test_preempted_and_forked_samples_too(model, adapters):
     assert replayed(plain) == 0
 
 
+@pytest.mark.slow
 def test_weights_that_are_gone_leave_no_program_to_those_that_take_their_place(model):
     """With room for one version each is loaded anew, and Python gives the new object the old one's place."""
     first, second = adapter(model, 1), adapter(model, 2)

@@ -108,6 +108,7 @@ def test_what_is_taken_over_from_others_tells_it_too(model, adapters):
         assert_as_a_forward(model, each, told[each.request_id], adapters)
 
 
+@pytest.mark.slow
 def test_siblings_chunks_and_preemption_change_nothing(model, adapters):
     requests = [
         request("long", prompt(700), version="v0", max_tokens=20, asked=ASKED | {"prompt_logprobs": True}),

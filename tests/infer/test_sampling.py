@@ -85,6 +85,7 @@ def brute_force(row: np.ndarray, asked: SamplingParams) -> np.ndarray:
     return truncated / truncated.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",
     [{}, {"temperature": 0.5}, {"temperature": 1.7}, {"top_k": 5}, {"top_p": 0.7}, {"top_k": 6, "top_p": 0.8, "temperature": 1.3}],

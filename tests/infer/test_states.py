@@ -136,6 +136,7 @@ def test_who_loses_his_place_begins_anew_and_says_the_same(model: Decoder, sampl
         assert_the_trainers(model, ask.prompt.numpy().tolist(), together[ask.request_id])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [2, 7, 2 * CHUNK])
 def test_a_stream_that_goes_on_elsewhere_says_the_same(sampler: MakeSampler, begun: int) -> None:
     ask = request("r", prompt(CHUNK - 7), max_tokens=3 * CHUNK)

@@ -26,6 +26,7 @@ def other_model(base: Decoder, seed: int) -> Decoder:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "experts"), [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)])
 def test_whole_models_and_adapters_are_sampled_together_and_each_has_its_own_bits(dtype, experts):
     base = decoder(dtype=dtype, experts=experts)

@@ -233,7 +233,7 @@ class FullDisk:
     def look(self, diary: list[dict[str, Any]]) -> None:
         """Begin and end, when it is time to."""
         if self.lifted_at is None and len([line for line in diary if "done" in line]) >= self._results:
-            pid = self._server.pids()["api"]
+            pid = self._server.pid("api")
             before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
             try:
                 self._meanwhile()

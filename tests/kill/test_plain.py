@@ -25,7 +25,7 @@ def test_a_stream_outlives_its_engine_or_ends_with_an_error_and_never_goes_on_wi
         running_server(tmp_path / "data", *options, env=env) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0, timeout=120) as sdk,
     ):
-        before = server.pids()["engine-bloomery-tiny"]
+        before = server.pid("engine-bloomery-tiny")
         told: list[Any] = []
         if plain:
             with pytest.raises(openai.APIError, match=r"not bit-exact.*went away in the middle of this answer.*send the request again"):
@@ -36,7 +36,7 @@ def test_a_stream_outlives_its_engine_or_ends_with_an_error_and_never_goes_on_wi
         text = "".join(chunk.choices[0].text for chunk in told)
         logprobs = [number for chunk in told if chunk.choices[0].logprobs for number in chunk.choices[0].logprobs.token_logprobs]
         again = sdk.completions.create(**asked).choices[0]
-        assert server.pids()["engine-bloomery-tiny"] != before
+        assert server.pid("engine-bloomery-tiny") != before
     assert len(again.logprobs.token_logprobs) == TOKENS
     if plain:
         assert 0 < len(logprobs) < DIES_AT

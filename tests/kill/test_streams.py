@@ -107,7 +107,7 @@ class Chaos:
         return all(replica.detail.get("running_sequences", 0) > 0 for replica in status.replicas if replica.name in names)
 
     async def _kill(self, names: Sequence[str]) -> None:
-        before = {name: self.server.pids()[name] for name in names}
+        before = {name: self.server.pid(name) for name in names}
         for pid in before.values():
             os.kill(pid, signal.SIGKILL)
         self.kills += len(names)
@@ -140,7 +140,7 @@ def test_streams_leave_a_replica_that_stands_still_whether_it_goes_on_later_or_n
 async def standstill(server: LiveServer, name: str, *, comes_back: bool) -> None:
     async with asyncio.timeout(DEADLINE_S), openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0) as sdk:
         expected = await asyncio.gather(*(texts_with(sdk, prompt, asyncio.Event()) for prompt in PROMPTS))
-        pid, streams = server.pids()[name], await all_begun(sdk)
+        pid, streams = server.pid(name), await all_begun(sdk)
         while any(stream.done() for stream in streams):
             # A quick server, or a test that did not get to look: some were over before anybody could stand still.
             assert await asyncio.gather(*streams) == expected
@@ -151,7 +151,7 @@ async def standstill(server: LiveServer, name: str, *, comes_back: bool) -> None
             os.kill(pid, signal.SIGCONT)
         assert await asyncio.gather(*streams) == expected
         await until(lambda: server.children()[name]["state"] == "ready")
-        assert (server.pids()[name] == pid) is comes_back
+        assert (server.pid(name) == pid) is comes_back
         assert await asyncio.gather(*(texts_with(sdk, prompt, asyncio.Event()) for prompt in PROMPTS)) == expected
 
 

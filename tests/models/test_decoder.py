@@ -36,6 +36,7 @@ def packed_logprobs(decoder: Decoder, tokens: list[torch.Tensor], *, exact: bool
     return [logprobs[start : start + len(t), 0] for start, t in zip(starts, tokens, strict=False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("family", MODELS)
 def test_log_probs_equal_those_of_transformers(family: str, exact: bool, tmp_path: Path) -> None:
@@ -52,6 +53,7 @@ def test_log_probs_equal_those_of_transformers(family: str, exact: bool, tmp_pat
             assert len(own) < 2 or (own[:-1] - expected).abs().median() < 2e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("family", MODELS)
 def test_a_sequence_has_the_same_bits_in_any_company(family: str, exact: bool, tmp_path: Path) -> None:

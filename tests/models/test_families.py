@@ -68,6 +68,7 @@ class _Saved(dict[str, Path]):
         return self[family]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", TRAINED)
 def test_the_gradient_of_every_tensor_is_that_of_transformers(family: str, directories: Mapping[str, Path]) -> None:
     decoder = load_decoder(directories[family], dtype=torch.float32).requires_grad_(True)

@@ -31,6 +31,7 @@ def reached(module: str, seen: set[str]) -> set[str]:
     return seen
 
 
+@pytest.mark.slow
 def test_every_module_that_a_forward_depends_on_is_in_the_id() -> None:
     needed = {name for forward in FORWARDS for name in reached(forward, set())}
     assert {"models.adapters", "models.block", "models.kernel_probe.products", "train.passes", "infer.runner"} < needed
@@ -62,6 +63,7 @@ def test_what_is_sampled_has_one_id_for_any_threads_only_where_its_bits_do_not_d
     assert sampling_id(torch.bfloat16, any_threads=True) != any_threads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experts", [False, True])
 @pytest.mark.parametrize("ours", [True, False], ids=["native", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bloomery.models.factors import RANK_PAD, Factors, add_updates
 from bloomery.models.native import half_gemm
 from bloomery.models.pads import ROW_PAD
 from bloomery.models.products import can_pack, library, linear, packed, product, rows_gradient
@@ -73,3 +74,19 @@ def test_a_packed_weight_gives_the_bits_of_the_plain_one_for_any_padded_number_o
 def test_what_no_library_packs_is_not_packed():
     assert not can_pack(torch.float64, torch.device("cpu"))
     assert not can_pack(torch.float32, torch.device("meta"))
+
+
+@pytest.mark.parametrize("rows", [4, 8, 12])
+def test_few_rows_have_the_bits_of_an_update_that_they_have_among_many(rows: int) -> None:
+    """In bfloat16, where one number in some ten thousands may differ."""
+    for seed in range(24):
+        generator = torch.Generator().manual_seed(seed)
+        rows_RI, base_RO, a_rI, b_Or = (
+            torch.randn(shape, generator=generator).bfloat16() for shape in ((960, 64), (960, 96), (RANK_PAD, 64), (96, RANK_PAD))
+        )
+        whole_RO, factors = base_RO.clone(), Factors(a_rI, b_Or)
+        add_updates(whole_RO, rows_RI, [factors])
+        for start in range(0, 960, rows):
+            part_RO = base_RO[start : start + rows].clone()
+            add_updates(part_RO, rows_RI[start : start + rows], [factors])
+            assert torch.equal(part_RO, whole_RO[start : start + rows])

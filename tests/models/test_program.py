@@ -110,6 +110,7 @@ def test_a_recorder_refuses_kernels_that_programs_do_not_call():
     assert recorded(softmax.logsumexp, noise(6, 32))[0].refused == "logsumexp"
 
 
+@pytest.mark.slow
 def test_recording_imports_no_compiler():
     code = "import sys, torch\nfrom bloomery.models.program import Recorder, Workspace\nwith Recorder(Workspace()) as seen: torch.ones(2) + 1\n"
     code += "assert seen.refused is not None\nprint('torch._dynamo' in sys.modules)"
@@ -123,6 +124,7 @@ def test_looking_at_memory_in_another_way_is_not_computing():
     assert not recorder.calls
 
 
+@pytest.mark.slow
 def test_memory_is_handed_out_again_when_nobody_looks_at_it_any_more():
     workspace = Workspace()
     first = workspace.floats((4, 8))

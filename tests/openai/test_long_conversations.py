@@ -35,6 +35,7 @@ TOO_LONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("messages", "pieces"), TOO_LONG.values(), ids=TOO_LONG)
 def test_more_messages_than_a_context_has_tokens_are_refused_unseen(server: ScriptedServer, messages: list[Any], pieces: int) -> None:
     for path, field in (("chat/completions", "messages"), ("responses", "input")):

@@ -20,6 +20,7 @@ from bloomery.models import tiny
 from bloomery.types.arrays import Array
 from bloomery.types.generation import Generate, Priority, SamplingParams, Weights
 from bloomery.types.protocol import EngineStatus, FromEngine
+from bloomery.types.serving import QUEUE_BOUNDS_S, QueueTimes
 from tests.engine.test_plain import restored_threads
 from tests.live import LiveServer, wait_until
 from tests.openai.server import Script, ScriptedServer
@@ -32,6 +33,7 @@ NAMES = {
     "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",
     "vllm:num_preemptions",
+    "vllm:request_queue_time_seconds",
     "vllm:prompt_tokens",
     "vllm:generation_tokens",
     "vllm:prefix_cache_queries",
@@ -75,11 +77,21 @@ def test_metrics_are_those_that_people_know_from_vllm(server: ScriptedServer, sd
 
 def test_what_an_engine_says_of_itself_is_there_to_be_read(server: ScriptedServer) -> None:
     status = EngineStatus(
-        running_sequences=3, waiting_sequences=4, queued_operations=5, tokens_sampled=6, tokens_trained=7, cache_usage=0.25, preemptions=8
+        running_sequences=3,
+        waiting_sequences=4,
+        queued_operations=5,
+        tokens_sampled=6,
+        tokens_trained=7,
+        cache_usage=0.25,
+        preemptions=8,
+        queue_times=QueueTimes(counts=(2, 3, *[0] * (len(QUEUE_BOUNDS_S) - 2), 1), seconds=500.5),
     )
     wait_until_said(server, status, 3, 4, 0.25, 8)
     found = metrics(server)
     assert (found["bloomery:queued_operations", "tiny"], found["bloomery:trained_tokens_total", "tiny"]) == (5, 7)
+    queued = "vllm:request_queue_time_seconds"
+    assert (found[f"{queued}_count", "tiny"], found[f"{queued}_sum", "tiny"]) == (6, 500.5)
+    assert f'{queued}_bucket{{engine="engine",le="0.005",model_name="tiny"}} 5.0' in server.http.get("/metrics").text
 
 
 def wait_until_said(server: ScriptedServer, status: EngineStatus, *figures: float) -> None:
@@ -93,6 +105,7 @@ def wait_until_said(server: ScriptedServer, status: EngineStatus, *figures: floa
     wait_until(lambda: tuple(metrics(server).get((f"vllm:{name}", "tiny")) for name in names) == figures)
 
 
+@pytest.mark.slow
 def test_what_an_executor_says_of_its_sampler_in_a_crowd_is_there_to_be_read(
     server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +119,9 @@ def test_what_an_executor_says_of_its_sampler_in_a_crowd_is_there_to_be_read(
     assert (crowded.preemptions, crowded.waiting_by_priority) == (0, {"rollout": 6})
     assert (squeezed.running_sequences, squeezed.waiting_sequences, squeezed.tokens_sampled) == (places, 46, 2 * places)
     assert (squeezed.preemptions, squeezed.waiting_by_priority) == (40, {"rollout": 46})
+    # Of those who lost their places nobody gets a first one again.
+    assert [sum(said.queue_times.counts) for said in (quiet, crowded, squeezed)] == [0, places, places + 40]
+    assert 0 < crowded.queue_times.seconds < squeezed.queue_times.seconds
     wait_until_said(server, squeezed, places, 46, squeezed.cache_usage, 40)
     assert server.http.get("/api/v1/status").json()["engines"][0]["detail"]["waiting_by_priority"] == {"rollout": 46}
 

@@ -182,15 +182,17 @@ def test_limits_are_shown_with_the_key_and_outlive_the_server(server: ScriptedSe
     made = server.http.post("/api/v1/keys", json={"name": "kept", "scopes": ["infer"], "requests_per_minute": 7, "tokens_per_minute": 8}).json()
     assert (made["requests_per_minute"], made["tokens_per_minute"]) == (7, 8)
     server.call(server.services.auth.load(server.http.headers["x-api-key"]))
-    listed = {key["name"]: key for key in server.http.get("/api/v1/keys").json()["data"]}
-    assert (listed["kept"]["requests_per_minute"], listed["kept"]["tokens_per_minute"]) == (7, 8)
+    with server.client() as client:
+        listed = {key.name: key for key in client.keys.list()}
+    assert (listed["kept"].requests_per_minute, listed["kept"].tokens_per_minute) == (7, 8)
     assert server.http.post("/api/v1/keys", json={"name": "none", "scopes": ["infer"], "requests_per_minute": 0}).status_code == 400
 
 
 @contextmanager
 def full_queue(server: ScriptedServer) -> Iterator[None]:
     """Nobody else may wait."""
-    waits = Generate(request_id="r", weights=Weights(version=BASE), prompt=Array.of(np.array([1], np.int32)), params=SAMPLED, num_samples=64)
+    prompt = Array.of(np.array([1], np.int32))
+    waits = Generate(request_id="r", weights=Weights(version=BASE), prompt=prompt, params=SAMPLED, num_samples=64, priority="production")
     most, server.services.meters.max_waiting = server.services.meters.max_waiting, 64
     meter = server.services.meters.request(BASE, waits, bounded=True)
     try:

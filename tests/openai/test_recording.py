@@ -131,6 +131,7 @@ def test_an_error_before_the_first_token_has_a_status(sdk: OpenAI, server: Scrip
             chat(sdk, stream=stream)
 
 
+@pytest.mark.slow
 def test_a_hostile_template_costs_its_own_requests_only(tmp_path: Path) -> None:
     server = ScriptedServer(tmp_path)
     template = (

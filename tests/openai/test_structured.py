@@ -112,6 +112,7 @@ def live_sdk(live_server: LiveServer) -> Iterator[OpenAI]:
         yield client
 
 
+@pytest.mark.slow
 def test_parse_gives_the_model_of_the_caller(live_sdk: OpenAI) -> None:
     answer = live_sdk.chat.completions.parse(response_format=Package, n=2, **SAMPLED)
     for choice in answer.choices:
@@ -144,6 +145,7 @@ def test_a_response_is_told_so_in_its_own_words(live_sdk: OpenAI) -> None:
     assert refused.value.param == "text.format.schema"
 
 
+@pytest.mark.slow
 def test_choices_patterns_and_grammars_hold_streamed_or_not(live_sdk: OpenAI) -> None:
     for extra, pattern in (
         ({"choice": ["csv", "the (json) module/x\n#"]}, r"csv|the \(json\) module/x\n#"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bloomery.recipes.advantages import group_advantages, mask_stale, mean_over_tokens, pull_to_reference, sort_groups, varies, weigh
-from bloomery.recipes.rl_metrics import Seconds, stale_share, step_metrics
+from bloomery.recipes.rl_metrics import Seconds, round_metrics, stale_share, times, update_metrics
 from bloomery.recipes.rollouts import Failure, Graded, Group, Problem, Rollout
 
 PROBLEM = Problem("p", (7, 8, 9))
@@ -56,7 +56,13 @@ def test_the_pull_to_a_reference_moves_advantages_by_the_log_ratio_and_adds_up_t
     assert rows[1].advantages.tolist() == pytest.approx([-1.3, -0.9])
 
 
-def test_a_batch_is_a_mean_over_its_trained_tokens() -> None:
+def test_a_rollout_rewarded_as_its_groups_mean_counts_among_the_tokens_of_the_batch() -> None:
+    exactly, nearly = (mean_over_tokens(weigh([group(0, middle, 1)], by_deviation=False)) for middle in (0.5, 0.5 + 1e-9))
+    np.testing.assert_allclose([row.advantages for row in exactly], [[-0.5 / 6] * 2, [0.5 / 6] * 2], rtol=1e-6)
+    np.testing.assert_allclose([row.advantages for row in nearly[::2]], [row.advantages for row in exactly], rtol=1e-6)
+
+
+def test_a_batch_is_a_mean_over_its_tokens_that_are_not_too_old() -> None:
     rows = mean_over_tokens(mask_stale(weigh([group(1, 0, versions=("old", "new"))], by_deviation=True), {"old": 9, "new": 0}.__getitem__, 1))
     assert [row.advantages.tolist() for row in rows] == [[0, 0.5], [0, -0.5]]
     assert rows[0].advantages.dtype == np.float32
@@ -67,7 +73,8 @@ def test_metrics_tell_raw_from_filtered_rewards_and_count_what_was_lost() -> Non
     kept = sort_groups(groups, min_group_size=2)
     data = weigh(kept.trained, by_deviation=True)
     sums = {"loss:sum": -0.5, "tokens:sum": 6.0, "ratio:sum": 6.6, "k3:sum": 0.06, "clipped:sum": 3.0, "grad_norm": 2.0}
-    found = step_metrics(groups, kept, data, sums, {"v": 1}.__getitem__, Seconds(2.0, 0.5, 1.5, 0.5, 1.5))
+    before = round_metrics(groups, kept, data, {"v": 1}.__getitem__)
+    found = before | update_metrics(sums) | times(before, Seconds(2.0, 0.5, 1.5, 0.5, 1.5))
     expected = {
         "reward/raw": 0.5,
         "reward/filtered": 1 / 3,
@@ -89,11 +96,11 @@ def test_metrics_tell_raw_from_filtered_rewards_and_count_what_was_lost() -> Non
     }
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     stale = mask_stale(data, {"v": 2}.__getitem__, 1)
-    masked = step_metrics(groups, kept, stale, {}, {"v": 2}.__getitem__, Seconds(2.0, 0.5, 1.5, 0.5, 1.5))
+    masked = round_metrics(groups, kept, stale, {"v": 2}.__getitem__)
     assert (masked["tokens/trained"], masked["lag/tokens/2"]) == (0, 6), "nothing is trained of what is masked"
 
 
 def test_a_step_without_anything_to_train_has_metrics_all_the_same() -> None:
-    found = step_metrics([group(1, 1)], sort_groups([group(1, 1)], 2), [], {}, {}.__getitem__, Seconds(1, 1, 0, 1, 0))
+    found = round_metrics([group(1, 1)], sort_groups([group(1, 1)], 2), [], {}.__getitem__)
     assert (found["reward/raw"], found["groups/trained"], found["groups/zero_variance_share"]) == (1, 0, 1)
     assert "reward/filtered" not in found

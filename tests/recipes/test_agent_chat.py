@@ -48,6 +48,8 @@ def test_what_changes_nothing_is_taken() -> None:
         {"tool_choice": "required"},
         {"tools": 5},
         {"anything": 1},
+        {"stream": "no"},
+        {"max_completion_tokens": True},
     ],
 )
 def test_what_would_draw_from_another_distribution_or_is_unknown_is_refused_by_name(fields: dict[str, Any]) -> None:
@@ -61,6 +63,7 @@ def test_what_would_draw_from_another_distribution_or_is_unknown_is_refused_by_n
     [
         ("hello", "messages.0.role"),
         ({"role": "robot", "content": ""}, "messages.0.role"),
+        ({"role": ["user"], "content": ""}, "messages.0.role"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages.0.content"),
         ({"role": "user", "content": 3}, "messages.0.content"),
         ({"role": "assistant", "tool_calls": [{}]}, "messages.0.tool_calls.0"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from bloomery.recipes.grpo import GrpoConfig, StepReport, measure, train
 from bloomery.recipes.rewards import Reward
 from bloomery.recipes.rollouts import Failure, Graded, Group, Problem, RolloutConfig
 from bloomery.render import ChatTokenizer
-from bloomery.types.errors import InvalidInput
+from bloomery.types.errors import BloomeryError, Forbidden, Gone, InvalidInput, NotFound, Unauthorized
 from tests.api.server import serving
 from tests.live import LiveServer
 from tests.openai.tool_model import SUM
@@ -184,6 +185,38 @@ def test_a_second_turn_is_served_from_what_was_computed_in_the_first(live_server
     # The last token of an answer was sampled, and not read yet.
     assert found[1] >= first[-1]
     assert found[1] > found[0]
+
+
+def test_what_branches_share_is_computed_once(live_server: LiveServer, tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    found: list[int] = []
+
+    def agent(episode: Episode) -> float:
+        trunk: list[Any] = [{"role": "user", "content": "Nobody has asked for saffron, obsidian or the fourth verse of a lullaby either."}]
+        with asks(episode) as model:
+
+            def ask(*behind: Any) -> Any:
+                before = found_in_the_cache(live_server)
+                answer = model.chat.completions.create(model=episode.model, messages=[*trunk, *behind]).choices[0].message
+                found.append(found_in_the_cache(live_server) - before)
+                return answer
+
+            trunk.append(ask())
+            for word in ("red", "blue", "green"):
+                ask({"role": "user", "content": f"Say {word}."})
+        return 1.0
+
+    (member,) = group_of(agent, tokenizer, sampler, RolloutConfig(group_size=1, max_tokens=6, attempts=1, seed=5)).members
+    trunk, *branches = member.rollout.answers
+    segments = {turn: segment for segment in member.rollout.segments for turn in segment.turns}
+    # One branch goes on in the trunk's own segment, and the others are segments of their own.
+    assert len(member.rollout.segments) == len(branches)
+    first = segments[trunk]
+    shared = [place for place, turn in zip(first.places, first.turns, strict=True) if turn == trunk][-1]
+    for branch, there in zip(branches, found[1:], strict=True):
+        assert segments[branch].tokens[:shared] == first.tokens[:shared]
+        # The last token of an answer was sampled, and not read yet; of what comes behind it nothing was known.
+        assert shared <= there < segments[branch].places[-1]
+    assert found[0] < shared
 
 
 def test_a_reward_may_be_reported_by_callback_with_those_of_single_answers(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
@@ -376,6 +409,38 @@ def test_an_agent_that_takes_an_error_of_the_server_for_a_zero_has_no_reward(
     assert [(failure.kind, failure.final) for failure in again.failures] == [("sampling", False)]
 
 
+class Refusing(Unwell):
+    """Of a server that refuses the second sample: as it is asked for, or when its future is asked for."""
+
+    def __init__(self, path: str, status: int, code: str) -> None:
+        super().__init__()
+        self._path, self._status, self._code = path, status, code
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == self._path and next(self._numbers) == 1:
+            return httpx.Response(self._status, json={"error": "not with this one", "category": "user", "code": self._code})
+        return self._wire.handle_request(request)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "kind"),
+    [
+        ("/api/v1/asample", 401, Unauthorized),
+        ("/api/v1/asample", 403, Forbidden),
+        ("/api/v1/asample", 404, NotFound),
+        ("/api/v1/asample", 410, Gone),
+        ("/api/v1/retrieve_future", 404, NotFound),
+        # A sample that was taken fails with status 200.
+        ("/api/v1/retrieve_future", 200, InvalidInput),
+    ],
+)
+def test_what_no_agent_can_mend_ends_the_loop_with_its_own_error_whatever_the_agent_made_of_it(
+    live_server: LiveServer, tokenizer: ChatTokenizer, path: str, status: int, kind: type[BloomeryError]
+) -> None:
+    with Client(live_server.url, live_server.key, transport=Refusing(path, status, kind.code)) as client, pytest.raises(kind, match="not with this"):
+        group_of(swallowing("red", "blue"), tokenizer, client.sampler(BASE), RolloutConfig(group_size=1, max_tokens=4))
+
+
 def test_an_agent_that_asked_the_same_again_and_was_answered_has_the_reward_that_it_returned(
     live_server: LiveServer, tokenizer: ChatTokenizer
 ) -> None:
@@ -429,12 +494,61 @@ def test_a_body_that_is_none_is_refused_and_the_door_stays_open(tokenizer: ChatT
         refused = httpx.post(f"{episode.base_url}/chat/completions", content=body, headers={"authorization": f"Bearer {episode.api_key}"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid")
         assert httpx.post(f"{episode.base_url}/chat/completions", json={}).status_code == 401
-        assert httpx.post(f"{episode.base_url}/models", json={}, headers={"authorization": f"Bearer {episode.api_key}"}).status_code == 404
+        assert httpx.post(f"{episode.base_url}/else", json={}, headers={"authorization": f"Bearer {episode.api_key}"}).status_code == 404
         once(episode)
         return 1.0
 
     group = group_of(agent, tokenizer, sampler, RolloutConfig(group_size=1, max_tokens=2, attempts=1))
     assert group.failures == ()
+
+
+def test_the_model_to_ask_is_listed_as_the_contract_lists_models_and_only_to_whom_the_key_belongs(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    def agent(episode: Episode) -> float:
+        with asks(episode) as model:
+            (listed,) = model.models.list()
+            assert (listed.id, listed.object, listed.owned_by) == (episode.model, "model", "bloomery")
+            assert model.models.retrieve(episode.model) == listed
+            with pytest.raises(openai.NotFoundError, match="the only model is `organisation/policy`"):
+                model.models.retrieve("other")
+        assert httpx.get(f"{episode.keyed_url}/models").json()["data"][0]["id"] == episode.model
+        assert httpx.get(f"{episode.base_url}/models").status_code == 401
+        once(episode)
+        return 1.0
+
+    config = RolloutConfig(group_size=1, max_tokens=2, attempts=1)
+    assert group_of(agent, tokenizer, sampler, config, model="organisation/policy").failures == ()
+
+
+POST = b"POST /v1/chat/completions HTTP/1.1\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"PUT /v1/chat/completions HTTP/1.1\r\n\r\n", 501),
+        (b"GET /v1/else HTTP/1.1\r\nauthorization: Bearer KEY\r\ncontent-length: 2\r\n\r\n{}", 404),
+        (b"POST /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (POST + b"".join(b"x-%d: 1\r\n" % number for number in range(200)) + b"\r\n", 431),
+        (POST + b"authorization: Bearer KEY\r\ncontent-length: " + b"9" * 5000 + b"\r\n\r\n", 413),
+        (POST + b"authorization: Bearer KEY\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 413),
+    ],
+    ids=["method", "body-of-a-get", "path", "headers", "length", "chunks"],
+)
+def test_what_is_no_request_is_refused_in_the_words_of_the_contract_and_ends_its_connection(
+    tokenizer: ChatTokenizer, sampler: Sampler, sent: bytes, status: int
+) -> None:
+    def agent(episode: Episode) -> float:
+        url = httpx.URL(episode.base_url)
+        with socket.create_connection((url.host, url.port or 0), timeout=30) as connection:
+            connection.sendall(sent.replace(b"KEY", episode.api_key.encode()))
+            with connection.makefile("rb") as answer:
+                head, _, body = answer.read().partition(b"\r\n\r\n")
+        assert int(head.split()[1]) == status
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"
+        once(episode)
+        return 1.0
+
+    assert group_of(agent, tokenizer, sampler, RolloutConfig(group_size=1, max_tokens=2, attempts=1)).failures == ()
 
 
 MALFORMED: list[tuple[dict[str, Any], str]] = [
@@ -455,6 +569,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_a_report_that_is_malformed_is_refused_by_its_field_and_a_better_one_is_taken(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
     def agent(episode: Episode) -> None:
         once(episode)
@@ -479,6 +594,7 @@ def test_what_was_reported_before_a_malformed_report_stands(tokenizer: ChatToken
     assert [member.reward for member in group_of(agent, tokenizer, sampler).members] == [0.5, 0.5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["synchronous", "asynchronous"])
 def test_agents_train_in_both_loops_on_policy_to_the_bit(client: Client, tokenizer: ChatTokenizer, tmp_path: Path, loop: str) -> None:
     reports: list[StepReport] = []
@@ -497,6 +613,16 @@ def test_agents_train_in_both_loops_on_policy_to_the_bit(client: Client, tokeniz
         assert (step.metrics["ratio/k3"], step.metrics["ratio/largest_difference"], step.metrics["failures/lost"]) == (0, 0, 0)
         assert step.metrics["agents/answers"] == 2
         assert step.metrics["gradient_norm"] > 0
+
+
+def test_agents_whose_door_is_not_open_are_refused_at_once(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    agents = Agents(with_a_tool, tokenizer)
+    with pytest.raises(InvalidInput, match="within `with"):
+        agents.rollouts(lambda: sampler, CONFIG)
+    with agents:
+        assert agents.rollouts(lambda: sampler, CONFIG).group(7, PROBLEM).failures == ()
+    with pytest.raises(InvalidInput, match="within `with"):
+        agents.rollouts(lambda: sampler, CONFIG)
 
 
 def test_pieces_of_an_answer_are_refused_for_agents(tokenizer: ChatTokenizer, sampler: Sampler) -> None:

@@ -69,6 +69,7 @@ def asynchronous(client: Client, path: Path, agreement: Held) -> list[StepReport
 Loop = Callable[[Client, Path, Held], list[StepReport]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [synchronous, asynchronous])
 def test_both_loops_refuse_another_bit_where_bits_are_promised_and_go_on_when_it_is_gone(
     client: Client, tmp_path: Path, told_otherwise: Callable[[float], None], loop: Loop
@@ -97,6 +98,7 @@ def test_a_loop_that_is_told_to_shows_the_difference_and_refuses_nothing(
     assert report.metrics["agreement/held_share"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [0, 1])
 def test_what_was_refused_is_not_learnt_and_a_loop_that_is_started_again_refuses_it_again(
     client: Client, tmp_path: Path, told_otherwise: Callable[[float], None], others: int
@@ -133,6 +135,7 @@ def test_a_setting_that_means_nothing_is_refused_at_once(client: Client, tmp_pat
     assert not (tmp_path / "cursor").exists()
 
 
+@pytest.mark.slow
 def test_a_key_that_is_not_told_what_is_promised_is_held_to_bars_alone(
     live_server: LiveServer, client: Client, tmp_path: Path, told_otherwise: Callable[[float], None]
 ) -> None:
@@ -147,6 +150,7 @@ def test_a_key_that_is_not_told_what_is_promised_is_held_to_bars_alone(
     client.keys.revoke("only-trains")
 
 
+@pytest.mark.slow
 def test_of_a_batch_of_several_versions_the_trainer_holds_the_newest_tokens_and_the_others_are_as_old_as_they_say(
     client: Client, tmp_path: Path, told_otherwise: Callable[[float], None]
 ) -> None:

@@ -39,6 +39,7 @@ def test_the_ratio_of_the_snapshot_to_the_rollout_is_a_weight_that_ends_at_the_c
     assert row.datum.inputs["logprobs"].numpy().tolist() == [0, -1, -2, -3]
 
 
+@pytest.mark.slow
 def test_only_rollouts_of_older_weights_are_scored_and_those_of_the_snapshot_keep_every_bit(client: Client) -> None:
     run = client.create_run("bloomery-tiny", rank=4, seed=1)
     first = client.sampler(run.save_snapshot().result().version)
@@ -82,6 +83,7 @@ def steps_of(client: Client, path: Path, config: AsyncGrpoConfig, steps: int) ->
     return policy.run.save_checkpoint("end").result().digest, reports
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["importance_sampling", "ppo"])
 def test_where_the_trainer_is_ahead_its_forward_is_held_to_the_snapshot_token_by_token(client: Client, tmp_path: Path, loss: str) -> None:
     config = replace(SNAPSHOT, policy=replace(POLICY, loss=loss))
@@ -95,6 +97,7 @@ def test_where_the_trainer_is_ahead_its_forward_is_held_to_the_snapshot_token_by
         assert (report.metrics["staleness/k3"] > 0) is (report.metrics["lag/max"] > 0)
 
 
+@pytest.mark.slow
 def test_without_staleness_the_anchor_decides_nothing(client: Client, tmp_path: Path) -> None:
     config: Any = replace(AHEAD, policy=replace(POLICY, loss="ppo"), max_head_offpolicy_versions=0, groups_per_step=2)
     rollout, _ = steps_of(client, tmp_path / "rollout", config, 2)

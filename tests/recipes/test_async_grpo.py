@@ -10,9 +10,10 @@ import pytest
 from bloomery.client import Client
 from bloomery.recipes import grpo
 from bloomery.recipes.async_grpo import Admission, AsyncGrpoConfig, Makers, train, truncated
+from bloomery.recipes.cursors import Cursor
 from bloomery.recipes.grpo import StepReport, measure
 from bloomery.recipes.pairs import PairsTask
-from bloomery.recipes.policy import Cursor, PolicyConfig
+from bloomery.recipes.policy import PolicyConfig
 from bloomery.recipes.rollouts import Graded, Group, Rollout, RolloutConfig
 from bloomery.types.errors import InvalidInput, Unavailable
 from tests.live import LiveServer, wait_until
@@ -157,6 +158,7 @@ def test_truncation_is_the_loss_whose_gradient_ends_at_the_cap(cap: float) -> No
     assert truncated(AsyncGrpoConfig(policy=ppo)) == ppo
 
 
+@pytest.mark.slow
 def test_without_staleness_it_is_the_synchronous_loop_to_the_bit(client: Client, tmp_path: Path) -> None:
     reports: list[StepReport] = []
     mine, other = Record(), Record()
@@ -168,6 +170,7 @@ def test_without_staleness_it_is_the_synchronous_loop_to_the_bit(client: Client,
     assert policy.run.save_checkpoint("end").result().digest == synchronous.run.save_checkpoint("end").result().digest
 
 
+@pytest.mark.slow
 def test_a_group_that_comes_too_late_is_measured_and_has_no_loss(client: Client, tmp_path: Path) -> None:
     reports: list[StepReport] = []
     third_step = threading.Event()
@@ -194,6 +197,7 @@ def test_a_group_that_comes_too_late_is_measured_and_has_no_loss(client: Client,
     assert policy.cursor.had_below + len(policy.cursor.had) == 8
 
 
+@pytest.mark.slow
 def test_a_loop_all_of_whose_rollouts_are_of_foreign_weights_says_so_and_goes_on_where_it_stopped(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +214,7 @@ def test_a_loop_all_of_whose_rollouts_are_of_foreign_weights_says_so_and_goes_on
     assert policy.cursor.had_below + len(policy.cursor.had) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heard", [False, True])
 @pytest.mark.parametrize("operation", range(2, OPERATIONS + 1))
 def test_a_loop_that_is_killed_goes_on_with_the_groups_that_it_has_not_had(

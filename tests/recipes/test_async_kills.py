@@ -112,7 +112,7 @@ def test_a_loop_whose_trainer_is_ahead_outlives_kills_of_all_that_it_consists_of
         try:
             for place, victim in enumerate(VICTIMS, start=1):
                 wait_until(lambda place=place: rounds(tmp_path) >= ROUNDS_BETWEEN * place, PATIENCE_S)  # type: ignore[misc]
-                os.kill(loop.pid if victim == "loop" else server.pids()[victim], signal.SIGKILL)
+                os.kill(loop.pid if victim == "loop" else server.pid(victim), signal.SIGKILL)
                 if victim == "loop":
                     loop.wait(30)
                     loop = started(server, tmp_path, steps)

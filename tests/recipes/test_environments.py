@@ -12,6 +12,7 @@ import pytest
 from bloomery.client import Client, Sampler
 from bloomery.recipes import grpo
 from bloomery.recipes.rollouts import Environment, Graded, Group, MakesGroups, Problem, RolloutConfig
+from bloomery.recipes.segments import Segment
 from bloomery.types.errors import InvalidInput
 from tests.live import LiveServer
 from tests.recipes.loops import PROBLEMS, Record
@@ -50,6 +51,15 @@ def rewarded(reward: Any) -> Change:
     return change
 
 
+def first(change: Callable[[Graded], Graded]) -> Change:
+    """The first member is changed."""
+    return lambda group: group._replace(members=(change(group.members[0]), *group.members[1:]))
+
+
+def rollout_of(**fields: Any) -> Callable[[Graded], Graded]:
+    return lambda member: member._replace(rollout=member.rollout._replace(**fields))
+
+
 def raises(_: Group) -> Group:
     raise ValueError("no such level")
 
@@ -65,6 +75,7 @@ def client(live_server: LiveServer) -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [in_step, ahead])
 @pytest.mark.parametrize(
     ("change", "kind", "lost"),
@@ -75,8 +86,11 @@ def client(live_server: LiveServer) -> Iterator[Client]:
         (rewarded(None), "no_reward", 1),
         (rewarded("good"), "wrong_type", 1),
         (rewarded(1e300), "not_finite", 1),
+        (first(rollout_of(problem=PROBLEMS[4]._replace(id="another"))), "foreign_reward", 1),
+        (first(rollout_of(tokens=(), logprobs=(), versions=())), "no_tokens", 1),
+        (first(rollout_of(laid_out=(Segment((7, 8), (1,), (-1.0,), ("of nobody",), ("",)),))), "foreign_version", 1),
     ],
-    ids=["raises", "hangs", "nan", "none", "text", "huge"],
+    ids=["raises", "hangs", "nan", "none", "text", "huge", "another-problem", "no-tokens", "foreign-tokens-laid-out"],
 )
 def test_what_is_no_reward_is_a_failure_of_its_kind_and_the_loop_goes_on(
     client: Client, tmp_path: Path, loop: Loop, change: Change, kind: str, lost: int
@@ -90,6 +104,7 @@ def test_what_is_no_reward_is_a_failure_of_its_kind_and_the_loop_goes_on(
     assert report.metrics["tokens/trained"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [in_step, ahead])
 @pytest.mark.parametrize(
     ("change", "what"),
@@ -97,8 +112,30 @@ def test_what_is_no_reward_is_a_failure_of_its_kind_and_the_loop_goes_on(
         (lambda group: group._replace(number=7), "the environment gave group 7"),
         (lambda _: None, "the environment gave a NoneType"),
         (lambda group: group._replace(members=(1.0,)), "the environment gave group 0, with members"),
+        (lambda group: group._replace(members=None), "the environment gave group 0, with members None"),
+        (lambda group: group._replace(problem=PROBLEMS[4]), "the environment gave group 0 of another problem"),
+        (lambda group: group._replace(failures=("it broke",)), "the environment gave group 0, with failures"),
+        (lambda group: group._replace(members=group.members[:1] * 2), "the environment gave group 0, with two members of one id"),
+        (first(lambda member: member._replace(turns=(("an answer",),))), "the environment gave group 0, with members"),
+        (first(rollout_of(id=None)), "the environment gave group 0, with members"),
+        (first(rollout_of(logprobs=(-1.0,))), "the environment gave rollout 0.0, whose sampled tokens have not"),
+        (first(rollout_of(versions=())), "the environment gave rollout 0.0, whose sampled tokens have not"),
+        (first(rollout_of(laid_out=(Segment((7, 8), (2,), (-1.0,), ("v",), ("",)),))), "the environment gave rollout 0.0, whose sampled tokens"),
     ],
-    ids=["another-number", "nothing", "other-members"],
+    ids=[
+        "another-number",
+        "nothing",
+        "other-members",
+        "no-members",
+        "another-problem",
+        "other-failures",
+        "one-id",
+        "other-turns",
+        "no-id",
+        "lost-logprobs",
+        "no-versions",
+        "places-outside",
+    ],
 )
 def test_what_is_no_group_of_the_number_that_was_asked_for_ends_the_loop_with_its_cursor_as_it_was(
     client: Client, tmp_path: Path, loop: Loop, change: Change, what: str

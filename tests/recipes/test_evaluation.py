@@ -27,6 +27,7 @@ def client(live_server: LiveServer) -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learning_rate", [1e-6, 1e-2])
 def test_an_evaluation_that_reuses_an_earlier_one_is_the_same_to_the_bit(client: Client, learning_rate: float) -> None:
     run = client.create_run(BASE, rank=4, seed=1)
@@ -56,6 +57,7 @@ def _in_common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     return differs[0] if differs else min(len(first), len(second))
 
 
+@pytest.mark.slow
 def test_answers_of_other_settings_are_drafts_as_far_as_they_fit(client: Client) -> None:
     sampler = client.sampler(BASE)
     long = evaluate(sampler, PROBLEMS[:2], grade, CONFIG)

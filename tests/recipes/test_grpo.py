@@ -56,6 +56,7 @@ def test_a_step_is_on_policy_to_the_bit_and_says_what_it_did(client: Client, tmp
     assert policy.run.state().step == STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heard", [False, True])
 @pytest.mark.parametrize("operation", range(1, OPERATIONS + 1))
 def test_a_loop_that_is_killed_at_any_operation_goes_on_with_the_same_groups_to_the_same_weights(
@@ -72,6 +73,7 @@ def test_a_loop_that_is_killed_at_any_operation_goes_on_with_the_same_groups_to_
     assert record.seen == expected.seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["ppo", "cispo", "gspo", "dapo", "dppo", "dro", "reinforce", "stable_reinforce"])
 def test_every_loss_of_the_server_takes_what_rollouts_give(client: Client, tmp_path: Path, loss: str) -> None:
     reports: list[StepReport] = []
@@ -141,6 +143,7 @@ def test_a_step_that_teaches_nothing_trains_nothing(client: Client, tmp_path: Pa
     assert (policy.run.state().step, policy.cursor.had_below) == (0, 4)
 
 
+@pytest.mark.slow
 def test_the_pull_to_the_first_weights_is_nothing_at_first_and_something_later(client: Client, tmp_path: Path) -> None:
     digests = []
     for number, coefficient in enumerate((0.0, 0.5)):
@@ -186,6 +189,7 @@ def test_settings_that_mean_nothing_are_refused_at_once(client: Client, tmp_path
     assert refused.value.field == field
 
 
+@pytest.mark.slow
 def test_the_python_of_the_page_runs(live_server: LiveServer, tmp_path: Path) -> None:
     ((_, code),) = blocks(ROOT / "docs" / "rl-loops.md")
     environment = {**os.environ, "BLOOMERY_API_KEY": live_server.key}
@@ -239,7 +243,7 @@ def test_a_loop_outlives_the_deaths_of_its_server(live_server: LiveServer, clien
 
         def kill(report: StepReport) -> None:
             if report.step in (2, 4):
-                os.kill(server.pids()[victim], signal.SIGKILL)
+                os.kill(server.pid(victim), signal.SIGKILL)
 
         policy = train(mortal, PROBLEMS, record.grade, CONFIG, tmp_path / "cursor", steps=6, on_step=kill)
         digest = policy.run.save_checkpoint("end").result().digest
@@ -285,7 +289,7 @@ def test_a_server_killed_while_a_group_is_graded_and_another_in_flight_costs_nei
 ) -> None:
     record, expected, reports = Record(), Record(), []
     with running_server(tmp_path / "data") as server:
-        middle = InTheMiddle(1, lambda: os.kill(server.pids()[victim], signal.SIGKILL))
+        middle = InTheMiddle(1, lambda: os.kill(server.pid(victim), signal.SIGKILL))
         with Client(server.url, server.key, transport=middle, patience_s=60) as mortal:
             policy = train(mortal, PROBLEMS, middle.within(record.grade), IN_THE_MIDDLE, tmp_path / "cursor", steps=3, on_step=reports.append)
             digest = policy.run.save_checkpoint("end").result().digest

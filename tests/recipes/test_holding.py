@@ -63,6 +63,7 @@ def in_step(client: Client, path: Path, grade: Any, problems: list[Problem], ste
     return reports
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [in_step, ahead])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
 def test_what_others_met_ends_either_loop_before_anything_is_learnt(
@@ -78,6 +79,7 @@ def test_what_others_met_ends_either_loop_before_anything_is_learnt(
     assert abs(report.metrics["agreement/drawn_deviation"]) < 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [in_step, ahead])
 @pytest.mark.parametrize("fault", [FAULTS[0], FAULTS[2]], ids=lambda fault: fault.name.replace(" ", "-"))
 def test_agents_are_held_alike(client: Client, tokenizer: ChatTokenizer, tmp_path: Path, monkeypatch: Patch, loop: Loop, fault: Fault) -> None:
@@ -92,6 +94,7 @@ def test_agents_are_held_alike(client: Client, tokenizer: ChatTokenizer, tmp_pat
     assert report.metrics["agreement/scored_tokens"] > 0
 
 
+@pytest.mark.slow
 def test_where_the_trainer_is_ahead_every_token_is_scored_by_the_version_that_drew_it(client: Client, tmp_path: Path) -> None:
     late, asked, lock = threading.Event(), [0], threading.Lock()
     record = Record()
@@ -118,6 +121,7 @@ def test_where_the_trainer_is_ahead_every_token_is_scored_by_the_version_that_dr
     assert sum(report.metrics["agreement/scored_tokens"] for report in reports) >= sampled
 
 
+@pytest.mark.slow
 def test_tokens_of_an_older_version_under_the_name_of_the_newest_end_the_loop_that_is_ahead(
     client: Client, tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -156,6 +160,7 @@ def raw_beside(patch: Patch, client: Client) -> None:
     patch.setattr(PendingSample, "result", raw)
 
 
+@pytest.mark.slow
 def test_tokens_that_were_drawn_otherwise_beside_the_models_own_numbers_end_the_loop_by_counting(
     live_server: LiveServer, client: Client, tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -191,6 +196,7 @@ class Away(httpx.BaseTransport):
         self._wire.close()
 
 
+@pytest.mark.slow
 def test_an_engine_that_was_away_at_the_first_group_is_held_to_its_promise_once_it_is_back(live_server: LiveServer) -> None:
     away = Away()
     with Client(live_server.url, live_server.key, transport=away) as client:
@@ -229,6 +235,7 @@ def chosen(sampler: Sampler, wanted: bool) -> Group:
     return Group(0, PROBLEMS[0], tuple(Graded(each, 1.0, {}) for each in rollouts if (each.tokens[0] == likeliest) is wanted), ())
 
 
+@pytest.mark.slow
 def test_whom_a_grader_chose_by_failing_at_others_shows_nothing_of_how_tokens_are_drawn(client: Client) -> None:
     sampler = client.sampler(BASE)
     group = chosen(sampler, True)
@@ -254,6 +261,7 @@ class Foreign(Environment):
         return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [in_step, ahead])
 def test_whatever_makes_the_groups_they_are_held(client: Client, tmp_path: Path, loop: Loop) -> None:
     def swapped(group: Group) -> Group:

@@ -101,6 +101,7 @@ def step(policy: Policy, made: Group, mode: Mode = "exact") -> None:
     check_on_policy(policy.train([row.datum for row in data], [made.number]), version, mode)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["exact", "plain"])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
 def test_numbers_that_differ_are_caught_by_scoring_and_by_training_and_without_the_fault_all_agree(
@@ -121,6 +122,7 @@ def test_numbers_that_differ_are_caught_by_scoring_and_by_training_and_without_t
             step(broken, made, mode)
 
 
+@pytest.mark.slow
 def test_after_a_resume_tokens_of_older_weights_are_lost_by_name(client: Client, tmp_path: Path, monkeypatch: Patch) -> None:
     policy = opened(client, tmp_path / "cursor")
     step(policy, group(policy))
@@ -144,6 +146,7 @@ def under_the_name_of(patch: Patch, version: str) -> None:
     patch.setattr(PendingSample, "result", renamed)
 
 
+@pytest.mark.slow
 def test_after_a_resume_tokens_of_older_weights_under_the_newest_name_are_caught_by_the_trainer(
     client: Client, tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -164,6 +167,7 @@ def test_after_a_resume_tokens_of_older_weights_under_the_newest_name_are_caught
             step(stale, made)
 
 
+@pytest.mark.slow
 def test_tokens_of_two_versions_under_one_name_are_caught_by_scoring(client: Client, tmp_path: Path, monkeypatch: Patch) -> None:
     policy = opened(client, tmp_path / "cursor")
     before = group(policy)
@@ -184,6 +188,7 @@ def test_tokens_of_two_versions_under_one_name_are_caught_by_scoring(client: Cli
         check_served(mixed, client.sampler, "exact")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("growth", [0.0, 1e-5])
 def test_a_difference_that_grows_without_learning_is_caught_as_it_begins(client: Client, tmp_path: Path, monkeypatch: Patch, growth: float) -> None:
     policy = opened(client, tmp_path / "cursor", learning_rate=0.0)
@@ -199,6 +204,7 @@ def test_a_difference_that_grows_without_learning_is_caught_as_it_begins(client:
         step(policy, made)
 
 
+@pytest.mark.slow
 def test_a_log_probability_that_is_no_number_is_refused_by_its_place(client: Client, tmp_path: Path, monkeypatch: Patch) -> None:
     policy = opened(client, tmp_path / "cursor")
     step(policy, group(policy))
@@ -221,6 +227,7 @@ def likeliest(server: LiveServer, row: Row) -> tuple[list[float], list[bool]]:
     return [by_rank[1] for by_rank, _ in ranked], [rank == 1 for _, rank in ranked]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [{}, {"temperature": 0.7}, {"top_k": 3}])
 def test_tokens_of_another_distribution_beside_the_models_own_log_probabilities_are_caught_by_counting(
     live_server: LiveServer, client: Client, tmp_path: Path, monkeypatch: Patch, other: dict[str, Any]

@@ -203,6 +203,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_where_conversations_a
         tokenizer_of(rewriting).render_training(messages)
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_tokenised_again_has_other_ids_and_is_refused(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = ChatTokenizer.load(TINY)
     policy = Policy.open(client, POLICY, tmp_path / "cursor", "kill list")
@@ -266,6 +267,7 @@ def recorded(server: LiveServer) -> set[Pair]:
     return {(tuple(sample["tokens"]), tuple(sample["logprobs"])) for body in bodies for sample in body["tokens"]["samples"] if sample["tokens"]}
 
 
+@pytest.mark.slow
 def test_what_is_trained_on_is_what_was_answered_and_recorded_id_for_id_and_bit_for_bit(
     live_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def test_problems_of_a_seed_are_the_same_and_of_another_seed_are_others() -> Non
     assert all(len(set(problem.data)) == 3 for problem in problems(64, 0))
 
 
+@pytest.mark.slow
 def test_the_python_of_the_page_runs_with_the_real_sdk(live_server: LiveServer, tmp_path: Path) -> None:
     ((_, code),) = blocks(ROOT / "docs" / "rl-agents.md")
     environment = {**os.environ, "BLOOMERY_API_KEY": live_server.key}

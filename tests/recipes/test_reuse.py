@@ -99,6 +99,7 @@ def test_agents_reuse_theirs_alike(client: Client, tokenizer: ChatTokenizer, tmp
     assert kept[1] == [0] * EPOCHS
 
 
+@pytest.mark.slow
 def test_a_loop_that_was_killed_has_nothing_to_reuse_and_makes_the_same_rollouts(live_server: LiveServer, client: Client, tmp_path: Path) -> None:
     record, undisturbed = Record(), Record()
     with mortal_client(live_server, 5, heard=True) as dying, pytest.raises(Killed):

@@ -42,6 +42,7 @@ def reports_of(client: Client, path: Path, config: GrpoConfig, grade: Callable[[
     return reports
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coefficient", [0.0, 0.1])
 def test_the_distance_to_the_first_weights_is_nothing_at_first_and_what_their_scores_say_later(
     client: Client, tmp_path: Path, coefficient: float
@@ -114,6 +115,7 @@ def test_busy_is_who_makes_at_least_one_group_however_many() -> None:
     assert admission.busy_s() == 0
 
 
+@pytest.mark.slow
 def test_rollouts_overlap_with_training_where_the_trainer_may_be_ahead_and_nowhere_else(client: Client, tmp_path: Path) -> None:
     def reports_where_groups_last_until_a_step_is_done(name: str, config: GrpoConfig) -> list[StepReport]:
         reports: list[StepReport] = []
@@ -140,6 +142,7 @@ def test_rollouts_overlap_with_training_where_the_trainer_may_be_ahead_and_nowhe
     assert [report.metrics["overlap/share"] for report in synchronous] == [0, 0]
 
 
+@pytest.mark.slow
 def test_rollouts_that_wait_while_held_out_problems_are_measured_are_idle_in_no_step(client: Client, tmp_path: Path) -> None:
     def grade(rollout: Rollout) -> float:
         if rollout.problem.id == HELD_OUT[0].id:
@@ -154,6 +157,7 @@ def test_rollouts_that_wait_while_held_out_problems_are_measured_are_idle_in_no_
     assert all(0 < report.metrics["idle/rollouts_share"] <= 1 for report in reports)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [SYNCHRONOUS, ASYNCHRONOUS], ids=["synchronous", "asynchronous"])
 def test_held_out_problems_are_measured_every_so_many_steps_as_measure_does(client: Client, tmp_path: Path, config: GrpoConfig) -> None:
     evaluation = RolloutConfig(group_size=2, max_tokens=4, seed=3, reuse=True)

@@ -15,7 +15,7 @@ from bloomery.client import Client, Sampler
 from bloomery.recipes.advantages import sort_groups, weigh
 from bloomery.recipes.deadlines import Deadlines
 from bloomery.recipes.rewards import MAX_REWARD, FailureKind, Reward
-from bloomery.recipes.rl_metrics import Seconds, step_metrics
+from bloomery.recipes.rl_metrics import round_metrics
 from bloomery.recipes.rollouts import Failure, Graded, Group, Problem, Rollout, RolloutConfig, Rollouts, derived_seed, judge, without_foreign
 from bloomery.types.errors import InvalidInput, Unavailable
 from tests.api.server import serving
@@ -110,7 +110,7 @@ def test_the_largest_rewards_that_are_taken_have_advantages_and_statistics() -> 
     (low, high) = weigh([made], by_deviation=False)
     assert (low.advantages.tolist(), high.advantages.tolist()) == ([np.float32(-1e12)] * 2, [np.float32(1e12)] * 2)
     assert np.isfinite(np.square(high.advantages)).all()
-    found = step_metrics([made], sort_groups([made], 2), [low, high], {}, lambda _: 0, Seconds(1, 1, 1, 0, 0))
+    found = round_metrics([made], sort_groups([made], 2), [low, high], lambda _: 0)
     assert (found["reward/raw"], found["reward/part/x"], found["reward/group_std"]) == (0, 0, MAX_REWARD)
 
 

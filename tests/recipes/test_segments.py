@@ -10,7 +10,7 @@ import pytest
 from bloomery.recipes.advantages import mask_stale, sort_groups, turn_advantages, weigh
 from bloomery.recipes.agents import rollout_of
 from bloomery.recipes.rewards import FailureKind, Reward
-from bloomery.recipes.rl_metrics import Seconds, step_metrics
+from bloomery.recipes.rl_metrics import round_metrics
 from bloomery.recipes.rollouts import Failure, Graded, Group, Problem, judge
 from bloomery.recipes.segments import Segment, Turn, assemble
 
@@ -115,7 +115,7 @@ def test_metrics_count_answers_segments_and_drifts() -> None:
     whole = rollout_of("0.1", PROBLEM, [FIRST, SECOND])
     group = Group(0, PROBLEM, (Graded(drifted, 1.0, {}), Graded(whole, 0.0, {}, (("a", 0.5), ("b", 1.0)))), ())
     kept = sort_groups([group], 2)
-    found = step_metrics([group], kept, weigh(kept.trained, by_deviation=True), {}, lambda _: 0, Seconds(1, 1, 1, 0, 0))
+    found = round_metrics([group], kept, weigh(kept.trained, by_deviation=True), lambda _: 0)
     expected = {
         "agents/answers": 2,
         "agents/segments": 1.5,

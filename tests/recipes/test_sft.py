@@ -1,12 +1,6 @@
-"""Batches, schedule and shifting of the SFT recipe; the loop itself runs against the live server in tests/test_loop.py."""
+"""Shifting of the SFT recipe; the loop itself runs against the live server in tests/test_loop.py, and taken up again in tests/jobs."""
 
-from itertools import islice
-
-import pytest
-
-from bloomery.recipes.sft import SftConfig, batches, datum, rate
-
-ROWS = [datum([row, row + 1, row + 2], [0.0, 0.0, 1.0]) for row in range(10)]
+from bloomery.recipes.sft import datum, mean_weighted
 
 
 def test_position_i_predicts_token_i_plus_1() -> None:
@@ -16,23 +10,6 @@ def test_position_i_predicts_token_i_plus_1() -> None:
     assert shifted.inputs["weights"].numpy().tolist() == [0.0, 1.0]
 
 
-def test_every_row_comes_once_per_epoch() -> None:
-    firsts = [int(row.tokens.numpy()[0]) for batch in islice(batches(ROWS, 5, seed=1), 4) for row in batch]
-    assert sorted(firsts[:10]) == sorted(firsts[10:]) == list(range(10))
-
-
-def test_the_order_depends_on_the_seed_alone() -> None:
-    def order(seed: int) -> list[list[int]]:
-        return [[int(row.tokens.numpy()[0]) for row in batch] for batch in islice(batches(ROWS, 4, seed), 6)]
-
-    assert order(1) == order(1)
-    assert order(1) != order(2)
-
-
-def test_the_rate_warms_up_and_decays_to_zero() -> None:
-    config = SftConfig(epochs=1, learning_rate=1.0, warmup_share=0.2)
-    rates = [rate(step, 10, config) for step in range(10)]
-    assert rates[:2] == [0.5, 1.0]
-    assert rates[2:] == sorted(rates[2:], reverse=True)
-    assert rates[-1] == pytest.approx(1 / 8)
-    assert rate(10, 10, config) == 0
+def test_a_batch_is_a_mean_over_its_trained_tokens() -> None:
+    batch = mean_weighted([datum([1, 2, 3], [0.0, 1.0, 1.0]), datum([4, 5], [0.0, 2.0])])
+    assert [row.inputs["weights"].numpy().tolist() for row in batch] == [[0.25, 0.25], [0.5]]

@@ -79,6 +79,7 @@ def test_building_imports_neither_torch_nor_the_documented_modules() -> None:
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == "set()"
 
 
+@pytest.mark.slow
 def test_decimal_is_documented_by_its_python_twin() -> None:
     decimal = {row.name: row for row in build().first if row.label == "decimal"}
     assert decimal
@@ -118,6 +119,7 @@ def test_near_duplicates_are_found_by_words_not_by_layout() -> None:
     assert seen.add("def Loop.start(self)\nStart the loop, and return at once.")
 
 
+@pytest.mark.slow
 def test_protected_rows_are_recognised_inside_longer_text(splits: DocSplits) -> None:
     guard = protected()
     for row in [*splits.held_out[:50], *splits.traffic[:50]]:

@@ -24,6 +24,7 @@ def refusal(template: str) -> str:
     return refused.value.message
 
 
+@pytest.mark.slow
 def test_a_template_that_never_ends_is_stopped_even_inside_one_instruction() -> None:
     assert "1 s of processor time" in refusal("{{ 7 ** 123456789 % 10 }}")
 
@@ -33,6 +34,7 @@ def test_a_template_that_eats_memory_is_stopped(template: str) -> None:
     assert "512 MiB of memory" in refusal(template)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
@@ -60,6 +62,7 @@ def test_deep_recursion_costs_its_own_request_only() -> None:
         assert sandbox.render({"messages": USER}) == "ok"
 
 
+@pytest.mark.slow
 def test_rendering_goes_on_after_a_template_was_stopped() -> None:
     with closing(Sandbox("{% if loop_forever %}" + LOOP + "{% endif %}fine")) as sandbox:
         assert sandbox.render({}) == "fine"

@@ -202,6 +202,7 @@ def test_a_mark_alone_and_a_mark_before_something_else_are_text(answer: Answer) 
             assert answer.read(said) == answer.read(*said) == (said, []), said
 
 
+@pytest.mark.slow
 def test_a_missing_or_doubled_character_is_no_exception(answer: Answer) -> None:
     for place in range(len(answer.written)):
         for broken in (answer.written[:place] + answer.written[place + 1 :], answer.written[:place] + answer.written[place] + answer.written[place:]):

@@ -84,3 +84,30 @@ def test_rows_without_anything_to_learn_are_refused(tmp_path: Path, row: list[di
     with pytest.raises(InvalidInput) as refused:
         tokenizer.render_training(row)
     assert refused.value.field == field
+
+
+def test_a_message_with_the_weight_0_carries_no_loss(tokenizer: ChatTokenizer) -> None:
+    silenced = [*ROW[:2], {**ROW[2], "weight": 0}, *ROW[3:]]
+    tokens, weights = tokenizer.render_training(silenced)
+    assert tokens == tokenizer.render_training(ROW).tokens
+    assert weights.index(1.0) > len(tokenizer.render_prompt(ROW[:3], add_generation_prompt=False))
+    with pytest.raises(InvalidInput, match="nothing to learn"):
+        tokenizer.render_training([*ROW[:2], {**ROW[2], "weight": 0}])
+
+
+def test_a_template_that_rewrites_earlier_turns_gives_one_example_of_each_answer(tmp_path: Path) -> None:
+    tokenizer = ChatTokenizer.load(builders.chatml_directory(tmp_path, FORGETS))
+    examples = tokenizer.render_examples(ROW)
+    assert examples == [tokenizer.render_examples(ROW[:3])[0], tokenizer.render_examples([*ROW[:2], {**ROW[2], "weight": 0}, *ROW[3:]])[0]]
+    assert [tokenizer.decode([token for token, weight in zip(*example, strict=True) if weight]) for example in examples] == [
+        "It is 36.<|im_end|>",
+        "\n Yes.<|im_end|>",
+    ]
+
+
+def test_completions_meet_their_prompt_as_they_do_when_it_is_served(tokenizer: ChatTokenizer) -> None:
+    tokens, weights = tokenizer.render_completion("What is", " 12 times 3?")
+    prompt = tokenizer.encode("What is")
+    assert tokens[: len(prompt)] == prompt
+    assert weights == [0.0] * len(prompt) + [1.0] * (len(tokens) - len(prompt))
+    assert tokenizer.decode(tokens) == "What is 12 times 3?<|im_end|>"

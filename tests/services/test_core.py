@@ -1,11 +1,15 @@
 import importlib
 import pkgutil
+import sqlite3
 from pathlib import Path
+
+from sqlalchemy import insert
 
 from bloomery import services as package
 from bloomery.config import ApiConfig
 from bloomery.services.access.principal import SCOPES
 from bloomery.services.core import Services
+from bloomery.store import rows
 from tests.services.fake_engine import BASE, CONTEXT, FakeEngine, fake_base
 from tests.services.runs_stage import LORA, operation, play, until
 
@@ -34,6 +38,25 @@ def test_a_clean_stop_leaves_nothing_to_replay(tmp_path: Path) -> None:
             assert [message.seq for message in engine.executed if message.replay] == []
             assert engine.opened[-1].last_seq == 4
             assert (await services.runs.get(caller, run.id)).metadata == {"a": "b"}
+
+    play(tmp_path, story)
+
+
+def test_a_chore_that_fails_at_a_stop_keeps_no_other_from_being_done(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with Services.open(config(tmp_path)) as services:
+            await services.auth.check((tmp_path / "api_key").read_text().strip())
+            services.sessions.note_asked("p", "s")
+            table = rows.sampling_session
+            row = {"id": "s", "project": "p", "base_model": "tiny", "base_hash": BASE, "version": "v", "key": "k", "created_us": 1}
+            with sqlite3.connect(tmp_path / "bloomery.db") as connection:
+                connection.execute("CREATE TRIGGER refusing BEFORE UPDATE ON api_key BEGIN SELECT RAISE(ABORT, 'refused'); END")
+                connection.execute(str(insert(table).values(row)), row)
+            connection.close()
+        with sqlite3.connect(tmp_path / "bloomery.db") as connection:
+            assert connection.execute("SELECT asked_us IS NOT NULL FROM sampling_session").fetchall() == [(1,)]
+            assert connection.execute("SELECT last_used_us FROM api_key").fetchall() == [(None,)]
+        connection.close()
 
     play(tmp_path, story)
 

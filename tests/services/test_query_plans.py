@@ -13,6 +13,7 @@ from bloomery.services.access.repeats import Repeatable, forget_old, was_done
 from bloomery.services.data.feedback import _check_metric
 from bloomery.services.held import held_blobs, require_kept
 from bloomery.services.housekeeping.ephemeral import Keeping, is_due
+from bloomery.services.jobs.followed import told_since
 from bloomery.services.training.run_rows import run_of_request
 from bloomery.store.database import Database
 from bloomery.types.errors import Gone
@@ -70,3 +71,8 @@ def test_what_a_request_was_answered_is_found_by_its_key_and_forgotten_by_its_ag
     found = plan(tmp_path, lambda connection: was_done(connection, caller, Repeatable("key", "hash")))
     assert "sqlite_autoindex_answered_1 (project=? AND key_id=? AND name=?)" in found
     assert "answered_by_time (created_us<?)" in plan(tmp_path, lambda connection: forget_old(connection, 0), change=True)
+
+
+def test_what_a_job_was_told_to_have_measured_is_found_by_when(tmp_path: Path) -> None:
+    found = plan(tmp_path, lambda connection: told_since(connection, "job", 0))
+    assert found.count("job_point_by_time (job_id=? AND created_us>?") == 2, found

@@ -9,8 +9,10 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Awaitable, Callable, Iterator
+from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO, NamedTuple, cast, get_type_hints
 
 import numpy as np
 import pytest
@@ -24,10 +26,18 @@ from bloomery.services.core import Services
 from bloomery.services.kinds import EXTERNAL, NAMED
 from bloomery.services.weights.versions import Version
 from bloomery.types.arrays import Array
+from bloomery.types.batches import NewBatch
+from bloomery.types.datasets import Curate, ImportRows, SplitChoice, UploadRows
 from bloomery.types.errors import Forbidden, NotFound
+from bloomery.types.evals import Given, NewEval, NewRun
+from bloomery.types.evaluations import ChosenGrader, EvaluatedModel, EvaluationData, EvaluationSpec
+from bloomery.types.files import NewFile, NewUpload
+from bloomery.types.fine_tuning import FineTune
 from bloomery.types.generation import Generate, SamplingParams, Weights
+from bloomery.types.graders import AttackGrader, AttackRow, CalibrateGrader, CreateGrader, LabelledRow, OutputRow, RunGrader, WaiveGrader
+from bloomery.types.jobs import Begin, CreateChain, Data, JobSpec
 from bloomery.types.operations import CheckpointResult, SnapshotResult
-from bloomery.types.resources import Curate, GiveFeedback, ImportRows
+from bloomery.types.resources import GiveFeedback
 from tests.services.fake_engine import BASE, FakeEngine, fake_base
 from tests.services.runs_stage import LORA, ME, STRANGER, operation, play
 from tests.services.stage import chat
@@ -39,6 +49,13 @@ SCOPES_OF = {
     "Auth.create": "admin",
     "Auth.list": "admin",
     "Auth.revoke": "admin",
+    "Batches.cancel": "infer",
+    "Batches.create": "infer",
+    "Batches.get": "infer read",
+    "Batches.list": "infer read",
+    "Calibrations.calibrate": "train",
+    "Calibrations.list": LOOK,
+    "Calibrations.may_gate": "read train deploy",
     "Cards.get": "read train deploy",
     "Cards.measure": "train deploy",
     "Checkpoints.delete": "train",
@@ -53,12 +70,20 @@ SCOPES_OF = {
     "CustomLosses.attach": "train",
     "CustomLosses.create": "train",
     "CustomLosses.get": "train",
+    "Datasets.chosen": LOOK,
     "Datasets.create": "train",
     "Datasets.curate": "train",
     "Datasets.get": LOOK,
     "Datasets.import_rows": "train",
     "Datasets.list": LOOK,
+    "Datasets.delete": "train",
+    "Datasets.of_files": "train",
+    "Datasets.rejected": LOOK,
     "Datasets.rows": LOOK,
+    "Datasets.split": "train",
+    "Datasets.stored": LOOK,
+    "Datasets.upload": "train",
+    "Datasets.validate": "train",
     "Deployments.create": "deploy",
     "Deployments.get": "read deploy",
     "Deployments.list": "read deploy",
@@ -67,12 +92,82 @@ SCOPES_OF = {
     "Deployments.promote": "deploy",
     "Deployments.rollback": "deploy",
     "Deployments.target": "infer",
+    "Chains.create": "train",
+    "Chains.resolve": "train",
+    "Estimates.of": "train",
+    "Evals.cancel_run": "train",
+    "Evals.change": "train",
+    "Evals.create": "train",
+    "Evals.delete": "train",
+    "Evals.delete_run": "train",
+    "Evals.get": LOOK,
+    "Evals.get_run": LOOK,
+    "Evals.item": LOOK,
+    "Evals.items": LOOK,
+    "Evals.list": LOOK,
+    "Evals.list_runs": LOOK,
+    "Evals.run": "train",
+    "Evaluations.asked": "train",
+    "Evaluations.cancel": "train",
+    "Evaluations.create": "train",
+    "Evaluations.delete": "train",
+    "Evaluations.get": LOOK,
+    "Evaluations.items": LOOK,
+    "Evaluations.leaderboard": LOOK,
+    "Evaluations.list": LOOK,
+    "Evaluations.priced": "train",
     "Exports.file": LOOK,
     "Exports.lay_out": LOOK,
     "External.offer": LOOK,
+    "Files.content": "read train infer",
+    "Files.create": "train infer",
+    "Files.delete": "train infer",
+    "Files.get": "read train infer",
+    "Files.list": "read train infer",
+    "FineTuning.cancel": "train",
+    "FineTuning.checkpoints": LOOK,
+    "FineTuning.create": "train",
+    "FineTuning.events": LOOK,
+    "FineTuning.get": LOOK,
+    "FineTuning.list": LOOK,
+    "FineTuning.pause": "train",
+    "FineTuning.resume": "train",
+    "Followed.changed": "admin",
+    "Followed.points": "admin",
     "Garbage.collect": "admin",
+    "Jobs.cancel": "train",
+    "Jobs.create": "train",
+    "Jobs.events": LOOK,
+    "Jobs.get": LOOK,
+    "Jobs.list": LOOK,
+    "Jobs.pause": "train",
+    "Jobs.points": LOOK,
+    "Jobs.resolve": "train",
+    "Jobs.resume": "train",
+    "Endpoints.list": LOOK,
+    "Endpoints.named": "train",
+    "ModelCards.of_job": LOOK,
+    "ModelCards.of_version": LOOK,
+    "Attacks.attack": "train",
+    "Attacks.known": LOOK,
+    "Attacks.list": LOOK,
+    "Graders.attack": "train",
+    "Graders.waive": "train",
+    "Graders.attempt": "train infer",
+    "Graders.check": LOOK,
+    "Graders.create": "train",
+    "Graders.get": LOOK,
+    "Graders.list": LOOK,
+    "Graders.require_models": "train infer",
+    "Graders.run": "train infer",
+    "Graders.versions": LOOK,
     "Judgements.give": "infer",
     "Judgements.list": "read",
+    "Leases.claim": "admin",
+    "Leases.ended": "admin",
+    "Leases.release": "admin",
+    "RowTokens.preview": LOOK,
+    "RowTokens.statistics": LOOK,
     "RunMetricsReader.series": LOOK,
     "Models.list": "infer read train deploy",
     "Publishing.copy": "train",
@@ -108,12 +203,18 @@ SCOPES_OF = {
     "Traffic.body": "read",
     "Traffic.get": "read",
     "Traffic.list": "read",
+    "Uploads.add": "train",
+    "Uploads.cancel": "train",
+    "Uploads.complete": "train",
+    "Uploads.create": "train",
     "Versions.find": "infer read train deploy",
 }
 """Any one of the scopes is enough."""
 OF_THE_KEY_ITSELF = {
     "Auth.mine",
     "Auth.give_up",
+    "Leases.finish",
+    "Leases.report",
     "RateLimits.give_back",
     "RateLimits.headers",
     "RateLimits.prompt",
@@ -121,24 +222,29 @@ OF_THE_KEY_ITSELF = {
     "RateLimits.rollout",
     "RateLimits.sampled",
 }
-"""Any key may look at itself, give itself up, and use up what it may."""
+"""Any key may look at itself, give itself up, use up what it may, and report of the job that it is lent for."""
 NOT_ASKED_BY_CALLERS = {
     # What a process does for itself, or what says who calls in the first place.
     "Cards": {"next", "on"},
-    "Auth": {"load", "check", "check_fingerprint", "note_use"},
+    "Auth": {"load", "check", "check_fingerprint", "note_use", "lend", "take_back", "principal"},
+    "BatchRunner": {"running"},
+    "Datasets": {"blob"},
     "Deployments": {"load"},
     "Identity": {"check", "exchange"},
     "Fleet": {"beside", "group", "want"},
     "Garbage": {"expire", "tidy"},
     "CustomLosses": {"require_offered"},
+    "Leases": {"load", "expire"},
     "Meters": {"exposition", "refused", "request"},
     "Models": {"load", "all", "named", "resolve", "size", "tokenizer", "check_room"},
     "Rendering": {"prompt", "encode"},
+    "Sampling": {"serves"},
     "Sessions": {"forget", "note_asked", "store_asked"},
     "Traffic": {"record", "flush", "state"},
     # Behind a verb that has asked already, or a signature of this server.
     "Checkpoints": {"announce", "signed"},
     "Exports": {"of"},
+    "Files": {"put"},
     "External": {"open"},
 }
 
@@ -158,8 +264,20 @@ class World(NamedTuple):
     dataset: str
     dataset_version: str
     manifest: str
+    grader: str
     span: str
     episode: str
+    eval: str
+    eval_run: str
+    evaluation: str
+    evaluation_name: str
+    job: str
+    job_name: str
+    file: str
+    tuned: str
+    upload: str
+    asked: str
+    batch: str
 
     @property
     def path(self) -> str:
@@ -177,9 +295,27 @@ REQUEST = Generate(
     request_id="", weights=Weights(version=BASE), prompt=Array.of(np.asarray([1], np.int32)), params=SamplingParams(max_tokens=1, seed=1)
 )
 ROWS = ImportRows(format="jsonl", splits={"train": '{"text": "a", "label": "b"}'})
+CHECK = {"type": "string_check", "name": "c", "input": "{{ item.a }}", "reference": "grader-text-of-default", "operation": "eq"}
+OUTPUTS = RunGrader(rows=[OutputRow(output="x")])
+ATTACK = AttackGrader(rows=[AttackRow(item={"a": "x"})] * 4)
+LABELLED = CalibrateGrader(rows=[LabelledRow(output="x", label=True)] * 2)
+UPLOAD = UploadRows(format="jsonl")
+
+
+def evaluation(*, name: str = "x", data: str = "own-rows", version: str | None = None, model: str = "tiny", grader: str = "own") -> EvaluationSpec:
+    """One of training rows."""
+    rows = EvaluationData(dataset=data, version=version, split="train")
+    return EvaluationSpec(name=name, data=rows, models=[EvaluatedModel(model=model)], graders=[ChosenGrader(grader=grader)])
+
+
+EVAL = NewEval(name="eval-of-default", item_schema={}, criteria=[CHECK])
+RUN = NewRun(kind="jsonl", shown={"source": {}}, rows=[Given(item={"a": "item-of-default"})])
 VERSION = Version(Weights(version=BASE), BASE, "tiny")
 
 ARE_NOT_FOUND: dict[str, list[Attempt]] = {
+    "Batches.cancel": [lambda s, w: s.batches.cancel(STRANGER, w.batch)],
+    "Batches.create": [lambda s, w: s.batches.create(STRANGER, NewBatch(endpoint="/v1/embeddings", input_file=w.asked))],
+    "Batches.get": [lambda s, w: s.batches.get(STRANGER, w.batch)],
     "Cards.get": [lambda s, w: s.cards.get(STRANGER, w.version), lambda s, w: s.cards.get(STRANGER, w.deployment)],
     "Cards.measure": [lambda s, w: s.cards.measure(STRANGER, w.version), lambda s, w: s.cards.measure(STRANGER, w.sampler_path)],
     "Checkpoints.delete": [lambda s, w: s.checkpoints.delete(STRANGER, w.path)],
@@ -191,15 +327,34 @@ ARE_NOT_FOUND: dict[str, list[Attempt]] = {
     "Checkpoints.own": [lambda s, w: s.checkpoints.own(STRANGER, w.path)],
     "Checkpoints.set_ttl": [lambda s, w: s.checkpoints.set_ttl(STRANGER, w.path, 1)],
     "Curation.judged": [lambda s, w: s.datasets._curation.judged(STRANGER, Curate(parent="x", deployment=w.deployment))],
+    "Datasets.chosen": [
+        lambda s, w: s.datasets.chosen(STRANGER, w.dataset, None, "train"),
+        lambda s, w: s.datasets.chosen(STRANGER, "own-rows", w.dataset_version, "train"),
+    ],
     "Datasets.curate": [
         lambda s, w: s.datasets.curate(STRANGER, w.dataset, Curate(parent=w.dataset_version)),
         lambda s, w: s.datasets.curate(STRANGER, "own", Curate(parent=w.dataset_version)),
     ],
+    "Datasets.delete": [lambda s, w: s.datasets.delete(STRANGER, w.dataset)],
     "Datasets.get": [lambda s, w: s.datasets.get(STRANGER, w.dataset)],
     "Datasets.import_rows": [
         lambda s, w: s.datasets.import_rows(STRANGER, w.dataset, ROWS),
         lambda s, w: s.datasets.import_rows(STRANGER, "own", ROWS.model_copy(update={"parent": w.dataset_version})),
         lambda s, w: s.datasets.import_rows(STRANGER, "own", ROWS.model_copy(update={"parent": w.manifest})),
+    ],
+    "Datasets.rejected": [lambda s, w: s.datasets.rejected(STRANGER, w.dataset, w.dataset_version)],
+    "Datasets.split": [
+        lambda s, w: s.datasets.split(STRANGER, w.dataset, w.dataset_version, SplitChoice(eval=0.5)),
+        lambda s, w: s.datasets.split(STRANGER, "own", w.dataset_version, SplitChoice(eval=0.5)),
+    ],
+    "Datasets.stored": [lambda s, w: s.datasets.stored(STRANGER, w.dataset, w.dataset_version)],
+    "Datasets.upload": [
+        lambda s, w: s.datasets.upload(STRANGER, w.dataset, UPLOAD, BytesIO(b"{}")),
+        lambda s, w: s.datasets.upload(STRANGER, "own", UPLOAD.model_copy(update={"parent": w.dataset_version}), BytesIO(b"{}")),
+    ],
+    "Datasets.validate": [
+        lambda s, w: s.datasets.validate(STRANGER, UPLOAD, BytesIO(b"{}"), w.dataset),
+        lambda s, w: s.datasets.validate(STRANGER, UPLOAD.model_copy(update={"parent": w.manifest}), BytesIO(b"{}"), "own"),
     ],
     "Datasets.rows": [
         lambda s, w: s.datasets.rows(STRANGER, w.dataset, w.dataset_version, "train"),
@@ -216,9 +371,87 @@ ARE_NOT_FOUND: dict[str, list[Attempt]] = {
         lambda s, w: s.deployments.promote(STRANGER, "own", w.version, {}),
     ],
     "Deployments.rollback": [lambda s, w: s.deployments.rollback(STRANGER, w.deployment, 1)],
+    "Chains.create": [lambda s, w: s.chains.create(STRANGER, chain(w))],
+    "Chains.resolve": [lambda s, w: s.chains.resolve(STRANGER, chain(w))],
+    "Estimates.of": [lambda s, w: s.estimates.of(STRANGER, JobSpec(name="x", base_model="tiny", data=Data(dataset=w.dataset)))],
     "Exports.file": [lambda s, w: s.exports.file(STRANGER, w.version, None, "adapter_config.json")],
     "Exports.lay_out": [lambda s, w: s.exports.lay_out(STRANGER, w.version, None), lambda s, w: s.exports.lay_out(STRANGER, w.sampler_path, None)],
     "External.offer": [lambda s, w: s.external.offer(STRANGER, w.run, w.exported), lambda s, w: s.external.offer(STRANGER, w.tinker_run, w.exported)],
+    "Files.content": [lambda s, w: s.files.content(STRANGER, w.file)],
+    "Files.delete": [lambda s, w: s.files.delete(STRANGER, w.file)],
+    "Files.get": [lambda s, w: s.files.get(STRANGER, w.file)],
+    "FineTuning.cancel": [lambda s, w: s.fine_tuning.cancel(STRANGER, w.tuned)],
+    "FineTuning.checkpoints": [lambda s, w: s.fine_tuning.checkpoints(STRANGER, w.tuned)],
+    "FineTuning.create": [
+        lambda s, w: s.fine_tuning.create(STRANGER, FineTune(model="tiny", training_file=w.file)),
+        lambda s, w: s.fine_tuning.create(STRANGER, FineTune(model=w.version, training_file="x")),
+    ],
+    "FineTuning.events": [lambda s, w: s.fine_tuning.events(STRANGER, w.tuned)],
+    "FineTuning.get": [lambda s, w: s.fine_tuning.get(STRANGER, w.tuned)],
+    "FineTuning.pause": [lambda s, w: s.fine_tuning.pause(STRANGER, w.tuned)],
+    "FineTuning.resume": [lambda s, w: s.fine_tuning.resume(STRANGER, w.tuned)],
+    "Jobs.cancel": [lambda s, w: s.jobs.cancel(STRANGER, w.job), lambda s, w: s.jobs.cancel(STRANGER, w.job_name)],
+    "Jobs.create": [
+        lambda s, w: s.jobs.create(STRANGER, JobSpec(name="x", base_model="tiny", data=Data(dataset=w.dataset))),
+        lambda s, w: s.jobs.create(STRANGER, JobSpec(name="x", base_model="tiny", data=Data(dataset="own-rows", version=w.dataset_version))),
+        lambda s, w: s.jobs.create(STRANGER, JobSpec(name="x", base_model="tiny", data=Data(dataset="own-rows"), begin=Begin(job=w.job))),
+        lambda s, w: s.jobs.create(
+            STRANGER, JobSpec(name="x", base_model="tiny", data=Data(dataset="own-rows"), begin=Begin(run=w.run, checkpoint=w.saved))
+        ),
+    ],
+    "Jobs.events": [lambda s, w: s.jobs.events(STRANGER, w.job)],
+    "Jobs.get": [lambda s, w: s.jobs.get(STRANGER, w.job), lambda s, w: s.jobs.get(STRANGER, w.job_name)],
+    "Jobs.pause": [lambda s, w: s.jobs.pause(STRANGER, w.job)],
+    "Jobs.points": [lambda s, w: s.jobs.points(STRANGER, w.job)],
+    "Jobs.resolve": [lambda s, w: s.jobs.resolve(STRANGER, JobSpec(name="x", base_model="tiny", data=Data(dataset=w.dataset)))],
+    "Jobs.resume": [lambda s, w: s.jobs.resume(STRANGER, w.job)],
+    "ModelCards.of_job": [lambda s, w: s.model_cards.of_job(STRANGER, w.job)],
+    "ModelCards.of_version": [
+        lambda s, w: s.model_cards.of_version(STRANGER, w.version),
+        lambda s, w: s.model_cards.of_version(STRANGER, w.deployment),
+    ],
+    "Evals.cancel_run": [lambda s, w: s.evals.cancel_run(STRANGER, w.eval, w.eval_run)],
+    "Evals.change": [lambda s, w: s.evals.change(STRANGER, w.eval, name="x", metadata=None)],
+    "Evals.delete": [lambda s, w: s.evals.delete(STRANGER, w.eval)],
+    "Evals.delete_run": [lambda s, w: s.evals.delete_run(STRANGER, w.eval, w.eval_run)],
+    "Evals.get": [lambda s, w: s.evals.get(STRANGER, w.eval)],
+    "Evals.get_run": [lambda s, w: s.evals.get_run(STRANGER, w.eval, w.eval_run)],
+    "Evals.item": [lambda s, w: s.evals.item(STRANGER, w.eval, w.eval_run, 0)],
+    "Evals.items": [lambda s, w: s.evals.items(STRANGER, w.eval, w.eval_run)],
+    "Evals.list_runs": [lambda s, w: s.evals.list_runs(STRANGER, w.eval)],
+    "Evals.run": [lambda s, w: s.evals.run(STRANGER, w.eval, RUN)],
+    "Evaluations.asked": [
+        lambda s, w: s.evaluations.asked(STRANGER, w.deployment, field="model"),
+        lambda s, w: s.evaluations.asked(STRANGER, w.version, field="model"),
+    ],
+    "Evaluations.cancel": [lambda s, w: s.evaluations.cancel(STRANGER, w.evaluation)],
+    "Evaluations.create": [
+        lambda s, w: s.evaluations.create(STRANGER, evaluation(data=w.dataset)),
+        lambda s, w: s.evaluations.create(STRANGER, evaluation(version=w.dataset_version)),
+        lambda s, w: s.evaluations.create(STRANGER, evaluation(version=w.manifest)),
+        lambda s, w: s.evaluations.create(STRANGER, evaluation(model=w.deployment)),
+        lambda s, w: s.evaluations.create(STRANGER, evaluation(model=w.version)),
+        lambda s, w: s.evaluations.create(STRANGER, evaluation(grader=w.grader)),
+    ],
+    "Evaluations.delete": [lambda s, w: s.evaluations.delete(STRANGER, w.evaluation), lambda s, w: s.evaluations.delete(STRANGER, w.evaluation_name)],
+    "Evaluations.get": [lambda s, w: s.evaluations.get(STRANGER, w.evaluation), lambda s, w: s.evaluations.get(STRANGER, w.evaluation_name)],
+    "Evaluations.items": [lambda s, w: s.evaluations.items(STRANGER, w.evaluation)],
+    "Evaluations.leaderboard": [
+        lambda s, w: s.evaluations.leaderboard(STRANGER, w.dataset, "own"),
+        lambda s, w: s.evaluations.leaderboard(STRANGER, "own-rows", w.grader, split="train"),
+        lambda s, w: s.evaluations.leaderboard(STRANGER, "own-rows", "own", version=w.dataset_version),
+    ],
+    "Calibrations.calibrate": [lambda s, w: s.calibrations.calibrate(STRANGER, w.grader, LABELLED)],
+    "Calibrations.list": [lambda s, w: s.calibrations.list(STRANGER, w.grader)],
+    "Attacks.attack": [
+        lambda s, w: s.attacks.attack(STRANGER, w.grader, ATTACK),
+        lambda s, w: s.attacks.attack(STRANGER, "own", AttackGrader(dataset=w.dataset)),
+    ],
+    "Attacks.list": [lambda s, w: s.attacks.list(STRANGER, w.grader)],
+    "Graders.waive": [lambda s, w: s.graders.waive(STRANGER, w.grader, WaiveGrader(reason="r"))],
+    "Graders.get": [lambda s, w: s.graders.get(STRANGER, w.grader), lambda s, w: s.graders.get(STRANGER, w.grader, 1)],
+    "Graders.run": [lambda s, w: s.graders.run(STRANGER, w.grader, OUTPUTS)],
+    "Graders.versions": [lambda s, w: s.graders.versions(STRANGER, w.grader)],
     "Judgements.give": [
         lambda s, w: s.feedback.give(STRANGER, GiveFeedback(target=w.span, metric="m", value=True)),
         lambda s, w: s.feedback.give(STRANGER, GiveFeedback(target=w.episode, metric="m", value=True)),
@@ -251,8 +484,15 @@ ARE_NOT_FOUND: dict[str, list[Attempt]] = {
     "Sessions.heartbeat": [lambda s, w: s.sessions.heartbeat(STRANGER, w.session)],
     "Sessions.join_sampling": [lambda s, w: s.sessions.join_sampling(STRANGER, w.sampler)],
     "Sessions.require_open": [lambda s, w: s.sessions.require_open(STRANGER, w.session)],
+    "RowTokens.preview": [
+        lambda s, w: s.row_tokens.preview(STRANGER, w.dataset, w.dataset_version, model="tiny", split="train", limit=1, offset=0, context=None)
+    ],
+    "RowTokens.statistics": [lambda s, w: s.row_tokens.statistics(STRANGER, w.dataset, w.dataset_version, model="tiny", split="train")],
     "Traffic.body": [lambda s, w: s.traffic.body(STRANGER, w.span)],
     "Traffic.get": [lambda s, w: s.traffic.get(STRANGER, w.span)],
+    "Uploads.add": [lambda s, w: s.uploads.add(STRANGER, w.upload, BytesIO(b"x"), bytes(32))],
+    "Uploads.cancel": [lambda s, w: s.uploads.cancel(STRANGER, w.upload)],
+    "Uploads.complete": [lambda s, w: s.uploads.complete(STRANGER, w.upload, [], None)],
     "Versions.find": [lambda s, w: s.versions.find(STRANGER, w.version), lambda s, w: s.versions.find(STRANGER, w.sampler_path)],
 }
 """What names a thing; asked for another project's, the answer is word for word that for a thing that is not there."""
@@ -260,6 +500,7 @@ SHOW_ONES_OWN: dict[str, Attempt] = {
     "Audit.entries": lambda s, w: s.audit.entries(STRANGER, since_us=0, until_us=1 << 60, about=None),
     "Audit.storage": lambda s, w: s.audit.storage(STRANGER),
     "Auth.list": lambda s, w: s.auth.list(STRANGER),
+    "Batches.list": lambda s, w: s.batches.list(STRANGER),
     "Checkpoints.latest": lambda s, w: s.checkpoints.latest(STRANGER, [w.run]),
     "Checkpoints.list": lambda s, w: s.checkpoints.list(STRANGER, run_id=w.run),
     "Checkpoints.name_at": lambda s, w: s.checkpoints.name_at(STRANGER, w.run, NAMED, 3),
@@ -268,6 +509,12 @@ SHOW_ONES_OWN: dict[str, Attempt] = {
     "Deployments.live_version": lambda s, w: s.deployments.live_version(STRANGER, w.deployment),
     "Deployments.names": lambda s, w: s.deployments.names(STRANGER),
     "Deployments.target": lambda s, w: s.deployments.target(STRANGER, w.deployment),
+    "Files.list": lambda s, w: s.files.list(STRANGER),
+    "FineTuning.list": lambda s, w: s.fine_tuning.list(STRANGER),
+    "Jobs.list": lambda s, w: s.jobs.list(STRANGER),
+    "Evals.list": lambda s, w: s.evals.list(STRANGER),
+    "Evaluations.list": lambda s, w: s.evaluations.list(STRANGER),
+    "Graders.list": lambda s, w: s.graders.list(STRANGER),
     "Judgements.list": lambda s, w: s.feedback.list(STRANGER, target=w.span),
     "RunMetricsReader.series": lambda s, w: s.run_metrics.series(STRANGER, w.run),
     "Runs.list": lambda s, w: s.runs.list(STRANGER),
@@ -287,17 +534,40 @@ HAVE_TESTS_OF_THEIR_OWN = {
     "CustomLosses.attach",
     "CustomLosses.create",
     "CustomLosses.get",
+    # tests/api/test_endpoints.py: the configuration of an endpoint says which projects it is for.
+    "Endpoints.list",
+    "Endpoints.named",
     # They make things of the caller's own, below.
     "Datasets.create",
+    "Datasets.of_files",
+    "Files.create",
+    "Uploads.create",
+    "Graders.create",
+    "Evals.create",
     "Runs.create",
     "Sessions.create",
     # It is for the whole server, below.
     "Garbage.collect",
+    # The same, in tests/api/test_jobs.py.
+    "Followed.changed",
+    "Followed.points",
+    "Leases.claim",
+    "Leases.ended",
+    "Leases.release",
     # Base models are everybody's.
     "Models.list",
     # They take what `Checkpoints.find` and `Sampling.resolve` found.
     "Publishing.copy",
     "Sampling.stream",
+    # They take all that they grade by, and ask models through `Sampling.resolve`.
+    "Graders.attempt",
+    "Graders.check",
+    # They take a version that `Graders.get` found.
+    "Attacks.known",
+    "Calibrations.may_gate",
+    "Graders.attack",
+    "Graders.require_models",
+    "Evaluations.priced",
 }
 
 
@@ -353,6 +623,7 @@ def test_the_same_names_in_two_projects_are_two_things(tmp_path: Path) -> None:
             assert await services.runs.result(ME, world.tinker_run, 6, 20) is not None
             assert await services.runs.result(STRANGER, world.tinker_run, 1, 20) is not None
             assert (await services.datasets.create(STRANGER, world.dataset)).versions == []
+            assert (await services.graders.create(STRANGER, CreateGrader(name=world.grader, spec={**CHECK, "operation": "ne"}))).version == 1
             assert (await services.deployments.create(STRANGER, world.deployment, "tiny", {})).live.version == BASE
             assert (await services.sampling.resolve(STRANGER, world.deployment)).weights.version == BASE
             assert (await services.sampling.resolve(ME, world.deployment)).weights.version == world.version
@@ -452,11 +723,30 @@ async def populate(services: Services) -> World:
     await services.deployments.create(ME, "deployed-by-default", snapshot.version, {"why": "evidence-of-default"})
     await services.datasets.create(ME, "data-of-default")
     data = await services.datasets.import_rows(ME, "data-of-default", ROWS)
+    await services.graders.create(ME, CreateGrader(name="grader-of-default", spec=CHECK))
     services.traffic.record(chat("span-of-default", episode_id="episode-of-default"))
     await services.feedback.give(ME, GiveFeedback(target="span-of-default", metric="m", value=True))
     await services.deployments.create(STRANGER, "own", "tiny", {})
+    job = await services.jobs.create(ME, JobSpec(name="job-of-default", base_model="tiny", data=Data(dataset="data-of-default")))
+    with TemporaryFile() as file:
+        file.write(ROWS.splits["train"].encode())
+        kept = await services.files.create(ME, NewFile(filename="file-of-default", purpose="fine-tune"), cast(BinaryIO, file), bytes(32))
+        asked = await services.files.create(ME, NewFile(filename="asked-of-default", purpose="batch"), cast(BinaryIO, file), bytes(32))
+    batch = await services.batches.create(ME, NewBatch(endpoint="/v1/embeddings", input_file=asked.id))
+    upload = await services.uploads.create(ME, NewUpload(filename="upload-of-default", purpose="fine-tune", size_bytes=9))
+    tuned = await services.fine_tuning.create(ME, FineTune(model="tiny", training_file=kept.id))
     await services.datasets.create(STRANGER, "own")
+    await services.datasets.create(STRANGER, "own-rows")
+    await services.datasets.import_rows(STRANGER, "own-rows", ROWS.model_copy(update={"splits": {"train": '{"text": "own", "label": "own"}'}}))
+    await services.graders.create(STRANGER, CreateGrader(name="own", spec={**CHECK, "reference": "own"}))
     services.traffic.record(chat("own-span", project=STRANGER.project))
+    await services.graders.create(ME, CreateGrader(name="own", spec={**CHECK, "input": "{{ item.reference }}"}))
+    evaluated = await services.evaluations.create(ME, evaluation(name="evaluation-of-default", data="data-of-default"))
+    eval_ = await services.evals.create(ME, EVAL)
+    run_of_eval = await services.evals.run(ME, eval_.id, RUN)
+    async with asyncio.timeout(30):
+        while not all([(await services.evaluations.get(ME, each)).state.ended for each in (evaluated.id, run_of_eval.id)]):
+            await asyncio.sleep(0.01)
     return World(
         run=run.id,
         tinker_run=name,
@@ -470,8 +760,20 @@ async def populate(services: Services) -> World:
         dataset="data-of-default",
         dataset_version=data.id,
         manifest=data.manifest,
+        grader="grader-of-default",
         span="span-of-default",
         episode="episode-of-default",
+        eval=eval_.id,
+        eval_run=run_of_eval.id,
+        evaluation=evaluated.id,
+        evaluation_name=evaluated.spec.name,
+        job=job.id,
+        job_name=job.spec.name,
+        file=kept.id,
+        tuned=tuned.job.id,
+        upload=upload.id,
+        asked=asked.id,
+        batch=batch.id,
     )
 
 
@@ -495,9 +797,22 @@ async def everything(services: Services, world: World) -> list[Any]:
         await services.sessions.samplers(ME, world.session),
         await services.deployments.get(ME, world.deployment),
         await services.datasets.get(ME, world.dataset),
+        await services.graders.versions(ME, world.grader),
         await services.traffic.get(ME, world.span),
         await services.feedback.list(ME),
+        await services.evaluations.items(ME, world.evaluation),
+        await services.evals.get_run(ME, world.eval, world.eval_run),
+        await services.jobs.get(ME, world.job),
+        await services.jobs.events(ME, world.job),
+        await services.files.list(ME),
+        await services.fine_tuning.get(ME, world.tuned),
     ]
+
+
+def chain(world: World) -> CreateChain:
+    """Whose first stage trains on what is the stranger's own, and whose second does not."""
+    stages = [("x", "own-rows", None), ("y", world.dataset, Begin(job="x"))]
+    return CreateChain(stages=[JobSpec(name=name, base_model="tiny", data=Data(dataset=dataset), begin=begin) for name, dataset, begin in stages])
 
 
 async def load_into_own(services: Services, world: World) -> None:

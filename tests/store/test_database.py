@@ -1,15 +1,18 @@
 import asyncio
 import re
 import sqlite3
+from contextlib import closing
 from pathlib import Path
+from threading import Event, Semaphore
 
 import pytest
 from sqlalchemy import Connection, create_engine, func, insert, select, update
+from sqlalchemy.exc import OperationalError
 
 from bloomery.store import rows
-from bloomery.store.database import Database
+from bloomery.store.database import READERS, Database
 from bloomery.store.migrations import migrate
-from bloomery.types.errors import Unavailable
+from bloomery.types.errors import BloomeryError, Unavailable
 
 
 def test_migrations_produce_exactly_the_tables_of_rows(tmp_path: Path) -> None:
@@ -74,11 +77,112 @@ def test_a_full_disk_says_so_and_passes(tmp_path: Path) -> None:
 
     with Database(tmp_path / "db") as db:
         asyncio.run(db.write(lambda c: limit(c, 1)))
-        with pytest.raises(Unavailable, match="is the disk full"):
+        with pytest.raises(Unavailable, match=r"`db` cannot be written \(database or disk is full\): is the disk full"):
             asyncio.run(db.write(_add("x" * 100_000)))
         asyncio.run(db.write(lambda c: limit(c, 1 << 20)))
         asyncio.run(db.write(_add("x" * 100_000)))
         assert asyncio.run(db.read(_count)) == 1
+
+
+def test_of_a_group_that_a_full_disk_undid_nothing_is_stored(tmp_path: Path) -> None:
+    async def story(db: Database) -> list[object]:
+        begun, go_on = Event(), Event()
+        first = asyncio.create_task(db.write(_blocking(begun, go_on)))
+        assert await asyncio.to_thread(begun.wait, 60)
+        group = [asyncio.create_task(db.write(_add(name))) for name in ("a", "x" * 100_000, "b")]
+        await asyncio.sleep(0)
+        go_on.set()
+        return await asyncio.gather(first, *group, return_exceptions=True)
+
+    with Database(tmp_path / "db") as db:
+        asyncio.run(db.write(lambda c: c.exec_driver_sql("PRAGMA max_page_count = 1")))
+        outcomes = asyncio.run(story(db))
+        assert [type(outcome) for outcome in outcomes] == [type(None), *[Unavailable] * 3]
+        assert asyncio.run(db.read(_count)) == 0
+
+
+def test_a_database_that_another_process_holds_is_told_as_that_and_passes(tmp_path: Path) -> None:
+    with Database(tmp_path / "db") as db:
+        asyncio.run(db.write(lambda c: c.exec_driver_sql("PRAGMA busy_timeout = 1")))
+        with closing(sqlite3.connect(tmp_path / "db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(Unavailable, match=r"`db` is held by another process \(database is locked\)"):
+                asyncio.run(db.write(_add("a")))
+        asyncio.run(db.write(_add("a")))
+        assert asyncio.run(db.read(_count)) == 1
+
+
+def test_a_damaged_database_is_told_as_that(tmp_path: Path) -> None:
+    with Database(tmp_path / "db") as db:
+        asyncio.run(db.write(_add("a")))
+        place = "SELECT (rootpage - 1) * page_size, page_size FROM sqlite_master, pragma_page_size WHERE name = 'project'"
+        start, size = asyncio.run(db.read(lambda c: c.exec_driver_sql(place).one()))
+    whole = (tmp_path / "db").read_bytes()
+    (tmp_path / "db").write_bytes(whole[:start] + b"\xff" * size + whole[start + size :])
+    with Database(tmp_path / "db") as db:
+        for asked in (lambda: db.read(lambda c: c.execute(select(rows.project)).all()), lambda: db.write(_add("b"))):
+            with pytest.raises(BloomeryError, match=r"`db` is damaged \(database disk image is malformed\): stop the server and restore a backup"):
+                asyncio.run(asked())
+    (tmp_path / "db").write_bytes(b"no database at all" * 1000)
+    with pytest.raises(BloomeryError, match=r"`db` is damaged \(file is not a database\)"), Database(tmp_path / "db"):
+        pass
+
+
+def test_errors_of_a_statement_are_not_told_as_those_of_the_file(tmp_path: Path) -> None:
+    with Database(tmp_path / "db") as db:
+        for asked in (db.read, db.write):
+            with pytest.raises(OperationalError, match="no such table: nowhere"):
+                asyncio.run(asked(lambda c: c.exec_driver_sql("SELECT * FROM nowhere")))
+
+
+def test_who_waits_too_long_for_his_turn_is_told_at_what_the_writer_is_and_changes_nothing(tmp_path: Path) -> None:
+    async def story(db: Database) -> None:
+        begun, go_on = Event(), Event()
+        first = asyncio.create_task(db.write(_blocking(begun, go_on)))
+        assert await asyncio.to_thread(begun.wait, 60)
+        with pytest.raises(Unavailable, match=r"`db` did not begin this change within 0.01 s; its writer has been at `_blocking` for 0 s"):
+            await db.write(_add("a"))
+        go_on.set()
+        await first
+
+    async def readers(db: Database) -> None:
+        begun, go_on = Semaphore(0), Event()
+
+        def look(_: Connection) -> None:
+            begun.release()
+            assert go_on.wait(60)
+
+        busy = [asyncio.create_task(db.read(look)) for _ in range(READERS)]
+        for _ in busy:
+            assert await asyncio.to_thread(begun.acquire, timeout=60)
+        with pytest.raises(Unavailable, match=f"`db` did not begin this query, as {READERS} others take long within 0.01 s"):
+            await db.read(_count)
+        go_on.set()
+        await asyncio.gather(*busy)
+
+    with Database(tmp_path / "db", patience_s=0.01) as db:
+        asyncio.run(story(db))
+        asyncio.run(readers(db))
+    with Database(tmp_path / "db") as db:
+        assert asyncio.run(db.read(_count)) == 0
+
+
+def test_who_is_cancelled_while_he_waits_for_his_turn_changes_nothing(tmp_path: Path) -> None:
+    async def story(db: Database) -> None:
+        begun, go_on = Event(), Event()
+        first = asyncio.create_task(db.write(_blocking(begun, go_on)))
+        assert await asyncio.to_thread(begun.wait, 60)
+        second = asyncio.create_task(db.write(_add("a")))
+        await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        go_on.set()
+        await first
+        assert await db.read(_count) == 0
+
+    with Database(tmp_path / "db") as db:
+        asyncio.run(story(db))
 
 
 def test_readers_cannot_write(tmp_path: Path) -> None:
@@ -99,6 +203,14 @@ def test_a_state_changes_only_from_the_expected_one(tmp_path: Path) -> None:
 
 def _add(name: str):  # type: ignore[no-untyped-def]
     return lambda connection: (connection.execute(insert(rows.project).values(id=name, name=name, created_us=1)), None)[1]
+
+
+def _blocking(begun: Event, go_on: Event):  # type: ignore[no-untyped-def]
+    def change(_: Connection) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    return change
 
 
 def _count(connection: Connection) -> int | None:

@@ -98,6 +98,7 @@ def test_a_record_of_which_only_zeros_reached_the_disk_is_dropped(tmp_path: Path
     assert set(_read(tmp_path, pool)[0]) == {1, 2}
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_a_changed_byte_is_found_wherever_it_is(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

@@ -148,6 +148,7 @@ def test_what_lies_in_memory_is_proved_to_be_the_version(directories: Mapping[st
     assert prove(known, version.decoder, version.read()).root == str(known.root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_adapters_on_different_projections_have_their_own_bits_in_one_batch(dtype: torch.dtype, directories: Mapping[str, Path]) -> None:
     """As many rows each, and factors of one rank: they could be taken for a team, whose products are computed together."""

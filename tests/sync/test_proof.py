@@ -65,7 +65,7 @@ def test_the_state_of_a_base_is_kept_and_read_back(directories):
     state = base_state(directories(QUICK), torch.float32)
     assert read_state(write_state(state)) == state
     assert base_key("b" * 4, torch.bfloat16) == "bases/bbbb-bfloat16.json"
-    for damaged in (b"", b"[]", b'{"a": 1}', b'{"a": "0"}'):
+    for damaged in (b"", b"[]", b'{"a": 1}', b'{"a": "0"}', b"[" * 100_000):
         with pytest.raises(Corrupt, match="delete it"):
             read_state(damaged)
 

@@ -58,6 +58,7 @@ def test_with_and_without_a_compiler_it_is_the_same(dtype, size):
     assert hash_elements(values, 12345) == without_a_compiler(values, 12345)
 
 
+@pytest.mark.slow
 @given(values=bits(min_size=1), first=places, data=st.data())
 def test_an_update_is_what_hashing_again_gives(values, first, data):
     at = data.draw(st.lists(st.integers(0, len(values) - 1), unique=True))
@@ -68,6 +69,7 @@ def test_an_update_is_what_hashing_again_gives(values, first, data):
     assert hash_elements(values, first) + change(indices + first, values[indices], new[indices]) == hash_elements(new, first)
 
 
+@pytest.mark.slow
 @given(values=bits(), first=places, cuts=st.lists(st.integers(0, 40)), order=st.randoms())
 def test_shards_add_up_to_the_whole_however_it_is_cut_and_in_any_order(values, first, cuts, order):
     edges = sorted({0, len(values), *(cut for cut in cuts if cut < len(values))})
@@ -76,6 +78,7 @@ def test_shards_add_up_to_the_whole_however_it_is_cut_and_in_any_order(values, f
     assert total(shards) == hash_elements(values, first)
 
 
+@pytest.mark.slow
 @given(values=bits(min_size=1), first=places, data=st.data())
 def test_one_changed_element_is_always_caught_by_each_seed(values, first, data):
     at = data.draw(st.integers(0, len(values) - 1))

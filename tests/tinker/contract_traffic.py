@@ -112,6 +112,9 @@ def _used(request: Any, route: Route) -> Iterator[Entry]:
 
 
 def _body(request: Any) -> Any:
+    if request.headers.get("content-type", "").startswith("multipart/form-data"):
+        # It streams, and none of its fields is a row.
+        return None
     try:
         content = decompress(request.content) if request.headers.get("content-encoding") == "zstd" else request.content
         if request.headers.get("content-type") == CONTENT_TYPE:

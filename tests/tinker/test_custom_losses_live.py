@@ -253,7 +253,7 @@ def test_a_replay_needs_nothing_but_the_journal(served: tinker.ServiceClient, co
     data = examples(undisturbed)
     undisturbed.forward_backward_custom(data, handle).result()
     disturbed.forward_backward_custom(data, handle).result()
-    os.kill(computing.pids()[f"engine-{MODEL}"], signal.SIGKILL)
+    os.kill(computing.pid(f"engine-{MODEL}"), signal.SIGKILL)
     found, expected = stepped(disturbed, data), stepped(undisturbed, data)
     assert found[0] == expected[0]
     assert np.array_equal(found[1], expected[1])

@@ -107,7 +107,7 @@ def test_a_damaged_run_says_what_to_mend_the_others_go_on_and_mended_it_ends_wit
         assert len({*wanted.values()}) == len(wanted) == 3
         healthy, shortened, forgetful = begun(server, other, keys[1]), begun(server, mine, server.key), begun(server, mine, server.key)
         damaged = {what: begun(server, mine, server.key) for what in DAMAGES}
-        os.kill(server.pids()[f"engine-{MODEL}"], signal.SIGSTOP)
+        os.kill(server.pid(f"engine-{MODEL}"), signal.SIGSTOP)
         waiting = {tenant.journal: submitted(tenant) for tenant in (healthy, shortened, forgetful)}
         waiting |= {tenant.journal: submitted(tenant) if DAMAGES[what].waits else [] for what, tenant in damaged.items()}
         wait_until(lambda: all(extent(journal).last_operation == DONE + len(futures) for journal, futures in waiting.items()))

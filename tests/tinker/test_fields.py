@@ -281,7 +281,7 @@ def test_a_copy_of_a_sampler_hears_of_its_own_samples(server: Served, session: s
     ],
 )
 def test_what_openais_contract_has_beside_is_refused_in_words(server: Served, method: str) -> None:
-    answer = httpx.request(method, f"{server.url}/oai/api/v1/files", headers={"authorization": f"Bearer {KEY}"})
+    answer = httpx.request(method, f"{server.url}/oai/api/v1/vector_stores", headers={"authorization": f"Bearer {KEY}"})
     assert (answer.status_code, "is not offered" in answer.json()["error"]["message"]) == (400, True)
 
 

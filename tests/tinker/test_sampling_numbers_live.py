@@ -285,8 +285,8 @@ def test_samples_survive_the_death_of_the_api(tmp_path: Path) -> None:
         expected = [sampler.sample(prompt, 2, each).result() for each in params[:3]]
         wait_until(lambda: sampled(server) >= 3 * 2 * 150)
         answers = under_way(server, lambda: [sampler.sample(prompt, 2, each) for each in params])
-        os.kill(server.pids()["api"], signal.SIGKILL)
-        os.kill(server.pids()[f"engine-{MODEL}"], signal.SIGCONT)
+        os.kill(server.pid("api"), signal.SIGKILL)
+        os.kill(server.pid(f"engine-{MODEL}"), signal.SIGCONT)
         found = [answer.result(timeout=180) for answer in answers]
         for mine, theirs in zip(found, expected, strict=False):
             assert [(each.tokens, each.logprobs) for each in mine.sequences] == [(each.tokens, each.logprobs) for each in theirs.sequences]
@@ -296,7 +296,7 @@ def test_samples_survive_the_death_of_the_api(tmp_path: Path) -> None:
 
 def under_way(server: LiveServer, begin: Callable[[], list[Any]]) -> list[Any]:
     """Answers of which some are still to come, with the engine held in the middle of them; begun anew where a quick one was done before."""
-    engine = server.pids()[f"engine-{MODEL}"]
+    engine = server.pid(f"engine-{MODEL}")
     while True:
         before = sampled(server)
         answers = begin()

@@ -11,7 +11,8 @@ from bloomery.services.data.span_rows import Inference
 from bloomery.services.data.traffic import Traffic
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
-from bloomery.types.resources import Curate, GiveFeedback, ImportRows
+from bloomery.types.datasets import Curate, ImportRows
+from bloomery.types.resources import GiveFeedback
 from tests.services.runs_stage import until
 from tests.services.stage import ME, Stage, chat, play
 

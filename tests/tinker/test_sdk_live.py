@@ -262,7 +262,7 @@ def test_the_client_trains_on_through_the_death_of_either_process(tmp_path: Path
             steps = [killed.forward_backward([supervised(tokens)], "cross_entropy") and killed.optim_step(ADAM) for _ in range(6)]
             sample = sampler.sample(types.ModelInput.from_ints(tokens[:4]), 1, params)
             steps[0].result()
-            os.kill(server.pids()[name], signal.SIGKILL)
+            os.kill(server.pid(name), signal.SIGKILL)
             assert [step.result().metrics["optimizer_step"] for step in steps][-1] == (6.0 if name == "api" else 12.0)
             assert sample.result().sequences[0].tokens == expected
         assert np.array_equal(forward(killed, tokens), forward(undisturbed, tokens))

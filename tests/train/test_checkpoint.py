@@ -52,6 +52,7 @@ def undisturbed(rank: int = 8):
     return train(trained, HISTORY), trained.weights_digest(), trained.checkpoint_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", RANKS)
 @settings(max_examples=12, deadline=None)
 @given(cut=st.integers(0, len(HISTORY)))
@@ -70,6 +71,7 @@ def test_a_run_restored_anywhere_ends_with_the_same_bits(rank, cut):
     assert restored.checkpoint_bytes() == state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", RANKS)
 @settings(max_examples=12, deadline=None)
 @given(cut=st.integers(0, len(HISTORY)))

@@ -200,6 +200,7 @@ def argument(kind: str, values: int) -> st.SearchStrategy[Any]:
     return kinds.get(kind, refs)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @given(st.data())
 def test_what_the_door_lets_in_is_computed_or_the_callers_mistake(data: st.DataObject) -> None:

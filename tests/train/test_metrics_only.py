@@ -59,6 +59,7 @@ def rollouts(lengths: list[int], *, masks: bool) -> tuple[Datum, ...]:
     return tuple(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_ends_with_the_same_bits_whether_it_asks_for_logprobs_or_not(kind: str) -> None:
     form, rank = KINDS[kind]

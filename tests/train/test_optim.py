@@ -37,6 +37,7 @@ def test_steps_equal_those_of_torch(weight_decay, clip):
     assert adam.steps == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("rank", [0, 8])
 def test_a_run_moves_as_torchs_optimizer_moves_its_tensors(rank, weight_decay):

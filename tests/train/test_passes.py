@@ -42,11 +42,13 @@ def model():
     return builders.decoder()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "seed"), [(2, 3), (5, 1), (9, 2)])
 def test_a_run_has_the_bits_in_company_that_it_has_alone(model, count, seed):
     assert apart(random_company(model, count=count, seed=seed)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count", "seed"), [("dense", 32, 11), *((kind, EVERY_KIND, 11) for kind in MODELS)])
 def test_company_of_every_kind_changes_no_bit(kind, count, seed):
     tenants = random_company(MODELS[kind](), count=count, seed=seed)
@@ -69,6 +71,7 @@ def test_random_company_changes_no_bit(kind, seed):
         assert_all_that_is_dealt_met(tenants, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lengths", [[64] * 8, [5, 64, 64, 64, 7, 7, 64], [1] * 3])
 def test_updates_that_are_one_batch_have_the_bits_that_each_has_alone(lengths, dtype):

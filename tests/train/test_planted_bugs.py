@@ -118,6 +118,7 @@ def pads_of_keys_are_those_of_the_longest_and_are_seen_behind_the_border(patch: 
     patch.setattr(attention, "causal_mask", seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plant",
     [
@@ -136,12 +137,14 @@ def test_a_bug_in_what_is_served_is_noticed(plant: Plant, monkeypatch: pytest.Mo
     assert apart(random_company(builders.decoder(), count=EVERY_KIND, seed=11)) != []
 
 
+@pytest.mark.slow
 def test_a_wrong_pad_of_keys_is_noticed_where_keys_are_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     pads_of_keys_are_those_of_the_longest_and_are_seen_behind_the_border(monkeypatch)
     # In half precision, which torch's attention serves.
     assert apart(random_company(builders.decoder(dtype=torch.bfloat16), count=EVERY_KIND, seed=11)) != []
 
 
+@pytest.mark.slow
 def test_a_pad_of_rows_that_is_too_small_is_noticed_where_rows_need_one(monkeypatch: pytest.MonkeyPatch) -> None:
     # With torch's kernels, which compute a single row otherwise than several.
     monkeypatch.setattr(bindings, "available", lambda *tensors: False)

@@ -152,6 +152,7 @@ def test_a_directory_that_cannot_be_served_says_why_before_anything_loads(tmp_pa
     assert refused.value.category == "user"
 
 
+@pytest.mark.slow
 def test_up_names_a_tensor_that_is_missing_and_starts_nothing(tmp_path: Path) -> None:
     directory = model(tmp_path / "mine")
     lose_a_norm(directory)
@@ -162,6 +163,7 @@ def test_up_names_a_tensor_that_is_missing_and_starts_nothing(tmp_path: Path) ->
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [

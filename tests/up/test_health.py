@@ -28,9 +28,11 @@ def saying(answer: Any) -> Iterator[int]:
     with HTTPServer(("127.0.0.1", 0), Answering) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,8 @@ def test_an_answer_of_somebody_else_is_none(answer: Any) -> None:
 
 
 def test_an_answer_of_the_api_is_understood() -> None:
-    with saying({"waiting_for": ["tiny"], "replicas": {"wanted": ["hash"], "ready": ["replica-0"], "silent": ["replica-1"]}}) as port:
-        told = Health(True, frozenset({"tiny"}), frozenset({"hash"}), frozenset({"replica-0"}), frozenset({"replica-1"}))
+    with saying(
+        {"waiting_for": ["tiny"], "replicas": {"wanted": ["hash"], "ready": ["replica-0"], "silent": ["replica-1"]}, "runners": ["here"]}
+    ) as port:
+        told = Health(True, frozenset({"tiny"}), frozenset({"hash"}), frozenset({"replica-0"}), frozenset({"replica-1"}), frozenset({"here"}))
         assert ask("127.0.0.1", port) == told

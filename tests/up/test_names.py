@@ -64,6 +64,7 @@ def test_up_says_what_to_change_before_it_writes_anything(tmp_path: Path) -> Non
         rollout_replicas=0,
         plain=False,
         device="cpu",
+        jobs=0,
         log_level="info",
     )
     with pytest.raises(Conflict, match="`router` is a deployment of project `default`"):

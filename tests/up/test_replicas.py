@@ -23,16 +23,16 @@ def test_a_deployment_starts_a_replica_that_serves_while_the_engine_stands_still
         wait_until(lambda: server.children().get(REPLICA, {}).get("state") == "ready")
         (shown,) = client.status().replicas
         assert (shown.name, shown.wanted, shown.ready) == (REPLICA, True, True)
-        assert shown.detail["pid"] == server.pids()[REPLICA]
+        assert shown.detail["pid"] == server.pid(REPLICA)
         status = subprocess.run([BLOOMERY, "status", "--data-dir", str(server.data_dir)], capture_output=True, text=True, check=True)
         assert REPLICA in status.stdout
         before = [answer(server, name) for name in ("served", "bloomery-tiny")]
-        os.kill(server.pids()[ENGINE], signal.SIGSTOP)
+        os.kill(server.pid(ENGINE), signal.SIGSTOP)
         try:
             assert [answer(server, name) for name in ("served", "bloomery-tiny")] == before
         finally:
-            os.kill(server.pids()[ENGINE], signal.SIGCONT)
-        engine, replica = server.pids()[ENGINE], server.pids()[REPLICA]
+            os.kill(server.pid(ENGINE), signal.SIGCONT)
+        engine, replica = server.pid(ENGINE), server.pid(REPLICA)
         yields = os.getpriority(os.PRIO_PROCESS, engine) > os.getpriority(os.PRIO_PROCESS, replica)
         assert yields or not os.sched_getaffinity(engine) & os.sched_getaffinity(replica)
         assert server.stop() == 0

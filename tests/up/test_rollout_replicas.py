@@ -79,7 +79,7 @@ def test_rollouts_and_judged_versions_outlive_a_replica_that_is_killed_in_the_mi
     expected = rollouts(client, version)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0, timeout=120) as sdk:
         judged = sdk.completions.create(model=version, prompt="import", max_tokens=TOKENS, seed=1).choices[0].text
-        sampler, killed = client.sampler(version), server.pids()[ROLLOUTS]
+        sampler, killed = client.sampler(version), server.pid(ROLLOUTS)
         asked = [sampler.sample(problem.prompt, max_tokens=TOKENS, seed=7, num_samples=SAMPLES, stop=[]) for problem in PROBLEMS]
         text = ""
         for chunk in sdk.completions.create(model=version, prompt="import", max_tokens=TOKENS, seed=1, stream=True):
@@ -101,7 +101,7 @@ def test_a_loop_loses_nothing_when_the_replica_dies_and_stays_on_policy_to_the_b
     def kill(report: StepReport) -> None:
         reports.append(report)
         if report.step in (1, 3):
-            killed = server.pids()[ROLLOUTS]
+            killed = server.pid(ROLLOUTS)
             os.kill(killed, signal.SIGKILL)
             wait_until(lambda: server.pids().get(ROLLOUTS, killed) != killed and server.children()[ROLLOUTS]["state"] == "ready")
 
@@ -120,7 +120,7 @@ def test_a_replica_killed_while_a_group_is_graded_and_another_in_flight_costs_ne
     server: LiveServer, client: Client, tmp_path: Path, asynchronous: bool
 ) -> None:
     wait_until(lambda: server.children()[ROLLOUTS]["state"] == "ready")
-    killed = server.pids()[ROLLOUTS]
+    killed = server.pid(ROLLOUTS)
     middle = InTheMiddle(1, lambda: os.kill(killed, signal.SIGKILL))
 
     def digest(by: Client, grade: Grade, path: Path) -> str:

@@ -153,6 +153,7 @@ def rows(running: Running) -> dict[str, str]:
     return {row["name"]: row["state"] for row in children}
 
 
+@pytest.mark.slow
 def test_a_replica_is_started_when_it_is_wanted_and_again_when_it_dies_and_stops_with_the_engine(tmp_path: Path) -> None:
     with supervisor(tmp_path) as running:
         assert REPLICA not in rows(running)

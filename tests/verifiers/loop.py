@@ -13,7 +13,7 @@ from bloomery.recipes import async_grpo, grpo
 from bloomery.recipes.agents import Agents
 from bloomery.recipes.policy import PolicyConfig
 from bloomery.recipes.rollouts import Group, Problem, RolloutConfig
-from bloomery.recipes.sft import SftConfig, datum, fine_tune
+from bloomery.recipes.sft import AdamConfig, SftConfig, datum, fine_tune
 from bloomery.recipes.verifiers_agent import VerifiersAgent, problems
 from bloomery.render import ChatTokenizer
 from bloomery.types.errors import InvalidInput
@@ -85,7 +85,7 @@ def tools(client: Client, tokenizer: ChatTokenizer, name: str, timeout_s: float)
             prompt = first.tokens[: first.places[0]]
             shown.append(datum((*prompt, *answer), [0.0] * len(prompt) + [1.0] * len(answer)))
         run = client.create_run(BASE, 8, seed=1)
-        fine_tune(run, shown, SftConfig(epochs=40, learning_rate=4e-3, batch_size=4, seed=1), lambda *_: None)
+        fine_tune(run, shown, SftConfig(epochs=40, adam=AdamConfig(learning_rate=4e-3), batch_size=4, seed=1))
         for group in groups_by(client.sampler(run.save_snapshot().result().version), rows[:2]):
             tell_group(name, tokenizer, group)
 

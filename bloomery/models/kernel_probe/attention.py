@@ -19,6 +19,8 @@ from bloomery.models.native.attention import Spans
 from bloomery.models.pads import KEY_PAD, ROW_PAD, pad_to
 
 _FINER_KEY_PADS: Final = (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448)
+_FINEST_BLOCK: Final = 256
+"""Of keys, in half precision: where kernels sum more in other blocks, one number in some ten thousands differs, too few to be found by trying."""
 _KEY_PAD_SLOTS, _KEY_PAD_SLOTS_IN_HALF = 16, 128
 """Slots with noise of their own: in half precision a sum in another order changes one number in thousands, the others round to the same value."""
 _CHUNK_ROWS: Final = (36, 200)
@@ -38,16 +40,17 @@ def failures(decoder: Decoder) -> Iterator[str]:
 
 def key_pads(decoder: Decoder) -> tuple[int, ...]:
     """Kernels sum over keys in blocks whose sizes depend on their number: pads whose blocks begin as those of `KEY_PAD` do give the same bits."""
-    config = decoder.config
+    config, half = decoder.config, decoder.dtype != torch.float32
     attended = []
     for kv_heads, head_dim in _head_shapes(decoder):
         if _is_native(decoder, head_dim):
             continue
         shape = (min(2, kv_heads), pad_to(config.num_heads // kv_heads, ROW_PAD))
-        slots = _KEY_PAD_SLOTS if decoder.dtype == torch.float32 else _KEY_PAD_SLOTS_IN_HALF
+        slots = _KEY_PAD_SLOTS_IN_HALF if half else _KEY_PAD_SLOTS
         attended += [_Attended(decoder.embedding, slots, *shape, head_dim)]
         attended += [_Attended(decoder.embedding, 1, shape[0], rows, head_dim) for rows in _CHUNK_ROWS]
-    return (*(pad for pad in _FINER_KEY_PADS if all(each.holds(pad) for each in attended)), KEY_PAD)
+    tried = [pad for pad in _FINER_KEY_PADS if not (half and attended) or pad <= _FINEST_BLOCK]
+    return (*(pad for pad in tried if all(each.holds(pad) for each in attended)), KEY_PAD)
 
 
 def answers(decoder: Decoder) -> Iterator[Tensor]:

@@ -18,7 +18,7 @@ from bloomery.store.database import Database
 from bloomery.store.events import record_event
 from bloomery.types.errors import Conflict, InvalidInput, NotFound, Unauthorized
 from bloomery.types.ids import expiry_us, new_id, now_us
-from bloomery.types.keys import new_key
+from bloomery.types.keys import Scope, new_key
 from bloomery.types.resources import Key, NewKey, Page
 
 DEVELOPMENT: Final = "development"
@@ -31,7 +31,7 @@ class _Known(NamedTuple):
     project: str
     name: str
     hash: str
-    scopes: frozenset[str]
+    scopes: frozenset[Scope]
     created_us: int
     expires_us: int | None
     requests_per_minute: int | None = None
@@ -54,6 +54,8 @@ class Auth:
         """Latest use by id."""
         self._unstored: dict[str, int] = {}
         """What of it is not in the database yet."""
+        self._lent: dict[str, Principal] = {}
+        """Who calls with a key that is good for as long as it is lent: by its hash."""
 
     async def load(self, development_key: str) -> None:
         """Read all keys; the development key is the one given and no other."""
@@ -72,14 +74,34 @@ class Auth:
         """The principal behind a key that was shown before, if it is still good."""
         # One hash and one look-up by it, whatever is wrong with the key: the time tells nothing about those that there are, and no disk is touched.
         known = self._keys.get(key_hash)
+        if known is None and (borrower := self._lent.get(key_hash)) is not None:
+            return borrower
         if known is None:
             raise Unauthorized(
-                "unknown API key, or one that was revoked: `bloomery keys create` makes one, and the data directory has one in `api_key`"
+                "unknown API key, or one that was revoked: `bloomery key create` makes one, and the data directory has one in `api_key`"
             )
         if known.expires_us is not None and known.expires_us <= now_us():
             raise Unauthorized(f"this API key, `{known.name}`, has expired: ask for a new one")
         self._used_us[known.id] = self._unstored[known.id] = now_us()
         return known.principal
+
+    def principal(self, key_id: str) -> Principal:
+        """The principal behind the key of this id, for what goes on behind its request; Unauthorized where it is good no longer."""
+        known = next((known for known in self._keys.values() if known.id == key_id), None)
+        if known is not None and (known.expires_us is None or known.expires_us > now_us()):
+            return known.principal
+        borrower = next((borrower for borrower in self._lent.values() if borrower.key_id == key_id), None)
+        if borrower is None:
+            raise Unauthorized("the API key that this was asked with was revoked or has expired")
+        return borrower
+
+    def lend(self, key_hash: str, borrower: Principal) -> None:
+        """Take the key with this hash for the borrower's until it is taken back. Nothing of it is stored here."""
+        self._lent[key_hash] = borrower
+
+    def take_back(self, key_hash: str) -> None:
+        """Refuse a lent key from now on."""
+        self._lent.pop(key_hash, None)
 
     async def mine(self, p: Principal) -> Key:
         """The key that the caller uses, without its secret."""
@@ -95,7 +117,7 @@ class Auth:
         self,
         p: Principal,
         name: str,
-        scopes: frozenset[str],
+        scopes: frozenset[Scope],
         *,
         project: str | None = None,
         ttl_s: int | None = None,
@@ -104,10 +126,6 @@ class Auth:
     ) -> NewKey:
         """A fresh key, shown once: of a `request` that comes again it is only known that it made one, and Conflict says so."""
         project = _administered(p, project)
-        if unknown := scopes - SCOPES:
-            raise InvalidInput(f"unknown scope `{min(unknown)}`: there are {', '.join(sorted(SCOPES))}", field="scopes")
-        if not scopes:
-            raise InvalidInput(f"a key without scopes allows nothing: give it some of {', '.join(sorted(SCOPES))}", field="scopes")
         if name == DEVELOPMENT or not name:
             raise InvalidInput(f"a key cannot be called `{name}`", field="name")
         key, now = new_key(), now_us()
@@ -129,7 +147,7 @@ class Auth:
         project = _administered(p, project)
         known = next((known for known in self._keys.values() if (known.project, known.name) == (project, name)), None)
         if known is None:
-            ways = "`bloomery keys list` shows those of all projects, and `--project` (`project` of a request) names another project"
+            ways = "`bloomery key list` shows those of all projects, and `--project` (`project` of a request) names another project"
             raise NotFound(f"project `{project}` has no key `{name}`: {ways}", field="name")
         _check_revocable(known)
         await asyncio.shield(self._remove(p, known))
@@ -137,9 +155,11 @@ class Auth:
 
     async def note_use(self) -> None:
         """Store when keys were last used; called now and then, off the request path."""
-        used, self._unstored = self._unstored, {}
+        used = dict(self._unstored)
         if used:
             await self._database.write(lambda connection: _note_use(connection, used))
+            # Those of now, and not before: what cannot be written is written the next time.
+            self._unstored = {key_id: at_us for key_id, at_us in self._unstored.items() if at_us > used.get(key_id, 0)}
 
     async def _add(self, p: Principal, known: _Known, request: Repeatable | None) -> None:
         await self._database.write(lambda connection: _add_once(connection, known, p, request))

@@ -25,8 +25,10 @@ class Principal(NamedTuple):
 
     project: str
     key_id: str
-    scopes: frozenset[str]
+    scopes: frozenset[Scope]
     allowance: Allowance = UNLIMITED
+    patient: bool = False
+    """What is asked so is sampled behind what people wait for."""
 
     def require(self, *scopes: Scope) -> None:
         """Refuse unless the key has one of the scopes."""

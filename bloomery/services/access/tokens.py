@@ -6,13 +6,13 @@ The audience says what a token is for: an address to download from is never acce
 import hashlib
 import hmac
 import json
-import os
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from bloomery.store.files import write_privately
 from bloomery.types.errors import InvalidToken
 from bloomery.types.ids import now_us
 
@@ -53,13 +53,7 @@ def signing_key(path: Path) -> bytes:
     """The key in this file, which is made if it is not there."""
     if not path.exists():
         # Under its name only when it is whole: half a key would be easy to guess.
-        fresh = path.with_name(f"{path.name}.new")
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(_KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
+        write_privately(path, secrets.token_bytes(_KEY_BYTES))
     return path.read_bytes()
 
 

@@ -14,15 +14,17 @@ from sqlalchemy import Connection, Select, select
 from sqlalchemy import Row as DatabaseRow
 
 from bloomery.services.access.principal import Principal
-from bloomery.services.data.dataset_rows import Message, Row, chat_problem
+from bloomery.services.data.row import Message, Row
+from bloomery.services.data.row_kinds import Broken
+from bloomery.services.data.row_kinds import row_of as imported_row
 from bloomery.services.data.shingles import NearDuplicates
 from bloomery.services.data.span_rows import read_body
 from bloomery.services.data.traffic import Traffic
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
+from bloomery.types.datasets import Curate
 from bloomery.types.errors import NotFound
-from bloomery.types.resources import Curate
 
 
 class Curated(NamedTuple):
@@ -99,12 +101,17 @@ def row_of(span_id: str, body: Mapping[str, Any], verdict: Verdict) -> Row | str
         answer = None if message.get("tool_calls") else message.get("content")
     messages = [_plain(message) for message in asked]
     spoken: list[Any] = [*messages, {"role": "assistant", "content": answer}]
-    if chat_problem(spoken) is not None:
+    # Rows of traffic are texts: what else a message has would be missing when it is served again.
+    if any(not isinstance(message, dict) or message.keys() - {"role", "content"} for message in spoken):
         return "not_text"
-    return Row(tuple(spoken), "correction" if verdict.kind == "correction" else "confirmed", span_id)
+    try:
+        row = imported_row({"messages": spoken}, "chat").row
+    except Broken:
+        return "not_text"
+    return row._replace(label_source="correction" if verdict.kind == "correction" else "confirmed", source_span=span_id)
 
 
-def curated_rows(judged: Curated, parent: Sequence[Row]) -> Curated:
+def curated_rows(judged: Curated, parent: Iterable[Row]) -> Curated:
     """One row per prompt, the latest judged, unless the parent's training rows have its like with the same answer already."""
     latest = {row.prompt: row for row in judged.rows}
     known: dict[str, NearDuplicates] = {}

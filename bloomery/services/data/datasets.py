@@ -1,49 +1,81 @@
 """Data sets: names with immutable, content-addressed versions.
 
-A version's rows are one compressed blob of lines. Held-out rows (`eval`, `validation`) are pinned: every later version holds them, and no
-later version takes their like into `train` (`dataset_rows.assemble`). `curation` makes new rows of judged traffic.
+A version's rows are one blob (`stored_rows`). Held-out rows (`eval`, `validation`) are pinned: every later version holds them, and no
+later version takes their like into `train` (`dataset_rows.assemble`). `importing` makes versions of files and rows, `curation` rows of judged
+traffic.
 """
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 
-import zstandard
-from blake3 import blake3
-from sqlalchemy import Connection, Select, insert, select
+from sqlalchemy import Connection, Select, delete, insert, select
 from sqlalchemy import Row as DatabaseRow
 
 from bloomery.services.access.principal import Principal
 from bloomery.services.access.repeats import Repeatable, answer_before, once
 from bloomery.services.data.curation import Curation, curated_rows
-from bloomery.services.data.dataset_rows import HELD_OUT, Assembled, Opened, Row, StoredRows, assemble, parse, stored_lines
+from bloomery.services.data.importing import Built, Ground, Prepared, made, prepare_files, prepare_rows, prepare_split, validate_file
+from bloomery.services.data.reading import Source, unpacked
+from bloomery.services.data.stored_rows import Blob, Opened, StoredRows
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
-from bloomery.types.errors import Conflict, InvalidInput, NotFound, Unavailable
+from bloomery.types.datasets import (
+    AnyRow,
+    Curate,
+    Dataset,
+    DatasetVersion,
+    ImportRows,
+    RowKind,
+    RowProblem,
+    SplitChoice,
+    UploadRows,
+    Validation,
+)
+from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.types.ids import new_id, now_us
-from bloomery.types.resources import Curate, Dataset, DatasetRow, DatasetVersion, ImportRows, Page, Split
+from bloomery.types.jobs import JobSpec, JobState
+from bloomery.types.resources import Page, Split
 
 OPENED_BYTES: Final = 128 << 20
-"""Lines of versions that stay in memory for whoever reads them page by page; a version with more is unpacked again for each page."""
+"""Lines of versions that stay in memory for whoever reads them page by page; what does not fit is read and unpacked again."""
+AT_ONCE: Final = 2
+"""Versions that are made at the same time: each takes memory for the hashes of its rows, and a thread."""
+_ITEMS_AT_ONCE: Final = 10_000
 
-Splits = Mapping[Split, Sequence[Row]]
+_T = TypeVar("_T")
+_Preparing = Callable[[Dataset, Ground], Awaitable[Callable[[ExitStack], Prepared]]]
+"""Looks at the data set and what its version is made on, and gives what makes it, which runs on a thread."""
 
 
-class _Version(NamedTuple):
+class StoredVersion(NamedTuple):
+    """A version and its rows."""
+
     id: str
-    stored: StoredRows
+    kind: RowKind
+    manifest: str
+    blob: Blob
+    rejected_key: str | None
 
 
 class Datasets:
-    """Imports, curates and reads versions."""
+    """Imports, curates and reads versions. `scratch`: where files lie while a version is made."""
 
-    def __init__(self, database: Database, blobs: AsyncBlobs, curation: Curation, *, opened_bytes: int = OPENED_BYTES) -> None:
+    def __init__(
+        self, database: Database, blobs: AsyncBlobs, curation: Curation, *, opened_bytes: int = OPENED_BYTES, scratch: Path | None = None
+    ) -> None:
+        self.scratch = scratch
         self._database = database
         self._blobs = blobs
         self._curation = curation
         self._opened = Opened(opened_bytes)
+        self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def create(self, p: Principal, name: str, *, request: Repeatable | None = None) -> Dataset:
         """An empty data set. A `request` that comes again, here and below, changes nothing and is answered what it was."""
@@ -55,6 +87,22 @@ class Datasets:
         p.require("read", "train")
         return await self._database.read(lambda connection: _load(connection, _named(connection, p.project, name)))
 
+    async def chosen(self, p: Principal, name: str, version: str | None, split: Split, *, split_field: str = "data.split") -> DatasetVersion:
+        """The version of this id or manifest, or the newest, which has rows in a split; errors name the fields of `data` in a spec."""
+        try:
+            dataset = await self.get(p, name)
+        except NotFound as error:
+            raise NotFound(error.message, field="data.dataset") from None
+        if not dataset.versions:
+            raise Conflict(f"data set `{dataset.name}` has no version yet: import rows first", field="data.dataset")
+        found = [each for each in dataset.versions if version in (None, each.id, each.manifest)]
+        if not found:
+            raise NotFound(f"data set `{dataset.name}` has no version `{version}`", field="data.version")
+        if not found[-1].counts.get(f"{split}.rows"):
+            problem = f"version {found[-1].number} of data set `{dataset.name}` has no rows in `{split}`"
+            raise InvalidInput(f"{problem}: name another split, or make a version that has some", field=split_field)
+        return found[-1]
+
     async def list(self, p: Principal, *, limit: int = 50, offset: int = 0) -> Page[Dataset]:
         """All data sets, oldest first."""
         p.require("read", "train")
@@ -62,113 +110,186 @@ class Datasets:
         found = await self._database.read(lambda connection: [_load(connection, row) for row in connection.execute(query)])
         return Page(data=found[:limit], offset=offset, has_more=len(found) > limit)
 
-    async def import_rows(self, p: Principal, name: str, given: ImportRows, *, request: Repeatable | None = None) -> DatasetVersion:
-        """A version of the rows of files; a broken row refuses all of them."""
+    async def delete(self, p: Principal, name: str) -> None:
+        """Forget a data set with all its versions, unless a job that has not ended needs its rows. What was made of them stays."""
         p.require("train")
-        if (made := await answer_before(self._database, p, request, DatasetVersion)) is not None:
-            return made
+
+        def forget(connection: Connection) -> None:
+            row = _named(connection, p.project, name)
+            if (job := _job_that_needs(connection, p.project, name)) is not None:
+                raise Conflict(
+                    f"data set `{name}` is what job `{job.name}` ({job.state}) trains on: cancel the job, or wait for its end", field="name"
+                )
+            versions = select(rows.dataset_version.c.id).where(rows.dataset_version.c.dataset_id == row.id)
+            connection.execute(delete(rows.dataset_item).where(rows.dataset_item.c.version_id.in_(versions)))
+            connection.execute(delete(rows.dataset_version).where(rows.dataset_version.c.dataset_id == row.id))
+            connection.execute(delete(rows.dataset).where(rows.dataset.c.id == row.id))
+
+        await self._database.write(forget)
+
+    async def import_rows(self, p: Principal, name: str, given: ImportRows, *, request: Repeatable | None = None) -> DatasetVersion:
+        """A version of the rows of files; a broken row refuses all of them, unless it is to be skipped."""
+        p.require("train")
         if not given.splits:
             raise InvalidInput("give the content of at least one split", field="splits")
-        dataset = await self.get(p, name)
-        parsed = await asyncio.to_thread(lambda: {split: parse(given.format, content, split) for split, content in given.splits.items()})
-        recipe = {"kind": "import", "format": given.format}
-        return await self._add_version(p, dataset, request, parent=given.parent, given=parsed, recipe=recipe, counts={})
+        # What came in JSON is Unicode already.
+        sources = [Source(split, given.format, BytesIO(content.encode())) for split, content in given.splits.items()]
+        return await self._import(p, name, sources, given, request)
+
+    async def upload(self, p: Principal, name: str, given: UploadRows, file: BinaryIO, *, request: Repeatable | None = None) -> DatasetVersion:
+        """The same of one file, whose bytes are read as they are."""
+        p.require("train")
+        return await self._import(p, name, [Source(given.split, given.format, file)], given, request)
+
+    async def of_files(self, p: Principal, name: str, files: Mapping[Split, BinaryIO], kind: RowKind | None) -> DatasetVersion:
+        """The version of these rows, in a data set that is made where there is none; where any row is none, neither is made."""
+        p.require("train")
+        sources = [Source(split, "jsonl", file) for split, file in files.items()]
+
+        def prepare(stack: ExitStack) -> Prepared:
+            return prepare_files(sources, Ground(), kind=kind, choice=None, on_error="refuse", stack=stack, scratch=self.scratch)
+
+        recipe = {"kind": "import", "format": "jsonl"}
+        built = await self._work(lambda: made(prepare, Ground(), recipe, self._blobs.blobs, self.scratch))
+        return await self._database.write(lambda connection: _append_named(connection, p.project, name, built))
+
+    async def validate(self, p: Principal, given: UploadRows, file: BinaryIO, name: str | None = None) -> Validation:
+        """What `upload` would do to a data set, or to a new one; nothing is stored."""
+        p.require("train")
+        ground, kind = Ground(), given.kind
+        if name is not None:
+            dataset = await self.get(p, name)
+            ground, kind = await self._ground(p, dataset, given.parent), _kind(dataset, given.kind)
+        source = Source(given.split, given.format, file)
+        return await self._work(lambda: validate_file(source, ground, kind, given.choice, self.scratch))
+
+    async def split(self, p: Principal, name: str, version: str, choice: SplitChoice, *, request: Repeatable | None = None) -> DatasetVersion:
+        """A version that holds out some of the training rows of another."""
+        p.require("train")
+        if not choice.holds_out:
+            raise InvalidInput("`eval` and `validation` are both 0: hold out a share of the rows", field="eval")
+        recipe = {"kind": "split", **choice.model_dump(exclude_none=True)}
+
+        async def prepared(dataset: Dataset, ground: Ground) -> Callable[[ExitStack], Prepared]:
+            parent = await self.stored(p, name, version)
+            return lambda stack: prepare_split(parent.blob, ground, parent.kind, choice, stack, self.scratch)
+
+        return await self._add_version(p, name, request, parent=version, recipe=recipe, prepared=prepared)
 
     async def curate(self, p: Principal, name: str, choice: Curate, *, request: Repeatable | None = None) -> DatasetVersion:
         """The parent's rows and what judged traffic adds to them."""
         p.require("train")
-        if (made := await answer_before(self._database, p, request, DatasetVersion)) is not None:
-            return made
-        dataset = await self.get(p, name)
-        parent = (await self._open(p, dataset, choice.parent)).stored
-        judged = await self._curation.judged(p, choice)
-        accepted = await asyncio.to_thread(lambda: curated_rows(judged, parent.rows("train")))
         recipe = {"kind": "curate", **choice.model_dump(exclude={"parent"})}
-        given: Splits = {"train": accepted.rows}
-        return await self._add_version(p, dataset, request, parent=choice.parent, given=given, recipe=recipe, counts=accepted.counts)
 
-    async def rows(self, p: Principal, name: str, version: str, split: Split, *, limit: int = 50, offset: int = 0) -> Page[DatasetRow]:
+        async def prepared(dataset: Dataset, ground: Ground) -> Callable[[ExitStack], Prepared]:
+            if _kind(dataset, None) not in ("chat", None):
+                raise InvalidInput(f"data set `{name}` holds `{_kind(dataset, None)}` rows, and traffic gives conversations", field="parent")
+            judged = await self._curation.judged(p, choice)
+
+            def prepare(stack: ExitStack) -> Prepared:
+                accepted = curated_rows(judged, ground.inherited())
+                return prepare_rows({"train": accepted.rows}, ground, "chat", accepted.counts, stack, self.scratch)
+
+            return prepare
+
+        return await self._add_version(p, name, request, parent=choice.parent, recipe=recipe, prepared=prepared)
+
+    async def rows(self, p: Principal, name: str, version: str, split: Split, *, limit: int = 50, offset: int = 0) -> Page[AnyRow]:
         """Rows of one split, in order."""
-        p.require("read", "train")
-        stored = (await self._open(p, await self.get(p, name), version)).stored
-        return await asyncio.to_thread(lambda: _page(stored, split, limit, offset))
+        blob = (await self.stored(p, name, version)).blob
+        return await asyncio.to_thread(lambda: _page(blob, split, limit, offset))
+
+    async def rejected(self, p: Principal, name: str, version: str, *, limit: int = 50, offset: int = 0) -> Page[RowProblem]:
+        """Rows of the files of an import that were skipped, and why."""
+        key = (await self.stored(p, name, version)).rejected_key
+        if key is None:
+            return Page(data=[], offset=offset, has_more=False)
+        packed = await self._blobs.get(key)
+        found = await asyncio.to_thread(lambda: unpacked(packed, limit=limit + 1, offset=offset))
+        return Page(data=found[:limit], offset=offset, has_more=len(found) > limit)
+
+    async def stored(self, p: Principal, name: str, version: str) -> StoredVersion:
+        """A version by its id or manifest, for whoever reads its rows."""
+        return await self._open(p, await self.get(p, name), version)
+
+    async def blob(self, key: str) -> Blob:
+        """Stored rows by their key, which somebody who may read them was given."""
+        stored = self._opened.get(key)
+        if stored is None:
+            stored = await asyncio.to_thread(self._read_index, key)
+            # The key is the hash of the content, so what is remembered under it cannot be out of date.
+            self._opened.keep(key, stored, stored.size_bytes)
+        return Blob(key, stored, self._opened)
+
+    async def _import(
+        self, p: Principal, name: str, sources: Sequence[Source], given: ImportRows | UploadRows, request: Repeatable | None
+    ) -> DatasetVersion:
+        p.require("train")
+        choice = given.choice
+        recipe: dict[str, Any] = {"kind": "import", "format": given.format}
+        recipe |= {"split": choice.model_dump(exclude_none=True)} if choice else {}
+        recipe |= {"on_error": given.on_error} if given.on_error != "refuse" else {}
+
+        async def prepared(dataset: Dataset, ground: Ground) -> Callable[[ExitStack], Prepared]:
+            kind = _kind(dataset, given.kind)
+            return lambda stack: prepare_files(sources, ground, kind=kind, choice=choice, on_error=given.on_error, stack=stack, scratch=self.scratch)
+
+        return await self._add_version(p, name, request, parent=given.parent, recipe=recipe, prepared=prepared)
 
     async def _add_version(
-        self,
-        p: Principal,
-        dataset: Dataset,
-        request: Repeatable | None,
-        *,
-        parent: str | None,
-        given: Splits,
-        recipe: dict[str, Any],
-        counts: dict[str, int],
+        self, p: Principal, name: str, request: Repeatable | None, *, parent: str | None, recipe: dict[str, Any], prepared: _Preparing
     ) -> DatasetVersion:
-        above = None if parent is None else await self._open(p, dataset, parent)
+        if (known := await answer_before(self._database, p, request, DatasetVersion)) is not None:
+            return known
+        dataset = await self.get(p, name)
+        ground = await self._ground(p, dataset, parent)
+        prepare = await prepared(dataset, ground)
+        built = await self._work(lambda: made(prepare, ground, recipe, self._blobs.blobs, self.scratch))
         latest = dataset.versions[-1].id if dataset.versions else None
-        pinned = None if latest is None else (await self._open(p, dataset, latest)).stored
-        built = await asyncio.to_thread(_build, pinned, above, given, recipe)
-        await self._store(built.key, built.stored)
-        row = built.row | {"counts": json.dumps(counts | built.assembled.counts)}
-        add = once(p, request, DatasetVersion, lambda connection: _append(connection, p.project, dataset, latest, row, built.assembled))
-        return await self._database.write(add)
+        return await self._database.write(once(p, request, DatasetVersion, lambda connection: _append(connection, p.project, dataset, latest, built)))
 
-    async def _store(self, key: str, packed: bytes) -> None:
-        try:
-            await self._blobs.put(key, packed)
-        except OSError as error:
-            raise Unavailable(
-                f"the {len(packed)} bytes of this version cannot be written ({error.strerror}) and nothing was added: "
-                "is the server's disk full? Free space there and ask again"
-            ) from error
+    async def _work(self, work: Callable[[], _T]) -> _T:
+        await self._turns.acquire()
+        running = asyncio.get_running_loop().run_in_executor(None, work)
+        # A caller who leaves does not stop the thread, so the turn ends when the thread does.
+        running.add_done_callback(self._end_turn)
+        return await asyncio.shield(running)
 
-    async def _open(self, p: Principal, dataset: Dataset, version: str) -> _Version:
+    def _end_turn(self, done: asyncio.Future[Any]) -> None:
+        self._turns.release()
+        if not done.cancelled():
+            # Looked at here, because a caller who left does not.
+            done.exception()
+
+    async def _ground(self, p: Principal, dataset: Dataset, parent: str | None) -> Ground:
+        above = None if parent is None else await self._open(p, dataset, parent)
+        latest = await self._open(p, dataset, dataset.versions[-1].id) if dataset.versions else None
+        return Ground(latest and latest.blob, above and above.blob, above and above.id)
+
+    async def _open(self, p: Principal, dataset: Dataset, version: str) -> StoredVersion:
         query = _version(p.project, dataset.id, version)
         row = await self._database.read(lambda connection: connection.execute(query).first())
         if row is None:
             raise NotFound(f"data set `{dataset.name}` has no version `{version}`", field="version")
-        # The key is the hash of the content, so what is remembered under it cannot be out of date.
-        if (stored := self._opened.get(row.key)) is None:
-            packed = await self._blobs.get(row.key)
-            stored = await asyncio.to_thread(lambda: StoredRows(zstandard.decompress(packed)))
-            self._opened.keep(row.key, stored)
-        return _Version(row.id, stored)
+        return StoredVersion(row.id, row.kind or "chat", row.manifest, await self.blob(row.key), row.rejected_key)
+
+    def _read_index(self, key: str) -> StoredRows:
+        blobs = self._blobs.blobs
+        return StoredRows.open(blobs.size(key), lambda start, stop: blobs.part(key, start, stop))
 
 
-class _Built(NamedTuple):
-    assembled: Assembled
-    row: dict[str, Any]
-    key: str
-    stored: bytes
+def _kind(dataset: Dataset, wanted: RowKind | None) -> RowKind | None:
+    """That of all rows of a data set, whose held-out rows are in every version; None where it has none yet and none is wanted."""
+    held = dataset.versions[-1].kind if dataset.versions else wanted
+    if wanted not in (None, held):
+        problem = f"data set `{dataset.name}` holds `{held}` rows, not `{wanted}`"
+        raise InvalidInput(f"{problem}: give every kind of rows a data set of its own", field="kind")
+    return held
 
 
-def _build(latest: StoredRows | None, above: _Version | None, given: Splits, recipe: dict[str, Any]) -> _Built:
-    pinned: Splits = {split: latest.rows(split) for split in HELD_OUT} if latest else {}
-    inherited = above.stored.rows("train") if above else []
-    parent = above.id if above else None
-    assembled = assemble(pinned, inherited, given)
-    content = stored_lines(assembled.splits)
-    manifest = blake3(content).hexdigest()
-    key = f"datasets/{manifest}.jsonl.zst"
-    text = json.dumps(recipe | {"parent": parent}, sort_keys=True)
-    row = {
-        "id": new_id("version"),
-        "recipe": json.dumps(recipe),
-        "recipe_hash": blake3(text.encode()).hexdigest(),
-        "manifest": manifest,
-        "parent": parent,
-        "key": key,
-        "created_us": now_us(),
-    }
-    return _Built(assembled, row, key, zstandard.compress(content))
-
-
-def _page(stored: StoredRows, split: Split, limit: int, offset: int) -> Page[DatasetRow]:
-    data = [
-        DatasetRow(messages=list(row.messages), label_source=row.label_source, source_span=row.source_span)
-        for row in stored.page(split, limit=limit, offset=offset)
-    ]
-    return Page(data=data, offset=offset, has_more=offset + limit < stored.count(split))
+def _page(blob: Blob, split: Split, limit: int, offset: int) -> Page[AnyRow]:
+    data = [row.resource() for row in blob.page(split, limit=limit, offset=offset)]
+    return Page[AnyRow](data=data, offset=offset, has_more=offset + limit < blob.stored.count(split))
 
 
 def _create(connection: Connection, project: str, name: str) -> Dataset:
@@ -179,9 +300,11 @@ def _create(connection: Connection, project: str, name: str) -> Dataset:
     return _load(connection, _named(connection, project, name))
 
 
-def _append(connection: Connection, project: str, dataset: Dataset, latest: str | None, row: dict[str, Any], assembled: Assembled) -> DatasetVersion:
-    table = rows.dataset_version.c
-    if (known := connection.execute(same_version(dataset.id, row["manifest"], row["parent"])).first()) is not None:
+def _append(connection: Connection, project: str, dataset: Dataset, latest: str | None, built: Built) -> DatasetVersion:
+    table, row = rows.dataset_version.c, built.row
+    if connection.execute(select(rows.dataset.c.id).where(rows.dataset.c.id == dataset.id)).first() is None:
+        raise NotFound(f"data set `{dataset.name}` was deleted meanwhile", field="name")
+    if (known := connection.execute(same_version(dataset.id, row["manifest"], row["parent"], row["rejected_key"])).first()) is not None:
         return _version_of(known, dataset.name)
     last = connection.execute(select(table.id, table.number).where(table.dataset_id == dataset.id).order_by(table.number.desc())).first()
     if latest != (None if last is None else last.id):
@@ -189,30 +312,37 @@ def _append(connection: Connection, project: str, dataset: Dataset, latest: str 
         raise Conflict(f"another version of `{dataset.name}` was added meanwhile: ask again")
     stored = row | {"project": project, "dataset_id": dataset.id, "number": 1 if last is None else last.number + 1}
     connection.execute(insert(rows.dataset_version), stored)
-    connection.execute(insert(rows.dataset_item), _items(project, row["id"], assembled))
+    items = _items(project, row["id"], built)
+    while some := list(islice(items, _ITEMS_AT_ONCE)):
+        connection.execute(insert(rows.dataset_item), some)
     return _version_of(connection.execute(select(rows.dataset_version).where(table.id == row["id"])).one(), dataset.name)
 
 
-def same_version(dataset_id: str, manifest: str, parent: str | None) -> Select[Any]:
-    """The version of a data set with this content and this parent, which may be none."""
+def _append_named(connection: Connection, project: str, name: str, built: Built) -> DatasetVersion:
+    table = rows.dataset.c
+    there = connection.execute(select(table.id).where(table.project == project, table.name == name)).first() is not None
+    dataset = _load(connection, _named(connection, project, name)) if there else _create(connection, project, name)
+    return _append(connection, project, dataset, dataset.versions[-1].id if dataset.versions else None, built)
+
+
+def same_version(dataset_id: str, manifest: str, parent: str | None, rejected_key: str | None = None) -> Select[Any]:
+    """The version of a data set with this content, this parent and these rejected rows; both may be none."""
     table = rows.dataset_version.c
-    return select(rows.dataset_version).where(table.dataset_id == dataset_id, table.manifest == manifest, table.parent.is_not_distinct_from(parent))
+    same = (table.parent.is_not_distinct_from(parent), table.rejected_key.is_not_distinct_from(rejected_key))
+    return select(rows.dataset_version).where(table.dataset_id == dataset_id, table.manifest == manifest, *same)
 
 
-def _items(project: str, version_id: str, assembled: Assembled) -> list[dict[str, Any]]:
-    placed = [(split, row) for split in sorted(assembled.splits) for row in assembled.splits[split]]
-    return [
-        {
+def _items(project: str, version_id: str, built: Built) -> Iterator[dict[str, Any]]:
+    for position, (item_hash, split, source_span, label_source) in enumerate(built.items):
+        yield {
             "project": project,
             "version_id": version_id,
-            "item_hash": row.hash,
+            "item_hash": item_hash,
             "position": position,
             "split": split,
-            "source_span": row.source_span,
-            "label_source": row.label_source,
+            "source_span": source_span,
+            "label_source": label_source,
         }
-        for position, (split, row) in enumerate(placed)
-    ]
 
 
 def _named(connection: Connection, project: str, name: str) -> DatabaseRow[Any]:
@@ -220,6 +350,13 @@ def _named(connection: Connection, project: str, name: str) -> DatabaseRow[Any]:
     if row is None:
         raise NotFound(f"no data set `{name}`", field="name")
     return row
+
+
+def _job_that_needs(connection: Connection, project: str, name: str) -> DatabaseRow[Any] | None:
+    table = rows.job.c
+    query = select(rows.job).where(table.project == project, table.state.in_([state for state in JobState if not state.ended]))
+    found: Sequence[DatabaseRow[Any]] = connection.execute(query).all()
+    return next((row for row in found if JobSpec.model_validate_json(row.spec).data.dataset == name), None)
 
 
 def _version(project: str, dataset_id: str, version: str) -> Select[Any]:
@@ -242,6 +379,7 @@ def _version_of(row: DatabaseRow[Any], dataset: str) -> DatasetVersion:
         number=row.number,
         manifest=row.manifest,
         parent=row.parent,
+        kind=row.kind or "chat",
         counts=json.loads(row.counts),
         recipe=json.loads(row.recipe),
         created_us=row.created_us,

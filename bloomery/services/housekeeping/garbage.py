@@ -28,8 +28,17 @@ ROWS_AT_ONCE: Final = 500
 """Checkpoints that go in one transaction: other writers wait for it."""
 SWEEP_EVERY_US: Final = 6 * 3_600 * 1_000_000
 """Housekeeping looks through all blobs: much less often than through rows, for it lists every file."""
-_FOLDERS: Final = ("checkpoints", "snapshots", "manifests", "fidelity", "probes", "bases", "bodies", "datasets")
-_OTHER_KEYS: Final = (rows.span.c.body_ref, rows.dataset_version.c.key)
+_FOLDERS: Final = ("checkpoints", "snapshots", "manifests", "fidelity", "probes", "bases", "bodies", "batches", "datasets", "evaluations", "files")
+_OTHER_KEYS: Final = (
+    rows.span.c.body_ref,
+    rows.dataset_version.c.key,
+    rows.dataset_version.c.rejected_key,
+    rows.batch.c.input_key,
+    rows.batch_line.c.key,
+    rows.evaluation.c.rows_key,
+    rows.file.c.key,
+    rows.upload_part.c.key,
+)
 """Of blobs that are no weights."""
 _BASES: Final = (rows.base_model.c.base_hash, rows.run.c.base_hash, rows.deployment.c.base_hash)
 """Of bases that are served, or that something belongs to: what was proved of them is what they are held against when they are served again."""
@@ -85,12 +94,16 @@ def _total(expired: Collected, swept: _Swept) -> Collected:
 
 
 def _expire(connection: Connection, now: int) -> int:
-    """Spans go with the judgements of them, which may quote what was said."""
+    """Spans go with the judgements of them, which may quote what was said; and files and uploads go whose time is over."""
     expired = select(rows.span.c.id).where(rows.span.c.retention_until_us < now)
     connection.execute(delete(rows.feedback).where(rows.feedback.c.target_kind == "span", rows.feedback.c.target_id.in_(expired)))
     spans = connection.execute(delete(rows.span).where(rows.span.c.retention_until_us < now)).rowcount
     remaining = select(rows.span.c.episode_id).where(rows.span.c.episode_id.is_not(None), rows.span.c.project == rows.feedback.c.project)
     connection.execute(delete(rows.feedback).where(rows.feedback.c.target_kind == "episode", rows.feedback.c.target_id.not_in(remaining)))
+    connection.execute(delete(rows.file).where(rows.file.c.expires_us < now))
+    over = select(rows.upload.c.id).where(rows.upload.c.expires_us < now)
+    connection.execute(delete(rows.upload_part).where(rows.upload_part.c.upload_id.in_(over)))
+    connection.execute(delete(rows.upload).where(rows.upload.c.expires_us < now))
     forget_old(connection, now)
     return spans
 

@@ -5,19 +5,23 @@ where their events pass through the api, so restarts of an engine are part of wh
 for several samples counts as that many in all but its prompt.
 """
 
+import math
 import time
 from collections import Counter as Tally
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from bloomery.services.engines.link import EngineLink
 from bloomery.services.engines.models import Models
 from bloomery.types.errors import InvalidInput, Unavailable
 from bloomery.types.generation import FinishReason, Generate, SampledToken, SampleFinished
+from bloomery.types.serving import QUEUE_BOUNDS_S, QueueTimes
 
 Ended = FinishReason | Literal["error"]
 """Why a sample ended, as vLLM counts it: `error` where its caller was told of one."""
@@ -56,13 +60,13 @@ class Meters:
     def request(self, base_hash: str, generate: Generate, *, bounded: bool) -> "Meter":
         """Watch a request that is submitted now; one that is `bounded` is refused where too many samples wait."""
         samples, waiting = generate.num_samples, self._waiting[base_hash]
-        if bounded and samples > self.max_waiting:
-            raise InvalidInput(f"{samples} samples are asked for, and at most {self.max_waiting} may wait here: ask for fewer at a time", field="n")
-        if bounded and waiting + samples > self.max_waiting:
+        # What nobody waits for leaves room for whom somebody does.
+        most = self.max_waiting if generate.priority == "production" else max(1, self.max_waiting // 2)
+        if bounded and samples > most:
+            raise InvalidInput(f"{samples} samples are asked for, and at most {most} may wait here: ask for fewer at a time", field="n")
+        if bounded and waiting + samples > most:
             self.refused("queue")
-            raise Unavailable(
-                f"the queue of `{self._names[base_hash]}` is full: {waiting} samples wait, at most {self.max_waiting} may; try again in a moment"
-            )
+            raise Unavailable(f"the queue of `{self._names[base_hash]}` is full: {waiting} samples wait, at most {most} may; try again in a moment")
         return Meter(self._of_models[self._names[base_hash]], generate, self._waiting if bounded else Tally(), base_hash)
 
 
@@ -200,6 +204,17 @@ class _Processes(Collector):
                 if link.status is not None:
                     family.add_metric(labels, getattr(link.status, field))
             yield family
+        queued = HistogramMetricFamily("vllm:request_queue_time_seconds", "From a sample's submission to its first place.", labels=_PROCESS)
+        for labels, link in self._links.items():
+            if link.status is not None:
+                times = link.status.queue_times
+                queued.add_metric(labels, _up_to(times), times.seconds)
+        yield queued
+
+
+def _up_to(times: QueueTimes) -> list[tuple[str, float]]:
+    """The buckets of a histogram, each with those of all before it."""
+    return list(zip(map(floatToGoString, (*QUEUE_BOUNDS_S, math.inf)), accumulate(times.counts), strict=True))
 
 
 def _of_processes() -> list[tuple[GaugeMetricFamily | CounterMetricFamily, str]]:

@@ -63,14 +63,18 @@ class Sampling:
         """The weights behind a deployment's name, a base model's alias, a snapshot's version or a `tinker://` sampler path, where they are served."""
         target = await self._named(p, model)
         self._group(target, production=True)
-        return target
+        return target._replace(patient=p.patient)
 
     async def served(self, p: Principal) -> list[Target]:
         """Whatever has a name of its own and is served: base models, then deployments."""
         p.require("infer")
         names = dict.fromkeys([*(base.alias for base in self._models.list(p)), *await self._deployments.names(p)])
         targets = [await self._named(p, name) for name in names]
-        return [target for target in targets if self._fleet.group(target.base_hash, production=True) is not None]
+        return [target for target in targets if self.serves(target)]
+
+    def serves(self, target: Target) -> bool:
+        """Whether this start of the server was given the base of these weights."""
+        return self._fleet.group(target.base_hash, production=True) is not None
 
     def stream(self, p: Principal, target: Target, request: Generate, *, bounded: bool = False) -> "SampleStream":
         """Events as they come; a bad request is refused here, before the first. The target's weights are used, whatever the request says.

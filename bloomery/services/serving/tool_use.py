@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from blake3 import blake3
 
 from bloomery.render import ChatTokenizer
 from bloomery.render.tool_grammar import forced_calls, possible_calls
@@ -14,7 +15,7 @@ from bloomery.types.errors import InvalidInput
 from bloomery.types.generation import Grammar
 from bloomery.types.grammar import check_grammar
 
-__all__ = ["Function", "ToolUse", "checked_grammar", "tool_use"]
+__all__ = ["AnswerCalls", "Function", "ToolUse", "checked_grammar", "tool_use", "whole_message"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +69,49 @@ def tool_use(tokenizer: ChatTokenizer, functions: Sequence[Function], *, named: 
         tokens=tokenizer.added_tokens,
         spoken=tokenizer.spoken_tokens,
     )
+
+
+class AnswerCalls:
+    """The calls of one answer, in the contract's form. `key` is the answer's own: ids of calls follow from it, so that all who look see the same."""
+
+    def __init__(self, use: ToolUse, key: str) -> None:
+        self._use, self._key = use, key
+        self._reader = use.reader()
+
+    def delta(self, text: str, reason: str | None) -> dict[str, Any]:
+        """What a stream says next of a message."""
+        heard = self._reader.feed(text, final=reason is not None)
+        calls: dict[int, dict[str, Any]] = {}
+        for piece in heard.calls:
+            begun = {} if piece.name is None else {"id": self._id(piece.number, piece.name), "type": "function"}
+            call = calls.setdefault(piece.number, {"index": piece.number, **begun, "function": {}})
+            if piece.name is not None:
+                call["function"] |= {"name": piece.name, "arguments": ""}
+            call["function"]["arguments"] = call["function"].get("arguments", "") + piece.arguments
+        return ({"content": heard.text} if heard.text else {}) | ({"tool_calls": list(calls.values())} if calls else {})
+
+    def reason(self, reason: str | None) -> str | None:
+        """Why the answer ended."""
+        return "tool_calls" if reason == "stop" and self._reader.called else reason
+
+    def _id(self, index: int, name: str) -> str:
+        dialect = self._use.dialect
+        if dialect.name_start:
+            return f"{dialect.name_start}{name}:{index}"
+        digest = blake3(f"{self._key}:{index}".encode()).hexdigest()
+        return digest[:9] if dialect.short_ids else f"call_{digest[:24]}"
+
+
+def whole_message(use: ToolUse, key: str, text: str, reason: str | None) -> tuple[dict[str, Any], str | None]:
+    """A message in one piece, and why it ended."""
+    calls = AnswerCalls(use, key)
+    # An answer that was broken off is read like one that ended: what it began is shown as text.
+    delta = calls.delta(text, reason or "abort")
+    message = {"role": "assistant", "content": delta.get("content"), "refusal": None}
+    if calls.reason("stop") != "tool_calls":
+        return message | {"content": delta.get("content", "")}, reason
+    made = [{key: value for key, value in call.items() if key != "index"} for call in delta["tool_calls"]]
+    return message | {"tool_calls": made}, calls.reason(reason)
 
 
 async def checked_grammar(wanted: Grammar | None, field: str, tools: ToolUse | None, answer: Mapping[str, Any] | None) -> Grammar | None:

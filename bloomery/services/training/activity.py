@@ -55,7 +55,7 @@ class Activity:
         self._links, self._inbox, self._patience, self._bounds = links, inbox, patience or Patience(), bounds
         self._all_bounded = False
         """Whether the runs that nobody has used since the start were looked at: without being used none grows."""
-        self._published = published or Listeners()
+        self._published = Listeners() if published is None else published
         self._pool = ThreadPoolExecutor(JOURNAL_THREADS, thread_name_prefix="journal")
         self._backlog = Backlog()
         self._runs: dict[str, ActiveRun] = {}

@@ -171,7 +171,7 @@ def _check_evidence(evidence: dict[str, Any]) -> None:
 
 def _create(connection: Connection, project: str, name: str, found: Version, evidence: dict[str, Any]) -> Deployment:
     if connection.execute(_named(project, name)).first():
-        raise Conflict(f"there is a deployment `{name}` already: promote the version to it", field="name")
+        raise Conflict(f"there is a deployment `{name}` already: `bloomery deployment promote {name} VERSION` has it serve another", field="name")
     deployment_id = new_id("deployment")
     now = now_us()
     names = {"id": deployment_id, "project": project, "name": name, "base_model": found.base_model, "base_hash": found.base_hash}

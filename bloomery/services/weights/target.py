@@ -16,8 +16,11 @@ class Target(NamedTuple):
     """The name as the caller gave it."""
     deployment_id: str | None = None
     revision_id: str | None = None
+    patient: bool = False
+    """Whether whoever asks it for an answer waits for none."""
 
     @property
     def priority(self) -> Priority:
         """Of who asks it for an answer: deployments and base models serve people, a snapshot that nobody deployed is being judged."""
-        return "production" if self.deployment is not None or self.weights.key is None else "evaluation"
+        served = self.deployment is not None or self.weights.key is None
+        return "production" if served and not self.patient else "evaluation"

@@ -7,9 +7,10 @@ from sqlalchemy import Connection, func, select, update
 
 from bloomery.services.access.repeats import KEPT_S, LARGEST_ANSWER, Repeatable, once
 from bloomery.store import rows
+from bloomery.types.datasets import Dataset
 from bloomery.types.errors import Conflict
 from bloomery.types.ids import now_us
-from bloomery.types.resources import Dataset, Feedback, GiveFeedback
+from bloomery.types.resources import Feedback, GiveFeedback
 from tests.services.stage import ME, Stage, chat, play
 
 

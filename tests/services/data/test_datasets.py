@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
+from blake3 import blake3
+from sqlalchemy import select, update
 
 from bloomery.services.data.curation import Curation
 from bloomery.services.data.datasets import Datasets
+from bloomery.store import rows
+from bloomery.types.datasets import ChatRow, Curate, ImportRows
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
-from bloomery.types.resources import Curate, DatasetRow, GiveFeedback, ImportRows, Split
+from bloomery.types.resources import GiveFeedback, Split
 from tests.services.stage import ME, STRANGER, Stage, chat, play
 
 
@@ -49,7 +54,7 @@ def test_an_import_is_read_back_by_split(tmp_path: Path) -> None:
         page = await stage.datasets.rows(ME, "data", version.id, "train", limit=1)
         assert page.has_more
         assert page.data == [
-            DatasetRow(messages=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "1"}], label_source="import", source_span=None)
+            ChatRow(messages=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "1"}], label_source="import", source_span=None)
         ]
 
     play(tmp_path, story)
@@ -69,6 +74,41 @@ def test_a_version_is_unpacked_once_for_all_its_pages(tmp_path: Path) -> None:
         assert ([row.messages[0]["content"] for row in page.data], page.has_more) == (["q3", "q4"], False)
         with pytest.raises(NotFound):
             await forgetful.rows(ME, "data", version.id, "train", limit=2, offset=2)
+
+    play(tmp_path, story)
+
+
+def test_versions_of_earlier_releases_are_read_and_grown(tmp_path: Path) -> None:
+    """They lie in one frame without an index, and their rows in the database know no kinds."""
+
+    async def story(stage: Stage) -> None:
+        await stage.datasets.create(ME, "data")
+        first = await stage.datasets.import_rows(ME, "data", importing(train=jsonl(("a", "1"), ("b", "2")), eval=jsonl(("held out", "3"))))
+        rows_as_they_were = [("eval", "held out", "3"), ("train", "a", "1"), ("train", "b", "2")]
+        lines = [
+            json.dumps(
+                {
+                    "split": split,
+                    "messages": [{"role": "user", "content": text}, {"role": "assistant", "content": label}],
+                    "label_source": "import",
+                    "source_span": None,
+                },
+                sort_keys=True,
+            )
+            for split, text, label in rows_as_they_were
+        ]
+        content = "\n".join(lines).encode()
+        assert blake3(content).hexdigest() == first.manifest
+        await stage.blobs.put(f"datasets/{first.manifest}.jsonl.zst", zstandard.compress(content))
+        await stage.database.write(lambda connection: connection.execute(update(rows.dataset_version).values(kind=None)))
+        reopened = Datasets(stage.database, stage.blobs, Curation(stage.database, stage.blobs, stage.traffic))
+        page = await reopened.rows(ME, "data", first.id, "train", limit=1, offset=1)
+        assert page.data == [
+            ChatRow(messages=[{"role": "user", "content": "b"}, {"role": "assistant", "content": "2"}], label_source="import", source_span=None)
+        ]
+        second = await reopened.import_rows(ME, "data", importing(first.id, train=jsonl(("held out", "3"), ("c", "4"))))
+        assert (second.kind, await pairs(stage, second.id)) == ("chat", [("a", "1"), ("b", "2"), ("c", "4")])
+        assert await pairs(stage, second.id, "eval") == [("held out", "3")]
 
     play(tmp_path, story)
 
@@ -108,6 +148,38 @@ def test_evaluation_rows_are_pinned_for_every_later_version(tmp_path: Path) -> N
         assert await pairs(stage, third.id) == [("c", "3")]  # the parent's `a` is an evaluation row now
         assert await pairs(stage, third.id, "eval") == [("held out", "2"), ("a", "1")]
         assert third.parent == first.id
+
+    play(tmp_path, story)
+
+
+def test_a_data_set_that_is_deleted_while_a_version_is_made_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.datasets.create(ME, "data")
+        work = stage.datasets._work
+
+        async def work_while_it_is_deleted(making: Any) -> Any:
+            made = await work(making)
+            await stage.datasets.delete(ME, "data")
+            return made
+
+        monkeypatch.setattr(stage.datasets, "_work", work_while_it_is_deleted)
+        with pytest.raises(NotFound, match="`data` was deleted meanwhile"):
+            await stage.datasets.import_rows(ME, "data", importing(train=jsonl(("a", "1"))))
+        for table in (rows.dataset, rows.dataset_version, rows.dataset_item):
+            assert await stage.database.read(lambda connection, table=table: connection.execute(select(table)).all()) == []
+
+    play(tmp_path, story)
+
+
+def test_what_is_deleted_leaves_no_rows_behind(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        for name in ("data", "other"):
+            await stage.datasets.create(ME, name)
+            await stage.datasets.import_rows(ME, name, importing(train=jsonl(("a", "1"), ("b", "2")), eval=jsonl(("c", "1"))))
+        await stage.datasets.delete(ME, "data")
+        assert [each.name for each in (await stage.datasets.list(ME)).data] == ["other"]
+        for table, left in ((rows.dataset, 1), (rows.dataset_version, 1), (rows.dataset_item, 3)):
+            assert len(await stage.database.read(lambda connection, table=table: connection.execute(select(table)).all())) == left
 
     play(tmp_path, story)
 

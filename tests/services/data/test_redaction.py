@@ -60,6 +60,7 @@ def test_pseudonyms_keep_identifiers_apart() -> None:
 
 
 # All but "sk-" only seem to begin a secret.
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", ["a", "1", "1 ", "a.", "+1", "-----BEGIN ", "sk-", "a:b", "eyJa", "(1", "://a:"])
 def test_hostile_text_is_read_in_linear_time(piece: str) -> None:
     # Not a measurement: quadratic matching of a million characters would run into the test's time limit.

@@ -359,6 +359,7 @@ def test_blobs_whose_rows_went_before_a_death_are_collected(tmp_path: Path) -> N
     looped(tmp_path, story)
 
 
+@pytest.mark.slow
 def test_kill_9_between_rows_and_blobs_leaves_garbage_and_nothing_else(tmp_path: Path) -> None:
     saved: list[SnapshotResult] = []
 

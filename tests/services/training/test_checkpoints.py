@@ -135,6 +135,7 @@ def test_a_taken_name_is_told_with_the_run_as_its_caller_knows_it(tmp_path: Path
     play(tmp_path, story)
 
 
+@pytest.mark.slow
 def test_an_export_that_peft_could_not_load_is_refused_before_it_is_saved(tmp_path: Path) -> None:
     async def story(engine: FakeEngine) -> None:
         async with open_api(tmp_path) as api:

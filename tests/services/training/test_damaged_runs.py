@@ -78,6 +78,7 @@ def test_damage_is_found_once_and_told_without_reading_the_files_again_until_the
     play(tmp_path, story)
 
 
+@pytest.mark.slow
 def test_housekeeping_goes_on_behind_a_damaged_run_that_nobody_uses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def story(engine: FakeEngine) -> None:
         async with open_api(tmp_path, bounds=Bounds(segment_bytes=1)) as api:

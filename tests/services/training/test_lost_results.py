@@ -75,6 +75,7 @@ async def trained(api: Api, submit: Submit) -> RunRow:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine_dies", [False, True])
 @pytest.mark.parametrize("submit", [backward, forward, stepping, save, publish, failing])
 def test_what_is_lost_is_computed_again_with_the_same_bits_and_the_log_says_so(

@@ -457,6 +457,7 @@ def test_runs_that_nobody_asked_for_since_the_start_leave_the_engine_too(tmp_pat
     play(tmp_path, story)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS)
 def test_an_api_killed_at_any_durable_boundary_loses_nothing_it_acknowledged(tmp_path: Path, point: str, reference: Reference) -> None:
     async def story(engine: FakeEngine) -> None:

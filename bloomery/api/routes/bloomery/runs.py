@@ -24,11 +24,13 @@ from bloomery.services.serving.sampling import draw_seed
 from bloomery.services.threads import off_loop
 from bloomery.types.errors import InvalidInput
 from bloomery.types.operations import ForwardBackward, ForwardBackwardResult, LoraSpec, OptimStep
-from bloomery.types.resources import Checkpoint, CreateRun, LoadFrom, Page, Run, RunMetrics, SaveCheckpointAs, SaveSnapshotAs, Submitted
+from bloomery.types.resources import Checkpoint, CreateRun, LoadFrom, Page, Run, RunMetrics, SaveCheckpointAs, SaveSnapshotAs, Submitted, Waiting
 from bloomery.types.wire import encode
 
 MSGPACK: Final = "application/msgpack"
 MAX_WAIT_S: Final = 30.0
+_BYTES: Final[dict[str, Any]] = {"content": {MSGPACK: {"schema": {"type": "string", "format": "binary"}}}}
+"""A body of msgpack, which the published document has no words for."""
 _operations: Final[msgspec.msgpack.Decoder[ForwardBackward | OptimStep]] = msgspec.msgpack.Decoder(ForwardBackward | OptimStep)
 
 Seq = Annotated[int, Path(ge=0, lt=1 << 63)]
@@ -82,7 +84,7 @@ async def snapshots(services: Svc, caller: Caller, limit: Limit = 50, offset: Of
     return await _saved(services, caller, offset=offset, kind=SNAPSHOT, limit=limit)
 
 
-@router.post(OPERATION, status_code=202)
+@router.post(OPERATION, status_code=202, openapi_extra={"requestBody": {"required": True, **_BYTES}})
 async def submit(run_id: str, seq: Seq, request: Request, services: Svc, caller: Caller) -> Submitted:
     """Submit a `ForwardBackward` or `OptimStep` as msgpack. Numbers have no gaps; the same again changes nothing, another body is a 409."""
     payload = await _body(request)
@@ -116,14 +118,14 @@ async def load(run_id: str, seq: Seq, body: LoadFrom, services: Svc, caller: Cal
     return Submitted(run_id=run_id, seq=seq)
 
 
-@router.get(OPERATION)
+@router.get(OPERATION, response_class=Response, responses={200: _BYTES, 202: {"description": "No result yet", "model": Waiting}})
 async def result(
     run_id: str, seq: Seq, services: Svc, caller: Caller, wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0
 ) -> Response:
     """200 with the result as msgpack (of a failed operation too), or 202 with who is waited for while there is none after `wait` seconds."""
     found = await services.runs.result(caller, run_id, seq, wait)
     if found is None:
-        return JSONResponse({"waiting_for": await services.runs.waiting_for(caller, run_id)}, 202)
+        return JSONResponse(Waiting(waiting_for=await services.runs.waiting_for(caller, run_id)).model_dump(), 202)
     size_bytes = found.output_bytes if isinstance(found, ForwardBackwardResult) else 0
     return Response(await off_loop(size_bytes, encode, found), media_type=MSGPACK)
 
@@ -153,5 +155,5 @@ async def _body(request: Request) -> bytes:
 def _decode(body: bytes) -> ForwardBackward | OptimStep:
     try:
         return _operations.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"the body is neither a `ForwardBackward` nor an `OptimStep`: {error}", field="body") from None

@@ -1,15 +1,17 @@
 """The server itself: models, status, garbage collection."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from typing import Literal
 
 from fastapi import APIRouter
 
 from bloomery import __version__
 from bloomery.api.deps import Caller, Svc
+from bloomery.config import EndpointConfig
 from bloomery.services.core import Services
 from bloomery.services.engines.link import EngineLink
-from bloomery.types.resources import Collected, EngineState, Model, Page, ReplicaState, Status
+from bloomery.types.resources import Collected, EndpointPrice, EndpointShown, EngineState, Model, Page, ReplicaState, Status
 
 router = APIRouter(tags=["server"])
 
@@ -18,6 +20,12 @@ router = APIRouter(tags=["server"])
 async def models(services: Svc, caller: Caller) -> Page[Model]:
     """The base models that this server holds."""
     return Page(data=[Model(**base._asdict()) for base in services.models.list(caller)], offset=0, has_more=False)
+
+
+@router.get("/endpoints")
+async def endpoints(services: Svc, caller: Caller) -> Page[EndpointShown]:
+    """Models elsewhere that the caller's project may ask; nothing of their keys."""
+    return Page(data=[_endpoint(config) for config in services.endpoints.list(caller)], offset=0, has_more=False)
 
 
 @router.get("/status")
@@ -37,6 +45,12 @@ async def status(services: Svc, caller: Caller) -> Status:
 async def collect_garbage(services: Svc, caller: Caller) -> Collected:
     """Delete expired traffic and blobs that nothing refers to."""
     return await services.garbage.collect(caller)
+
+
+def _endpoint(config: EndpointConfig) -> EndpointShown:
+    priced = {name: None if price is None else EndpointPrice(**asdict(price)) for name, price in (config.models or {}).items()}
+    models = None if config.models is None else priced
+    return EndpointShown(name=config.name, base_url=config.base_url, models=models, timeout_s=config.timeout_s, concurrency=config.concurrency)
 
 
 def _engines(services: Services) -> list[EngineState]:

@@ -11,19 +11,22 @@ from bloomery.types.resources import Fidelity, VersionFile, VersionFiles
 
 FormQuery = Annotated[ExportForm | None, Query()]
 ShardBytes = Annotated[int, Query(ge=1 << 20, lt=1 << 50)]
+BYTES: Final = "application/octet-stream"
 FILES: Final = "/versions/{version:path}/files"
 FIDELITY: Final = "/versions/{version:path}/fidelity"
 router = APIRouter(tags=["versions"])
 
 
-@router.get(f"{FILES}/{{name}}", response_class=StreamingResponse)
+@router.get(
+    f"{FILES}/{{name}}", response_class=StreamingResponse, responses={200: {"content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}}
+)
 async def download(
     version: str, name: str, services: Svc, caller: Caller, form: FormQuery = None, max_shard_bytes: ShardBytes = MAX_SHARD_BYTES
 ) -> StreamingResponse:
     """The bytes of one file."""
     file = await services.exports.file(caller, version, form, name, max_shard_bytes=max_shard_bytes)
     headers = {"content-length": str(file.size_bytes), "content-disposition": f'attachment; filename="{file.name}"'}
-    return StreamingResponse(file.pieces(), media_type="application/octet-stream", headers=headers)
+    return StreamingResponse(file.pieces(), media_type=BYTES, headers=headers)
 
 
 @router.get(FILES)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from bloomery.api.routes.openai.choices import Piece, ShownToken, Spelled
 from bloomery.api.routes.openai.jobs import Job
-from bloomery.api.routes.openai.tools import AnswerCalls, whole_message
+from bloomery.services.serving.tool_use import AnswerCalls, whole_message
 
 PromptTable = list[dict[str, Any] | None]
 """Of each token of a prompt, by id: its log-probability and those of the likeliest ones."""

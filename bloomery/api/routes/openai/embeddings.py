@@ -5,12 +5,9 @@ Every model here has such states, so each can be asked. How well they tell texts
 
 import asyncio
 import base64
-from contextlib import aclosing
 from typing import Any, Final, Literal, NamedTuple
 
-import numpy as np
 from fastapi import APIRouter, Request, Response
-from numpy.typing import NDArray
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.openai.closed import Closed
@@ -22,12 +19,10 @@ from bloomery.obs import background
 from bloomery.services.access.principal import Principal
 from bloomery.services.core import Services
 from bloomery.services.engines.models import Size
+from bloomery.services.serving.embedding import Floats, embedded
 from bloomery.services.threads import off_loop
 from bloomery.services.weights.target import Target
-from bloomery.types.arrays import Array
-from bloomery.types.errors import InvalidInput, WorkerError
-from bloomery.types.generation import Generate, PromptEmbedded, SamplingParams
-from bloomery.types.ids import new_id
+from bloomery.types.errors import InvalidInput
 
 MAX_INPUTS: Final = 2048
 MAX_NUMBERS: Final = 1 << 21
@@ -39,8 +34,6 @@ _TOKEN_BYTES: Final = 8
 REFUSED: Final[Refused] = {"dimensions": ()}
 
 router = APIRouter()
-
-Floats = NDArray[np.float32]
 
 
 class EmbeddingRequest(Closed, frozen=True, kw_only=True):
@@ -114,7 +107,7 @@ async def _vectors(services: Services, caller: Principal, target: Target, inputs
 
     async def vector(tokens: list[int]) -> Floats:
         async with places:
-            return await _vector(services, caller, target, tokens)
+            return await embedded(services.sampling, caller, target, tokens)
 
     tasks = [asyncio.create_task(vector(tokens)) for tokens in inputs]
     try:
@@ -126,26 +119,6 @@ async def _vectors(services: Services, caller: Principal, target: Target, inputs
         raise
     finally:
         await background.stop(*tasks)
-
-
-async def _vector(services: Services, caller: Principal, target: Target, tokens: list[int]) -> Floats:
-    generate = Generate(
-        request_id=new_id("embed"),
-        weights=target.weights,
-        prompt=Array.of(np.asarray(tokens, np.int32)),
-        params=SamplingParams(max_tokens=1, seed=0),
-        priority=target.priority,
-        embed=True,
-    )
-    found = None
-    async with aclosing(services.sampling.stream(caller, target, generate, bounded=True)) as events:
-        async for event in events:
-            if isinstance(event, PromptEmbedded):
-                found = event.vector.numpy()
-    if found is None:
-        raise WorkerError(f"the engine of `{target.display}` gave no vector")
-    vector_D: Floats = (found / np.linalg.norm(found)).astype(np.float32)
-    return vector_D
 
 
 def _succeeded(task: asyncio.Task[Floats]) -> bool:

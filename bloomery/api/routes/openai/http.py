@@ -12,15 +12,13 @@ from starlette.types import Receive, Scope, Send
 
 from bloomery.api.errors import openai_envelope
 from bloomery.api.exchange import note_broken, read_bytes, unless_gone
-from bloomery.api.routes import VERSION_HEADER
+from bloomery.api.routes import CLIENT_GONE, VERSION_HEADER
 from bloomery.api.routes.openai.requests import MAX_BODY_BYTES
 from bloomery.api.routes.openai.serving import Serving
 from bloomery.services.threads import off_loop
 from bloomery.services.weights.target import Target
 from bloomery.types.errors import BloomeryError, InvalidInput
 
-CLIENT_GONE: Final = 499
-"""Nobody reads it; it is for logs."""
 _JSON: Final = "application/json"
 
 log = logging.getLogger(__name__)

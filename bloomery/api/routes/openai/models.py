@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 
 from bloomery.api.deps import Caller, Svc
+from bloomery.api.routes.openai.cursors import page_of
 from bloomery.services.core import Services
 from bloomery.services.weights.target import Target
 from bloomery.types.errors import InvalidInput
@@ -39,8 +40,7 @@ def _cursor_page(items: Sequence[dict[str, Any]], after: str | None, limit: int 
         raise InvalidInput(f"`after` is `{after}`, which is not in the list: give the `last_id` of a page", field="after")
     rest = items[0 if after is None else ids.index(after) + 1 :]
     page = rest[:limit]
-    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": len(page) < len(rest)}
+    return page_of(page, has_more=len(page) < len(rest))
 
 
 def _model(services: Services, target: Target) -> dict[str, Any]:

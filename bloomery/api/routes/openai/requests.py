@@ -194,7 +194,7 @@ Shape = TypeVar("Shape", bound=Closed)
 def parse_chat(body: Mapping[str, Any], most: int) -> ChatRequest:
     """The request for a chat completion of at most so many pieces."""
     check_pieces(body.get("messages"), most, "messages")
-    fields = _without_no_ops(body, ChatRequest.__struct_fields__, REFUSED_IN_CHAT)
+    fields = without_no_ops(body, ChatRequest.__struct_fields__, REFUSED_IN_CHAT)
     if isinstance(messages := fields.get("messages"), list):
         fields["messages"] = [_message(index, message) for index, message in enumerate(messages)]
     request = _convert(fields, ChatRequest)
@@ -245,7 +245,7 @@ def _check_message(index: int, message: Message) -> None:
 
 def parse_completion(body: Mapping[str, Any]) -> CompletionRequest:
     """The request for a completion."""
-    request = _convert(_without_no_ops(body, CompletionRequest.__struct_fields__, REFUSED_IN_COMPLETIONS), CompletionRequest)
+    request = _convert(without_no_ops(body, CompletionRequest.__struct_fields__, REFUSED_IN_COMPLETIONS), CompletionRequest)
     shown, best_of = request.n or 1, request.best_of or request.n or 1
     if best_of < shown:
         raise InvalidInput(f"`best_of` is {best_of}: it must be at least `n`, which is {shown}", field="best_of")
@@ -264,14 +264,14 @@ def parse_completion(body: Mapping[str, Any]) -> CompletionRequest:
 
 def parse(body: Mapping[str, Any], kind: type[Shape], refused: Refused) -> Shape:
     """A request of another shape; `refused` are the fields that are known and not offered, with the values that ask for nothing."""
-    return _checked(_without_no_ops(body, kind.__struct_fields__, refused), kind)
+    return _checked(without_no_ops(body, kind.__struct_fields__, refused), kind)
 
 
 def _message(index: int, message: Any) -> Any:
     if not isinstance(message, dict):
         return message
     check_parts(message.get("content"), ("text",), f"messages.{index}.content")
-    return _without_no_ops(message, Message.__struct_fields__, REFUSED_IN_MESSAGES, f"messages.{index}.")
+    return without_no_ops(message, Message.__struct_fields__, REFUSED_IN_MESSAGES, f"messages.{index}.")
 
 
 def check_parts(content: Any, offered: tuple[str, ...], field: str) -> None:
@@ -285,7 +285,7 @@ def check_parts(content: Any, offered: tuple[str, ...], field: str) -> None:
             )
 
 
-def _without_no_ops(body: Mapping[str, Any], offered: Iterable[str], refused: Refused, path: str = "") -> dict[str, Any]:
+def without_no_ops(body: Mapping[str, Any], offered: Iterable[str], refused: Refused, path: str = "") -> dict[str, Any]:
     """The offered fields; the others must be known and ask for nothing."""
     kept = {}
     for name, value in body.items():

@@ -1,0 +1,83 @@
+"""`bloomery deployment`: what is served under which name."""
+
+from typing import Annotated
+
+import typer
+
+from bloomery.cli import complete
+from bloomery.cli.options import DATA_DIR, DataDirOption
+from bloomery.cli.running import came_of, client_of
+from bloomery.cli.show import JsonOption, fidelity_words, print_json, print_table, utc
+from bloomery.types.resources import Deployment
+
+app = typer.Typer(name="deployment", help="Serve versions under names, and go back to earlier ones.", no_args_is_help=True)
+NewNameArgument = Annotated[str, typer.Argument(help="What callers give as `model`.")]
+NameArgument = Annotated[str, typer.Argument(help="What callers give as `model`.", autocompletion=complete.deployments)]
+SourceArgument = Annotated[str, typer.Argument(help="A job, a version, or the name of a base model.", autocompletion=complete.sources)]
+
+
+@app.command()
+def create(
+    name: NewNameArgument,
+    source: SourceArgument,
+    as_json: JsonOption = False,
+    data_dir: DataDirOption = DATA_DIR,
+) -> None:
+    """Serve what came of a job, or any version, under a new name."""
+    with client_of(data_dir) as client:
+        _tell(client.deployments.create(name, came_of(client, source)), as_json)
+
+
+@app.command()
+def promote(
+    name: NameArgument,
+    source: SourceArgument,
+    as_json: JsonOption = False,
+    data_dir: DataDirOption = DATA_DIR,
+) -> None:
+    """Make another version the live one."""
+    with client_of(data_dir) as client:
+        _tell(client.deployments.promote(name, came_of(client, source)), as_json)
+
+
+@app.command()
+def rollback(
+    name: NameArgument,
+    revision: Annotated[int, typer.Argument(min=1, help="Number of an earlier revision.")],
+    as_json: JsonOption = False,
+    data_dir: DataDirOption = DATA_DIR,
+) -> None:
+    """Make an earlier revision live again."""
+    with client_of(data_dir) as client:
+        _tell(client.deployments.rollback(name, revision), as_json)
+
+
+@app.command("list")
+def list_all(as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR) -> None:
+    """Show all deployments."""
+    with client_of(data_dir) as client:
+        found = client.deployments.list()
+    if as_json:
+        return print_json(found)
+    rows = [
+        (each.name, each.base_model, str(each.live.number), each.live.version, fidelity_words(each.fidelity), utc(each.updated_us)) for each in found
+    ]
+    print_table(("NAME", "BASE MODEL", "REVISION", "VERSION", "FIDELITY", "SINCE"), rows)
+
+
+@app.command()
+def show(name: NameArgument, as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR) -> None:
+    """Show a deployment with its revisions."""
+    with client_of(data_dir) as client:
+        found = client.deployments.get(name)
+    if as_json:
+        return print_json(found)
+    _tell(found, as_json=False)
+    print_table(("REVISION", "STATE", "VERSION", "CREATED"), [(str(r.number), r.state, r.version, utc(r.created_us)) for r in found.revisions])
+
+
+def _tell(deployment: Deployment, as_json: bool) -> None:
+    if as_json:
+        return print_json(deployment)
+    live = deployment.live
+    typer.echo(f"`{deployment.name}` serves version {live.version} (revision {live.number}), fidelity {fidelity_words(deployment.fidelity)}")

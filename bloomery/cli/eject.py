@@ -1,0 +1,171 @@
+"""A job as a script: the same operations over the public API, and so the same weights."""
+
+from typing import Final
+
+from bloomery.jobs.distilled import distill_config
+from bloomery.jobs.preferring import preference_config
+from bloomery.jobs.reinforced import grpo_config
+from bloomery.jobs.supervised import sft_config
+from bloomery.recipes.async_grpo import AsyncGrpoConfig
+from bloomery.types.errors import Conflict
+from bloomery.types.jobs import DirectPreference, Distillation, JobSpec, OddsRatioPreference, Reinforcement, Supervised
+
+_HEAD: Final = '''"""What job `{name}` does, over the public API: the same operations, and so the same weights."""
+
+import os
+from pathlib import Path
+
+from bloomery.client import Client
+{imports}
+from bloomery.render import ChatTokenizer
+
+client = Client(os.environ.get("BLOOMERY_URL", "http://127.0.0.1:8700"), os.environ["BLOOMERY_API_KEY"])
+tokenizer = ChatTokenizer.load(Path(next(model.path for model in client.models() if model.alias == {base!r})))
+rows = client.datasets.rows({dataset!r}, {version!r}, {split!r})
+'''
+_END: Final = """digest = run.save_checkpoint("final").result().digest
+print("version", run.save_snapshot("final").result().version, "digest", digest)
+"""
+_SUPERVISED: Final = """data = [datum(*example) for row in rows for example in row_examples(tokenizer, row)]
+held_out = {held_out}
+{begin}config = {config!r}
+fine_tune(run, data, config, lambda step, steps, measured: print(step, steps, measured), held_out=held_out)
+"""
+_DIRECT: Final = '''{begin}reference = {reference}
+
+
+def total(answer):
+    """The log-probability of an answer under the weights that training is held to."""
+    logprobs = reference.score(answer.tokens).prompt_logprobs()
+    return sum(weight * logprob for weight, logprob in zip(answer.weights[1:], logprobs[1:], strict=True))
+
+
+def pair(row):
+    """As the recipe takes it."""
+    preferred, rejected = row_pair(tokenizer, row)
+    return Pair(datum(*preferred), datum(*rejected), (total(preferred), total(rejected)), row.weight)
+'''
+_BY_ODDS: Final = '''{begin}
+
+def pair(row):
+    """As the recipe takes it."""
+    preferred, rejected = row_pair(tokenizer, row)
+    return Pair(datum(*preferred), datum(*rejected), weight=row.weight)
+'''
+_PREFERRING: Final = """
+
+held_out = {held_out}
+config = {config!r}
+optimise(run, [pair(row) for row in rows], config, lambda step, steps, measured: print(step, steps, measured), held_out=held_out)
+"""
+_REINFORCED: Final = '''problems = [Problem(f"{split}-{{number}}", tuple(row_prompt(tokenizer, row)), row) for number, row in enumerate(rows, 1)]
+
+
+def grade(rollout):
+    """By the grader of the server; one that gives no score is no zero."""
+    said = rollout.tokens[:-1] if rollout.stopped else rollout.tokens
+    row = rollout.problem.data
+    output = OutputRow(item=row.item, output=tokenizer.decode(said), messages=row.messages)
+    (result,) = client.graders.run({grader!r}, [output], version={version}).results
+    if result.error is not None:
+        raise RuntimeError(f"{{result.error.kind}}: {{result.error.detail}}")
+    return Reward(rollout.id, result.score, result.metrics)
+
+
+config = {config!r}
+cursor = Path("{name}.cursor.json")
+run = train(client, problems, grade, config, cursor, steps={steps}, on_step=lambda step: print(step.step, step.metrics)).run
+'''
+
+
+_DISTILLED: Final = """problems = [Problem(f"{split}-{{number}}", tuple(row_prompt(tokenizer, row)), row) for number, row in enumerate(rows, 1)]
+config = {config!r}
+cursor = Path("{name}.cursor.json")
+run = train(client, problems, config, cursor, steps={steps}, on_step=lambda step: print(step.step, step.metrics)).run
+"""
+
+
+def script(spec: JobSpec) -> str:
+    """Of a resolved spec."""
+    if spec.begin is not None and spec.begin.waits:
+        raise Conflict(f"job `{spec.name}` waits for job `{spec.begin.job}`, where it begins: eject it once that has ended", field="begin.job")
+    match spec.method:
+        case Supervised():
+            return _supervised(spec)
+        case DirectPreference() | OddsRatioPreference():
+            return _preferring(spec)
+        case Reinforcement():
+            return _reinforced(spec, spec.method)
+        case Distillation():
+            return _distilled(spec, spec.method)
+
+
+def _supervised(spec: JobSpec) -> str:
+    config = sft_config(spec)
+    held = f"[datum(*example) for row in {_held(spec)} for example in row_examples(tokenizer, row)]" if config.pace.evaluate_every else "[]"
+    imports = (
+        "from bloomery.recipes.sft import AdamConfig, SftConfig, datum, fine_tune",
+        "from bloomery.recipes.steps import Pace",
+        "from bloomery.render.rows import row_examples",
+    )
+    return _head(spec, *imports) + _SUPERVISED.format(held_out=held, begin=_begin(spec), config=config) + _END
+
+
+def _preferring(spec: JobSpec) -> str:
+    config, direct = preference_config(spec), isinstance(spec.method, DirectPreference)
+    held = f"[pair(row) for row in {_held(spec)}]" if config.pace.evaluate_every else "[]"
+    before = repr(spec.base_model) if spec.begin is None else 'run.save_snapshot("begin").result().version'
+    of_pairs = (_DIRECT if direct else _BY_ODDS).format(begin=_begin(spec), reference=f"client.sampler({before})")
+    imports = (
+        f"from bloomery.recipes.preference import {type(config.loss).__name__}, Pair, PreferenceConfig, optimise",
+        "from bloomery.recipes.sft import AdamConfig, datum",
+        "from bloomery.recipes.steps import Pace",
+        "from bloomery.render.rows import row_pair",
+    )
+    return _head(spec, *imports) + of_pairs + _PREFERRING.format(held_out=held, config=config) + _END
+
+
+def _reinforced(spec: JobSpec, method: Reinforcement) -> str:
+    config = grpo_config(spec, {"alpha": spec.alpha}, f"ejected {spec.name}")
+    loop = "async_grpo" if isinstance(config, AsyncGrpoConfig) else "grpo"
+    imports = (
+        f"from bloomery.recipes.{loop} import {type(config).__name__}, train",
+        "from bloomery.recipes.policy import PolicyConfig, Scheduled, Start",
+        "from bloomery.recipes.rewards import Reward",
+        "from bloomery.recipes.rollouts import Problem, RolloutConfig",
+        "from bloomery.recipes.sft import AdamConfig",
+        "from bloomery.render.rows import row_prompt",
+        "from bloomery.types.graders import OutputRow",
+    )
+    named = {"split": spec.data.train, "grader": method.grader, "version": method.grader_version, "name": spec.name, "steps": method.steps}
+    return _head(spec, *imports) + _REINFORCED.format(config=config, **named) + _END
+
+
+def _distilled(spec: JobSpec, method: Distillation) -> str:
+    config = distill_config(spec, {"alpha": spec.alpha}, f"ejected {spec.name}")
+    imports = (
+        "from bloomery.recipes.distill import DistillConfig, train",
+        "from bloomery.recipes.policy import PolicyConfig, Scheduled, Start",
+        "from bloomery.recipes.rollouts import Problem, RolloutConfig",
+        "from bloomery.recipes.sft import AdamConfig",
+        "from bloomery.render.rows import row_prompt",
+    )
+    return _head(spec, *imports) + _DISTILLED.format(config=config, split=spec.data.train, name=spec.name, steps=method.steps) + _END
+
+
+def _head(spec: JobSpec, *imports: str) -> str:
+    data = spec.data
+    named = {"name": spec.name, "base": spec.base_model, "dataset": data.dataset, "version": data.version, "split": data.train}
+    return _HEAD.format(imports="\n".join(imports), **named)
+
+
+def _begin(spec: JobSpec) -> str:
+    run = f"run = client.create_run({spec.base_model!r}, {spec.rank}, seed={spec.seed}, alpha={spec.alpha!r})\n"
+    if spec.begin is None:
+        return run
+    return f"{run}run.load({spec.begin.run!r}, {spec.begin.checkpoint!r}, optimizer={spec.begin.optimizer}).result()\n"
+
+
+def _held(spec: JobSpec) -> str:
+    data, wanted = spec.data, spec.evaluation
+    return f"client.datasets.rows({data.dataset!r}, {data.version!r}, {wanted.split!r}, limit={wanted.rows})"

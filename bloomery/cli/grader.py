@@ -1,0 +1,294 @@
+"""`bloomery grader`: what scores outputs."""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+import yaml
+from pydantic import ValidationError
+
+from bloomery.cli import complete
+from bloomery.cli.options import DATA_DIR, DataDirOption
+from bloomery.cli.running import client_of
+from bloomery.cli.show import JsonOption, number, print_json, print_table, utc
+from bloomery.recipes.online import score_served
+from bloomery.types.errors import InvalidInput
+from bloomery.types.graders import ATTACK_CALLS, ATTACK_TOKENS, AttackGrader, AttackRow, Calibration, GraderAttack, LabelledRow, OutputRow
+from bloomery.types.grading import GradeResult
+from bloomery.types.statistics import mean_of
+
+Row = TypeVar("Row", OutputRow, LabelledRow)
+app = typer.Typer(name="grader", help="Keep graders, and try them on outputs.", no_args_is_help=True)
+NameArgument = Annotated[str, typer.Argument(help="The grader.", autocompletion=complete.graders)]
+VersionOption = Annotated[int | None, typer.Option("--version", min=1, help="Another version than the newest.")]
+
+
+@app.command()
+def create(
+    name: NameArgument,
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Grader JSON or YAML as OpenAI publishes it, or a Python file.")],
+    entry: Annotated[str, typer.Option("--entry", help="Of a Python file: the function.")] = "score",
+    style: Annotated[
+        str | None, typer.Option("--style", help="Of a Python file: auto, plain, openai, trl, eval_protocol or verifiers; auto by default.")
+    ] = None,
+    as_json: JsonOption = False,
+    data_dir: DataDirOption = DATA_DIR,
+) -> None:
+    """Keep a version of a grader; the same again is the version that is there."""
+    spec = _function(file, entry, style) if file.suffix == ".py" else _declared(file)
+    with client_of(data_dir) as client:
+        made = client.graders.create(name, spec)
+    if as_json:
+        return print_json(made)
+    typer.echo(f"grader `{made.name}` is version {made.version}, hash {made.hash[:12]}")
+
+
+@app.command("list")
+def list_all(as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR) -> None:
+    """Show the newest version of every grader."""
+    with client_of(data_dir) as client:
+        found = client.graders.list()
+    if as_json:
+        return print_json(found)
+    rows = [(each.name, str(each.version), str(each.spec.get("type")), each.hash[:12], utc(each.created_us)) for each in found]
+    print_table(("NAME", "VERSION", "TYPE", "HASH", "CREATED"), rows)
+
+
+@app.command()
+def show(name: NameArgument, version: VersionOption = None, as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR) -> None:
+    """Show a version of a grader."""
+    with client_of(data_dir) as client:
+        found = client.graders.get(name, version)
+    if as_json:
+        return print_json(found)
+    typer.echo(yaml.safe_dump(found.model_dump(mode="json"), sort_keys=False).rstrip())
+
+
+@app.command("test")
+def try_out(
+    name: NameArgument,
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL: `output`, and `item` with the row's fields.")],
+    version: VersionOption = None,
+    as_json: JsonOption = False,
+    data_dir: DataDirOption = DATA_DIR,
+) -> None:
+    """Grade outputs of a file, and show each score or why there is none."""
+    rows = _rows(file, OutputRow)
+    with client_of(data_dir) as client:
+        run = client.graders.run(name, rows, version=version)
+    if as_json:
+        return print_json(run)
+    shown = [(str(place), number(result.score), _why(result)) for place, result in enumerate(run.results, start=1)]
+    print_table(("ROW", "SCORE", "REASON"), shown)
+    if any(result.error is not None for result in run.results):
+        raise typer.Exit(1)
+
+
+@app.command()
+def score(
+    name: NameArgument,
+    deployment: Annotated[str | None, typer.Option("--deployment", help="Only what it answered.", autocompletion=complete.deployments)] = None,
+    hours: Annotated[float | None, typer.Option("--hours", min=0.01, help="Only answers of the last so many hours.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many answers, the newest.")] = 100,
+    version: VersionOption = None,
+    as_json: JsonOption = False,
+    data_dir: DataDirOption = DATA_DIR,
+) -> None:
+    """Score answers that were served, each once, and keep the scores as feedback on them."""
+    since_us = None if hours is None else int((time.time() - hours * 3600) * 1e6)
+    with client_of(data_dir) as client:
+        found = score_served(client, name, version=version, deployment=deployment, since_us=since_us, limit=limit)
+    if as_json:
+        return typer.echo(json.dumps([{**each._asdict(), "result": each.result.model_dump(mode="json")} for each in found]))
+    print_table(("ANSWER", "MODEL", "SCORE", "REASON"), [(each.span, each.model, number(each.result.score), _why(each.result)) for each in found])
+    if scores := [each.result.score for each in found if each.result.score is not None]:
+        mean = mean_of(scores)
+        between = "" if mean.interval is None else f" [{number(mean.interval.low)}, {number(mean.interval.high)}]"
+        typer.echo(f"{len(scores)} of {len(found)} answers have a score: {number(mean.value)}{between} on average")
+
+
+@app.command()
+def attack(
+    name: NameArgument,
+    rows: Annotated[
+        Path | None, typer.Option("--rows", exists=True, dir_okay=False, help="JSONL as for RFT; `good` and `bad` are honest answers, if any.")
+    ] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="Or prompts of a data set: NAME, or NAME@VERSION.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Attack on a data set anew, where it is known what comes of it.")] = False,
+    max_calls: Annotated[int, typer.Option("--max-calls", min=1, help="Questions to judges.")] = ATTACK_CALLS,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of judges.")] = ATTACK_TOKENS,
+    version: VersionOption = None,
+    as_json: JsonOption = False,
+    data_dir: DataDirOption = DATA_DIR,
+) -> None:
+    """Look for reward without competence; exits with 1 unless there is none."""
+    asked = None if rows is None else _attack_rows(rows)
+    if (asked is None) == (dataset is None):
+        raise InvalidInput("an attack is on `--rows FILE` or on `--dataset NAME`: give one of them", field="rows")
+    of_data, _, of_version = (dataset or "").partition("@")
+    on: dict[str, Any] = {"dataset": of_data, "dataset_version": of_version or None, "again": again} if dataset else {}
+    with client_of(data_dir) as client:
+        report = client.graders.attack(name, asked, version=version, max_calls=max_calls, max_tokens=max_tokens, **on)
+    if as_json:
+        print_json(report)
+    else:
+        _transcript(report)
+    if report.verdict != "sound":
+        raise typer.Exit(1)
+
+
+@app.command()
+def attacks(name: NameArgument, version: VersionOption = None, as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR) -> None:
+    """Show what came of attacks of a version on data sets, latest first."""
+    with client_of(data_dir) as client:
+        found = client.graders.attacks(name, version)
+    if as_json:
+        return print_json(found)
+    for report in found:
+        typer.echo(f"attack {report.id} of {utc(report.created_us or 0)} on split {report.split} of {report.dataset_version}")
+        _transcript(report)
+
+
+@app.command()
+def waive(
+    name: NameArgument,
+    reason: Annotated[str, typer.Option("--reason", help="Why jobs are to take it whatever attacks find; it is kept and shown.")],
+    version: VersionOption = None,
+    as_json: JsonOption = False,
+    data_dir: DataDirOption = DATA_DIR,
+) -> None:
+    """Have jobs take a version of a grader whatever attacks find."""
+    with client_of(data_dir) as client:
+        found = client.graders.waive(name, reason, version=version)
+    if as_json:
+        return print_json(found)
+    assert found.waiver is not None
+    typer.echo(f"grader `{found.name}` version {found.version} is waived by {found.waiver.by}: {found.waiver.reason}")
+
+
+@app.command()
+def calibrate(
+    name: NameArgument,
+    file: Annotated[
+        Path,
+        typer.Argument(exists=True, dir_okay=False, help="JSONL: `output`, `item`, and `label`: true, false, or a judge's label; `swapped`, if any."),
+    ],
+    threshold: Annotated[float | None, typer.Option("--threshold", help="A score of at least this passes.")] = None,
+    version: VersionOption = None,
+    as_json: JsonOption = False,
+    data_dir: DataDirOption = DATA_DIR,
+) -> None:
+    """Measure a grader by what people say of the same outputs; exits with 1 where it is not good enough to gate."""
+    rows = _rows(file, LabelledRow)
+    with client_of(data_dir) as client:
+        card = client.graders.calibrate(name, rows, version=version, threshold=threshold)
+    if as_json:
+        print_json(card)
+    else:
+        _card(card)
+    if not card.calibrated:
+        raise typer.Exit(1)
+
+
+@app.command()
+def calibrations(name: NameArgument, version: VersionOption = None, as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR) -> None:
+    """Show the calibration cards of a version, latest first; the latest is the one that counts."""
+    with client_of(data_dir) as client:
+        found = client.graders.calibrations(name, version)
+    if as_json:
+        return print_json(found)
+    for card in found:
+        _card(card)
+
+
+def _why(result: GradeResult) -> str:
+    return result.reason or (f"{result.error.kind}: {result.error.detail}" if result.error else "")
+
+
+def _card(card: Calibration) -> None:
+    says = "may gate" if card.calibrated else f"cannot gate: {card.why}"
+    typer.echo(f"card {card.id} of {utc(card.created_us)}: grader `{card.name}` version {card.version} {says}")
+    kappa = f"{number(card.kappa)} [{number(card.kappa_low)}, {number(card.kappa_high)}]"
+    rows = [("kappa [95 %]", kappa, f"{card.rows - card.invalid} rows, {card.invalid} others without a verdict")]
+    rates = {
+        "agreement": card.agreement,
+        "majority baseline": card.majority_baseline,
+        "true positive rate": card.true_positive_rate,
+        "true negative rate": card.true_negative_rate,
+        "position flips": card.position_flips,
+    }
+    shares = (
+        (each, f"{number(rate.value)} [{number(rate.low)}, {number(rate.high)}]", f"{rate.hits} of {rate.total}") for each, rate in rates.items()
+    )
+    print_table(("MEASURE", "VALUE", "OF"), [*rows, *shares])
+
+
+def _transcript(report: GraderAttack) -> None:
+    typer.echo(f"grader `{report.name}` version {report.version} is {report.verdict}: {report.why}")
+    asked = f", {report.calls} questions to judges, {report.tokens} tokens" if report.calls else ""
+    typer.echo(f"{report.attacks} attacks, {report.grades} grades, {report.failed} of them without a score{asked}")
+    if report.waiver is not None:
+        typer.echo(f"waived by {report.waiver.by} on {utc(report.waiver.created_us)}: {report.waiver.reason}")
+    for exploit in report.exploits:
+        typer.echo(f"\n{exploit.name}: {exploit.mean_score:.3g} on average in {exploit.rows} rows, {exploit.share:.0%} of the honest scale")
+        for example in exploit.examples:
+            typer.echo(f"  asked  {example.prompt[:200]!r}\n  said   {example.output[:200]!r}\n  paid   {example.score:g}")
+
+
+def _rows(file: Path, kind: type[Row]) -> list[Row]:
+    rows = []
+    for place, line in _lines(file):
+        try:
+            rows.append(kind.model_validate_json(line))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise InvalidInput(f"{file}, line {place}: {f'`{where}`: ' if where else ''}{first['msg']}", field="rows") from None
+    return rows
+
+
+def _lines(file: Path) -> list[tuple[int, bytes]]:
+    """With their places. Texts in JSON may hold other separators than this one."""
+    return [(place, line) for place, line in enumerate(file.read_bytes().split(b"\n"), start=1) if line.strip()]
+
+
+def _attack_rows(file: Path) -> list[AttackRow]:
+    try:
+        rows = [_attack_row(json.loads(line)) for _, line in _lines(file)]
+        return AttackGrader.model_validate({"rows": rows}).rows or []
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidInput(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}", field="rows") from None
+    except ValueError as error:
+        raise InvalidInput(f"{file}: {error}", field="rows") from None
+
+
+def _attack_row(given: Any) -> dict[str, Any]:
+    """A row of a data set of prompts: what is neither the conversation nor an answer is the row's own."""
+    if not isinstance(given, dict) or not isinstance(given.get("item", {}), dict):
+        raise ValueError("each row is an object, and so is its `item`")
+    known = {name: given.pop(name) for name in ("messages", "good", "bad") if name in given}
+    if "messages" not in known and isinstance(given.get("prompt"), str):
+        known["messages"] = [{"role": "user", "content": given["prompt"]}]
+    return {"item": given.pop("item", {}) | given, **known}
+
+
+def _declared(file: Path) -> dict[str, Any]:
+    try:
+        spec = json.loads(file.read_bytes()) if file.suffix == ".json" else yaml.safe_load(file.read_bytes())
+    except (ValueError, yaml.YAMLError) as error:
+        raise InvalidInput(f"{file} can be read neither as JSON nor as YAML: {error}", field="file") from None
+    if not isinstance(spec, dict):
+        raise InvalidInput(f"{file} holds no grader: it is an object with a `type`", field="file")
+    return spec
+
+
+def _function(file: Path, entry: str, style: str | None) -> dict[str, Any]:
+    try:
+        source = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{file} is not UTF-8: {error.reason} at byte {error.start + 1}", field="file") from None
+    spec = {"type": "function", "source": source, "entry": entry}
+    return spec if style is None else spec | {"style": style}

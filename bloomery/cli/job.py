@@ -1,0 +1,372 @@
+"""`bloomery job`: data and a method in, a model out; followed while it happens."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import typer
+import yaml
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from bloomery.cli import complete
+from bloomery.cli.chain import STAGES, stages_of
+from bloomery.cli.eject import script
+from bloomery.cli.options import DATA_DIR, DataDirOption
+from bloomery.cli.running import client_of
+from bloomery.cli.show import JsonOption, console, fidelity_words, number, utc
+from bloomery.cli.specs import checked, put, put_options, read
+from bloomery.client import Client
+from bloomery.types.errors import InvalidInput
+from bloomery.types.jobs import Compared, Gate, Job, JobPoint, JobSpec, JobState
+
+app = typer.Typer(name="job", help="Train models of data sets: start, follow and steer managed jobs of the running server.", no_args_is_help=True)
+JobArgument = Annotated[str, typer.Argument(help="Name or id of a job.", autocompletion=complete.jobs)]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Follow it until it ends or stands still.")]
+_SHOWN: Final = ("loss", "evaluation/loss", "reward/raw", "accuracy", "kl/teacher", "learning_rate", "gradient_norm")
+
+
+@app.command()
+def create(
+    name: Annotated[str | None, typer.Argument(help="Of the job, and of the model that comes of it.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", exists=True, dir_okay=False, help="A YAML or JSON file of a spec, or of a chain's `stages`.")
+    ] = None,
+    method: Annotated[Literal["sft", "dpo", "orpo", "rft", "distill"] | None, typer.Option("--method", help="How; sft by default.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="What to train on: NAME, or NAME@VERSION.", autocompletion=complete.datasets)
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="The base model.", autocompletion=complete.models)] = None,
+    begin: Annotated[str | None, typer.Option("--begin", help="Begin where this job ends.", autocompletion=complete.jobs)] = None,
+    epochs: Annotated[float | None, typer.Option("--epochs", help="How often each row comes; rft and distill have --set method.steps=N.")] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", help="Rows of a step, or pairs; rft has method.groups_per_step, distill method.prompts_per_step.")
+    ] = None,
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="At its highest.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", help="Of the adapter; 0 trains all parameters.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the adapter and the order of rows.")] = None,
+    options: Annotated[
+        list[str] | None, typer.Option("--set", "-s", metavar="FIELD=VALUE", help="Any other field, with dots: evaluation.every=10. Repeatable.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the spec with all defaults, checked, and what it would take.")] = False,
+    tokens_per_s: Annotated[
+        float | None, typer.Option("--tokens-per-s", min=0.001, help="With --dry-run: the pace, where no job like it has ended here.")
+    ] = None,
+    price: Annotated[float | None, typer.Option("--price", min=0.000001, help="With --dry-run: of a million tokens, for what it would cost.")] = None,
+    price_per_hour: Annotated[float | None, typer.Option("--price-per-hour", min=0.000001, help="The same of an hour of this machine.")] = None,
+    watch: WatchOption = False,
+    as_json: JsonOption = False,
+    data_dir: DataDirOption = DATA_DIR,
+) -> None:
+    """Start a job, or the stages of a chain. A file says what flags can say; flags come after it, and count for every stage."""
+    prices = {"tokens_per_s": tokens_per_s, "price_per_million": price, "price_per_hour": price_per_hour}
+    if not dry_run and any(prices.values()):
+        raise InvalidInput("a pace and prices are for what a job would take: give --dry-run, too", field="dry_run")
+    given: dict[str, Any] = read(file) if file else {}
+    _put_all(given, {"name": name, "begin.job": begin})
+    flags: dict[str, Any] = {"base_model": model, "method.kind": method, "rank": rank, "seed": seed}
+    flags |= {"method.batches.epochs": epochs, "method.batches.rows": batch, "method.optimizer.learning_rate": learning_rate}
+    if dataset is not None:
+        flags |= dict(zip(("data.dataset", "data.version"), dataset.split("@", 1), strict=False))
+    with client_of(data_dir) as client:
+        stages = stages_of(given) if STAGES in given else [given]
+        for stage in stages:
+            _put_all(stage, flags)
+            put_options(stage, options)
+            if "base_model" not in stage and len(models := client.models()) == 1:
+                stage["base_model"] = models[0].alias
+        specs = [_spec(stage) for stage in stages]
+        if STAGES in given:
+            if dry_run:
+                return _print([_planned(client, resolved, prices) for resolved in client.jobs.resolve_chain(specs)], as_json)
+            return _chain(client, specs, watch=watch, as_json=as_json)
+        (spec,) = specs
+        if dry_run:
+            return _print(_planned(client, client.jobs.resolve(spec), prices), as_json)
+        job = client.jobs.create(spec)
+        if watch:
+            job = _follow(client, job.id, quiet=as_json)
+        _show(client, job, as_json)
+    _exit(job)
+
+
+@app.command("list")
+def list_all(
+    state: Annotated[JobState | None, typer.Option("--state", help="Only of this state.")] = None,
+    as_json: JsonOption = False,
+    data_dir: DataDirOption = DATA_DIR,
+) -> None:
+    """Show all jobs, newest first."""
+    with client_of(data_dir) as client:
+        jobs = client.jobs.list(state=state)
+    if as_json:
+        return typer.echo(json.dumps([job.model_dump(mode="json") for job in jobs]))
+    table = Table("NAME", "METHOD", "MODEL", "STATE", "STEP", "CREATED", "VERSION", box=None)
+    for job in jobs:
+        steps = f"{job.progress.step}/{job.progress.steps}"
+        version = job.result.version[:12] if job.result else "-"
+        table.add_row(job.spec.name, job.spec.method.kind, job.spec.base_model, job.state, steps, utc(job.created_us), version)
+    console().print(table)
+
+
+@app.command()
+def show(job: JobArgument, watch: WatchOption = False, as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR) -> None:
+    """Show one job: where it stands, what it measured last, and what came of it."""
+    with client_of(data_dir) as client:
+        found = _follow(client, job, quiet=as_json) if watch else client.jobs.get(job)
+        _show(client, found, as_json)
+    if watch:
+        _exit(found)
+
+
+@app.command()
+def events(job: JobArgument, as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR) -> None:
+    """Show what happened to a job."""
+    with client_of(data_dir) as client:
+        found = client.jobs.events(job)
+    if as_json:
+        return typer.echo(json.dumps([event.model_dump() for event in found]))
+    for event in found:
+        typer.echo(f"{utc(event.created_us)}  {event.level:7}  {event.message}")
+
+
+@app.command()
+def points(job: JobArgument, as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR) -> None:
+    """Show what a job measured, step by step."""
+    with client_of(data_dir) as client:
+        found = client.jobs.points(job)
+    if as_json:
+        return typer.echo(json.dumps([point.model_dump() for point in found]))
+    names = _columns(found)
+    table = Table("step", *names, box=None)
+    for point in found:
+        table.add_row(str(point.step), *(number(point.values.get(name)) for name in names))
+    console().print(table)
+
+
+@app.command()
+def pause(job: JobArgument, as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR) -> None:
+    """Have a job stand still at its next step."""
+    with client_of(data_dir) as client:
+        _steered(client.jobs.pause(job), "pauses", as_json)
+
+
+@app.command()
+def resume(job: JobArgument, watch: WatchOption = False, as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR) -> None:
+    """Have a paused job go on where it was."""
+    with client_of(data_dir) as client:
+        found = client.jobs.resume(job)
+        if watch:
+            ended = _follow(client, job, quiet=as_json)
+            _show(client, ended, as_json)
+            return _exit(ended)
+    _steered(found, "goes on", as_json)
+
+
+@app.command()
+def cancel(job: JobArgument, as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR) -> None:
+    """End a job without a result."""
+    with client_of(data_dir) as client:
+        _steered(client.jobs.cancel(job), "ends", as_json)
+
+
+@app.command()
+def clone(
+    job: JobArgument,
+    name: Annotated[str, typer.Argument(help="Of the new job.")],
+    options: Annotated[list[str] | None, typer.Option("--set", "-s", metavar="FIELD=VALUE", help="Change a field. Repeatable.")] = None,
+    watch: WatchOption = False,
+    as_json: JsonOption = False,
+    data_dir: DataDirOption = DATA_DIR,
+) -> None:
+    """Start a job with another's spec, down to the seed and the version of the data."""
+    with client_of(data_dir) as client:
+        given = client.jobs.get(job).spec.model_dump(mode="json") | {"name": name}
+        put_options(given, options)
+        made = client.jobs.create(_spec(given))
+        if watch:
+            made = _follow(client, made.id, quiet=as_json)
+        _show(client, made, as_json)
+    _exit(made)
+
+
+@app.command()
+def eject(job: JobArgument, data_dir: DataDirOption = DATA_DIR) -> None:
+    """Print a Python script that does the same over the public API: the same operations, and so the same weights."""
+    with client_of(data_dir) as client:
+        typer.echo(script(client.jobs.get(job).spec).rstrip())
+
+
+@app.command()
+def compare(
+    jobs: Annotated[list[str], typer.Argument(help="Two jobs or more.")], as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR
+) -> None:
+    """Show how jobs differ: the fields of their specs that are not alike, and what came of them."""
+    with client_of(data_dir) as client:
+        found = [client.jobs.get(job) for job in jobs]
+    flat = [_flat(job.spec.model_dump(mode="json")) for job in found]
+    fields = [field for field in sorted(set().union(*flat)) if len({repr(each.get(field)) for each in flat}) > 1]
+    measures = sorted({measure.name for job in found if job.result for measure in job.result.compared})
+    if as_json:
+        differing = {field: [each.get(field) for each in flat] for field in fields}
+        return typer.echo(json.dumps({"jobs": [job.spec.name for job in found], "differ": differing, "results": [_result(job) for job in found]}))
+    table = Table("", *(job.spec.name for job in found), box=None)
+    for field in fields:
+        table.add_row(field, *(str(each.get(field, "-")) for each in flat))
+    table.add_section()
+    table.add_row("state", *(job.state for job in found))
+    for name in measures:
+        of = [next((each for each in job.result.compared if each.name == name), None) if job.result else None for job in found]
+        table.add_row(name, *(_after(each) for each in of))
+    console().print(table)
+
+
+def _steered(job: Job, does: str, as_json: bool) -> None:
+    if as_json:
+        return typer.echo(job.model_dump_json())
+    typer.echo(f"{job.spec.name} is {job.state}" + (f", and {does} at its next step" if job.state is JobState.RUNNING else ""))
+
+
+def _spec(given: dict[str, Any]) -> JobSpec:
+    given.setdefault("method", {}).setdefault("kind", "sft") if isinstance(given.get("method", {}), dict) else None
+    return checked(JobSpec, given)
+
+
+def _put_all(given: dict[str, Any], flags: Mapping[str, Any]) -> None:
+    for field, value in flags.items():
+        if value is not None:
+            put(given, field, value)
+
+
+def _planned(client: Client, resolved: JobSpec, prices: Mapping[str, float | None]) -> dict[str, Any]:
+    # What a stage takes does not depend on where it begins, which may not be there yet.
+    estimate = client.jobs.estimate(resolved.model_copy(update={"begin": None}), **prices)
+    return {"spec": resolved.model_dump(mode="json"), "estimate": estimate.model_dump(mode="json")}
+
+
+def _chain(client: Client, specs: Sequence[JobSpec], *, watch: bool, as_json: bool) -> None:
+    jobs = client.jobs.create_chain(specs)
+    if watch:
+        jobs = [_follow(client, job.id, quiet=as_json) for job in jobs]
+    if as_json:
+        typer.echo(json.dumps([job.model_dump(mode="json") for job in jobs]))
+    else:
+        for job in jobs:
+            _show(client, job, as_json)
+    for job in jobs:
+        _exit(job)
+
+
+def _follow(client: Client, job: str, *, quiet: bool = False) -> Job:
+    if quiet:
+        return client.jobs.wait(job)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[steps]}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[last]}"),
+    )
+    with Progress(*columns, console=console(), transient=False) as progress:
+        bar = progress.add_task("waits", total=None, steps="", last="")
+        told = 0
+
+        def changed(now: Job) -> None:
+            nonlocal told
+            found = client.jobs.events(job)
+            for event in found[told:]:
+                progress.console.print(f"{event.level:7} {event.message}")
+            told = len(found)
+            step, total = now.progress.step, now.progress.steps or None
+            steps = f"{step}/{total}" if total else ""
+            progress.update(bar, description=now.state, completed=step, total=total, steps=steps, last=_last(client, now))
+
+        return client.jobs.wait(job, on_change=changed)
+
+
+def _last(client: Client, job: Job) -> str:
+    newest = client.jobs.points(job.id, after=max(-1, job.progress.step - 2))
+    values = {name: value for point in newest for name, value in point.values.items()}
+    return "  ".join(f"{name} {number(values[name])}" for name in _SHOWN[:5] if name in values)
+
+
+def _show(client: Client, job: Job, as_json: bool) -> None:
+    if as_json:
+        return typer.echo(job.model_dump_json())
+    screen = console()
+    screen.print(f"{job.spec.name}  {job.state}" + (f": {job.reason}" if job.reason else ""))
+    what = f"{job.spec.method.kind} on {job.spec.data.dataset} from {job.spec.base_model}"
+    screen.print(f"{what}, step {job.progress.step} of {job.progress.steps}, {job.progress.seconds:.0f} s")
+    for line in _lineage(client, job):
+        screen.print(line)
+    if job.result is None:
+        return None
+    table = Table("", "before", "after", "difference [95 %]", "rows", box=None)
+    for measure in job.result.compared:
+        table.add_row(measure.name, f"{measure.before:.4g}", f"{measure.after:.4g}", _difference(measure), str(measure.rows))
+    data = job.spec.data.dataset
+    screen.print(table if job.result.compared else f"not compared: no rows are held out (`bloomery dataset split {data} --eval 0.1`)")
+    screen.print(f"fidelity {fidelity_words(job.result.fidelity)}")
+    screen.print(f"version {job.result.version}, digest of the weights {job.result.digest}")
+    screen.print(f"`bloomery deployment create NAME {job.spec.name}` serves it")
+
+
+def _lineage(client: Client, job: Job) -> list[str]:
+    """Where it begins, through all that came before, and what begins with it."""
+    above: list[str] = []
+    begin, after = job.spec.begin, client.jobs.list(after=job.id)
+    while begin is not None:
+        if begin.job is None:
+            above.append(f"checkpoint {begin.checkpoint} of run {begin.run}")
+            break
+        before = client.jobs.get(begin.job)
+        above.append(f"{before.spec.name} ({before.spec.method.kind}, {before.state})")
+        begin = before.spec.begin
+    gate = None if job.spec.begin is None else job.spec.begin.gate
+    lines = [f"begins with {' < '.join(above)}"] if above else []
+    lines += [f"if {_gate(gate)}"] if gate is not None else []
+    return lines + [f"then {each.spec.name} ({each.spec.method.kind}, {each.state})" for each in reversed(after)]
+
+
+def _gate(gate: Gate) -> str:
+    return f"its {gate.measure} " + ("is better than what it began with" if gate.bound is None else f"has reached {gate.bound:g}")
+
+
+def _difference(measure: Compared) -> str:
+    if measure.difference_interval is None:
+        return f"{measure.difference:+.4g}"
+    low, high = measure.difference_interval
+    verdict = "" if low <= 0 <= high else "  better" if (measure.difference > 0) == measure.higher_is_better else "  worse"
+    return f"{measure.difference:+.4g} [{low:+.4g}, {high:+.4g}]{verdict}"
+
+
+def _after(measure: Compared | None) -> str:
+    if measure is None:
+        return "-"
+    interval = "" if measure.after_interval is None else f" [{measure.after_interval[0]:.4g}, {measure.after_interval[1]:.4g}]"
+    return f"{measure.after:.4g}{interval}"
+
+
+def _result(job: Job) -> Any:
+    return None if job.result is None else job.result.model_dump(mode="json")
+
+
+def _exit(job: Job) -> None:
+    if job.state is JobState.FAILED:
+        raise typer.Exit(1)
+
+
+def _print(value: Any, as_json: bool) -> None:
+    typer.echo(json.dumps(value) if as_json else yaml.safe_dump(value, sort_keys=False).rstrip())
+
+
+def _columns(found: Sequence[JobPoint]) -> list[str]:
+    there = {name for point in found for name in point.values}
+    return [name for name in _SHOWN if name in there]
+
+
+def _flat(value: Any, above: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {above.removesuffix("."): value}
+    return {name: inner for key, each in value.items() for name, inner in _flat(each, f"{above}{key}.").items()}

@@ -1,0 +1,326 @@
+"""The outer end of the fork server and of its forks: starting it, a channel to each fork, and how each ended."""
+
+import array
+import asyncio
+import json
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self, cast
+
+import bloomery
+from bloomery.grade.jail import Level
+from bloomery.grade.work import remove
+from bloomery.types.errors import NotSupported, Unavailable
+
+START_S: Final = 60.0
+_END_S: Final = 10.0
+_EXIT_S: Final = 1.0
+_MESSAGE_BYTES: Final = 1 << 16
+_FRAMES: Final = 4096
+"""Of a channel that wait to be received, at most."""
+_LENGTH: Final = struct.Struct(">I")
+_CODE: Final = """
+import os, sys
+_, descriptor, root, work = sys.argv
+if descriptor != "3":
+    os.dup2(int(descriptor), 3, inheritable=False)
+    os.close(int(descriptor))
+sys.path.insert(0, root)
+from bloomery.grade.forkserver import main
+main(root, work)
+"""
+
+
+class Obtained(NamedTuple):
+    """What this machine gives graders: `L1` with what holds, or no more than `L0` and why."""
+
+    level: Level
+    layers: tuple[str, ...]
+    reason: str | None
+
+    @classmethod
+    def told(cls, message: bytes) -> Self:
+        """By a fork server, in its first message."""
+        if not message:
+            return cls("L0", (), "the fork server of graders ended while it started; what it said is in the log")
+        told = json.loads(message)
+        return cls("L0", (), told["refused"]) if "refused" in told else cls("L1", tuple(told["layers"]), None)
+
+
+class Ended(NamedTuple):
+    """How a fork did."""
+
+    status: int
+    """As `Popen.returncode` has it: negative for a signal."""
+    why: str | None
+    """`asked` or `disk` where the fork server killed it."""
+
+
+class TimedOut(Exception):
+    """Nothing came within the time."""
+
+
+class Lost(Exception):
+    """The other end is closed."""
+
+
+class Garbled(Exception):
+    """The other end says what no end of ours says."""
+
+
+def level() -> Obtained:
+    """Find out, in throw-away processes, what this machine gives, and why no more."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    work = _work_directory()
+    try:
+        with theirs:
+            process = subprocess.Popen(_argv(theirs, work), env={}, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
+        with process, ours:
+            ours.settimeout(START_S)
+            return Obtained.told(ours.recv(_MESSAGE_BYTES))
+    finally:
+        _remove(work)
+
+
+class Channel(asyncio.Protocol):
+    """To one fork. Frames are taken apart as they come, so that whoever is in time is in time even where this process was not."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._buffer = bytearray()
+        self._frames: deque[bytes] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._lost: Exception | None = None
+        self.frame_bytes = _MESSAGE_BYTES
+        """The longest frame that is taken."""
+
+    def send(self, frame: object) -> None:
+        """Whoever does not read it will be killed for something else."""
+        body = json.dumps(frame, default=str).encode()
+        if self._transport is not None:
+            self._transport.write(_LENGTH.pack(len(body)) + body)
+
+    async def receive(self, until: float) -> bytes:
+        """The next frame, by a time of the loop; raises TimedOut or Lost."""
+        while not self._frames:
+            if self._lost is not None:
+                raise self._lost
+            self._waiting = self._loop.create_future()
+            timer = self._loop.call_at(until, self._wake, TimedOut())
+            try:
+                await self._waiting
+            finally:
+                timer.cancel()
+                self._waiting = None
+        return self._frames.popleft()
+
+    def close(self) -> None:
+        """Drop what is left."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """By asyncio."""
+        # Loops of other makers have transports of their own.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """By asyncio."""
+        self._buffer += data
+        while self._lost is None and len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > self.frame_bytes or len(self._frames) == _FRAMES:
+                self._give_up()
+            elif len(self._buffer) < _LENGTH.size + length:
+                break
+            else:
+                self._frames.append(bytes(self._buffer[_LENGTH.size : _LENGTH.size + length]))
+                del self._buffer[: _LENGTH.size + length]
+        if self._frames:
+            self._wake()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """By asyncio."""
+        self._lost = self._lost or Lost()
+        self._wake()
+
+    def _give_up(self) -> None:
+        self._lost = Garbled()
+        self._frames.clear()
+        self.close()
+        self._wake()
+
+    def _wake(self, error: Exception | None = None) -> None:
+        if self._waiting is None or self._waiting.done():
+            return
+        if error is None:
+            self._waiting.set_result(None)
+        else:
+            self._waiting.set_exception(error)
+
+
+class Fork(NamedTuple):
+    """One jailed process."""
+
+    number: int
+    channel: Channel
+    ended: "asyncio.Future[Ended]"
+
+
+class ForkServer:
+    """A running one. `alive` turns false when it ends, and everything that was forked has ended then."""
+
+    def __init__(self, control: socket.socket, work: Path, process: asyncio.subprocess.Process) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._control, self._work, self._process = control, work, process
+        self._forks: dict[int, Fork] = {}
+        self._count = 0
+        self._started: asyncio.Future[Obtained] = self._loop.create_future()
+        self.alive = True
+        self._loop.add_reader(control.fileno(), self._told)
+
+    @classmethod
+    async def start(cls) -> tuple[Self, Obtained]:
+        """Raises NotSupported with the reason where this machine gives no jail."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        work = _work_directory()
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *_argv(theirs, work), env={}, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+                )
+        except BaseException as error:
+            ours.close()
+            _remove(work)
+            if isinstance(error, OSError):
+                raise Unavailable(f"the fork server of graders could not be started: {error.strerror}") from None
+            raise
+        server = cls(ours, work, process)
+        try:
+            async with asyncio.timeout(START_S):
+                obtained = await server._started
+        except TimeoutError:
+            await server.stop()
+            raise Unavailable(f"the fork server of graders did not start within {START_S:g} s") from None
+        except asyncio.CancelledError:
+            await server.stop()
+            raise
+        if obtained.level != "L1":
+            await server.stop()
+            raise NotSupported(f"code of graders runs in a jail (level L1), and this machine gives none: {obtained.reason}")
+        return server, obtained
+
+    async def fork(self, *, memory_bytes: int, cpu_s: int, disk_bytes: int) -> Fork:
+        """A fresh one, which jails itself; raises Unavailable where the fork server is gone."""
+        if not self.alive:
+            raise Unavailable("the fork server of graders is gone")
+        self._count += 1
+        ours, theirs = socket.socketpair()
+        order = {"do": "fork", "number": self._count, "memory_bytes": memory_bytes, "cpu_s": cpu_s, "disk_bytes": disk_bytes}
+        try:
+            with theirs:
+                self._order(order, theirs.fileno())
+        except Unavailable:
+            ours.close()
+            raise
+        fork = Fork(self._count, Channel(), self._loop.create_future())
+        self._forks[self._count] = fork
+        await self._loop.create_unix_connection(lambda: fork.channel, sock=ours)
+        return fork
+
+    async def ends_itself(self, fork: Fork) -> None:
+        """Give one that closed its channel a moment, for the rest of its end."""
+        with suppress(TimeoutError, Unavailable):
+            async with asyncio.timeout(_EXIT_S):
+                await asyncio.shield(fork.ended)
+
+    async def end(self, fork: Fork) -> Ended | None:
+        """Kill it if it is still there, and say how it ended; None where nobody knows."""
+        fork.channel.close()
+        try:
+            if self.alive and not fork.ended.done():
+                self._order({"do": "kill", "number": fork.number})
+            async with asyncio.timeout(_END_S):
+                return await asyncio.shield(fork.ended)
+        except (TimeoutError, Unavailable):
+            return None
+
+    async def stop(self) -> None:
+        """It and all its forks."""
+        self._gone()
+        try:
+            async with asyncio.timeout(_END_S):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        await asyncio.to_thread(_remove, self._work)
+
+    def _order(self, order: dict[str, Any], descriptor: int | None = None) -> None:
+        beside = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+        try:
+            # As many as have places are there, so that orders never fill the socket of one who lives.
+            self._control.sendmsg([json.dumps(order).encode()], beside)
+        except OSError as error:
+            self._gone()
+            raise Unavailable(f"the fork server of graders does not answer: {error.strerror}") from None
+
+    def _told(self) -> None:
+        try:
+            message = self._control.recv(_MESSAGE_BYTES)
+        except OSError:
+            message = b""
+        if not self._started.done():
+            self._started.set_result(Obtained.told(message))
+        elif message:
+            told = json.loads(message)
+            fork = self._forks.pop(told["ended"])
+            fork.ended.set_result(Ended(told["status"], told["why"]))
+        if not message:
+            self._gone()
+
+    def _gone(self) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        self._loop.remove_reader(self._control.fileno())
+        self._control.close()
+        for fork in self._forks.values():
+            fork.ended.set_exception(Unavailable("the fork server of graders went away"))
+            # Nobody may be waiting for it.
+            fork.ended.exception()
+        self._forks.clear()
+
+
+def described(ended: Ended) -> str:
+    """In words."""
+    return f"by {signal.Signals(-ended.status).name}" if ended.status < 0 else f"with status {ended.status}"
+
+
+def _argv(control: socket.socket, work: Path) -> Sequence[str]:
+    root = Path(bloomery.__file__).parent.parent
+    # Isolated: no variable and no file of a user changes what is imported. Nobody writes into the interpreter's directories.
+    return [sys.executable, "-I", "-B", "-X", "utf8", "-c", _CODE, str(control.fileno()), str(root), str(work)]
+
+
+def _work_directory() -> Path:
+    work = Path(tempfile.mkdtemp(prefix="bloomery-graders-"))
+    # The owner of a directory in it need not be allowed to look around.
+    work.chmod(0o711)
+    return work
+
+
+def _remove(work: Path) -> None:
+    with suppress(OSError):
+        # Of a fork server that was killed, something may be left that only its forks' users could remove.
+        remove(work)

@@ -1,0 +1,101 @@
+"""What came of a job beside what it began with: the same held-out rows, scored and answered by what is served, and compared row by row."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple, TypeVar
+
+from bloomery.client import Sampler
+from bloomery.jobs.rows import Question
+from bloomery.render import ChatTokenizer, Rendered
+from bloomery.render.rows import RenderedPair
+from bloomery.types.jobs import Compared
+from bloomery.types.statistics import mean_of
+
+_CONCURRENCY: Final = 16
+
+Row = TypeVar("Row")
+
+
+class Both(NamedTuple):
+    """The weights that a job began with, and those that came of it."""
+
+    before: Sampler
+    after: Sampler
+
+
+def compare_examples(both: Both, rows: Sequence[Rendered], answered: Sequence[Question], tokenizer: ChatTokenizer, max_tokens: int) -> list[Compared]:
+    """The loss per trained token of all rows, and of some whether the greedy answer is the row's own, word for word."""
+    return [
+        *_measured("loss", both, rows, lambda sampler, row: -likelihood(sampler, row), higher_is_better=False),
+        *_measured("exact", both, answered, lambda sampler, row: _exact(sampler, row, tokenizer, max_tokens), higher_is_better=True),
+    ]
+
+
+def compare_pairs(both: Both, rows: Sequence[RenderedPair]) -> list[Compared]:
+    """How often the preferred answer is the likelier one per token, and by how much."""
+    margins = _measured("margin", both, rows, _margin, higher_is_better=True)
+    return [*_measured("prefers", both, rows, lambda sampler, row: float(_margin(sampler, row) > 0), higher_is_better=True), *margins]
+
+
+def look_at_examples(sampler: Sampler, answered: Sequence[Question], tokenizer: ChatTokenizer, max_tokens: int) -> dict[str, float]:
+    """What `compare_examples` says of answers, of one version alone."""
+    return {"exact": mean_of(_each(sampler, answered, lambda sampler, row: _exact(sampler, row, tokenizer, max_tokens))).value}
+
+
+def look_at_pairs(sampler: Sampler, rows: Sequence[RenderedPair]) -> dict[str, float]:
+    """What `compare_pairs` says, of one version alone."""
+    margins = _each(sampler, rows, _margin)
+    return {"prefers": mean_of([float(margin > 0) for margin in margins]).value, "margin": mean_of(margins).value}
+
+
+def paired(name: str, before: Sequence[float], after: Sequence[float], *, higher_is_better: bool) -> Compared:
+    """Means and 95 % intervals, of the differences row by row too."""
+    old, new = mean_of(before), mean_of(after)
+    difference = mean_of([later - earlier for earlier, later in zip(before, after, strict=True)])
+    return Compared(
+        name=name,
+        rows=len(before),
+        before=old.value,
+        after=new.value,
+        before_interval=old.interval,
+        after_interval=new.interval,
+        difference=difference.value,
+        difference_interval=difference.interval,
+        higher_is_better=higher_is_better,
+    )
+
+
+def likelihood(sampler: Sampler, rendered: Rendered) -> float:
+    """The mean log-probability of what carries loss, by its weights."""
+    weights = rendered.weights[1:]
+    return total(sampler, rendered) / sum(weights)
+
+
+def total(sampler: Sampler, rendered: Rendered) -> float:
+    """Their weighted sum."""
+    logprobs = sampler.score(rendered.tokens).prompt_logprobs()
+    # The first token is predicted by none.
+    return sum(weight * logprob for weight, logprob in zip(rendered.weights[1:], logprobs[1:], strict=True))
+
+
+def _measured(name: str, both: Both, rows: Sequence[Row], measure: Callable[[Sampler, Row], float], *, higher_is_better: bool) -> list[Compared]:
+    """One measure, or none where there are no rows."""
+    if not rows:
+        return []
+    before, after = (_each(sampler, rows, measure) for sampler in both)
+    return [paired(name, before, after, higher_is_better=higher_is_better)]
+
+
+def _each(sampler: Sampler, rows: Sequence[Row], measure: Callable[[Sampler, Row], float]) -> list[float]:
+    with ThreadPoolExecutor(_CONCURRENCY) as pool:
+        return list(pool.map(lambda row: measure(sampler, row), rows))
+
+
+def _margin(sampler: Sampler, row: RenderedPair) -> float:
+    return likelihood(sampler, row.preferred) - likelihood(sampler, row.rejected)
+
+
+def _exact(sampler: Sampler, row: Question, tokenizer: ChatTokenizer, max_tokens: int) -> float:
+    sequence = sampler.sample(row.prompt, max_tokens=max_tokens, seed=0, temperature=0.0).result().sequences[0]
+    said = tokenizer.decode([token for token in sequence.tokens if token not in tokenizer.end_tokens])
+    return float(said.strip() == row.answer.strip())

@@ -1,0 +1,138 @@
+"""What jobs have in common whose recipe keeps a cursor: the server keeps it with the job, and a process that goes on is given it."""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from bloomery.client import TrainingRun
+from bloomery.jobs.served import Measure, Served
+from bloomery.jobs.work import FINAL, Published, Work, adam_config
+from bloomery.recipes.grpo import OnStep, StepReport
+from bloomery.recipes.policy import Policy, PolicyConfig, Scheduled, Start
+from bloomery.recipes.replay import FIRST_SEQ
+from bloomery.types.errors import Gone, InvalidInput, WorkerError
+from bloomery.types.jobs import JobSpec, Optimizer
+from bloomery.types.wire import Wire
+
+_LOOKS: Final = "looked_at"
+"""The version, in the data of an event that says so."""
+
+
+class JobCursor:
+    """Kept by the server, with the job."""
+
+    def __init__(self, work: Work) -> None:
+        self._work, self._text = work, work.cursor
+
+    def __str__(self) -> str:
+        return f"of job `{self._work.spec.name}`"
+
+    def read(self) -> str | None:
+        """What this process, or the one before it, wrote last."""
+        return self._text
+
+    def check_writable(self) -> None:
+        """There is always room for one."""
+
+    def write(self, text: str) -> None:
+        """Told to the server, which has it on its disk when this returns."""
+        self._work.reporter.keep_cursor(text, run=json.loads(text)["run_id"])
+        self._text = text
+
+
+class Looped(NamedTuple):
+    """What a loop came to, and the version that it began with."""
+
+    published: Published
+    first: str
+
+
+Named = Callable[[Mapping[str, float]], dict[str, float]]
+"""What a step measured, as the axis of training has it."""
+
+
+def looped(work: Work, steps: int, train: Callable[[JobCursor, OnStep], Policy], measure: Measure, named: Named = dict) -> Looped:
+    """Have the recipe's `train` go on to its end, and publish; a process that died behind that needs no loop any more. What is served of some steps
+    is looked at by `measure` meanwhile."""
+    if work.cursor is not None:
+        cursor = json.loads(work.cursor)
+        run = work.client.run(cursor["run_id"])
+        _settle(run)
+        # Such a run has more than the cursor says.
+        if FINAL in {kept.name for kept in run.checkpoints()}:
+            return Looped(_publish(work, run), cursor["first"])
+    with Served(work, measure) as served:
+        for event in work.client.jobs.events(work.job.id) if work.spec.evaluation.served_every else ():
+            if _LOOKS in event.data:
+                # Of a process that died before it had looked.
+                served.look(event.data["step"], event.data[_LOOKS])
+        policy = train(JobCursor(work), _stepped(work, steps, named, served))
+    return Looped(_publish(work, policy.run), policy.cursor.first)
+
+
+def policy_config(spec: JobSpec, optimizer: Optimizer, steps: int, run_options: dict[str, object], request: str) -> PolicyConfig:
+    """The recipe's settings of what is trained, of a resolved spec."""
+    start, begin = None, spec.begin
+    assert spec.seed is not None
+    if begin is not None:
+        assert begin.run is not None
+        assert begin.checkpoint is not None
+        start = Start(begin.run, begin.checkpoint, begin.optimizer)
+    return PolicyConfig(
+        base_model=spec.base_model,
+        start=start,
+        rank=spec.rank,
+        optimizer=Scheduled(adam=adam_config(optimizer), rounds=steps),
+        seed=spec.seed,
+        run=(*run_options.items(), ("idempotency_key", request)),
+    )
+
+
+def _stepped(work: Work, steps: int, named: Named, served: Served) -> OnStep:
+    earlier = work.client.jobs.points(work.job.id)
+    work.guard.catch_up(earlier)
+    sampled = {point.step: point.values.get("tokens/sampled") or 0.0 for point in earlier}
+    every = work.spec.evaluation.served_every
+
+    def stepped(report: StepReport) -> None:
+        again = report.step in sampled
+        sampled[report.step] = report.metrics.get("tokens/sampled", 0.0)
+        for reason in report.failures:
+            work.reporter.note(
+                f"{reason.kind}: {reason.message} ({reason.attempts} attempts)", level="warning", key=f"{reason.kind} {reason.message}"
+            )
+        measured = named(report.metrics)
+        if report.kept:
+            work.note_kept(report.step, report.version)
+        if every and report.step % every == 0 and report.step < steps:
+            known = {"step": report.step, _LOOKS: report.version}
+            work.reporter.note(f"looks at step {report.step} as it is served", key=f"looks at {report.step}", **known)
+            served.look(report.step, report.version)
+        work.reporter.point(report.step, steps, measured, tokens=round(sum(sampled.values())))
+        if not again:
+            work.guard.look(report.step, measured)
+
+    return stepped
+
+
+def _settle(run: TrainingRun) -> None:
+    """What the process before this one had submitted is there, or has failed, before anybody looks at what there is."""
+    if run.next_seq > FIRST_SEQ:
+        with suppress(Gone, InvalidInput, WorkerError):
+            run.submitted(run.next_seq - 1, Wire).result()
+
+
+def _publish(work: Work, run: TrainingRun) -> Published:
+    """Keep what came of it; a process before this one may have."""
+    names = {(kept.kind, kept.name) for kept in run.checkpoints()}
+    if ("named", FINAL) not in names:
+        run.save_checkpoint(FINAL).result()
+    if ("snapshot", FINAL) not in names:
+        run.save_snapshot(FINAL).result()
+    kept = {(each.kind, each.name): each for each in run.checkpoints()}
+    checkpoint, snapshot = kept["named", FINAL], kept["snapshot", FINAL]
+    assert checkpoint.digest is not None
+    assert snapshot.version is not None
+    work.reporter.note(f"published as version {snapshot.version}", key="published", version=snapshot.version)
+    return Published(run.id, snapshot.version, checkpoint.digest, checkpoint.step)

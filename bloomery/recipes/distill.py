@@ -1,0 +1,227 @@
+"""Distillation over the public API: a student learns to answer prompts as a teacher does, one step at a time.
+
+On policy the student answers, the teacher scores every token of it, and a token is worth how much likelier the teacher has it: the gradient is that
+of the distance KL(student || teacher), token by token (Agarwal et al. 2024, arXiv 2306.13649; Gu et al. 2024, arXiv 2306.08543). Otherwise the
+teacher answers, and the student learns its answers word for word. Steps, cursor and what is told are those of `policy`, so that a loop which was
+killed goes on as `grpo` does.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+import numpy as np
+
+from bloomery.client import Client, Sampler
+from bloomery.recipes.advantages import Weighed, mean_over_tokens, pull_to_reference
+from bloomery.recipes.attempts import patiently
+from bloomery.recipes.cursors import CursorStore, Shown, fingerprint
+from bloomery.recipes.failures import Losses, reasons
+from bloomery.recipes.grpo import OnStep, StepReport, problem_of
+from bloomery.recipes.holding import Holding
+from bloomery.recipes.policy import Policy, PolicyConfig
+from bloomery.recipes.rl_metrics import sampled_metrics
+from bloomery.recipes.rollouts import Group, Problem, RolloutConfig, Rollouts, without_foreign
+from bloomery.recipes.segments import Segment
+from bloomery.types.arrays import Array
+from bloomery.types.errors import InvalidInput
+from bloomery.types.operations import Datum
+from bloomery.types.statistics import normal_interval
+
+Mode = Literal["on_policy", "teacher_answers"]
+DISTANCE: Final = "kl/teacher"
+"""Nats a token of the student's answers, from its distribution to the teacher's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistillConfig:
+    """`rollouts.group_size` answers of each prompt."""
+
+    policy: PolicyConfig
+    teacher: str
+    """A base model or a version."""
+    mode: Mode = "on_policy"
+    rollouts: RolloutConfig = field(default_factory=lambda: RolloutConfig(group_size=4))
+    prompts_per_step: int = 8
+    evaluate_every: int = 0
+    """Steps between two measurements of the distance on held-out prompts; 0 where there are none."""
+    evaluation: RolloutConfig = field(default_factory=lambda: RolloutConfig(group_size=4))
+    concurrency: int = 8
+    checkpoint_every: int = 0
+    """Steps between two that are kept under a name (`step-N`); 0: none is."""
+    max_lost_rounds: int = 3
+
+
+def train(
+    client: Client,
+    problems: Sequence[Problem],
+    config: DistillConfig,
+    path: Path | CursorStore,
+    *,
+    steps: int,
+    held_out: Sequence[Problem] = (),
+    on_step: OnStep = lambda _: None,
+) -> Policy:
+    """Go on until `steps` steps are done, also where a loop was killed that had the same cursor at `path`: it tells its last step once more."""
+    check(problems, config, held_out)
+    teacher = client.sampler(config.teacher)
+    policy = Policy.open(client, losing(config), path, fingerprint(problems, config))
+    parts = _Parts(policy, teacher, problems, config, held_out)
+    losses = Losses(config.max_lost_rounds)
+    parts.tell(on_step)
+    with ThreadPoolExecutor(config.concurrency) as pool:
+        for step in range(policy.cursor.round, steps):
+            numbers, started = range(step * config.prompts_per_step, (step + 1) * config.prompts_per_step), time.monotonic()
+            groups = list(pool.map(parts.make, numbers))
+            data, served, found = parts.teach(groups)
+            shown = Shown({**sampled_metrics(groups), **found}, reasons(groups))
+            keep_every = config.checkpoint_every if step + 1 < steps else 0
+            policy.train(data, numbers, served=served, shown=shown, timed=partial(_timed, started, time.monotonic()), keep_every=keep_every)
+            parts.tell(on_step)
+            losses.note(sum(bool(group.members) for group in groups), shown.failures)
+    policy.told()
+    return policy
+
+
+def losing(config: DistillConfig) -> PolicyConfig:
+    """With the loss of its mode: answers of the teacher are learnt as any others are."""
+    return config.policy if config.mode == "on_policy" else replace(config.policy, loss="cross_entropy", loss_config=())
+
+
+def worth(segments: Sequence[Segment], teacher: Sequence[Sequence[float]]) -> list[Weighed]:
+    """The student's answers, each token with how much likelier the teacher has it than the student, less the mean of that over all of them.
+
+    `teacher` are the teacher's log-probabilities [S] of each segment's sampled tokens. With p and q those of student and teacher, the gradient of
+    KL(p || q) of a next token is the mean over p of (log p - log q) times that of log p, whatever constant is taken off the factor.
+    """
+    blank = [Weighed(segment, np.zeros(len(segment.places), dtype=np.float32)) for segment in segments]
+    return pull_to_reference(blank, teacher, 1.0)
+
+
+def distance(sampled: Sequence[Sequence[float]], teacher: Sequence[Sequence[float]]) -> float:
+    """Of the student to the teacher in nats a token, from the log-probabilities that both have of tokens which the student sampled."""
+    d = np.concatenate([np.asarray(theirs) - np.asarray(ours) for ours, theirs in zip(sampled, teacher, strict=True)])
+    # exp(d) - 1 - d has the same mean as -d, and is never negative.
+    return float(np.mean(np.expm1(d) - d))
+
+
+def distances(student: Sampler, teacher: Sampler, problems: Sequence[Problem], config: RolloutConfig, concurrency: int = 8) -> list[float | None]:
+    """Of each problem, over `group_size` answers of the student with the same seeds every time; None where none came."""
+    made = Rollouts(lambda: student, _ungraded, config)
+
+    def of(number: int, problem: Problem) -> float | None:
+        segments = _segments([made.group(number, problem)])
+        return distance([each.logprobs for each in segments], scored(teacher, segments, config)) if segments else None
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        return list(pool.map(of, range(len(problems)), problems))
+
+
+def scored(teacher: Sampler, segments: Sequence[Segment], config: RolloutConfig) -> list[list[float]]:
+    """The teacher's log-probabilities of the tokens that were sampled."""
+
+    def score() -> list[tuple[float, ...]]:
+        asked = [teacher.score(segment.tokens) for segment in segments]
+        return [pending.prompt_logprobs(config.sample_timeout_s) for pending in asked]
+
+    whole = patiently(config.attempts, score)
+    return [[logprobs[place] for place in segment.places] for segment, logprobs in zip(segments, whole, strict=True)]
+
+
+class _Parts:
+    """What a step does beside training."""
+
+    def __init__(self, policy: Policy, teacher: Sampler, problems: Sequence[Problem], config: DistillConfig, held_out: Sequence[Problem]) -> None:
+        rollouts = config.rollouts
+        self._policy, self._teacher, self._problems, self._config, self._held_out = policy, teacher, problems, config, held_out
+        answers: Callable[[], Sampler] = (lambda: policy.sampler) if config.mode == "on_policy" else (lambda: teacher)
+        self._rollouts = Rollouts(answers, _ungraded, rollouts)
+        self._holding = Holding(policy.bar, policy.sampler_of, every=False, attempts=rollouts.attempts, timeout_s=rollouts.sample_timeout_s)
+
+    def make(self, number: int) -> Group:
+        """The group of a number; threads may ask side by side."""
+        made = self._rollouts.group(number, problem_of(self._problems, number, self._config.rollouts.seed))
+        return self._holding.held(without_foreign(made, self._policy.knows)) if self._config.mode == "on_policy" else made
+
+    def teach(self, groups: Sequence[Group]) -> tuple[list[Datum], list[Segment], dict[str, float]]:
+        """What is trained on, what of it was served by the student, and what it shows."""
+        segments = _segments(groups)
+        if not segments:
+            return [], [], {}
+        if self._config.mode == "teacher_answers":
+            return learnt(segments), [], {}
+        theirs = scored(self._teacher, segments, self._config.rollouts)
+        taught = mean_over_tokens(worth(segments, theirs))
+        found = {DISTANCE: distance([each.logprobs for each in segments], theirs), "agreement/scored_tokens": float(self._holding.looked().tokens)}
+        return [row.datum for row in taught], [row.segment for row in taught], found
+
+    def tell(self, on_step: OnStep) -> None:
+        """Report the last round, unless that was told."""
+        cursor, shown = self._policy.cursor, self._policy.shown
+        if shown is not None:
+            measured = shown.metrics | self._evaluated(cursor.round)
+            on_step(StepReport(cursor.round, cursor.version, measured, shown.failures, kept=0 < cursor.kept == cursor.round))
+
+    def _evaluated(self, step: int) -> dict[str, float]:
+        config = self._config
+        if not config.evaluate_every or step % config.evaluate_every:
+            return {}
+        found = distances(self._policy.sampler, self._teacher, self._held_out, config.evaluation, config.concurrency)
+        known = [each for each in found if each is not None]
+        if not known:
+            return {}
+        mean = {f"evaluation/{DISTANCE}": statistics.fmean(known)}
+        if len(known) < 2:
+            return mean
+        low, high = normal_interval(known)
+        return mean | {f"evaluation/{DISTANCE}_low": low, f"evaluation/{DISTANCE}_high": high}
+
+
+def learnt(segments: Sequence[Segment]) -> list[Datum]:
+    """Answers to be learnt word for word, as a mean over all of their tokens."""
+    weight = np.float32(1.0 / sum(len(segment.places) for segment in segments))
+    return [_learnt(segment, weight) for segment in segments]
+
+
+def _learnt(segment: Segment, weight: np.float32) -> Datum:
+    weights = np.zeros(len(segment.tokens) - 1, dtype=np.float32)
+    weights[np.asarray(segment.places) - 1] = weight
+    targets = np.asarray(segment.tokens[1:], dtype=np.int64)
+    return Datum(
+        tokens=Array.of(np.asarray(segment.tokens[:-1], dtype=np.int32)), inputs={"target_tokens": Array.of(targets), "weights": Array.of(weights)}
+    )
+
+
+def check(problems: Sequence[Problem], config: DistillConfig, held_out: Sequence[Problem]) -> None:
+    """What would only be noticed after minutes."""
+    if config.mode not in get_args(Mode):
+        raise InvalidInput(f'`mode` is `{config.mode}`: it must be "on_policy" or "teacher_answers"', field="mode")
+    if not problems:
+        raise InvalidInput("there are no prompts to learn from", field="problems")
+    if len({problem.id for problem in problems}) < len(problems):
+        raise InvalidInput("two prompts have one id", field="problems")
+    least_one = {"prompts_per_step": config.prompts_per_step, "concurrency": config.concurrency, "max_lost_rounds": config.max_lost_rounds}
+    for name, value in (least_one | {"group_size": config.rollouts.group_size, "max_tokens": config.rollouts.max_tokens}).items():
+        if value < 1:
+            raise InvalidInput(f"`{name}` is {value}: it must be at least 1", field=name)
+    if bool(config.evaluate_every) != bool(held_out):
+        problem = "`evaluate_every` and `held_out` go together: how often, and on which prompts"
+        raise InvalidInput(problem, field="held_out" if config.evaluate_every else "evaluate_every")
+
+
+def _segments(groups: Sequence[Group]) -> list[Segment]:
+    return [segment for group in groups for member in group.members for segment in member.rollout.segments]
+
+
+def _ungraded(_: object) -> float:
+    return 0.0
+
+
+def _timed(started: float, sampled: float) -> dict[str, float]:
+    ended = time.monotonic()
+    return {"seconds/step": ended - started, "seconds/rollouts": sampled - started, "seconds/training": ended - sampled}

@@ -1,0 +1,202 @@
+"""Graders measured by what people said of the same outputs: cards, which are kept with the version, and the bar below which a judge cannot gate.
+
+A card is of the whole grader, because its hash is of all that decides a score: prompt, model and parameters of its judges, labels that pass, formula.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import Connection, Row, Select, insert, select
+
+from bloomery.grade import calibration as measured
+from bloomery.grade.calibration import Kappa, Rate
+from bloomery.grade.declared import LabelModel, ScoreModel
+from bloomery.grade.grader import Grader
+from bloomery.services.access.principal import Principal
+from bloomery.services.access.repeats import Repeatable, answer_before, once
+from bloomery.services.grading.graders import Graders
+from bloomery.store import rows
+from bloomery.store.database import Database
+from bloomery.types.errors import Conflict, InvalidInput, shown
+from bloomery.types.graders import CalibrateGrader, Calibration, GraderVersion, LabelledRow, MeasuredRate, OutputRow, RunGrader
+from bloomery.types.grading import GradeResult
+from bloomery.types.ids import new_id, now_us
+from bloomery.types.resources import Page
+
+KAPPA_BAR: Final = 0.4
+"""The lower end of the interval is above it: agreement that is called fair at most is none to gate by."""
+INVALID_BAR: Final = 0.1
+"""So large a share of rows may lack a verdict."""
+
+
+class Calibrations:
+    """Makes cards, and says who may gate."""
+
+    def __init__(self, database: Database, graders: Graders) -> None:
+        self._database, self._graders = database, graders
+
+    async def calibrate(self, p: Principal, name: str, given: CalibrateGrader, *, request: Repeatable | None = None) -> Calibration:
+        """The card of a version on these rows; the newest card of a version is the one that counts."""
+        p.require("train")
+        if (made := await answer_before(self._database, p, request, Calibration)) is not None:
+            return made
+        version = await self._graders.get(p, name, given.version)
+        reading = _Reading.of(Grader.parse(version.spec), given)
+        said = await self._graded(p, version, given.rows)
+        swapped = [(row, place) for place, row in enumerate(given.rows) if row.swapped is not None]
+        again = await self._graded(p, version, [row.swapped for row, _ in swapped if row.swapped is not None]) if swapped else []
+        flips = [(said[place], other) for (_, place), other in zip(swapped, again, strict=True)]
+        card = _card(version, given.rows, said, flips, reading)
+        return await self._database.write(once(p, request, Calibration, lambda connection: _keep(connection, p.project, card)))
+
+    async def list(self, p: Principal, name: str, *, version: int | None = None, limit: int = 50, offset: int = 0) -> Page[Calibration]:
+        """Cards of one version, the newest unless another is named, latest first."""
+        p.require("read", "train")
+        grader = await self._graders.get(p, name, version)
+        query = _of(p, grader).limit(limit + 1).offset(offset)
+        found = await self._database.read(lambda connection: [_card_of(row, grader) for row in connection.execute(query)])
+        return Page(data=found[:limit], offset=offset, has_more=len(found) > limit)
+
+    async def may_gate(self, p: Principal, grader: GraderVersion) -> None:
+        """Conflict where what decides by this grader's scores would decide by a judge that nobody trusts. Graders without judges may always."""
+        p.require("read", "train", "deploy")
+        if not grader.judges:
+            return
+        row = await self._database.read(lambda connection: connection.execute(_of(p, grader).limit(1)).first())
+        card = None if row is None else _card_of(row, grader)
+        if card is not None and card.calibrated:
+            return
+        which = f"grader `{grader.name}` version {grader.version}"
+        problem = "nobody measured its judges by what people say" if card is None else f"its card {card.id} is below the bar: {card.why}"
+        ways = f"`bloomery grader calibrate {grader.name} labels.jsonl --version {grader.version}` measures it"
+        raise Conflict(f"{which} may score and cannot gate: {problem}; {ways}", field="grader")
+
+    async def _graded(self, p: Principal, version: GraderVersion, outputs: Sequence[OutputRow]) -> Sequence[GradeResult]:
+        plain = [OutputRow(**{name: getattr(row, name) for name in OutputRow.model_fields}) for row in outputs]
+        return (await self._graders.run(p, version.name, RunGrader(version=version.version, rows=plain))).results
+
+
+class _Reading(NamedTuple):
+    """How verdicts and labels are compared: by their names where people gave names, else by whether they pass."""
+
+    threshold: float
+    named: str | None
+    """Of the results' label that has the verdict."""
+    passing: frozenset[str]
+    swaps: dict[str, str]
+
+    @classmethod
+    def of(cls, grader: Grader, given: CalibrateGrader) -> "_Reading":
+        spec, labels = grader.spec, [row.label for row in given.rows]
+        names = {label for label in labels if isinstance(label, str)}
+        if names and len(names | set(labels)) > len(names):
+            raise InvalidInput("some labels are names and some say whether a row passes: give one kind", field="rows")
+        known = spec.labels if isinstance(spec, LabelModel) else []
+        if names and not isinstance(spec, LabelModel):
+            raise InvalidInput("this grader gives no labels: say of each row whether it passes (true or false)", field="rows")
+        if others := sorted(names - set(known)):
+            raise InvalidInput(f"`{shown(others[0])}` is none of the grader's labels", field="rows")
+        swaps = given.swaps if given.swaps is not None else dict(zip(known, reversed(known), strict=True)) if len(known) == 2 else {}
+        if not set(swaps) | set(swaps.values()) <= set(known):
+            raise InvalidInput("`swaps` has a label that the grader has not", field="swaps")
+        passing = frozenset(spec.passing_labels) if isinstance(spec, LabelModel) else frozenset()
+        return cls(_threshold(grader, given), (spec.name or spec.type) if known else None, passing, swaps)
+
+    def passes(self, result: GradeResult) -> bool:
+        return result.score is not None and result.score >= self.threshold
+
+    def people_pass(self, label: bool | str) -> bool:
+        return label if isinstance(label, bool) else label in self.passing
+
+    def verdict(self, result: GradeResult, label: bool | str) -> bool | str:
+        """What the judge said, in the kind of what people said."""
+        return self.passes(result) if isinstance(label, bool) else result.labels[self.named or ""]
+
+    def flipped(self, first: GradeResult, swapped: GradeResult) -> bool:
+        """Whether the preference is another when both change places: where it stays, the verdict changes with them."""
+        if self.named is None:
+            return self.passes(first) == self.passes(swapped)
+        was = first.labels[self.named]
+        return self.swaps.get(was, was) != swapped.labels[self.named]
+
+
+def _threshold(grader: Grader, given: CalibrateGrader) -> float:
+    if given.threshold is not None:
+        return given.threshold
+    spec = grader.spec
+    if spec.pass_threshold is not None:
+        return spec.pass_threshold
+    return (spec.range[0] + spec.range[1]) / 2 if isinstance(spec, ScoreModel) else 0.5
+
+
+def _card(
+    version: GraderVersion,
+    given: Sequence[LabelledRow],
+    said: Sequence[GradeResult],
+    flips: Sequence[tuple[GradeResult, GradeResult]],
+    reading: _Reading,
+) -> Calibration:
+    valid = [(row.label, result) for row, result in zip(given, said, strict=True) if result.valid]
+    people, judge = [label for label, _ in valid], [reading.verdict(result, label) for label, result in valid]
+    passed, passes = [reading.people_pass(label) for label in people], [reading.passes(result) for _, result in valid]
+    kappa = measured.cohens_kappa(people, judge) if valid else Kappa(None, None)
+    agreement = measured.agreement(people, judge) if valid else Rate(0, 0)
+    majority = measured.majority_baseline(people) if valid else Rate(0, 0)
+    both = [(first, other) for first, other in flips if first.valid and other.valid]
+    why = _why_not(len(valid), len(given), kappa, agreement, majority)
+    return Calibration(
+        id=new_id("calibration"),
+        name=version.name,
+        version=version.version,
+        hash=version.hash,
+        judges=version.judges,
+        rows=len(given),
+        invalid=len(given) - len(valid),
+        threshold=reading.threshold,
+        kappa=kappa.value,
+        kappa_low=None if kappa.interval is None else kappa.interval.low,
+        kappa_high=None if kappa.interval is None else kappa.interval.high,
+        agreement=_rate(agreement),
+        majority_baseline=_rate(majority),
+        true_positive_rate=_rate(measured.true_positive_rate(passed, passes) if valid else Rate(0, 0)),
+        true_negative_rate=_rate(measured.true_negative_rate(passed, passes) if valid else Rate(0, 0)),
+        position_flips=_rate(Rate(sum(reading.flipped(*pair) for pair in both), len(both))),
+        calibrated=why is None,
+        why=why,
+        created_us=now_us(),
+    )
+
+
+def _why_not(valid: int, count: int, kappa: Kappa, agreement: Rate, majority: Rate) -> str | None:
+    if count - valid > INVALID_BAR * count:
+        return f"{count - valid} of {count} rows have no verdict"
+    if kappa.value is None or kappa.interval is None:
+        return "people say the same of every row, and so does the grader: that shows nothing"
+    if kappa.interval.low <= KAPPA_BAR:
+        return f"kappa is {kappa.value:.2f}, and may be {kappa.interval.low:.2f}: its lower end must be above {KAPPA_BAR}"
+    if agreement.hits <= majority.hits:
+        return f"it agrees in {agreement.hits} of {valid} rows, and always saying the commonest label would in {majority.hits}"
+    return None
+
+
+def _rate(rate: Rate) -> MeasuredRate:
+    low, high = rate.interval or (None, None)
+    return MeasuredRate(hits=rate.hits, total=rate.total, value=rate.value, low=low, high=high)
+
+
+def _of(p: Principal, grader: GraderVersion) -> Select[Any]:
+    table = rows.calibration.c
+    query = select(rows.calibration).where(table.project == p.project, table.grader_hash == grader.hash)
+    return query.order_by(table.created_us.desc(), table.id.desc())
+
+
+def _keep(connection: Connection, project: str, card: Calibration) -> Calibration:
+    values = {"id": card.id, "project": project, "grader_hash": card.hash, "card": card.model_dump_json(), "created_us": card.created_us}
+    connection.execute(insert(rows.calibration).values(values))
+    return card
+
+
+def _card_of(row: Row[Any], grader: GraderVersion) -> Calibration:
+    """The same grader may have another name."""
+    card = Calibration.model_validate_json(row.card)
+    return card.model_copy(update={"name": grader.name, "version": grader.version})

@@ -1,0 +1,146 @@
+"""`bloomery job`, `deployment`, `grader` and `model` as their users type them, on a real server."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bloomery.cli.specs import put_options
+from bloomery.client import Client
+from bloomery.types.errors import InvalidInput
+from tests.jobs.test_methods_live import GRADER, answer, asked, chat, lines, pairs
+from tests.live import BLOOMERY, LiveServer, wait_until
+
+
+@pytest.fixture(scope="module")
+def server(live_server: LiveServer) -> LiveServer:
+    with Client(live_server.url, live_server.key) as client:
+        client.datasets.create("cli-chats")
+        client.datasets.add_version("cli-chats", {"train": lines([chat(each) for each in pairs(16, 1)]), "eval": lines([chat(pairs(1, 9)[0])])})
+    return live_server
+
+
+def bloomery(server: LiveServer, *arguments: str, expect: int = 0) -> str:
+    done = subprocess.run([BLOOMERY, *arguments, "--data-dir", str(server.data_dir)], capture_output=True, text=True, check=False)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout if expect == 0 else done.stderr or done.stdout
+
+
+def as_json(server: LiveServer, *arguments: str) -> Any:
+    return json.loads(bloomery(server, *arguments, "--json"))
+
+
+@pytest.mark.slow
+def test_a_job_is_followed_to_its_end_compared_cloned_and_deployed(server: LiveServer, tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text("base_model: bloomery-tiny\ndata: {dataset: cli-chats}\nmethod: {kind: sft, batches: {rows: 8}}\nseed: 1\n")
+    said = bloomery(server, "job", "create", "typed", "--file", str(spec), "--epochs", "1", "--set", "evaluation.answers=1", "--watch")
+    assert "typed  succeeded" in said
+    assert "exact" in said
+    assert "`bloomery deployment create NAME typed` serves it" in said
+    shown = as_json(server, "job", "show", "typed")
+    assert (shown["progress"]["step"], shown["spec"]["method"]["batches"]["rows"]) == (2, 8)
+    assert f"digest of the weights {shown['result']['digest']}" in said
+    assert "typed" in bloomery(server, "job", "list")
+    assert "published as version" in bloomery(server, "job", "events", "typed")
+    assert [point["step"] for point in as_json(server, "job", "points", "typed")] == [1, 2]
+    again = as_json(server, "job", "clone", "typed", "typed-again", "--set", "method.optimizer.learning_rate=0.002", "--watch")
+    assert again["state"] == "succeeded"
+    differ = as_json(server, "job", "compare", "typed", "typed-again")["differ"]
+    assert differ == {"method.optimizer.learning_rate": [0.001, 0.002], "name": ["typed", "typed-again"]}
+    assert shown["result"]["version"] in bloomery(server, "deployment", "create", "typed-model", "typed")
+    taken = bloomery(server, "deployment", "create", "typed-model", "typed", expect=2)
+    assert "`bloomery deployment promote typed-model VERSION`" in taken
+    assert "revision 2" in bloomery(server, "deployment", "promote", "typed-model", "typed-again")
+    assert "revision 1" in bloomery(server, "deployment", "rollback", "typed-model", "1")
+    assert {row["number"] for row in as_json(server, "deployment", "show", "typed-model")["revisions"]} == {1, 2}
+    assert "typed-model" in bloomery(server, "deployment", "list")
+    assert shown["result"]["version"] in bloomery(server, "model", "versions")
+    card = bloomery(server, "model", "card", "typed")
+    assert card.startswith("---\nlicense: unknown\n")
+    assert bloomery(server, "model", "card", "typed-model") == card
+    assert as_json(server, "model", "card", shown["result"]["version"])["job"] == "typed"
+    assert "bloomery-tiny" in bloomery(server, "model", "list")
+
+
+@pytest.mark.slow
+def test_a_job_is_paused_resumed_and_cancelled(server: LiveServer) -> None:
+    def state() -> str:
+        found: str = as_json(server, "job", "show", "steered")["state"]
+        return found
+
+    bloomery(server, "job", "create", "steered", "--dataset", "cli-chats", "--epochs", "900", "--set", "evaluation.answers=0")
+    wait_until(lambda: as_json(server, "job", "show", "steered")["progress"]["step"] > 0, 120)
+    assert bloomery(server, "job", "pause", "steered") == "steered is running, and pauses at its next step\n"
+    wait_until(lambda: state() == "paused", 60)
+    assert "cannot be paused" in bloomery(server, "job", "pause", "steered", expect=2)
+    assert as_json(server, "job", "resume", "steered")["state"] in ("queued", "running")
+    assert bloomery(server, "job", "cancel", "steered") in (
+        "steered is cancelled\n",
+        "steered is running, and ends at its next step\n",
+    )
+    wait_until(lambda: state() == "cancelled", 60)
+
+
+def test_a_dry_run_shows_every_field_and_makes_nothing(server: LiveServer) -> None:
+    said = as_json(server, "job", "create", "dry", "--dataset", "cli-chats", "--dry-run")
+    assert said["spec"]["method"]["batches"]["rows"] == 32
+    assert (said["estimate"]["rows"], said["estimate"]["steps"], said["estimate"]["cost"]) == (16, 2, None)
+    priced = as_json(server, "job", "create", "dry", "--dataset", "cli-chats", "--dry-run", "--tokens-per-s", "100", "--price-per-hour", "36")[
+        "estimate"
+    ]
+    assert priced["seconds"] == pytest.approx(priced["tokens"] / 100, abs=0.1)
+    assert priced["cost"] == pytest.approx(priced["seconds"] / 100)
+    assert "give --dry-run, too" in bloomery(server, "job", "create", "dry", "--dataset", "cli-chats", "--price", "1", expect=2)
+    assert "no job `dry`" in bloomery(server, "job", "show", "dry", expect=2)
+
+
+def test_a_chain_is_made_of_a_file_followed_and_shown_with_what_comes_before_and_behind(server: LiveServer, tmp_path: Path) -> None:
+    file = tmp_path / "chain.yaml"
+    stage = "{method: {kind: sft, batches: {rows: 8}}, begin: {gate: {measure: loss, bound: GATE}}}"
+    shared = "name: staged\nbase_model: bloomery-tiny\ndata: {dataset: cli-chats}\nseed: 1\nevaluation: {answers: 0}\nstages:\n- {}\n"
+    file.write_text(f"{shared}- {stage.replace('GATE', '1000')}\n- {stage.replace('GATE', '-1')}\n")
+    planned = as_json(server, "job", "create", "--file", str(file), "--epochs", "1", "--dry-run")
+    assert [(each["spec"]["name"], each["estimate"]["rows"]) for each in planned] == [("staged-1", 16), ("staged-2", 16), ("staged-3", 16)]
+    assert "no job `staged-1`" in bloomery(server, "job", "show", "staged-1", expect=2)
+    jobs = json.loads(bloomery(server, "job", "create", "--file", str(file), "--epochs", "1", "--watch", "--json", expect=1))
+    assert [job["state"] for job in jobs] == ["succeeded", "succeeded", "failed"]
+    shown = bloomery(server, "job", "show", "staged-2")
+    assert "begins with staged-1 (sft, succeeded)\nif its loss has reached 1000\nthen staged-3 (sft, failed)\n" in shown
+    assert "begins with staged-2 (sft, succeeded) < staged-1 (sft, succeeded)" in bloomery(server, "job", "show", "staged-3")
+    # Whoever watches is told by the status how it ended.
+    bloomery(server, "job", "show", "staged-3", "--watch", expect=1)
+    bloomery(server, "job", "show", "staged-2", "--watch")
+    assert '"begin", checkpoint' not in bloomery(server, "job", "eject", "staged-2")
+
+
+@pytest.mark.parametrize("option", ["seed=[1", "method.kind=: :", "seed"])
+def test_an_option_that_cannot_be_read_is_refused_by_its_name(option: str) -> None:
+    with pytest.raises(InvalidInput, match="--set"):
+        put_options({}, [option])
+
+
+def test_what_is_wrong_is_one_line_with_the_field(server: LiveServer) -> None:
+    said = bloomery(server, "job", "create", "wrong", "--dataset", "cli-chats", "--set", "method.batches.rowz=3", expect=2)
+    assert said == "error: `method.batches.rowz`: there is no such field\n"
+    assert "--set takes FIELD=VALUE" in bloomery(server, "job", "create", "wrong", "--dataset", "cli-chats", "--set", "rank", expect=2)
+    assert "no data set `nothing`" in bloomery(server, "job", "create", "wrong", "--dataset", "nothing", expect=2)
+
+
+@pytest.mark.slow
+def test_a_grader_is_kept_and_tried(server: LiveServer, tmp_path: Path) -> None:
+    program, outputs = tmp_path / "right.py", tmp_path / "outputs.jsonl"
+    program.write_text(GRADER)
+    given = pairs(1, 3)[0]
+    rows = [{"item": {"pairs": given}, "output": text, "messages": asked(given)} for text in (answer(given)["content"], "none")]
+    outputs.write_text(lines(rows))
+    assert "is version 1" in bloomery(server, "grader", "create", "typed-grader", str(program))
+    results = as_json(server, "grader", "test", "typed-grader", str(outputs))["results"]
+    assert [result["score"] for result in results] == [1.0, 0.0]
+    assert "typed-grader" in bloomery(server, "grader", "list")
+    assert "def score" in bloomery(server, "grader", "show", "typed-grader")
+    declared = tmp_path / "check.json"
+    declared.write_text(json.dumps({"type": "string_check", "name": "c", "input": "{{sample.output_text}}", "reference": "a", "operation": "eq"}))
+    assert as_json(server, "grader", "create", "typed-check", str(declared))["spec"]["type"] == "string_check"

@@ -1,0 +1,236 @@
+"""Managed jobs on a real server: whoever dies, and whoever asks it to stand still, a job ends with the weights that it would have had."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from bloomery.client import Client
+from bloomery.models import tiny
+from bloomery.recipes.pairs import SYSTEM, WORDS
+from bloomery.types.errors import Conflict, InvalidInput, NotFound
+from bloomery.types.jobs import (
+    Batches,
+    Begin,
+    Data,
+    EarlyStopping,
+    Evaluation,
+    Job,
+    JobSpec,
+    JobState,
+    Optimizer,
+    Schedule,
+    Supervised,
+    Watch,
+)
+from tests.live import LiveServer, running_server, wait_until
+
+BASE = "bloomery-tiny"
+STEPS = 30
+
+
+def rows(count: int, seed: int) -> str:
+    """Pairs of words to be written as JSON."""
+    random, lines = Random(seed), []
+    for _ in range(count):
+        words = random.sample(WORDS, 4)
+        pairs = dict(zip(words[::2], words[1::2], strict=True))
+        asked = ", ".join(f"{key} is {value}" for key, value in pairs.items())
+        messages = [("system", SYSTEM), ("user", asked), ("assistant", json.dumps(pairs))]
+        lines.append(json.dumps({"messages": [{"role": role, "content": content} for role, content in messages]}))
+    return "\n".join(lines)
+
+
+def import_pairs(client: Client, name: str) -> None:
+    client.datasets.create(name)
+    client.datasets.add_version(name, {"train": rows(STEPS * 4, seed=1), "eval": rows(12, seed=2)})
+
+
+def spec(name: str, dataset: str, **changes: Any) -> JobSpec:
+    method = Supervised(optimizer=Optimizer(learning_rate=4e-3), batches=Batches(epochs=1, rows=4))
+    known: dict[str, Any] = {"name": name, "base_model": BASE, "data": Data(dataset=dataset), "method": method, "seed": 1}
+    known |= {"evaluation": Evaluation(every=10, answers=4, max_tokens=48, served_every=15), "checkpoint_every": 10}
+    return JobSpec(**known | changes)
+
+
+@pytest.fixture(scope="module")
+def client(live_server: LiveServer) -> Iterator[Client]:
+    with Client(live_server.url, live_server.key) as client:
+        import_pairs(client, "pairs")
+        yield client
+
+
+@pytest.mark.slow
+def test_a_job_trains_publishes_and_is_compared_with_its_base(client: Client) -> None:
+    job = client.jobs.wait(client.jobs.create(spec("first", "pairs")).id, 240)
+    assert (job.state, job.reason, job.progress.step, job.progress.steps) == (JobState.SUCCEEDED, None, STEPS, STEPS)
+    assert job.result is not None
+    loss, exact = job.result.compared
+    assert (loss.name, loss.rows, exact.name, exact.rows) == ("loss", 12, "exact", 4)
+    assert loss.difference_interval[1] < 0
+    assert loss.after == pytest.approx(loss.before + loss.difference)
+    assert job.result.fidelity is not None
+    assert job.result.fidelity.verdict == "pass"
+    assert client.jobs.card("first").fidelity == job.result.fidelity == client.versions.fidelity(job.result.version)
+    points = client.jobs.points("first")
+    assert [point.step for point in points] == list(range(1, STEPS + 1))
+    assert all({"loss", "learning_rate", "gradient_norm"} <= point.values.keys() for point in points)
+    assert [point.step for point in points if "evaluation/loss" in point.values] == [10, 20]
+    assert [(point.step, point.values["served/exact"]) for point in points if "served/exact" in point.values] == [(15, pytest.approx(0, abs=1))]
+    kept = {checkpoint.name for checkpoint in client.run(job.result.run).checkpoints()}
+    assert kept == {"step-10", "step-20", "final"}
+    answer = client.chat(job.result.version, [{"role": "user", "content": "red is blue"}], max_tokens=4)
+    assert answer["system_fingerprint"] == job.result.version
+    with pytest.raises(Conflict, match="there is a job `first` already"):
+        client.jobs.create(spec("first", "pairs"))
+    with pytest.raises(Conflict, match="is succeeded, and cannot be cancelled"):
+        client.jobs.cancel("first")
+
+
+@pytest.mark.slow
+def test_a_job_begins_where_another_ended(client: Client) -> None:
+    before = client.jobs.wait(client.jobs.create(spec("base-of-second", "pairs")).id, 240)
+    assert before.result is not None
+    job = client.jobs.wait(client.jobs.create(spec("second", "pairs", begin=Begin(job="base-of-second"))).id, 240)
+    assert job.result is not None
+    assert job.spec.begin is not None
+    assert (job.spec.begin.run, job.spec.begin.checkpoint) == (before.result.run, "final")
+    assert job.result.compared[0].before == pytest.approx(before.result.compared[0].after, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_loss_that_falls_no_more_ends_a_job_early(client: Client) -> None:
+    method = Supervised(
+        optimizer=Optimizer(learning_rate=1e-6), batches=Batches(epochs=1, rows=4), early_stopping=EarlyStopping(patience=2, min_delta=0.5)
+    )
+    asked = spec("early", "pairs", method=method, evaluation=Evaluation(every=2, answers=0), checkpoint_every=0)
+    job = client.jobs.wait(client.jobs.create(asked).id, 240)
+    assert job.result is not None
+    assert (job.result.step, job.progress.step) == (6, 6)
+    assert "ended early at step 6: the held-out loss fell no more" in " ".join(event.message for event in client.jobs.events("early"))
+
+
+@pytest.mark.slow
+def test_a_training_that_goes_wrong_fails_or_stands_still_and_goes_on_where_somebody_wants_it_to(client: Client) -> None:
+    lost = Optimizer(learning_rate=100.0, schedule=Schedule(kind="constant", warmup_share=0.0))
+    asked = {"method": Supervised(optimizer=lost, batches=Batches(epochs=1, rows=4)), "evaluation": Evaluation(answers=0), "checkpoint_every": 0}
+    stopped = client.jobs.wait(client.jobs.create(spec("stopped", "pairs", watch=Watch(action="stop"), **asked)).id, 240)
+    assert (stopped.state, stopped.result) == (JobState.FAILED, None)
+    assert str(stopped.reason).startswith("stopped by its watch: divergence at step 10: the loss rose from ")
+    still = client.jobs.wait(client.jobs.create(spec("still", "pairs", watch=Watch(action="pause"), **asked)).id, 240)
+    reasons = []
+    while still.state is JobState.PAUSED:
+        reasons.append(str(still.reason))
+        still = client.jobs.wait(client.jobs.resume("still").id, 240)
+    # Each trouble is acted on once.
+    assert reasons[0].startswith("divergence at step 10: ")
+    assert len({reason.partition(" at step ")[0] for reason in reasons}) == len(reasons)
+    assert (still.state, still.reason, still.progress.step) == (JobState.SUCCEEDED, None, STEPS)
+
+
+def test_rows_that_are_too_long_fail_the_job_by_their_numbers(client: Client) -> None:
+    job = client.jobs.wait(client.jobs.create(spec("long", "pairs", max_context=10)).id, 240)
+    assert job.state is JobState.FAILED
+    assert job.reason is not None
+    assert "rows of `train` cannot be used: row 0: " in job.reason
+    assert "tokens, and 10 are taken" in job.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "field"),
+    [
+        ({"base_model": "nobody"}, NotFound, "base_model"),
+        ({"data": Data(dataset="nothing")}, NotFound, "data.dataset"),
+        ({"data": Data(dataset="pairs", version="none")}, NotFound, "data.version"),
+        ({"data": Data(dataset="pairs", train="validation")}, InvalidInput, "data.train"),
+        ({"max_context": 1 << 20}, InvalidInput, "max_context"),
+        ({"begin": Begin(job="nobody")}, NotFound, "job"),
+        ({"begin": Begin(run="run-none", checkpoint="final")}, NotFound, None),
+    ],
+    ids=["model", "data", "version", "split", "context", "job", "run"],
+)
+def test_what_cannot_be_done_is_refused_before_there_is_a_job(
+    client: Client, changes: dict[str, Any], kind: type[Exception], field: str | None
+) -> None:
+    with pytest.raises(kind) as refused:
+        client.jobs.create(spec("refused", "pairs", **changes))
+    assert field is None or refused.value.field == field  # type: ignore[attr-defined]
+    with pytest.raises(NotFound):
+        client.jobs.get("refused")
+
+
+def workers(server: LiveServer) -> list[int]:
+    """The processes of jobs."""
+    runner = server.pid("jobs")
+    return [int(pid) for task in Path(f"/proc/{runner}/task").iterdir() for pid in (task / "children").read_text().split()]
+
+
+def kill_worker(server: LiveServer) -> None:
+    wait_until(lambda: bool(workers(server)))
+    for pid in workers(server):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill(name: str) -> Callable[[LiveServer], None]:
+    return lambda server: os.kill(server.pid(name), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_job_ends_with_the_weights_it_would_have_had_whoever_dies(tmp_path: Path) -> None:
+    with running_server(tmp_path / "data", jobs=1) as server, ExitStack() as stack:
+        client = stack.enter_context(Client(server.url, server.key))
+        import_pairs(client, "pairs")
+        reference = client.jobs.wait(client.jobs.create(spec("undisturbed", "pairs")).id, 240)
+        disturbed = client.jobs.create(spec("disturbed", "pairs")).id
+
+        def at(step: int) -> None:
+            wait_until(lambda: client.jobs.get(disturbed).progress.step >= step)
+
+        deeds: list[tuple[int, Callable[[LiveServer], Any]]] = [
+            (2, kill_worker),
+            (7, kill("jobs")),
+            (12, kill("engine-bloomery-tiny")),
+            (17, kill("api")),
+            (22, lambda _: client.jobs.pause(disturbed)),
+            (25, kill_worker),
+        ]
+        for step, deed in deeds:
+            at(step)
+            deed(server)
+            if step == 22:
+                assert client.jobs.wait(disturbed, 120).state is JobState.PAUSED
+                client.jobs.resume(disturbed)
+                # The process that paused is gone once another has the job.
+                wait_until(lambda: client.jobs.get(disturbed).state is JobState.RUNNING)
+        job = client.jobs.wait(disturbed, 300)
+        assert _trained(job) == _trained(reference)
+        assert [(point.step, point.values) for point in client.jobs.points(disturbed)] == [
+            (point.step, point.values) for point in client.jobs.points("undisturbed")
+        ]
+        assert job.epoch > 4
+
+
+@pytest.mark.slow
+def test_a_job_whose_base_model_is_not_served_any_more_stands_still_until_it_is(tmp_path: Path) -> None:
+    with running_server(tmp_path / "data") as server, Client(server.url, server.key) as client:
+        import_pairs(client, "pairs")
+        client.jobs.create(spec("orphan", "pairs", evaluation=Evaluation(answers=0)))
+    with running_server(tmp_path / "data", "--model", f"other={tiny.PATH}", jobs=1) as server, Client(server.url, server.key) as client:
+        wait_until(lambda: client.jobs.get("orphan").state not in (JobState.QUEUED, JobState.RUNNING))
+        job = client.jobs.get("orphan")
+        assert job.state is JobState.PAUSED
+        assert any("start the server with it, and resume the job" in event.message for event in client.jobs.events("orphan"))
+    with running_server(tmp_path / "data", jobs=1) as server, Client(server.url, server.key) as client:
+        client.jobs.resume("orphan")
+        assert client.jobs.wait("orphan", 240).state is JobState.SUCCEEDED
+
+
+def _trained(job: Job) -> tuple[str, int, list[Any]]:
+    assert job.result is not None, job.reason
+    return job.result.digest, job.result.step, job.result.compared

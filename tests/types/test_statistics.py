@@ -1,0 +1,59 @@
+"""The formulas behind the demo's table, against textbook values and closed forms."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bloomery.types.statistics import mcnemar, mismatch, normal_interval, wilson
+
+
+def test_wilson_gives_the_textbook_interval() -> None:
+    # 81 of 263: a standard example of the method (Newcombe 1998, table I).
+    low, high = wilson(81, 263)
+    assert (round(low, 4), round(high, 4)) == (0.2553, 0.3662)
+
+
+@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_holds_the_share_and_stays_in_bounds(case: tuple[int, int]) -> None:
+    low, high = wilson(*case)
+    assert 0 <= low <= case[0] / case[1] <= high <= 1
+
+
+def test_mcnemar_counts_discordant_rows_only() -> None:
+    old = [True] * 50 + [False] * 10 + [True] * 2 + [False] * 5
+    new = [True] * 50 + [True] * 10 + [False] * 2 + [False] * 5
+    result = mcnemar(old, new)
+    assert (result.gained, result.lost) == (10, 2)
+    assert result.p_value == pytest.approx(2 * sum(math.comb(12, k) for k in range(3)) / 2**12)
+    assert result.better
+
+
+def test_mcnemar_of_thousands_of_rows_is_that_of_a_fair_coin() -> None:
+    # Thrown 20,000 times: as many heads as tails, and 142 more than that, which are two standard deviations with the continuity correction.
+    assert mcnemar([True, False] * 10_000, [False, True] * 10_000).p_value == 1.0
+    assert mcnemar([True] * 9_858 + [False] * 10_142, [False] * 9_858 + [True] * 10_142).p_value == pytest.approx(0.0455, abs=0.001)
+
+
+def test_equal_versions_are_not_better() -> None:
+    assert not mcnemar([True, False], [True, False]).better
+    assert mcnemar([True, False], [True, False]).p_value == 1.0
+
+
+def test_losing_significantly_is_not_better() -> None:
+    assert not mcnemar([True] * 20, [False] * 20).better
+
+
+def test_mismatch_is_zero_for_equal_bits_and_positive_otherwise() -> None:
+    assert mismatch([-1.0, -2.0], [-1.0, -2.0])[:2] == (0.0, 0.0)
+    result = mismatch([-1.0, -2.0], [-1.1, -2.0])
+    assert result.k3 == pytest.approx((math.exp(-0.1) - 1 + 0.1) / 2)
+    assert result.max_difference == pytest.approx(0.1)
+
+
+def test_the_interval_of_a_mean_narrows_with_the_square_root_of_its_values() -> None:
+    few, many = normal_interval([0.0, 1.0] * 20), normal_interval([0.0, 1.0] * 2000)
+    assert (few.low + few.high, many.low + many.high) == pytest.approx((1, 1))
+    assert (few.high - few.low) / (many.high - many.low) == pytest.approx(10, rel=0.02)
+    assert normal_interval([0.5]) == (-math.inf, math.inf)
