@@ -12,7 +12,7 @@ from bloomery.client import Client
 from bloomery.types.evaluations import Evaluation, EvaluationItem, EvaluationSpec, EvaluationState
 from tests.live import running_server, wait_until
 
-ROWS = 150
+ROWS = 300
 LENGTH = {"type": "function", "source": "def score(output): return float(len(output))", "entry": "score"}
 
 
@@ -26,7 +26,7 @@ def test_a_killed_api_asks_and_grades_only_what_is_missing(tmp_path: Path) -> No
         client.graders.create("length", LENGTH)
 
         def create(name: str) -> str:
-            params = {"max_tokens": 48, "temperature": 1.0, "samples": 2, "seed": 5}
+            params = {"max_tokens": 96, "temperature": 1.0, "samples": 2, "seed": 5}
             given = {"name": name, "data": {"dataset": "asked"}, "models": ["bloomery-tiny"], "graders": ["length"], "params": params}
             return client.evaluations.create(EvaluationSpec.model_validate(given)).id
 
@@ -37,7 +37,7 @@ def test_a_killed_api_asks_and_grades_only_what_is_missing(tmp_path: Path) -> No
             return client.evaluations.get(disturbed).progress.answered
 
         before: dict[int, EvaluationItem] = {}
-        for share, victim in ((0.1, "api"), (0.4, "engine-bloomery-tiny"), (0.6, "api")):
+        for share, victim in ((0.05, "api"), (0.25, "engine-bloomery-tiny"), (0.45, "api")):
             wait_until(lambda share=share: answered() >= share * 2 * ROWS)  # type: ignore[misc]
             assert not client.evaluations.get(disturbed).state.ended
             found = {item.number: item for item in client.evaluations.items(disturbed)}

@@ -43,7 +43,8 @@ def wandb(target: str, job: str) -> Iterator[Value]:
     """`target` is the directory with offline runs."""
     from wandb.proto import wandb_internal_pb2
 
-    for file in sorted(Path(target).glob(f"wandb/offline-run-*-{job}/run-{job}.wandb")):
+    # The second session of a second has a directory with a number behind its name.
+    for file in sorted(Path(target).glob(f"wandb/offline-run-*-{job}*/run-{job}.wandb")):
         for data in _records(file.read_bytes()):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
