@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bloomery.client import Client
+from bloomery.types.errors import Unavailable
 from bloomery.types.evaluations import Evaluation, EvaluationItem, EvaluationSpec, EvaluationState
 from tests.live import running_server, wait_until
 
@@ -19,7 +20,11 @@ LENGTH = {"type": "function", "source": "def score(output): return float(len(out
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_killed_api_asks_and_grades_only_what_is_missing(tmp_path: Path) -> None:
-    with running_server(tmp_path / "data") as server, Client(server.url, server.key) as client:
+    with (
+        running_server(tmp_path / "data") as server,
+        Client(server.url, server.key) as client,
+        Client(server.url, server.key, patience_s=0) as impatient,
+    ):
         rows = [{"messages": [{"role": "user", "content": f"Tell me about {place}."}], "answer": "x"} for place in range(ROWS)]
         client.datasets.create("asked")
         client.datasets.add_version("asked", {"eval": "\n".join(map(json.dumps, rows))})
@@ -33,8 +38,12 @@ def test_a_killed_api_asks_and_grades_only_what_is_missing(tmp_path: Path) -> No
         reference = client.evaluations.wait(create("undisturbed"), 300)
         disturbed = create("disturbed")
 
+        # A client that is patient asks every two seconds in the end, and misses the rest of the answers.
         def answered() -> int:
-            return client.evaluations.get(disturbed).progress.answered
+            try:
+                return impatient.evaluations.get(disturbed).progress.answered
+            except Unavailable:
+                return 0
 
         before: dict[int, EvaluationItem] = {}
         for share, victim in ((0.05, "api"), (0.25, "engine-bloomery-tiny"), (0.45, "api")):
