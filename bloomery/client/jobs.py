@@ -7,27 +7,9 @@ from urllib.parse import quote
 
 from bloomery.client.http import Http
 from bloomery.types.errors import Unavailable
-from bloomery.types.jobs import (
-    Chain,
-    Claimed,
-    CreateChain,
-    EndedJob,
-    FinishJob,
-    FollowedJob,
-    FollowedJobs,
-    Job,
-    JobEstimate,
-    JobEvent,
-    JobPoint,
-    JobPoints,
-    JobSpec,
-    JobState,
-    Lease,
-    Prices,
-    Released,
-    Reported,
-    ReportJob,
-)
+from bloomery.types.estimates import JobEstimate, Prices
+from bloomery.types.jobs import Chain, CreateChain, Job, JobEvent, JobPoint, JobPoints, JobSpec, JobState
+from bloomery.types.leases import Claimed, EndedJob, FinishJob, FollowedJob, FollowedJobs, Lease, Released, Reported, ReportJob
 from bloomery.types.model_cards import ModelCard
 
 _LOOK_EVERY_S: Final = 1.0

@@ -20,7 +20,8 @@ from bloomery.obs import logs
 from bloomery.recipes.failures import NothingCameBack
 from bloomery.render import ChatTokenizer
 from bloomery.types.errors import BloomeryError, Corrupt, reason, shown
-from bloomery.types.jobs import MAX_REASON, FinishJob, JobResult, Lease, Order
+from bloomery.types.jobs import JobResult
+from bloomery.types.leases import MAX_REASON, FinishJob, Lease, Order
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from typing import Any, Final, Self
 
 from bloomery.client import Client
 from bloomery.types.errors import BloomeryError, Unauthorized, shown
-from bloomery.types.jobs import MAX_KEY, MAX_REASON, FinishJob, Job, JobPoint, JobProgress, NewJobEvent, ReportJob, Wanted
+from bloomery.types.jobs import Job, JobPoint, JobProgress
+from bloomery.types.leases import MAX_KEY, MAX_REASON, FinishJob, NewJobEvent, ReportJob, Wanted
 
 log = logging.getLogger(__name__)
 

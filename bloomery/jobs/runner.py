@@ -21,7 +21,7 @@ from bloomery.config.data_dir import DataDir
 from bloomery.obs import logs
 from bloomery.obs.lifetime import end_with
 from bloomery.types.errors import BloomeryError
-from bloomery.types.jobs import Lease, Order
+from bloomery.types.leases import Lease, Order
 
 log = logging.getLogger(__name__)
 

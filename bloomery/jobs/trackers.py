@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from bloomery.config import TrackerConfig
-from bloomery.types.jobs import FollowedJob, JobPoint, JobState
+from bloomery.types.jobs import JobPoint, JobState
+from bloomery.types.leases import FollowedJob
 
 EXPERIMENT: Final = "bloomery"
 """Of MLflow."""

@@ -21,7 +21,8 @@ from bloomery.jobs.trackers import Place, Tracker, tracker_of
 from bloomery.obs import logs
 from bloomery.types.errors import BloomeryError
 from bloomery.types.ids import now_us
-from bloomery.types.jobs import FollowedJob, JobPoint, JobState
+from bloomery.types.jobs import JobPoint, JobState
+from bloomery.types.leases import FollowedJob
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ job that was killed in the middle all do the same.
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from bloomery.types.datasets import RowKind
 from bloomery.types.graders import VersionNumber
@@ -16,7 +16,6 @@ from bloomery.types.resources import Fidelity, Name, Resource, Split
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
 Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
-Known = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=512)]
 Measure = Literal["loss", "exact", "prefers", "margin", "reward", "held_out_reward", "kl/teacher"]
@@ -54,9 +53,6 @@ JOB_NEXT: Final[dict[JobState, frozenset[JobState]]] = {
     JobState.CANCELLED: frozenset(),
 }
 """What each state may become."""
-
-Wanted = Literal["run", "pause", "cancel"]
-"""What the process of a job is to do at its next step."""
 
 
 class Schedule(Resource):
@@ -385,43 +381,6 @@ class Chain(Resource):
     jobs: list["Job"]
 
 
-class Prices(Resource):
-    """What whoever asks for an estimate knows: how fast training is here, what tokens cost, what the machine does."""
-
-    # It travels as a query, where every value is a text.
-    model_config = ConfigDict(strict=False)
-
-    tokens_per_s: Known | None = None
-    price_per_million: Known | None = None
-    """Of tokens that go through the model."""
-    price_per_hour: Known | None = None
-    """Of the time that it takes."""
-
-    def cost(self, tokens: int, seconds: float | None) -> float | None:
-        """Of both together; None where there is no price, or where the time that has one is not known."""
-        if (self.price_per_million, self.price_per_hour) == (None, None) or (self.price_per_hour is not None and seconds is None):
-            return None
-        return tokens * (self.price_per_million or 0.0) / 1e6 + (seconds or 0.0) * (self.price_per_hour or 0.0) / 3600
-
-
-class JobEstimate(Resource):
-    """What a job would take. `tokens` go through the model, of reinforcement at most; `seconds` at the pace that was given, or at the median one of
-    `jobs` like it that ended here; `cost` at the prices that were given.
-
-    `too_long` rows have more tokens than there is room for, and `refused` ones cannot be rendered: each of them would fail the job.
-    """
-
-    rows: int
-    steps: int
-    tokens: int
-    seconds: float | None
-    """None: no job like it has ended here yet, and no pace was given."""
-    cost: float | None
-    jobs: int
-    too_long: int
-    refused: int
-
-
 class JobProgress(Resource):
     """How far a job is. `step` of `steps`; `tokens` went through the model; what is left takes `remaining_s` at the pace so far."""
 
@@ -501,9 +460,6 @@ class JobPoints(Resource):
     data: list[JobPoint]
 
 
-MAX_REASON: Final = 4096
-"""Characters of a message of a job, or of a reason."""
-MAX_KEY: Final = 256
 CHANGED_TO: Final = "state"
 """In the `data` of an event: the state that the job has since."""
 
@@ -516,103 +472,3 @@ class JobEvent(Resource):
     message: str
     data: dict[str, Any]
     created_us: int
-
-
-# What the process of a job says and is told
-
-
-class ClaimJob(Resource):
-    """A runner takes the job that has waited the longest, if there is one within `wait_s`."""
-
-    runner: Annotated[str, Field(min_length=1, max_length=128)]
-    wait_s: Annotated[float, Field(ge=0, le=30)] = 0.0
-
-
-class Lease(Resource):
-    """A job and the right to work at it: `token` is a key for all that its process does, as long as no other has the job."""
-
-    job: Job
-    token: str
-    cursor: str | None
-    """What the process before this one said last of where it stands."""
-    lease_s: float
-    """Whoever does not report within so many seconds has lost the job."""
-
-
-class Order(Resource):
-    """What a runner tells the process that it starts for a job."""
-
-    url: str
-    lease: Lease
-
-
-class Claimed(Resource):
-    """What a runner was given."""
-
-    lease: Lease | None
-
-
-class ReleaseJobs(Resource):
-    """A runner that has just started says that none of its processes lives any more: what they worked at waits again."""
-
-    runner: Annotated[str, Field(min_length=1, max_length=128)]
-
-
-class EndedJob(Resource):
-    """A runner says that the process of a job ended, and how."""
-
-    epoch: Annotated[int, Field(ge=0, lt=1 << 63)]
-    words: Annotated[str, Field(max_length=MAX_REASON)]
-
-
-class Released(Resource):
-    """Jobs that wait again."""
-
-    jobs: list[str]
-
-
-class FollowedJob(Resource):
-    """A job and whose it is."""
-
-    project: str
-    job: Job
-
-
-class FollowedJobs(Resource):
-    """Jobs of all projects in the order in which they changed last."""
-
-    data: list[FollowedJob]
-
-
-class ReportJob(Resource):
-    """What the process of a job says now and then: its lease lasts on, and what it did is stored. A step that is told twice counts once."""
-
-    run: str | None = None
-    progress: JobProgress | None = None
-    cursor: Annotated[str, Field(max_length=1 << 20)] | None = None
-    """Where its loop stands: whoever goes on with the job is given it with the lease."""
-    points: Annotated[list[JobPoint], Field(max_length=10_000)] = Field(default_factory=list)
-    events: Annotated[list["NewJobEvent"], Field(max_length=1000)] = Field(default_factory=list)
-
-
-class NewJobEvent(Resource):
-    """An event to note; of one `key` a job has one event, however often its process begins again."""
-
-    level: Literal["info", "warning", "error"] = "info"
-    message: Annotated[str, Field(max_length=MAX_REASON)]
-    data: dict[str, Any] = Field(default_factory=dict)
-    key: Annotated[str, Field(max_length=MAX_KEY)] | None = None
-
-
-class Reported(Resource):
-    """What the job is to do."""
-
-    wanted: Wanted
-
-
-class FinishJob(Resource):
-    """The last thing that the process of a job says."""
-
-    state: Literal["succeeded", "failed", "paused", "cancelled"]
-    reason: Annotated[str, Field(max_length=MAX_REASON)] | None = None
-    result: JobResult | None = None

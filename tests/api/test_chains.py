@@ -18,7 +18,6 @@ from bloomery.types.jobs import (
     Data,
     DirectPreference,
     Evaluation,
-    FinishJob,
     Gate,
     Job,
     JobResult,
@@ -26,8 +25,8 @@ from bloomery.types.jobs import (
     JobState,
     Measure,
     Reinforcement,
-    ReportJob,
 )
+from bloomery.types.leases import FinishJob, ReportJob
 from tests.api.server import URL, Server, serving
 
 CHAT = '{"text": "a", "label": "b"}'

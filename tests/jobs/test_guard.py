@@ -10,7 +10,8 @@ from bloomery.client import Client
 from bloomery.jobs.guard import Guard
 from bloomery.jobs.reporting import Reporter, StandsStill
 from bloomery.types.errors import InvalidInput
-from bloomery.types.jobs import Data, FinishJob, JobEvent, JobPoint, JobSpec, ReportJob, Watch
+from bloomery.types.jobs import Data, JobEvent, JobPoint, JobSpec, Watch
+from bloomery.types.leases import FinishJob, ReportJob
 from tests.api.server import URL, Server, serving
 
 BROKEN = {"loss": math.nan}

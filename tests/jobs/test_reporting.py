@@ -7,7 +7,8 @@ import pytest
 
 from bloomery.client import Client
 from bloomery.jobs.reporting import Reporter
-from bloomery.types.jobs import Data, JobSpec, Lease
+from bloomery.types.jobs import Data, JobSpec
+from bloomery.types.leases import Lease
 from tests.api.server import URL, Server, serving
 
 STEPS = 2500

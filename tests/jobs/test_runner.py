@@ -8,7 +8,8 @@ import pytest
 from bloomery.config import JobsConfig
 from bloomery.jobs import runner
 from bloomery.jobs.runner import Runner
-from bloomery.types.jobs import Data, JobSpec, Lease
+from bloomery.types.jobs import Data, JobSpec
+from bloomery.types.leases import Lease
 from tests.api.server import URL, serving
 
 

@@ -9,7 +9,8 @@ from bloomery.client import Client
 from bloomery.config import TrackerConfig
 from bloomery.jobs.trackers import Place
 from bloomery.jobs.tracking import Follower
-from bloomery.types.jobs import Data, FinishJob, FollowedJob, JobPoint, JobSpec, JobState, ReportJob
+from bloomery.types.jobs import Data, JobPoint, JobSpec, JobState
+from bloomery.types.leases import FinishJob, FollowedJob, ReportJob
 from tests.api.server import URL, Server, serving
 
 

@@ -12,7 +12,8 @@ from openai import OpenAI
 
 from bloomery.client import Client
 from bloomery.types.ids import new_id
-from bloomery.types.jobs import FinishJob, Job, JobPoint, JobProgress, JobResult, NewJobEvent, Reinforcement, ReportJob, Supervised
+from bloomery.types.jobs import Job, JobPoint, JobProgress, JobResult, Reinforcement, Supervised
+from bloomery.types.leases import FinishJob, NewJobEvent, ReportJob
 from tests.api.server import URL
 from tests.openai.server import ScriptedServer
 from tests.openai.test_files import ROW, lines, upload

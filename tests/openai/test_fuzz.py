@@ -29,7 +29,8 @@ from bloomery.models.families import read_config
 from bloomery.models.names import stored_places
 from bloomery.sync.publish import publish
 from bloomery.types.evaluations import EvaluationSpec
-from bloomery.types.jobs import Data, FinishJob, JobResult, JobSpec
+from bloomery.types.jobs import Data, JobResult, JobSpec
+from bloomery.types.leases import FinishJob
 from bloomery.types.operations import Result, SaveSnapshot, SnapshotResult
 from bloomery.types.protocol import Execute
 from tests.live import wait_until

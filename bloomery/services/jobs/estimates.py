@@ -10,7 +10,8 @@ from bloomery.services.jobs.jobs import Jobs
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.datasets import TokenStatistics
-from bloomery.types.jobs import Distillation, JobEstimate, JobProgress, JobSpec, JobState, Prices, Reinforcement
+from bloomery.types.estimates import JobEstimate, Prices
+from bloomery.types.jobs import Distillation, JobProgress, JobSpec, JobState, Reinforcement
 
 LOOKED_AT: Final = 20
 """Ended jobs whose pace counts, the newest."""

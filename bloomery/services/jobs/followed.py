@@ -10,7 +10,8 @@ from bloomery.services.jobs.job_rows import job_of
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import NotFound, shown
-from bloomery.types.jobs import FollowedJob, FollowedJobs, JobPoint, JobPoints
+from bloomery.types.jobs import JobPoint, JobPoints
+from bloomery.types.leases import FollowedJob, FollowedJobs
 
 AT_ONCE: Final = 500
 """Jobs in one answer."""

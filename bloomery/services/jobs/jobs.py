@@ -34,21 +34,8 @@ from bloomery.types.datasets import DatasetVersion
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.types.graders import GraderVersion
 from bloomery.types.ids import new_id
-from bloomery.types.jobs import (
-    Begin,
-    Distillation,
-    Gate,
-    Job,
-    JobEvent,
-    JobPoints,
-    JobSpec,
-    JobState,
-    NewJobEvent,
-    Optimizer,
-    Reinforcement,
-    Supervised,
-    Wanted,
-)
+from bloomery.types.jobs import Begin, Distillation, Gate, Job, JobEvent, JobPoints, JobSpec, JobState, Optimizer, Reinforcement, Supervised
+from bloomery.types.leases import NewJobEvent, Wanted
 from bloomery.types.operations import AdamParams, LoraSpec
 from bloomery.types.resources import Page
 

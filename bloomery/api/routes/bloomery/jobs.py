@@ -8,26 +8,9 @@ from bloomery.api.deps import Caller, Svc
 from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.paging import Limit, Offset
 from bloomery.services.jobs.card_text import markdown
-from bloomery.types.jobs import (
-    Chain,
-    Claimed,
-    ClaimJob,
-    CreateChain,
-    EndedJob,
-    FinishJob,
-    FollowedJobs,
-    Job,
-    JobEstimate,
-    JobEvent,
-    JobPoints,
-    JobSpec,
-    JobState,
-    Prices,
-    Released,
-    ReleaseJobs,
-    Reported,
-    ReportJob,
-)
+from bloomery.types.estimates import JobEstimate, Prices
+from bloomery.types.jobs import Chain, CreateChain, Job, JobEvent, JobPoints, JobSpec, JobState
+from bloomery.types.leases import Claimed, ClaimJob, EndedJob, FinishJob, FollowedJobs, Released, ReleaseJobs, Reported, ReportJob
 from bloomery.types.model_cards import CardForm, ModelCard
 from bloomery.types.resources import Page
 
