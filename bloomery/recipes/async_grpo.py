@@ -20,6 +20,7 @@ from typing import Final, Literal, Self, get_args
 from bloomery.client import Client, Sampler
 from bloomery.recipes.advantages import Weighed, anchor_at, mask_stale, mean_over_tokens, sort_groups
 from bloomery.recipes.attempts import patiently
+from bloomery.recipes.checks import check_least
 from bloomery.recipes.cursors import Cursor, CursorStore, fingerprint
 from bloomery.recipes.failures import Losses
 from bloomery.recipes.grpo import GrpoConfig, OnStep, Parts, check
@@ -135,9 +136,8 @@ def compared_with(row: Weighed, newest: str) -> Segment:
 
 def check_staleness(config: AsyncGrpoConfig) -> None:
     """The same for what only this loop has."""
-    if config.max_head_offpolicy_versions < 0:
-        problem = f"`max_head_offpolicy_versions` is {config.max_head_offpolicy_versions}: it must be at least 0"
-        raise InvalidInput(problem, field="max_head_offpolicy_versions")
+    check_least(0, max_head_offpolicy_versions=config.max_head_offpolicy_versions, group_timeout_s=config.group_timeout_s)
+    check_least(1, max_idle_groups=config.max_idle_groups)
     if config.anchor not in get_args(Anchor):
         raise InvalidInput(f'`anchor` is `{config.anchor}`: it must be "rollout" or "snapshot"', field="anchor")
     if config.importance_cap < 1:

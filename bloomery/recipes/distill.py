@@ -20,6 +20,7 @@ import numpy as np
 from bloomery.client import Client, Sampler
 from bloomery.recipes.advantages import Weighed, mean_over_tokens, pull_to_reference
 from bloomery.recipes.attempts import patiently
+from bloomery.recipes.checks import check_held_out, check_least, check_problems, check_prompts, check_reuse, check_rollouts
 from bloomery.recipes.cursors import CursorStore, Shown, fingerprint
 from bloomery.recipes.failures import Losses, reasons
 from bloomery.recipes.grpo import OnStep, StepReport, problem_of
@@ -199,19 +200,22 @@ def _learnt(segment: Segment, weight: np.float32) -> Datum:
 
 def check(problems: Sequence[Problem], config: DistillConfig, held_out: Sequence[Problem]) -> None:
     """What would only be noticed after minutes."""
+    policy = config.policy
     if config.mode not in get_args(Mode):
         raise InvalidInput(f'`mode` is `{config.mode}`: it must be "on_policy" or "teacher_answers"', field="mode")
-    if not problems:
-        raise InvalidInput("there are no prompts to learn from", field="problems")
-    if len({problem.id for problem in problems}) < len(problems):
-        raise InvalidInput("two prompts have one id", field="problems")
-    least_one = {"prompts_per_step": config.prompts_per_step, "concurrency": config.concurrency, "max_lost_rounds": config.max_lost_rounds}
-    for name, value in (least_one | {"group_size": config.rollouts.group_size, "max_tokens": config.rollouts.max_tokens}).items():
-        if value < 1:
-            raise InvalidInput(f"`{name}` is {value}: it must be at least 1", field=name)
-    if bool(config.evaluate_every) != bool(held_out):
-        problem = "`evaluate_every` and `held_out` go together: how often, and on which prompts"
-        raise InvalidInput(problem, field="held_out" if config.evaluate_every else "evaluate_every")
+    if config.mode == "teacher_answers" and (policy.loss_config or policy.loss not in ("importance_sampling", "cross_entropy")):
+        raise InvalidInput(
+            f"`loss` is `{policy.loss}`, and a teacher's answers are learnt by `cross_entropy`: leave it and its options out", field="loss"
+        )
+    check_least(1, prompts_per_step=config.prompts_per_step, concurrency=config.concurrency, max_lost_rounds=config.max_lost_rounds)
+    check_least(0, checkpoint_every=config.checkpoint_every)
+    check_rollouts(config.rollouts)
+    check_rollouts(config.evaluation)
+    check_problems(problems)
+    check_prompts(problems)
+    check_held_out(config.evaluate_every, held_out)
+    if config.rollouts.reuse:
+        check_reuse(problems, config.prompts_per_step, "prompts_per_step")
 
 
 def _segments(groups: Sequence[Group]) -> list[Segment]:

@@ -25,6 +25,7 @@ import numpy as np
 
 from bloomery.client import Sampler
 from bloomery.client.sampling import Sampled
+from bloomery.recipes.checks import check_least
 from bloomery.recipes.deadlines import Deadlines
 from bloomery.recipes.rollouts import Failure, Grade, Graded, Problem, Rollout, derived_seed, judge
 from bloomery.types.errors import BloomeryError, InvalidInput
@@ -176,9 +177,6 @@ def _sample(
 
 
 def _check(problems: Sequence[Problem], config: EvaluationConfig) -> None:
-    least_one = {"samples": config.samples, "max_tokens": config.max_tokens, "attempts": config.attempts, "concurrency": config.concurrency}
-    for name, value in least_one.items():
-        if value < 1:
-            raise InvalidInput(f"`{name}` is {value}: it must be at least 1", field=name)
+    check_least(1, samples=config.samples, max_tokens=config.max_tokens, attempts=config.attempts, concurrency=config.concurrency)
     if len({problem.prompt for problem in problems}) < len(problems):
         raise InvalidInput("two problems have one prompt, and so one seed: they would get the same answers", field="problems")

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from bloomery.client import Client, Sampler
 from bloomery.recipes.advantages import Sorted, Weighed, mean_over_tokens, sort_groups, weigh
+from bloomery.recipes.checks import check_held_out, check_least, check_problems, check_prompts, check_reuse, check_rollouts
 from bloomery.recipes.cursors import CursorStore, Shown, fingerprint
 from bloomery.recipes.environments import groups_by
 from bloomery.recipes.failures import Losses, Reason, reasons
@@ -180,45 +181,20 @@ def problem_of(problems: Sequence[Problem], group: int, seed: int) -> Problem:
 def check(problems: Sequence[Problem], grade: Grade | Environment, config: GrpoConfig, held_out: Sequence[Problem]) -> None:
     """What would only be noticed after minutes."""
     rollouts = config.rollouts
+    check_least(1, groups_per_step=config.groups_per_step, concurrency=config.concurrency, max_lost_rounds=config.max_lost_rounds)
+    check_least(0, checkpoint_every=config.checkpoint_every, kl_rollouts=config.kl_rollouts)
+    check_rollouts(rollouts)
+    check_rollouts(config.evaluation)
     if not 2 <= config.min_group_size <= rollouts.group_size:
         wanted = "two rollouts are the least that can be compared, and no group has more than were asked for"
         raise InvalidInput(f"`min_group_size` is {config.min_group_size} of {rollouts.group_size}: {wanted}", field="min_group_size")
-    least_one = {"groups_per_step": config.groups_per_step, "concurrency": config.concurrency, "max_lost_rounds": config.max_lost_rounds}
-    for asked in (rollouts, config.evaluation):
-        least_one |= {"group_size": asked.group_size, "attempts": asked.attempts, "max_tokens": asked.max_tokens}
-        least_one |= {"piece_tokens": 1 if asked.piece_tokens is None else asked.piece_tokens}
-        _check_least_one(least_one)
-    if not problems:
-        raise InvalidInput("there are no problems to train on", field="problems")
-    if len({problem.id for problem in problems}) < len(problems):
-        raise InvalidInput("two problems have one id: their rewards could not be told apart", field="problems")
-    for name in ("checkpoint_every", "evaluate_every", "kl_rollouts"):
-        if (value := getattr(config, name)) < 0:
-            raise InvalidInput(f"`{name}` is {value}: it must be at least 0", field=name)
-    if bool(config.evaluate_every) != bool(held_out):
-        problem = "`evaluate_every` and `held_out` go together: how often, and on which problems"
-        raise InvalidInput(problem, field="held_out" if config.evaluate_every else "evaluate_every")
+    check_problems(problems)
+    check_held_out(config.evaluate_every, held_out)
     if rollouts.reuse:
-        check_reuse(problems, config)
-    # An environment says itself what the model is asked.
-    if empty := [problem.id for problem in problems if not problem.prompt and not isinstance(grade, Environment)]:
-        raise InvalidInput(f"problem `{empty[0]}` has an empty prompt: it needs at least one token", field="problems")
-
-
-def _check_least_one(values: dict[str, int]) -> None:
-    for name, value in values.items():
-        if value < 1:
-            raise InvalidInput(f"`{name}` is {value}: it must be at least 1", field=name)
-
-
-def check_reuse(problems: Sequence[Problem], config: GrpoConfig) -> None:
-    """One seed for a prompt is one group for it, as long as the weights are the same."""
-    if config.groups_per_step > len(problems):
-        same = f"with `reuse` a problem has one seed, so {config.groups_per_step} groups a step of {len(problems)} problems would be the same ones"
-        raise InvalidInput(f"{same}: give more problems, or fewer groups a step", field="groups_per_step")
-    prompts = [problem.prompt for problem in problems if problem.prompt]
-    if len(set(prompts)) < len(prompts):
-        raise InvalidInput("two problems have one prompt, and with `reuse` one seed: they would get the same rollouts", field="problems")
+        check_reuse(problems, config.groups_per_step, "groups_per_step")
+    if not isinstance(grade, Environment):
+        # An environment says itself what the model is asked.
+        check_prompts(problems)
 
 
 class Measured(NamedTuple):

@@ -128,7 +128,19 @@ def test_the_student_comes_nearer_to_its_teacher(client: Client, tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("changes", "field"), [({"mode": "both"}, "mode"), ({"prompts_per_step": 0}, "prompts_per_step"), ({"evaluate_every": 1}, "held_out")], ids=str
+    ("changes", "field"),
+    [
+        ({"mode": "both"}, "mode"),
+        ({"mode": "teacher_answers", "policy": replace(POLICY, loss="ppo")}, "loss"),
+        ({"prompts_per_step": 0}, "prompts_per_step"),
+        ({"checkpoint_every": -1}, "checkpoint_every"),
+        ({"evaluate_every": 1}, "held_out"),
+        ({"rollouts": replace(SMALL, attempts=0)}, "attempts"),
+        ({"rollouts": replace(SMALL, piece_tokens=0)}, "piece_tokens"),
+        ({"rollouts": replace(SMALL, reuse=True), "prompts_per_step": 6}, "prompts_per_step"),
+        ({"evaluation": replace(SMALL, group_size=0)}, "group_size"),
+    ],
+    ids=str,
 )
 def test_settings_that_mean_nothing_are_refused_at_once(client: Client, tmp_path: Path, changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as refused:
