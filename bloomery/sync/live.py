@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,14 +20,12 @@ from bloomery.models.names import Place, stored_places
 from bloomery.models.products import is_packed, unpacked
 from bloomery.models.published_names import published_name
 from bloomery.models.tensor_bytes import raw_bits
-from bloomery.sync.state_hash import SEEDS, Bits, StateHash, change, hash_elements
+from bloomery.sync.state_hash import MASK, SEEDS, UNSIGNED, Bits, StateHash, change, hash_elements
 from bloomery.types.errors import Corrupt
 
 PIECE_ELEMENTS: Final = 1 << 20
 PACKED_EMBEDDING: Final = "lm_head.weight"
 """What the pieces of a tied head are called that lies packed beside the embedding."""
-_UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_MASK: Final = (1 << 64) - 1
 
 
 class Part(NamedTuple):
@@ -97,7 +94,7 @@ def hash_on_device(bits: Tensor, first: int) -> StateHash:
         places = torch.arange(start, start + len(values), device=bits.device)
         for lane, seed in enumerate(SEEDS):
             sums[lane] += int((_keys(places, seed + first) * values).sum())
-    return StateHash(sums[0] & _MASK, sums[1] & _MASK)
+    return StateHash(sums[0] & MASK, sums[1] & MASK)
 
 
 def scaled(values: Tensor, scale: float) -> Tensor:
@@ -209,7 +206,7 @@ def _lies_packed(parameter: Tensor | nn.ParameterList) -> bool:
 def _unsigned(tensor: Tensor) -> Bits:
     """Raw bits [n] of the elements; of a tensor in one piece on the CPU nothing is copied."""
     found: Bits = raw_bits(tensor.cpu().reshape(-1)).numpy()
-    return found.view(_UNSIGNED[tensor.element_size()])
+    return found.view(UNSIGNED[tensor.element_size()])
 
 
 def _keys(places: Tensor, start: int) -> Tensor:
@@ -226,5 +223,5 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 
 
 def _signed(number: int) -> int:
-    number &= _MASK
+    number &= MASK
     return number - (1 << 64) if number >> 63 else number

@@ -25,11 +25,12 @@ from bloomery.sync import state_kernel
 
 SEEDS: Final = (0x243F6A8885A308D3, 0xA4093822299F31D0)
 """Digits of pi, far enough apart that no set of tensors is so large that an element's two keys are also two keys of others."""
-_MASK: Final = (1 << 64) - 1
+MASK: Final = (1 << 64) - 1
 _HEX_DIGITS: Final = 32
 _BLOCK: Final = 1 << 15
 """Elements whose keys lie in a processor's own cache."""
-_UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+"""By the bytes of an element."""
 
 Bits = NDArray[Any]
 """Elements [n] as unsigned numbers of 1, 2, 4 or 8 bytes."""
@@ -43,7 +44,7 @@ class StateHash:
     two: int = 0
 
     def __add__(self, other: "StateHash") -> "StateHash":
-        return StateHash((self.one + other.one) & _MASK, (self.two + other.two) & _MASK)
+        return StateHash((self.one + other.one) & MASK, (self.two + other.two) & MASK)
 
     def __str__(self) -> str:
         return f"{self.one:016x}{self.two:016x}"
@@ -66,7 +67,7 @@ def total(hashes: Iterable[StateHash]) -> StateHash:
 
 def elements(data: bytes | memoryview, item_bytes: int) -> Bits:
     """The raw bits of values that lie back to back, little-endian; a view."""
-    return np.frombuffer(data, np.dtype(_UNSIGNED[item_bytes]).newbyteorder("<"))
+    return np.frombuffer(data, np.dtype(UNSIGNED[item_bytes]).newbyteorder("<"))
 
 
 def hash_elements(bits: Bits, first: int) -> StateHash:
@@ -74,7 +75,7 @@ def hash_elements(bits: Bits, first: int) -> StateHash:
     bits = np.ascontiguousarray(bits)
     if bits.dtype.kind != "u":
         raise TypeError(f"a state hash is one of raw bits, not of {bits.dtype}: give a view as unsigned numbers")
-    starts = [(seed + first) & _MASK for seed in SEEDS]
+    starts = [(seed + first) & MASK for seed in SEEDS]
     if (sums := state_kernel.sums(bits, starts[0], starts[1])) is None:
         sums = _sum(bits, starts[0]), _sum(bits, starts[1])
     return StateHash(*sums)
@@ -92,9 +93,9 @@ def _sum(bits: Bits, start: int) -> int:
     found, offsets = 0, np.arange(min(_BLOCK, len(bits)), dtype=np.uint64)
     for place in range(0, len(bits), _BLOCK):
         block = bits[place : place + _BLOCK]
-        keys = _keys(offsets[: len(block)] + np.uint64((start + place) & _MASK))
+        keys = _keys(offsets[: len(block)] + np.uint64((start + place) & MASK))
         keys *= block
-        found = (found + int(keys.sum(dtype=np.uint64))) & _MASK
+        found = (found + int(keys.sum(dtype=np.uint64))) & MASK
     return found
 
 
