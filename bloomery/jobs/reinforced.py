@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any, Final
 
 from bloomery.client import Client, Sampler
@@ -97,7 +98,7 @@ def _loop(work: Work, method: Reinforcement, given: Sequence[Problem], held_out:
     config = replace(grpo_config(work.spec, work.run_options, work.request), evaluate_every=every)
     looked_at = held_out if every else ()
 
-    def train(cursor: JobCursor, stepped: OnStep) -> Policy:
+    def go_on(cursor: JobCursor, stepped: OnStep) -> Policy:
         if isinstance(config, async_grpo.AsyncGrpoConfig):
             policy = async_grpo.train(work.client, given, grade, config, cursor, steps=method.steps, held_out=looked_at, on_step=stepped)
         else:
@@ -115,7 +116,7 @@ def _loop(work: Work, method: Reinforcement, given: Sequence[Problem], held_out:
         measured = grpo.measure(sampler, held_out, grade, config.evaluation, concurrency=config.concurrency)
         return {"reward": measured.mean} if measured.means else {}
 
-    return looped(work, method.steps, train, look, named)
+    return looped(work, method.steps, go_on, look, named)
 
 
 def grade_by(client: Client, method: Reinforcement, tokenizer: ChatTokenizer) -> Grade:
@@ -184,7 +185,7 @@ def compare_rewards(work: Work, both: Both, held_out: Sequence[Problem], grade: 
     before = evaluate(both.before, held_out, grade, config)
     after = evaluate(both.after, held_out, grade, config, earlier=before)
     rewards = [
-        (_mean(old.rewards), _mean(new.rewards)) for old, new in zip(before.answers, after.answers, strict=True) if old.rewards and new.rewards
+        (fmean(old.rewards), fmean(new.rewards)) for old, new in zip(before.answers, after.answers, strict=True) if old.rewards and new.rewards
     ]
     if lost := len(held_out) - len(rewards):
         work.reporter.note(f"{lost} held-out prompts have no {name}, and are left out", level="warning", key=f"lost {name}")
@@ -232,7 +233,3 @@ def _different(given: Sequence[Problem]) -> list[Problem]:
 def _thresholds(clip: Clip) -> tuple[tuple[str, float], ...]:
     given = {"clip_low_threshold": clip.low, "clip_high_threshold": clip.high}
     return tuple((name, value) for name, value in given.items() if value is not None)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -93,19 +93,19 @@ def _question(row: ChatRow | CompletionRow, tokenizer: ChatTokenizer) -> Questio
 
 def _all(rows: Sequence[Any], of: Callable[[Any], Made], tokens: Callable[[Made], Sequence[Sequence[int]]], room: int, split: str) -> list[Made]:
     """What each row gives; InvalidInput names those that give nothing, and those that have more tokens than there is room for."""
-    found, problems = list[Made](), list[str]()
+    found, refused = list[Made](), list[str]()
     # By their places in the split, as previews and statistics name them.
     for place, row in enumerate(rows):
         try:
             made = of(row)
         except InvalidInput as error:
-            problems.append(f"row {place}: {error.message}")
+            refused.append(f"row {place}: {error.message}")
             continue
         if (length := max(map(len, tokens(made)))) > room:
-            problems.append(f"row {place}: {length} tokens, and {room} are taken")
+            refused.append(f"row {place}: {length} tokens, and {room} are taken")
             continue
         found.append(made)
-    if problems:
-        more = f", and {len(problems) - _NAMED} others" if len(problems) > _NAMED else ""
-        raise InvalidInput(f"{len(problems)} rows of `{split}` cannot be used: {'; '.join(problems[:_NAMED])}{more}", field="data")
+    if refused:
+        more = f", and {len(refused) - _NAMED} others" if len(refused) > _NAMED else ""
+        raise InvalidInput(f"{len(refused)} rows of `{split}` cannot be used: {'; '.join(refused[:_NAMED])}{more}", field="data")
     return found
