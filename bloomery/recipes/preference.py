@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bloomery.recipes.dealing import deal
 from bloomery.recipes.replay import Awaited, Trains
 from bloomery.recipes.sft import AdamConfig, gradient_norm
-from bloomery.recipes.steps import EVALUATED, Held, OnPoint, OnVersion, Pace, Step, drive
+from bloomery.recipes.steps import EVALUATED, HeldOut, OnPoint, OnVersion, Pace, Step, drive
 from bloomery.types.arrays import Array
 from bloomery.types.errors import Gone
 from bloomery.types.operations import Datum, ForwardBackwardResult
@@ -170,7 +170,7 @@ class Preferences:
         except Gone:
             return None
 
-    def evaluate(self) -> Held | None:
+    def evaluate(self) -> HeldOut | None:
         """The loss of the held-out pairs, and what it shows."""
         if not self._held_out:
             return None
@@ -179,7 +179,7 @@ class Preferences:
             judged = judge(self._held_out, result, self._config.loss)
             return {EVALUATED: judged.loss} | {f"evaluation/{name}": value for name, value in judged.shown.items()}
 
-        return Held(self._run.forward(both(self._held_out)), read)
+        return HeldOut(self._run.forward(both(self._held_out)), read)
 
 
 def both(pairs: Sequence[Pair]) -> list[Datum]:

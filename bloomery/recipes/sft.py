@@ -12,7 +12,7 @@ import numpy as np
 
 from bloomery.recipes.dealing import Decay, deal, rate
 from bloomery.recipes.replay import Trains
-from bloomery.recipes.steps import EVALUATED, Held, OnPoint, OnVersion, Pace, Step, drive
+from bloomery.recipes.steps import EVALUATED, HeldOut, OnPoint, OnVersion, Pace, Step, drive
 from bloomery.types.arrays import Array
 from bloomery.types.operations import Datum, ForwardBackwardResult
 
@@ -134,18 +134,18 @@ class Supervised:
 
         return Step(gradient, update, read)
 
-    def evaluate(self) -> Held | None:
+    def evaluate(self) -> HeldOut | None:
         """The loss of the held-out rows, a mean over their trained tokens."""
         return held_loss(self._run, self._held_out) if self._held_out else None
 
 
-def held_loss(run: Trains, rows: Sequence[Datum]) -> Held:
+def held_loss(run: Trains, rows: Sequence[Datum]) -> HeldOut:
     """Ask for the mean loss per trained token of rows that are not trained on."""
 
     def read(result: ForwardBackwardResult) -> dict[str, float]:
         return {EVALUATED: result.metrics["loss:sum"] / result.metrics["weights:sum"]}
 
-    return Held(run.forward(rows, logprobs=False), read)
+    return HeldOut(run.forward(rows, logprobs=False), read)
 
 
 def gradient_norm(of_update: Mapping[str, float]) -> dict[str, float]:

@@ -46,12 +46,12 @@ class Stepping(Protocol):
         """Step `step`, from 0."""
         ...
 
-    def evaluate(self) -> "Held | None":
+    def evaluate(self) -> "HeldOut | None":
         """Ask how the weights of now do on rows that are held out; None where there are none."""
         ...
 
 
-class Held(NamedTuple):
+class HeldOut(NamedTuple):
     """A submitted look at held-out rows."""
 
     pending: Awaited[ForwardBackwardResult]
@@ -133,11 +133,11 @@ def _settle(waiting: deque[Callable[[], Any]], *, leave: int = 0) -> None:
         waiting.popleft()()
 
 
-def _point(on_point: OnPoint, done: int, steps: int, told: Step | Held) -> None:
+def _point(on_point: OnPoint, done: int, steps: int, told: Step | HeldOut) -> None:
     try:
         values = told.values()
     except Gone:
-        # Held-out rows of which not even the numbers are there any more were looked at then.
+        # HeldOut-out rows of which not even the numbers are there any more were looked at then.
         return
     on_point(done, steps, values)
 
