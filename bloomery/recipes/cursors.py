@@ -15,10 +15,10 @@ from bloomery.recipes.failures import Reason
 from bloomery.recipes.rollouts import Problem
 from bloomery.types.errors import Conflict, InvalidInput, Unavailable
 
-_PATIENCE: Final = ("agreement", "checkpoint_every", "concurrency", "evaluate_every", "evaluation", "kl_rollouts", "max_lost_rounds")
+_UNDECIDING: Final = ("agreement", "checkpoint_every", "concurrency", "evaluate_every", "evaluation", "kl_rollouts", "max_lost_rounds")
 """Settings that decide nothing of what is trained."""
-_LATER: Final = ("optimizer",)
-"""Settings that loops did not always have: where they are left out, a cursor of before is of the same loop."""
+_OPTIONAL: Final = ("optimizer",)
+"""Settings that decide something only where they are given: a cursor that knows nothing of them is of the same loop as one without."""
 _Count = Annotated[int, Meta(ge=0)]
 
 
@@ -171,6 +171,6 @@ def fingerprint(problems: Sequence[Problem], settings: Any) -> str:
 
 
 def _deciding(settings: dict[str, Any]) -> dict[str, Any]:
-    later = {name for name in _LATER if settings.get(name) is None}
-    kept = {name: value for name, value in settings.items() if name not in (*_PATIENCE, *later) and not name.endswith("_timeout_s")}
+    left_out = {name for name in _OPTIONAL if settings.get(name) is None}
+    kept = {name: value for name, value in settings.items() if name not in (*_UNDECIDING, *left_out) and not name.endswith("_timeout_s")}
     return {name: _deciding(value) if isinstance(value, dict) else value for name, value in kept.items()}
