@@ -21,6 +21,14 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
+def begun(client: Client) -> Lease:
+    """Of a job that is named `told`."""
+    client.datasets.create("rows")
+    client.datasets.add_version("rows", {"train": '{"text": "a", "label": "b"}'})
+    client.jobs.create(JobSpec(name="told", base_model="tiny", data=Data(dataset="rows")))
+    return claim(client)
+
+
 def claim(client: Client) -> Lease:
     lease = client.runner("r").claim(0)
     assert lease is not None
@@ -29,10 +37,7 @@ def claim(client: Client) -> Lease:
 
 def test_a_cursor_is_kept_with_all_that_was_said_before_it(server: Server) -> None:
     client = server.client()
-    client.datasets.create("rows")
-    client.datasets.add_version("rows", {"train": '{"text": "a", "label": "b"}'})
-    client.jobs.create(JobSpec(name="told", base_model="tiny", data=Data(dataset="rows")))
-    lease = claim(client)
+    lease = begun(client)
     with Client(URL, lease.token, transport=server.transport) as mine:
         # Not entered: no thread reports by itself.
         reporter = Reporter(mine, lease.job, lease.lease_s)
@@ -50,10 +55,7 @@ def test_a_cursor_is_kept_with_all_that_was_said_before_it(server: Server) -> No
 
 def test_what_is_too_long_to_be_noted_is_cut(server: Server) -> None:
     client = server.client()
-    client.datasets.create("rows")
-    client.datasets.add_version("rows", {"train": '{"text": "a", "label": "b"}'})
-    client.jobs.create(JobSpec(name="told", base_model="tiny", data=Data(dataset="rows")))
-    lease = claim(client)
+    lease = begun(client)
     with Client(URL, lease.token, transport=server.transport) as mine:
         reporter = Reporter(mine, lease.job, lease.lease_s)
         for _ in range(2):

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,12 +81,6 @@ def run_killed(url: str, key: str, path: Path, asynchronous: bool) -> None:
     """What the process of a loop does that is killed."""
     with Client(url, key) as client:
         run_loop(client, path, Conversing(lambda: os.kill(os.getpid(), signal.SIGKILL)), asynchronous=asynchronous)
-
-
-@pytest.fixture
-def client(live_server: LiveServer) -> Iterator[Client]:
-    with Client(live_server.url, live_server.key) as client:
-        yield client
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import math
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -34,20 +34,8 @@ CONFIG = RolloutConfig(group_size=2, max_tokens=6, attempts=1, seed=5)
 
 
 @pytest.fixture
-def client(live_server: LiveServer) -> Iterator[Client]:
-    with Client(live_server.url, live_server.key) as client:
-        yield client
-
-
-@pytest.fixture
 def sampler(client: Client) -> Sampler:
     return client.sampler(BASE)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(live_server: LiveServer) -> ChatTokenizer:
-    with Client(live_server.url, live_server.key) as client:
-        return ChatTokenizer.load(Path(client.models()[0].path))
 
 
 def asks(episode: Episode) -> openai.OpenAI:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,12 +27,6 @@ ROUNDED = 1e-6
 BIASED = 0.5
 BEHIND_GRADIENTS = 3
 """The next operation of a run that has its first snapshot, and the gradients of a step."""
-
-
-@pytest.fixture
-def client(live_server: LiveServer) -> Iterator[Client]:
-    with Client(live_server.url, live_server.key) as client:
-        yield client
 
 
 @pytest.fixture

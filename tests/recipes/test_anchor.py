@@ -1,7 +1,6 @@
 """Ratios to a snapshot of the old policy: what they are where rollouts are older, and that nothing changes where they are not."""
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,11 @@ from bloomery.recipes.grpo import StepReport
 from bloomery.recipes.rollouts import Rollout
 from bloomery.recipes.segments import single
 from bloomery.types.errors import InvalidInput
-from tests.live import LiveServer
 from tests.recipes.loops import POLICY, PROBLEMS, SMALL, Record
 from tests.services.runs_stage import datum
 
 AHEAD = AsyncGrpoConfig(policy=POLICY, rollouts=SMALL, groups_per_step=1, max_head_offpolicy_versions=2, concurrency=2)
 SNAPSHOT = replace(AHEAD, anchor="snapshot")
-
-
-@pytest.fixture
-def client(live_server: LiveServer) -> Iterator[Client]:
-    with Client(live_server.url, live_server.key) as client:
-        yield client
 
 
 def test_the_ratio_of_the_snapshot_to_the_rollout_is_a_weight_that_ends_at_the_cap_and_the_loss_begins_from_the_snapshot() -> None:

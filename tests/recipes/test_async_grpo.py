@@ -1,7 +1,7 @@
 """The asynchronous loop: admission, what comes too late, deaths, and that it learns."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,12 +25,6 @@ STEPS = 2
 OPERATIONS = 1 + 3 * STEPS
 CURSOR = Cursor(run_id="run", fingerprint="f", step=0, round=0, seq=2, version="v", first="v", had_below=1, had=(3,))
 WAIT_S = 120.0
-
-
-@pytest.fixture
-def client(live_server: LiveServer) -> Iterator[Client]:
-    with Client(live_server.url, live_server.key) as client:
-        yield client
 
 
 def group(number: int, *, teaches: bool = True) -> Group:

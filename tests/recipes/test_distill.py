@@ -1,7 +1,6 @@
 """Distillation: the advantage of a token is the gradient of the distance in closed form, the student comes nearer, and a loop that dies goes on."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,6 @@ from tests.services.runs_stage import datum
 
 STEPS = 2
 HELD_OUT = [problem._replace(id=f"held-{problem.id}", prompt=(*problem.prompt, 9)) for problem in PROBLEMS[:2]]
-
-
-@pytest.fixture
-def client(live_server: LiveServer) -> Iterator[Client]:
-    with Client(live_server.url, live_server.key) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

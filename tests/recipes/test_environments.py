@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from bloomery.recipes import grpo
 from bloomery.recipes.rollouts import Environment, Graded, Group, MakesGroups, Problem, RolloutConfig
 from bloomery.recipes.segments import Segment
 from bloomery.types.errors import InvalidInput
-from tests.live import LiveServer
 from tests.recipes.loops import PROBLEMS, Record
 from tests.recipes.test_holding import ROLLOUTS, Loop, ahead, in_step
 
@@ -67,12 +66,6 @@ def raises(_: Group) -> Group:
 def hangs(_: Group) -> Group:
     threading.Event().wait(60)
     raise AssertionError("it was left to itself before")
-
-
-@pytest.fixture
-def client(live_server: LiveServer) -> Iterator[Client]:
-    with Client(live_server.url, live_server.key) as client:
-        yield client
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Evaluations of one version after another: reuse changes the time and nothing else."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,6 @@ from bloomery.client import Client
 from bloomery.recipes.evaluation import EvaluationConfig, evaluate, seed_of
 from bloomery.recipes.rollouts import Problem, Rollout
 from bloomery.types.errors import InvalidInput
-from tests.live import LiveServer
 from tests.services.runs_stage import datum
 
 BASE = "bloomery-tiny"
@@ -19,12 +17,6 @@ CONFIG = EvaluationConfig(samples=3, max_tokens=24)
 
 def grade(rollout: Rollout) -> float:
     return sum(rollout.tokens) % 2
-
-
-@pytest.fixture
-def client(live_server: LiveServer) -> Iterator[Client]:
-    with Client(live_server.url, live_server.key) as client:
-        yield client
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,6 @@ from tests.test_docs import ROOT, blocks
 CONFIG = GrpoConfig(policy=POLICY, rollouts=SMALL, groups_per_step=2)
 STEPS = 2
 OPERATIONS = 1 + 3 * STEPS
-
-
-@pytest.fixture
-def client(live_server: LiveServer) -> Iterator[Client]:
-    with Client(live_server.url, live_server.key) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

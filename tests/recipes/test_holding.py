@@ -3,7 +3,7 @@ continuations and for agents, and the same loops without them go on."""
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,18 +30,6 @@ Patch = pytest.MonkeyPatch
 ROLLOUTS = RolloutConfig(group_size=4, max_tokens=16, seed=5)
 SUMS = [Problem(f"{number}+4", (), data=(number, 4)) for number in range(4)]
 REFUSED = r"the rollouts of group [0-9]+ are held and nothing of it is learnt.* gives other log-probabilities than were served"
-
-
-@pytest.fixture
-def client(live_server: LiveServer) -> Iterator[Client]:
-    with Client(live_server.url, live_server.key) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def tokenizer(live_server: LiveServer) -> ChatTokenizer:
-    with Client(live_server.url, live_server.key) as client:
-        return ChatTokenizer.load(Path(client.models()[0].path))
 
 
 Loop = Callable[..., list[StepReport]]

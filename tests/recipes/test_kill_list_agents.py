@@ -4,7 +4,7 @@ What was sampled stays as it was sampled in the history of the next answer, unle
 own. The drifts of `test_kill_list_tokens` are injected into what lays answers out, and end both loops before anything is learnt.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from bloomery.recipes.segments import Segment, Turn, assemble
 from bloomery.recipes.sft import datum
 from bloomery.render import ChatTokenizer
 from bloomery.types.errors import Corrupt
-from tests.live import LiveServer
 from tests.openai.tool_model import SUM
 from tests.recipes.loops import BASE
 from tests.recipes.test_kill_list_tokens import ASKED, DRIFTS, NEXT, TURN, WITH_CALLS, Drift, pieces, tokenizer_of
@@ -44,12 +43,6 @@ class Taught(NamedTuple):
     answer: tuple[int, ...]
     start: Start
     version: str
-
-
-@pytest.fixture
-def client(live_server: LiveServer) -> Iterator[Client]:
-    with Client(live_server.url, live_server.key) as client:
-        yield client
 
 
 def taught(client: Client, tokenizer: ChatTokenizer, drift: Drift) -> Taught:

@@ -3,7 +3,7 @@
 Faults are injected into what asks the server and into what reads its answers; the checks score and train on their own. Each test passes without them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,12 +78,6 @@ LATER = {
     "raw log-probabilities of tokens drawn otherwise": "trl#4159",
 }
 """Faults with a test of their own below."""
-
-
-@pytest.fixture
-def client(live_server: LiveServer) -> Iterator[Client]:
-    with Client(live_server.url, live_server.key) as client:
-        yield client
 
 
 def opened(client: Client, path: Path, **other: Any) -> Policy:

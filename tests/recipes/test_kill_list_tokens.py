@@ -120,12 +120,6 @@ LATER = {"answer tokenised again": "ms-swift#10012"}
 """Faults with a test of their own below."""
 
 
-@pytest.fixture
-def client(live_server: LiveServer) -> Iterator[Client]:
-    with Client(live_server.url, live_server.key) as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def newest(live_server: LiveServer, tmp_path_factory: pytest.TempPathFactory) -> str:
     with Client(live_server.url, live_server.key) as client:

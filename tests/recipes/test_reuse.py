@@ -1,6 +1,6 @@
 """Rollouts that reuse those of an earlier epoch: the same tokens, numbers and weights as without, to the bit, in both loops and for agents."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,18 +25,6 @@ REUSING = RolloutConfig(group_size=3, max_tokens=12, seed=11, reuse=True)
 SLOWLY = replace(POLICY, learning_rate=1e-5)
 EPOCHS = 3
 SUMS = [Problem(f"{number}+4", (), data=(number, 4)) for number in range(2)]
-
-
-@pytest.fixture
-def client(live_server: LiveServer) -> Iterator[Client]:
-    with Client(live_server.url, live_server.key) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def tokenizer(live_server: LiveServer) -> ChatTokenizer:
-    with Client(live_server.url, live_server.key) as client:
-        return ChatTokenizer.load(Path(client.models()[0].path))
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,12 @@ from bloomery.recipes.deadlines import Deadlines
 from bloomery.recipes.grpo import GrpoConfig, StepReport, measure
 from bloomery.recipes.rollouts import Rollout, RolloutConfig
 from bloomery.types.errors import InvalidInput
-from tests.live import LiveServer
 from tests.recipes.loops import POLICY, PROBLEMS, SMALL, Record
 
 WAIT_S = 120.0
 HELD_OUT = [problem._replace(id=f"held-{problem.id}", prompt=(*problem.prompt, 9)) for problem in PROBLEMS]
 SYNCHRONOUS = GrpoConfig(policy=POLICY, rollouts=SMALL, groups_per_step=2)
 ASYNCHRONOUS = AsyncGrpoConfig(policy=POLICY, rollouts=SMALL, groups_per_step=2, concurrency=2)
-
-
-@pytest.fixture
-def client(live_server: LiveServer) -> Iterator[Client]:
-    with Client(live_server.url, live_server.key) as client:
-        yield client
 
 
 def reports_of(client: Client, path: Path, config: GrpoConfig, grade: Callable[[Rollout], Any], steps: int, **other: Any) -> list[StepReport]:

@@ -3,7 +3,7 @@
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,12 @@ from bloomery.recipes.rl_metrics import round_metrics
 from bloomery.recipes.rollouts import Failure, Graded, Group, Problem, Rollout, RolloutConfig, Rollouts, derived_seed, judge, without_foreign
 from bloomery.types.errors import InvalidInput, Unavailable
 from tests.api.server import serving
-from tests.live import LiveServer
 from tests.services.runs_stage import datum
 
 BASE = "bloomery-tiny"
 PROBLEM = Problem("p", tuple(range(100, 120)))
 CONFIG = RolloutConfig(group_size=4, max_tokens=6, grade_timeout_s=20, seed=5)
 ONE = Rollout("3.1", PROBLEM, (1, 2), (-0.5, -0.25), ("v", "v"), stopped=True)
-
-
-@pytest.fixture
-def client(live_server: LiveServer) -> Iterator[Client]:
-    with Client(live_server.url, live_server.key) as client:
-        yield client
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@ anything is learnt, and goes on with the same groups once that is mended."""
 
 import json
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,18 +22,6 @@ from tests.recipes.test_holding import ROLLOUTS, Loop, ahead, in_step
 
 PATIENCE_S = 0.2
 loops = pytest.mark.parametrize("loop", [in_step, ahead])
-
-
-@pytest.fixture
-def client(live_server: LiveServer) -> Iterator[Client]:
-    with Client(live_server.url, live_server.key) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def tokenizer(live_server: LiveServer) -> ChatTokenizer:
-    with Client(live_server.url, live_server.key) as client:
-        return ChatTokenizer.load(Path(client.models()[0].path))
 
 
 class ScoresNothing(httpx.BaseTransport):
