@@ -76,9 +76,9 @@ def train(
     with Makers(parts.make, config, policy.cursor) as makers:
         while policy.cursor.round < steps:
             # Makers also waited while the last step was measured and told, which is no part of this one.
-            started, _ = time.monotonic(), makers.admission.idle_s()
+            started, _ = time.monotonic(), makers.admission.take_idle_s()
             groups = makers.take()
-            taken, _ = time.monotonic(), makers.admission.busy_s()
+            taken, _ = time.monotonic(), makers.admission.take_busy_s()
             kept = sort_groups(groups, config.min_group_size)
             data = mask_stale(parts.teach(kept.trained), policy.lag, config.max_head_offpolicy_versions)
             taught = mean_over_tokens(data)
@@ -101,7 +101,7 @@ def train(
 
 def _timed(makers: "Makers", concurrency: int, shown: Mapping[str, float], started: float, taken: float) -> dict[str, float]:
     # Within the step, so that nobody's share is more than all of it, and before others are let in, whose work is none of it.
-    overlap, idle = makers.admission.busy_s(), makers.admission.idle_s() / concurrency
+    overlap, idle = makers.admission.take_busy_s(), makers.admission.take_idle_s() / concurrency
     ended = time.monotonic()
     return times(shown, Seconds(ended - started, ended - started, ended - taken, taken - started, idle, overlap))
 
@@ -198,7 +198,7 @@ class Admission:
             self._open = False
             self._changed.notify_all()
 
-    def idle_s(self) -> float:
+    def take_idle_s(self) -> float:
         """Seconds that makers have waited here since this was asked last, all of them together."""
         with self._changed:
             now = self._clock()
@@ -221,7 +221,7 @@ class Admission:
                 self._making -= 1
                 self._busy_s += 0.0 if self._making else self._clock() - self._busy_since
 
-    def busy_s(self) -> float:
+    def take_busy_s(self) -> float:
         """Seconds in which at least one group was in the making since this was asked last."""
         with self._changed:
             now = self._clock()

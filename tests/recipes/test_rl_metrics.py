@@ -99,13 +99,13 @@ def test_busy_is_who_makes_at_least_one_group_however_many() -> None:
         now_s = 101.0
         with admission.making():
             now_s = 103.0
-            assert admission.busy_s() == 3
+            assert admission.take_busy_s() == 3
             now_s = 107.0
         now_s = 108.0
     now_s = 116.0
-    assert admission.busy_s() == 5
+    assert admission.take_busy_s() == 5
     now_s = 132.0
-    assert admission.busy_s() == 0
+    assert admission.take_busy_s() == 0
 
 
 @pytest.mark.slow
