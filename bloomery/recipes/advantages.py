@@ -82,17 +82,13 @@ class Weighed(NamedTuple):
         return bool(self.advantages.any())
 
     @property
-    def compared(self) -> tuple[float, ...]:
-        """What the ratios of the loss begin from."""
-        return self.segment.logprobs if self.anchor is None else self.anchor
-
-    @property
     def datum(self) -> Datum:
         """For the losses that compare with sampled log-probabilities; what was not sampled is masked by zeros."""
         tokens = self.segment.tokens
         predicted = np.asarray(self.segment.places, dtype=np.int64) - 1
         logprobs, advantages = (np.zeros(len(tokens) - 1, dtype=np.float32) for _ in range(2))
-        logprobs[predicted], advantages[predicted] = self.compared, self.advantages
+        logprobs[predicted] = self.segment.logprobs if self.anchor is None else self.anchor
+        advantages[predicted] = self.advantages
         return Datum(
             tokens=Array.of(np.asarray(tokens[:-1], dtype=np.int32)),
             inputs={

@@ -190,13 +190,19 @@ def compare(sequences: Sequence[Served], recomputed: Sequence[Numbers]) -> dict[
 def _agreement(found: Sequence[tuple[float, str]]) -> Agreement:
     d = np.array([difference for difference, _ in found])
     worst = int(np.argmax(np.abs(d)))
-    # Bounded, so that a mean is always a number; expm1 keeps the digits of small differences.
+    # Bounded, so that a mean is always a number.
     bounded = np.minimum(d, 100.0)
-    return Agreement(len(d), float(np.mean(np.expm1(bounded) - bounded)), float(np.mean(np.exp(bounded))), float(np.abs(d[worst])), found[worst][1])
+    return Agreement(len(d), k3(bounded), float(np.mean(np.exp(bounded))), float(np.abs(d[worst])), found[worst][1])
 
 
 def _at(number: int, place: int) -> str:
     return f"token {place} of sequence {number}"
+
+
+def k3(d_N: Numbers) -> float:
+    """The mean of exp(d) - 1 - d in nats a token, d being another log-probability less that which N tokens were drawn with: the mean of -d is the
+    divergence of the two distributions, and so is that of this, which is never negative."""
+    return float(np.mean(np.expm1(d_N) - d_N))
 
 
 def agrees(agreement: Agreement, mode: Mode) -> bool:

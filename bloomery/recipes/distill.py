@@ -19,11 +19,12 @@ import numpy as np
 
 from bloomery.client import Client, Sampler
 from bloomery.recipes.advantages import Weighed, mean_over_tokens, pull_to_reference
+from bloomery.recipes.agreement import k3
 from bloomery.recipes.attempts import patiently
 from bloomery.recipes.checks import check_held_out, check_least, check_problems, check_prompts, check_reuse, check_rollouts
 from bloomery.recipes.cursors import CursorStore, Shown, fingerprint
 from bloomery.recipes.failures import Losses, reasons
-from bloomery.recipes.grpo import OnStep, StepReport, problem_of
+from bloomery.recipes.grpo import OnStep, problem_of, tell
 from bloomery.recipes.holding import Holding
 from bloomery.recipes.policy import Policy, PolicyConfig
 from bloomery.recipes.rl_metrics import sampled_metrics
@@ -105,10 +106,8 @@ def worth(segments: Sequence[Segment], teacher: Sequence[Sequence[float]]) -> li
 
 
 def distance(sampled: Sequence[Sequence[float]], teacher: Sequence[Sequence[float]]) -> float:
-    """Of the student to the teacher in nats a token, from the log-probabilities that both have of tokens which the student sampled."""
-    d = np.concatenate([np.asarray(theirs) - np.asarray(ours) for ours, theirs in zip(sampled, teacher, strict=True)])
-    # exp(d) - 1 - d has the same mean as -d, and is never negative.
-    return float(np.mean(np.expm1(d) - d))
+    """Of the student to the teacher in nats a token, from the log-probabilities [S] that both have of each segment's sampled tokens."""
+    return k3(np.concatenate([np.asarray(theirs) - np.asarray(ours) for ours, theirs in zip(sampled, teacher, strict=True)]))
 
 
 def distances(student: Sampler, teacher: Sampler, problems: Sequence[Problem], config: RolloutConfig, concurrency: int = 8) -> list[float | None]:
@@ -163,10 +162,7 @@ class _Parts:
 
     def tell(self, on_step: OnStep) -> None:
         """Report the last round, unless that was told."""
-        cursor, shown = self._policy.cursor, self._policy.shown
-        if shown is not None:
-            measured = shown.metrics | self._evaluated(cursor.round)
-            on_step(StepReport(cursor.round, cursor.version, measured, shown.failures, kept=0 < cursor.kept == cursor.round))
+        tell(self._policy, self._evaluated, on_step)
 
     def _evaluated(self, step: int) -> dict[str, float]:
         config = self._config

@@ -153,11 +153,8 @@ class Parts:
         return Shown({**round_metrics(groups, kept, data, self._policy.lag, looked), **(more or {})}, reasons(groups))
 
     def tell(self, on_step: OnStep) -> None:
-        """Report the last round, unless that was told: a loop that is started again need not know whether it was."""
-        cursor, shown = self._policy.cursor, self._policy.shown
-        if shown is not None:
-            measured = shown.metrics | self._evaluated(cursor.round)
-            on_step(StepReport(cursor.round, cursor.version, measured, shown.failures, kept=0 < cursor.kept == cursor.round))
+        """Report the last round, unless that was told."""
+        tell(self._policy, self._evaluated, on_step)
 
     def _evaluated(self, step: int) -> dict[str, float]:
         """How the newest weights do on problems that nobody trains on; empty between two measurements."""
@@ -170,6 +167,14 @@ class Parts:
         if len(measured.means) > 1:
             found |= {"reward_low": measured.interval.low, "reward_high": measured.interval.high}
         return {f"evaluation/{name}": value for name, value in found.items()} | {"seconds/evaluation": time.monotonic() - started}
+
+
+def tell(policy: Policy, evaluated: Callable[[int], dict[str, float]], on_step: OnStep) -> None:
+    """Report the last round, with what is `evaluated` of it, unless that was told: a loop that is started again need not know whether it was."""
+    cursor, shown = policy.cursor, policy.shown
+    if shown is not None:
+        measured = shown.metrics | evaluated(cursor.round)
+        on_step(StepReport(cursor.round, cursor.version, measured, shown.failures, kept=0 < cursor.kept == cursor.round))
 
 
 def problem_of(problems: Sequence[Problem], group: int, seed: int) -> Problem:

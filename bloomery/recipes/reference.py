@@ -7,6 +7,7 @@ import numpy as np
 
 from bloomery.client import PendingSample, Sampler
 from bloomery.recipes.advantages import Weighed, pull_to_reference
+from bloomery.recipes.agreement import k3
 from bloomery.recipes.attempts import patiently
 from bloomery.types.errors import Unavailable, WorkerError
 
@@ -48,6 +49,5 @@ class Reference:
         return [(row, [logprobs[place] for place in row.segment.places]) for row, logprobs in scored]
 
     def _note(self, scored: Sequence[tuple[Weighed, Sequence[float]]]) -> None:
-        # With d = reference - policy of tokens that the policy drew, exp(d) - 1 - d has the mean KL, and is never negative.
         d = np.array([then - now for row, given in scored for then, now in zip(given, row.segment.logprobs, strict=True)])
-        self._kl = float(np.mean(np.expm1(d) - d)) if len(d) else None
+        self._kl = k3(d) if len(d) else None

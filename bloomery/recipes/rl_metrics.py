@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from bloomery.recipes.advantages import Sorted, Weighed
+from bloomery.recipes.agreement import k3
 from bloomery.recipes.holding import Scores
 from bloomery.recipes.rewards import FailureKind
 from bloomery.recipes.rollouts import Group
@@ -104,7 +105,7 @@ def anchor_metrics(data: Sequence[Weighed], cap: float) -> dict[str, float]:
     d = np.array([old - served for row in data if row.anchor for old, served in zip(row.anchor, row.segment.logprobs, strict=True)])
     if not len(d):
         return {}
-    found = {"mean": np.mean(np.exp(d)), "k3": np.mean(np.expm1(d) - d), "capped_share": np.mean(np.exp(d) > cap)}
+    found = {"mean": np.mean(np.exp(d)), "k3": k3(d), "capped_share": np.mean(np.exp(d) > cap)}
     return {f"staleness/{name}": float(value) for name, value in found.items()}
 
 
@@ -159,8 +160,8 @@ def _failures(groups: Sequence[Group]) -> dict[str, float]:
     failures = [failure for group in groups for failure in group.failures]
     kinds = Counter(failure.kind for failure in failures)
     lost = sum(failure.final for failure in failures)
-    judged = sum(len(group.members) for group in groups) + sum(failure.kind not in _NOT_THE_GRADERS for failure in failures)
     invalid = sum(failure.kind not in _NOT_THE_GRADERS for failure in failures)
+    judged = sum(len(group.members) for group in groups) + invalid
     share = {"grading/invalid_share": invalid / judged} if judged else {}
     counts = {"failures/lost": lost, "failures/retried": len(failures) - lost} | {f"failures/{kind}": count for kind, count in kinds.items()}
     return share | {name: float(count) for name, count in counts.items()}
