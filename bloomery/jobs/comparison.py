@@ -26,15 +26,18 @@ class Both(NamedTuple):
 def compare_examples(both: Both, rows: Sequence[Rendered], answered: Sequence[Question], tokenizer: ChatTokenizer, max_tokens: int) -> list[Compared]:
     """The loss per trained token of all rows, and of some whether the greedy answer is the row's own, word for word."""
     return [
-        *_measured("loss", both, rows, lambda sampler, row: -likelihood(sampler, row), higher_is_better=False),
+        *_measured("loss", both, rows, lambda sampler, row: -mean_logprob(sampler, row), higher_is_better=False),
         *_measured("exact", both, answered, lambda sampler, row: _exact(sampler, row, tokenizer, max_tokens), higher_is_better=True),
     ]
 
 
 def compare_pairs(both: Both, rows: Sequence[RenderedPair]) -> list[Compared]:
     """How often the preferred answer is the likelier one per token, and by how much."""
-    margins = _measured("margin", both, rows, _margin, higher_is_better=True)
-    return [*_measured("prefers", both, rows, lambda sampler, row: float(_margin(sampler, row) > 0), higher_is_better=True), *margins]
+    if not rows:
+        return []
+    before, after = (_each(sampler, rows, _margin) for sampler in both)
+    prefers = paired("prefers", _positive(before), _positive(after), higher_is_better=True)
+    return [prefers, paired("margin", before, after, higher_is_better=True)]
 
 
 def look_at_examples(sampler: Sampler, answered: Sequence[Question], tokenizer: ChatTokenizer, max_tokens: int) -> dict[str, float]:
@@ -45,7 +48,7 @@ def look_at_examples(sampler: Sampler, answered: Sequence[Question], tokenizer: 
 def look_at_pairs(sampler: Sampler, rows: Sequence[RenderedPair]) -> dict[str, float]:
     """What `compare_pairs` says, of one version alone."""
     margins = _each(sampler, rows, _margin)
-    return {"prefers": mean_of([float(margin > 0) for margin in margins]).value, "margin": mean_of(margins).value}
+    return {"prefers": mean_of(_positive(margins)).value, "margin": mean_of(margins).value}
 
 
 def paired(name: str, before: Sequence[float], after: Sequence[float], *, higher_is_better: bool) -> Compared:
@@ -65,14 +68,14 @@ def paired(name: str, before: Sequence[float], after: Sequence[float], *, higher
     )
 
 
-def likelihood(sampler: Sampler, rendered: Rendered) -> float:
-    """The mean log-probability of what carries loss, by its weights."""
+def mean_logprob(sampler: Sampler, rendered: Rendered) -> float:
+    """Of the tokens that carry loss, by their weights, in nats a token."""
     weights = rendered.weights[1:]
-    return total(sampler, rendered) / sum(weights)
+    return sum_logprob(sampler, rendered) / sum(weights)
 
 
-def total(sampler: Sampler, rendered: Rendered) -> float:
-    """Their weighted sum."""
+def sum_logprob(sampler: Sampler, rendered: Rendered) -> float:
+    """The weighted sum over the same tokens, in nats."""
     logprobs = sampler.score(rendered.tokens).prompt_logprobs()
     # The first token is predicted by none.
     return sum(weight * logprob for weight, logprob in zip(rendered.weights[1:], logprobs[1:], strict=True))
@@ -92,7 +95,11 @@ def _each(sampler: Sampler, rows: Sequence[Row], measure: Callable[[Sampler, Row
 
 
 def _margin(sampler: Sampler, row: RenderedPair) -> float:
-    return likelihood(sampler, row.preferred) - likelihood(sampler, row.rejected)
+    return mean_logprob(sampler, row.preferred) - mean_logprob(sampler, row.rejected)
+
+
+def _positive(margins: Sequence[float]) -> list[float]:
+    return [float(margin > 0) for margin in margins]
 
 
 def _exact(sampler: Sampler, row: Question, tokenizer: ChatTokenizer, max_tokens: int) -> float:

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Final
 
 from bloomery.client import Sampler
-from bloomery.jobs.comparison import Both, compare_pairs, look_at_pairs, total
+from bloomery.jobs.comparison import Both, compare_pairs, look_at_pairs, sum_logprob
 from bloomery.jobs.rows import Preference, pairs, rows_of
 from bloomery.jobs.served import Served
 from bloomery.jobs.work import Work, adam_config, pace_of
@@ -49,7 +49,7 @@ def with_reference(rows: Sequence[Preference], reference: Sampler | None) -> lis
     """As the recipe takes them; scored by what is served of the weights that training is held to, if there are such."""
     with ThreadPoolExecutor(_CONCURRENCY) as pool:
         answers = [answer for row in rows for answer in row.rendered]
-        scored = [0.0] * len(answers) if reference is None else list(pool.map(lambda answer: total(reference, answer), answers))
+        scored = [0.0] * len(answers) if reference is None else list(pool.map(lambda answer: sum_logprob(reference, answer), answers))
     data = [datum(answer.tokens, answer.weights) for answer in answers]
     return [
         Pair(data[place], data[place + 1], (scored[place], scored[place + 1]), row.weight)

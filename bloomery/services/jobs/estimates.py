@@ -1,5 +1,6 @@
 """What a job would take, before there is one: tokens from its rows, and time from what jobs of its kind took here."""
 
+from statistics import median
 from typing import Final
 
 from sqlalchemy import Connection, select
@@ -35,7 +36,7 @@ class Estimates:
         )
         steps, tokens = _steps(resolved, measured)
         pace = await self._database.read(lambda connection: _pace(connection, p.project, resolved))
-        tokens_per_s = prices.tokens_per_s or (_median(pace) if pace else None)
+        tokens_per_s = prices.tokens_per_s or (median(pace) if pace else None)
         seconds = None if tokens_per_s is None else round(tokens / tokens_per_s, 1)
         return JobEstimate(
             rows=measured.rows,
@@ -77,8 +78,3 @@ def _pace(connection: Connection, project: str, spec: JobSpec) -> list[float]:
         if alike and progress.tokens and progress.seconds:
             found.append(progress.tokens / progress.seconds)
     return found
-
-
-def _median(values: list[float]) -> float:
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
