@@ -88,6 +88,8 @@ def train(
     on_step: OnStep = lambda _: None,
 ) -> Policy:
     """Go on until `steps` steps are done, also where a loop was killed that had the same cursor at `path`: it tells its last step once more."""
+    if type(config) is not GrpoConfig:
+        raise InvalidInput(f"`config` is a {type(config).__name__}, whose other settings this loop would ignore: give a GrpoConfig", field="config")
     check(problems, grade, config, held_out)
     policy = Policy.open(client, config.policy, path, fingerprint(problems, config))
     parts = Parts(policy, problems, grade, config, held_out, every=False)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bloomery.client import Client
+from bloomery.recipes.async_grpo import AsyncGrpoConfig
 from bloomery.recipes.grpo import GrpoConfig, StepReport, measure, problem_of, train
 from bloomery.recipes.pairs import PairsTask
 from bloomery.recipes.policy import PolicyConfig
@@ -174,6 +175,7 @@ def test_problems_that_cannot_be_trained_on_are_refused_at_once(client: Client, 
         (GrpoConfig(policy=POLICY, max_lost_rounds=0), "max_lost_rounds"),
         (GrpoConfig(policy=POLICY, rollouts=RolloutConfig(attempts=0)), "attempts"),
         (GrpoConfig(policy=POLICY, rollouts=RolloutConfig(piece_tokens=0)), "piece_tokens"),
+        (AsyncGrpoConfig(policy=POLICY), "config"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_at_once(client: Client, tmp_path: Path, config: GrpoConfig, field: str) -> None:
