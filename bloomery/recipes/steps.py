@@ -137,7 +137,7 @@ def _point(on_point: OnPoint, done: int, steps: int, told: Step | HeldOut) -> No
     try:
         values = told.values()
     except Gone:
-        # HeldOut-out rows of which not even the numbers are there any more were looked at then.
+        # Held-out rows of which not even the numbers are there any more were looked at then.
         return
     on_point(done, steps, values)
 
