@@ -14,7 +14,7 @@ from bloomery.config.data_dir import DataDir
 from bloomery.grade import processes as grading
 from bloomery.obs.machine import free_memory_bytes, usable_cpus
 from bloomery.types.errors import BloomeryError
-from bloomery.up import base_models, cores, endpoints, layout, lock
+from bloomery.up import agents, base_models, cores, endpoints, layout, lock
 from bloomery.up.base_models import ModelArgument
 from bloomery.up.hints import command
 
@@ -40,7 +40,9 @@ class Finding(NamedTuple):
     problem: str | None = None
 
 
-def examine(data_dir: Path, models: Sequence[str], dtype: str, threads: int | None, outside: Path | None = None) -> Iterator[Finding]:
+def examine(
+    data_dir: Path, models: Sequence[str], dtype: str, threads: int | None, outside: Path | None = None, remote: Path | None = None
+) -> Iterator[Finding]:
     """Look at everything, cheap things first."""
     yield Finding("bloomery", __version__)
     yield Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
@@ -53,6 +55,8 @@ def examine(data_dir: Path, models: Sequence[str], dtype: str, threads: int | No
     yield from _data_dir(DataDir(data_dir.expanduser().resolve()))
     if outside is not None:
         yield from _endpoints(outside)
+    if remote is not None:
+        yield from _agents(remote)
     if importlib.util.find_spec("torch"):
         yield from _devices()
         for value in models or [base_models.DEFAULT_MODEL]:
@@ -103,6 +107,14 @@ def _endpoints(file: Path) -> Iterator[Finding]:
             yield Finding("endpoint", endpoints.announce(endpoint).removeprefix("endpoint "))
     except BloomeryError as error:
         yield Finding("endpoints", str(file), error.message)
+
+
+def _agents(file: Path) -> Iterator[Finding]:
+    try:
+        for agent in agents.read(file, jobs=1):
+            yield Finding("agent", agents.announce(agent).removeprefix("agent "))
+    except BloomeryError as error:
+        yield Finding("agents", str(file), error.message)
 
 
 def _devices() -> Iterator[Finding]:

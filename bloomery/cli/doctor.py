@@ -2,7 +2,7 @@
 
 import typer
 
-from bloomery.cli.options import DATA_DIR, DataDirOption, DTypeOption, EndpointsOption, ModelOption, ThreadsOption
+from bloomery.cli.options import DATA_DIR, AgentsOption, DataDirOption, DTypeOption, EndpointsOption, ModelOption, ThreadsOption
 
 
 def doctor(
@@ -11,6 +11,7 @@ def doctor(
     dtype: DTypeOption = "float32",
     threads: ThreadsOption = None,
     endpoints: EndpointsOption = None,
+    agents: AgentsOption = None,
 ) -> None:
     """Show versions and devices, whether bit-exact mode holds here, and what is missing.
 
@@ -19,7 +20,7 @@ def doctor(
     from bloomery.doctor import examine
 
     problems = []
-    for finding in examine(data_dir, model or [], dtype, threads, endpoints):
+    for finding in examine(data_dir, model or [], dtype, threads, endpoints, agents):
         typer.echo(f"{finding.topic + ':':17} {finding.text}")
         if finding.problem:
             problems.append(finding.problem)

@@ -77,7 +77,32 @@ cursor = Path("{name}.cursor.json")
 run = train(client, problems, grade, config, cursor, steps={steps}, on_step=lambda step: print(step.step, step.metrics)).run
 '''
 
+_AGENT_PROBLEMS: Final = """problems = [
+    problem(f"{split}-{{number}}", [*map(plain_message, row.messages)], tools=plain_tools(row.tools) or (), ground_truth=row)
+    for number, row in enumerate(rows, 1)
+]
+"""
+_SCORED_AGENT: Final = '''
 
+def score(finished):
+    """What the agent came to, by the grader of the server; one that gives no score is no zero."""
+    row = finished.problem.data["ground_truth"]
+    *before, last = finished.messages or [{{}}]
+    output = OutputRow(item=row.item, output=str(last.get("content") or ""), tools=last.get("tool_calls") or [], messages=before)
+    (result,) = client.graders.run({grader!r}, [output], version={version}).results
+    if result.error is not None:
+        raise RuntimeError(f"{{result.error.kind}}: {{result.error.detail}}")
+    return Reward(finished.rollout_id, result.score, result.metrics)
+
+'''
+_AGENT: Final = """
+config = {config!r}
+cursor = Path("{name}.cursor.json")
+# Where agent `{agent}` is, and where it says how its rollouts end, as in the file of `bloomery up --agents`.
+remote = RemoteRollouts(os.environ["AGENT_URL"]{score}, port=int(os.environ["AGENT_PORT"]))
+with remote, Agents(remote, tokenizer, timeout_s=float(os.environ.get("AGENT_TIMEOUT_S", "120"))) as agents:
+    run = train(client, problems, agents, config, cursor, steps={steps}, on_step=lambda step: print(step.step, step.metrics)).run
+"""
 _DISTILLED: Final = """problems = [Problem(f"{split}-{{number}}", tuple(row_prompt(tokenizer, row)), row) for number, row in enumerate(rows, 1)]
 config = {config!r}
 cursor = Path("{name}.cursor.json")
@@ -128,17 +153,26 @@ def _preferring(spec: JobSpec) -> str:
 def _reinforced(spec: JobSpec, method: Reinforcement) -> str:
     config = grpo_config(spec, {"alpha": spec.alpha}, f"ejected {spec.name}")
     loop = "async_grpo" if isinstance(config, AsyncGrpoConfig) else "grpo"
-    imports = (
+    named = {"split": spec.data.train, "grader": method.grader, "version": method.grader_version, "name": spec.name, "steps": method.steps}
+    common = (
         f"from bloomery.recipes.{loop} import {type(config).__name__}, train",
         "from bloomery.recipes.policy import PolicyConfig, Scheduled, Start",
-        "from bloomery.recipes.rewards import Reward",
-        "from bloomery.recipes.rollouts import Problem, RolloutConfig",
         "from bloomery.recipes.sft import AdamConfig",
-        "from bloomery.render.rows import row_prompt",
-        "from bloomery.types.graders import OutputRow",
     )
-    named = {"split": spec.data.train, "grader": method.grader, "version": method.grader_version, "name": spec.name, "steps": method.steps}
-    return _head(spec, *imports) + _REINFORCED.format(config=config, **named) + _END
+    by_grader = ("from bloomery.recipes.rewards import Reward", "from bloomery.types.graders import OutputRow")
+    if method.agent is None:
+        of_prompts = ("from bloomery.recipes.rollouts import Problem, RolloutConfig", "from bloomery.render.rows import row_prompt")
+        return _head(spec, *sorted((*common, *by_grader, *of_prompts))) + _REINFORCED.format(config=config, **named) + _END
+    of_agent = (
+        "from bloomery.recipes.agents import Agents",
+        "from bloomery.recipes.remote_rollouts import RemoteRollouts, problem",
+        "from bloomery.recipes.rollouts import RolloutConfig",
+        "from bloomery.render.rows import plain_message, plain_tools",
+    )
+    scored = method.grader is not None
+    text = _AGENT_PROBLEMS + (_SCORED_AGENT if scored else "") + _AGENT
+    told = text.format(config=config, agent=method.agent, score=", score" if scored else "", **named)
+    return _head(spec, *sorted((*common, *of_agent, *(by_grader if scored else ())))) + told + _END
 
 
 def _distilled(spec: JobSpec, method: Distillation) -> str:

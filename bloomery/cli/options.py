@@ -22,6 +22,10 @@ EndpointsOption = Annotated[
     Path | None,
     typer.Option("--endpoints", dir_okay=False, help="YAML with models elsewhere that graders and evaluations may ask (docs/operate.md)."),
 ]
+AgentsOption = Annotated[
+    Path | None,
+    typer.Option("--agents", dir_okay=False, help="YAML with agents of many turns that jobs of reinforcement may train (docs/operate.md)."),
+]
 DType = Literal["float32", "bfloat16"]
 DTypeOption = Annotated[DType, typer.Option("--dtype", help="What the engines compute in.")]
 ThreadsOption = Annotated[

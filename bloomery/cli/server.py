@@ -77,7 +77,7 @@ def _death(died: str | None, next_start_us: int | None) -> str:
 def _told(data: DataDir, url: str) -> list[str]:
     """What can be had of it: the verdict stands without, for whoever may not read the key, or asks an api that is just going away."""
     with suppress(BloomeryError, OSError), Client(url, data.api_key.read_text().strip(), timeout_s=_TIMEOUT_S, patience_s=0) as client:
-        return [*_proofs(client.status()), *map(_endpoint, client.endpoints())]
+        return [*_proofs(client.status()), *map(_endpoint, client.endpoints()), *(f"agent {each.name} at {each.url}" for each in client.agents())]
     return []
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from bloomery.cli.options import DATA_DIR, DataDirOption, DTypeOption, EndpointsOption, ModelOption, ReplicasOption, ThreadsOption
+from bloomery.cli.options import DATA_DIR, AgentsOption, DataDirOption, DTypeOption, EndpointsOption, ModelOption, ReplicasOption, ThreadsOption
 from bloomery.config import DEFAULT_DEVICE, DEFAULT_JOBS, DEFAULT_LOG_LEVEL, DEFAULT_MAX_WAITING, DEFAULT_PORT, LogLevel, RecordMode
 
 
@@ -42,6 +42,7 @@ def up(
         int, typer.Option("--jobs", min=0, max=64, help="Managed jobs that run at a time, each in a process of its own. 0: none.")
     ] = DEFAULT_JOBS,
     endpoints: EndpointsOption = None,
+    agents: AgentsOption = None,
     track: Annotated[
         list[str] | None,
         typer.Option("--track", metavar="KIND[=WHERE]", help="Also tell tensorboard=DIR, mlflow=URI or wandb=PROJECT what jobs measure. Repeatable."),
@@ -69,6 +70,7 @@ def up(
         log_level=log_level,
         jobs=jobs,
         endpoints=endpoints,
+        agents=agents,
         track=track or [],
     )
     run(options)

@@ -19,6 +19,7 @@ from bloomery.client.sampling import Sampler, SamplingSession
 from bloomery.client.training import TrainingRun
 from bloomery.types.model_cards import ModelCard
 from bloomery.types.resources import (
+    AgentShown,
     Checkpoint,
     Collected,
     CreateRun,
@@ -120,6 +121,10 @@ class Client:
     def endpoints(self) -> list[EndpointShown]:
         """Models elsewhere that graders and evaluations of this project may ask."""
         return [EndpointShown.model_validate(item) for item in self._http.pages("/api/v1/endpoints")]
+
+    def agents(self) -> list[AgentShown]:
+        """Agents elsewhere that jobs of this project may train."""
+        return [AgentShown.model_validate(item) for item in self._http.pages("/api/v1/agents")]
 
     def status(self) -> Status:
         """How the server is."""

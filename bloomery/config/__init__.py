@@ -128,6 +128,23 @@ class EndpointConfig(_FromJson):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AgentConfig(_FromJson):
+    """An agent of many turns, behind a server that takes Eval Protocol's remote rollouts, whose answers jobs of reinforcement train."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    url: Annotated[str, Field(pattern=r"^https?://[^\s@?#]+$", max_length=2048)]
+    """It ends where `/init` begins."""
+    port: Annotated[int, Field(ge=1, le=65535)]
+    """Where its server says how rollouts ended, while a job has it."""
+    host: Annotated[str, Field(min_length=1, max_length=253)] = "127.0.0.1"
+    """The address of this machine at which that server reaches the job: there, and at a port of its own for the model."""
+    projects: tuple[str, ...] = ("default",)
+    """Whose jobs may have it."""
+    timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
+    """Of one rollout."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ApiConfig(_FromJson):
     """The api process."""
 
@@ -142,6 +159,8 @@ class ApiConfig(_FromJson):
     """Samples of served requests that may wait for an engine's first token."""
     endpoints: tuple[EndpointConfig, ...] = ()
     """Models elsewhere that graders and evaluations may ask."""
+    agents: tuple[AgentConfig, ...] = ()
+    """Agents elsewhere that jobs of reinforcement may train."""
     log_level: LogLevel = DEFAULT_LOG_LEVEL
 
 

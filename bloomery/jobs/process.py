@@ -56,7 +56,7 @@ def _ended(client: Client, lease: Lease, reporter: Reporter) -> FinishJob:
     try:
         with closing(tokenizer_of(client, job.spec.base_model)) as tokenizer:
             guard = Guard(client, job, reporter)
-            work = Work(client=client, job=job, cursor=lease.cursor, tokenizer=tokenizer, reporter=reporter, guard=guard)
+            work = Work(client=client, job=job, cursor=lease.cursor, tokenizer=tokenizer, reporter=reporter, guard=guard, agent=lease.agent)
             result = METHODS[job.spec.method.kind](work)
             return FinishJob(state="succeeded", result=result.model_copy(update={"fidelity": work.fidelity(result.version)}))
     except Steered as steered:

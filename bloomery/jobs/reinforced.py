@@ -1,35 +1,29 @@
-"""Reinforcement as a job: prompts of a data set, a grader of the server, and the loops of `recipes/grpo` and `recipes/async_grpo`."""
+"""Reinforcement as a job: prompts of a data set, a grader of the server or an agent elsewhere, and the loops `recipes/grpo` and `async_grpo`."""
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from bloomery.client import Client, Sampler
+from bloomery.client import Sampler
 from bloomery.jobs.comparison import Both, paired
 from bloomery.jobs.looping import JobCursor, Looped, looped, policy_config
 from bloomery.jobs.reporting import StandsStill
+from bloomery.jobs.rewarding import HELD_OUT, Scores, beside, conversation, rewarding, scores_by
 from bloomery.jobs.rows import problems, rows_of
 from bloomery.jobs.work import Work
 from bloomery.recipes import async_grpo, grpo
-from bloomery.recipes.evaluation import EvaluationConfig, evaluate
-from bloomery.recipes.grpo import GrpoConfig, OnStep
+from bloomery.recipes.environments import groups_by
+from bloomery.recipes.grpo import GrpoConfig, OnStep, groups_of
 from bloomery.recipes.policy import Policy
-from bloomery.recipes.rewards import Reward
-from bloomery.recipes.rollouts import Grade, Problem, Rollout, RolloutConfig
-from bloomery.render import ChatTokenizer
-from bloomery.types.datasets import PromptRow
-from bloomery.types.errors import BloomeryError, InvalidInput, Unavailable, WorkerError
-from bloomery.types.graders import OutputRow
+from bloomery.recipes.rollouts import Environment, Grade, MakesGroups, Problem, RolloutConfig
+from bloomery.types.errors import InvalidInput
 from bloomery.types.jobs import Clip, Compared, JobResult, JobSpec, Reinforcement
 
 _SAMPLES: Final = 4
 """Answers of each held-out prompt, by both models."""
 _PROBED: Final = 16
 """Prompts whose answers show whether a grader tells any apart."""
-HELD_OUT: Final = "reward/held_out"
-"""What the held-out grader says, among the parts of rewards, whose names graders give, and on the training axis."""
 _LOSSES: Final = {"grpo": "ppo", "dapo": "dapo", "gspo": "gspo"}
 """By the server's names: GRPO is its clipped ratio, with advantages of the group."""
 
@@ -41,22 +35,32 @@ def train(work: Work) -> JobResult:
     given = problems(rows_of(work.client, spec, spec.data.train), work.tokenizer, spec.room, spec.data.train)
     held_out = _different(problems(rows_of(work.client, spec, wanted.split, wanted.rows), work.tokenizer, spec.room, wanted.split))
     work.reporter.note(f"{len(given)} prompts to train on, {len(held_out)} held out", key="rows")
-    grade = grade_by(work.client, method, work.tokenizer)
+    if method.agent is not None:
+        given, held_out = [*map(conversation, given)], [*map(conversation, held_out)]
+    scores = None if method.grader is None else scores_by(work.client, method.grader, method.grader_version)
     if work.cursor is None:
-        require_trust(work, method, given, grade)
-    unseen = held_out_by(work, method)
-    rewarded = grade if unseen is None else beside(grade, unseen, method.held_out_share, _noted(work))
-    loop = _loop(work, method, given, held_out, rewarded)
+        require_trust(work, method, given, scores)
+    unseen = None if method.held_out_grader is None else scores_by(work.client, method.held_out_grader, method.held_out_grader_version)
+    shown = scores if scores is None or unseen is None else beside(scores, unseen, method.held_out_share, _noted(work))
+    with rewarding(work, method, shown) as rewarded:
+        loop = _loop(work, method, given, held_out, rewarded)
     both = Both(work.client.sampler(loop.first), work.client.sampler(loop.published.version))
-    compared = compare_rewards(work, both, held_out, grade)
+    with rewarding(work, method, scores) as rewarded:
+        compared = compare_rewards(work, both, held_out, rewarded)
     if unseen is not None:
-        compared += compare_rewards(work, both, held_out, unseen, "held_out_reward")
+        with rewarding(work, method, unseen) as rewarded:
+            compared += compare_rewards(work, both, held_out, rewarded, "held_out_reward")
     return loop.published.result(compared, loop.first)
 
 
-def require_trust(work: Work, method: Reinforcement, given: Sequence[Problem], grade: Grade) -> None:
+def require_trust(work: Work, method: Reinforcement, given: Sequence[Problem], scores: Scores | None) -> None:
     """Before anything is spent: the grader is attacked on the job's prompts, unless the server knows what comes of it. The job stands still where it
-    pays without competence, or for everything alike; until it is waived, or another job has a version that is mended."""
+    pays without competence, or for everything alike; until it is waived, or another job has a version that is mended. Rewards that an agent gives by
+    itself nobody can attack, and they are tried on what the model does."""
+    if method.grader is None:
+        if work.spec.begin is None:
+            _require_varied(work, method, given, scores)
+        return
     data = work.spec.data
     work.reporter.note("asks whether its grader pays without competence; where nobody knows, it is attacked now", key="attacking")
     found = work.client.graders.attack(
@@ -74,35 +78,40 @@ def require_trust(work: Work, method: Reinforcement, given: Sequence[Problem], g
     if found.blocks is not None:
         raise StandsStill(f"{found.blocks}; {_then(work)}")
     if not found.varied and work.spec.begin is None:
-        _require_varied(work, method, given, grade)
+        _require_varied(work, method, given, scores)
 
 
-def _require_varied(work: Work, method: Reinforcement, given: Sequence[Problem], grade: Grade) -> None:
+def _require_varied(work: Work, method: Reinforcement, given: Sequence[Problem], scores: Scores | None) -> None:
     """A grader that gave every attack the same may know right answers that no attack does, so it is tried on the model's own."""
-    config = EvaluationConfig(samples=_SAMPLES, max_tokens=method.max_tokens)
-    probe = evaluate(work.client.sampler(work.spec.base_model), _different(given)[:_PROBED], grade, config)
-    rewards = [reward for answer in probe.answers for reward in answer.rewards]
-    if len(set(rewards)) == 1:
-        alike = f"it gives {rewards[0]:g} to every attack and to {len(rewards)} answers of `{work.spec.base_model}`"
-        accept = f"`bloomery grader waive {method.grader} --version {method.grader_version} --reason WHY`"
-        problem = f"grader `{method.grader}` version {method.grader_version} teaches nothing: {alike}"
-        raise StandsStill(f"{problem}; mend it in a new version, or accept it ({accept}); {_then(work)}")
+    sampler = work.client.sampler(work.spec.base_model)
+    with rewarding(work, method, scores) as rewarded:
+        probed = _rewards(groups_by(lambda: sampler, rewarded, _answers(method)), _different(given)[:_PROBED])
+    rewards = [reward for each in probed for reward in each]
+    if len(set(rewards)) != 1:
+        return
+    given_to, answers = f"it gives {rewards[0]:g}", f"{len(rewards)} answers of `{work.spec.base_model}`"
+    if method.grader is None:
+        taught = f"agent `{method.agent}` teaches nothing: {given_to} to all of {answers}"
+        raise StandsStill(f"{taught}; have it tell better from worse, and `bloomery job resume {work.spec.name}`")
+    accept = f"`bloomery grader waive {method.grader} --version {method.grader_version} --reason WHY`"
+    taught = f"grader `{method.grader}` version {method.grader_version} teaches nothing: {given_to} to every attack and to {answers}"
+    raise StandsStill(f"{taught}; mend it in a new version, or accept it ({accept}); {_then(work)}")
 
 
 def _then(work: Work) -> str:
     return f"what is accepted goes on by `bloomery job resume {work.spec.name}`, a mended version wants a new job"
 
 
-def _loop(work: Work, method: Reinforcement, given: Sequence[Problem], held_out: Sequence[Problem], grade: Grade) -> Looped:
+def _loop(work: Work, method: Reinforcement, given: Sequence[Problem], held_out: Sequence[Problem], rewarded: Grade | Environment) -> Looped:
     every = work.spec.evaluation.every
     config = replace(grpo_config(work.spec, work.run_options, work.request), evaluate_every=every)
     looked_at = held_out if every else ()
 
     def go_on(cursor: JobCursor, stepped: OnStep) -> Policy:
         if isinstance(config, async_grpo.AsyncGrpoConfig):
-            policy = async_grpo.train(work.client, given, grade, config, cursor, steps=method.steps, held_out=looked_at, on_step=stepped)
+            policy = async_grpo.train(work.client, given, rewarded, config, cursor, steps=method.steps, held_out=looked_at, on_step=stepped)
         else:
-            policy = grpo.train(work.client, given, grade, config, cursor, steps=method.steps, held_out=looked_at, on_step=stepped)
+            policy = grpo.train(work.client, given, rewarded, config, cursor, steps=method.steps, held_out=looked_at, on_step=stepped)
         if not policy.step:
             name = work.spec.name
             why = (
@@ -113,80 +122,39 @@ def _loop(work: Work, method: Reinforcement, given: Sequence[Problem], held_out:
         return policy
 
     def look(sampler: Sampler) -> dict[str, float]:
-        measured = grpo.measure(sampler, held_out, grade, config.evaluation, concurrency=config.concurrency)
+        measured = grpo.measure(sampler, held_out, rewarded, config.evaluation, concurrency=config.concurrency)
         return {"reward": measured.mean} if measured.means else {}
 
     return looped(work, method.steps, go_on, look, named)
-
-
-def grade_by(client: Client, method: Reinforcement, tokenizer: ChatTokenizer) -> Grade:
-    """The job's grader, over the server; a result without a score is a failure of its kind and never a zero."""
-    return _graded_by(client, method.grader, method.grader_version, tokenizer)
-
-
-def held_out_by(work: Work, method: Reinforcement) -> Grade | None:
-    """The grader that nothing is trained on, where the job has one."""
-    if method.held_out_grader is None:
-        return None
-    return _graded_by(work.client, method.held_out_grader, method.held_out_grader_version, work.tokenizer)
-
-
-def beside(grade: Grade, held_out: Grade, share: float, note: Callable[[str], None]) -> Grade:
-    """The same rewards, and of a share of the answers what another grader says, as a part that is shown. Where that one fails, nothing is shown."""
-
-    def both(rollout: Rollout) -> Reward:
-        reward = grade(rollout)
-        assert isinstance(reward, Reward)
-        if not _chosen(rollout, share):
-            return reward
-        try:
-            other = held_out(rollout)
-        except BloomeryError as error:
-            note(error.message)
-            return reward
-        assert isinstance(other, Reward)
-        return replace(reward, parts={**reward.parts, HELD_OUT: other.value})
-
-    return both
 
 
 def _noted(work: Work) -> Callable[[str], None]:
     return lambda why: work.reporter.note(f"the held-out grader: {why}", level="warning", key=f"held out {why}")
 
 
-def _chosen(rollout: Rollout, share: float) -> bool:
-    """By what was said and not by chance: the same answer is looked at whenever a process begins again."""
-    drawn = hashlib.sha256(repr((rollout.problem.id, rollout.tokens)).encode()).digest()
-    return int.from_bytes(drawn[:8], "big") < share * 2.0**64
+def _answers(method: Reinforcement) -> RolloutConfig:
+    """Some to each problem, with seeds that follow from it; what the version before said is a guess at what the next one says."""
+    return RolloutConfig(group_size=_SAMPLES, max_tokens=method.max_tokens, reuse=True)
 
 
-def _graded_by(client: Client, grader: str, version: int | None, tokenizer: ChatTokenizer) -> Grade:
-    def grade(rollout: Rollout) -> Reward:
-        row: PromptRow = rollout.problem.data
-        said = rollout.tokens[:-1] if rollout.stopped else rollout.tokens
-        output = OutputRow(item=row.item, output=tokenizer.decode(said), messages=row.messages)
-        (result,) = client.graders.run(grader, [output], version=version).results
-        if result.error is not None:
-            kind = Unavailable if result.error.kind == "unavailable" else WorkerError
-            raise kind(f"{result.error.kind}: {result.error.detail}")
-        assert result.score is not None
-        return Reward(rollout.id, result.score, result.metrics)
-
-    return grade
+def _rewards(rollouts: MakesGroups, asked: Sequence[Problem]) -> list[tuple[float, ...]]:
+    return [tuple(member.reward for member in group.members) for group in groups_of(rollouts, asked)]
 
 
-def compare_rewards(work: Work, both: Both, held_out: Sequence[Problem], grade: Grade, name: str = "reward") -> list[Compared]:
+def compare_rewards(
+    work: Work, both: Both, held_out: Sequence[Problem], rewarded: Grade | Environment, name: Literal["reward", "held_out_reward"] = "reward"
+) -> list[Compared]:
     """The mean reward of held-out prompts, on the same draws."""
     method = work.spec.method
     assert isinstance(method, Reinforcement)
     if not held_out:
         return []
-    config = EvaluationConfig(samples=_SAMPLES, max_tokens=method.max_tokens)
-    before = evaluate(both.before, held_out, grade, config)
-    after = evaluate(both.after, held_out, grade, config, earlier=before)
-    rewards = [
-        (fmean(old.rewards), fmean(new.rewards)) for old, new in zip(before.answers, after.answers, strict=True) if old.rewards and new.rewards
-    ]
+    served = [both.before]
+    rollouts = groups_by(lambda: served[-1], rewarded, _answers(method))
+    before = _rewards(rollouts, held_out)
+    served.append(both.after)
+    after = _rewards(rollouts, held_out)
+    rewards = [(fmean(old), fmean(new)) for old, new in zip(before, after, strict=True) if old and new]
     if lost := len(held_out) - len(rewards):
         work.reporter.note(f"{lost} held-out prompts have no {name}, and are left out", level="warning", key=f"lost {name}")
     if not rewards:
@@ -226,8 +194,8 @@ def named(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _different(given: Sequence[Problem]) -> list[Problem]:
-    """One of those with the same prompt: they would get the same answers."""
-    return list({problem.prompt: problem for problem in given}.values())
+    """One of those with the same prompt: they would get the same answers. What an agent makes of a row is its own."""
+    return list({problem.prompt or problem.id: problem for problem in given}.values())
 
 
 def _thresholds(clip: Clip) -> tuple[tuple[str, float], ...]:

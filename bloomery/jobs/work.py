@@ -13,6 +13,7 @@ from bloomery.recipes.steps import Pace
 from bloomery.render import ChatTokenizer
 from bloomery.types.errors import BloomeryError, Gone
 from bloomery.types.jobs import Compared, EarlyStopping, Job, JobResult, JobSpec, Optimizer
+from bloomery.types.leases import LentAgent
 from bloomery.types.resources import Fidelity
 
 BEGIN: Final = "begin"
@@ -32,6 +33,8 @@ class Work:
     tokenizer: ChatTokenizer
     reporter: Reporter
     guard: Guard
+    agent: LentAgent | None = None
+    """That of its method, where it has one and the server still has it."""
 
     @property
     def spec(self) -> JobSpec:

@@ -226,9 +226,14 @@ def measure(sampler: Sampler, problems: Sequence[Problem], grade: Grade | Enviro
     return measure_by(groups_by(lambda: sampler, grade, config), problems, concurrency)
 
 
+def groups_of(rollouts: MakesGroups, problems: Sequence[Problem], concurrency: int = 8) -> list[Group]:
+    """One of each problem, so many at a time."""
+    with ThreadPoolExecutor(concurrency) as pool:
+        return list(pool.map(rollouts.group, range(len(problems)), problems))
+
+
 def measure_by(rollouts: MakesGroups, problems: Sequence[Problem], concurrency: int) -> Measured:
     """The same by whatever makes the groups."""
-    with ThreadPoolExecutor(concurrency) as pool:
-        groups = list(pool.map(rollouts.group, range(len(problems)), problems))
+    groups = groups_of(rollouts, problems, concurrency)
     means = tuple(sum(member.reward for member in group.members) / len(group.members) for group in groups if group.members)
     return Measured(means, sum(failure.final for group in groups for failure in group.failures))

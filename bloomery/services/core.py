@@ -49,6 +49,7 @@ from bloomery.services.grading.own_models import Served
 from bloomery.services.housekeeping.audit import Audit
 from bloomery.services.housekeeping.ephemeral import Ephemeral
 from bloomery.services.housekeeping.garbage import Garbage
+from bloomery.services.jobs.agents import RemoteAgents
 from bloomery.services.jobs.attacks import Attacks
 from bloomery.services.jobs.chains import Chains
 from bloomery.services.jobs.estimates import Estimates
@@ -180,6 +181,7 @@ class Services:
                 models=models,
                 datasets=datasets,
                 graders=graders,
+                agents=RemoteAgents(config.agents),
                 calibrations=calibrations,
                 attacks=attacks,
                 runs=runs,

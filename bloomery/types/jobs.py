@@ -191,9 +191,12 @@ class Reinforcement(_Method):
     takes: ClassVar[tuple[RowKind, ...]] = ("prompt",)
     measures: ClassVar[tuple[Measure, ...]] = ("reward", "held_out_reward")
     kind: Literal["rft"] = "rft"
-    grader: Name
+    grader: Name | None = None
+    """What scores answers; of an agent its last one, and without a grader the agent's server says itself what a rollout is worth."""
     grader_version: VersionNumber | None = None
     """Without it the newest when the job is made, which the job then names."""
+    agent: Name | None = None
+    """An agent that the server was started with, which takes as many turns as it likes; without one a prompt is answered once."""
     held_out_grader: Name | None = None
     """Another grader, which nothing is trained on: where the reward rises and its score falls, the reward is had without what it stands for."""
     held_out_grader_version: VersionNumber | None = None
@@ -207,7 +210,7 @@ class Reinforcement(_Method):
     groups_per_step: Annotated[int, Field(ge=1, le=1024)] = 8
     group_size: Annotated[int, Field(ge=2, le=1024)] = 8
     max_tokens: Count = 256
-    """Of an answer."""
+    """Of an answer, of which an agent gets one each turn."""
     kl_coefficient: NotNegative = 0.0
     """How strongly the policy is held to what it began with."""
     by_deviation: bool = True
@@ -221,9 +224,15 @@ class Reinforcement(_Method):
         return (self.held_out_grader, self.held_out_grader_version) if measure == "held_out_reward" else (self.grader, self.grader_version)
 
     @model_validator(mode="after")
-    def _version_of_a_grader(self) -> Self:
+    def _rewarded(self) -> Self:
+        if self.grader is None and self.agent is None:
+            raise ValueError("`grader` is missing, which says what an answer is worth; or name an `agent` that says so itself")
+        if self.grader is None and self.grader_version is not None:
+            raise ValueError("`grader_version` is of a `grader`: name it")
         if self.held_out_grader is None and self.held_out_grader_version is not None:
             raise ValueError("`held_out_grader_version` is of a `held_out_grader`: name it")
+        if self.grader is None and self.held_out_grader is not None:
+            raise ValueError("a `held_out_grader` stands beside a `grader`: name that, too")
         return self
 
     @model_validator(mode="before")

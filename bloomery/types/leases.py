@@ -22,6 +22,16 @@ class ClaimJob(Resource):
     wait_s: Annotated[float, Field(ge=0, le=30)] = 0.0
 
 
+class LentAgent(Resource):
+    """An agent elsewhere, for the process of a job that trains it."""
+
+    name: str
+    url: str
+    host: str
+    port: int
+    timeout_s: float
+
+
 class Lease(Resource):
     """A job and the right to work at it: `token` is a key for all that its process does, as long as no other has the job."""
 
@@ -31,6 +41,8 @@ class Lease(Resource):
     """What the process before this one said last of where it stands."""
     lease_s: float
     """Whoever does not report within so many seconds has lost the job."""
+    agent: LentAgent | None = None
+    """That of its method, where the server still has it and the project may."""
 
 
 class Order(Resource):

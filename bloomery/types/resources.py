@@ -170,6 +170,16 @@ class EndpointShown(Resource):
     """Questions that it is asked at a time."""
 
 
+class AgentShown(Resource):
+    """An agent of many turns, which jobs of reinforcement train as `method.agent`."""
+
+    name: str
+    url: str
+    """Of the server that has it."""
+    timeout_s: float
+    """Of one rollout."""
+
+
 class VersionFile(Resource):
     """One file of an exported version."""
 

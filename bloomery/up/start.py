@@ -14,6 +14,7 @@ from typing import Final
 
 from bloomery import __version__
 from bloomery.config import (
+    AgentConfig,
     ApiConfig,
     EndpointConfig,
     EngineConfig,
@@ -31,7 +32,7 @@ from bloomery.obs.machine import free_memory_bytes, usable_cpus
 from bloomery.types.errors import Conflict, InvalidInput
 from bloomery.types.ids import now_us
 from bloomery.types.keys import PREFIX
-from bloomery.up import base_models, cores, devices, endpoints, health, keys, layout, names, trackers
+from bloomery.up import agents, base_models, cores, devices, endpoints, health, keys, layout, names, trackers
 from bloomery.up.base_models import CheckedModel
 from bloomery.up.checkpoints import CheckpointsAfter, checkpoints_after
 from bloomery.up.children import REPLICA, ROLLOUTS, RUNNER, Child, Program
@@ -71,6 +72,7 @@ class UpOptions:
     log_level: LogLevel
     jobs: int
     endpoints: Path | None = None
+    agents: Path | None = None
     track: Sequence[str] = ()
 
 
@@ -81,6 +83,7 @@ class _Plan:
     options: UpOptions
     checkpoints_after: CheckpointsAfter
     endpoints: tuple[EndpointConfig, ...]
+    agents: tuple[AgentConfig, ...]
     trackers: tuple[TrackerConfig, ...]
     models: Sequence[CheckedModel]
     hashes: Sequence[str]
@@ -103,6 +106,7 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
     after = checkpoints_after(environment)
     devices.check(options.device)
     outside = endpoints.read(options.endpoints, environment) if options.endpoints else ()
+    remote = agents.read(options.agents, options.jobs) if options.agents else ()
     models = [base_models.check(model, options.dtype) for model in base_models.model_arguments(options.models)]
     replicas = _check_memory(models, options.dtype, options.replicas, options.rollout_replicas)
     data = DataDir(options.data_dir.expanduser().resolve())
@@ -132,6 +136,7 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
                 options=options,
                 checkpoints_after=after,
                 endpoints=outside,
+                agents=remote,
                 trackers=tracked,
                 models=models,
                 hashes=hashes,
@@ -173,6 +178,8 @@ def _supervisor(plan: _Plan) -> Supervisor:
         say(warning)
     for endpoint in plan.endpoints:
         say(endpoints.announce(endpoint))
+    for agent in plan.agents:
+        say(agents.announce(agent))
     for tracker in plan.trackers:
         say(trackers.announce(tracker))
     for served in {config.socket: config for config in reversed(configs)}.values():
@@ -211,6 +218,7 @@ def _api_config(plan: _Plan, configs: tuple[ModelConfig, ...]) -> ApiConfig:
         custom_losses=options.custom_losses,
         max_waiting=options.max_waiting,
         endpoints=plan.endpoints,
+        agents=plan.agents,
         log_level=options.log_level,
     )
 

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from bloomery.api.app import create_app
 from bloomery.client import Client
-from bloomery.config import ApiConfig, EndpointConfig, RecordMode
+from bloomery.config import AgentConfig, ApiConfig, EndpointConfig, RecordMode
 from bloomery.services.core import Services
 from bloomery.store.blobs import Blobs
 from tests.services.fake_engine import BASE, FakeEngine, fake_base
@@ -29,10 +29,10 @@ URL = "http://server"
 class Server:
     """An api and its engine; `http` is a client of it."""
 
-    def __init__(self, directory: Path, record: RecordMode, endpoints: tuple[EndpointConfig, ...] = ()) -> None:
+    def __init__(self, directory: Path, record: RecordMode, endpoints: tuple[EndpointConfig, ...] = (), agents: tuple[AgentConfig, ...] = ()) -> None:
         (directory / "api_key").write_text(f"{KEY}\n")
         models = (fake_base(directory),)
-        self.config = ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record=record, models=models, endpoints=endpoints)
+        self.config = ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record=record, models=models, endpoints=endpoints, agents=agents)
         self.engine = FakeEngine(directory / "s", Blobs(directory / "blobs"))
         self.transport = _Transport(self)
         self.http = httpx.Client(base_url=URL, headers={"x-api-key": KEY}, transport=self.transport)
@@ -113,7 +113,9 @@ async def _pass_on(app: FastAPI, request: httpx.Request) -> httpx.Response:
 
 
 @contextmanager
-def serving(directory: Path, *, record: RecordMode = "full", endpoints: tuple[EndpointConfig, ...] = ()) -> Iterator[Server]:
+def serving(
+    directory: Path, *, record: RecordMode = "full", endpoints: tuple[EndpointConfig, ...] = (), agents: tuple[AgentConfig, ...] = ()
+) -> Iterator[Server]:
     """A running server."""
-    with Server(directory, record, endpoints).running() as server:
+    with Server(directory, record, endpoints, agents).running() as server:
         yield server

@@ -144,6 +144,8 @@ SCOPES_OF = {
     "Jobs.points": LOOK,
     "Jobs.resolve": "train",
     "Jobs.resume": "train",
+    "RemoteAgents.check": "train",
+    "RemoteAgents.list": LOOK,
     "Endpoints.list": LOOK,
     "Endpoints.named": "train",
     "ModelCards.of_job": LOOK,
@@ -534,6 +536,9 @@ HAVE_TESTS_OF_THEIR_OWN = {
     "CustomLosses.attach",
     "CustomLosses.create",
     "CustomLosses.get",
+    # tests/api/test_agents.py: the configuration of an agent says which projects it is for.
+    "RemoteAgents.check",
+    "RemoteAgents.list",
     # tests/api/test_endpoints.py: the configuration of an endpoint says which projects it is for.
     "Endpoints.list",
     "Endpoints.named",

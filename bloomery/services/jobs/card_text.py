@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from bloomery.types.jobs import Compared
+from bloomery.types.jobs import Compared, Reinforcement
 from bloomery.types.model_cards import Ancestor, ModelCard
 
 
@@ -71,6 +71,9 @@ def _training(card: ModelCard) -> list[str]:
     if data is not None:
         counts = ", ".join(f"{name} {count}" for name, count in data.counts.items())
         rows += [("version of the data set", f"number {data.number}, content `{data.manifest}`"), ("its rows", counts)]
+    if isinstance(spec.method, Reinforcement) and spec.method.agent is not None:
+        told = "" if spec.method.grader is not None else ", which says itself what each is worth"
+        rows.append(("rollouts", f"of agent `{spec.method.agent}`{told}"))
     rows.append(("steps", str(card.step)))
     if card.tokens is not None and card.seconds is not None:
         rows += [("tokens through the model", str(card.tokens)), ("time of its processes", f"{card.seconds:.1f} s")]

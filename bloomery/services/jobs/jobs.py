@@ -17,6 +17,7 @@ from bloomery.services.data.datasets import Datasets
 from bloomery.services.engines.models import Models, ServedBase
 from bloomery.services.grading.calibrations import Calibrations
 from bloomery.services.grading.graders import Graders
+from bloomery.services.jobs.agents import RemoteAgents
 from bloomery.services.jobs.attacks import Attacks
 from bloomery.services.jobs.gates import check_gate, obstacle
 from bloomery.services.jobs.job_rows import add_job, event_of, go_on, job_of, note, one_job, points_of, switch
@@ -37,7 +38,7 @@ from bloomery.types.ids import new_id
 from bloomery.types.jobs import Begin, Distillation, Gate, Job, JobEvent, JobPoints, JobSpec, JobState, Optimizer, Reinforcement, Supervised
 from bloomery.types.leases import NewJobEvent, Wanted
 from bloomery.types.operations import AdamParams, LoraSpec
-from bloomery.types.resources import Page
+from bloomery.types.resources import Page, Split
 
 _SEED_BITS: Final = 31
 
@@ -52,6 +53,7 @@ class Jobs:
         models: Models,
         datasets: Datasets,
         graders: Graders,
+        agents: RemoteAgents,
         calibrations: Calibrations,
         attacks: Attacks,
         runs: Runs,
@@ -62,6 +64,7 @@ class Jobs:
         self._database, self._models, self._datasets, self._runs, self._checkpoints = database, models, datasets, runs, checkpoints
         self._graders, self._calibrations, self._attacks = graders, calibrations, attacks
         self._versions, self._deployments = versions, deployments
+        self.agents = agents
         self.queued = Listeners()
 
     async def create(self, p: Principal, spec: JobSpec, *, request: Repeatable | None = None) -> Job:
@@ -106,18 +109,24 @@ class Jobs:
             context = min(context, self._models.size(teacher.base_hash).context)
             method = method.model_copy(update={"teacher_version": teacher.weights.version})
         if isinstance(method, Reinforcement):
-            grader = await self._grader(p, method.grader, method.grader_version, "method.grader")
-            method = method.model_copy(update={"grader_version": grader.version, **await self._held_out(p, method, grader)})
-            # What is not known yet the job's process finds out, before it trains.
-            known = await self._attacks.known(p, grader, version.manifest, spec.data.train)
-            if known is not None and known.blocks is not None:
-                raise Conflict(known.blocks, field="method.grader")
+            if method.agent is not None:
+                self.agents.check(p, method.agent, field="method.agent")
+            if method.grader is not None:
+                method = await self._graded(p, method, method.grader, version.manifest, spec.data.train)
         changes = {"data": data, "begin": begin, "seed": seed, "max_context": min(spec.max_context or context, context), "method": method}
         resolved = spec.model_copy(update=changes)
         if isinstance(method, Reinforcement | Distillation) and resolved.room < 1:
             problem = f"`max_tokens` is {method.max_tokens}, and `{spec.base_model}` takes {resolved.max_context} tokens, prompts included"
             raise InvalidInput(problem, field="method.max_tokens")
         return resolved
+
+    async def _graded(self, p: Principal, method: Reinforcement, name: str, manifest: str, split: Split) -> Reinforcement:
+        """With the versions of its graders. What is not known yet of the attacks on it the job's process finds out, before it trains."""
+        grader = await self._grader(p, name, method.grader_version, "method.grader")
+        known = await self._attacks.known(p, grader, manifest, split)
+        if known is not None and known.blocks is not None:
+            raise Conflict(known.blocks, field="method.grader")
+        return method.model_copy(update={"grader_version": grader.version, **await self._held_out(p, method, grader)})
 
     async def get(self, p: Principal, job: str) -> Job:
         """One job, by its id or name."""
@@ -260,7 +269,8 @@ class Jobs:
             return
         name, version = before.method.grader_of(gate.measure)
         if name is None:
-            raise InvalidInput(f"the gate asks for `{gate.measure}`, and job `{before.name}` has no `held_out_grader`", field="begin.gate")
+            without = "`held_out_grader`" if gate.measure == "held_out_reward" else "`grader`: its agent's own rewards are no measure of a gate"
+            raise InvalidInput(f"the gate asks for `{gate.measure}`, and job `{before.name}` has no {without}", field="begin.gate")
         try:
             await self._calibrations.may_gate(p, await self._graders.get(p, name, version))
         except Conflict as conflict:

@@ -20,7 +20,7 @@ from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import Conflict, Forbidden, NotFound, shown
 from bloomery.types.ids import now_us
-from bloomery.types.jobs import Job, JobProgress, JobState
+from bloomery.types.jobs import Job, JobProgress, JobState, Reinforcement
 from bloomery.types.keys import Scope, new_key
 from bloomery.types.leases import MAX_REASON, FinishJob, Lease, NewJobEvent, Reported, ReportJob, Wanted
 
@@ -173,7 +173,10 @@ class Leases:
             await self._requeue((rows.job.c.id == job.id, rows.job.c.epoch == job.epoch), "its runner started again", deadly=False)
             return None
         self._auth.lend(lease_hash, _borrower(row.project, job.id))
-        return Lease(job=job, token=token, cursor=row.cursor, lease_s=self._lease_s)
+        method = job.spec.method
+        wanted = method.agent if isinstance(method, Reinforcement) else None
+        agent = None if wanted is None else self._jobs.agents.lent(row.project, wanted)
+        return Lease(job=job, token=token, cursor=row.cursor, lease_s=self._lease_s, agent=agent)
 
     async def _requeue(self, conditions: tuple[Any, ...], why: str, *, deadly: bool) -> list[str]:
         def change(connection: Connection) -> list[Row[Any]]:

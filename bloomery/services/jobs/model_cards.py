@@ -91,7 +91,7 @@ class ModelCards:
 
     async def _rewarded_by(self, p: Principal, job: Job, trained_on: TrainedOn | None) -> RewardedBy | None:
         method = job.spec.method
-        if not isinstance(method, Reinforcement):
+        if not isinstance(method, Reinforcement) or method.grader is None:
             return None
         grader = await self._graders.get(p, method.grader, method.grader_version)
         cards = (await self._calibrations.list(p, grader.name, version=grader.version, limit=1)).data

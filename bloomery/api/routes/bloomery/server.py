@@ -11,7 +11,7 @@ from bloomery.api.deps import Caller, Svc
 from bloomery.config import EndpointConfig
 from bloomery.services.core import Services
 from bloomery.services.engines.link import EngineLink
-from bloomery.types.resources import Collected, EndpointPrice, EndpointShown, EngineState, Model, Page, ReplicaState, Status
+from bloomery.types.resources import AgentShown, Collected, EndpointPrice, EndpointShown, EngineState, Model, Page, ReplicaState, Status
 
 router = APIRouter(tags=["server"])
 
@@ -26,6 +26,13 @@ async def models(services: Svc, caller: Caller) -> Page[Model]:
 async def endpoints(services: Svc, caller: Caller) -> Page[EndpointShown]:
     """Models elsewhere that the caller's project may ask; nothing of their keys."""
     return Page(data=[_endpoint(config) for config in services.endpoints.list(caller)], offset=0, has_more=False)
+
+
+@router.get("/agents")
+async def agents(services: Svc, caller: Caller) -> Page[AgentShown]:
+    """Agents elsewhere that jobs of the caller's project may train."""
+    shown = [AgentShown(name=each.name, url=each.url, timeout_s=each.timeout_s) for each in services.jobs.agents.list(caller)]
+    return Page(data=shown, offset=0, has_more=False)
 
 
 @router.get("/status")

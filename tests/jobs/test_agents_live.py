@@ -1,0 +1,159 @@
+"""An agent of many turns as a job of reinforcement, on a real server: its own server is elsewhere, and speaks Eval Protocol's remote rollouts."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from bloomery.cli.eject import script
+from bloomery.client import Client
+from bloomery.types.jobs import Data, Evaluation, Job, JobSpec, JobState, Reinforcement
+from tests.jobs.test_jobs_live import kill_worker
+from tests.jobs.test_methods_live import BASE, lines
+from tests.live import LiveServer, free_port, running_server, wait_until
+
+STOCK = {"apple": 3, "bread": 12, "milk": 7, "salt": 1}
+SPREAD = "def score(output):\n    return min(1.0, len(set(output)) / 24)\n"
+"""How many different characters an answer has: rewards differ, whatever the model says."""
+
+
+class Elsewhere(NamedTuple):
+    """A server with the agent, and the rollouts that it was asked for."""
+
+    url: str
+    asked: list[dict[str, Any]]
+
+
+class Running(NamedTuple):
+    """A server of ours that was started with the agent."""
+
+    server: LiveServer
+    client: Client
+    elsewhere: Elsewhere
+    port: int
+
+
+def take_turns(body: dict[str, Any], gateway: str) -> None:
+    """Two turns with what a tool says between, then how it went; of the row `milk` the agent rates itself."""
+    said = list(body["messages"])
+    with OpenAI(base_url=body["model_base_url"], api_key=body["api_key"]) as model:
+        call = model.chat.completions.create(model=body["completion_params"]["model"], messages=said).choices[0].message
+        thing = said[-1]["content"].split()[-1]
+        said += [call, {"role": "user", "content": f"There are {STOCK[thing]}. So?"}]
+        answer = model.chat.completions.create(model=body["completion_params"]["model"], messages=said).choices[0].message
+    reward = min(1.0, len(set(answer.content or "")) / 24)
+    httpx.post(f"{body['model_base_url']}/reward", json={"reward": reward}).raise_for_status()
+    ended = {"program": "test", "status": {"code": 100, "message": "done"}, "tags": [f"rollout_id:{body['metadata']['rollout_id']}"]}
+    httpx.post(f"{gateway}/logs", json=ended)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder, port = tmp_path_factory.mktemp("agents"), free_port()
+    asked: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            asked.append(body)
+            threading.Thread(target=attempt, args=(body,), daemon=True).start()
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    def attempt(body: dict[str, Any]) -> None:
+        try:
+            take_turns(body, f"http://127.0.0.1:{port}")
+        except Exception:
+            # The job was struck meanwhile: nobody waits for this rollout any more.
+            return
+
+    with ExitStack() as stack:
+        agent = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        stack.callback(agent.server_close)
+        threading.Thread(target=agent.serve_forever, daemon=True).start()
+        stack.callback(agent.shutdown)
+        url = f"http://127.0.0.1:{agent.server_address[1]}"
+        file = folder / "agents.yaml"
+        file.write_text(f"counter: {{url: '{url}', port: {port}, timeout_s: 60}}")
+        server = stack.enter_context(running_server(folder / "data", "--agents", str(file), jobs=2))
+        client = stack.enter_context(Client(server.url, server.key))
+        client.datasets.create("counts")
+        rows = [{"messages": [{"role": "user", "content": f"How much {thing}"}], "right": count} for thing, count in STOCK.items()]
+        client.datasets.add_version("counts", {"train": lines(rows), "eval": lines(rows[:2])})
+        client.graders.create("spread", {"type": "function", "source": SPREAD, "entry": "score"})
+        client.graders.waive("spread", "what it counts is nothing to be good at")
+        yield Running(server, client, Elsewhere(url, asked), port)
+
+
+def spec(name: str, grader: str | None, steps: int = 3) -> JobSpec:
+    method = Reinforcement(agent="counter", grader=grader, steps=steps, groups_per_step=2, group_size=4, max_tokens=12)
+    return JobSpec(name=name, base_model=BASE, data=Data(dataset="counts"), method=method, evaluation=Evaluation(every=2), rank=4, seed=1)
+
+
+def done(client: Client, job: str) -> Job:
+    ended = client.jobs.wait(job, 300)
+    assert ended.state is JobState.SUCCEEDED, ended.reason
+    assert ended.result is not None
+    return ended
+
+
+@pytest.mark.slow
+def test_a_job_of_an_agent_is_struck_and_ejected_and_ends_with_the_same_weights(running: Running, tmp_path: Path) -> None:
+    client = running.client
+    reference = done(client, client.jobs.create(spec("undisturbed", "spread")).id)
+    assert reference.result is not None
+    assert [each.name for each in reference.result.compared] == ["reward"]
+    assert reference.result.compared[0].rows == 2
+    points = [point.values for point in client.jobs.points("undisturbed")]
+    assert len(points) == 3
+    assert all((point["agents/answers"] or 0) == 2 and (point["failures/lost"] or 0) == 0 for point in points)
+    body = running.elsewhere.asked[0]
+    assert body["messages"][-1]["content"].startswith("How much ")
+    # What graders read is told to nobody else.
+    assert "right" not in json.dumps(body)
+    card = client.jobs.card("undisturbed")
+    assert card.spec is not None
+    assert card.rewarded_by is not None
+    assert card.rewarded_by.grader == "spread"
+
+    disturbed = client.jobs.create(spec("disturbed", "spread")).id
+    for step in (1, 2):
+        wait_until(lambda step=step: client.jobs.get(disturbed).progress.step >= step)  # type: ignore[misc]
+        kill_worker(running.server)
+    struck = done(client, disturbed)
+    assert struck.result is not None
+    assert struck.epoch >= 2
+    assert (struck.result.digest, struck.result.compared) == (reference.result.digest, reference.result.compared)
+
+    around = {**os.environ, "BLOOMERY_URL": running.server.url, "BLOOMERY_API_KEY": running.server.key}
+    around |= {"AGENT_URL": running.elsewhere.url, "AGENT_PORT": str(running.port)}
+    code = script(reference.spec)
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=around, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, code + ran.stderr
+    assert ran.stdout.splitlines()[-1].split()[2:] == ["digest", reference.result.digest]
+
+
+@pytest.mark.slow
+def test_two_jobs_of_an_agent_that_rates_itself_have_it_one_after_the_other(running: Running) -> None:
+    client = running.client
+    first, second = (client.jobs.create(spec(name, None, steps=2)).id for name in ("rates-itself", "waits"))
+    for job in (first, second):
+        ended = done(client, job)
+        assert ended.result is not None
+        assert [each.name for each in ended.result.compared] == ["reward"]
+    assert any("waits for its agent" in event.message for job in (first, second) for event in client.jobs.events(job))
+    assert client.jobs.card("waits").rewarded_by is None
