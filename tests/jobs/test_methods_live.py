@@ -166,21 +166,24 @@ def test_all_parameters_are_trained_compared_kept_and_served(client: Client) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
 def test_reinforcement_raises_the_reward_of_the_grader(client: Client, warm: Job, asynchronous: bool) -> None:
-    method = Reinforcement(grader="pairs-right", steps=6, groups_per_step=4, group_size=8, max_tokens=40, asynchronous=asynchronous)
-    job = after_warm(client, f"rewards-{asynchronous}", "prompts", method, evaluation=Evaluation(every=3, served_every=3), checkpoint_every=2)
+    method = Reinforcement(grader="pairs-right", steps=12, groups_per_step=4, group_size=8, max_tokens=40, asynchronous=asynchronous)
+    job = after_warm(client, f"rewards-{asynchronous}", "prompts", method, evaluation=Evaluation(every=6, served_every=6), checkpoint_every=2)
     assert job.result is not None
     assert kept_and_served(client, job) >= 1
     (reward,) = job.result.compared
     assert (reward.name, reward.rows) == ("reward", 8)
     assert reward.after > reward.before
     points = client.jobs.points(job.id)
-    assert [point.step for point in points] == list(range(1, 7))
-    assert all({"reward/raw", "reward/part/json", "ratio/k3", "tokens/sampled"} <= point.values.keys() for point in points)
-    assert [point.step for point in points if "evaluation/reward" in point.values] == [3, 6]
+    assert [point.step for point in points] == list(range(1, 13))
+    assert all({"reward/raw", "reward/part/json", "tokens/sampled"} <= point.values.keys() for point in points)
+    # A step whose groups were all rewarded alike trains nothing.
+    ratios = [point.values["ratio/k3"] for point in points if "ratio/k3" in point.values]
+    assert len(ratios) >= 6
+    assert [point.step for point in points if "evaluation/reward" in point.values] == [6, 12]
     # The same weights, prompts and seeds; behind the last step they are compared.
-    assert [point.values["served/reward"] for point in points if "served/reward" in point.values] == [points[2].values["evaluation/reward"]]
+    assert [point.values["served/reward"] for point in points if "served/reward" in point.values] == [points[5].values["evaluation/reward"]]
     if not asynchronous:
-        assert all(point.values["ratio/k3"] == 0 for point in points)
+        assert ratios == [0.0] * len(ratios)
 
 
 @pytest.mark.slow
