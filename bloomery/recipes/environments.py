@@ -2,11 +2,13 @@
 rollout is a failure of its kind.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any, get_args
+
+import numpy as np
 
 from bloomery.client import Sampler
 from bloomery.recipes.deadlines import Deadlines
@@ -55,7 +57,12 @@ class Bounded(MakesGroups):
             kind: FailureKind = "timeout" if isinstance(given, TimeoutError) else "raised"
             message = f"{type(given).__name__}: {told_by(given)}"
             return Group(number, problem, (), tuple(Failure(f"{number}.{member}", kind, message, True) for member in range(self._config.group_size)))
-        if (other := _other_than(given, number, problem)) is not None:
+        try:
+            other = _other_than(given, number, problem)
+        except Exception as error:
+            # What is in it may be of classes of foreign code, too.
+            other = f"what cannot be read ({type(error).__name__}: {told_by(error)})"
+        if other is not None:
             wanted = "give a `Group` of that number and problem, whose members are `Graded` rollouts as they were served"
             raise InvalidInput(f"the environment gave {other} where group {number} was asked for: {wanted}", field="grade")
         judged = [_judged(each, problem) for each in given.members]
@@ -92,9 +99,9 @@ def _other_than(given: Any, number: int, problem: Problem) -> str | None:
     ids = [member.rollout.id for member in given.members]
     if len(set(ids)) < len(ids):
         return f"group {number}, with two members of one id, {max(ids, key=ids.count)!r:.80},"
-    broken = (member.rollout.id for member in given.members if not all(map(_is_whole, member.rollout.segments)))
+    broken = (member.rollout.id for member in given.members if not _is_told(member.rollout))
     if (broken_id := next(broken, None)) is not None:
-        return f"rollout {broken_id}, whose sampled tokens have not a place, a log-probability and a version each,"
+        return f"rollout {broken_id}, whose sampled tokens have not a place, a finite log-probability and a version each,"
     return None
 
 
@@ -105,17 +112,36 @@ def _is_graded(member: Any) -> bool:
     turns = isinstance(member.turns, tuple) and all(isinstance(turn, tuple) and len(turn) == 2 and isinstance(turn[0], str) for turn in member.turns)
     laid_out = isinstance(rollout.laid_out, tuple) and all(isinstance(segment, Segment) for segment in rollout.laid_out)
     told = all(isinstance(each, tuple) for each in (rollout.tokens, rollout.logprobs, rollout.versions, rollout.answers))
-    return turns and laid_out and told and isinstance(rollout.id, str) and isinstance(rollout.problem, Problem)
+    named = isinstance(rollout.id, str) and isinstance(rollout.problem, Problem) and all(isinstance(answer, str) for answer in rollout.answers)
+    return turns and laid_out and told and named and isinstance(rollout.kept, Integral)
 
 
 def _is_failure(failure: Any) -> bool:
-    return isinstance(failure, Failure) and failure.kind in get_args(FailureKind) and isinstance(failure.message, str)
+    return (
+        isinstance(failure, Failure)
+        and failure.kind in get_args(FailureKind)
+        and isinstance(failure.message, str)
+        and isinstance(failure.final, bool)
+    )
+
+
+def _is_told(rollout: Rollout) -> bool:
+    """All that is trained on, and what of an agent is only shown."""
+    typed = all(isinstance(each, Real) for each in rollout.logprobs) and all(isinstance(each, str) for each in rollout.versions)
+    return typed and all(map(_is_whole, rollout.segments)) and _are_finite(rollout.logprobs)
 
 
 def _is_whole(segment: Segment) -> bool:
-    """One of each for every sampled token, at places that others lie before."""
+    """One of each for every sampled token, at places that others lie before, and log-probabilities that are finite."""
     sampled = {len(segment.places), len(segment.logprobs), len(segment.versions), len(segment.turns)}
     types = ((segment.tokens, Integral), (segment.places, Integral), (segment.logprobs, Real), (segment.versions, str))
     placed = all(place > 0 for place in segment.places[:1]) and all(place < len(segment.tokens) for place in segment.places[-1:])
     ascending = all(before < behind for before, behind in pairwise(segment.places))
-    return len(sampled) == 1 and all(isinstance(each, kind) for many, kind in types for each in many) and placed and ascending
+    typed = all(isinstance(each, kind) for many, kind in types for each in many)
+    return len(sampled) == 1 and typed and placed and ascending and _are_finite(segment.logprobs)
+
+
+def _are_finite(logprobs: Sequence[float]) -> bool:
+    # As they are sent: what float32 has no number for is no log-probability.
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(np.asarray(logprobs, dtype=np.float32)).all())

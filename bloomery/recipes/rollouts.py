@@ -19,7 +19,7 @@ from bloomery.recipes.deadlines import Deadlines
 from bloomery.recipes.reuse import Earlier, Tokens
 from bloomery.recipes.rewards import FailureKind, Reward, fault_of
 from bloomery.recipes.segments import Segment, single
-from bloomery.types.errors import BloomeryError
+from bloomery.types.errors import BloomeryError, InvalidInput
 
 SEED_BITS = 63
 
@@ -179,7 +179,13 @@ class Rollouts(MakesGroups):
         while not rollout.stopped and fresh == self._room(len(rollout.tokens) - fresh) and self._room(len(rollout.tokens)):
             begun = len(rollout.tokens)
             draft = earlier[begun : begun + self._room(begun)] if earlier[:begun] == rollout.tokens else ()
-            piece = self._piece(rollout.problem.prompt + rollout.tokens, begun, (*place, begun), [rollout.id], failures, [draft])
+            try:
+                piece = self._piece(rollout.problem.prompt + rollout.tokens, begun, (*place, begun), [rollout.id], failures, [draft])
+            except InvalidInput as error:
+                if error.field != "prompt":
+                    raise
+                # What was taken before, and sampled tokens behind it: all that such a prompt can lack is room in the model's context.
+                return rollout
             if piece is None:
                 return None
             (more,) = piece.sequences
@@ -248,7 +254,14 @@ def judge(rollout: Rollout, outcome: Any) -> Graded | Failure:
         return Failure(rollout.id, "timeout", told_by(outcome), final=False)
     if isinstance(outcome, BaseException):
         return Failure(rollout.id, "raised", f"{type(outcome).__name__}: {told_by(outcome)}", final=False)
-    told = outcome if isinstance(outcome, Reward) else Reward(rollout.id, outcome)
+    try:
+        return _judged(rollout, outcome if isinstance(outcome, Reward) else Reward(rollout.id, outcome))
+    except Exception as error:
+        # Numbers and mappings may be classes of foreign code, like the rest of a grader.
+        return Failure(rollout.id, "wrong_type", f"the reward cannot be read: {type(error).__name__}: {told_by(error)}", final=False)
+
+
+def _judged(rollout: Rollout, told: Reward) -> Graded | Failure:
     if told.rollout_id != rollout.id:
         return Failure(rollout.id, "foreign_reward", f"the reward is of rollout {told.rollout_id}", final=False)
     if (fault := fault_of(told)) is not None:

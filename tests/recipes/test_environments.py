@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bloomery.client import Client, Sampler
 from bloomery.recipes import grpo
-from bloomery.recipes.rollouts import Environment, Graded, Group, MakesGroups, Problem, RolloutConfig
+from bloomery.recipes.environments import Bounded
+from bloomery.recipes.rollouts import Environment, Failure, Graded, Group, MakesGroups, Problem, Rollout, RolloutConfig
 from bloomery.recipes.segments import Segment
 from bloomery.types.errors import InvalidInput
 from tests.recipes.loops import PROBLEMS, Record
@@ -139,6 +141,37 @@ def test_what_is_no_group_of_the_number_that_was_asked_for_ends_the_loop_with_it
     (report,) = loop(client, path, Broken(lambda group: group), PROBLEMS, rollouts=PATIENT)
     assert report.step == 1
     assert report.metrics["failures/lost"] == 0
+
+
+SOUND = Group(0, PROBLEMS[0], (Graded(Rollout("0.0", PROBLEMS[0], (7, 8), (-1.0, -2.0), ("v", "v"), True), 1.0, {}),), ())
+
+
+class Given(MakesGroups):
+    def __init__(self, given: Any) -> None:
+        self._given = given
+
+    def group(self, number: int, problem: Problem) -> Group:
+        group: Group = self._given
+        return group
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (first(rollout_of(logprobs=(-1.0, math.nan)))(SOUND), "rollout 0.0, whose sampled tokens have not a place, a finite log-probability"),
+        (first(rollout_of(logprobs=(-1.0, -1e300)))(SOUND), "rollout 0.0, whose sampled tokens have not a place, a finite log-probability"),
+        (first(rollout_of(laid_out=SOUND.members[0].rollout.segments, logprobs=(None,)))(SOUND), "rollout 0.0, whose sampled tokens have not"),
+        (first(rollout_of(kept="all"))(SOUND), "group 0, with members"),
+        (first(rollout_of(answers=([],)))(SOUND), "group 0, with members"),
+        (SOUND._replace(failures=(Failure("0.9", "raised", "it broke", None),)), "group 0, with failures"),  # type: ignore[arg-type]
+        (SOUND._replace(number=np.arange(2)), "what cannot be read \\(ValueError: The truth value"),  # type: ignore[arg-type]
+    ],
+    ids=["nan", "beyond-float32", "shown-of-nothing", "kept", "answers", "failure-without-an-end", "unreadable"],
+)
+def test_what_would_be_met_behind_the_door_is_refused_there(given: Group, what: str) -> None:
+    with pytest.raises(InvalidInput, match=f"the environment gave {what}"):
+        Bounded(Given(given), PATIENT).group(0, PROBLEMS[0])
+    assert Bounded(Given(SOUND), PATIENT).group(0, PROBLEMS[0]) == SOUND
 
 
 def test_a_measurement_has_an_end_too(client: Client) -> None:

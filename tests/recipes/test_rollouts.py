@@ -39,6 +39,13 @@ class Unspeakable(Exception):
         raise RuntimeError("not even that")
 
 
+class Unreadable(float):
+    """A number of foreign code that raises where it is read."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("no such column")
+
+
 @pytest.mark.parametrize("outcome", [1, 0.5, True, np.float32(2), Reward("3.1", -1.0, {"format": 1.0})])
 def test_a_finite_number_is_a_reward(outcome: Any) -> None:
     graded = judge(ONE, outcome)
@@ -74,6 +81,9 @@ def test_a_finite_number_is_a_reward(outcome: Any) -> None:
         (Reward("3.1", 1.0, turns=[1.0]), "wrong_type"),  # type: ignore[arg-type]
         (Reward("3.1", 1.0, turns={1: 1.0, "a": 2.0}), "wrong_type"),  # type: ignore[dict-item]
         (Unspeakable(), "raised"),
+        (Unreadable(1.0), "wrong_type"),
+        (Reward("3.1", 1.0, {"x": Unreadable(1.0)}), "wrong_type"),
+        (Reward(np.array([3, 1]), 1.0), "wrong_type"),  # type: ignore[arg-type]
     ],
 )
 def test_whatever_else_a_grader_gives_is_a_failure_of_its_own_kind(outcome: Any, kind: FailureKind) -> None:
@@ -210,7 +220,7 @@ def test_a_rollout_goes_on_with_new_weights_and_each_token_keeps_its_version(cli
 def test_a_rollout_that_fills_the_context_ends_there(client: Client, sampler: Sampler) -> None:
     context = client.models()[0].context
     problem = Problem("long", (100,) * (context - 6))
-    for piece_tokens, lengths in ((None, {6}), (4, {6})):
+    for piece_tokens, lengths in ((None, {6}), (4, {6}), (3, {6})):
         config = RolloutConfig(group_size=2, max_tokens=32, piece_tokens=piece_tokens, seed=1)
         members = Rollouts(lambda: sampler, lambda _: 1.0, config).group(0, problem).members
         assert {len(member.rollout.tokens) for member in members if not member.rollout.stopped} <= lengths
