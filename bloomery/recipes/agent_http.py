@@ -108,8 +108,12 @@ class JsonHandler(BaseHTTPRequestHandler):
             # What is not read would be taken for the next request.
             self.close_connection = True
             raise TooLarge(f"a body says its length, and has at most {MAX_BODY_BYTES} bytes")
+        read = self.rfile.read(int(length))
+        if len(read) < int(length):
+            self.close_connection = True
+            raise InvalidInput(f"the body ended after {len(read)} bytes, and said that it has {length}")
         try:
-            body = json.loads(self.rfile.read(int(length)))
+            body = json.loads(read)
         except (ValueError, RecursionError) as error:
             raise InvalidInput(f"the body is not JSON: {error}") from None
         if not isinstance(body, dict):

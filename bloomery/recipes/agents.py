@@ -15,7 +15,7 @@ from bloomery.client import Sampler
 from bloomery.recipes.agent_chat import Message
 from bloomery.recipes.agent_door import Door
 from bloomery.recipes.agent_sessions import Session
-from bloomery.recipes.deadlines import Deadlines
+from bloomery.recipes.deadlines import Deadlines, check_times
 from bloomery.recipes.reuse import Earlier
 from bloomery.recipes.rewards import Reward
 from bloomery.recipes.rollouts import Environment, Failure, Graded, Group, MakesGroups, Problem, Rollout, RolloutConfig, derived_seed, judge
@@ -51,6 +51,7 @@ class Agents(Environment):
     """Takes the place of a grader in `grpo.train`, `async_grpo.train` and `measure`; its door is open within its `with`."""
 
     def __init__(self, agent: Agent, tokenizer: ChatTokenizer, *, model: str = "policy", timeout_s: float = 120.0, host: str = "127.0.0.1") -> None:
+        check_times(timeout_s=timeout_s)
         self._agent, self._tokenizer, self._model, self._timeout_s = agent, tokenizer, model, timeout_s
         self._door = Door(host)
         self._open = False
@@ -112,7 +113,7 @@ class AgentRollouts(MakesGroups):
 
     def _attempt(self, number: int, problem: Problem, members: Sequence[int]) -> list[Graded | Failure]:
         sampler = self._newest()
-        place = number if self._earlier is None else derived_seed(self._config.seed, *problem.id.encode())
+        place = number if self._earlier is None else derived_seed(self._config.seed, *problem.id.encode(errors="surrogatepass"))
         sessions = [self._session(f"{number}.{member}", (place, member), sampler, self._earlier) for member in members]
         for session in sessions:
             self._door.admit(session)

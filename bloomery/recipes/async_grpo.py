@@ -136,11 +136,11 @@ def compared_with(row: Weighed, newest: str) -> Segment:
 
 def check_staleness(config: AsyncGrpoConfig) -> None:
     """The same for what only this loop has."""
-    check_least(0, max_head_offpolicy_versions=config.max_head_offpolicy_versions, group_timeout_s=config.group_timeout_s)
+    check_least(0, max_head_offpolicy_versions=config.max_head_offpolicy_versions)
     check_least(1, max_idle_groups=config.max_idle_groups)
     if config.anchor not in get_args(Anchor):
         raise InvalidInput(f'`anchor` is `{config.anchor}`: it must be "rollout" or "snapshot"', field="anchor")
-    if config.importance_cap < 1:
+    if not config.importance_cap >= 1:
         problem = f"`importance_cap` is {config.importance_cap}: below 1 it would cut off what is on policy"
         raise InvalidInput(problem, field="importance_cap")
     if config.policy.loss_config and truncated(config) is not config.policy:

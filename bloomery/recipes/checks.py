@@ -3,8 +3,10 @@
 Whatever is refused is InvalidInput, with the name of the setting.
 """
 
+import math
 from collections.abc import Sequence
 
+from bloomery.recipes.deadlines import check_times, times_of
 from bloomery.recipes.rollouts import Problem, RolloutConfig
 from bloomery.types.errors import InvalidInput
 
@@ -16,11 +18,19 @@ def check_least(least: int, **settings: float) -> None:
             raise InvalidInput(f"`{name}` is {value}: it must be at least {least}", field=name)
 
 
+def check_finite(**settings: float) -> None:
+    """Each is a number that can be computed with."""
+    for name, value in settings.items():
+        if not math.isfinite(value):
+            raise InvalidInput(f"`{name}` is {value}: it must be a finite number", field=name)
+
+
 def check_rollouts(config: RolloutConfig) -> None:
     """Groups can be made as it says."""
     check_least(1, group_size=config.group_size, attempts=config.attempts, max_tokens=config.max_tokens)
     if config.piece_tokens is not None:
         check_least(1, piece_tokens=config.piece_tokens)
+    check_times(**times_of(config))
 
 
 def check_problems(problems: Sequence[Problem]) -> None:

@@ -8,14 +8,31 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, Final
 
-from bloomery.types.errors import Unavailable
+from bloomery.types.errors import InvalidInput, Unavailable
 
 MAX_HUNG: Final = 64
 """Calls past their deadline that still run."""
 _REMEMBERED: Final = 1 << 16
 """Seconds of calls that nobody asks for."""
+
+
+MAX_TIMEOUT_S: Final = 1e8
+"""Three years. What should never end is not waited for: clocks of threads raise where they cannot count so far, and with what is no number."""
+
+
+def check_times(**seconds: float) -> None:
+    """Refuse times within which nothing can be done, and those that no clock counts."""
+    for name, given in seconds.items():
+        if not 0 < given <= MAX_TIMEOUT_S:
+            raise InvalidInput(f"`{name}` is {given:g} s: it must be above 0 and at most {MAX_TIMEOUT_S:g}", field=name)
+
+
+def times_of(config: Any) -> dict[str, float]:
+    """All `..._timeout_s` of some settings."""
+    return {each.name: getattr(config, each.name) for each in fields(config) if each.name.endswith("_timeout_s")}
 
 
 class Deadlines:

@@ -21,8 +21,9 @@ from bloomery.client import Client, Sampler
 from bloomery.recipes.advantages import Weighed, mean_over_tokens, pull_to_reference
 from bloomery.recipes.agreement import k3
 from bloomery.recipes.attempts import patiently
-from bloomery.recipes.checks import check_held_out, check_least, check_problems, check_prompts, check_reuse, check_rollouts
+from bloomery.recipes.checks import check_finite, check_held_out, check_least, check_problems, check_prompts, check_reuse, check_rollouts
 from bloomery.recipes.cursors import CursorStore, Shown, fingerprint
+from bloomery.recipes.deadlines import check_times, times_of
 from bloomery.recipes.failures import Losses, reasons
 from bloomery.recipes.grpo import OnStep, problem_of, tell
 from bloomery.recipes.holding import Holding
@@ -207,6 +208,8 @@ def check(problems: Sequence[Problem], config: DistillConfig, held_out: Sequence
     check_least(0, checkpoint_every=config.checkpoint_every)
     check_rollouts(config.rollouts)
     check_rollouts(config.evaluation)
+    check_times(**times_of(config.policy))
+    check_finite(learning_rate=policy.learning_rate)
     check_problems(problems)
     check_prompts(problems)
     check_held_out(config.evaluate_every, held_out)

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 
 from bloomery.client import Sampler
-from bloomery.recipes.deadlines import Deadlines
+from bloomery.recipes.deadlines import Deadlines, check_times, times_of
 from bloomery.recipes.rewards import FailureKind, Reward
 from bloomery.recipes.rollouts import (
     Environment,
@@ -33,6 +33,7 @@ from bloomery.types.errors import BloomeryError, InvalidInput
 
 def groups_by(newest: Callable[[], Sampler], grade: Grade | Environment, config: RolloutConfig) -> MakesGroups:
     """Of single continuations that are graded, or of an environment."""
+    check_times(**times_of(config))
     if not isinstance(grade, Environment):
         return Rollouts(newest, grade, config)
     made = grade.rollouts(newest, config)

@@ -14,6 +14,7 @@ resemble those of the epoch before, and a policy learns from fewer different one
 """
 
 import hashlib
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ import numpy as np
 from bloomery.client import Sampler
 from bloomery.client.sampling import Sampled
 from bloomery.recipes.checks import check_least
-from bloomery.recipes.deadlines import Deadlines
+from bloomery.recipes.deadlines import Deadlines, check_times, times_of
 from bloomery.recipes.rollouts import Failure, Grade, Graded, Problem, Rollout, derived_seed, judge
 from bloomery.types.errors import BloomeryError, InvalidInput
 from bloomery.types.statistics import Interval, normal_interval
@@ -76,8 +77,8 @@ class Evaluated(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Of all problems that have one."""
-        return statistics.fmean(self.means) if self.means else 0.0
+        """Of all problems that have one; NaN where none has, which is no reward of zero."""
+        return statistics.fmean(self.means) if self.means else math.nan
 
     @property
     def interval(self) -> Interval:
@@ -104,7 +105,7 @@ class Evaluated(NamedTuple):
         """Of all tokens and the bits of their log-probabilities: two evaluations of one version have the same."""
         told = hashlib.sha256()
         for each in self.answers:
-            told.update(each.problem.id.encode() + b"\0")
+            told.update(each.problem.id.encode(errors="surrogatepass") + b"\0")
             for sequence in () if each.sampled is None else each.sampled.sequences:
                 told.update(np.array([len(sequence.tokens), *sequence.tokens], "<i8").tobytes() + np.array(sequence.logprobs, "<f8").tobytes())
         return told.hexdigest()
@@ -178,5 +179,8 @@ def _sample(
 
 def _check(problems: Sequence[Problem], config: EvaluationConfig) -> None:
     check_least(1, samples=config.samples, max_tokens=config.max_tokens, attempts=config.attempts, concurrency=config.concurrency)
+    check_times(**times_of(config))
+    if len({problem.id for problem in problems}) < len(problems):
+        raise InvalidInput("two problems have one id: `moved` could not tell them apart", field="problems")
     if len({problem.prompt for problem in problems}) < len(problems):
         raise InvalidInput("two problems have one prompt, and so one seed: they would get the same answers", field="problems")

@@ -9,6 +9,7 @@ with the same file. `async_grpo` overlaps sampling and training, and shares the 
 served, `advantages` decides what they teach, `policy` trains and publishes, `rl_metrics` counts.
 """
 
+import math
 import random
 import statistics
 import time
@@ -21,8 +22,9 @@ from typing import NamedTuple
 
 from bloomery.client import Client, Sampler
 from bloomery.recipes.advantages import Sorted, Weighed, mean_over_tokens, sort_groups, weigh
-from bloomery.recipes.checks import check_held_out, check_least, check_problems, check_prompts, check_reuse, check_rollouts
+from bloomery.recipes.checks import check_finite, check_held_out, check_least, check_problems, check_prompts, check_reuse, check_rollouts
 from bloomery.recipes.cursors import CursorStore, Shown, fingerprint
+from bloomery.recipes.deadlines import check_times, times_of
 from bloomery.recipes.environments import groups_by
 from bloomery.recipes.failures import Losses, Reason, reasons
 from bloomery.recipes.holding import Holding
@@ -195,6 +197,9 @@ def check(problems: Sequence[Problem], grade: Grade | Environment, config: GrpoC
     if not 2 <= config.min_group_size <= rollouts.group_size:
         wanted = "two rollouts are the least that can be compared, and no group has more than were asked for"
         raise InvalidInput(f"`min_group_size` is {config.min_group_size} of {rollouts.group_size}: {wanted}", field="min_group_size")
+    check_times(**times_of(config.policy), **times_of(config))
+    # A run whose update is refused cannot go on.
+    check_finite(learning_rate=config.policy.learning_rate, kl_coefficient=config.kl_coefficient)
     check_problems(problems)
     check_held_out(config.evaluate_every, held_out)
     if rollouts.reuse:
@@ -212,8 +217,8 @@ class Measured(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Of all problems that have one."""
-        return statistics.fmean(self.means) if self.means else 0.0
+        """Of all problems that have one; NaN where none has, which is no reward of zero."""
+        return statistics.fmean(self.means) if self.means else math.nan
 
     @property
     def interval(self) -> Interval:

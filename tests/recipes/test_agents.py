@@ -539,6 +539,21 @@ def test_what_is_no_request_is_refused_in_the_words_of_the_contract_and_ends_its
     assert group_of(agent, tokenizer, sampler, RolloutConfig(group_size=1, max_tokens=2, attempts=1)).failures == ()
 
 
+def test_a_body_that_broke_off_is_no_report(tokenizer: ChatTokenizer, sampler: Sampler) -> None:
+    def agent(episode: Episode) -> None:
+        once(episode)
+        url = httpx.URL(episode.base_url)
+        head = f"POST /v1/reward HTTP/1.1\r\nauthorization: Bearer {episode.api_key}\r\ncontent-length: 50\r\n\r\n"
+        with socket.create_connection((url.host, url.port or 0), timeout=30) as connection:
+            connection.sendall(head.encode() + b'{"reward": 1}')
+            connection.shutdown(socket.SHUT_WR)
+            with connection.makefile("rb") as answer:
+                assert b"the body ended after 13 bytes, and said that it has 50" in answer.read()
+
+    (failure,) = group_of(agent, tokenizer, sampler, RolloutConfig(group_size=1, max_tokens=2, attempts=1)).failures
+    assert failure.kind == "no_reward"
+
+
 MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"reward": "good"}, "reward"),
     ({"reward": None}, "reward"),
@@ -611,6 +626,12 @@ def test_agents_whose_door_is_not_open_are_refused_at_once(tokenizer: ChatTokeni
         assert agents.rollouts(lambda: sampler, CONFIG).group(7, PROBLEM).failures == ()
     with pytest.raises(InvalidInput, match="within `with"):
         agents.rollouts(lambda: sampler, CONFIG)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, math.inf, math.nan])
+def test_a_time_that_no_agent_can_have_is_refused_at_once(tokenizer: ChatTokenizer, timeout_s: float) -> None:
+    with pytest.raises(InvalidInput, match=r"`timeout_s` is .* s: it must be above 0"):
+        Agents(lambda _: 1.0, tokenizer, timeout_s=timeout_s)
 
 
 def test_pieces_of_an_answer_are_refused_for_agents(tokenizer: ChatTokenizer, sampler: Sampler) -> None:

@@ -1,5 +1,6 @@
 """The asynchronous loop: admission, what comes too late, deaths, and that it learns."""
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -122,7 +123,17 @@ def test_an_error_of_a_maker_reaches_the_trainer() -> None:
         running.take()
 
 
-@pytest.mark.parametrize("options", [{"max_head_offpolicy_versions": -1}, {"importance_cap": 0.5}, {"max_idle_groups": 0}, {"group_timeout_s": -1.0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_head_offpolicy_versions": -1},
+        {"importance_cap": 0.5},
+        {"importance_cap": math.nan},
+        {"max_idle_groups": 0},
+        {"group_timeout_s": math.inf},
+        {"group_timeout_s": -1.0},
+    ],
+)
 def test_staleness_that_means_nothing_is_refused_at_once(client: Client, tmp_path: Path, options: dict[str, float]) -> None:
     with pytest.raises(InvalidInput) as refused:
         train(client, PROBLEMS, Record().grade, replace(ON_POLICY, **options), tmp_path / "cursor", steps=1)  # type: ignore[arg-type]

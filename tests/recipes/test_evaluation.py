@@ -1,12 +1,14 @@
 """Evaluations of one version after another: reuse changes the time and nothing else."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from bloomery.client import Client
+from bloomery.recipes import grpo
 from bloomery.recipes.evaluation import EvaluationConfig, evaluate, seed_of
-from bloomery.recipes.rollouts import Problem, Rollout
+from bloomery.recipes.rollouts import Problem, Rollout, RolloutConfig
 from bloomery.types.errors import InvalidInput
 from tests.services.runs_stage import datum
 
@@ -77,8 +79,23 @@ def test_what_cannot_be_graded_is_lost_and_no_zero(client: Client) -> None:
     assert {failure.kind for each in found.answers for failure in each.failures} == {"raised"}
 
 
+def test_of_nothing_that_could_be_graded_there_is_no_mean(client: Client) -> None:
+    def broken(rollout: Rollout) -> float:
+        raise ValueError(f"no answer of {rollout.id}")
+
+    odd = [Problem("\ud800", (5, 6))]
+    found = evaluate(client.sampler(BASE), odd, broken, CONFIG)
+    assert math.isnan(found.mean)
+    assert math.isnan(grpo.measure(client.sampler(BASE), odd, broken, RolloutConfig(group_size=2, max_tokens=2, attempts=1)).mean)
+    assert found.digest == evaluate(client.sampler(BASE), odd, broken, CONFIG, earlier=found).digest
+
+
 def test_problems_with_one_prompt_are_refused(client: Client) -> None:
     with pytest.raises(InvalidInput, match="two problems have one prompt"):
         evaluate(client.sampler(BASE), [PROBLEMS[0], PROBLEMS[0]._replace(id="again")], grade, CONFIG)
+    with pytest.raises(InvalidInput, match="two problems have one id"):
+        evaluate(client.sampler(BASE), [PROBLEMS[0], PROBLEMS[1]._replace(id=PROBLEMS[0].id)], grade, CONFIG)
+    with pytest.raises(InvalidInput, match="`grade_timeout_s` is inf s: it must be above 0"):
+        evaluate(client.sampler(BASE), PROBLEMS, grade, replace(CONFIG, grade_timeout_s=math.inf))
     with pytest.raises(InvalidInput, match="`samples` is 0"):
         evaluate(client.sampler(BASE), PROBLEMS, grade, replace(CONFIG, samples=0))

@@ -176,6 +176,11 @@ def test_problems_that_cannot_be_trained_on_are_refused_at_once(client: Client, 
         (GrpoConfig(policy=POLICY, rollouts=RolloutConfig(attempts=0)), "attempts"),
         (GrpoConfig(policy=POLICY, rollouts=RolloutConfig(piece_tokens=0)), "piece_tokens"),
         (AsyncGrpoConfig(policy=POLICY), "config"),
+        (GrpoConfig(policy=POLICY, rollouts=RolloutConfig(grade_timeout_s=math.inf)), "grade_timeout_s"),
+        (GrpoConfig(policy=POLICY, evaluation=RolloutConfig(sample_timeout_s=0)), "sample_timeout_s"),
+        (GrpoConfig(policy=replace(POLICY, training_timeout_s=math.nan)), "training_timeout_s"),
+        (GrpoConfig(policy=replace(POLICY, learning_rate=math.nan)), "learning_rate"),
+        (GrpoConfig(policy=POLICY, kl_coefficient=math.inf), "kl_coefficient"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_at_once(client: Client, tmp_path: Path, config: GrpoConfig, field: str) -> None:
