@@ -21,7 +21,7 @@ from bloomery.client import Client, Sampler
 from bloomery.recipes.advantages import Weighed, anchor_at, mask_stale, mean_over_tokens, sort_groups
 from bloomery.recipes.attempts import patiently
 from bloomery.recipes.checks import check_least
-from bloomery.recipes.cursors import Cursor, CursorStore, fingerprint
+from bloomery.recipes.cursors import Cursor, CursorStore, alone, fingerprint
 from bloomery.recipes.failures import Losses
 from bloomery.recipes.grpo import GrpoConfig, OnStep, Parts, check
 from bloomery.recipes.policy import Policy, PolicyConfig
@@ -68,34 +68,35 @@ def train(
     """Go on until `steps` steps are done, also where a loop was killed that had the same cursor at `path`: it tells its last step once more."""
     check(problems, grade, config, held_out)
     check_staleness(config)
-    policy = Policy.open(client, truncated(config), path, fingerprint(problems, config))
-    # What the trainer is ahead of it cannot hold itself.
-    parts = Parts(policy, problems, grade, config, held_out, every=config.max_head_offpolicy_versions > 0)
-    losses = Losses(config.max_lost_rounds)
-    parts.tell(on_step)
-    with Makers(parts.make, config, policy.cursor) as makers:
-        while policy.cursor.round < steps:
-            # Makers also waited while the last step was measured and told, which is no part of this one.
-            started, _ = time.monotonic(), makers.admission.take_idle_s()
-            groups = makers.take()
-            taken, _ = time.monotonic(), makers.admission.take_busy_s()
-            kept = sort_groups(groups, config.min_group_size)
-            data = mask_stale(parts.teach(kept.trained), policy.lag, config.max_head_offpolicy_versions)
-            taught = mean_over_tokens(data)
-            if config.anchor == "snapshot":
-                taught = anchored(taught, policy.sampler, config)
-            numbers, served = [group.number for group in groups], [compared_with(row, policy.cursor.version) for row in taught]
-            stale = stale_share(data, policy.lag, config.max_head_offpolicy_versions)
-            shown = parts.shown(groups, kept, data, stale | anchor_metrics(taught, config.importance_cap))
-            timed = partial(_timed, makers, config.concurrency, shown.metrics, started, taken)
-            keep_every = config.checkpoint_every if policy.cursor.round + 1 < steps else 0
-            policy.train([row.datum for row in taught], numbers, served=served, shown=shown, timed=timed, keep_every=keep_every)
-            if policy.cursor.round < steps:
-                # Behind the last step nobody would train on what were made.
-                makers.admission.leave(len(kept.trained))
-            parts.tell(on_step)
-            losses.note(kept.compared, shown.failures)
-    policy.told()
+    with alone(path):
+        policy = Policy.open(client, truncated(config), path, fingerprint(problems, config))
+        # What the trainer is ahead of it cannot hold itself.
+        parts = Parts(policy, problems, grade, config, held_out, every=config.max_head_offpolicy_versions > 0)
+        losses = Losses(config.max_lost_rounds)
+        parts.tell(on_step)
+        with Makers(parts.make, config, policy.cursor) as makers:
+            while policy.cursor.round < steps:
+                # Makers also waited while the last step was measured and told, which is no part of this one.
+                started, _ = time.monotonic(), makers.admission.take_idle_s()
+                groups = makers.take()
+                taken, _ = time.monotonic(), makers.admission.take_busy_s()
+                kept = sort_groups(groups, config.min_group_size)
+                data = mask_stale(parts.teach(kept.trained), policy.lag, config.max_head_offpolicy_versions)
+                taught = mean_over_tokens(data)
+                if config.anchor == "snapshot":
+                    taught = anchored(taught, policy.sampler, config)
+                numbers, served = [group.number for group in groups], [compared_with(row, policy.cursor.version) for row in taught]
+                stale = stale_share(data, policy.lag, config.max_head_offpolicy_versions)
+                shown = parts.shown(groups, kept, data, stale | anchor_metrics(taught, config.importance_cap))
+                timed = partial(_timed, makers, config.concurrency, shown.metrics, started, taken)
+                keep_every = config.checkpoint_every if policy.cursor.round + 1 < steps else 0
+                policy.train([row.datum for row in taught], numbers, served=served, shown=shown, timed=timed, keep_every=keep_every)
+                if policy.cursor.round < steps:
+                    # Behind the last step nobody would train on what were made.
+                    makers.admission.leave(len(kept.trained))
+                parts.tell(on_step)
+                losses.note(kept.compared, shown.failures)
+        policy.told()
     return policy
 
 

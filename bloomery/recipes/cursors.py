@@ -1,12 +1,14 @@
 """Where a loop stands, of which loop that is, and where it is kept: a text that is replaced whole, or not at all."""
 
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, Protocol
+from typing import Annotated, Any, Final, NamedTuple, Protocol, TextIO
 
 import msgspec
 from msgspec import Meta, MsgspecError
@@ -141,6 +143,37 @@ class CursorFile:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+@contextmanager
+def alone(place: Path | CursorStore) -> Iterator[None]:
+    """While one process goes on from a file no other does: Conflict where one does. What other stores keep is for them to lend.
+
+    A lock beside it, because the file itself is replaced. The system lets it go when its process dies, and nobody inherits it.
+    """
+    lock = None
+    if isinstance(place, Path):
+        # Where nothing can be kept is refused by whoever keeps it, in its own words.
+        with suppress(OSError):
+            lock = place.with_name(f"{place.name}.lock").open("a", encoding="utf-8")
+    try:
+        if lock is not None:
+            _take(lock, place)
+        yield
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def _take(lock: TextIO, place: object) -> None:
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        stop = "stop it first, or give another file to begin another loop"
+        raise Conflict(f"another process goes on from the cursor {place} at this moment: {stop}") from None
+    except OSError:
+        # A file system without locks: whoever uses it sees to it that there is one loop.
+        return
 
 
 def store_of(place: Path | CursorStore) -> CursorStore:

@@ -22,7 +22,7 @@ from bloomery.recipes.advantages import Weighed, mean_over_tokens, pull_to_refer
 from bloomery.recipes.agreement import k3
 from bloomery.recipes.attempts import patiently
 from bloomery.recipes.checks import check_finite, check_held_out, check_least, check_problems, check_prompts, check_reuse, check_rollouts
-from bloomery.recipes.cursors import CursorStore, Shown, fingerprint
+from bloomery.recipes.cursors import CursorStore, Shown, alone, fingerprint
 from bloomery.recipes.deadlines import check_times, times_of
 from bloomery.recipes.failures import Losses, reasons
 from bloomery.recipes.grpo import OnStep, problem_of, tell
@@ -73,11 +73,11 @@ def train(
     """Go on until `steps` steps are done, also where a loop was killed that had the same cursor at `path`: it tells its last step once more."""
     check(problems, config, held_out)
     teacher = client.sampler(config.teacher)
-    policy = Policy.open(client, losing(config), path, fingerprint(problems, config))
-    parts = _Parts(policy, teacher, problems, config, held_out)
-    losses = Losses(config.max_lost_rounds)
-    parts.tell(on_step)
-    with ThreadPoolExecutor(config.concurrency) as pool:
+    with alone(path), ThreadPoolExecutor(config.concurrency) as pool:
+        policy = Policy.open(client, losing(config), path, fingerprint(problems, config))
+        parts = _Parts(policy, teacher, problems, config, held_out)
+        losses = Losses(config.max_lost_rounds)
+        parts.tell(on_step)
         for step in range(policy.cursor.round, steps):
             numbers, started = range(step * config.prompts_per_step, (step + 1) * config.prompts_per_step), time.monotonic()
             groups = list(pool.map(parts.make, numbers))
@@ -87,7 +87,7 @@ def train(
             policy.train(data, numbers, served=served, shown=shown, timed=partial(_timed, started, time.monotonic()), keep_every=keep_every)
             parts.tell(on_step)
             losses.note(sum(bool(group.members) for group in groups), shown.failures)
-    policy.told()
+        policy.told()
     return policy
 
 

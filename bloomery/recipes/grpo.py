@@ -23,7 +23,7 @@ from typing import NamedTuple
 from bloomery.client import Client, Sampler
 from bloomery.recipes.advantages import Sorted, Weighed, mean_over_tokens, sort_groups, weigh
 from bloomery.recipes.checks import check_finite, check_held_out, check_least, check_problems, check_prompts, check_reuse, check_rollouts
-from bloomery.recipes.cursors import CursorStore, Shown, fingerprint
+from bloomery.recipes.cursors import CursorStore, Shown, alone, fingerprint
 from bloomery.recipes.deadlines import check_times, times_of
 from bloomery.recipes.environments import groups_by
 from bloomery.recipes.failures import Losses, Reason, reasons
@@ -93,11 +93,11 @@ def train(
     if type(config) is not GrpoConfig:
         raise InvalidInput(f"`config` is a {type(config).__name__}, whose other settings this loop would ignore: give a GrpoConfig", field="config")
     check(problems, grade, config, held_out)
-    policy = Policy.open(client, config.policy, path, fingerprint(problems, config))
-    parts = Parts(policy, problems, grade, config, held_out, every=False)
-    losses = Losses(config.max_lost_rounds)
-    parts.tell(on_step)
-    with ThreadPoolExecutor(config.concurrency) as pool:
+    with alone(path), ThreadPoolExecutor(config.concurrency) as pool:
+        policy = Policy.open(client, config.policy, path, fingerprint(problems, config))
+        parts = Parts(policy, problems, grade, config, held_out, every=False)
+        losses = Losses(config.max_lost_rounds)
+        parts.tell(on_step)
         for step in range(policy.cursor.round, steps):
             numbers = range(step * config.groups_per_step, (step + 1) * config.groups_per_step)
             started = time.monotonic()
@@ -112,7 +112,7 @@ def train(
             policy.train(data, numbers, served=served, shown=shown, timed=timed, keep_every=config.checkpoint_every if step + 1 < steps else 0)
             parts.tell(on_step)
             losses.note(kept.compared, shown.failures)
-    policy.told()
+        policy.told()
     return policy
 
 

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from bloomery.client import Client
+from bloomery.recipes import async_grpo
 from bloomery.recipes.async_grpo import AsyncGrpoConfig
 from bloomery.recipes.grpo import GrpoConfig, StepReport, measure, problem_of, train
 from bloomery.recipes.pairs import PairsTask
 from bloomery.recipes.policy import PolicyConfig
 from bloomery.recipes.rewards import Reward
 from bloomery.recipes.rollouts import Problem, Rollout, RolloutConfig
-from bloomery.types.errors import InvalidInput, Unavailable
+from bloomery.types.errors import Conflict, InvalidInput, Unavailable
 from tests.live import LiveServer, running_server, wait_until
 from tests.recipes.loops import BASE, LONG, POLICY, PROBLEMS, SMALL, InTheMiddle, Killed, Record, mortal_client
 from tests.test_docs import ROOT, blocks
@@ -250,6 +251,29 @@ def test_a_loop_outlives_the_deaths_of_its_server(live_server: LiveServer, clien
     undisturbed = train(client, PROBLEMS, expected.grade, CONFIG, tmp_path / "other", steps=6)
     assert digest == undisturbed.run.save_checkpoint("end").result().digest
     assert record.seen == expected.seen
+
+
+ELSEWHERE = """
+import sys
+from pathlib import Path
+from bloomery.recipes.cursors import alone
+with alone(Path(sys.argv[1])):
+    print("alone", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_loop_that_runs_elsewhere_is_not_run_twice_and_one_that_was_killed_is_taken_up(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "cursor"
+    with subprocess.Popen([sys.executable, "-c", ELSEWHERE, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as loop:
+        assert loop.stdout is not None
+        assert loop.stdout.readline() == b"alone\n"
+        for begun, config in ((train, CONFIG), (async_grpo.train, AsyncGrpoConfig(policy=POLICY))):
+            with pytest.raises(Conflict, match=r"another process goes on from the cursor .* at this moment: stop it first"):
+                begun(client, PROBLEMS, Record().grade, config, path, steps=1)  # type: ignore[operator]
+        assert not path.exists()
+        loop.kill()
+    assert train(client, PROBLEMS, Record().grade, CONFIG, path, steps=0).cursor.version
 
 
 IN_THE_MIDDLE = replace(CONFIG, rollouts=LONG)
