@@ -113,7 +113,10 @@ def _learn(client: Client, loop: str, seed: int, asked: argparse.Namespace) -> L
             async_grpo.train(client, problems, watch.grade, config, cursor, steps=NEVER, on_step=watch.note)
         else:
             grpo.train(client, problems, watch.grade, config, cursor, steps=NEVER, on_step=watch.note)
-    measured = [measure(client.sampler(version), held_out, task.grade, EVALUATION) for version in watch.newest_after_quarters()]
+    if not watch.notes:
+        raise SystemExit(f"the {loop} loop did no step in {asked.seconds:g} s: give it more --seconds")
+    newest = newest_after_quarters(watch.notes, asked.seconds)
+    measured = [measure(client.sampler(version), held_out, task.grade, EVALUATION) for version in newest]
     return Learnt(
         seconds_to_target=watch.seconds_to(asked.target),
         held_out=[{"reward": round(each.mean, 4), "interval": [round(end, 4) for end in each.interval]} for each in measured],
@@ -142,7 +145,7 @@ def _config(loop: str, seed: int, asked: argparse.Namespace) -> GrpoConfig:
     )
 
 
-class _Note(NamedTuple):
+class Note(NamedTuple):
     """A step, and when it was done."""
 
     seconds: float
@@ -153,7 +156,7 @@ class _Watch:
     """Notes when what came, and ends the loop when its time is over. Threads that grade share it."""
 
     def __init__(self, task: PairsTask, seconds: float) -> None:
-        self.notes: list[_Note] = []
+        self.notes: list[Note] = []
         self.graded = 0
         self.server_s = self.client_s = 0.0
         """Processor time."""
@@ -184,21 +187,22 @@ class _Watch:
         if now_s > self._seconds:
             self.server_s, self.client_s = processor_s(os.getpid()) - self.server_s, time.process_time() - self.client_s
             raise _Over
-        self.notes.append(_Note(now_s, report))
+        self.notes.append(Note(now_s, report))
 
     def seconds_to(self, target: float) -> float | None:
         """When the mean first was the target."""
         return next((round(seconds, 2) for seconds, mean in self._means if mean >= target), None)
 
-    def newest_after_quarters(self) -> list[str]:
-        """Versions."""
-        ends = [self._seconds * quarter / QUARTERS for quarter in range(1, QUARTERS + 1)]
-        return [[note.report.version for note in self.notes if note.seconds <= end][-1] for end in ends]
-
     def share(self, name: str) -> float:
         """Of the time of all steps."""
         idle_s = sum(note.report.metrics[name] * note.report.metrics["seconds/step"] for note in self.notes)
         return round(idle_s / sum(note.report.metrics["seconds/step"] for note in self.notes), 3)
+
+
+def newest_after_quarters(notes: Sequence[Note], seconds: float) -> list[str]:
+    """Versions; until the first step is done that is the model that both loops begin with."""
+    ends = [seconds * quarter / QUARTERS for quarter in range(1, QUARTERS + 1)]
+    return [[MODEL, *(note.report.version for note in notes if note.seconds <= end)][-1] for end in ends]
 
 
 def _shown(learnt: Sequence[Learnt]) -> dict[str, Any]:
