@@ -1,6 +1,7 @@
 """The kill list as `docs/rl.md` tells it: every thread that was asked for is in it, and every fault in it is one that a test injects."""
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 from tests.engine.faults import FAULTS
@@ -8,6 +9,7 @@ from tests.engine.forward_faults import FORWARD_FAULTS
 from tests.engine.test_kill_list import DOCS, LATER
 from tests.recipes import test_kill_list_numbers, test_kill_list_tokens
 
+ROOT = Path(__file__).parents[2]
 THREADS = {
     1: "verl#7495",
     2: "SkyRL#1680",
@@ -43,6 +45,9 @@ class Row(NamedTuple):
     caught_by: str
 
 
+FILES = "tests/engine/test_kill_list*.py tests/recipes/test_kill_list*.py tests/recipes/test_holding.py"
+
+
 def rows() -> list[Row]:
     _, section = DOCS.read_text().split("### The kill list")
     cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in section.splitlines() if re.match(r"\| (?!fault \|)", line)]
@@ -65,6 +70,16 @@ def test_every_thread_that_was_asked_for_is_in_the_list_under_its_number() -> No
     assert sorted(set(THREADS.items()) - told) == []
     assert {number for number, _ in told - set(THREADS.items())} <= {48}
     assert len(dict(told)) == len(told), "a number stands for one thread"
+
+
+def test_the_list_says_whose_threads_they_are_and_which_command_injects_all_of_it() -> None:
+    _, section = DOCS.read_text().split("### The kill list")
+    owned = {name for _, name in re.findall(r"`([\w-]+)/([\w-]+)`", section.partition("**Weights.**")[0])}
+    assert {name.partition("#")[0] for row in rows() for _, name in row.threads} == owned
+    assert f"python -m pytest {FILES}`" in section
+    run = {path.relative_to(ROOT).as_posix() for pattern in FILES.split() for path in ROOT.glob(pattern)}
+    named = set(re.findall(r"`(tests/[\w/]+/test_\w+\.py)`", section))
+    assert named <= run, sorted(named - run)
 
 
 def test_every_fault_in_the_list_is_injected_by_a_test_and_says_what_catches_it() -> None:
