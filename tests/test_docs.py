@@ -16,6 +16,7 @@ from tests.live import LiveServer
 
 ROOT = Path(__file__).parent.parent
 QUICKSTART = ROOT / "docs" / "quickstart.md"
+PAGES = [ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS_S = 200
 
 
@@ -63,7 +64,28 @@ def test_every_command_is_documented() -> None:
     assert [name for name in group.commands if f"bloomery {name}" not in text] == []
 
 
-def test_every_link_between_documents_leads_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "AGENTS.md", *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_link_between_documents_leads_somewhere(page: Path) -> None:
+    for target, place in re.findall(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)", page.read_text()):
+        there = page.parent / target if target else page
+        assert there.exists(), f"{page.name} links to {target}"
+        assert not place or place in places(there), f"{page.name} links to {target}#{place}"
+
+
+def places(page: Path) -> set[str]:
+    """What can be linked to in it: its headings, as GitHub names them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", heading)).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_test_and_every_line_of_figures_that_a_document_names_is_there(page: Path) -> None:
+    named = re.findall(r"`(tests/[\w/.-]+)`", page.read_text())
+    named += [f"bench/results/{line}" for line in re.findall(r"`(?:bench/results/)?([\w-]+-20\d\d-\d\d-\d\d\.json)`", page.read_text())]
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_no_two_examples_share_a_cursor() -> None:
+    cursors = [name for page in PAGES for name in re.findall(r'Path\("([\w.-]+\.json)"\), steps=', page.read_text())]
+    assert cursors
+    assert sorted(set(cursors)) == sorted(cursors), "a reader who runs one behind the other would be refused"

@@ -1,7 +1,12 @@
 """Evaluations of one version after another: reuse changes the time and nothing else."""
 
 import math
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +15,9 @@ from bloomery.recipes import grpo
 from bloomery.recipes.evaluation import EvaluationConfig, evaluate, seed_of
 from bloomery.recipes.rollouts import Problem, Rollout, RolloutConfig
 from bloomery.types.errors import InvalidInput
+from tests.live import LiveServer
 from tests.services.runs_stage import datum
+from tests.test_docs import ROOT, blocks
 
 BASE = "bloomery-tiny"
 PROBLEMS = [Problem(f"p{number}", tuple(range(100 + number, 120 + 2 * number))) for number in range(4)]
@@ -49,6 +56,19 @@ def test_an_evaluation_that_reuses_an_earlier_one_is_the_same_to_the_bit(client:
 def _in_common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     differs = [place for place, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]]
     return differs[0] if differs else min(len(first), len(second))
+
+
+@pytest.mark.slow
+def test_the_python_of_the_page_runs_in_order(live_server: LiveServer, tmp_path: Path) -> None:
+    code = "\n".join(block for _, block in blocks(ROOT / "docs" / "reuse.md")).replace("http://127.0.0.1:8700", live_server.url)
+    environment = {**os.environ, "BLOOMERY_API_KEY": live_server.key}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    one, all_of_them = done.stdout.splitlines()
+    kept, lengths = ([int(number) for number in re.findall(r"\d+", part)] for part in one.split(") ["))
+    assert len(kept) == len(lengths) == 4
+    assert sum(kept) > 0
+    assert re.fullmatch(r"[\d.]+ Interval\(.*\) [\d.]+ \(.*\)", all_of_them)
 
 
 @pytest.mark.slow
