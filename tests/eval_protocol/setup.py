@@ -11,11 +11,10 @@ from typing import Final
 import httpx
 
 from tests.cookbook.setup import ROOT, environment
-from tests.live import wait_until
+from tests.live import READY_S, wait_until
 
 REQUIREMENTS: Final = ROOT / "requirements-eval-protocol.txt"
 ENVIRONMENT: Final = ROOT / "build" / "eval-protocol"
-_READY_S: Final = 60.0
 
 
 def interpreter() -> Path:
@@ -46,7 +45,7 @@ def rollout_server(port: int, gateway_url: str, folder: Path) -> Iterator[None]:
         env = surroundings(folder, {"FW_TRACING_GATEWAY_BASE_URL": gateway_url})
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=output)
     try:
-        wait_until(lambda: _answers(port) or process.poll() is not None, _READY_S)
+        wait_until(lambda: _answers(port) or process.poll() is not None, READY_S)
         assert process.poll() is None, said.read_text()
         yield
     finally:
