@@ -7,6 +7,7 @@ from pathlib import Path
 from bloomery.config import EngineConfig
 from bloomery.engine.thread_waits import prepare_threads
 from bloomery.obs import logs
+from bloomery.obs.garbage_collector import importing
 
 
 def main() -> None:
@@ -14,7 +15,8 @@ def main() -> None:
     config = EngineConfig.from_json(Path(sys.argv[1]).read_text())
     logs.configure("engine", config.log_level)
     prepare_threads(os.environ, config.role, config.model.threads)
-    from bloomery.engine.process import run
+    with importing():
+        from bloomery.engine.process import run
 
     run(config)
 

@@ -1,6 +1,13 @@
 import gc
 
-from bloomery.obs.garbage_collector import spare_what_stays
+from bloomery.obs.garbage_collector import importing, spare_what_stays
+
+
+class Knot:
+    """A cycle."""
+
+    def __init__(self) -> None:
+        self.itself = self
 
 
 def test_what_is_there_is_not_looked_at_again_and_what_comes_later_is_still_collected() -> None:
@@ -12,5 +19,25 @@ def test_what_is_there_is_not_looked_at_again_and_what_comes_later_is_still_coll
         later.append(later)
         del later
         assert gc.collect() >= 1
+    finally:
+        gc.unfreeze()
+
+
+def test_the_cycles_of_an_import_are_passed_over_until_what_stays_is_spared() -> None:
+    def knots() -> int:
+        return sum(isinstance(each, Knot) for each in gc.get_objects())
+
+    try:
+        with importing():
+            assert not gc.isenabled()
+            Knot()
+        assert gc.isenabled()
+        gc.collect()
+        gc.unfreeze()
+        assert knots() == 1
+        gc.freeze()
+        spare_what_stays()
+        gc.unfreeze()
+        assert knots() == 0
     finally:
         gc.unfreeze()
