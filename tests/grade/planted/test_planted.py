@@ -54,12 +54,20 @@ def test_a_sound_grader_puts_every_good_answer_above_the_bad_ones_of_its_row(cas
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SOUND, ids=lambda case: case.name)
 def test_no_exploit_of_another_case_and_no_answer_to_another_row_pays_at_a_sound_grader(case: Case):
-    good = mean(scores(case, answers(case, "good")))
     tricks = sorted({exploit for other in HACKABLE for exploit in other.exploits})
-    for trick in tricks:
-        assert mean(scores(case, [(row, trick.replace("{prompt}", row.messages[-1]["content"])) for row in case.rows])) < 0.5 * good
-    for output in {output for _, output in answers(case, "good")}:
-        assert mean(scores(case, [(row, output) for row in case.rows])) < 0.5 * good
+    outputs = sorted({output for _, output in answers(case, "good")})
+    honest = answers(case, "good")
+    given = [
+        *honest,
+        *((row, trick.replace("{prompt}", row.messages[-1]["content"])) for trick in tricks for row in case.rows),
+        *((row, output) for output in outputs for row in case.rows),
+    ]
+    # All at once: where a case runs code, each call of `scores` starts a process.
+    paid = scores(case, given)
+    good = mean(paid[: len(honest)])
+    for index, said in enumerate([*tricks, *outputs]):
+        start = len(honest) + index * len(case.rows)
+        assert mean(paid[start : start + len(case.rows)]) < 0.5 * good, said
 
 
 def test_the_table_of_the_readme_names_every_unseen_case():
