@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 from fastapi import APIRouter, FastAPI, Request
@@ -43,7 +43,7 @@ def create_app(services: Services) -> FastAPI:
 
     @asynccontextmanager
     async def answering_batches(app: FastAPI) -> AsyncIterator[None]:
-        async with services.batch_runner.running(partial(ask, app)):
+        async with services.batch_runner.running(partial(ask, app)), _surface().lifespan_context(app):
             yield
 
     app = FastAPI(
@@ -56,9 +56,7 @@ def create_app(services: Services) -> FastAPI:
     app.add_middleware(BodyLimit)
     app.add_middleware(AnswerHeaders)
     errors.install(app)
-    # Routes are tried in this order, and what is served has the least time to lose.
-    for router in (openai.router, tinker.router, tinker.oai.router, bloomery.router, _process_router(), _page_router()):
-        app.include_router(router)
+    app.routes.extend(_surface().routes)
     return app
 
 
@@ -79,6 +77,16 @@ class BodyLimit:
         refusal = TooLarge(f"the body has {told >> 20} MiB, at most {most >> 20} are taken: send it in parts", field="body")
         answer = tinker.refusal(Request(scope), refusal) if tinker.answers(scope) else errors.respond(scope["path"], refusal)
         await answer(scope, receive, send)
+
+
+@cache
+def _surface() -> APIRouter:
+    """All routes, which find their services by the request: what they take and give is worked out once, by the first application of a process."""
+    surface = APIRouter()
+    # They are tried in this order, and what is served has the least time to lose.
+    for router in (openai.router, tinker.router, tinker.oai.router, bloomery.router, _process_router(), _page_router()):
+        surface.include_router(router)
+    return surface
 
 
 def _process_router() -> APIRouter:

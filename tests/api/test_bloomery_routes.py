@@ -268,3 +268,14 @@ def test_each_verb_needs_its_scope(server: Server, scope: str) -> None:
         if server.http.request(method, path, json=body, headers={"x-api-key": key}).status_code == 403
     }
     assert refused == set(verbs) - {scope}
+
+
+def test_servers_of_one_process_share_no_more_than_their_routes(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    with serving(tmp_path / "one") as one, serving(tmp_path / "other") as other:
+        ok(one, "POST", "/datasets", {"name": "mine"})
+        assert [row["name"] for row in ok(one, "GET", "/datasets")["data"]] == ["mine"]
+        assert ok(other, "GET", "/datasets")["data"] == []
+        other.stop()
+        assert len(ok(one, "GET", "/datasets")["data"]) == 1
