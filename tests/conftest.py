@@ -3,7 +3,7 @@
 import ipaddress
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from bloomery.obs.garbage_collector import importing
 from tests.live import LiveServer, running_server
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -29,6 +30,13 @@ _server = pytest.StashKey[LiveServer]()
 
 def pytest_configure() -> None:
     sys.addaudithook(_refuse_the_network)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Of a million objects of what is imported none becomes garbage, and a look at all of them takes half a second: the collector is spared them."""
+    with importing():
+        return (yield)
 
 
 @pytest.fixture(scope="session")
