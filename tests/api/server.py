@@ -17,9 +17,11 @@ from fastapi import FastAPI
 from bloomery.api.app import create_app
 from bloomery.client import Client
 from bloomery.config import AgentConfig, ApiConfig, EndpointConfig, RecordMode
+from bloomery.config.data_dir import DataDir
 from bloomery.services.core import Services
 from bloomery.store.blobs import Blobs
 from tests.services.fake_engine import BASE, FakeEngine, fake_base
+from tests.store.template import migrated
 
 T = TypeVar("T")
 KEY = "tml-test-key"
@@ -31,6 +33,7 @@ class Server:
 
     def __init__(self, directory: Path, record: RecordMode, endpoints: tuple[EndpointConfig, ...] = (), agents: tuple[AgentConfig, ...] = ()) -> None:
         (directory / "api_key").write_text(f"{KEY}\n")
+        migrated(DataDir(directory).database)
         models = (fake_base(directory),)
         self.config = ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record=record, models=models, endpoints=endpoints, agents=agents)
         self.engine = FakeEngine(directory / "s", Blobs(directory / "blobs"))

@@ -27,6 +27,7 @@ from bloomery.store.journal import BOUNDS, Bounds
 from bloomery.types.arrays import Array
 from bloomery.types.operations import AdamParams, Datum, ForwardBackward, LoraSpec, OptimStep, Result
 from tests.services.fake_engine import BASE, VOCABULARY, FakeEngine, fake_base, fake_engine
+from tests.store.template import migrated
 
 ME = Principal("default", "key-1", SCOPES)
 STRANGER = Principal("other", "key-2", SCOPES)
@@ -85,7 +86,7 @@ async def open_api(directory: Path, patience: Patience | None = None, bounds: Bo
     inbox: Inbox = asyncio.Queue()
     link = EngineLink(BASE, directory / "s", inbox)
     async with AsyncExitStack() as stack:
-        database = stack.enter_context(Database(directory / "bloomery.db"))
+        database = stack.enter_context(Database(migrated(directory / "bloomery.db")))
         blobs = AsyncBlobs(Blobs(directory / "blobs"))
         models, checkpoints = Models([fake_base(directory)], {BASE: link}), Checkpoints(database)
         activity = Activity(

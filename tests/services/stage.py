@@ -31,6 +31,7 @@ from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
 from bloomery.types.generation import Weights
 from tests.render.builders import small_config
+from tests.store.template import migrated
 
 ME = Principal("default", "key-1", SCOPES)
 STRANGER = Principal("other", "key-2", SCOPES)
@@ -87,7 +88,7 @@ async def open_stage(directory: Path, *, mode: RecordMode = "full", capacity: in
     config = ModelConfig(alias="tiny", path=str(directory), base_hash=BASE, dtype="float32", threads=1, socket=str(directory / "s"))
     models = Models([config], {BASE: EngineLink(BASE, directory / "s", asyncio.Queue())})
     async with AsyncExitStack() as stack:
-        database = stack.enter_context(Database(directory / "bloomery.db"))
+        database = stack.enter_context(Database(migrated(directory / "bloomery.db")))
         blobs = AsyncBlobs(Blobs(directory / "blobs"))
         versions = Versions(database, models)
         traffic = await stack.enter_async_context(Traffic(database, blobs, mode, capacity=capacity))

@@ -19,6 +19,7 @@ import pytest
 
 from bloomery import services as package
 from bloomery.config import ApiConfig
+from bloomery.config.data_dir import DataDir
 from bloomery.services.access.principal import SCOPES, Principal
 from bloomery.services.clients.session_search import SessionFilter
 from bloomery.services.clients.sessions import Session
@@ -41,6 +42,7 @@ from bloomery.types.resources import GiveFeedback
 from tests.services.fake_engine import BASE, FakeEngine, fake_base
 from tests.services.runs_stage import LORA, ME, STRANGER, operation, play
 from tests.services.stage import chat
+from tests.store.template import migrated
 
 LOOK = "read train"
 SCOPES_OF = {
@@ -828,4 +830,5 @@ async def load_into_own(services: Services, world: World) -> None:
 
 def config(directory: Path) -> ApiConfig:
     (directory / "api_key").write_text("tml-development-key\n")
+    migrated(DataDir(directory).database)
     return ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record="full", models=(fake_base(directory),))

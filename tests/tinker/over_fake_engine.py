@@ -13,10 +13,12 @@ import uvicorn
 from bloomery.api.app import create_app
 from bloomery.api.routes.tinker.futures import MAX_RUNNING, SampleFutures
 from bloomery.config import ApiConfig, RecordMode
+from bloomery.config.data_dir import DataDir
 from bloomery.services.core import Services
 from bloomery.services.training.active import Patience
 from bloomery.store.blobs import Blobs
 from tests.services.fake_engine import FakeEngine, fake_base, fake_engine
+from tests.store.template import migrated
 
 KEY = "tml-contract-test"
 MODEL = "tiny"
@@ -59,6 +61,7 @@ def served(
 
     async def serve() -> None:
         (directory / "api_key").write_text(KEY)
+        migrated(DataDir(directory).database)
         models = (fake_base(directory, MODEL),)
         config = ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record=record, models=models, custom_losses=custom_losses)
         async with fake_engine(directory / "s", Blobs(directory / "blobs")) as engine, Services.open(config, patience=patience) as services:

@@ -13,6 +13,7 @@ from bloomery.services.access.principal import SCOPES, Principal
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthorized
+from tests.store.template import migrated
 
 KEY = "tml-development-key-of-a-test"
 READ = frozenset({"read"})
@@ -37,7 +38,7 @@ def test_other_keys_are_unknown(tmp_path: Path, key: str | None) -> None:
 
 def test_a_wrong_key_costs_no_look_at_the_disk(tmp_path: Path) -> None:
     async def run() -> None:
-        with Database(tmp_path / "db") as database:
+        with Database(migrated(tmp_path / "db")) as database:
             auth = Auth(database)
             await auth.load(KEY)
         # The database is closed: whoever asked it would hear so.
@@ -272,7 +273,7 @@ def names(keys: list) -> list[str]:
 
 def play(directory: Path, story: Callable[[Auth, Database], Awaitable[None]]) -> None:
     async def run() -> None:
-        with Database(directory / "db") as database:
+        with Database(migrated(directory / "db")) as database:
             auth = Auth(database)
             await auth.load(KEY)
             await story(auth, database)

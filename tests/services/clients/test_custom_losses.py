@@ -18,6 +18,7 @@ from bloomery.types.custom_loss import Call, CustomInput, CustomLoss, Ref
 from bloomery.types.errors import Conflict, InvalidInput, NotFound, NotSupported
 from bloomery.types.operations import Datum, ForwardBackward
 from tests.services.runs_stage import ME, STRANGER
+from tests.store.template import migrated
 
 LOSS = CustomLoss(
     name="mine",
@@ -45,7 +46,7 @@ def play(directory: Path, story: Callable[[CustomLosses], Awaitable[None]], *, o
     async def run() -> None:
         await story(CustomLosses(database, offered=offered))
 
-    with Database(directory / "bloomery.db") as database:
+    with Database(migrated(directory / "bloomery.db")) as database:
         asyncio.run(run())
 
 

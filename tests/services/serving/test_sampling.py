@@ -44,6 +44,7 @@ from tests.render.builders import small_config
 from tests.services.fake_engine import BASE, FakeEngine, routed
 from tests.services.runs_stage import until
 from tests.services.stage import ME
+from tests.store.template import migrated
 
 TARGET = Target(Weights(version=BASE), BASE, None, None, "tiny")
 ENDLESS = (0, 1)
@@ -78,7 +79,7 @@ async def open_sampling(directory: Path) -> AsyncIterator[Sampling]:
     (directory / "config.json").write_text(json.dumps(small_config(300, context=64)))
     config = ModelConfig(alias="tiny", path=str(directory), base_hash=BASE, dtype="float32", threads=1, socket=str(directory / "s"))
     async with AsyncExitStack() as stack:
-        database = stack.enter_context(Database(directory / "bloomery.db"))
+        database = stack.enter_context(Database(migrated(directory / "bloomery.db")))
         link = await stack.enter_async_context(EngineLink(BASE, directory / "s", asyncio.Queue()))
         models = Models([config], {BASE: link})
         versions = Versions(database, models)
