@@ -16,6 +16,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from bloomery.obs.garbage_collector import importing
+from tests.certificates import nobody_trusted
 from tests.live import LiveServer, running_server
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -37,6 +38,12 @@ def pytest_collection() -> Generator[None, object, object]:
     """Of a million objects of what is imported none becomes garbage, and a look at all of them takes half a second: the collector is spared them."""
     with importing():
         return (yield)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates() -> Iterator[None]:
+    with nobody_trusted():
+        yield
 
 
 @pytest.fixture(scope="session")

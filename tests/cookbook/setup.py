@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bloomery.models import tiny
+from tests.certificates import trusting
 from tests.cookbook.rows import write_data_sets
 
 ROOT: Final = Path(__file__).parents[2]
@@ -77,7 +78,7 @@ def _alone(place: Path) -> Iterator[None]:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S, check=False, env=trusting())
     if done.returncode != 0:
         raise RuntimeError(f"`{' '.join(command)}` failed with status {done.returncode}:\n{done.stdout}{done.stderr}")
 
