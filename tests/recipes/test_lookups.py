@@ -103,7 +103,7 @@ def test_the_program_goes_on_where_it_was_stopped(live_server: LiveServer, tmp_p
 def test_the_model_that_ships_learns_to_use_the_tool_in_several_turns(live_server: LiveServer, tmp_path: Path) -> None:
     environment = {**os.environ, "BLOOMERY_API_KEY": live_server.key}
     argv = [sys.executable, "-m", "bloomery.recipes.learn_lookups", "--url", live_server.url, "--cursor", str(tmp_path / "cursor")]
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=290, check=True)
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=500, check=True)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     before, warm, after = (next(row for row in rows if row["kind"] == kind) for kind in ("before", "warm", "after"))
     assert before["high"] < 0.1
