@@ -17,7 +17,7 @@ from bloomery.recipes.online import score_served
 from bloomery.types.errors import InvalidInput
 from bloomery.types.graders import ATTACK_CALLS, ATTACK_TOKENS, AttackGrader, AttackRow, Calibration, GraderAttack, LabelledRow, OutputRow
 from bloomery.types.grading import GradeResult
-from bloomery.types.statistics import mean_of
+from bloomery.types.statistics import score_of
 
 Row = TypeVar("Row", OutputRow, LabelledRow)
 app = typer.Typer(name="grader", help="Keep graders, and try them on outputs.", no_args_is_help=True)
@@ -104,7 +104,7 @@ def score(
         return typer.echo(json.dumps([{**each._asdict(), "result": each.result.model_dump(mode="json")} for each in found]))
     print_table(("ANSWER", "MODEL", "SCORE", "REASON"), [(each.span, each.model, number(each.result.score), _why(each.result)) for each in found])
     if scores := [each.result.score for each in found if each.result.score is not None]:
-        mean = mean_of(scores)
+        mean = score_of(scores)
         between = "" if mean.interval is None else f" [{number(mean.interval.low)}, {number(mean.interval.high)}]"
         typer.echo(f"{len(scores)} of {len(found)} answers have a score: {number(mean.value)}{between} on average")
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from bloomery.types.errors import InvalidInput
 from bloomery.types.evaluations import Difference, Measured
 from bloomery.types.resources import Resource
-from bloomery.types.statistics import mean_of
+from bloomery.types.statistics import mean_of, score_of
 
 PROVIDER: Final = "openai-api/bloomery/"
 """Before the names of models: inspect's provider for servers of OpenAI's contract, and whose variable has the key."""
@@ -117,7 +117,7 @@ def _scorer(scorer: _Json, rows: _Rows, samples: list[_Json], total: int) -> Ins
     return InspectedScorer(
         scorer=_label(scorer),
         metrics={name: _finite(float(metric["value"])) for name, metric in scorer["metrics"].items()},
-        mean=Measured.of_scores(list(rows.values())) if rows else None,
+        mean=Measured.of(score_of(list(rows.values()))) if rows else None,
         scored=scored,
         invalid=total - scored,
     )

@@ -9,7 +9,7 @@ from bloomery.jobs.rows import Question
 from bloomery.render import ChatTokenizer, Rendered
 from bloomery.render.rows import RenderedPair
 from bloomery.types.jobs import Compared
-from bloomery.types.statistics import mean_of
+from bloomery.types.statistics import difference_of, mean_of, score_of
 
 _CONCURRENCY: Final = 16
 
@@ -53,8 +53,7 @@ def look_at_pairs(sampler: Sampler, rows: Sequence[RenderedPair]) -> dict[str, f
 
 def paired(name: str, before: Sequence[float], after: Sequence[float], *, higher_is_better: bool) -> Compared:
     """Means and 95 % intervals, of the differences row by row too."""
-    old, new = mean_of(before), mean_of(after)
-    difference = mean_of([later - earlier for earlier, later in zip(before, after, strict=True)])
+    old, new, difference = score_of(before), score_of(after), difference_of(before, after)
     return Compared(
         name=name,
         rows=len(before),

@@ -4,7 +4,7 @@ Whatever decides the scores stands in the spec, with nothing left open. A score 
 not known, such as what a token costs somewhere else, is None and never 0.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 from bloomery.types.graders import VersionNumber
 from bloomery.types.grading import GradeResult
 from bloomery.types.resources import Name, Resource, Split
-from bloomery.types.statistics import mean_of, wilson
+from bloomery.types.statistics import Mean, difference_of
 
 MAX_MODELS: Final = 16
 MAX_GRADERS: Final = 16
@@ -143,22 +143,15 @@ class EvaluationSpec(Resource):
 
 
 class Measured(Resource):
-    """A mean or a share with its 95 % interval; of a single row there is no interval of a mean."""
+    """A mean or a share with its 95 % interval; of a single row there is none, unless it is right or wrong."""
 
     value: float
     interval: Interval | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Self:
-        """The mean of one value at least."""
-        return cls(**mean_of(values)._asdict())
-
-    @classmethod
-    def of_scores(cls, scores: Sequence[float]) -> Self:
-        """The same, with Wilson's interval of right and wrong alone: rows that are all right, however few, have no doubt in their spread."""
-        if set(scores) <= {0.0, 1.0}:
-            return cls(value=sum(scores) / len(scores), interval=wilson(int(sum(scores)), len(scores)))
-        return cls.of(scores)
+    def of(cls, mean: Mean) -> Self:
+        """As it is shown."""
+        return cls(value=mean.value, interval=mean.interval)
 
 
 class GraderSummary(Resource):
@@ -215,14 +208,15 @@ class Difference(Resource):
     def between(cls, grader: str, one: tuple[str, Mapping[Row, float]], other: tuple[str, Mapping[Row, float]]) -> Self:
         """Of two models by their scores of each row."""
         (name, mine), (other_name, theirs) = one, other
-        differences = [mine[row] - theirs[row] for row in mine if row in theirs]
+        both = [row for row in mine if row in theirs]
+        differences = [mine[row] - theirs[row] for row in both]
         wins, losses = sum(each > 0 for each in differences), sum(each < 0 for each in differences)
         return cls(
             grader=grader,
             model=name,
             other=other_name,
             rows=len(differences),
-            difference=Measured.of(differences) if differences else None,
+            difference=Measured.of(difference_of([theirs[row] for row in both], [mine[row] for row in both])) if both else None,
             wins=wins,
             losses=losses,
             ties=len(differences) - wins - losses,

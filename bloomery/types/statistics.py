@@ -47,6 +47,24 @@ def mean_of(values: Sequence[float]) -> Mean:
     return Mean(math.fsum(values) / len(values), normal_interval(values) if len(values) > 1 else None)
 
 
+def score_of(values: Sequence[float]) -> Mean:
+    """The mean of one score at least. Of right and wrong alone the interval is Wilson's, which does not take a few right ones for certainty."""
+    if set(values) <= {0.0, 1.0}:
+        return Mean(sum(values) / len(values), wilson(int(sum(values)), len(values)))
+    return mean_of(values)
+
+
+def difference_of(before: Sequence[float], after: Sequence[float]) -> Mean:
+    """How much higher `after` is than `before`, of one pair at least. Of right and wrong alone the interval is that of D. G. Bonett and R. M. Price
+    (2012): one pair gained and one lost are added, so that pairs that all went the same way do not leave no doubt."""
+    differences = [later - earlier for earlier, later in zip(before, after, strict=True)]
+    if not {*before, *after} <= {0.0, 1.0}:
+        return mean_of(differences)
+    gained, lost = ((differences.count(sign) + 1) / (len(differences) + 2) for sign in (1.0, -1.0))
+    half = Z95 * math.sqrt((gained + lost - (gained - lost) ** 2) / (len(differences) + 2))
+    return Mean(sum(differences) / len(differences), Interval(max(-1.0, gained - lost - half), min(1.0, gained - lost + half)))
+
+
 class Paired(NamedTuple):
     """Old and new on the same rows: how many only the new one gets right, only the old one, and the two-sided exact p of McNemar's test."""
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bloomery.types.statistics import mcnemar, mismatch, normal_interval, wilson
+from bloomery.types.statistics import difference_of, mcnemar, mean_of, mismatch, normal_interval, score_of, wilson
 
 
 def test_wilson_gives_the_textbook_interval() -> None:
@@ -19,6 +19,38 @@ def test_wilson_gives_the_textbook_interval() -> None:
 def test_wilson_holds_the_share_and_stays_in_bounds(case: tuple[int, int]) -> None:
     low, high = wilson(*case)
     assert 0 <= low <= case[0] / case[1] <= high <= 1
+
+
+def pairs(gained: int, lost: int, alike: int) -> tuple[list[float], list[float]]:
+    return [0.0] * gained + [1.0] * (lost + alike), [1.0] * gained + [0.0] * lost + [1.0] * alike
+
+
+@pytest.mark.parametrize(("rows", "up", "down"), [(10, 0.3, 0.05), (20, 0.1, 0.1), (40, 0.2, 0.0), (40, 0.05, 0.02)])
+def test_the_interval_of_a_paired_difference_covers_it_as_often_as_it_says(rows: int, up: float, down: float) -> None:
+    covered = 0.0
+    for gained in range(rows + 1):
+        for lost in range(rows + 1 - gained):
+            alike = rows - gained - lost
+            chance = math.comb(rows, gained) * math.comb(rows - gained, lost) * up**gained * down**lost * (1 - up - down) ** alike
+            interval = difference_of(*pairs(gained, lost, alike)).interval
+            assert interval is not None
+            covered += chance * (interval.low <= up - down <= interval.high)
+    assert covered > 0.94
+
+
+def test_rows_that_all_went_one_way_leave_doubt_and_other_scores_have_the_normal_interval() -> None:
+    gained = difference_of(*pairs(2, 0, 0))
+    assert gained.interval is not None
+    # (2 + 1) / 4 gained and 1 / 4 lost: 0.5 and 1.96 standard errors of 0.433.
+    assert (gained.value, gained.interval.low, gained.interval.high) == (1.0, pytest.approx(0.5 - 0.8487, abs=1e-4), 1.0)
+    alike, lost = difference_of(*pairs(0, 0, 9)).interval, difference_of(*pairs(0, 2, 0)).interval
+    assert alike is not None
+    assert lost is not None
+    assert alike.low < 0 < alike.high
+    assert lost == (-1.0, -gained.interval.low)
+    assert difference_of([0.5, 0.0], [1.0, 0.0]) == mean_of([0.5, 0.0])
+    assert score_of([1.0, 1.0]).interval == wilson(2, 2)
+    assert score_of([0.5, 1.0]) == mean_of([0.5, 1.0])
 
 
 def test_mcnemar_counts_discordant_rows_only() -> None:

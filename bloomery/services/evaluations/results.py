@@ -12,6 +12,7 @@ from itertools import combinations
 from typing import Final, NamedTuple
 
 from bloomery.types.evaluations import Difference, EvaluationResult, GraderSummary, Measured, ModelSummary, Price
+from bloomery.types.statistics import score_of
 
 NO_ANSWER: Final = "no_answer"
 FREE: Final = Price(prompt_usd_per_mtok=0.0, completion_usd_per_mtok=0.0)
@@ -82,7 +83,7 @@ class _Tally:
     def share(self) -> Measured | None:
         """Of answers that pass, by row: several to one are no independent tries."""
         shares = [sum(of_row) / len(of_row) for of_row in self.passes.values()]
-        return Measured.of_scores(shares) if shares else None
+        return Measured.of(score_of(shares)) if shares else None
 
 
 def summarise(
@@ -149,7 +150,7 @@ def _graded(grader: GraderName, tally: _Tally) -> GraderSummary:
         grader=grader.label,
         hash=grader.hash,
         rows=len(means),
-        mean=Measured.of_scores(means) if means else None,
+        mean=Measured.of(score_of(means)) if means else None,
         passed=tally.share,
         invalid=invalid,
         invalid_rate=invalid / total if total else 0.0,
