@@ -105,6 +105,23 @@ def test_a_job_begins_where_another_ended(client: Client) -> None:
 
 
 @pytest.mark.slow
+def test_jobs_that_share_an_engine_go_on_side_by_side_with_the_weights_that_each_has_alone(client: Client) -> None:
+    method = Supervised(optimizer=Optimizer(learning_rate=4e-3), batches=Batches(epochs=4, rows=4))
+    others: dict[str, Any] = {"method": method, "evaluation": Evaluation(answers=0), "checkpoint_every": 0}
+    alone = client.jobs.wait(client.jobs.create(spec("alone", "pairs", **others)).id, 240)
+    left, right = (client.jobs.create(spec(name, "pairs", **others)).id for name in ("left", "right"))
+
+    def steps() -> list[int]:
+        return [client.jobs.get(job).progress.step for job in (left, right)]
+
+    wait_until(lambda: max(steps()) == 4 * STEPS)
+    # Neither waits until the other is done.
+    assert min(steps()) > 2 * STEPS
+    both = [client.jobs.wait(job, 240) for job in (left, right)]
+    assert {_trained(job)[:2] for job in (alone, *both)} == {(alone.result and alone.result.digest, 4 * STEPS)}
+
+
+@pytest.mark.slow
 def test_a_loss_that_falls_no_more_ends_a_job_early(client: Client) -> None:
     method = Supervised(
         optimizer=Optimizer(learning_rate=1e-6), batches=Batches(epochs=1, rows=4), early_stopping=EarlyStopping(patience=2, min_delta=0.5)

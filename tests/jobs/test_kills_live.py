@@ -8,7 +8,19 @@ from typing import Any
 import pytest
 
 from bloomery.client import Client
-from bloomery.types.jobs import Batches, Data, DirectPreference, Distillation, Evaluation, Job, JobSpec, JobState, Optimizer, Reinforcement
+from bloomery.types.jobs import (
+    Batches,
+    Data,
+    DirectPreference,
+    Distillation,
+    Evaluation,
+    Job,
+    JobSpec,
+    JobState,
+    OddsRatioPreference,
+    Optimizer,
+    Reinforcement,
+)
 from tests.jobs.test_jobs_live import kill_worker
 from tests.jobs.test_methods_live import BASE, GRADER, lines, pairs, preference, prompt
 from tests.live import running_server, wait_until
@@ -16,7 +28,8 @@ from tests.services.runs_stage import datum
 
 METHODS: dict[str, tuple[Any, Any]] = {
     "dpo": (preference, DirectPreference(optimizer=Optimizer(learning_rate=5e-4), batches=Batches(epochs=1, rows=4))),
-    "rft": (prompt, Reinforcement(grader="right", steps=8, groups_per_step=2, group_size=4, max_tokens=32)),
+    "orpo": (preference, OddsRatioPreference(batches=Batches(epochs=1, rows=4))),
+    "rft": (prompt, Reinforcement(grader="right", loss="gspo", steps=8, groups_per_step=2, group_size=4, max_tokens=32)),
     "distill": (prompt, Distillation(teacher=BASE, steps=8, prompts_per_step=2, max_tokens=32)),
 }
 
