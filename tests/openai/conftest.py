@@ -8,13 +8,13 @@ from tests.openai.server import Script, ScriptedServer
 from tests.openai.tool_model import TEMPLATE
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def openai_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
     with ScriptedServer(tmp_path_factory.mktemp("openai")).listening() as server:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
     server = ScriptedServer(tmp_path_factory.mktemp("tools"))
     (Path(server.config.models[0].path) / "chat_template.jinja").write_text(TEMPLATE)

@@ -87,7 +87,7 @@ def test_an_operation_whose_result_is_known_is_damaged_wherever_it_is_cut_and_it
     _fill(tmp_path, pool, operations=[4], segment_bytes=segment_bytes)
     segment = max(tmp_path.glob("ops-*"))
     os.truncate(segment, segment.stat().st_size - HEADER_BYTES)
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.name.startswith("bloomery.store")]
     assert set(_read(tmp_path, pool)[0]) == {1, 2, 3}
 
 
