@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bloomery import __version__
+from bloomery.config import GraderLevel
 from bloomery.config.data_dir import DataDir
 from bloomery.grade import processes as grading
 from bloomery.obs.machine import free_memory_bytes, usable_cpus
@@ -41,7 +42,13 @@ class Finding(NamedTuple):
 
 
 def examine(
-    data_dir: Path, models: Sequence[str], dtype: str, threads: int | None, outside: Path | None = None, remote: Path | None = None
+    data_dir: Path,
+    models: Sequence[str],
+    dtype: str,
+    threads: int | None,
+    outside: Path | None = None,
+    remote: Path | None = None,
+    graders: GraderLevel = "L1",
 ) -> Iterator[Finding]:
     """Look at everything, cheap things first."""
     yield Finding("bloomery", __version__)
@@ -51,7 +58,7 @@ def examine(
     shares = cores.share(engines=max(1, len(models)), replicas=1, from_start=False, threads=threads)
     yield Finding("replicas", cores.announce(shares, 1, from_start=False))
     yield Finding("memory", f"{base_models.gigabytes(free_memory_bytes())} free")
-    yield _graders()
+    yield _graders(graders)
     yield from _data_dir(DataDir(data_dir.expanduser().resolve()))
     if outside is not None:
         yield from _endpoints(outside)
@@ -71,12 +78,13 @@ def _packages() -> Iterator[Finding]:
             yield Finding(distribution, "missing", f"install {distribution}, for example with `make setup`")
 
 
-def _graders() -> Finding:
-    """The level at which code of graders runs here."""
-    found = grading.level()
-    if found.level == "L1":
-        return Finding("graders", f"L1, jailed: {', '.join(found.layers)}")
-    return Finding("graders", f"{found.level}, without a jail", f"code of graders is refused, because this machine gives no jail: {found.reason}")
+def _graders(asked: GraderLevel) -> Finding:
+    """Whether code of graders can run here at the level that was asked for."""
+    found = grading.level(asked)
+    if found.level == asked:
+        return Finding("graders", f"{asked}, jailed: {', '.join(found.layers)}")
+    refused = f"code of graders is refused, because this machine does not give {grading.PLACES[asked]}: {found.reason}"
+    return Finding("graders", f"{found.level}, without a jail", refused)
 
 
 def _data_dir(data: DataDir) -> Iterator[Finding]:

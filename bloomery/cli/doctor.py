@@ -2,7 +2,7 @@
 
 import typer
 
-from bloomery.cli.options import DATA_DIR, AgentsOption, DataDirOption, DTypeOption, EndpointsOption, ModelOption, ThreadsOption
+from bloomery.cli.options import DATA_DIR, AgentsOption, DataDirOption, DTypeOption, EndpointsOption, GradersOption, ModelOption, ThreadsOption
 
 
 def doctor(
@@ -12,6 +12,7 @@ def doctor(
     threads: ThreadsOption = None,
     endpoints: EndpointsOption = None,
     agents: AgentsOption = None,
+    graders: GradersOption = "L1",
 ) -> None:
     """Show versions and devices, whether bit-exact mode holds here, and what is missing.
 
@@ -20,7 +21,7 @@ def doctor(
     from bloomery.doctor import examine
 
     problems = []
-    for finding in examine(data_dir, model or [], dtype, threads, endpoints, agents):
+    for finding in examine(data_dir, model or [], dtype, threads, endpoints, agents, graders):
         typer.echo(f"{finding.topic + ':':17} {finding.text}")
         if finding.problem:
             problems.append(finding.problem)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from bloomery.config import GraderLevel
 from bloomery.config.data_dir import DEFAULT_DATA_DIR
 
 DataDirOption = Annotated[Path, typer.Option("--data-dir", help="Where everything that survives lies.")]
@@ -25,6 +26,10 @@ EndpointsOption = Annotated[
 AgentsOption = Annotated[
     Path | None,
     typer.Option("--agents", dir_okay=False, help="YAML with agents of many turns that jobs of reinforcement may train (docs/operate.md)."),
+]
+GradersOption = Annotated[
+    GraderLevel,
+    typer.Option("--graders", help="Where code of graders runs: L1, a jail; L2, a jail in a container of bubblewrap (docs/security.md)."),
 ]
 DType = Literal["float32", "bfloat16"]
 DTypeOption = Annotated[DType, typer.Option("--dtype", help="What the engines compute in.")]

@@ -4,7 +4,17 @@ from typing import Annotated
 
 import typer
 
-from bloomery.cli.options import DATA_DIR, AgentsOption, DataDirOption, DTypeOption, EndpointsOption, ModelOption, ReplicasOption, ThreadsOption
+from bloomery.cli.options import (
+    DATA_DIR,
+    AgentsOption,
+    DataDirOption,
+    DTypeOption,
+    EndpointsOption,
+    GradersOption,
+    ModelOption,
+    ReplicasOption,
+    ThreadsOption,
+)
 from bloomery.config import DEFAULT_DEVICE, DEFAULT_JOBS, DEFAULT_LOG_LEVEL, DEFAULT_MAX_WAITING, DEFAULT_PORT, LogLevel, RecordMode
 
 
@@ -43,6 +53,7 @@ def up(
     ] = DEFAULT_JOBS,
     endpoints: EndpointsOption = None,
     agents: AgentsOption = None,
+    graders: GradersOption = "L1",
     track: Annotated[
         list[str] | None,
         typer.Option("--track", metavar="KIND[=WHERE]", help="Also tell tensorboard=DIR, mlflow=URI or wandb=PROJECT what jobs measure. Repeatable."),
@@ -71,6 +82,7 @@ def up(
         jobs=jobs,
         endpoints=endpoints,
         agents=agents,
+        graders=graders,
         track=track or [],
     )
     run(options)

@@ -127,6 +127,9 @@ class EndpointConfig(_FromJson):
         return key
 
 
+GraderLevel = Literal["L1", "L2"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentConfig(_FromJson):
     """An agent of many turns, behind a server that takes Eval Protocol's remote rollouts, whose answers jobs of reinforcement train."""
@@ -161,6 +164,8 @@ class ApiConfig(_FromJson):
     """Models elsewhere that graders and evaluations may ask."""
     agents: tuple[AgentConfig, ...] = ()
     """Agents elsewhere that jobs of reinforcement may train."""
+    graders: GraderLevel = "L1"
+    """Where code of graders runs: in a jail, or in one within a container."""
     log_level: LogLevel = DEFAULT_LOG_LEVEL
 
 

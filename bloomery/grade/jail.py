@@ -23,7 +23,7 @@ from bloomery.grade import work as work_directories
 from bloomery.grade.libc import call
 
 Level = Literal["L0", "L1", "L2", "L3"]
-"""`L0`: in the caller's own process, for code one trusts. `L1`: this jail. `L2`, a container, and `L3`, another machine, are not offered."""
+"""`L0`: in the caller's own process, for code one trusts. `L1`: this jail. `L2`: the same in a container. `L3`, another machine, is not offered."""
 Identity = Literal["another user", "a user namespace", "the server's user"]
 
 CHANNEL: Final = 3
@@ -38,7 +38,7 @@ _KEEP_CAPABILITIES, _NO_NEW_PRIVILEGES, DEATH_SIGNAL = 8, 38, 1
 _CAPABILITIES_VERSION: Final = 0x20080522
 _READ_ANYTHING: Final = 1 << 2
 _NEW_IPC, _NEW_USER, _NEW_NETWORK = 0x08000000, 0x10000000, 0x40000000
-_READABLE: Final = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
+READABLE: Final = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 _DEVICES: Final = {"/dev/null": landlock.WRITE, "/dev/zero": landlock.READ, "/dev/urandom": landlock.READ, "/dev/random": landlock.READ}
 ENVIRONMENT: Final = {
     "LANG": "C.UTF-8",
@@ -181,7 +181,7 @@ def _trial(ground: Ground, work: Path) -> None:
 
 def is_readable(entry: str) -> bool:
     """Whether a place that Python imports from is one that jails may read."""
-    return Path(entry).is_dir() and any(Path(entry).resolve().is_relative_to(place) for place in _library_places())
+    return Path(entry).is_dir() and any(Path(entry).resolve().is_relative_to(place) for place in library_places())
 
 
 def _identities() -> Iterator[tuple[Identity, bool]]:
@@ -244,16 +244,16 @@ def _limit(limits: Confinement, *, threads: bool) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
 
 
-def _library_places() -> list[Path]:
+def library_places() -> list[Path]:
     """Where the interpreter, its libraries and the packages lie that graders may import."""
     of_python = (*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")), f"{sys.base_prefix}/lib")
     # A virtual environment may see packages of another one behind its own.
     packages = (entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages"))
-    return [Path(place).resolve() for place in (*_READABLE, *of_python, *packages) if Path(place).exists()]
+    return [Path(place).resolve() for place in (*READABLE, *of_python, *packages) if Path(place).exists()]
 
 
 def _open_places() -> Iterator[tuple[int, int]]:
-    for place in dict.fromkeys(_library_places()):
+    for place in dict.fromkeys(library_places()):
         yield os.open(place, os.O_PATH | os.O_CLOEXEC), landlock.READ
     for device, access in _DEVICES.items():
         if Path(device).exists():

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, cast
 
 import bloomery
+from bloomery.grade import container
 from bloomery.grade.jail import Level
 from bloomery.grade.work import remove
 from bloomery.types.errors import NotSupported, Unavailable
@@ -39,20 +40,26 @@ main(root, work)
 """
 
 
+PLACES: Final[dict[Level, str]] = {"L1": "a jail (level L1)", "L2": "a jail in a container (level L2)"}
+"""Where code of graders runs."""
+
+
 class Obtained(NamedTuple):
-    """What this machine gives graders: `L1` with what holds, or no more than `L0` and why."""
+    """What this machine gives graders: the level that was asked for with what holds, or no more than `L0` and why."""
 
     level: Level
     layers: tuple[str, ...]
     reason: str | None
 
     @classmethod
-    def told(cls, message: bytes) -> Self:
+    def told(cls, message: bytes, asked: Level) -> Self:
         """By a fork server, in its first message."""
         if not message:
             return cls("L0", (), "the fork server of graders ended while it started; what it said is in the log")
         told = json.loads(message)
-        return cls("L0", (), told["refused"]) if "refused" in told else cls("L1", tuple(told["layers"]), None)
+        if "refused" in told:
+            return cls("L0", (), told["refused"])
+        return cls(asked, (*((container.LAYER,) if asked == "L2" else ()), *told["layers"]), None)
 
 
 class Ended(NamedTuple):
@@ -76,16 +83,19 @@ class Garbled(Exception):
     """The other end says what no end of ours says."""
 
 
-def level() -> Obtained:
-    """Find out, in throw-away processes, what this machine gives, and why no more."""
+def level(asked: Level = "L1") -> Obtained:
+    """Find out, in throw-away processes, whether this machine gives a level, and why not."""
+    if asked == "L2" and (why := container.missing()) is not None:
+        return Obtained("L0", (), why)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     work = _work_directory()
     try:
         with theirs:
-            process = subprocess.Popen(_argv(theirs, work), env={}, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
+            argv = _argv(theirs, work, asked)
+            process = subprocess.Popen(argv, env={}, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
         with process, ours:
             ours.settimeout(START_S)
-            return Obtained.told(ours.recv(_MESSAGE_BYTES))
+            return Obtained.told(ours.recv(_MESSAGE_BYTES), asked)
     finally:
         _remove(work)
 
@@ -179,9 +189,9 @@ class Fork(NamedTuple):
 class ForkServer:
     """A running one. `alive` turns false when it ends, and everything that was forked has ended then."""
 
-    def __init__(self, control: socket.socket, work: Path, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, control: socket.socket, work: Path, process: asyncio.subprocess.Process, level: Level) -> None:
         self._loop = asyncio.get_running_loop()
-        self._control, self._work, self._process = control, work, process
+        self._control, self._work, self._process, self._level = control, work, process, level
         self._forks: dict[int, Fork] = {}
         self._count = 0
         self._started: asyncio.Future[Obtained] = self._loop.create_future()
@@ -189,15 +199,21 @@ class ForkServer:
         self._loop.add_reader(control.fileno(), self._told)
 
     @classmethod
-    async def start(cls) -> tuple[Self, Obtained]:
-        """Raises NotSupported with the reason where this machine gives no jail."""
+    async def start(cls, level: Level = "L1") -> tuple[Self, Obtained]:
+        """Raises NotSupported with the reason where this machine gives no jail, or no container for it."""
+        if level == "L2" and (why := container.missing()) is not None:
+            raise NotSupported(f"code of graders runs in {PLACES[level]}, and this machine gives none: {why}")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         work = _work_directory()
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    *_argv(theirs, work), env={}, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+                    *_argv(theirs, work, level),
+                    env={},
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
                 )
         except BaseException as error:
             ours.close()
@@ -205,7 +221,7 @@ class ForkServer:
             if isinstance(error, OSError):
                 raise Unavailable(f"the fork server of graders could not be started: {error.strerror}") from None
             raise
-        server = cls(ours, work, process)
+        server = cls(ours, work, process, level)
         try:
             async with asyncio.timeout(START_S):
                 obtained = await server._started
@@ -215,9 +231,9 @@ class ForkServer:
         except asyncio.CancelledError:
             await server.stop()
             raise
-        if obtained.level != "L1":
+        if obtained.level != level:
             await server.stop()
-            raise NotSupported(f"code of graders runs in a jail (level L1), and this machine gives none: {obtained.reason}")
+            raise NotSupported(f"code of graders runs in {PLACES[level]}, and this machine gives none: {obtained.reason}")
         return server, obtained
 
     async def fork(self, *, memory_bytes: int, cpu_s: int, disk_bytes: int) -> Fork:
@@ -281,7 +297,7 @@ class ForkServer:
         except OSError:
             message = b""
         if not self._started.done():
-            self._started.set_result(Obtained.told(message))
+            self._started.set_result(Obtained.told(message, self._level))
         elif message:
             told = json.loads(message)
             fork = self._forks.pop(told["ended"])
@@ -307,10 +323,11 @@ def described(ended: Ended) -> str:
     return f"by {signal.Signals(-ended.status).name}" if ended.status < 0 else f"with status {ended.status}"
 
 
-def _argv(control: socket.socket, work: Path) -> Sequence[str]:
+def _argv(control: socket.socket, work: Path, level: Level) -> Sequence[str]:
     root = Path(bloomery.__file__).parent.parent
+    inside = container.command(work) if level == "L2" else []
     # Isolated: no variable and no file of a user changes what is imported. Nobody writes into the interpreter's directories.
-    return [sys.executable, "-I", "-B", "-X", "utf8", "-c", _CODE, str(control.fileno()), str(root), str(work)]
+    return [*inside, sys.executable, "-I", "-B", "-X", "utf8", "-c", _CODE, str(control.fileno()), str(root), str(work)]
 
 
 def _work_directory() -> Path:

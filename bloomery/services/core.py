@@ -169,7 +169,7 @@ class Services:
             runs = Runs(database=database, models=models, checkpoints=checkpoints, activity=activity)
             rendering, limits = Rendering(models), RateLimits(meters.refused)
             sampling = Sampling(fleet, models, deployments, versions, meters)
-            jail = await stack.enter_async_context(pool.Graders())
+            jail = await stack.enter_async_context(pool.Graders(level=config.graders))
             endpoints = await stack.enter_async_context(Endpoints(config.endpoints, os.environ, limits))
             served = Served(models=models, rendering=rendering, sampling=sampling, limits=limits)
             graders = Graders(database, jail, served, endpoints)

@@ -18,6 +18,7 @@ from bloomery.config import (
     ApiConfig,
     EndpointConfig,
     EngineConfig,
+    GraderLevel,
     JobsConfig,
     LogLevel,
     ModelConfig,
@@ -27,6 +28,7 @@ from bloomery.config import (
     to_json,
 )
 from bloomery.config.data_dir import DataDir
+from bloomery.grade import container
 from bloomery.obs import logs
 from bloomery.obs.machine import free_memory_bytes, usable_cpus
 from bloomery.types.errors import Conflict, InvalidInput
@@ -73,6 +75,7 @@ class UpOptions:
     jobs: int
     endpoints: Path | None = None
     agents: Path | None = None
+    graders: GraderLevel = "L1"
     track: Sequence[str] = ()
 
 
@@ -105,6 +108,7 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
     _check_host(options.host, environment)
     after = checkpoints_after(environment)
     devices.check(options.device)
+    _check_graders(options.graders)
     outside = endpoints.read(options.endpoints, environment) if options.endpoints else ()
     remote = agents.read(options.agents, options.jobs) if options.agents else ()
     models = [base_models.check(model, options.dtype) for model in base_models.model_arguments(options.models)]
@@ -169,6 +173,11 @@ def say(line: str) -> None:
         print(line, flush=True)
 
 
+def _check_graders(level: GraderLevel) -> None:
+    if level == "L2" and (why := container.missing()) is not None:
+        raise InvalidInput(f"--graders L2 takes a container, and {why}", field="graders")
+
+
 def _supervisor(plan: _Plan) -> Supervisor:
     configs = _model_configs(plan)
     engines: dict[Child, frozenset[str]] = {}
@@ -219,6 +228,7 @@ def _api_config(plan: _Plan, configs: tuple[ModelConfig, ...]) -> ApiConfig:
         max_waiting=options.max_waiting,
         endpoints=plan.endpoints,
         agents=plan.agents,
+        graders=options.graders,
         log_level=options.log_level,
     )
 

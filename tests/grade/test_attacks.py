@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 import bloomery
+from bloomery.grade import container
 from bloomery.grade.pool import Graders, Limits, Program
 from bloomery.types.grading import GradeInput, GradeResult, Sample
 from tests.grade.attacks import ATTACKS, CALLS, Attack, source
@@ -20,9 +21,11 @@ SOUND = Program("def grade(output):\n    return 0.75", "grade")
 SECRET = os.urandom(16).hex()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def graders() -> AsyncIterator[Graders]:
-    async with Graders(places=2) as found:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["L1", pytest.param("L2", marks=pytest.mark.slow)])
+async def graders(request: pytest.FixtureRequest) -> AsyncIterator[Graders]:
+    if request.param == "L2" and (why := container.missing()) is not None:
+        pytest.skip(why)
+    async with Graders(level=request.param, places=2) as found:
         yield found
 
 

@@ -1,0 +1,58 @@
+"""The container of graders (level `L2`): bubblewrap, with the fork server of jails inside.
+
+What a jail keeps from a grader by rules of the kernel is not there at all: no files but the interpreter, its libraries and its packages, no processes
+but the fork server's, no network, queues or host name of the machine's, and a work directory in memory that is gone with the container.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import bloomery
+from bloomery.grade.jail import READABLE, library_places
+
+PROGRAM: Final = "bwrap"
+INSTALL: Final = "install bubblewrap, for example with `apt-get install bubblewrap`"
+LAYER: Final = "a container with nothing of the machine but Python, and with processes, network and IPC of its own"
+_NAMESPACES: Final = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+_CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "KILL", "SETGID", "SETUID")
+"""Of a fork server that is root: to make jails other users, and to end and tidy up behind them."""
+
+
+def missing() -> str | None:
+    """Why there can be no container here, as far as one sees without trying; None: nothing is known."""
+    if sys.platform != "linux":
+        return f"containers are made of what Linux offers, and this is {sys.platform}"
+    return None if shutil.which(PROGRAM) else f"there is no `{PROGRAM}`: {INSTALL}"
+
+
+def command(work: Path) -> list[str]:
+    """What to put before the command of the fork server, whose work directory is `work`."""
+    user = ["--unshare-user"]
+    if os.geteuid() == 0:
+        # In a user namespace it could make no jail another user.
+        user = ["--cap-drop", "ALL", *(word for name in _CAPABILITIES for word in ("--cap-add", f"CAP_{name}"))]
+    bound = [word for place in dict.fromkeys(_places()) for word in ("--ro-bind", place, place)]
+    own = ["--proc", "/proc", "--dev", "/dev", "--perms", "0711", "--tmpfs", str(work), "--remount-ro", "/", "--chdir", "/"]
+    return [shutil.which(PROGRAM) or PROGRAM, "--die-with-parent", *_NAMESPACES, "--hostname", "graders", *user, *bound, *own]
+
+
+def _places() -> Iterator[str]:
+    """Of the interpreter and what it imports, by every name under which it is looked for."""
+    interpreter, environment = Path(sys.executable), Path(sys.prefix) / "pyvenv.cfg"
+    yield from map(str, _links(interpreter))
+    for place in (environment, Path(bloomery.__file__).parent, *map(Path, READABLE), *library_places()):
+        if place.exists():
+            yield from map(str, (place, place.resolve()))
+
+
+def _links(place: Path) -> Iterator[Path]:
+    """Of a file, every name on the way to it: none of them is a link in there."""
+    yield place
+    while place.is_symlink():
+        place = place.parent / place.readlink()
+        yield place
+    yield place.resolve()

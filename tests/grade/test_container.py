@@ -1,0 +1,91 @@
+"""Graders in a container: what is not there cannot even be seen, and whoever strikes it, nothing of it stays."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from bloomery.config import GraderLevel
+from bloomery.doctor import examine
+from bloomery.grade import container
+from bloomery.grade.pool import Graders, Limits, Program
+from bloomery.grade.processes import level
+from bloomery.types.errors import InvalidInput, NotSupported
+from bloomery.types.grading import GradeInput, Sample
+from bloomery.up import start
+from tests.grade.test_pool import HANGING, children, gone, until
+
+needs_bubblewrap = pytest.mark.skipif(container.missing() is not None, reason="this machine has no bubblewrap")
+SEEN = Program("import os\ndef grade(item):\n    return sum(map(os.path.exists, item['places']))", "grade")
+
+
+def row(*places: object) -> GradeInput:
+    return GradeInput(item={"places": [*map(str, places)]}, sample=Sample(output_text="text"))
+
+
+@needs_bubblewrap
+async def test_of_the_machine_nothing_is_there_but_python(tmp_path: Path) -> None:
+    (tmp_path / "api_key").write_text("secret")
+    outside = (tmp_path, tmp_path / "api_key", "/etc/passwd", "/usr/bin/env", "/bin/sh", "/var", "/sys", f"/proc/{os.getpid()}", Path(__file__))
+    async with Graders(level="L2") as graders, Graders(level="L1") as jailed:
+        (contained,) = await graders.grade(SEEN, [row(*outside)])
+        (confined,) = await jailed.grade(SEEN, [row(*outside)])
+        assert contained.score == 0.0
+        # A jail alone does not hide whether a path exists.
+        assert confined.score is not None
+        assert confined.score > 0
+        found = await graders.obtained()
+    assert (found.level, found.layers[0]) == ("L2", container.LAYER)
+    assert {"no new privileges", "a seccomp allow list"} <= set(found.layers)
+
+
+@needs_bubblewrap
+async def test_a_container_that_is_struck_takes_everything_in_it_along_and_the_next_one_grades() -> None:
+    async with Graders(level="L2", places=1) as graders:
+        grading = asyncio.create_task(graders.grade(HANGING, [GradeInput(item={}, sample=Sample(output_text="hang"))], Limits(wall_s=100.0)))
+        await graders.obtained()
+        assert graders._server is not None
+        outer = graders._server._process.pid
+        await until(lambda: len(below(outer)) >= 3)
+        inside = below(outer)
+        work = graders._server._work
+        assert not [*work.iterdir()]
+        os.kill(outer, signal.SIGKILL)
+        await until(lambda: all(map(gone, inside)))
+        grading.cancel()
+        (result,) = await graders.grade(SEEN, [row()])
+        assert result.score == 0.0
+        assert graders._server._process.pid != outer
+    assert not work.exists()
+
+
+def below(pid: int) -> list[int]:
+    return [found for child in children(pid) for found in (child, *below(child))]
+
+
+@pytest.mark.parametrize(("platform", "why"), [("linux", "apt-get install bubblewrap"), ("darwin", "this is darwin")])
+async def test_where_there_is_no_container_nothing_is_graded_and_up_and_doctor_say_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, platform: str, why: str
+) -> None:
+    monkeypatch.setattr("bloomery.grade.container.shutil.which", lambda _: None)
+    monkeypatch.setattr("bloomery.grade.container.sys.platform", platform)
+    async with Graders(level="L2") as graders:
+        with pytest.raises(NotSupported, match=rf"container \(level L2\), and this machine gives none: .*{why}"):
+            await graders.grade(SEEN, [row()])
+    assert level("L2").level == "L0"
+    monkeypatch.setattr("bloomery.grade.container.sys.platform", "linux")
+    with pytest.raises(InvalidInput, match="--graders L2 takes a container") as refused:
+        start._check_graders("L2")
+    assert refused.value.field == "graders"
+    assert problem(tmp_path, "L1") is None
+    told = problem(tmp_path, "L2")
+    assert told is not None
+    assert "does not give a jail in a container (level L2)" in told
+
+
+def problem(directory: Path, asked: GraderLevel) -> str | None:
+    """What `doctor` says of graders."""
+    findings = examine(directory, ["unlikely=/none"], "float32", None, graders=asked)
+    return next(finding.problem for finding in findings if finding.topic == "graders")
