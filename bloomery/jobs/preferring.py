@@ -12,6 +12,7 @@ from bloomery.jobs.served import Served
 from bloomery.jobs.work import Work, adam_config, pace_of
 from bloomery.recipes.preference import Dpo, Orpo, Pair, PairLoss, PreferenceConfig, Preferences, optimise
 from bloomery.recipes.sft import datum
+from bloomery.recipes.steps import EVALUATED
 from bloomery.types.jobs import DirectPreference, JobResult, JobSpec, OddsRatioPreference
 
 _CONCURRENCY: Final = 16
@@ -39,6 +40,7 @@ def train(work: Work) -> JobResult:
             held_out=with_reference(held_out, reference),
             on_kept=work.note_kept,
             on_published=served.look,
+            evaluated=work.told(EVALUATED),
         )
         published = work.publish(run, done=done, planned=len(planned))
     both = Both(work.client.sampler(before), work.client.sampler(published.version))

@@ -52,6 +52,11 @@ class Work:
         self.reporter.point(step, steps, values, tokens=tokens)
         self.guard.look(step, values)
 
+    def told(self, name: str) -> dict[int, float]:
+        """What processes before this one measured under a name, by step."""
+        points = self.client.jobs.points(self.job.id)
+        return {point.step: value for point in points if (value := point.values.get(name)) is not None}
+
     def note_kept(self, step: int, version: str) -> None:
         """A checkpoint was kept behind a step, and its weights published."""
         self.reporter.note(f"kept step {step}", key=f"step {step}", step=step, version=version)

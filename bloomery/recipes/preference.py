@@ -7,6 +7,7 @@ weights, so nothing is approximated.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -126,10 +127,11 @@ def optimise(
     held_out: Sequence[Pair] = (),
     on_kept: OnVersion = lambda *_: None,
     on_published: OnVersion = lambda *_: None,
+    evaluated: Mapping[int, float] = MappingProxyType({}),
 ) -> int:
-    """Train over the pairs `epochs` times; the steps taken."""
+    """Train over the pairs `epochs` times; the steps taken. `evaluated`: as for `drive`."""
     recipe = Preferences(run, pairs, config, held_out)
-    return drive(run, recipe, config.pace, on_point, on_kept=on_kept, on_published=on_published)
+    return drive(run, recipe, config.pace, on_point, on_kept=on_kept, on_published=on_published, evaluated=evaluated)
 
 
 class Preferences:

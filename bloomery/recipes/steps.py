@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from bloomery.recipes.replay import Awaited, Trains
@@ -90,8 +91,10 @@ def drive(
     *,
     on_kept: OnVersion = lambda *_: None,
     on_published: OnVersion = lambda *_: None,
+    evaluated: Mapping[int, float] = MappingProxyType({}),
 ) -> int:
-    """Take all steps, or so many as early stopping lets; how many those were. `on_kept` is told of checkpoints, `on_published` of weights."""
+    """Take all steps, or so many as early stopping lets; how many those were. `on_kept` is told of checkpoints, `on_published` of weights.
+    `evaluated` are held-out losses by step, as they were told before, of evaluations whose results are kept no more."""
     waiting: deque[Callable[[], Any]] = deque()
     best, since = math.inf, 0
     for step in range(recipe.steps):
@@ -107,9 +110,8 @@ def drive(
                 waiting.append(partial(_point, on_point, done, recipe.steps, held))
                 continue
             _settle(waiting)
-            values = held.values()
-            on_point(done, recipe.steps, values)
-            best, since = (values[EVALUATED], 0) if values[EVALUATED] < best - pace.min_delta else (best, since + 1)
+            loss = _evaluated(on_point, done, recipe.steps, held, evaluated)
+            best, since = (loss, 0) if loss < best - pace.min_delta else (best, since + 1)
             if since >= pace.patience:
                 return done
     _settle(waiting)
@@ -140,6 +142,17 @@ def _point(on_point: OnPoint, done: int, steps: int, told: Step | HeldOut) -> No
         # Held-out rows of which not even the numbers are there any more were looked at then.
         return
     on_point(done, steps, values)
+
+
+def _evaluated(on_point: OnPoint, done: int, steps: int, held: HeldOut, evaluated: Mapping[int, float]) -> float:
+    try:
+        values = held.values()
+    except Gone:
+        if done not in evaluated:
+            raise
+        return evaluated[done]
+    on_point(done, steps, values)
+    return values[EVALUATED]
 
 
 def _published(on_published: OnVersion, done: int, snapshot: Awaited[SnapshotResult]) -> None:

@@ -9,8 +9,8 @@ from bloomery.client import Client, TrainingRun
 from bloomery.recipes.preference import Orpo, Pair, PreferenceConfig, both, optimise
 from bloomery.recipes.replay import Replayed
 from bloomery.recipes.sft import AdamConfig, SftConfig, SftReport, datum, fine_tune
-from bloomery.recipes.steps import Pace
-from bloomery.types.errors import Conflict
+from bloomery.recipes.steps import EVALUATED, Pace
+from bloomery.types.errors import Conflict, Gone
 from tests.api.server import KEY, URL, serving
 from tests.recipes.test_policy import Forgetful
 
@@ -71,6 +71,27 @@ def test_a_recipe_whose_results_were_dropped_finds_what_it_kept_and_goes_on(tmp_
         assert [step for step, _ in told] == [2, 4]
         assert train(later.run(run.id)).losses == report.losses
         assert kept == told
+        assert client.run(run.id).next_seq == run.next_seq
+
+
+def test_pairs_whose_evaluations_were_dropped_stop_early_where_they_did(tmp_path: Path) -> None:
+    pairs = [Pair(datum([1, 2, 3], [0, 0, 1]), datum([1, 2, 4], [0, 0, 1]))]
+    pace = Pace(evaluate_every=1, patience=2, min_delta=100.0)
+    config = PreferenceConfig(epochs=9, loss=Orpo(), adam=AdamConfig(learning_rate=1e-3), batch_pairs=1, pace=pace)
+    told: dict[int, float] = {}
+
+    def note(step: int, _: int, values: dict[str, float]) -> None:
+        if EVALUATED in values:
+            told[step] = values[EVALUATED]
+
+    with serving(tmp_path) as server, server.client() as client, Client(URL, KEY, transport=Forgetful(server.transport)) as later:
+        run = client.create_run("tiny", 8, seed=1)
+        assert optimise(Replayed(run), pairs, config, note, held_out=pairs) == 3
+        assert [*told] == [1, 2, 3]
+        run.save_checkpoint("final").result()
+        assert optimise(Replayed(later.run(run.id)), pairs, config, held_out=pairs, evaluated=told) == 3
+        with pytest.raises(Gone):
+            optimise(Replayed(later.run(run.id)), pairs, config, held_out=pairs)
         assert client.run(run.id).next_seq == run.next_seq
 
 
