@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from bloomery.types.evaluations import MAX_GRADERS, AnswerParams, ChosenGrader, Evaluation
+from bloomery.types.evaluations import MAX_GRADERS, AnswerParams, ChosenGrader, Evaluation, EvaluationItem, EvaluationSpec
 from bloomery.types.resources import Resource
 
 Key = Annotated[str, Field(max_length=64)]
@@ -99,4 +99,14 @@ class EvalRunPage(Resource):
     """Some of them."""
 
     data: list[EvalRun]
+    has_more: bool
+
+
+class EvalItems(Resource):
+    """Answers of a run with their scores, and what these are to: the names of its criteria, whom it asked, and the spec of its evaluation."""
+
+    criteria: list[str]
+    model: str | None
+    spec: EvaluationSpec
+    data: list[EvaluationItem]
     has_more: bool

@@ -10,6 +10,7 @@ from openai import OpenAI
 from openai.types import EvalCreateResponse
 from openai.types.evals import RunCreateResponse
 from openai.types.evals.runs import OutputItemListResponse
+from sqlalchemy import Engine, event
 
 from bloomery.client import Client
 from bloomery.types.ids import new_id
@@ -109,6 +110,24 @@ def test_a_model_is_asked_for_each_item_and_every_criterion_counts(sdk: OpenAI, 
         evaluation = client.evaluations.get(run.id)
     assert evaluation.result is not None
     assert (evaluation.spec.data.dataset, evaluation.result.models[0].graders[0].passed is None) == (found.id, False)
+
+
+def test_a_page_of_items_counts_nothing_of_the_others(sdk: OpenAI) -> None:
+    run = done(sdk, made(sdk).id, source())
+    asked: list[str] = []
+
+    def note(_1: Any, _2: Any, statement: str, *_: Any) -> None:
+        asked.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        first, *_ = items(sdk, run, limit=1)
+        sdk.evals.runs.output_items.retrieve(first.id, eval_id=run.eval_id, run_id=run.id)
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    read = [statement for statement in asked if "FROM evaluation_answer" in statement or "FROM evaluation_score" in statement]
+    assert len(read) == 2 * (len(ROWS) + 1)
+    assert not [statement for statement in read if "sum(" in statement or "count(" in statement]
 
 
 def test_responses_are_asked_in_messages_that_items_have(sdk: OpenAI) -> None:

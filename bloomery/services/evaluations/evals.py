@@ -29,14 +29,12 @@ from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
 from bloomery.types.errors import BloomeryError, InvalidInput, NotFound, shown
-from bloomery.types.evals import Counts, Eval, EvalPage, EvalRun, EvalRunPage, Given, Metadata, NewEval, NewRun
+from bloomery.types.evals import Counts, Eval, EvalItems, EvalPage, EvalRun, EvalRunPage, Given, Metadata, NewEval, NewRun
 from bloomery.types.evaluations import (
     MAX_ANSWERS,
     ChosenGrader,
     EvaluatedModel,
     EvaluationData,
-    EvaluationItem,
-    EvaluationItems,
     EvaluationSpec,
     EvaluationState,
     ItemStatus,
@@ -197,19 +195,21 @@ class Evals:
 
     async def items(
         self, p: Principal, eval_: str, run: str, *, after: int = -1, limit: int = 20, newest_first: bool = False, status: ItemStatus | None = None
-    ) -> EvaluationItems:
+    ) -> EvalItems:
         """Answers of a run that are there, with their scores."""
         p.require("read", "train")
-        row = await self._database.read(lambda connection: _one_run(connection, p, eval_, run))
-        return await self._evaluations.items(p, row.id, after=after, limit=limit, newest_first=newest_first, status=status)
+        row, given = await self._database.read(lambda connection: (_one_run(connection, p, eval_, run), _eval(_one(connection, p, eval_)).given))
+        found = await self._evaluations.items(p, row.id, after=after, limit=limit, newest_first=newest_first, status=status)
+        spec, model = EvaluationSpec.model_validate_json(row.spec), NewRun.model_validate_json(row.asked).model
+        return EvalItems(criteria=_names(given), model=model, spec=spec, data=found.data, has_more=found.has_more)
 
-    async def item(self, p: Principal, eval_: str, run: str, number: int) -> EvaluationItem:
+    async def item(self, p: Principal, eval_: str, run: str, number: int) -> EvalItems:
         """One of them."""
         p.require("read", "train")
         found = await self.items(p, eval_, run, after=number - 1, limit=1)
         if not found.data or found.data[0].number != number:
             raise NotFound(f"no output item {number} of run `{shown(run)}`", field="output_item")
-        return found.data[0]
+        return found
 
     async def _version(self, p: Principal, criterion: _Criterion) -> GraderVersion:
         grader = Grader(criterion.spec)
@@ -294,6 +294,11 @@ def _criteria(given: NewEval) -> list[_Criterion]:
     return list(found.values())
 
 
+def _names(given: NewEval) -> list[str]:
+    """Of its criteria."""
+    return [str(each["name"]) for each in given.criteria]
+
+
 def _threshold(spec: Spec) -> float | None:
     """Where nothing is said, the middle of what a grader may give."""
     if spec.pass_threshold is not None or isinstance(spec, StringCheck | LabelModel):
@@ -346,7 +351,7 @@ def _look(connection: Connection, p: Principal, eval_: str, row: Row[Any]) -> _L
         rows=None,
         model=asked.model,
         metadata=asked.metadata,
-        criteria=[str(each["name"]) for each in given.criteria],
+        criteria=_names(given),
         evaluation=evaluation_of(connection, row),
         counts=Counts(passed=figures[0], failed=figures[1], errored=figures[2]),
         of_criteria=[told.get(place, Counts()) for place in range(graders)],

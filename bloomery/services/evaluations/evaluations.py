@@ -7,7 +7,7 @@ a version's rows, weights, graders by their numbers. So whoever works at it (`ru
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, select
 
@@ -132,26 +132,25 @@ class Evaluations:
         """Answers that are there with their scores, in the order of rows, behind the number `after`; of one model alone, or of one status."""
         p.require("read", "train")
 
-        def look(connection: Connection) -> tuple[Row[Any], Evaluation, list[Row[Any]], list[Row[Any]]]:
+        def look(connection: Connection) -> _Looked:
             row = one_evaluation(connection, p.project, evaluation)
-            of = evaluation_of(connection, row)
+            spec = EvaluationSpec.model_validate_json(row.spec)
             answer, score = rows.evaluation_answer.c, rows.evaluation_score.c
             order = answer.number.desc() if newest_first else answer.number
             behind = answer.number < after if newest_first and after >= 0 else answer.number > after
             query = select(rows.evaluation_answer).where(answer.evaluation_id == row.id, behind).order_by(order)
             if status is not None:
-                query = query.where(of_status(status, len(of.spec.graders)))
+                query = query.where(of_status(status, len(spec.graders)))
             if model is not None:
-                query = query.where(_of_model(of, model))
+                query = query.where(_of_model(spec, model))
             answers = list(connection.execute(query.limit(limit + 1)))
             numbers = [each.number for each in answers[:limit]]
             scored = select(rows.evaluation_score).where(score.evaluation_id == row.id, score.number.in_(numbers))
-            return row, of, answers, list(connection.execute(scored.order_by(score.number, score.grader)))
+            return _Looked(row, spec, answers[:limit], list(connection.execute(scored.order_by(score.number, score.grader))), len(answers) > limit)
 
-        row, of, answers, scores = await self._database.read(look)
-        blob = await self._datasets.blob(row.rows_key)
-        shown = await asyncio.to_thread(_items, blob, row, of, answers[:limit], scores)
-        return EvaluationItems(data=shown, has_more=len(answers) > limit)
+        found = await self._database.read(look)
+        blob = await self._datasets.blob(found.row.rows_key)
+        return EvaluationItems(data=await asyncio.to_thread(_items, blob, found), has_more=found.has_more)
 
     async def leaderboard(
         self, p: Principal, dataset: str, grader: str, *, version: str | None = None, grader_version: int | None = None, split: Split = "eval"
@@ -229,6 +228,16 @@ class Evaluations:
         return found
 
 
+class _Looked(NamedTuple):
+    """Some answers of an evaluation, whose `row` this is, and all scores of them."""
+
+    row: Row[Any]
+    spec: EvaluationSpec
+    answers: Sequence[Row[Any]]
+    scores: Sequence[Row[Any]]
+    has_more: bool
+
+
 async def check_whole(new: NewEvaluation, blob: Blob, graders: Mapping[str, Spec]) -> None:
     """Refuse what asks for too much, and graders, by their fields, that ask for columns which no row has."""
     if new.answers > MAX_ANSWERS:
@@ -248,26 +257,27 @@ def forget_evaluation(connection: Connection, row: Row[Any]) -> None:
     connection.execute(delete(rows.evaluation).where(rows.evaluation.c.id == row.id))
 
 
-def _items(blob: Blob, row: Row[Any], of: Evaluation, answers: Sequence[Row[Any]], scores: Sequence[Row[Any]]) -> list[EvaluationItem]:
+def _items(blob: Blob, found: _Looked) -> list[EvaluationItem]:
     of_answers: dict[int, list[Row[Any]]] = {}
-    for score in scores:
+    for score in found.scores:
         of_answers.setdefault(score.number, []).append(score)
-    return [_item(blob, row, of, answer, of_answers.get(answer.number, [])) for answer in answers]
+    return [_item(blob, found, answer, of_answers.get(answer.number, [])) for answer in found.answers]
 
 
-def _item(blob: Blob, row: Row[Any], of: Evaluation, answer: Row[Any], scores: Sequence[Row[Any]]) -> EvaluationItem:
-    place = place_of(answer.number, len(of.spec.models), of.spec.params.samples)
-    (question,) = questions_of(blob, row.split, row.rows, start=place.row, limit=1)
+def _item(blob: Blob, found: _Looked, answer: Row[Any], scores: Sequence[Row[Any]]) -> EvaluationItem:
+    spec = found.spec
+    place = place_of(answer.number, len(spec.models), spec.params.samples)
+    (question,) = questions_of(blob, found.row.split, found.row.rows, start=place.row, limit=1)
     return EvaluationItem(
         number=answer.number,
         row=place.row,
         sample=place.sample,
-        model=of.spec.models[place.model].model,
+        model=spec.models[place.model].model,
         messages=[dict(message) for message in question.messages],
         prompt=question.prompt,
         item=dict(question.item),
         answer=Answered.model_validate_json(answer.answer),
-        scores=[score_of(each, of.spec) for each in scores],
+        scores=[score_of(each, spec) for each in scores],
         created_us=answer.created_us,
     )
 
@@ -284,11 +294,11 @@ def of_status(status: ItemStatus, graders: int) -> ColumnElement[bool]:
     return (scored == graders) & ~invalid & (failed if status == "failed" else ~failed)
 
 
-def _of_model(of: Evaluation, model: str) -> ColumnElement[bool]:
-    names, samples = [each.model for each in of.spec.models], of.spec.params.samples
+def _of_model(spec: EvaluationSpec, model: str) -> ColumnElement[bool]:
+    names, samples = [each.model for each in spec.models], spec.params.samples
     if model not in names:
         known = ", ".join(f"`{name}`" for name in names)
-        raise NotFound(f"model `{model}` is not in evaluation `{of.spec.name}`: there are {known}", field="model")
+        raise NotFound(f"model `{model}` is not in evaluation `{spec.name}`: there are {known}", field="model")
     return rows.evaluation_answer.c.number // samples % len(names) == names.index(model)
 
 

@@ -11,7 +11,7 @@ from bloomery.api.routes.openai.eval_requests import ChangeEval, CreateEval, Cre
 from bloomery.api.routes.openai.http import read_request
 from bloomery.api.routes.openai.shapes import body_of
 from bloomery.types.errors import NotFound, shown
-from bloomery.types.evals import Eval, EvalRun
+from bloomery.types.evals import Eval, EvalItems, EvalRun
 from bloomery.types.evaluations import Evaluation, EvaluationItem, EvaluationState, ItemStatus, Score
 
 Limit = Annotated[int, Query(ge=1, le=100)]
@@ -141,18 +141,17 @@ async def list_items(
     status: Literal["fail", "pass"] | None = None,
 ) -> dict[str, Any]:
     """What was answered, with the results of all criteria."""
-    run = await services.evals.get_run(caller, eval_id, run_id)
     behind = -1 if after is None else _number(run_id, after, "after")
     wanted = None if status is None else _ITEMS[status]
     found = await services.evals.items(caller, eval_id, run_id, after=behind, limit=limit, newest_first=order == "desc", status=wanted)
-    return page_of([_item(run, each) for each in found.data], has_more=found.has_more)
+    return page_of([_item(eval_id, run_id, found, each) for each in found.data], has_more=found.has_more)
 
 
 @router.get("/{eval_id}/runs/{run_id}/output_items/{output_item_id}")
 async def get_item(eval_id: str, run_id: str, output_item_id: str, services: Svc, caller: Caller) -> dict[str, Any]:
     """One of them."""
-    run = await services.evals.get_run(caller, eval_id, run_id)
-    return _item(run, await services.evals.item(caller, eval_id, run_id, _number(run_id, output_item_id, "output_item_id")))
+    found = await services.evals.item(caller, eval_id, run_id, _number(run_id, output_item_id, "output_item_id"))
+    return _item(eval_id, run_id, found, found.data[0])
 
 
 def _eval(found: Eval) -> dict[str, Any]:
@@ -207,22 +206,22 @@ def _error(evaluation: Evaluation) -> dict[str, Any] | None:
     return {"code": "evaluation_failed", "message": evaluation.reason or ""} if evaluation.state is EvaluationState.FAILED else None
 
 
-def _item(run: EvalRun, item: EvaluationItem) -> dict[str, Any]:
+def _item(eval_id: str, run_id: str, of: EvalItems, item: EvaluationItem) -> dict[str, Any]:
     """Criteria without a score are not among the results: what is wrong with them is the error of the sample."""
-    params, answer = run.evaluation.spec.params, item.answer
+    params, answer = of.spec.params, item.answer
     scored = {score.grader: score for score in item.scores}
-    of_criteria = [(name, scored.get(grader.label)) for name, grader in zip(run.criteria, run.evaluation.spec.graders, strict=True)]
+    of_criteria = [(name, scored.get(grader.label)) for name, grader in zip(of.criteria, of.spec.graders, strict=True)]
     results = [_result(name, score) for name, score in of_criteria if score is not None and score.result.error is None]
     asked = item.messages or ([] if item.prompt is None else [{"role": "user", "content": item.prompt}])
     said = answer.text or (json.dumps(answer.tools) if answer.tools else "")
     usage = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens, "cached_tokens": 0}
     return {
-        "id": f"{run.id}{_BETWEEN}{item.number}",
+        "id": f"{run_id}{_BETWEEN}{item.number}",
         "object": "eval.run.output_item",
         "created_at": item.created_us // 1_000_000,
-        "run_id": run.id,
-        "eval_id": run.eval,
-        "status": _item_status(item, len(run.criteria)),
+        "run_id": run_id,
+        "eval_id": eval_id,
+        "status": _item_status(item, len(of.criteria)),
         "datasource_item_id": item.row,
         "datasource_item": item.item,
         "results": results,
@@ -230,7 +229,7 @@ def _item(run: EvalRun, item: EvaluationItem) -> dict[str, Any]:
             "input": [{"role": each["role"], "content": each.get("content") or ""} for each in asked],
             "output": [] if answer.error is not None else [{"role": "assistant", "content": said}],
             "finish_reason": answer.finish_reason or "",
-            "model": run.model or "",
+            "model": of.model or "",
             "usage": usage | {"total_tokens": answer.prompt_tokens + answer.completion_tokens},
             "error": _sample_error(item, of_criteria),
             "temperature": params.temperature,
