@@ -144,6 +144,17 @@ def blame(kind: type[BloomeryError], what: str) -> Iterator[None]:
         raise kind(f"{what}: {type(error).__name__}: {reason(error)}") from error
 
 
+@contextmanager
+def naming(field: str, *kinds: type[BloomeryError]) -> Iterator[None]:
+    """Have errors of these kinds, or of any, name the field that the caller gave: who raises them knows it by another name, or by none."""
+    try:
+        yield
+    except BloomeryError as error:
+        if not kinds or isinstance(error, kinds):
+            error.field = field
+        raise
+
+
 def misfit(problem: Mapping[str, Any], given: Any) -> InvalidInput:
     """What pydantic found wrong, by the path of the field as it was written: tags of unions, which pydantic puts between, are left out."""
     *above, last = problem["loc"]

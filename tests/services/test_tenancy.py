@@ -73,6 +73,7 @@ SCOPES_OF = {
     "CustomLosses.create": "train",
     "CustomLosses.get": "train",
     "Datasets.chosen": LOOK,
+    "Datasets.version": LOOK,
     "Datasets.create": "train",
     "Datasets.curate": "train",
     "Datasets.get": LOOK,
@@ -331,6 +332,10 @@ ARE_NOT_FOUND: dict[str, list[Attempt]] = {
     "Checkpoints.own": [lambda s, w: s.checkpoints.own(STRANGER, w.path)],
     "Checkpoints.set_ttl": [lambda s, w: s.checkpoints.set_ttl(STRANGER, w.path, 1)],
     "Curation.judged": [lambda s, w: s.datasets._curation.judged(STRANGER, Curate(parent="x", deployment=w.deployment))],
+    "Datasets.version": [
+        lambda s, w: s.datasets.version(STRANGER, w.dataset, None, field="dataset", version_field="version"),
+        lambda s, w: s.datasets.version(STRANGER, "own-rows", w.dataset_version, field="dataset", version_field="version"),
+    ],
     "Datasets.chosen": [
         lambda s, w: s.datasets.chosen(STRANGER, w.dataset, None, "train"),
         lambda s, w: s.datasets.chosen(STRANGER, "own-rows", w.dataset_version, "train"),

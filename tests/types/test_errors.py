@@ -1,11 +1,11 @@
-"""What callers may read of foreign errors."""
+"""What callers may read of errors: of foreign ones, and of ours by the names of their own fields."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from bloomery.types.errors import BY_CODE, Corrupt, WorkerError, blame, reason
+from bloomery.types.errors import BY_CODE, Conflict, Corrupt, InvalidInput, NotFound, RateLimited, TooLarge, WorkerError, blame, naming, reason
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,15 @@ def test_what_a_foreign_error_says_is_told_up_to_a_length_and_still_without_dire
 
 def test_the_code_of_damage_means_the_damage_itself() -> None:
     assert BY_CODE["corrupt"] is Corrupt
+
+
+def test_errors_of_what_was_asked_for_it_name_the_callers_field() -> None:
+    with pytest.raises(RateLimited) as told, naming("graders.0"):
+        raise RateLimited("no more", field="model", resource="tokens", retry_after_s=7.0)
+    assert (told.value.field, told.value.resource, told.value.retry_after_s) == ("graders.0", "tokens", 7.0)
+    with pytest.raises(TooLarge) as below, naming("file", InvalidInput):
+        raise TooLarge("too many", field="splits.train")
+    assert below.value.field == "file"
+    with pytest.raises(NotFound) as other, naming("file", InvalidInput, Conflict):
+        raise NotFound("gone", field="name")
+    assert other.value.field == "name"

@@ -38,7 +38,7 @@ from bloomery.types.datasets import (
     UploadRows,
     Validation,
 )
-from bloomery.types.errors import Conflict, InvalidInput, NotFound
+from bloomery.types.errors import Conflict, InvalidInput, NotFound, naming
 from bloomery.types.ids import new_id, now_us
 from bloomery.types.jobs import JobSpec, JobState
 from bloomery.types.resources import Page, Split
@@ -89,18 +89,21 @@ class Datasets:
 
     async def chosen(self, p: Principal, name: str, version: str | None, split: Split, *, split_field: str = "data.split") -> DatasetVersion:
         """The version of this id or manifest, or the newest, which has rows in a split; errors name the fields of `data` in a spec."""
-        try:
+        found = await self.version(p, name, version, field="data.dataset", version_field="data.version")
+        if not found.counts.get(f"{split}.rows"):
+            problem = f"version {found.number} of data set `{found.dataset}` has no rows in `{split}`"
+            raise InvalidInput(f"{problem}: name another split, or make a version that has some", field=split_field)
+        return found
+
+    async def version(self, p: Principal, name: str, version: str | None, *, field: str, version_field: str) -> DatasetVersion:
+        """The version of this id or manifest, or the newest; `field` and `version_field` are what named both."""
+        with naming(field, NotFound):
             dataset = await self.get(p, name)
-        except NotFound as error:
-            raise NotFound(error.message, field="data.dataset") from None
         if not dataset.versions:
-            raise Conflict(f"data set `{dataset.name}` has no version yet: import rows first", field="data.dataset")
+            raise Conflict(f"data set `{dataset.name}` has no version yet: import rows first", field=field)
         found = [each for each in dataset.versions if version in (None, each.id, each.manifest)]
         if not found:
-            raise NotFound(f"data set `{dataset.name}` has no version `{version}`", field="data.version")
-        if not found[-1].counts.get(f"{split}.rows"):
-            problem = f"version {found[-1].number} of data set `{dataset.name}` has no rows in `{split}`"
-            raise InvalidInput(f"{problem}: name another split, or make a version that has some", field=split_field)
+            raise NotFound(f"data set `{dataset.name}` has no version `{version}`", field=version_field)
         return found[-1]
 
     async def list(self, p: Principal, *, limit: int = 50, offset: int = 0) -> Page[Dataset]:

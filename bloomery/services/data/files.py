@@ -19,7 +19,7 @@ from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
 from bloomery.types.datasets import RowKind, UploadRows, Validation
-from bloomery.types.errors import InvalidInput, NotFound, Unavailable, shown
+from bloomery.types.errors import InvalidInput, NotFound, Unavailable, naming, shown
 from bloomery.types.files import OF_BATCHES, File, FilePage, NewFile
 from bloomery.types.ids import expiry_us, new_id, now_us
 from bloomery.types.keys import Scope
@@ -153,10 +153,8 @@ class Files:
 
     async def _read(self, p: Principal, content: BinaryIO, how: UploadRows) -> Validation:
         content.seek(0)
-        try:
+        with naming("file", InvalidInput):
             return await self._datasets.validate(p, how, content)
-        except InvalidInput as error:
-            raise type(error)(error.message, field="file") from None
 
 
 def add_file(connection: Connection, project: str, file: File, key: str) -> File:

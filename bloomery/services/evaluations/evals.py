@@ -28,7 +28,7 @@ from bloomery.services.grading.graders import Graders
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
-from bloomery.types.errors import BloomeryError, InvalidInput, NotFound, shown
+from bloomery.types.errors import InvalidInput, NotFound, naming, shown
 from bloomery.types.evals import Counts, Eval, EvalItems, EvalPage, EvalRun, EvalRunPage, Given, Metadata, NewEval, NewRun
 from bloomery.types.evaluations import (
     MAX_ANSWERS,
@@ -134,7 +134,8 @@ class Evals:
         model, asked = await self._asked(p, given)
         versions = [await self._graders.get(p, each.grader, each.version) for each in found.graders]
         for place, version in enumerate(versions):
-            await self._require_judges(p, version, f"{CRITERIA}.{place}")
+            with naming(f"{CRITERIA}.{place}"):
+                await self._graders.require_models(p, version.models)
         made = await self._stored(p, found, given, asking)
         run_id = new_id("evalrun")
         spec = EvaluationSpec(
@@ -220,12 +221,6 @@ class Evals:
             return EvaluatedModel(model=NOBODY), Asked("given")
         asked = await self._evaluations.asked(p, given.model, field="data_source.model")
         return self._evaluations.priced(p, EvaluatedModel(model=given.model)), asked
-
-    async def _require_judges(self, p: Principal, version: GraderVersion, field: str) -> None:
-        try:
-            await self._graders.require_models(p, version.models)
-        except BloomeryError as error:
-            raise type(error)(error.message, field=field) from None
 
     async def _stored(self, p: Principal, found: Eval, given: NewRun, asking: Asking) -> Blob:
         """The rows of a run, in a blob."""

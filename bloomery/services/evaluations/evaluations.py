@@ -34,7 +34,7 @@ from bloomery.services.listeners import Listeners
 from bloomery.services.serving.sampling import Sampling
 from bloomery.store import rows
 from bloomery.store.database import Database
-from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound
+from bloomery.types.errors import Conflict, InvalidInput, NotFound, naming
 from bloomery.types.evaluations import (
     MAX_ANSWERS,
     Answered,
@@ -203,13 +203,11 @@ class Evaluations:
     async def asked(self, p: Principal, name: str, *, field: str) -> Asked:
         """Who answers as the model of this name; `field` is what called it so."""
         p.require("train")
-        try:
+        with naming(field, NotFound):
             if is_elsewhere(name):
                 self._endpoints.named(p, name)
                 return Asked("endpoint")
             return Asked("own", await self._sampling.resolve(p, name))
-        except NotFound as error:
-            raise NotFound(error.message, field=field) from None
 
     def priced(self, p: Principal, model: EvaluatedModel) -> EvaluatedModel:
         """With what the configuration says that it costs, where nothing else was said."""
@@ -220,11 +218,9 @@ class Evaluations:
         return model.model_copy(update={"price": price})
 
     async def _grader(self, p: Principal, name: str, version: int | None, field: str) -> GraderVersion:
-        try:
+        with naming(field):
             found = await self._graders.get(p, name, version)
             await self._graders.require_models(p, found.models)
-        except BloomeryError as error:
-            raise type(error)(error.message, field=field) from None
         return found
 
 

@@ -17,7 +17,7 @@ from bloomery.services.grading.graders import Graders
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.datasets import DatasetVersion, PromptRow
-from bloomery.types.errors import Conflict, InvalidInput, NotFound
+from bloomery.types.errors import InvalidInput
 from bloomery.types.graders import MAX_ATTACK_ROWS, MIN_ATTACK_ROWS, AttackGrader, AttackReport, AttackRow, GraderAttack, GraderVersion
 from bloomery.types.ids import new_id, now_us
 from bloomery.types.resources import Page, Split
@@ -40,7 +40,7 @@ class Attacks:
             report = await self._graders.attack(p, grader, given.rows, budget)
             return GraderAttack(name=name, version=grader.version, waiver=grader.waiver, **dict(report))
         assert given.dataset is not None
-        data = await self._version(p, given.dataset, given.dataset_version)
+        data = await self._datasets.version(p, given.dataset, given.dataset_version, field="dataset", version_field="dataset_version")
         async with self._at_work.setdefault((p.project, grader.hash, data.manifest, given.split), asyncio.Lock()):
             if not given.again and (known := await self.known(p, grader, data.manifest, given.split)) is not None:
                 return known
@@ -72,18 +72,6 @@ class Attacks:
             why = f"{len(prompts)} prompts say nothing about a grader: {MIN_ATTACK_ROWS} are the fewest"
             return AttackReport(hash=grader.hash, verdict="undecided", why=why, attacks=0, grades=0, failed=0)
         return await self._graders.attack(p, grader, prompts, budget)
-
-    async def _version(self, p: Principal, name: str, version: str | None) -> DatasetVersion:
-        try:
-            dataset = await self._datasets.get(p, name)
-        except NotFound as error:
-            raise NotFound(error.message, field="dataset") from None
-        if not dataset.versions:
-            raise Conflict(f"data set `{name}` has no version yet: import rows first", field="dataset")
-        found = [each for each in dataset.versions if version in (None, each.id, each.manifest)]
-        if not found:
-            raise NotFound(f"data set `{name}` has no version `{version}`", field="dataset_version")
-        return found[-1]
 
 
 def _of(p: Principal, grader: GraderVersion) -> Select[Any]:

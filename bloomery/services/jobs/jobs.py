@@ -32,7 +32,7 @@ from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.checks import check_adam
 from bloomery.types.datasets import DatasetVersion
-from bloomery.types.errors import Conflict, InvalidInput, NotFound
+from bloomery.types.errors import Conflict, InvalidInput, NotFound, naming
 from bloomery.types.graders import GraderVersion
 from bloomery.types.ids import new_id
 from bloomery.types.jobs import Begin, Distillation, Gate, Job, JobEvent, JobPoints, JobSpec, JobState, Optimizer, Reinforcement, Supervised
@@ -210,11 +210,9 @@ class Jobs:
 
     async def _teacher(self, p: Principal, method: Distillation, base: ServedBase) -> Version:
         """The weights that the name serves now, or the version that is asked for; token ids of both mean the same."""
-        try:
+        with naming("method.teacher", InvalidInput, NotFound):
             live = None if method.teacher_version is not None else await self._deployments.live_version(p, method.teacher)
             found = live or await self._versions.find(p, method.teacher_version or method.teacher)
-        except (InvalidInput, NotFound) as error:
-            raise type(error)(error.message, field="method.teacher") from None
         if found.base_hash != base.base_hash:
             mine, theirs = [await asyncio.to_thread(self._models.tokenizer, each) for each in (base.base_hash, found.base_hash)]
             if mine.vocabulary_hash != theirs.vocabulary_hash:
@@ -223,10 +221,8 @@ class Jobs:
         return found
 
     async def _grader(self, p: Principal, name: str, version: int | None, field: str) -> GraderVersion:
-        try:
+        with naming(field, NotFound):
             return await self._graders.get(p, name, version)
-        except NotFound as error:
-            raise NotFound(error.message, field=field) from None
 
     async def _held_out(self, p: Principal, method: Reinforcement, grader: GraderVersion) -> dict[str, int]:
         """The version of the grader that nothing is trained on, where there is one; it sees nothing if it is the one that is."""
@@ -271,10 +267,8 @@ class Jobs:
         if name is None:
             without = "`held_out_grader`" if gate.measure == "held_out_reward" else "`grader`: its agent's own rewards are no measure of a gate"
             raise InvalidInput(f"the gate asks for `{gate.measure}`, and job `{before.name}` has no {without}", field="begin.gate")
-        try:
+        with naming("begin.gate", Conflict):
             await self._calibrations.may_gate(p, await self._graders.get(p, name, version))
-        except Conflict as conflict:
-            raise Conflict(conflict.message, field="begin.gate") from None
 
     async def _before(self, p: Principal, name: str) -> Job:
         """A job that another can begin with, now or later."""
