@@ -4,10 +4,9 @@ import re
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import ValidationError
 
 from bloomery.api.deps import Caller, Svc
-from bloomery.api.routes.openai.closed import Closed
+from bloomery.api.routes.openai.closed import Closed, checked
 from bloomery.api.routes.openai.cursors import page_of
 from bloomery.api.routes.openai.http import read_request
 from bloomery.api.routes.openai.requests import parse
@@ -76,13 +75,7 @@ def _asked(body: dict[str, Any]) -> NewBatch:
         raise InvalidInput(f"{problem}, not `{shown(asked.completion_window)}`", field="completion_window")
     values = {"input_file": asked.input_file_id, "endpoint": asked.endpoint, "window_h": int(window[1]), "metadata": asked.metadata}
     life_s = None if asked.output_expires_after is None else asked.output_expires_after.seconds
-    try:
-        return NewBatch.model_validate({**values, "output_life_s": life_s})
-    except ValidationError as error:
-        first = error.errors()[0]
-        name, *below = map(str, first["loc"])
-        field = ".".join([_NAMES.get(name, name), *below])
-        raise InvalidInput(f"`{field}`: {first['msg'][:1].lower()}{first['msg'][1:]}", field=field) from None
+    return checked(NewBatch, {**values, "output_life_s": life_s}, _NAMES)
 
 
 def _shown(batch: Batch) -> dict[str, Any]:

@@ -1,12 +1,11 @@
 """How evals and their runs are asked for, as what `services/evaluations/evals` takes; sources that are not here are refused by their names."""
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import msgspec
-from pydantic import BaseModel, ValidationError
 
-from bloomery.api.routes.openai.closed import Closed
+from bloomery.api.routes.openai.closed import Closed, checked
 from bloomery.api.routes.openai.requests import Refused, parse, without_no_ops
 from bloomery.types.errors import InvalidInput, NotSupported
 from bloomery.types.evals import NewEval, NewRun
@@ -23,8 +22,6 @@ _PARAMS_REFUSED: Final[Refused] = {
     "response_format": ({"type": "text"},),
     "text": ({}, {"format": {"type": "text"}}),
 }
-
-Made = TypeVar("Made", bound=BaseModel)
 
 
 class DataSourceConfig(Closed, frozen=True, kw_only=True):
@@ -111,14 +108,14 @@ def parse_eval(body: dict[str, Any]) -> NewEval:
     asked = parse(body, CreateEval, {})
     of = asked.data_source_config
     values: dict[str, Any] = {"name": asked.name, "item_schema": of.item_schema, "samples": bool(of.include_sample_schema)}
-    return _made(NewEval, values | {"criteria": asked.testing_criteria, "metadata": asked.metadata}, {"criteria": "testing_criteria"})
+    return checked(NewEval, values | {"criteria": asked.testing_criteria, "metadata": asked.metadata}, {"criteria": "testing_criteria"})
 
 
 def parse_change(body: dict[str, Any]) -> ChangeEval:
     """What is to be changed."""
     asked = parse(body, ChangeEval, {})
     values: dict[str, Any] = {"name": asked.name, "metadata": asked.metadata, "item_schema": {}, "criteria": [{}]}
-    _made(NewEval, values, {})
+    checked(NewEval, values, {})
     return asked
 
 
@@ -144,7 +141,7 @@ def parse_run(body: dict[str, Any]) -> NewRun:
         "params": usual | {name: value for name, value in told.items() if value is not None},
         "metadata": asked.metadata,
     }
-    return _made(NewRun, values, {"params.max_tokens": f"{PARAMS}.max_completion_tokens", "params": PARAMS, "model": "data_source.model"})
+    return checked(NewRun, values, {"params.max_tokens": f"{PARAMS}.max_completion_tokens", "params": PARAMS, "model": "data_source.model"})
 
 
 def _offered(body: dict[str, Any]) -> dict[str, Any]:
@@ -198,14 +195,3 @@ def _tool(tool: Mapping[str, Any], place: int) -> dict[str, Any]:
         "type": "function",
         "function": {name: function[name] for name in ("name", "description", "parameters") if function.get(name) is not None},
     }
-
-
-def _made(kind: type[Made], values: Mapping[str, Any], names: Mapping[str, str]) -> Made:
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        known = next((name for name in names if place == name or place.startswith(f"{name}.")), None)
-        field = place if known is None else names[known] + place.removeprefix(known)
-        raise InvalidInput(f"`{field}`: {first['msg'][:1].lower()}{first['msg'][1:]}", field=field) from None

@@ -1,16 +1,15 @@
 """`/v1/files`: files to train on and to answer, and what came of both. What is made of a file holds its rows by itself."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
-from pydantic import ValidationError
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.forms import KIND, form_with_file
 from bloomery.api.repeats import IdempotencyKey, again_of
 from bloomery.api.routes import MAX_BODY_BYTES
+from bloomery.api.routes.openai.closed import checked
 from bloomery.api.routes.openai.cursors import page_of
 from bloomery.types.errors import InvalidInput, NotSupported, shown
 from bloomery.types.files import MAX_LIFE_S, MIN_LIFE_S, File, NewFile
@@ -42,7 +41,6 @@ _FORM: Final[dict[str, Any]] = {
         },
     }
 }
-Asked = TypeVar("Asked", bound=NewFile)
 router = APIRouter(prefix="/files")
 
 
@@ -107,17 +105,8 @@ def _new_file(filename: str, fields: dict[str, str]) -> NewFile:
         raise InvalidInput("`expires_after` has the `anchor` `created_at`, and `seconds`", field="expires_after")
     if seconds is not None and not (seconds.isascii() and seconds.isdigit() and len(seconds) < 10):
         raise InvalidInput(f"`expires_after`: `seconds` is a number from {MIN_LIFE_S} to {MAX_LIFE_S}", field="expires_after")
-    return checked(NewFile, {"filename": filename, "purpose": purpose, "life_s": None if seconds is None else int(seconds)}, {"filename": "file"})
-
-
-def checked(kind: type[Asked], values: Mapping[str, Any], names: Mapping[str, str]) -> Asked:
-    """What is asked for; `names` are what fields are called in the contract."""
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = {"life_s": "expires_after", **names}.get(name := str(first["loc"][0]), name)
-        raise InvalidInput(f"`{field}`: {first['msg'][:1].lower()}{first['msg'][1:]}", field=field) from None
+    values = {"filename": filename, "purpose": purpose, "life_s": None if seconds is None else int(seconds)}
+    return checked(NewFile, values, {"filename": "file", "life_s": "expires_after"})
 
 
 def shown_file(file: File) -> dict[str, Any]:

@@ -2,9 +2,7 @@
 
 from typing import Any, Final, Literal, NamedTuple
 
-from pydantic import ValidationError
-
-from bloomery.api.routes.openai.closed import Closed
+from bloomery.api.routes.openai.closed import Closed, checked
 from bloomery.api.routes.openai.requests import Refused, parse
 from bloomery.types.errors import InvalidInput, NotSupported
 from bloomery.types.fine_tuning import FineTune, FineTuningMethod
@@ -101,13 +99,7 @@ def parse_job(body: dict[str, Any]) -> FineTune:
     _refuse(given, chosen.path)
     fields: dict[str, Any] = {"hyperparameters": given, "method": chosen.method, "grader": chosen.grader}
     same = ("model", "training_file", "validation_file", "suffix", "seed", "metadata")
-    try:
-        return FineTune.model_validate(fields | {name: getattr(asked, name) for name in same})
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        field = place.replace("hyperparameters", chosen.path, 1) if place.startswith("hyperparameters") else place
-        raise InvalidInput(f"`{field}`: {first['msg'][:1].lower()}{first['msg'][1:]}", field=field) from None
+    return checked(FineTune, fields | {name: getattr(asked, name) for name in same}, {"hyperparameters": chosen.path})
 
 
 def _chosen(asked: CreateJob) -> _Chosen:

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.forms import KIND, form_with_file
 from bloomery.api.repeats import IdempotencyKey, again_of
-from bloomery.api.routes.openai.closed import Closed
-from bloomery.api.routes.openai.files import check_purpose, checked, shown_file
+from bloomery.api.routes.openai.closed import Closed, checked
+from bloomery.api.routes.openai.files import check_purpose, shown_file
 from bloomery.api.routes.openai.http import read_request
 from bloomery.api.routes.openai.requests import parse
 from bloomery.api.routes.openai.shapes import body_of
@@ -58,7 +58,7 @@ async def create(request: Request, services: Svc, caller: Caller) -> dict[str, A
     check_purpose(asked.purpose)
     life_s = None if asked.expires_after is None else asked.expires_after.seconds
     values = {"filename": asked.filename, "purpose": asked.purpose, "size_bytes": asked.bytes, "life_s": life_s}
-    return _shown(await services.uploads.create(caller, checked(NewUpload, values, {"size_bytes": "bytes"})))
+    return _shown(await services.uploads.create(caller, checked(NewUpload, values, {"size_bytes": "bytes", "life_s": "expires_after"})))
 
 
 @router.post("/{upload}/parts", openapi_extra=_PART)
