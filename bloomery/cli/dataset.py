@@ -16,7 +16,7 @@ from bloomery.cli.running import client_of
 from bloomery.cli.show import JsonOption, console
 from bloomery.client import Client
 from bloomery.types.datasets import DatasetVersion, Estimate, RenderedRow, RenderedTokens, RowProblem, TokenStatistics, Validation
-from bloomery.types.errors import NotFound
+from bloomery.types.errors import InvalidInput, NotFound
 
 app = typer.Typer(name="dataset", help="Make, check and look at data sets of the running server.", no_args_is_help=True)
 NewNameArgument = Annotated[str, typer.Argument(help="The data set.")]
@@ -138,7 +138,7 @@ def show(
     model: Annotated[str | None, typer.Option("--model", help="Also count tokens of this base model.", autocompletion=complete.models)] = None,
     split: SplitOption = "train",
     context: ContextOption = None,
-    epochs: Annotated[float, typer.Option("--epochs", min=0.01, max=1000, help="Of the estimate.")] = 1.0,
+    epochs: Annotated[float | None, typer.Option("--epochs", min=0.01, max=1000, help="Of the estimate; 1 by default.")] = None,
     tokens_per_s: Annotated[float | None, typer.Option("--tokens-per-s", min=0.001, help="Speed of training, for an estimate of its time.")] = None,
     price: Annotated[float | None, typer.Option("--price", min=0.000001, help="Of a million tokens, for an estimate of its cost.")] = None,
     as_json: JsonOption = False,
@@ -146,6 +146,8 @@ def show(
     data_dir: DataDirOption = DATA_DIR,
 ) -> None:
     """Show the versions of a data set, or one of them: where its rows went, which were skipped, and how long they are."""
+    if model is None and any((context, epochs, tokens_per_s, price)):
+        raise InvalidInput("a context, epochs, a speed and a price are of the tokens of a base model: give --model, too", field="model")
     with client_of(data_dir, url) as client:
         if version is None and model is None:
             known = client.datasets.get(name)
@@ -156,7 +158,7 @@ def show(
         if model is not None:
             lengths = client.datasets.statistics(name, shown.id, model=model, split=split, context=context)
             more = {"context": context, "tokens_per_s": tokens_per_s, "price_per_million": price}
-            expected = client.datasets.estimate(name, shown.id, model=model, epochs=epochs, split=split, **more)
+            expected = client.datasets.estimate(name, shown.id, model=model, epochs=epochs or 1.0, split=split, **more)
     if as_json:
         return _print_json({"version": shown, "rejected": rejected, "statistics": lengths, "estimate": expected})
     _show_versions([shown])

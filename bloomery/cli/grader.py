@@ -29,7 +29,7 @@ VersionOption = Annotated[int | None, typer.Option("--version", min=1, help="Ano
 def create(
     name: NameArgument,
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Grader JSON or YAML as OpenAI publishes it, or a Python file.")],
-    entry: Annotated[str, typer.Option("--entry", help="Of a Python file: the function.")] = "score",
+    entry: Annotated[str | None, typer.Option("--entry", help="Of a Python file: the function; score by default.")] = None,
     style: Annotated[
         str | None, typer.Option("--style", help="Of a Python file: auto, plain, openai, trl, eval_protocol or verifiers; auto by default.")
     ] = None,
@@ -37,7 +37,9 @@ def create(
     data_dir: DataDirOption = DATA_DIR,
 ) -> None:
     """Keep a version of a grader; the same again is the version that is there."""
-    spec = _function(file, entry, style) if file.suffix == ".py" else _declared(file)
+    if file.suffix != ".py" and (entry, style) != (None, None):
+        raise InvalidInput(f"--entry and --style are of a Python file, and {file} says itself what is called: leave them out", field="file")
+    spec = _function(file, entry or "score", style) if file.suffix == ".py" else _declared(file)
     with client_of(data_dir) as client:
         made = client.graders.create(name, spec)
     if as_json:
@@ -127,6 +129,8 @@ def attack(
     asked = None if rows is None else _attack_rows(rows)
     if (asked is None) == (dataset is None):
         raise InvalidInput("an attack is on `--rows FILE` or on `--dataset NAME`: give one of them", field="rows")
+    if again and dataset is None:
+        raise InvalidInput("`--again` is of a data set: of rows in a file nothing is known that could be looked for anew", field="again")
     of_data, _, of_version = (dataset or "").partition("@")
     on: dict[str, Any] = {"dataset": of_data, "dataset_version": of_version or None, "again": again} if dataset else {}
     with client_of(data_dir) as client:

@@ -154,6 +154,8 @@ class AttackGrader(Resource):
     def _one_of_both(self) -> Self:
         if (self.rows is None) == (self.dataset is None):
             raise ValueError("an attack is on `rows` or on a `dataset`: give one of them")
+        if self.rows is not None and (self.dataset_version, self.split, self.again) != (None, "train", False):
+            raise ValueError("`dataset_version`, `split` and `again` are of a `dataset`: leave them out beside `rows`")
         return self
 
 

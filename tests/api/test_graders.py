@@ -204,6 +204,9 @@ def test_what_several_ask_for_at_once_is_looked_for_once(server: Server, prompts
     [
         ({}, 400, None),
         ({"rows": [{}] * 4, "dataset": "prompts"}, 400, None),
+        ({"rows": [{}] * 4, "dataset_version": "1"}, 400, None),
+        ({"rows": [{}] * 4, "split": "eval"}, 400, None),
+        ({"rows": [{}] * 4, "again": True}, 400, None),
         ({"dataset": "none"}, 404, "dataset"),
         ({"dataset": "prompts", "dataset_version": "none"}, 404, "dataset_version"),
         ({"dataset": "chats"}, 400, "dataset"),

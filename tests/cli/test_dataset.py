@@ -63,6 +63,7 @@ def test_a_file_is_checked_uploaded_split_and_looked_at(live_server: LiveServer,
     assert "p90" in shown
     expected = told(live_server, "show", "cli-rows", "--version", "1", "--model", "bloomery-tiny", "--tokens-per-s", "1000")["estimate"]
     assert expected["seconds"] == expected["tokens"] / 1000
+    assert "give --model" in refusal(run(live_server, "show", "cli-rows", "--epochs", "2"))
     looked = done(live_server, "preview", "cli-rows", "--model", "bloomery-tiny", "--version", "1", "--limit", "1")
     assert "[red]question 0 of 0<|im_end|>" in looked
     (row,) = told(live_server, "preview", "cli-rows", "--model", "bloomery-tiny", "--version", "1", "--limit", "1")

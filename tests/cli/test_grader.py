@@ -70,6 +70,19 @@ def test_lines_that_are_no_rows_are_refused_by_their_number(live_server: LiveSer
     assert (found.exit_code, "latin.py is not UTF-8" in found.stderr) == (2, True), found.output
 
 
+def test_options_that_would_change_nothing_are_refused(live_server: LiveServer, tmp_path: Path) -> None:
+    spec, rows = tmp_path / "right.json", tmp_path / "rows.jsonl"
+    spec.write_text("{}")
+    rows.write_text("\n".join(map(json.dumps, PROMPTS)))
+    for arguments, named in (
+        (("create", "right", str(spec), "--style", "plain"), "--style"),
+        (("create", "right", str(spec), "--entry", "score"), "--entry"),
+        (("attack", "right", "--rows", str(rows), "--again"), "--again"),
+    ):
+        found = run(live_server, *arguments)
+        assert (found.exit_code, named in found.stderr) == (2, True), found.output
+
+
 def test_the_help_names_the_styles_that_there_are() -> None:
     said = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["grader", "create", "--help"]).stdout
     assert all(style in said for style in get_args(Style))
