@@ -24,7 +24,11 @@ from bloomery.types.jobs import Compared, Gate, Job, JobPoint, JobSpec, JobState
 app = typer.Typer(name="job", help="Train models of data sets: start, follow and steer managed jobs of the running server.", no_args_is_help=True)
 JobArgument = Annotated[str, typer.Argument(help="Name or id of a job.", autocompletion=complete.jobs)]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Follow it until it ends or stands still.")]
-_SHOWN: Final = ("loss", "evaluation/loss", "reward/raw", "accuracy", "kl/teacher", "learning_rate", "gradient_norm")
+_FIRST: Final = ("loss", "evaluation/loss", "reward/raw", "accuracy", "kl/teacher")
+"""What is shown of the newest step while a job is followed."""
+_SHOWN: Final = (*_FIRST, "reward/held_out", "learning_rate", "gradient_norm")
+_LOOKS: Final = ("evaluation/", "served/")
+"""Begin the names of what was measured of held-out rows, now and then."""
 
 
 @app.command()
@@ -133,7 +137,7 @@ def events(job: JobArgument, as_json: JsonOption = False, data_dir: DataDirOptio
 
 @app.command()
 def points(job: JobArgument, as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR) -> None:
-    """Show what a job measured, step by step."""
+    """Show what a job measured, step by step: the main figures, and with --json all of them."""
     with client_of(data_dir) as client:
         found = client.jobs.points(job)
     if as_json:
@@ -288,7 +292,7 @@ def _follow(client: Client, job: str, *, quiet: bool = False) -> Job:
 def _last(client: Client, job: Job) -> str:
     newest = client.jobs.points(job.id, after=max(-1, job.progress.step - 2))
     values = {name: value for point in newest for name, value in point.values.items()}
-    return "  ".join(f"{name} {number(values[name])}" for name in _SHOWN[:5] if name in values)
+    return "  ".join(f"{name} {number(values[name])}" for name in _FIRST if name in values)
 
 
 def _show(client: Client, job: Job, as_json: bool) -> None:
@@ -363,7 +367,8 @@ def _print(value: Any, as_json: bool) -> None:
 
 def _columns(found: Sequence[JobPoint]) -> list[str]:
     there = {name for point in found for name in point.values}
-    return [name for name in _SHOWN if name in there]
+    looks = sorted(name for name in there if name.startswith(_LOOKS) and name not in _SHOWN)
+    return [*(name for name in _SHOWN if name in there), *looks]
 
 
 def _flat(value: Any, above: str = "") -> dict[str, Any]:

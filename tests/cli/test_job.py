@@ -35,7 +35,8 @@ def as_json(server: LiveServer, *arguments: str) -> Any:
 @pytest.mark.slow
 def test_a_job_is_followed_to_its_end_compared_cloned_and_deployed(server: LiveServer, tmp_path: Path) -> None:
     spec = tmp_path / "job.yaml"
-    spec.write_text("base_model: bloomery-tiny\ndata: {dataset: cli-chats}\nmethod: {kind: sft, batches: {rows: 8}}\nseed: 1\n")
+    fields = ("base_model: bloomery-tiny", "data: {dataset: cli-chats}", "method: {kind: sft, batches: {rows: 8}}", "evaluation: {served_every: 1}")
+    spec.write_text("\n".join((*fields, "seed: 1")))
     said = bloomery(server, "job", "create", "typed", "--file", str(spec), "--epochs", "1", "--set", "evaluation.answers=1", "--watch")
     assert "typed  succeeded" in said
     assert "exact" in said
@@ -46,6 +47,7 @@ def test_a_job_is_followed_to_its_end_compared_cloned_and_deployed(server: LiveS
     assert "typed" in bloomery(server, "job", "list")
     assert "published as version" in bloomery(server, "job", "events", "typed")
     assert [point["step"] for point in as_json(server, "job", "points", "typed")] == [1, 2]
+    assert bloomery(server, "job", "points", "typed").splitlines()[0].split() == ["step", "loss", "learning_rate", "gradient_norm", "served/exact"]
     again = as_json(server, "job", "clone", "typed", "typed-again", "--set", "method.optimizer.learning_rate=0.002", "--watch")
     assert again["state"] == "succeeded"
     differ = as_json(server, "job", "compare", "typed", "typed-again")["differ"]
