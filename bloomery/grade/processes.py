@@ -38,8 +38,6 @@ sys.path.insert(0, root)
 from bloomery.grade.forkserver import main
 main(root, work)
 """
-
-
 PLACES: Final[dict[Level, str]] = {"L1": "a jail (level L1)", "L2": "a jail in a container (level L2)"}
 """Where code of graders runs."""
 

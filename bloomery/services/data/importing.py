@@ -1,6 +1,6 @@
 """A new version, from files or rows to a blob and the row that names it: all of it on one thread, and in files rather than in memory.
 
-`prepare` reads, divides and assembles; `build` writes what came of it. A dry run stops in between.
+`prepare_files`, `prepare_rows` and `prepare_split` read, divide and assemble; `build` writes what came of it. A dry run stops in between.
 """
 
 import json

@@ -1,7 +1,7 @@
 """What a job would take, before there is one: tokens from its rows, and time from what jobs of its kind took here."""
 
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, select
 
@@ -34,37 +34,44 @@ class Estimates:
         measured = await self._row_tokens.statistics(
             p, data.dataset, data.version, model=resolved.base_model, split=data.train, context=resolved.room
         )
-        steps, tokens = _steps(resolved, measured)
+        work = _work(resolved, measured)
         pace = await self._database.read(lambda connection: _pace(connection, p.project, resolved))
         tokens_per_s = prices.tokens_per_s or (median(pace) if pace else None)
-        seconds = None if tokens_per_s is None else round(tokens / tokens_per_s, 1)
+        seconds = None if tokens_per_s is None else round(work.tokens / tokens_per_s, 1)
         return JobEstimate(
             rows=measured.rows,
-            steps=steps,
-            tokens=tokens,
+            steps=work.steps,
+            tokens=work.tokens,
             seconds=seconds,
-            cost=prices.cost(tokens, seconds),
+            cost=prices.cost(work.tokens, seconds),
             jobs=len(pace),
             too_long=measured.truncated,
             refused=measured.refused,
         )
 
 
-def _steps(spec: JobSpec, measured: TokenStatistics) -> tuple[int, int]:
-    """And the tokens that go through the model; of reinforcement at most so many are sampled, besides the prompts."""
+class _Work(NamedTuple):
+    """Steps, and the tokens that go through the model in all of them."""
+
+    steps: int
+    tokens: int
+
+
+def _work(spec: JobSpec, measured: TokenStatistics) -> _Work:
+    """Of reinforcement and distillation at most so many tokens are sampled, besides the prompts."""
     method = spec.method
     if isinstance(method, Reinforcement):
         answers = method.steps * method.groups_per_step * method.group_size
-        return method.steps, round(answers * (measured.mean + method.max_tokens))
+        return _Work(method.steps, round(answers * (measured.mean + method.max_tokens)))
     if isinstance(method, Distillation):
         answers = method.steps * method.prompts_per_step * method.samples
-        return method.steps, round(answers * (measured.mean + method.max_tokens))
+        return _Work(method.steps, round(answers * (measured.mean + method.max_tokens)))
     batches = method.batches
     tokens = round(measured.tokens * batches.epochs)
     if batches.tokens is not None:
-        return max(1, round(tokens / batches.tokens)), tokens
+        return _Work(max(1, round(tokens / batches.tokens)), tokens)
     assert batches.rows is not None
-    return max(1, round(batches.epochs * measured.rows / batches.rows)), tokens
+    return _Work(max(1, round(batches.epochs * measured.rows / batches.rows)), tokens)
 
 
 def _pace(connection: Connection, project: str, spec: JobSpec) -> list[float]:

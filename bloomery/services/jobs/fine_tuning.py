@@ -183,19 +183,18 @@ class FineTuning:
         """What the job kept and published, newest first."""
         p.require("read", "train")
 
-        def look(connection: Connection) -> list[FineTunedCheckpoint]:
+        def look(connection: Connection) -> FineTunedCheckpointPage:
             row = _one(connection, p, job)
             table = rows.checkpoint.c
             query = select(rows.checkpoint).where(owned(p), table.run_id == row.run_id, table.kind == SNAPSHOT, table.name.is_not(None))
             kept = [each for each in connection.execute(query.order_by(table.seq.desc())) if _KEPT.fullmatch(each.name)]
-            return [_kept(connection, row.id, each) for each in kept]
+            ids = [_checkpoint_id(each) for each in kept]
+            if after is not None and after not in ids:
+                raise InvalidInput(f"`after` is `{shown(after)}`, which is not in the list: give the `last_id` of a page", field="after")
+            rest = kept[0 if after is None else ids.index(after) + 1 :]
+            return FineTunedCheckpointPage(data=[_kept(connection, row.id, each) for each in rest[:limit]], has_more=len(rest) > limit)
 
-        found = await self._database.read(look)
-        ids = [each.id for each in found]
-        if after is not None and after not in ids:
-            raise InvalidInput(f"`after` is `{shown(after)}`, which is not in the list: give the `last_id` of a page", field="after")
-        rest = found[0 if after is None else ids.index(after) + 1 :]
-        return FineTunedCheckpointPage(data=rest[:limit], has_more=len(rest) > limit)
+        return await self._database.read(look)
 
     async def _start(self, p: Principal, model: str) -> _Start:
         """A base model by its name, or by its version what a run published and kept a checkpoint beside."""
@@ -402,6 +401,10 @@ def _measured(connection: Connection, job_id: str, before: _Place, limit: int) -
     ]
 
 
+def _checkpoint_id(row: Row[Any]) -> str:
+    return f"ftckpt-{row.id}"
+
+
 def _kept(connection: Connection, job_id: str, row: Row[Any]) -> FineTunedCheckpoint:
     # Steps of a run are updates, and of reinforcement not every step of a job has one.
     table, behind = rows.job_point.c, row.name.removeprefix("step-")
@@ -409,7 +412,7 @@ def _kept(connection: Connection, job_id: str, row: Row[Any]) -> FineTunedCheckp
     step = int(behind) if behind.isdigit() else row.step if last is None else last
     found = connection.execute(select(table.name, table.value).where(table.job_id == job_id, table.step == step))
     values = {each.name: each.value for each in found}
-    return FineTunedCheckpoint(id=f"ftckpt-{row.id}", created_us=row.created_us, step=step, version=row.version, values=values)
+    return FineTunedCheckpoint(id=_checkpoint_id(row), created_us=row.created_us, step=step, version=row.version, values=values)
 
 
 def _results(points: Sequence[JobPoint]) -> str:
