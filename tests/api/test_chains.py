@@ -251,7 +251,7 @@ def test_a_chain_that_is_asked_for_twice_is_made_once(server: Server, client: Cl
         ([sft("a", evaluation=Evaluation(answers=0)), dpo("b", "a", Gate(measure="exact"))], InvalidInput, "begin.gate", "no rows are answered"),
         ([sft("a", evaluation=Evaluation(split="validation")), dpo("b", "a", Gate(measure="loss"))], InvalidInput, "begin.gate", "no rows in `valid"),
         ([sft("a"), dpo("b", "nobody")], InvalidInput, "begin.job", "begins at no stage before it"),
-        ([dpo("b", "a"), sft("a")], NotFound, "job", "no job `a`"),
+        ([dpo("b", "a"), sft("a")], NotFound, "begin.job", "no job `a`"),
         ([sft("a"), dpo("a", "a")], InvalidInput, "name", "has the name of a stage before it"),
         ([sft("a"), dpo("b", "a", data=Data(dataset="gone"))], NotFound, "data.dataset", "no data set `gone`"),
     ],

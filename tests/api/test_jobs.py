@@ -378,6 +378,13 @@ def test_what_no_training_can_have_is_refused_by_its_name(server: Server, client
     assert client.jobs.list() == []
 
 
+@pytest.mark.parametrize(("begin", "field"), [({"job": "nobody"}, "begin.job"), ({"run": "none", "checkpoint": "final"}, "begin.checkpoint")])
+def test_what_there_is_not_to_begin_with_is_refused_by_its_name(server: Server, client: Client, begin: dict[str, str], field: str) -> None:
+    answer = server.http.post("/api/v1/jobs", json={"name": "x", "base_model": "tiny", "data": {"dataset": "rows"}, "begin": begin})
+    assert (answer.status_code, answer.json()["error"]["field"]) == (404, field), answer.text
+    assert client.jobs.list() == []
+
+
 def test_of_those_who_make_a_job_of_one_name_at_once_one_has_it(client: Client) -> None:
     def attempt(seed: int) -> int | str:
         try:

@@ -74,6 +74,7 @@ _KINDS: Final[Mapping[FineTuningMethod, tuple[RowKind, ...]]] = {
 _FIELDS: Final[Mapping[str | None, str]] = {
     "base_model": "model",
     "begin": "model",
+    "begin.checkpoint": "model",
     "data.train": "training_file",
     "splits.train": "training_file",
     "splits.eval": "validation_file",

@@ -252,7 +252,8 @@ class Jobs:
             begin = begin.model_copy(update={"run": job.result.run, "checkpoint": job.result.checkpoint})
         assert begin.run is not None
         assert begin.checkpoint is not None
-        await self._checkpoints.named(p, begin.run, NAMED, begin.checkpoint)
+        with naming("begin.checkpoint", NotFound):
+            await self._checkpoints.named(p, begin.run, NAMED, begin.checkpoint)
         run = await self._runs.get(p, begin.run)
         if run.base_hash != base_hash:
             raise InvalidInput(f"run `{begin.run}` is of base model `{run.base_model}`: a job begins at weights of its own base model", field="begin")
@@ -272,7 +273,8 @@ class Jobs:
 
     async def _before(self, p: Principal, name: str) -> Job:
         """A job that another can begin with, now or later."""
-        job = await self.get(p, name)
+        with naming("begin.job", NotFound):
+            job = await self.get(p, name)
         if job.state.ended and job.result is None:
             raise Conflict(f"job `{job.spec.name}` is {job.state}, and has come to nothing to begin with", field="begin.job")
         return job
