@@ -300,6 +300,11 @@ def _refusal(error: ValidationError, field: str) -> InvalidInput:
     return InvalidInput(f"`{path}`: {cause or first['msg']}", field=path)
 
 
+def middle(spec: Spec) -> float:
+    """Of what a grader may give: a score of at least this passes where nothing else is said."""
+    return sum(spec.range) / 2 if isinstance(spec, ScoreModel) else 0.5
+
+
 def canonical(spec: BaseModel) -> dict[str, Any]:
     """As JSON that is the same for specs that ask for the same, whether or not they spell defaults out."""
     return spec.model_dump(mode="json", exclude_none=True)

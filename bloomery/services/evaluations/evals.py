@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 from sqlalchemy import Connection, Row, Select, case, delete, func, insert, select, tuple_, update
 
-from bloomery.grade.declared import LabelModel, ScoreModel, Spec, StringCheck
+from bloomery.grade.declared import LabelModel, Spec, StringCheck, middle
 from bloomery.grade.grader import Grader
 from bloomery.services.access.principal import Principal
 from bloomery.services.data.datasets import Datasets
@@ -47,7 +47,6 @@ SPLIT: Final[Split] = "eval"
 NOBODY: Final = "sample"
 """What the evaluation of rows that have their samples calls who answered."""
 CRITERIA: Final = "testing_criteria"
-_HALF: Final = 0.5
 
 
 class _Criterion(NamedTuple):
@@ -160,7 +159,8 @@ class Evals:
     async def get_run(self, p: Principal, eval_: str, run: str) -> EvalRun:
         """One run of an eval."""
         p.require("read", "train")
-        return await self._shown(await self._database.read(lambda connection: _look(connection, p, eval_, _one_run(connection, p, eval_, run))))
+        looked = await self._database.read(lambda connection: _look(connection, _one(connection, p, eval_), _one_run(connection, p, eval_, run)))
+        return await self._shown(looked)
 
     async def list_runs(
         self, p: Principal, eval_: str, *, after: str | None = None, limit: int = 20, newest_first: bool = False, state: EvaluationState | None = None
@@ -177,7 +177,7 @@ class Evals:
             if after is not None:
                 last = _one_run(connection, p, eval_, after, field="after").id
                 query = query.where(identity < last if newest_first else identity > last)
-            return [_look(connection, p, eval_, each) for each in connection.execute(query.limit(limit + 1)).all()]
+            return [_look(connection, row, each) for each in connection.execute(query.limit(limit + 1)).all()]
 
         found = await self._database.read(look)
         return EvalRunPage(data=[await self._shown(each) for each in found[:limit]], has_more=len(found) > limit)
@@ -295,10 +295,8 @@ def _names(given: NewEval) -> list[str]:
 
 
 def _threshold(spec: Spec) -> float | None:
-    """Where nothing is said, the middle of what a grader may give."""
-    if spec.pass_threshold is not None or isinstance(spec, StringCheck | LabelModel):
-        return spec.pass_threshold
-    return sum(spec.range) / 2 if isinstance(spec, ScoreModel) else _HALF
+    """Of checks and labels it is known what passes."""
+    return spec.pass_threshold if spec.pass_threshold is not None or isinstance(spec, StringCheck | LabelModel) else middle(spec)
 
 
 def _one(connection: Connection, p: Principal, eval_: str, *, field: str = "eval_id") -> Row[Any]:
@@ -328,9 +326,9 @@ def _one_run(connection: Connection, p: Principal, eval_: str, run: str, *, fiel
     return row
 
 
-def _look(connection: Connection, p: Principal, eval_: str, row: Row[Any]) -> _Looked:
-    """A run without its rows."""
-    given, asked = _eval(_one(connection, p, eval_)).given, NewRun.model_validate_json(row.asked)
+def _look(connection: Connection, of: Row[Any], row: Row[Any]) -> _Looked:
+    """A run of an eval without its rows."""
+    given, asked = _eval(of).given, NewRun.model_validate_json(row.asked)
     answer, score, graders = rows.evaluation_answer.c, rows.evaluation_score.c, len(given.criteria)
     count = {status: func.coalesce(func.sum(case((of_status(status, graders), 1), else_=0)), 0) for status in ("passed", "failed", "invalid")}
     tokens = (func.coalesce(func.sum(column), 0) for column in (answer.prompt_tokens, answer.completion_tokens, answer.given))
@@ -340,7 +338,7 @@ def _look(connection: Connection, p: Principal, eval_: str, row: Row[Any]) -> _L
     told = {each[0]: Counts(passed=each[1], failed=each[2], errored=each[3] - each[1] - each[2]) for each in connection.execute(by_grader)}
     run = EvalRun(
         id=row.id,
-        eval=eval_,
+        eval=of.id,
         name=asked.name or row.id,
         shown=asked.shown,
         rows=None,

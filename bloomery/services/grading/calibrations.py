@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, Select, insert, select
 
 from bloomery.grade import calibration as measured
 from bloomery.grade.calibration import Kappa, Rate
-from bloomery.grade.declared import LabelModel, ScoreModel
+from bloomery.grade.declared import LabelModel, middle
 from bloomery.grade.grader import Grader
 from bloomery.services.access.principal import Principal
 from bloomery.services.access.repeats import Repeatable, answer_before, once
@@ -123,10 +123,7 @@ class _Reading(NamedTuple):
 def _threshold(grader: Grader, given: CalibrateGrader) -> float:
     if given.threshold is not None:
         return given.threshold
-    spec = grader.spec
-    if spec.pass_threshold is not None:
-        return spec.pass_threshold
-    return (spec.range[0] + spec.range[1]) / 2 if isinstance(spec, ScoreModel) else 0.5
+    return middle(grader.spec) if grader.spec.pass_threshold is None else grader.spec.pass_threshold
 
 
 def _card(
