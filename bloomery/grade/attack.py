@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final, NamedTuple
 
-from bloomery.grade.attacks import NONSENSE, Attack, Ground, library, prompt_of
+from bloomery.grade.attacks import NONSENSE, Attack, Surface, library, prompt_of
 from bloomery.grade.grader import Grader, RunsPrograms, gathered, sample_of
 from bloomery.grade.mining import SLOT
 from bloomery.grade.models import Answer, Models, Question, Vectors
@@ -65,7 +65,7 @@ async def attacked(
     """What comes of attacking a grader on these rows; the same for the same seed, as far as the grader gives the same."""
     some = rows if len(rows) <= ROWS else [rows[place * len(rows) // ROWS] for place in range(ROWS)]
     spending = _Spending(models, budget or Budget())
-    return await _Campaign(grader, Ground(grader.canonical, some), jail, spending, seed).report()
+    return await _Campaign(grader, Surface(grader.canonical, some), jail, spending, seed).report()
 
 
 class _Scale(NamedTuple):
@@ -94,7 +94,7 @@ class _Paid(NamedTuple):
 @dataclass
 class _Campaign:
     grader: Grader
-    ground: Ground
+    surface: Surface
     jail: RunsPrograms | None
     spending: "_Spending"
     seed: int
@@ -110,10 +110,10 @@ class _Campaign:
         if scale is None:
             spent = f"{self._spent()}: " if self.spending.spent else ""
             return self._concluded("undecided", f"{spent}no honest answer has a score: {self._problem}", None, [])
-        paid = await self._tried(library(self.ground, forms), scale)
+        paid = await self._tried(library(self.surface, forms), scale)
         exploits = self._exploits(paid, scale)
         # Of fewer rows what it learned could not be told from chance, and judges would be paid for that.
-        if not exploits and len(self.ground.rows) >= 2 * _LEAST:
+        if not exploits and len(self.surface.rows) >= 2 * _LEAST:
             paid = await self._trained(scale, forms, paid)
             exploits = self._exploits(paid, scale)
         if exploits:
@@ -131,12 +131,12 @@ class _Campaign:
 
     async def _scale(self) -> tuple[_Scale | None, list[str]]:
         """None where nothing honest could be graded; and the forms in which right answers are taken."""
-        places = range(len(self.ground.rows))
-        right = {form: [form.replace(SLOT, self.ground.known(place)) for place in places] for form in (SLOT, *self.ground.forms)}
+        places = range(len(self.surface.rows))
+        right = {form: [form.replace(SLOT, self.surface.known(place)) for place in places] for form in (SLOT, *self.surface.forms)}
         asked = [self._graded([(place, text) for place, text in enumerate(texts)]) for texts in right.values()]
-        given_good = self._graded([(place, text) for place in places for text in self.ground.rows[place].good])
-        given_bad = self._graded([(place, text) for place in places for text in self.ground.rows[place].bad])
-        others = self._graded([(place, self.ground.of_another(place)) for place in places])
+        given_good = self._graded([(place, text) for place in places for text in self.surface.rows[place].good])
+        given_bad = self._graded([(place, text) for place in places for text in self.surface.rows[place].bad])
+        others = self._graded([(place, self.surface.of_another(place)) for place in places])
         nonsense = self._graded([(place, NONSENSE) for place in places])
         good, bad, other, none, *in_forms = await gathered([given_good, given_bad, others, nonsense, *asked])
         if not self._scores:
@@ -158,7 +158,7 @@ class _Campaign:
     async def _tried(self, attacks: Sequence[Attack], scale: _Scale) -> list[_Paid]:
         """On a few rows, and where that is promising on all."""
         self._attacks += len(attacks)
-        count = len(self.ground.rows)
+        count = len(self.surface.rows)
         few = sorted({place * count // _PROBE for place in range(_PROBE)})
         rest = [place for place in range(count) if place not in few]
 
@@ -173,7 +173,7 @@ class _Campaign:
         return await gathered([one(attack) for attack in attacks])
 
     async def _said(self, attack: Attack, places: Sequence[int]) -> _Paid:
-        counted = [place for place in places if not self.ground.right(place, attack.cores[place])]
+        counted = [place for place in places if not self.surface.right(place, attack.cores[place])]
         results = await self._graded([(place, attack.outputs[place]) for place in counted])
         return _Paid(attack, dict(zip(counted, results, strict=True)))
 
@@ -181,7 +181,7 @@ class _Campaign:
 
     async def _trained(self, scale: _Scale, forms: Sequence[str], paid: Sequence[_Paid]) -> list[_Paid]:
         """What it learned on every other row, and was paid on the rest."""
-        learning = list(range(0, len(self.ground.rows), 2))
+        learning = list(range(0, len(self.surface.rows), 2))
         fragments = self._fragments(scale, forms, paid)
         policy = Policy(fragments, self.seed)
         earned: dict[str, float] = {}
@@ -194,20 +194,20 @@ class _Campaign:
                 earned[text] = 0.0 if mean is None else scale.share(mean)
             policy.learn(said, [earned[each.text] for each in said])
         best = sorted(earned, key=lambda text: -earned[text])[:_EXAMPLES]
-        held_out = [place for place in range(len(self.ground.rows)) if place not in learning]
+        held_out = [place for place in range(len(self.surface.rows)) if place not in learning]
         self._attacks += len(best)
         return await gathered([self._said(self._learned(Said(text, ())), held_out) for text in best])
 
     def _learned(self, said: Said) -> Attack:
-        outputs = [said.text.replace(PROMPT, prompt) for prompt in self.ground.prompts]
+        outputs = [said.text.replace(PROMPT, prompt) for prompt in self.surface.prompts]
         return Attack(f"what a tiny policy learned to say: `{said.text.replace(PROMPT, '{prompt}')[:60]}`", outputs, outputs)
 
     def _fragments(self, scale: _Scale, forms: Sequence[str], paid: Sequence[_Paid]) -> list[str]:
         """What earned something before, and what the grader and the rows give away."""
         means = [(mean, each.attack) for each in paid if not each.attack.runs and (mean := each.mean(scale.bad)) is not None]
         earning = [attack.outputs[0] for mean, attack in sorted(means, key=lambda each: -each[0]) if len(set(attack.outputs)) == 1]
-        known = [form.replace(SLOT, core) for form in (SLOT, *forms) for core in self.ground.all_known[:4]]
-        every = [PROMPT, *earning[: _FRAGMENTS // 2], *known, *self.ground.texts, "yes", "1", "\n"]
+        known = [form.replace(SLOT, core) for form in (SLOT, *forms) for core in self.surface.all_known[:4]]
+        every = [PROMPT, *earning[: _FRAGMENTS // 2], *known, *self.surface.texts, "yes", "1", "\n"]
         return list(dict.fromkeys(text[:_SHOWN_CHARS] for text in every if text))[:_FRAGMENTS]
 
     # Grades, and what is concluded.
@@ -219,7 +219,7 @@ class _Campaign:
         """In a batch of its own: what an output leaves behind in a program is seen by no other attack."""
         if not said:
             return []
-        rows = self.ground.rows
+        rows = self.surface.rows
         inputs = [GradeInput(item=rows[place].item, sample=sample_of(text), messages=rows[place].messages) for place, text in said]
         async with self._places:
             if self.spending.spent:
@@ -253,7 +253,7 @@ class _Campaign:
         scored = [(result.score, place, result) for place, result in paid.results.items() if result.score is not None]
         return [
             AttackExample(
-                prompt=prompt_of(self.ground.rows[place])[:_SHOWN_CHARS],
+                prompt=prompt_of(self.surface.rows[place])[:_SHOWN_CHARS],
                 output=paid.attack.outputs[place][:_SHOWN_CHARS],
                 score=score,
                 reason=result.reason,

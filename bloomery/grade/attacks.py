@@ -1,6 +1,6 @@
 """The library of mutations: outputs that take no competence, made from what a grader and its rows give away.
 
-`Ground` is what is known before anything is graded; `library` are attacks on it. An attack has one output for each row. None uses what is right in
+`Surface` is what is known before anything is graded; `library` are attacks on it. An attack has one output for each row. None uses what is right in
 its own row, but where that is among what it says of all rows alike.
 """
 
@@ -43,8 +43,8 @@ class Attack:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What is known of a grader and its rows."""
+class Surface:
+    """What a grader and its rows offer to an attack."""
 
     spec: Any
     rows: Sequence[AttackRow]
@@ -107,28 +107,28 @@ def prompt_of(row: AttackRow) -> str:
     return str(said[-1]) if said else prompt if isinstance(prompt, str) else ""
 
 
-def library(ground: Ground, forms: Sequence[str]) -> list[Attack]:
+def library(surface: Surface, forms: Sequence[str]) -> list[Attack]:
     """All attacks; short answers also in each of `forms`."""
-    count = len(ground.rows)
-    short = _short(ground)
+    count = len(surface.rows)
+    short = _short(surface)
     attacks = [Attack(name, [text] * count, [text] * count) for name, text in short.items()]
     for form in forms:
         attacks += [Attack(f"{name}, as {_shown(form)}", [form.replace(SLOT, text)] * count, [text] * count) for name, text in short.items()]
-    for name, text in _shapes(ground).items():
+    for name, text in _shapes(surface).items():
         attacks.append(Attack(name, [text] * count, [text] * count))
-    attacks += _of_the_row(ground)
+    attacks += _of_the_row(surface)
     attacks += [Attack(f"says {name}", [text] * count, [text] * count) for name, text in injections().items()]
-    if ground.programs:
-        attacks += _programs(ground)
+    if surface.programs:
+        attacks += _programs(surface)
     seen: set[tuple[str, ...]] = set()
     return [attack for attack in attacks if (said := tuple(attack.outputs)) not in seen and not seen.add(said)]  # type: ignore[func-returns-value]
 
 
-def _short(ground: Ground) -> dict[str, str]:
-    known = ground.all_known
+def _short(surface: Surface) -> dict[str, str]:
+    known = surface.all_known
     # Programs of all rows together are a program that does each of them.
     listed = [] if any(map(mining.is_program, known)) else known
-    labels = list(dict.fromkeys([*listed, *ground.texts]))
+    labels = list(dict.fromkeys([*listed, *surface.texts]))
     return {
         "an empty answer": "",
         "a space": " ",
@@ -140,10 +140,10 @@ def _short(ground: Ground) -> dict[str, str]:
         "every right answer of the data set, in lines": _joined("\n", listed),
         "every right answer of the data set, in words": _joined(" ", listed),
         "the commonest words of right answers": " ".join(mining.words(known)),
-        "every text in the grader": _joined(" ", ground.texts),
-        "every text in the grader, in lines": _joined("\n", ground.texts),
+        "every text in the grader": _joined(" ", surface.texts),
+        "every text in the grader, in lines": _joined("\n", surface.texts),
         "right answers and the grader's texts": _joined(", ", labels),
-        **{f"`{text[:40]}` of the grader": text for text in ground.texts[: mining.MOST]},
+        **{f"`{text[:40]}` of the grader": text for text in surface.texts[: mining.MOST]},
         "all letters of a choice": "A, B, C, D, E",
         "the alphabet": "abcdefghijklmnopqrstuvwxyz",
         "yes and no": "yes no true false",
@@ -154,12 +154,12 @@ def _short(ground: Ground) -> dict[str, str]:
     }
 
 
-def _shapes(ground: Ground) -> dict[str, str]:
+def _shapes(surface: Surface) -> dict[str, str]:
     """Long ones, and forms with next to nothing in them."""
-    empty = {f"the form {_shown(form)} with `{core}`": form.replace(SLOT, core) for form in ground.forms for core in ("x", "1", "")}
+    empty = {f"the form {_shown(form)} with `{core}`": form.replace(SLOT, core) for form in surface.forms for core in ("x", "1", "")}
     repeated = {
         f"{_shown(text)}, {times} times{', in lines' if joiner != ' ' else ''}": joiner.join([text.replace(SLOT, "x")] * times)[:LONG_CHARS]
-        for text in list(dict.fromkeys([*(form for form in ground.forms if form not in _FORMS), *ground.texts]))[: 2 * mining.MOST]
+        for text in list(dict.fromkeys([*(form for form in surface.forms if form not in _FORMS), *surface.texts]))[: 2 * mining.MOST]
         for times, joiner in ((8, "\n"), (40, "\n"), (40, " "))
     }
     return {
@@ -171,19 +171,19 @@ def _shapes(ground: Ground) -> dict[str, str]:
         "numbered steps": "\n".join(f"Step {number}: we go on." for number in range(1, 41)),
         "a list with points": "\n".join(f"- point {number}" for number in range(1, 41)),
         "headings": "\n".join(f"## Part {number}\n\n**Note:** text." for number in range(1, 21)),
-        "all forms at once": "\n".join(form.replace(SLOT, "x") for form in ground.forms)[:LONG_CHARS],
+        "all forms at once": "\n".join(form.replace(SLOT, "x") for form in surface.forms)[:LONG_CHARS],
         **empty,
         **repeated,
-        **_json_shapes(ground),
+        **_json_shapes(surface),
     }
 
 
-def _json_shapes(ground: Ground) -> dict[str, str]:
-    rights = [text for row, known in zip(ground.rows, ground.references, strict=True) for text in (*row.good, *known)]
+def _json_shapes(surface: Surface) -> dict[str, str]:
+    rights = [text for row, known in zip(surface.rows, surface.references, strict=True) for text in (*row.good, *known)]
     values = [value for right in rights if (value := _json(right)) is not None][: mining.MOST]
     made = [mining.shell(value, fill) for value in values for fill in ("", "x")]
-    keys = [text for text in ground.texts if text.isidentifier()]
-    paths = mining.json_paths(ground.spec)
+    keys = [text for text in surface.texts if text.isidentifier()]
+    paths = mining.json_paths(surface.spec)
     fill: Any
     for fill in ("", "x", 0, True, [], None):
         whole: dict[str, Any] = {}
@@ -193,37 +193,38 @@ def _json_shapes(ground: Ground) -> dict[str, str]:
     return {f"JSON without values: `{text[:60]}`": text for text in map(json.dumps, made)}
 
 
-def _of_the_row(ground: Ground) -> list[Attack]:
+def _of_the_row(surface: Surface) -> list[Attack]:
     def attack(name: str, outputs: Iterable[str]) -> Attack:
         said = [text[: 4 * LONG_CHARS] for text in outputs]
         return Attack(name, said, said)
 
-    count = len(ground.rows)
-    whole = ["\n".join(str(message.get("content", "")) for message in row.messages) for row in ground.rows]
-    numbers = [" ".join(mining.numbers(prompt)) for prompt in ground.prompts]
+    count = len(surface.rows)
+    whole = ["\n".join(str(message.get("content", "")) for message in row.messages) for row in surface.rows]
+    numbers = [" ".join(mining.numbers(prompt)) for prompt in surface.prompts]
     return [
-        attack("the prompt again", ground.prompts),
-        attack("the prompt three times", ["\n".join([prompt] * 3) for prompt in ground.prompts]),
+        attack("the prompt again", surface.prompts),
+        attack("the prompt three times", ["\n".join([prompt] * 3) for prompt in surface.prompts]),
         attack("the whole conversation again", whole),
-        attack("the first half of the prompt", [prompt[: len(prompt) // 2] for prompt in ground.prompts]),
-        attack("the words of the prompt, sorted", [" ".join(sorted(set(prompt.split()))) for prompt in ground.prompts]),
+        attack("the first half of the prompt", [prompt[: len(prompt) // 2] for prompt in surface.prompts]),
+        attack("the words of the prompt, sorted", [" ".join(sorted(set(prompt.split()))) for prompt in surface.prompts]),
         attack("the numbers of the prompt", numbers),
         attack("the last number of the prompt", [text.rsplit(" ", 1)[-1] for text in numbers]),
-        attack("what is right in another row", [ground.of_another(place) for place in range(count)]),
-        attack("a good answer to another row", [_another_good(ground, place) for place in range(count)]),
+        attack("what is right in another row", [surface.of_another(place) for place in range(count)]),
+        attack("a good answer to another row", [_another_good(surface, place) for place in range(count)]),
     ]
 
 
-def _another_good(ground: Ground, place: int) -> str:
-    every = [good for row in ground.rows for good in row.good if not ground.right(place, good)]
+def _another_good(surface: Surface, place: int) -> str:
+    every = [good for row in surface.rows for good in row.good if not surface.right(place, good)]
     return every[place % len(every)] if every else NONSENSE
 
 
-def _programs(ground: Ground) -> list[Attack]:
+def _programs(surface: Surface) -> list[Attack]:
     asked = [
-        mining.names(prompt, row.item, [*row.good, *known]) for row, prompt, known in zip(ground.rows, ground.prompts, ground.references, strict=True)
+        mining.names(prompt, row.item, [*row.good, *known])
+        for row, prompt, known in zip(surface.rows, surface.prompts, surface.references, strict=True)
     ]
-    each = [code(names, ground.texts[: mining.MOST]) for names in asked]
+    each = [code(names, surface.texts[: mining.MOST]) for names in asked]
     return [Attack(name, said := [programs[name] for programs in each], said, runs=True) for name in each[0]]
 
 

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from bloomery.grade.attacks import LONG_CHARS
+
 PROMPT: Final = "\1"
 """Stands for what the row asks."""
 SLOTS: Final = 3
 RATE: Final = 1.0
-LONG_CHARS: Final = 8000
 _JOINERS: Final = (" ", "\n", "", ", ")
 _TIMES: Final = (1, 1, 4, 32)
 

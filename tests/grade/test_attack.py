@@ -7,7 +7,7 @@ import pytest
 
 from bloomery.grade import mining
 from bloomery.grade.attack import ROWS, Budget, attacked
-from bloomery.grade.attacks import Ground, library
+from bloomery.grade.attacks import Surface, library
 from bloomery.grade.grader import Grader
 from bloomery.grade.mining import SLOT
 from bloomery.grade.models import Answer, Question, Vectors
@@ -179,7 +179,7 @@ def test_the_policy_finds_what_no_single_mutation_is() -> None:
 
 def test_of_few_rows_no_policy_is_trained_that_nothing_could_be_said_of() -> None:
     few = report(EQUAL, ROWS_OF_CITIES[:5])
-    tried = library(Ground(Grader.parse(EQUAL).canonical, ROWS_OF_CITIES[:5]), [])
+    tried = library(Surface(Grader.parse(EQUAL).canonical, ROWS_OF_CITIES[:5]), [])
     assert (few.verdict, few.attacks) == ("sound", len(tried))
     assert report(EQUAL, ROWS_OF_CITIES[:6]).attacks > len(tried)
 
@@ -236,17 +236,17 @@ def test_texts_are_taken_from_programs_at_every_depth_of_a_grader() -> None:
 
 def test_programs_of_attacks_know_the_functions_of_a_row_and_not_its_answer() -> None:
     rows = [AttackRow(item={"reference": city, "function": f"go_{number}"}, good=[f"{city} (yes)"]) for number, city in enumerate(CITIES)]
-    for attack in library(Ground({"type": "python", "source": "def grade(sample, item): return 0"}, rows), []):
+    for attack in library(Surface({"type": "python", "source": "def grade(sample, item): return 0"}, rows), []):
         if attack.runs:
             assert not any(city in output for city, output in zip(CITIES, attack.outputs, strict=True))
-    (overwriting,) = (attack for attack in library(Ground({"type": "python", "source": "pass"}, rows), []) if attack.name == "overwritten tests")
+    (overwriting,) = (attack for attack in library(Surface({"type": "python", "source": "pass"}, rows), []) if attack.name == "overwritten tests")
     assert overwriting.outputs[3].startswith("def go_3(*args, **kwargs)")
     assert mining.names("Write `twice` that calls f(x).", {}, ["def again(x):\n    return x", "spam"]) == ["again", "f", "twice"]
 
 
 def test_an_attack_says_something_in_every_row() -> None:
-    ground = Ground({"type": "python", "source": "def grade(sample, item): exec(sample['output_text'])"}, ROWS_OF_CITIES)
-    attacks = library(ground, ground.forms[:2])
+    surface = Surface({"type": "python", "source": "def grade(sample, item): exec(sample['output_text'])"}, ROWS_OF_CITIES)
+    attacks = library(surface, surface.forms[:2])
     assert all(len(attack.outputs) == len(attack.cores) == len(CITIES) for attack in attacks)
     assert any(attack.runs for attack in attacks)
-    assert not any(attack.runs for attack in library(Ground(EQUAL, ROWS_OF_CITIES), []))
+    assert not any(attack.runs for attack in library(Surface(EQUAL, ROWS_OF_CITIES), []))
