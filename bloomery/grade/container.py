@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Final
 
 import bloomery
-from bloomery.grade.jail import READABLE, library_places
+from bloomery.grade.jail import READABLE, library_names
 
 PROGRAM: Final = "bwrap"
 INSTALL: Final = "install bubblewrap, for example with `apt-get install bubblewrap`"
 LAYER: Final = "a container with nothing of the machine but Python, and with processes, network and IPC of its own"
+WORK: Final = Path("/bloomery-graders")
+"""The work directory of a fork server in there. The machine has none of this name, nor of another one: whoever is killed leaves nothing behind."""
+_BESIDE_BYTES: Final = 1 << 30
+"""That work directories may take beside what jails may have: what is held open but unlinked is measured by nobody."""
 _NAMESPACES: Final = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
 _CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "KILL", "SETGID", "SETUID")
 """Of a fork server that is root: to make jails other users, and to end and tidy up behind them."""
@@ -29,22 +33,39 @@ def missing() -> str | None:
     return None if shutil.which(PROGRAM) else f"there is no `{PROGRAM}`: {INSTALL}"
 
 
-def command(work: Path) -> list[str]:
-    """What to put before the command of the fork server, whose work directory is `work`."""
+def command(disk_bytes: int) -> list[str]:
+    """What to put before the command of the fork server, whose work directory is `WORK`. `disk_bytes` is what all jails may have in it together: it
+    is memory, of which half the machine's would be given out otherwise."""
     user = ["--unshare-user"]
     if os.geteuid() == 0:
         # In a user namespace it could make no jail another user.
         user = ["--cap-drop", "ALL", *(word for name in _CAPABILITIES for word in ("--cap-add", f"CAP_{name}"))]
     bound = [word for place in dict.fromkeys(_places()) for word in ("--ro-bind", place, place)]
-    own = ["--proc", "/proc", "--dev", "/dev", "--perms", "0711", "--tmpfs", str(work), "--remount-ro", "/", "--chdir", "/"]
+    own = [
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--perms",
+        "0711",
+        "--size",
+        str(disk_bytes + _BESIDE_BYTES),
+        "--tmpfs",
+        str(WORK),
+        "--remount-ro",
+        "/",
+        "--chdir",
+        "/",
+    ]
     return [shutil.which(PROGRAM) or PROGRAM, "--die-with-parent", *_NAMESPACES, "--hostname", "graders", *user, *bound, *own]
 
 
 def _places() -> Iterator[str]:
-    """Of the interpreter and what it imports, by every name under which it is looked for."""
+    """Of the interpreter and what it imports, by every name under which it is looked for: an interpreter that does not find its library where its
+    own path says takes another one's, as the distribution's."""
     interpreter, environment = Path(sys.executable), Path(sys.prefix) / "pyvenv.cfg"
     yield from map(str, _links(interpreter))
-    for place in (environment, Path(bloomery.__file__).parent, *map(Path, READABLE), *library_places()):
+    for place in (environment, Path(bloomery.__file__).parent, *map(Path, READABLE), *map(Path, library_names())):
         if place.exists():
             yield from map(str, (place, place.resolve()))
 

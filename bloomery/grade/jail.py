@@ -244,12 +244,17 @@ def _limit(limits: Confinement, *, threads: bool) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
 
 
-def library_places() -> list[Path]:
-    """Where the interpreter, its libraries and the packages lie that graders may import."""
+def library_names() -> list[str]:
+    """Of the places in which the interpreter, its libraries and the packages lie that graders may import, as they are looked for."""
     of_python = (*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")), f"{sys.base_prefix}/lib")
     # A virtual environment may see packages of another one behind its own.
     packages = (entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages"))
-    return [Path(place).resolve() for place in (*READABLE, *of_python, *packages) if Path(place).exists()]
+    return [place for place in (*READABLE, *of_python, *packages) if Path(place).exists()]
+
+
+def library_places() -> list[Path]:
+    """The same without symbolic links."""
+    return [Path(place).resolve() for place in library_names()]
 
 
 def _open_places() -> Iterator[tuple[int, int]]:

@@ -95,7 +95,9 @@ class Graders:
         if level == "L3":
             raise NotSupported("graders run at level L1, in a jail, at L2, in a container, or trusted at L0: L3, on another machine, is not offered")
         self._level, self._wait_s = level, wait_s
-        self._places = asyncio.Semaphore(places or usable_cpus())
+        places = places or usable_cpus()
+        self._places = asyncio.Semaphore(places)
+        self._disk_bytes = places * DISK_BYTES
         self._waiting = 0
         self._server: ForkServer | None = None
         self._starting = asyncio.Lock()
@@ -201,7 +203,7 @@ class Graders:
                 await self._server.stop()
                 self._server = None
             if self._server is None:
-                self._server, self._obtained = await ForkServer.start(self._level)
+                self._server, self._obtained = await ForkServer.start(self._level, disk_bytes=self._disk_bytes)
             return self._server
 
 

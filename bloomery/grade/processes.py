@@ -22,6 +22,7 @@ from bloomery.grade.work import remove
 from bloomery.types.errors import NotSupported, Unavailable
 
 START_S: Final = 60.0
+_LATE: Final = f"the fork server of graders did not start within {START_S:g} s"
 _END_S: Final = 10.0
 _EXIT_S: Final = 1.0
 _MESSAGE_BYTES: Final = 1 << 16
@@ -86,16 +87,20 @@ def level(asked: Level = "L1") -> Obtained:
     if asked == "L2" and (why := container.missing()) is not None:
         return Obtained("L0", (), why)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    work = _work_directory()
+    work = _work_directory(asked)
     try:
         with theirs:
-            argv = _argv(theirs, work, asked)
+            argv = _argv(theirs, work, asked, 0)
             process = subprocess.Popen(argv, env={}, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
         with process, ours:
             ours.settimeout(START_S)
-            return Obtained.told(ours.recv(_MESSAGE_BYTES), asked)
+            try:
+                return Obtained.told(ours.recv(_MESSAGE_BYTES), asked)
+            except TimeoutError:
+                process.kill()
+                return Obtained("L0", (), _LATE)
     finally:
-        _remove(work)
+        _remove(work, asked)
 
 
 class Channel(asyncio.Protocol):
@@ -197,17 +202,18 @@ class ForkServer:
         self._loop.add_reader(control.fileno(), self._told)
 
     @classmethod
-    async def start(cls, level: Level = "L1") -> tuple[Self, Obtained]:
-        """Raises NotSupported with the reason where this machine gives no jail, or no container for it."""
+    async def start(cls, level: Level = "L1", *, disk_bytes: int = 0) -> tuple[Self, Obtained]:
+        """Raises NotSupported with the reason where this machine gives no jail, or no container for it. `disk_bytes`: what all forks may have at a
+        time together, where that is memory."""
         if level == "L2" and (why := container.missing()) is not None:
             raise NotSupported(f"code of graders runs in {PLACES[level]}, and this machine gives none: {why}")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        work = _work_directory()
+        work = _work_directory(level)
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    *_argv(theirs, work, level),
+                    *_argv(theirs, work, level, disk_bytes),
                     env={},
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
@@ -215,7 +221,7 @@ class ForkServer:
                 )
         except BaseException as error:
             ours.close()
-            _remove(work)
+            _remove(work, level)
             if isinstance(error, OSError):
                 raise Unavailable(f"the fork server of graders could not be started: {error.strerror}") from None
             raise
@@ -225,7 +231,7 @@ class ForkServer:
                 obtained = await server._started
         except TimeoutError:
             await server.stop()
-            raise Unavailable(f"the fork server of graders did not start within {START_S:g} s") from None
+            raise Unavailable(_LATE) from None
         except asyncio.CancelledError:
             await server.stop()
             raise
@@ -278,7 +284,7 @@ class ForkServer:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
-        await asyncio.to_thread(_remove, self._work)
+        await asyncio.to_thread(_remove, self._work, self._level)
 
     def _order(self, order: dict[str, Any], descriptor: int | None = None) -> None:
         beside = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
@@ -321,21 +327,26 @@ def described(ended: Ended) -> str:
     return f"by {signal.Signals(-ended.status).name}" if ended.status < 0 else f"with status {ended.status}"
 
 
-def _argv(control: socket.socket, work: Path, level: Level) -> Sequence[str]:
+def _argv(control: socket.socket, work: Path, level: Level, disk_bytes: int) -> Sequence[str]:
     root = Path(bloomery.__file__).parent.parent
-    inside = container.command(work) if level == "L2" else []
+    inside = container.command(disk_bytes) if level == "L2" else []
     # Isolated: no variable and no file of a user changes what is imported. Nobody writes into the interpreter's directories.
     return [*inside, sys.executable, "-I", "-B", "-X", "utf8", "-c", _CODE, str(control.fileno()), str(root), str(work)]
 
 
-def _work_directory() -> Path:
+def _work_directory(level: Level) -> Path:
+    if level == "L2":
+        return container.WORK
     work = Path(tempfile.mkdtemp(prefix="bloomery-graders-"))
     # The owner of a directory in it need not be allowed to look around.
     work.chmod(0o711)
     return work
 
 
-def _remove(work: Path) -> None:
+def _remove(work: Path, level: Level) -> None:
+    if level == "L2":
+        # It was gone with the container.
+        return
     with suppress(OSError):
         # Of a fork server that was killed, something may be left that only its forks' users could remove.
         remove(work)

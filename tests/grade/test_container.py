@@ -3,14 +3,19 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
+import bloomery
 from bloomery.config import GraderLevel
 from bloomery.doctor import examine
-from bloomery.grade import container
-from bloomery.grade.pool import Graders, Limits, Program
+from bloomery.grade import container, processes
+from bloomery.grade.pool import DISK_BYTES, Graders, Limits, Program
 from bloomery.grade.processes import level
 from bloomery.types.errors import InvalidInput, NotSupported
 from bloomery.types.grading import GradeInput, Sample
@@ -42,7 +47,10 @@ async def test_of_the_machine_nothing_is_there_but_python(tmp_path: Path) -> Non
 
 
 @needs_bubblewrap
-async def test_a_container_that_is_struck_takes_everything_in_it_along_and_the_next_one_grades() -> None:
+async def test_a_container_that_is_struck_takes_everything_in_it_along_and_the_next_one_grades(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     async with Graders(level="L2", places=1) as graders:
         grading = asyncio.create_task(graders.grade(HANGING, [GradeInput(item={}, sample=Sample(output_text="hang"))], Limits(wall_s=100.0)))
         await graders.obtained()
@@ -50,15 +58,57 @@ async def test_a_container_that_is_struck_takes_everything_in_it_along_and_the_n
         outer = graders._server._process.pid
         await until(lambda: len(below(outer)) >= 3)
         inside = below(outer)
-        work = graders._server._work
-        assert not [*work.iterdir()]
         os.kill(outer, signal.SIGKILL)
         await until(lambda: all(map(gone, inside)))
         grading.cancel()
         (result,) = await graders.grade(SEEN, [row()])
         assert result.score == 0.0
         assert graders._server._process.pid != outer
-    assert not work.exists()
+        # Nothing was ever there, so that nothing is left by a server that is struck with it.
+        assert not [*tmp_path.iterdir()]
+    assert not container.WORK.exists()
+
+
+@needs_bubblewrap
+async def test_work_directories_are_memory_and_take_no_more_of_it_than_they_are_for() -> None:
+    room = Program("import os\ndef grade(item):\n    found = os.statvfs('.')\n    return float(found.f_blocks * found.f_frsize)", "grade")
+    async with Graders(level="L2", places=3) as graders:
+        (result,) = await graders.grade(room, [row()])
+    assert result.score == 3 * DISK_BYTES + (1 << 30)
+
+
+@needs_bubblewrap
+def test_an_interpreter_behind_a_symbolic_link_has_its_own_library_and_packages_in_there(tmp_path: Path) -> None:
+    behind = tmp_path / "a link"
+    behind.symlink_to(sys.prefix)
+    grading = """
+        import asyncio, os, pydantic
+        from bloomery.grade.pool import Graders, Program
+        from bloomery.types.grading import GradeInput, Sample
+        source = "import os, pydantic\\ndef grade(item):\\n    return float([os.__file__, pydantic.__file__] == item['files'])"
+        async def main():
+            row = GradeInput(item={"files": [os.__file__, pydantic.__file__]}, sample=Sample(output_text=""))
+            async with Graders(level="L2", places=1) as graders:
+                print(pydantic.__file__, await graders.grade(Program(source, "grade"), [row]))
+        asyncio.run(main())
+    """
+    around = {**os.environ, "PYTHONPATH": str(Path(bloomery.__file__).parent.parent)}
+    interpreter = behind / Path(sys.executable).relative_to(sys.prefix)
+    ran = subprocess.run([interpreter, "-c", dedent(grading)], cwd=tmp_path, env=around, capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.startswith(f"{behind}/")
+    assert "score=1.0" in ran.stdout, ran.stdout
+
+
+def test_a_container_that_never_begins_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hangs = tmp_path / container.PROGRAM
+    hangs.write_text("#!/bin/sh\nexec sleep 100\n")
+    hangs.chmod(0o755)
+    monkeypatch.setattr("bloomery.grade.container.shutil.which", lambda _: str(hangs))
+    monkeypatch.setattr(processes, "START_S", 0.2)
+    found = level("L2")
+    assert found.level == "L0"
+    assert found.reason is not None
+    assert "did not start within" in found.reason
 
 
 def below(pid: int) -> list[int]:
