@@ -1,6 +1,7 @@
 """Files of `up` that have the settings of each thing under its name (`docs/operate.md`): read and held to their form before anything is written."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -32,13 +33,19 @@ class NamedFile(NamedTuple):
     def _mapping(self) -> Mapping[Any, Any]:
         told = f"--{self.option} {self.file}"
         try:
-            given = yaml.safe_load(self.file.read_text())
+            text = self.file.read_text()
+            given, written = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
         except OSError as error:
             raise InvalidInput(f"{told} cannot be read: {error.strerror}", field=self.option) from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise InvalidInput(f"{told} is no YAML: {error}", field=self.option) from None
+        except RecursionError:
+            raise InvalidInput(f"{told} goes too deep to be read", field=self.option) from None
         if not isinstance(given, dict) or not given:
             raise InvalidInput(f"{told} names no {self.thing}: it has the settings of each under its name (docs/operate.md)", field=self.option)
+        # Of those a mapping has the last alone.
+        if twice := [name for name, times in Counter(name.value for name, _ in written.value).items() if times > 1]:
+            raise self.refused(f"`{twice[0]}` stands there more than once: each {self.thing} has a name of its own")
         return given
 
     def _one(self, config: type[Config], name: str, settings: Any) -> Config:

@@ -42,6 +42,9 @@ def test_agents_are_read_with_what_is_left_out(tmp_path: Path) -> None:
         ("a: {url: 'http://a.test', port: 1, key: x}", 1, r"`a\.key`"),
         ("a: http://a.test", 1, "give it a `url` at least"),
         ("a: {url: 'http://a.test', port: 1}\nb: {url: 'http://b.test', port: 1}", 1, "`b` has port 1, as `a` has"),
+        ("a: {url: 'http://a.test', port: 1}\na: {url: 'http://b.test', port: 2}", 1, "`a` stands there more than once"),
+        ("1: {url: 'http://a.test', port: 1}\n'1': {url: 'http://a.test', port: 1}", 1, "`1` stands there more than once"),
+        ("a: {" * 2000, 1, "too deep"),
         ("a: {url: 'http://a.test', port: 1}", 0, "--jobs 0 runs none"),
     ],
 )
