@@ -1,7 +1,9 @@
 """Reinforcement as a job: prompts of a data set, a grader of the server or an agent elsewhere, and the loops `recipes/grpo` and `async_grpo`."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import Any, Final, Literal
 
@@ -9,17 +11,19 @@ from bloomery.client import Sampler
 from bloomery.jobs.comparison import Both, paired
 from bloomery.jobs.looping import JobCursor, Looped, looped, policy_config
 from bloomery.jobs.reporting import StandsStill
-from bloomery.jobs.rewarding import HELD_OUT, Scores, beside, conversation, rewarding, scores_by
+from bloomery.jobs.rewarding import HELD_OUT, beside, conversation, rewarding, scores_by
 from bloomery.jobs.rows import problems, rows_of
 from bloomery.jobs.work import Work
 from bloomery.recipes import async_grpo, grpo
 from bloomery.recipes.environments import groups_by
+from bloomery.recipes.failures import reasons
 from bloomery.recipes.grpo import GrpoConfig, OnStep, groups_of
 from bloomery.recipes.policy import Policy
 from bloomery.recipes.rollouts import Environment, Grade, MakesGroups, Problem, RolloutConfig
 from bloomery.types.errors import InvalidInput
 from bloomery.types.jobs import Clip, Compared, JobResult, JobSpec, Reinforcement
 
+Rewarding = Callable[[], AbstractContextManager[Grade | Environment]]
 _SAMPLES: Final = 4
 """Answers of each held-out prompt, by both models."""
 _PROBED: Final = 16
@@ -38,28 +42,29 @@ def train(work: Work) -> JobResult:
     if method.agent is not None:
         given, held_out = [*map(conversation, given)], [*map(conversation, held_out)]
     scores = None if method.grader is None else scores_by(work.client, method.grader, method.grader_version)
-    if work.cursor is None:
-        require_trust(work, method, given, scores)
     unseen = None if method.held_out_grader is None else scores_by(work.client, method.held_out_grader, method.held_out_grader_version)
     shown = scores if scores is None or unseen is None else beside(scores, unseen, method.held_out_share, _noted(work))
-    with rewarding(work, method, shown) as rewarded:
-        loop = _loop(work, method, given, held_out, rewarded)
-    both = Both(work.client.sampler(loop.first), work.client.sampler(loop.published.version))
-    with rewarding(work, method, scores) as rewarded:
-        compared = compare_rewards(work, both, held_out, rewarded)
-    if unseen is not None:
-        with rewarding(work, method, unseen) as rewarded:
-            compared += compare_rewards(work, both, held_out, rewarded, "held_out_reward")
+    with rewarding(work, method) as rewards:
+        if work.cursor is None:
+            require_trust(work, method, given, partial(rewards, scores))
+        with rewards(shown) as rewarded:
+            loop = _loop(work, method, given, held_out, rewarded)
+        both = Both(work.client.sampler(loop.first), work.client.sampler(loop.published.version))
+        with rewards(scores) as rewarded:
+            compared = compare_rewards(work, both, held_out, rewarded)
+        if unseen is not None:
+            with rewards(unseen) as rewarded:
+                compared += compare_rewards(work, both, held_out, rewarded, "held_out_reward")
     return loop.published.result(compared, loop.first)
 
 
-def require_trust(work: Work, method: Reinforcement, given: Sequence[Problem], scores: Scores | None) -> None:
+def require_trust(work: Work, method: Reinforcement, given: Sequence[Problem], rewarding: Rewarding) -> None:
     """Before anything is spent: the grader is attacked on the job's prompts, unless the server knows what comes of it. The job stands still where it
     pays without competence, or for everything alike; until it is waived, or another job has a version that is mended. Rewards that an agent gives by
     itself nobody can attack, and they are tried on what the model does."""
     if method.grader is None:
         if work.spec.begin is None:
-            _require_varied(work, method, given, scores)
+            _require_varied(work, method, given, rewarding)
         return
     data = work.spec.data
     work.reporter.note("asks whether its grader pays without competence; where nobody knows, it is attacked now", key="attacking")
@@ -78,15 +83,20 @@ def require_trust(work: Work, method: Reinforcement, given: Sequence[Problem], s
     if found.blocks is not None:
         raise StandsStill(f"{found.blocks}; {_then(work)}")
     if not found.varied and work.spec.begin is None:
-        _require_varied(work, method, given, scores)
+        _require_varied(work, method, given, rewarding)
 
 
-def _require_varied(work: Work, method: Reinforcement, given: Sequence[Problem], scores: Scores | None) -> None:
+def _require_varied(work: Work, method: Reinforcement, given: Sequence[Problem], rewarding: Rewarding) -> None:
     """A grader that gave every attack the same may know right answers that no attack does, so it is tried on the model's own."""
     sampler = work.client.sampler(work.spec.base_model)
-    with rewarding(work, method, scores) as rewarded:
-        probed = _rewards(groups_by(lambda: sampler, rewarded, _answers(method)), _different(given)[:_PROBED])
-    rewards = [reward for each in probed for reward in each]
+    with rewarding() as rewarded:
+        probed = groups_of(groups_by(lambda: sampler, rewarded, _answers(method)), _different(given)[:_PROBED])
+    rewards = [member.reward for group in probed for member in group.members]
+    if not rewards and (lost := reasons(probed)):
+        # The job's steps would be spent on the same.
+        attempts = sum(len(group.failures) for group in probed)
+        told = f"of {attempts} attempts at a rollout of `{method.agent or method.grader}` none came to a reward: {lost[0].kind} ({lost[0].message})"
+        raise StandsStill(f"{told}; mend that, and `bloomery job resume {work.spec.name}`")
     if len(set(rewards)) != 1:
         return
     given_to, answers = f"it gives {rewards[0]:g}", f"{len(rewards)} answers of `{work.spec.base_model}`"

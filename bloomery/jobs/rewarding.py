@@ -1,11 +1,13 @@
 """What answers of a job of reinforcement are worth, by graders of the server: of those to prompts, and of what an agent came to."""
 
+import errno
 import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple
 
 from bloomery.client import Client
@@ -73,19 +75,35 @@ def beside(scores: Scores, held_out: Scores, share: float, note: Callable[[str],
     return both
 
 
+Rewards = Callable[[Scores | None], AbstractContextManager[Grade | Environment]]
+"""Of a job, by one grader or another, within its `with`."""
+
+
 @contextmanager
-def rewarding(work: Work, method: Reinforcement, scores: Scores | None) -> Iterator[Grade | Environment]:
-    """What a loop takes: a grade of single answers, or the job's agent, whose door is open meanwhile; without `scores` its server says what each
-    rollout is worth."""
+def rewarding(work: Work, method: Reinforcement) -> Iterator[Rewards]:
+    """What a loop takes: grades of single answers, or the job's agent, whose server says what each rollout is worth where no grader does. The job has
+    its agent from here to its end: between two of its loops nobody else takes it."""
     if method.agent is None:
-        assert scores is not None
-        yield grade_by(scores, work.tokenizer)
+        yield lambda scores: _of_prompts(scores, work.tokenizer)
         return
     if (agent := work.agent) is None:
         problem = f"agent `{method.agent}` is not there for this project any more: start the server with it (`--agents`)"
         raise StandsStill(f"{problem}, and `bloomery job resume {work.spec.name}`")
-    with _receiving(work, agent, scores) as remote, Agents(remote, work.tokenizer, timeout_s=agent.timeout_s, host=agent.host) as agents:
-        yield agents
+    with _receiving(work, agent) as remote:
+        yield lambda scores: Agents(partial(remote.scored, _of_agent(scores)), work.tokenizer, timeout_s=agent.timeout_s, host=agent.host)
+
+
+@contextmanager
+def _of_prompts(scores: Scores | None, tokenizer: ChatTokenizer) -> Iterator[Grade]:
+    assert scores is not None
+    yield grade_by(scores, tokenizer)
+
+
+def _of_agent(scores: Scores | None) -> remote_rollouts.Score:
+    def score(finished: Finished) -> Reward | None:
+        return None if scores is None else scores(Said(finished.rollout_id, finished.problem.id, last_answer(finished)))
+
+    return score
 
 
 def grade_by(scores: Scores, tokenizer: ChatTokenizer) -> Grade:
@@ -113,20 +131,20 @@ def last_answer(finished: Finished) -> OutputRow:
     return OutputRow(item=row.item, output=str(last.get("content") or ""), tools=last.get("tool_calls") or [], messages=before)
 
 
-def _receiving(work: Work, agent: LentAgent, scores: Scores | None) -> RemoteRollouts:
+def _receiving(work: Work, agent: LentAgent) -> RemoteRollouts:
     """Where its server says how rollouts end. One job has that at a time, and the others wait for it."""
-
-    def score(finished: Finished) -> Reward | None:
-        return None if scores is None else scores(Said(finished.rollout_id, finished.problem.id, last_answer(finished)))
-
+    resume = f"`bloomery job resume {work.spec.name}`"
     deadline_s = time.monotonic() + TAKEN_S
     while True:
         try:
-            return RemoteRollouts(agent.url, score, port=agent.port, host=agent.host)
+            return RemoteRollouts(agent.url, port=agent.port, host=agent.host)
         except OSError as error:
             taken = f"{agent.host}:{agent.port}, where agent `{agent.name}` says how its rollouts end, is not to be had: {error.strerror}"
+            if error.errno != errno.EADDRINUSE:
+                # An address of another machine, or a port that only root may have: no time mends it.
+                raise StandsStill(f"{taken}; mend its `host` or `port` in the file of `--agents`, start the server with it, and {resume}") from None
         if time.monotonic() > deadline_s:
-            raise StandsStill(f"{taken}; another job may have the agent: `bloomery job resume {work.spec.name}` once it is free")
+            raise StandsStill(f"{taken}; another job may have the agent: {resume} once it is free")
         work.reporter.note(f"waits for its agent: {taken}", key="waits for its agent")
         work.reporter.check()
         time.sleep(_LOOK_EVERY_S)

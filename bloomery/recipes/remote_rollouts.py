@@ -27,6 +27,7 @@ Message = dict[str, Any]
 
 _DONE: Final = frozenset({0, 100})
 _RUNNING: Final = 101
+_ANSWER_BYTES: Final = 1 << 16
 _LATE: Final = 4
 """Codes of a status: OK or finished, running, and deadline exceeded; the others are errors."""
 
@@ -77,6 +78,10 @@ class RemoteRollouts:
 
     def __call__(self, episode: Episode) -> float | Reward | None:
         """One rollout; an exception says how it failed."""
+        return self.scored(self._score, episode)
+
+    def scored(self, score: Score, episode: Episode) -> float | Reward | None:
+        """The same, with the rewards of another."""
         deadline = time.monotonic() + episode.timeout_s
         waiting = self._waiting[episode.attempt_id] = _Waiting()
         try:
@@ -89,7 +94,7 @@ class RemoteRollouts:
             raise TimeoutError(waiting.message)
         if waiting.code not in _DONE:
             raise RolloutFailed(f"status {waiting.code}: {waiting.message}")
-        return self._score(Finished(episode.rollout_id, episode.problem, episode.conversation(), waiting.extras))
+        return score(Finished(episode.rollout_id, episode.problem, episode.conversation(), waiting.extras))
 
     def _request(self, episode: Episode) -> dict[str, Any]:
         row = episode.problem.data
@@ -121,7 +126,8 @@ def _post(url: str, body: Mapping[str, Any], timeout_s: float) -> None:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-            answer.read()
+            # Nothing of it is wanted, and who says something without end is not listened to.
+            answer.read(_ANSWER_BYTES)
     except urllib.error.HTTPError as error:
         with error:
             raise RolloutFailed(f"{url} answered {error.code}: {error.read(2000).decode(errors='replace')}") from None

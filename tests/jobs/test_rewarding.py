@@ -1,23 +1,29 @@
 """What graders are shown of an agent's rollouts, who else looks at them, and a port that somebody has."""
 
 import socket
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bloomery.client import Sampler
 from bloomery.jobs import rewarding
+from bloomery.jobs.reinforced import require_trust
 from bloomery.jobs.reporting import StandsStill
 from bloomery.jobs.rewarding import HELD_OUT, Said, beside, conversation, last_answer
 from bloomery.jobs.work import Work
 from bloomery.recipes.remote_rollouts import Finished
 from bloomery.recipes.rewards import Reward
-from bloomery.recipes.rollouts import Problem
+from bloomery.recipes.rollouts import Environment, Failure, Group, MakesGroups, Problem, RolloutConfig
 from bloomery.types.datasets import PromptRow
 from bloomery.types.errors import Unavailable
 from bloomery.types.graders import OutputRow
 from bloomery.types.jobs import Data, Job, JobProgress, JobSpec, JobState, Reinforcement
 from bloomery.types.leases import LentAgent
+from tests.live import free_port
 
 TOOL = {"type": "function", "function": {"name": "count", "parameters": {"type": "object", "properties": {}}}}
 ROW = PromptRow(
@@ -81,12 +87,17 @@ class Reporter:
         pass
 
 
-def work(agent: LentAgent | None, reporter: Any) -> Work:
-    spec = JobSpec(name="a", base_model="tiny", data=Data(dataset="rows"), method=Reinforcement(agent="counter"))
+def working(agent: LentAgent | None, reporter: Any) -> tuple[Work, Reinforcement]:
+    method = Reinforcement(agent="counter", max_tokens=4)
+    spec = JobSpec(name="a", base_model="tiny", data=Data(dataset="rows"), method=method)
     times = {"created_us": 0, "updated_us": 0, "started_us": 0, "finished_us": None}
     job = Job(id="job-1", spec=spec, state=JobState.RUNNING, reason=None, run=None, progress=JobProgress(), result=None, epoch=1, **times)
     other: Any = None
-    return Work(client=other, job=job, cursor=None, tokenizer=other, reporter=reporter, guard=other, agent=agent)
+    return Work(client=other, job=job, cursor=None, tokenizer=other, reporter=reporter, guard=other, agent=agent), method
+
+
+def counter(port: int, host: str = "127.0.0.1") -> LentAgent:
+    return LentAgent(name="counter", url="http://127.0.0.1:9", host=host, port=port, timeout_s=1.0)
 
 
 def test_a_job_waits_for_the_port_of_its_agent_and_stands_still_when_that_does_not_come_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,17 +105,50 @@ def test_a_job_waits_for_the_port_of_its_agent_and_stands_still_when_that_does_n
     monkeypatch.setattr(rewarding, "_LOOK_EVERY_S", 0.0)
     reporter = Reporter()
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        agent = LentAgent(name="counter", url="http://127.0.0.1:9", host="127.0.0.1", port=taken.getsockname()[1], timeout_s=1.0)
-        doing = work(agent, reporter)
-        method = doing.spec.method
-        assert isinstance(method, Reinforcement)
-        with pytest.raises(StandsStill, match="another job may have the agent: `bloomery job resume a`"), rewarding.rewarding(doing, method, None):
+        doing, method = working(counter(taken.getsockname()[1]), reporter)
+        with pytest.raises(StandsStill, match="another job may have the agent: `bloomery job resume a`"), rewarding.rewarding(doing, method):
             pass
 
 
 def test_a_job_whose_agent_the_server_has_no_more_stands_still() -> None:
-    doing = work(None, Reporter())
-    method = doing.spec.method
-    assert isinstance(method, Reinforcement)
-    with pytest.raises(StandsStill, match="start the server with it"), rewarding.rewarding(doing, method, None):
+    doing, method = working(None, Reporter())
+    with pytest.raises(StandsStill, match="start the server with it"), rewarding.rewarding(doing, method):
         pass
+
+
+def test_a_job_has_its_agent_between_two_of_its_loops_too() -> None:
+    port = free_port()
+    doing, method = working(counter(port), Reporter())
+    with rewarding.rewarding(doing, method) as rewards:
+        for _ in range(2):
+            with rewards(None):
+                pass
+            with pytest.raises(OSError, match="in use"):
+                socket.create_server(("127.0.0.1", port))
+    with closing(socket.create_server(("127.0.0.1", port))):
+        pass
+
+
+def test_an_address_that_this_machine_does_not_have_is_not_waited_for() -> None:
+    doing, method = working(counter(8701, "192.0.2.1"), Reporter())
+    with pytest.raises(StandsStill, match="mend its `host` or `port`"), rewarding.rewarding(doing, method):
+        pass
+
+
+class Away(Environment, MakesGroups):
+    """Of an agent whose server is down."""
+
+    def rollouts(self, newest: Callable[[], Sampler], config: RolloutConfig) -> MakesGroups:
+        return self
+
+    def group(self, number: int, problem: Problem) -> Group:
+        return Group(number, problem, (), (Failure(f"{number}.0", "raised", "it cannot be reached", final=True),))
+
+
+def test_an_agent_of_which_nothing_comes_back_is_trained_by_no_step() -> None:
+    doing, method = working(counter(8701), Reporter())
+    client: Any = SimpleNamespace(sampler=lambda model: None)
+    doing = replace(doing, client=client)
+    given = [Problem(f"train-{number}", (number,), ROW) for number in (1, 2)]
+    with pytest.raises(StandsStill, match=r"of 2 attempts at a rollout of `counter` none came to a reward: raised \(it cannot be reached\)"):
+        require_trust(doing, method, given, lambda: nullcontext(Away()))

@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -134,3 +134,29 @@ def test_a_server_that_keeps_its_connection_is_heard_by_the_next_loop_at_the_sam
                 gateways.append(remote.gateway_url)
                 assert remote(episode_of(30)) == 1.0
     assert gateways[0] == gateways[1]
+
+
+def test_a_server_that_answers_without_end_is_not_listened_to() -> None:
+    said = 0
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            nonlocal said
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                while said < 256:
+                    self.wfile.write(bytes(1 << 20))
+                    said += 1
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with server, RemoteRollouts(f"http://127.0.0.1:{server.server_address[1]}") as remote:
+        with pytest.raises(TimeoutError, match="did not say how"):
+            remote(episode_of(0.2))
+        server.shutdown()
+    assert said < 64
