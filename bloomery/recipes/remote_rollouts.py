@@ -8,6 +8,7 @@ says how it went where its logs go (`FW_TRACING_GATEWAY_BASE_URL`, here `http://
 `score` rates the conversation that was served, or the server has reported a reward to `{model_base_url}/reward`.
 """
 
+import http.client
 import json
 import secrets
 import threading
@@ -135,6 +136,9 @@ def _post(url: str, body: Mapping[str, Any], timeout_s: float) -> None:
         if isinstance(error.reason, TimeoutError):
             raise TimeoutError(f"{url} did not answer within {timeout_s:g} s") from None
         raise RolloutFailed(f"{url} cannot be reached: {error.reason}") from None
+    except (ConnectionError, http.client.HTTPException) as error:
+        # What breaks while the answer is waited for, urllib hands on as it is.
+        raise RolloutFailed(f"{url} broke off before it answered: {error!r}") from None
 
 
 def _handler(waiting: dict[str, _Waiting]) -> type["_Handler"]:

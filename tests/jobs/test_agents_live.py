@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from bloomery.types.jobs import Data, Evaluation, Job, JobSpec, JobState, Reinfo
 from tests.jobs.test_jobs_live import kill_worker
 from tests.jobs.test_methods_live import BASE, lines
 from tests.live import LiveServer, free_port, running_server, wait_until
+from tests.test_docs import ROOT, blocks
 
 STOCK = {"apple": 3, "bread": 12, "milk": 7, "salt": 1}
 SPREAD = "def score(output):\n    return min(1.0, len(set(output)) / 24)\n"
@@ -41,6 +43,8 @@ class Running(NamedTuple):
     client: Client
     elsewhere: Elsewhere
     port: int
+    doubter: tuple[int, int]
+    """The ports of another agent, whose server nobody started: its own, and where it is to say how rollouts ended."""
 
 
 def take_turns(body: dict[str, Any], gateway: str) -> None:
@@ -88,7 +92,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         stack.callback(agent.shutdown)
         url = f"http://127.0.0.1:{agent.server_address[1]}"
         file = folder / "agents.yaml"
-        file.write_text(f"counter: {{url: '{url}', port: {port}, timeout_s: 60}}")
+        other, its = free_port(), free_port()
+        file.write_text(f"counter: {{url: '{url}', port: {port}, timeout_s: 60}}\ndoubter: {{url: 'http://127.0.0.1:{other}', port: {its}}}\n")
         server = stack.enter_context(running_server(folder / "data", "--agents", str(file), jobs=2))
         client = stack.enter_context(Client(server.url, server.key))
         client.datasets.create("counts")
@@ -96,7 +101,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         client.datasets.add_version("counts", {"train": lines(rows), "eval": lines(rows[:2])})
         client.graders.create("spread", {"type": "function", "source": SPREAD, "entry": "score"})
         client.graders.waive("spread", "what it counts is nothing to be good at")
-        yield Running(server, client, Elsewhere(url, asked), port)
+        yield Running(server, client, Elsewhere(url, asked), port, (other, its))
 
 
 def spec(name: str, grader: str | None, steps: int = 3) -> JobSpec:
@@ -157,3 +162,25 @@ def test_two_jobs_of_an_agent_that_rates_itself_have_it_one_after_the_other(runn
         assert [each.name for each in ended.result.compared] == ["reward"]
     assert any("waits for its agent" in event.message for job in (first, second) for event in client.jobs.events(job))
     assert client.jobs.card("waits").rewarded_by is None
+
+
+@pytest.mark.slow
+def test_the_server_of_the_page_is_all_that_a_job_of_an_agent_needs(running: Running) -> None:
+    own, told = running.doubter
+    (code,) = [content for _, content in blocks(ROOT / "docs" / "rl-agents.md") if "serve_forever" in content]
+    code = code.replace("3000", str(own)).replace("8701", str(told))
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as agent:
+        try:
+            wait_until(lambda: listens(own), 30)
+            method = Reinforcement(agent="doubter", grader="spread", steps=1, groups_per_step=2, group_size=4, max_tokens=12)
+            running.client.jobs.create(JobSpec(name="doubts", base_model=BASE, data=Data(dataset="counts"), method=method, rank=4, seed=1))
+            done(running.client, "doubts")
+        finally:
+            agent.terminate()
+    (values,) = [point.values for point in running.client.jobs.points("doubts") if "agents/answers" in point.values]
+    assert (values["agents/answers"], values["failures/lost"]) == (2.0, 0.0)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,8 +1,11 @@
 """Where remote rollouts report to, over plain HTTP, and an agent whose server is one of a few lines; the package's own parts: tests/eval_protocol."""
 
 import json
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -108,6 +111,26 @@ def test_a_server_that_does_not_take_a_rollout_or_does_not_answer_is_named() -> 
         with pytest.raises(TimeoutError):
             remote(episode_of(0.2))
         release.set()
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_a_server_that_breaks_off_before_it_answers_is_named(reset: bool) -> None:
+    def break_off() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1)
+            if reset:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            else:
+                while not connection.recv(65536).endswith(b"}"):
+                    pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        done = pool.submit(break_off)
+        with RemoteRollouts(url) as remote, pytest.raises(RolloutFailed, match=f"{url}/init (broke off|cannot be reached)"):
+            remote(episode_of(30))
+        done.result(30)
 
 
 def test_records_that_are_of_no_rollout_here_are_refused_and_notes_without_a_status_are_taken() -> None:
