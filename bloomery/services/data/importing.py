@@ -124,7 +124,8 @@ def prepare_split(parent: Blob, ground: Ground, kind: RowKind, choice: SplitChoi
         try:
             rows.append(regrouped(row, choice.by))
         except Broken as broken:
-            raise InvalidInput(f"train, row {number}: {broken.problem.message}", field="by") from None
+            advice = "stored rows have only the fields of their kind; other fields count at the upload, whose groups stay where a split names no `by`"
+            raise InvalidInput(f"train, row {number}: {broken.problem.message} ({advice})", field="by") from None
     divided = _divided(rows, choice, ground, stack, scratch)
     return prepare_rows(divided.splits, ground._replace(parent=None), kind, divided.counts, stack, scratch)
 

@@ -90,7 +90,7 @@ def test_a_version_can_be_divided_later_by_what_its_rows_have(tmp_path: Path) ->
         assert divided.counts["eval.rows"] > 2
         rows = (await stage.datasets.rows(ME, "data", divided.id, "eval")).data
         assert all(isinstance(row, PromptRow) and set(row.item) == {"answer"} for row in rows)
-        with pytest.raises(InvalidInput, match="train, row 0: lacks `level`"):
+        with pytest.raises(InvalidInput, match=r"train, row 0: lacks `level`, .* \(stored rows have only the fields of their kind"):
             await stage.datasets.split(ME, "data", whole.id, SplitChoice(eval=0.4, by="level"))
         with pytest.raises(NotFound):
             await stage.datasets.split(ME, "data", "version-x", SplitChoice(eval=0.4))
@@ -142,5 +142,21 @@ def test_the_same_rows_with_fields_in_another_order_are_the_same_version(tmp_pat
         there = await stage.datasets.upload(ME, "data", UploadRows(format="jsonl"), file(*PROMPTS))
         turned = [json.loads(json.dumps(dict(reversed(row.items())))) for row in PROMPTS]
         assert await stage.datasets.upload(ME, "data", UploadRows(format="jsonl"), file(*turned)) == there
+
+    play(tmp_path, story)
+
+
+def test_a_later_split_without_a_field_keeps_the_groups_of_the_upload(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.datasets.create(ME, "data")
+        rows = [{"text": f"{number * 7919**3} by user {number // 4}", "label": "a", "user": {"id": number // 4}} for number in range(1, 81)]
+        whole = await stage.datasets.upload(ME, "data", UploadRows(format="jsonl", eval=0.2, by="user.id"), file(*rows))
+        with pytest.raises(InvalidInput, match=r"lacks `user\.id`"):
+            await stage.datasets.split(ME, "data", whole.id, SplitChoice(validation=0.4, by="user.id"))
+        divided = await stage.datasets.split(ME, "data", whole.id, SplitChoice(validation=0.4))
+        splits: list[Split] = ["train", "validation", "eval"]
+        users = [{text.rpartition(" ")[2] for text in await texts(stage, divided.id, split)} for split in splits]
+        assert all(users)
+        assert sum(len(some) for some in users) == len(set[str]().union(*users))
 
     play(tmp_path, story)
