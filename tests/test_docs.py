@@ -1,5 +1,6 @@
 """The documentation is run: every block of the quickstart, in order, as a newcomer would, in an empty home and on a free port."""
 
+import json
 import os
 import re
 import socket
@@ -55,6 +56,19 @@ def test_the_python_of_the_readme_runs_with_the_real_sdk(live_server: LiveServer
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=BLOCKS_S, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("A bloomery is a small furnace")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "said"), [("jobs", "is succeeded"), ("evaluations", "completed ResultCounts(errored=0")])
+def test_the_python_of_a_page_runs_with_the_real_openai_sdk(page: str, said: str, live_server: LiveServer, tmp_path: Path) -> None:
+    (code,) = [content for language, content in blocks(ROOT / "docs" / f"{page}.md") if language == "python"]
+    chat = {"messages": [{"role": "user", "content": "How are you?"}, {"role": "assistant", "content": "warm"}]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(chat))
+    environment = {**os.environ, "BLOOMERY_API_KEY": live_server.key, "HOME": str(tmp_path)}
+    code = code.replace("http://127.0.0.1:8700", live_server.url)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=BLOCKS_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
 
 
 def test_every_command_is_documented() -> None:
