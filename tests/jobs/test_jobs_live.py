@@ -201,28 +201,31 @@ def test_a_job_ends_with_the_weights_it_would_have_had_whoever_dies(tmp_path: Pa
     with running_server(tmp_path / "data", jobs=1) as server, ExitStack() as stack:
         client = stack.enter_context(Client(server.url, server.key))
         import_pairs(client, "pairs")
-        reference = client.jobs.wait(client.jobs.create(spec("undisturbed", "pairs")).id, 240)
-        disturbed = client.jobs.create(spec("disturbed", "pairs")).id
+        # Long enough that whoever is asked to pause still has steps to take.
+        long = Supervised(optimizer=Optimizer(learning_rate=4e-3), batches=Batches(epochs=4, rows=4))
+        reference = client.jobs.wait(client.jobs.create(spec("undisturbed", "pairs", method=long)).id, 240)
+        disturbed = client.jobs.create(spec("disturbed", "pairs", method=long)).id
 
         def at(step: int) -> None:
             wait_until(lambda: client.jobs.get(disturbed).progress.step >= step)
 
         deeds: list[tuple[int, Callable[[LiveServer], Any]]] = [
             (2, kill_worker),
-            (7, kill("jobs")),
-            (12, kill("engine-bloomery-tiny")),
-            (17, kill("api")),
-            (22, lambda _: client.jobs.pause(disturbed)),
-            (25, kill_worker),
+            (25, kill("jobs")),
+            (45, kill("engine-bloomery-tiny")),
+            (60, kill("api")),
+            (75, lambda _: client.jobs.pause(disturbed)),
+            (90, kill_worker),
         ]
         for step, deed in deeds:
             at(step)
             deed(server)
-            if step == 22:
-                assert client.jobs.wait(disturbed, 120).state is JobState.PAUSED
+            if step == 75:
+                paused = client.jobs.wait(disturbed, 120)
+                assert paused.state is JobState.PAUSED
                 client.jobs.resume(disturbed)
-                # The process that paused is gone once another has the job.
-                wait_until(lambda: client.jobs.get(disturbed).state is JobState.RUNNING)
+                # The process that paused is gone once another has taken a step.
+                at(paused.progress.step + 1)
         job = client.jobs.wait(disturbed, 300)
         assert _trained(job) == _trained(reference)
         assert [(point.step, point.values) for point in client.jobs.points(disturbed)] == [

@@ -27,8 +27,8 @@ from tests.live import running_server, wait_until
 from tests.services.runs_stage import datum
 
 METHODS: dict[str, tuple[Any, Any]] = {
-    "dpo": (preference, DirectPreference(optimizer=Optimizer(learning_rate=5e-4), batches=Batches(epochs=1, rows=4))),
-    "orpo": (preference, OddsRatioPreference(batches=Batches(epochs=1, rows=4))),
+    "dpo": (preference, DirectPreference(optimizer=Optimizer(learning_rate=5e-4), batches=Batches(epochs=2, rows=4))),
+    "orpo": (preference, OddsRatioPreference(batches=Batches(epochs=2, rows=4))),
     "rft": (prompt, Reinforcement(grader="right", loss="gspo", steps=8, groups_per_step=2, group_size=4, max_tokens=32)),
     "distill": (prompt, Distillation(teacher=BASE, steps=8, prompts_per_step=2, max_tokens=32)),
 }
