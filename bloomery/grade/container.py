@@ -41,22 +41,8 @@ def command(disk_bytes: int) -> list[str]:
         # In a user namespace it could make no jail another user.
         user = ["--cap-drop", "ALL", *(word for name in _CAPABILITIES for word in ("--cap-add", f"CAP_{name}"))]
     bound = [word for place in dict.fromkeys(_places()) for word in ("--ro-bind", place, place)]
-    own = [
-        "--proc",
-        "/proc",
-        "--dev",
-        "/dev",
-        "--perms",
-        "0711",
-        "--size",
-        str(disk_bytes + _BESIDE_BYTES),
-        "--tmpfs",
-        str(WORK),
-        "--remount-ro",
-        "/",
-        "--chdir",
-        "/",
-    ]
+    of_work = ("--perms", "0711", "--size", str(disk_bytes + _BESIDE_BYTES), "--tmpfs", str(WORK))
+    own = (*("--proc", "/proc"), *("--dev", "/dev"), *of_work, *("--remount-ro", "/"), *("--chdir", "/"))
     return [shutil.which(PROGRAM) or PROGRAM, "--die-with-parent", *_NAMESPACES, "--hostname", "graders", *user, *bound, *own]
 
 

@@ -23,7 +23,8 @@ from bloomery.recipes.rollouts import Environment, Grade, MakesGroups, Problem, 
 from bloomery.types.errors import InvalidInput
 from bloomery.types.jobs import Clip, Compared, JobResult, JobSpec, Reinforcement
 
-Rewarding = Callable[[], AbstractContextManager[Grade | Environment]]
+Opened = Callable[[], AbstractContextManager[Grade | Environment]]
+"""Rewards by the grader that is trained on, within a `with`."""
 _SAMPLES: Final = 4
 """Answers of each held-out prompt, by both models."""
 _PROBED: Final = 16
@@ -58,13 +59,13 @@ def train(work: Work) -> JobResult:
     return loop.published.result(compared, loop.first)
 
 
-def require_trust(work: Work, method: Reinforcement, given: Sequence[Problem], rewarding: Rewarding) -> None:
+def require_trust(work: Work, method: Reinforcement, given: Sequence[Problem], opened: Opened) -> None:
     """Before anything is spent: the grader is attacked on the job's prompts, unless the server knows what comes of it. The job stands still where it
     pays without competence, or for everything alike; until it is waived, or another job has a version that is mended. Rewards that an agent gives by
     itself nobody can attack, and they are tried on what the model does."""
     if method.grader is None:
         if work.spec.begin is None:
-            _require_varied(work, method, given, rewarding)
+            _require_varied(work, method, given, opened)
         return
     data = work.spec.data
     work.reporter.note("asks whether its grader pays without competence; where nobody knows, it is attacked now", key="attacking")
@@ -83,13 +84,13 @@ def require_trust(work: Work, method: Reinforcement, given: Sequence[Problem], r
     if found.blocks is not None:
         raise StandsStill(f"{found.blocks}; {_then(work)}")
     if not found.varied and work.spec.begin is None:
-        _require_varied(work, method, given, rewarding)
+        _require_varied(work, method, given, opened)
 
 
-def _require_varied(work: Work, method: Reinforcement, given: Sequence[Problem], rewarding: Rewarding) -> None:
+def _require_varied(work: Work, method: Reinforcement, given: Sequence[Problem], opened: Opened) -> None:
     """A grader that gave every attack the same may know right answers that no attack does, so it is tried on the model's own."""
     sampler = work.client.sampler(work.spec.base_model)
-    with rewarding() as rewarded:
+    with opened() as rewarded:
         probed = groups_of(groups_by(lambda: sampler, rewarded, _answers(method)), _different(given)[:_PROBED])
     rewards = [member.reward for group in probed for member in group.members]
     if not rewards and (lost := reasons(probed)):
