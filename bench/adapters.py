@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bench.shapes import SHAPES, decoder
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     for name, value in (("adapters", 8), ("samples", 32), ("rank", 16), ("prompt", 32), ("tokens", 24), ("rounds", 5), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")

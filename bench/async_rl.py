@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bench.machine import processor_s
 from bloomery.cli.demo_server import serving
 from bloomery.client import Client
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--seconds", type=float, default=16.0, help="that each loop has")
     parser.add_argument("--target", type=float, default=0.8, help="mean reward")

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bench.shapes import SHAPES, decoder
 from bloomery.infer.embedded import EmbeddedEngine
 from bloomery.infer.fidelity import OneModel
@@ -66,7 +66,7 @@ class Stream:
 
 def main() -> None:
     """Flip a model a few times under streams."""
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--size", default="150M", choices=list(SHAPES))
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     for name, value in (("streams", 4), ("flips", 8), ("threads", 1)):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, Qwen3ForCausalLM
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bench.shapes import SHAPES, write_directory
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     for name, value in (("prompt", 64), ("tokens", 64), ("rounds", 5), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bench.machine import processor_s
 from bloomery.grade.pool import Graders, Program
 from bloomery.types.grading import GradeInput, Sample
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--batches", type=int, default=10)
     parser.add_argument("--singles", type=int, default=200)

@@ -35,7 +35,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bench.peers import command, python_of
 from bench.shapes import SHAPES, Shape, write_directory
 from bloomery.cli.demo_server import serving
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--sizes", nargs="+", choices=list(SHAPES), default=["5M", "30M"])
     parser.add_argument("--kinds", nargs="+", choices=list(RANKS), default=list(RANKS))
     for name, value in (("groups", 4), ("group-size", 8), ("prompt-tokens", 64), ("new-tokens", 64), ("steps", 8), ("threads", 2)):

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bloomery.models.head import token_logprobs
 
 VARIANTS: Final = ("plain", "torch_linear_cross_entropy", "bloomery")
@@ -26,7 +26,7 @@ VOCABULARY, WIDTH = 151_936, 512
 
 def main() -> None:
     """Measure every variant and compare their gradients."""
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--variant", choices=VARIANTS, help="only this one, in this process")

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bench.shapes import SHAPES, supervised, write_directory
 from bloomery.client import Client, Pending
 
@@ -46,7 +46,7 @@ class Phase(NamedTuple):
 
 def main() -> None:
     """Measure, or be the tenant that trains."""
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=10.0)

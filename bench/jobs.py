@@ -5,14 +5,13 @@ from the first operation that the engine was done with to the last, as the metri
 `job_in_all` is from the creation of a job to its end, and has that, the rendering of rows, the publication and the comparison beside it.
 """
 
-import argparse
 import json
 import statistics
 import time
 from pathlib import Path
 from random import Random
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bloomery.cli.demo_server import serving
 from bloomery.client import Client, TrainingRun
 from bloomery.jobs.rows import examples, rows_of
@@ -28,7 +27,7 @@ ROWS_A_STEP = 16
 
 def main() -> None:
     """Train both ways, in turns."""
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="of the server's engine")

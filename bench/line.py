@@ -1,5 +1,6 @@
-"""The JSON line of a benchmark, whose first fields are the same in all of them."""
+"""What benchmarks have in common: their options, and the JSON line, whose first fields are the same in all of them."""
 
+import argparse
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,11 @@ def newest(name: str) -> dict[str, Any]:
     latest = max(RESULTS.glob(f"{name}-*.json"), key=lambda path: (path.stem[-len("2026-01-31") :], path.name))
     found: dict[str, Any] = json.loads(latest.read_text().splitlines()[0])
     return found
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """For the options of a benchmark; `--help` shows its docstring first."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 class Line:

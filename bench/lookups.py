@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bench.rl_chart import mean
 from bloomery.cli.demo_server import serving
 
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=1, help="of the server's engine")
     parser.add_argument("--steps", type=int, default=20)

@@ -8,13 +8,12 @@ comparison with what it began with; `models` has the share of right answers of e
 each began with.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bloomery.cli.demo_server import serving
 from bloomery.client import Client
 from bloomery.recipes.demo_rows import from_stdlib
@@ -47,7 +46,7 @@ TIMEOUT_S: Final = 7200.0
 
 def main() -> None:
     """Train every method, then evaluate all of them."""
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--threads", type=int, default=2, help="of the server's engine")
     parser.add_argument("--rows", type=int, default=None, help="of each split at most; all where none are named")
     parser.add_argument("--steps", type=int, default=150, help="of reinforcement")

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bench.shapes import SHAPES, write_directory
 from bloomery.config import EngineConfig, ModelConfig, to_json
 from bloomery.infer.plan import CLASSES, Limits
@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--size", choices=list(SHAPES), default="5M")
     parser.add_argument("--seconds", type=int, default=10, help="of each phase")
     parser.add_argument("--threads", type=int, default=1, help="of the replica")

@@ -7,7 +7,6 @@ through the `tinker` SDK, beside the limits of this machine in the same run: an 
 takes for itself is in `forward`, `step` (a `forward_backward` and an `optim_step`) and `sdk_forward`.
 """
 
-import argparse
 import itertools
 import os
 import statistics
@@ -22,7 +21,7 @@ from urllib.parse import urlsplit
 
 import tinker
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bench.shapes import EMPTY, supervised, write_directory
 from bloomery.cli.demo_server import Server, serving
 from bloomery.client import Client, TrainingRun
@@ -32,7 +31,7 @@ from bloomery.types.wire import encode
 
 def main() -> None:
     """Measure one operation after the other."""
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=200)
     rounds = parser.parse_args().rounds
     line = Line("operation")

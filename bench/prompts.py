@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bench.machine import processor_s
 from bench.shapes import SHAPES, write_directory
 from bloomery.cli.demo_server import Server, serving
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     for name, value in (("requests", 16), ("prompt", 512), ("tokens", 16), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--sizes", nargs="+", choices=list(SHAPES), default=["5M", "30M"])

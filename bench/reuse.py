@@ -20,7 +20,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bloomery.cli.demo_server import serving
 from bloomery.client import Client, Sampler
 from bloomery.client.training import TrainingRun
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     for name, value in (("tokens", 256), ("rank", 16), ("warm-up-steps", 4), ("versions", 3)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--loads", nargs="+", default=["4:1", "16:8", "64:32"], help="PROBLEMS:AT_A_TIME")

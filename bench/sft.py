@@ -27,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bench.peers import command, python_of
 from bench.shapes import SHAPES, Shape, write_directory
 from bloomery.engine.thread_waits import thread_waits
@@ -72,7 +72,7 @@ Row = dict[str, list[int]]
 
 def main() -> None:
     """Measure every variant on both."""
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--size", choices=SHAPES, default="30M")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--threads", type=int, default=2)

@@ -37,7 +37,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from transformers import Qwen3Config
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bench.peers import command, python_of
 from bench.shapes import Shape, write_directory
 from bloomery.cli.demo_server import serving
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--sizes", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the model's file, and what both servers compute in")
     parser.add_argument("--steps", type=int, default=20)

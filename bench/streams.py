@@ -7,7 +7,6 @@ the api's processor time per request, and how late the tokens come. The api, the
 `client_cpu_ms` is what the client took of them.
 """
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -25,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bloomery.config import ApiConfig, ModelConfig, to_json
 from bloomery.models import tiny
 from bloomery.types import protocol
@@ -50,7 +49,7 @@ class Served(NamedTuple):
 
 def main() -> None:
     """Measure one, and many."""
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     for name, value in (("rounds", 300), ("streams", 1000), ("tokens", 32), ("step-ms", 100)):
         parser.add_argument(f"--{name}", type=int, default=value)
     asked = parser.parse_args()

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bench.shapes import SHAPES, decoder, supervised
 from bloomery.cli.demo_server import serving
 from bloomery.client import Client
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--sizes", nargs="*", default=["tiny", "5M"], choices=["tiny", *SHAPES])
     for name, value in (("streams", 8), ("tokens", 200), ("threads", 1), ("swaps", 12)):
         parser.add_argument(f"--{name}", type=int, default=value)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bench.shapes import SHAPES, decoder, supervised
 from bloomery.models.decoder import Decoder
 from bloomery.train import batch
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--sizes", nargs="+", choices=list(SHAPES), default=["5M", "30M"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[64, 256], help="of each sequence")
     for name, value in (("tenants", 8), ("sequences", 1), ("rank", 8), ("rounds", 15), ("threads", 2)):

@@ -4,7 +4,6 @@ A whole model is hashed where it lies, plain and packed, and an adapter where it
 added up by numpy) in the same run, and beside blake3 of the same bytes. Ratios are of GB/s, the median of a few rounds; one thread.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from bench.line import Line
+from bench.line import Line, parser_of
 from bench.shapes import SHAPES, decoder
 from bloomery.models.decoder import Decoder
 from bloomery.models.load import stored_tensors
@@ -33,7 +32,7 @@ CHANGED: Final = 100
 
 def main() -> None:
     """Measure one model in one dtype."""
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--size", default="150M", choices=list(SHAPES))
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     asked = parser.parse_args()

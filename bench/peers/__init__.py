@@ -25,6 +25,7 @@ def python_of(peer: str) -> Path:
     place = VENVS / peer
     interpreter, ready = place / "bin" / "python", place / "ready"
     if not ready.exists():
+        print(f"making {place} for {', '.join(PACKAGES[peer])}, once; it takes some minutes", file=sys.stderr, flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
         # The first again with the rest, or one of these may bring another version of it.
         for packages in (PACKAGES[peer][:1], PACKAGES[peer]):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.line import Line
+from bench.line import Line, parser_of
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
@@ -51,6 +51,18 @@ def test_a_line_begins_with_what_was_asked_when_and_on_what(capsys: pytest.Captu
     assert (said["bench"], said["size"], said["ratio"]) == ("nothing", "5M", 2.0)
     assert said["command"].startswith("python ")
     assert said["date"] in (today.isoformat(), datetime.now(UTC).date().isoformat())
+
+
+def test_help_shows_what_a_benchmark_measures() -> None:
+    said = parser_of("Steps against a peer, 100 % alike:\n\n  one line.").format_help()
+    assert "Steps against a peer, 100 % alike:\n\n  one line." in said
+
+
+@pytest.mark.parametrize("name", sorted(BENCHMARKS))
+def test_every_benchmark_with_options_shows_its_docstring(name: str) -> None:
+    source = ast.unparse(BENCHMARKS[name])
+    assert "ArgumentParser(" not in source
+    assert ".add_argument(" not in source or "parser_of(__doc__)" in source
 
 
 @pytest.mark.parametrize("name", sorted(BENCHMARKS))
