@@ -66,3 +66,25 @@ def test_the_status_says_how_many_wait_of_each_class(server: ScriptedServer) -> 
 
     server.call(say())
     wait_until(lambda: server.http.get("/api/v1/status").json()["engines"][0]["detail"].get("waiting_by_priority") == waiting)
+
+
+def test_more_than_may_ever_wait_of_a_class_is_no_full_queue_and_is_not_asked_for(own: ScriptedServer) -> None:
+    """Who is told to come again would do so for nothing; of what nobody waits for half as many may wait."""
+    with own.client() as client:
+        version = client.create_run("tiny", 4).save_snapshot("judged").result().version
+    own.services.meters.max_waiting = 8
+    for model, most in (("tiny", 8), (version, 4)):
+        for field, asked in (
+            ("prompt", {"prompt": ["x"] * (most + 1)}),
+            ("n", {"prompt": ["x"] * 2, "n": most // 2 + 1}),
+            ("best_of", {"prompt": ["x"] * 2, "best_of": most // 2 + 1}),
+        ):
+            refused = own.http.post("/v1/completions", json={"model": model, **asked})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+            assert f"at most {most} may wait here: ask for fewer at a time" in refused.json()["error"]["message"]
+        assert own.scripted.requests == []
+        fits = own.http.post("/v1/completions", json={"model": model, "prompt": ["x"] * 2, "n": most // 2})
+        assert (fits.status_code, len(fits.json()["choices"])) == (200, most)
+        vectors = own.http.post("/v1/embeddings", json={"model": model, "input": ["x"] * (4 * most)})
+        assert (vectors.status_code, len(vectors.json()["data"])) == (200, 4 * most)
+        own.scripted.requests.clear()

@@ -20,7 +20,7 @@ from prometheus_client.utils import floatToGoString
 from bloomery.services.engines.link import EngineLink
 from bloomery.services.engines.models import Models
 from bloomery.types.errors import InvalidInput, Unavailable
-from bloomery.types.generation import FinishReason, Generate, SampledToken, SampleFinished
+from bloomery.types.generation import FinishReason, Generate, Priority, SampledToken, SampleFinished
 from bloomery.types.serving import QUEUE_BOUNDS_S, QueueTimes
 
 Ended = FinishReason | Literal["error"]
@@ -57,13 +57,20 @@ class Meters:
         """A request was turned away: `requests` or `tokens` (the key's limits), or `queue`."""
         self.figures.refused.labels(reason).inc()
 
+    def most_waiting(self, priority: Priority) -> int:
+        """Samples that may wait at a time: what nobody waits for leaves room for whom somebody does."""
+        return self.max_waiting if priority == "production" else max(1, self.max_waiting // 2)
+
+    def check_samples(self, samples: int, priority: Priority, *, field: str) -> None:
+        """Refuse more than may ever wait at a time: who was told of a full queue would come again for nothing."""
+        if samples > (most := self.most_waiting(priority)):
+            raise InvalidInput(f"{samples} samples are asked for, and at most {most} may wait here: ask for fewer at a time", field=field)
+
     def request(self, base_hash: str, generate: Generate, *, bounded: bool) -> "Meter":
         """Watch a request that is submitted now; one that is `bounded` is refused where too many samples wait."""
-        samples, waiting = generate.num_samples, self._waiting[base_hash]
-        # What nobody waits for leaves room for whom somebody does.
-        most = self.max_waiting if generate.priority == "production" else max(1, self.max_waiting // 2)
-        if bounded and samples > most:
-            raise InvalidInput(f"{samples} samples are asked for, and at most {most} may wait here: ask for fewer at a time", field="n")
+        samples, waiting, most = generate.num_samples, self._waiting[base_hash], self.most_waiting(generate.priority)
+        if bounded:
+            self.check_samples(samples, generate.priority, field="n")
         if bounded and waiting + samples > most:
             self.refused("queue")
             raise Unavailable(f"the queue of `{self._names[base_hash]}` is full: {waiting} samples wait, at most {most} may; try again in a moment")

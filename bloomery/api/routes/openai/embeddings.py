@@ -103,7 +103,7 @@ async def _answer(services: Services, caller: Principal, target: Target, asked: 
 
 
 async def _vectors(services: Services, caller: Principal, target: Target, inputs: list[list[int]]) -> list[Floats]:
-    places = asyncio.Semaphore(min(_AT_ONCE, services.meters.max_waiting))
+    places = asyncio.Semaphore(min(_AT_ONCE, services.meters.most_waiting(target.priority)))
 
     async def vector(tokens: list[int]) -> Floats:
         async with places:

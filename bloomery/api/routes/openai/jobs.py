@@ -170,9 +170,11 @@ async def completion_job(
     max_tokens = _budget(prompts, size, asked.limit, field="prompt", otherwise=DEFAULT_COMPLETION_TOKENS)
     _check_tokens(prompts, size)
     shown, samples = asked.n or 1, asked.best_of or asked.n or 1
-    if samples * len(prompts) > MAX_SAMPLES:
-        field = "best_of" if samples > shown else "n"
-        raise InvalidInput(f"`{field}` times the number of prompts is at most {MAX_SAMPLES}, not {samples * len(prompts)}", field=field)
+    field, wanted = "best_of" if samples > shown else "n", samples * len(prompts)
+    if wanted > MAX_SAMPLES:
+        raise InvalidInput(f"`{field}` times the number of prompts is at most {MAX_SAMPLES}, not {wanted}", field=field)
+    # All prompts of a request wait together.
+    services.meters.check_samples(wanted, target.priority, field=field if samples > 1 else "prompt")
     _check_prompt_numbers(prompts, shown, asked, echoed=asked.logprobs if asked.echo else None)
     return Job(
         id=new_id("cmpl"),
