@@ -77,8 +77,8 @@ class Grammars:
     def _guides(self, generate: Generate, grammar: Grammar) -> list["Guide"]:
         stops = generate.params.stop_tokens
         first = self.guide(grammar, stops)
-        if first.problem is not None:
-            raise InvalidInput(f"`{grammar.field}`: {first.problem}", field=grammar.field)
+        if (refusal := first.refusal(grammar)) is not None:
+            raise refusal
         guides = [first.fork() for _ in range(generate.num_samples)]
         for guide, begun in zip(guides, generate.begun or [()] * len(guides), strict=True):
             guide.take(*(token for token in begun if token not in stops))
@@ -166,6 +166,10 @@ class Guide:
         bits = np.unpackbits(np.frombuffer(self._mask, np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
         bits[self._stop_tokens] = self._may_end
         return bits
+
+    def refusal(self, grammar: Grammar) -> InvalidInput | None:
+        """What the caller is told where the continuation cannot go on, by the name that he gave the grammar."""
+        return None if self.problem is None else InvalidInput(f"`{grammar.field}`: {self.problem}", field=grammar.field)
 
     def take(self, *tokens: int) -> None:
         """Go on by tokens that were allowed and that end nothing."""

@@ -10,6 +10,7 @@ from bloomery.infer.inquiry import Inquiry
 from bloomery.infer.plan import Sample, Stem
 from bloomery.infer.sampling import Draw
 from bloomery.infer.versions import Model
+from bloomery.types.errors import InvalidInput
 from bloomery.types.generation import FinishReason, Generate, Live, PromptScored
 
 _GUIDED_DRAFT: Final = 16
@@ -140,9 +141,10 @@ class Request:
             return "stop"
         return "length" if full else None
 
-    def problem(self, index: int) -> str | None:
+    def refusal(self, index: int) -> InvalidInput | None:
         """Why a sample cannot go on as its grammar wants it."""
-        return self._guides[index].problem if index in self._guides else None
+        guide, grammar = self._guides.get(index), self.generate.grammar
+        return None if guide is None or grammar is None else guide.refusal(grammar)
 
     def take_score(self) -> PromptScored | None:
         """The finished score of the prompt, once; from then on its keys and values may come from anywhere."""

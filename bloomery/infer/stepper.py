@@ -26,7 +26,7 @@ from bloomery.infer.runner import Feed, NextTokens, Runner
 from bloomery.infer.scoring import Question
 from bloomery.infer.waits import Waits
 from bloomery.types.arrays import Array
-from bloomery.types.errors import InvalidInput, WorkerError, reason
+from bloomery.types.errors import WorkerError, reason
 from bloomery.types.generation import PromptEmbedded, PromptFound, PromptRouted, SampledToken
 
 log = logging.getLogger(__name__)
@@ -231,8 +231,8 @@ class Stepper:
         reason = request.end(sample.index, self._context)
         if reason is not None:
             self._queues.finish(sample, reason)
-        elif (problem := request.problem(sample.index)) is not None:
-            self._queues.fail(sample.request_id, InvalidInput(problem))
+        elif (refusal := request.refusal(sample.index)) is not None:
+            self._queues.fail(sample.request_id, refusal)
 
     def _feed(self, sample: Sample, start: int, stop: int) -> Feed:
         request = self._queues.request(sample)

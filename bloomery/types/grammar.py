@@ -35,6 +35,8 @@ BLANKS: Final = r"[ \n\t]{0,40}"
 LIMITS: Final = LLParserLimits(step_lexer_fuel=60_000, step_max_items=20_000, max_lexer_states=25_000, verbose_errors=False)
 """They count steps, not time: usually 20 ms to compile a grammar, 5 ms for a token (at worst some hundred), and 50 MB."""
 _REASON_CHARS: Final = 1000
+_MARK: Final = "<non-verbose/>"
+"""Stands in reasons where `verbose_errors` would tell more."""
 
 
 def native(grammar: Grammar, field: str = "grammar") -> str:
@@ -110,4 +112,4 @@ def _check_length(text: str, field: str) -> None:
 
 def brief(reason: str) -> str:
     """What llguidance says, on one line and not too long."""
-    return " ".join(reason.split())[:_REASON_CHARS]
+    return " ".join(reason.replace(_MARK, "").split())[:_REASON_CHARS]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from msgspec import UNSET, Meta, UnsetType
 
 from bloomery.api.routes.openai.closed import Closed
+from bloomery.api.routes.openai.tools import Name
 from bloomery.types.errors import InvalidInput
 from bloomery.types.generation import Grammar
 from bloomery.types.grammar import lark
@@ -29,7 +30,7 @@ class JsonObject(Closed, frozen=True, kw_only=True, tag_field="type", tag="json_
 class NamedSchema(Closed, frozen=True, kw_only=True):
     """A schema; it is held to with and without `strict`."""
 
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    name: Name
     schema: Schema | None = None
     description: str | None = None
     strict: bool | None = None

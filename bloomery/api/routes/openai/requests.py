@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from bloomery.api.routes.openai.closed import Closed
 from bloomery.api.routes.openai.formats import ResponseFormat, StructuredOutputs
-from bloomery.api.routes.openai.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice, check_tools
+from bloomery.api.routes.openai.tools import MAX_TOOLS, NAME, Tool, ToolCall, ToolChoice, check_tools
 from bloomery.types.checks import MAX_BIAS, MAX_PENALTY, MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
 from bloomery.types.errors import InvalidInput, NotSupported, shown
 from bloomery.types.generation import LogprobsMode
@@ -29,7 +29,8 @@ Count = Annotated[int, Meta(ge=0)]
 Few = Annotated[int, Meta(ge=0, le=20)]
 Penalty = Annotated[float, Meta(ge=-MAX_PENALTY, le=MAX_PENALTY)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
-TokenKey = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,9})$(?!\n)")]
+_TOKEN_KEY: Final = r"^(0|[1-9][0-9]{0,9})$(?!\n)"
+TokenKey = Annotated[str, Meta(pattern=_TOKEN_KEY)]
 """A token id as the key of an object, in its one spelling; in Python `$` is also before a last line break."""
 Bias = Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -303,6 +304,12 @@ _PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN: Final = re.compile(r"(?:unknown|required) field `(?P<name>[^`]+)`")
 
 
+_IN_WORDS: Final[Mapping[str, str]] = {
+    f"`str` matching regex {_TOKEN_KEY!r}": 'token ids in digits, as texts ("50")',
+    f"`str` matching regex {NAME!r}": "1 to 64 letters of ASCII, digits, `_` and `-`",
+}
+
+
 def _checked(fields: dict[str, Any], kind: type[Shape]) -> Shape:
     try:
         return msgspec.convert(fields, kind)
@@ -327,6 +334,8 @@ def _invalid(message: str) -> InvalidInput:
     place = _PLACE.search(message)
     path = re.sub(r"\[(\d+)\]", r".\1", place["path"].replace("[...]", "")).lstrip(".") if place else ""
     text = message[: place.start()] if place else message
+    for pattern, words in _IN_WORDS.items():
+        text = text.replace(pattern, words)
     named = _UNKNOWN.search(text)
     field = ".".join(part for part in (path, named["name"] if named else "") if part)
     return InvalidInput(f"`{field}`: {text[:1].lower()}{text[1:]}", field=field)

@@ -14,7 +14,9 @@ from bloomery.types.errors import InvalidInput
 MAX_TOOLS: Final = 128
 _NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
 
-Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+NAME: Final = r"^[a-zA-Z0-9_-]{1,64}$(?!\n)"
+Name = Annotated[str, Meta(pattern=NAME)]
+"""In Python `$` is also before a last line break."""
 
 
 class FunctionTool(Closed, frozen=True, kw_only=True):
