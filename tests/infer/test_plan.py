@@ -3,6 +3,8 @@
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import fields
 from itertools import chain, count
 from typing import NamedTuple
 
@@ -44,6 +46,11 @@ def samples_of(
     return [Sample(request_id, index, shared, length, reusable, **shape) for index in range(count)]
 
 
+def vars_of(sample: Sample) -> list[object]:
+    """All that is known of it; what it begins with cannot change."""
+    return [getattr(sample, field.name) for field in fields(sample) if field.name != "stem"]
+
+
 def fits(samples: Sequence[Sample], limits: Limits) -> bool:
     """Whether the cache holds all of them when they have reached as far as they are to in this step; one alone always may run."""
     missing = sum(max(0, blocks_for(sample.reach) - len(sample.blocks)) for sample in samples)
@@ -79,7 +86,7 @@ class Simulation:
         self.quota |= dict.fromkeys(samples, quota)
 
     def step(self) -> Plan:
-        plan = plan_step(self.waiting, self.running, self.limits, self.kept)
+        plan = self.plan()
         self.check(plan)
         for sample in plan.preempt:
             self.leave(sample)
@@ -104,6 +111,15 @@ class Simulation:
         for sample in [sample for sample in self.running if not sample.decodes and not sample.missing]:
             self.finish(sample)
         self.check_blocks()
+        return plan
+
+    def plan(self) -> Plan:
+        """It is a function of what it is given, and changes nothing of that."""
+        given = (self.waiting, self.running, self.limits, self.kept)
+        before = deepcopy([vars_of(sample) for sample in [*self.waiting, *self.running]]), list(self.kept)
+        plan = plan_step(*given)
+        assert plan_step(*given) == plan
+        assert ([vars_of(sample) for sample in [*self.waiting, *self.running]], list(self.kept)) == before
         return plan
 
     def take(self, count: int) -> list[int]:
