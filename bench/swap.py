@@ -4,7 +4,9 @@
 peer. `server`: streams of a deployment of a live server while a run steps, and the time from `optim_step` to the first token of what it gave; who
 reads them is another process than who steps, as other clients are. Gaps are between two tokens of one stream, as its reader sees them; the first
 token of a stream ends no gap. `gap_at_swaps_ms` is the longest of any stream from asking for a swap to one step behind its first token, in the
-median of the swaps, and `gap_before_swaps_ms` that of as long a time just before: what it grows by is to be less than a step and a flip.
+median of the swaps, and `gap_before_swaps_ms` that of as long a time just before: what it grows by is to be less than a step and a flip. A server's
+swap is asked for by `optim_step`, so that training and publishing count too; `gap_at_moves_ms` is from promoting what is published, beside
+`gap_before_moves_ms` of as long a time before `optim_step`: what streams feel of the swap alone.
 """
 
 import argparse
@@ -86,9 +88,10 @@ def _model(size: str) -> Decoder:
 
 
 class Swapped(NamedTuple):
-    """When a swap was asked for, and when the first token of the new weights was seen."""
+    """When a swap was asked for, when the name was to move to weights that were there, and when the first token of these was seen."""
 
     asked_s: float
+    move_s: float
     token_s: float
 
 
@@ -134,11 +137,17 @@ class Load:
         }
 
     def _around_swaps(self, step_s: float) -> dict[str, object]:
-        lengths_s = [swap.token_s + step_s - swap.asked_s for swap in self.swaps]
-        at = [self._longest_s(swap.asked_s, swap.asked_s + length_s) for swap, length_s in zip(self.swaps, lengths_s, strict=True)]
-        before = [self._longest_s(swap.asked_s - length_s, swap.asked_s) for swap, length_s in zip(self.swaps, lengths_s, strict=True)]
-        median = {name: statistics.median(longest) * 1000 if longest else None for name, longest in (("at", at), ("before", before))}
-        return {f"gap_{name}_swaps_ms": None if value is None else round(value, 2) for name, value in median.items()}
+        begins_s = {"swaps": [swap.asked_s for swap in self.swaps]}
+        if any(swap.move_s > swap.asked_s for swap in self.swaps):
+            begins_s["moves"] = [swap.move_s for swap in self.swaps]
+        found: dict[str, object] = {}
+        for name, starts_s in begins_s.items():
+            lengths_s = [swap.token_s + step_s - start_s for swap, start_s in zip(self.swaps, starts_s, strict=True)]
+            at = [self._longest_s(start_s, start_s + length_s) for start_s, length_s in zip(starts_s, lengths_s, strict=True)]
+            before = [self._longest_s(swap.asked_s - length_s, swap.asked_s) for swap, length_s in zip(self.swaps, lengths_s, strict=True)]
+            for when, longest in (("at", at), ("before", before)):
+                found[f"gap_{when}_{name}_ms"] = round(statistics.median(longest) * 1000, 2) if longest else None
+        return found
 
     def _longest_s(self, from_s: float, until_s: float) -> float:
         """Of the gaps that ended then."""
@@ -238,7 +247,7 @@ async def _under_load(engine: EmbeddedEngine, name: str, swap: Swap | None, voca
         version = await swap(turn)
         while version not in load.first_s:
             await asyncio.sleep(0.0005)
-        load.swaps.append(Swapped(asked_s, load.first_s[version]))
+        load.swaps.append(Swapped(asked_s, asked_s, load.first_s[version]))
     await asyncio.gather(*readers)
     return load
 
@@ -355,10 +364,11 @@ def _step_to_token(client: Client, run: TrainingRun, data: Sequence[Datum]) -> S
     began_s = time.monotonic()
     run.optim_step(1e-6)
     version = run.save_snapshot().result().version
+    move_s = time.monotonic()
     client.deployments.promote(POLICY, version)
     chunks = client.chat_stream(POLICY, MESSAGE, max_tokens=1, temperature=0.0)
     assert next(chunk["system_fingerprint"] for chunk in chunks if chunk["choices"]) == version
-    return Swapped(began_s, time.monotonic())
+    return Swapped(began_s, move_s, time.monotonic())
 
 
 if __name__ == "__main__":
