@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bloomery.models.native import gemm, low_rank
+from bloomery.models.native import low_rank
 from bloomery.models.native.low_rank import TargetPlaces
 from bloomery.models.pads import pad_to
 
@@ -49,7 +49,7 @@ def add_updates(
     A member's rows have the same bits whatever is beside them. `places` of the targets that are joined in each member, for kernels that leave out the
     zeros between them; `stacked` gives the factors in one piece, for kernels that take them so.
     """
-    if gemm.multiplies(out_RO, input_RI):
+    if low_rank.adds(out_RO, input_RI, *members[0]):
         return low_rank.add_updates(out_RO, input_RI, members, places)
     if len(members) == 1:
         # The fewest calls, which is what a step of few rows waits for.

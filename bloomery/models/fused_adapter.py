@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bloomery.models.factors import Factors, padded_rank
-from bloomery.models.native import gemm
+from bloomery.models.native import low_rank
 from bloomery.models.native.low_rank import TargetPlace
 from bloomery.models.targets import Target
 from bloomery.models.tensor_bytes import raw_bits
@@ -139,7 +139,7 @@ def _by_parameter(targets: Mapping[str, Target]) -> dict[str, list[str]]:
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A matrix that is to be multiplied with, its columns in one piece where the kernels read them so."""
-    if len(size) == 2 and gemm.multiplies(torch.empty(0, dtype=dtype, device=device)):
+    if len(size) == 2 and low_rank.adds(torch.empty(0, dtype=dtype, device=device)):
         return torch.zeros(size[::-1], dtype=dtype, device=device).t()
     return torch.zeros(size, dtype=dtype, device=device)
 

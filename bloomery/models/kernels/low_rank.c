@@ -7,38 +7,24 @@
 
 #include "call.h"
 #include "tile.h"
-
-typedef struct {
-    int64_t first_rank, ranks, first_output, outputs;
-} target;
-
-/* Neighbouring rows and the factors of a low-rank update of them: `a` [inputs, rank] and `b` [rank, outputs]. `low` [rows, rank] gets x @ a. Of all targets
-   those are its own that begin with `first_target`, in the order of their ranks. */
-typedef struct {
-    int64_t first, rows, rank;
-    const float *a, *b;
-    float *low;
-    int64_t first_target, targets;
-} update;
+#include "update.h"
 
 /* out += (x @ a) @ b, of every update's rows; behind the updates lie their targets. */
 void add_updates(
     float *out, int64_t out_row, const float *x, int64_t x_row, const update *updates, int64_t count, int64_t outputs, int64_t inputs, int64_t threads,
     int64_t work) {
     const target *targets = (const target *)(updates + count);
-    int64_t blocks = 0;
-    for (int64_t each = 0; each < count; each++) blocks += (updates[each].rows + ROWS_OF_TILE - 1) / ROWS_OF_TILE;
+    const int64_t blocks = blocks_of(updates, count);
 #pragma omp parallel for schedule(static) num_threads(threads) if (work > (int64_t)ALONE * PANEL)
     for (int64_t unit = 0; unit < blocks; unit++) {
-        int64_t block = unit, each = 0, own;
-        for (; block >= (own = (updates[each].rows + ROWS_OF_TILE - 1) / ROWS_OF_TILE); each++) block -= own;
-        const update *of = updates + each;
-        const int64_t row = block * ROWS_OF_TILE, rows = MIN(ROWS_OF_TILE, of->rows - row), first = of->first + row;
-        float *low = of->low + row * of->rank;
+        int64_t row;
+        const update *of = update_of(updates, unit, &row);
+        const int64_t rows = MIN(ROWS_OF_TILE, of->rows - row), first = of->first + row;
+        float *low = (float *)of->low + row * of->rank;
         panels_of(rows, of->rank, low, of->rank, (matrix){x + first * x_row, x_row, 1}, of->a, of->rank, inputs, 0);
         for (const target *one = targets + of->first_target, *end = one + of->targets; one < end; one++)
             panels_of(rows, one->outputs, out + first * out_row + one->first_output, out_row, (matrix){low + one->first_rank, of->rank, 1},
-                      of->b + one->first_rank * outputs + one->first_output, outputs, one->ranks, 1);
+                      (const float *)of->b + one->first_rank * outputs + one->first_output, outputs, one->ranks, 1);
     }
 }
 

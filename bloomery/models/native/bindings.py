@@ -26,6 +26,8 @@ QUERIES: Final = 48
 """Queries whose gradients are computed with the same keys."""
 PANEL: Final = 32
 """Outputs of a product that lie side by side."""
+ROWS: Final = 12
+"""Of a product that are computed together, at most."""
 _LIBRARY: Final = Compiled(
     "native",
     Path(__file__).parents[1] / "kernels",
@@ -48,6 +50,7 @@ _LIBRARY: Final = Compiled(
         "product_unpacked": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _P, _I),
         "pack": (_P, _P, _I, _I, _I, _I),
         "add_updates": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _I),
+        "add_half_updates": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _I, _P, _I),
         "update_gradients": (_P, _I, _P, _I, _P, _I, _P, _P, _I, _I, _I, _I, _I, _P, _P, _I, _I),
         "split_product": (_P, _I, _P, _I, _I, _P, _I, _I, _I, _I, _I, _I, _P, _I),
         "split_product_granted": (_P,),

@@ -12,12 +12,13 @@ from bloomery.models.native import bindings, buffers
 from bloomery.models.pads import pad_to
 from bloomery.obs.machine import processor_flags
 
-_FUSES: Final = "fma" in processor_flags()
+FUSES: Final = "fma" in processor_flags()
+"""Whether the processor has fused multiply-adds; without them other libraries are faster."""
 
 
 def multiplies(*tensors: Tensor) -> bool:
-    """Whether `product`, `pack` and `add_updates` take these, and are worth it: without fused multiply-adds other libraries are faster."""
-    return _FUSES and bindings.available(*tensors)
+    """Whether `product` and `pack` take these, and are worth it."""
+    return FUSES and bindings.available(*tensors)
 
 
 def pack(weight_OI: Tensor) -> Tensor:

@@ -5,13 +5,16 @@ Shapes: R rows, I inputs of a product, O its outputs, r rank.
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bloomery.models.native import bindings, buffers
+from bloomery.models.native import bindings, buffers, gemm
 from bloomery.models.pads import pad_to
+
+_RANKS: Final = 16
+"""Numbers of bfloat16 that are multiplied together at most."""
 
 
 class TargetPlace(NamedTuple):
@@ -27,25 +30,38 @@ TargetPlaces = Sequence[TargetPlace]
 """Of all that are joined, in the order of their ranks."""
 
 
+def adds(*tensors: Tensor) -> bool:
+    """Whether `add_updates` takes these and is worth it: all of float32, or all of bfloat16, in main memory."""
+    return gemm.multiplies(*tensors) or (gemm.FUSES and bindings.present() and all(each.dtype is torch.bfloat16 and each.is_cpu for each in tensors))
+
+
 def add_updates(out_RO: Tensor, x_RI: Tensor, factors: Sequence[tuple[Tensor, Tensor]], places: Sequence[TargetPlaces] | None = None) -> Tensor:
     """`out += (x @ a.T) @ b.T` in place, for as many neighbouring rows with each of the factors, `a` [r, I] and `b` [O, r]; returns `x @ a.T` [R, r].
 
     `places` says of each of them what is joined in it; without, all of it is one target's. Fastest where the transposed factors lie in one piece.
+    Of bfloat16 the rank is a multiple of 16; sums run in float32, and `x @ a.T` is rounded before it is multiplied again.
     """
     assert out_RO.stride(1) == 1
-    x_RI, own = buffers.rows(x_RI), [(a_rI.t().contiguous(), b_Or.t().contiguous()) for a_rI, b_Or in factors]
-    rows, (inputs, rank), outputs = len(x_RI) // len(factors), own[0][0].shape, out_RO.shape[1]
-    low_Rr, numbered = buffers.floats(len(x_RI), rank), _numbered(places, len(own), rank, outputs)
+    x_RI, own = buffers.rows(x_RI), [(_columns(a_rI), _columns(b_Or)) for a_rI, b_Or in factors]
+    rows, (rank, inputs), outputs = len(x_RI) // len(factors), factors[0][0].shape, out_RO.shape[1]
+    half = x_RI.dtype is torch.bfloat16
+    low_Rr, numbered = (buffers.halves if half else buffers.floats)(len(x_RI), rank), _numbered(places, len(own), rank, outputs)
     first_low, step = low_Rr.data_ptr(), rows * rank * low_Rr.element_size()
     updates = [
         (number * rows, rows, rank, a.data_ptr(), b.data_ptr(), first_low + number * step, first, len(targets))
         for number, ((a, b), (first, targets)) in enumerate(zip(own, numbered, strict=True))
     ]
-    bindings.call(
-        "add_updates",
+    threads = torch.get_num_threads()
+    arguments = (
         *(out_RO.data_ptr(), out_RO.stride(0), x_RI.data_ptr(), x_RI.stride(0), _with_places(updates, numbered), len(own)),
-        *(outputs, inputs, torch.get_num_threads(), len(x_RI) * rank * (inputs + outputs)),
+        *(outputs, inputs, threads, len(x_RI) * rank * (inputs + outputs)),
     )
+    if half:
+        assert rank % _RANKS == 0
+        near = buffers.floats(threads, bindings.ROWS * rank)
+        bindings.call("add_half_updates", *arguments, near.data_ptr(), near.shape[1])
+    else:
+        bindings.call("add_updates", *arguments)
     return low_Rr
 
 
@@ -85,6 +101,11 @@ def update_gradients(
         *(len(x_RI) // count, rank, outputs, inputs, grad_low.data_ptr(), scratch.data_ptr(), room, threads),
     )
     return [(grad_a_Ir.t(), grad_b_rO.t()) for grad_a_Ir, grad_b_rO in grads]
+
+
+def _columns(factor: Tensor) -> Tensor:
+    """With its columns one behind the other from its address on."""
+    return factor if factor.stride() == (1, len(factor)) else factor.t().contiguous()
 
 
 def _numbered(places: Sequence[TargetPlaces] | None, count: int, rank: int, outputs: int) -> list[tuple[int, TargetPlaces]]:
