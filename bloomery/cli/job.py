@@ -151,7 +151,7 @@ def points(job: JobArgument, as_json: JsonOption = False, data_dir: DataDirOptio
 
 @app.command()
 def pause(job: JobArgument, as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR) -> None:
-    """Have a job stand still at its next step."""
+    """Have a job stand still, within seconds."""
     with client_of(data_dir) as client:
         _steered(client.jobs.pause(job), "pauses", as_json)
 
@@ -229,7 +229,7 @@ def compare(
 def _steered(job: Job, does: str, as_json: bool) -> None:
     if as_json:
         return typer.echo(job.model_dump_json())
-    typer.echo(f"{job.spec.name} is {job.state}" + (f", and {does} at its next step" if job.state is JobState.RUNNING else ""))
+    typer.echo(f"{job.spec.name} is {job.state}" + (f", and {does} within seconds" if job.state is JobState.RUNNING else ""))
 
 
 def _spec(given: dict[str, Any]) -> JobSpec:

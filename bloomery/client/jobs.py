@@ -72,7 +72,7 @@ class Jobs:
         return self._http.request("GET", f"/api/v1/jobs{_of(job)}/card", params={"form": "markdown"}).text
 
     def pause(self, job: str) -> Job:
-        """Have it stand still at its next step."""
+        """Have it stand still, within seconds."""
         return self._post(f"{_of(job)}/pause", {})
 
     def resume(self, job: str) -> Job:

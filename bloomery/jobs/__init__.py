@@ -2,6 +2,6 @@
 
 `runner` takes jobs that wait and gives each a process; that (`process`) does what the job's method says (`supervised`, `preferring`, `distilled`, and
 `reinforced` with what is `rewarding`), measures what came of it (`comparison`) and what becomes of it meanwhile (`served`), and tells the server
-(`reporting`). `tracking` tells trackers elsewhere (`trackers`) what the server was told. Whoever of them dies is replaced: the job's run knows what
-was done.
+(`reporting`), which may have it pause or end whatever it waits for (`steering`). `tracking` tells trackers elsewhere (`trackers`) what the server was
+told. Whoever of them dies is replaced: the job's run knows what was done.
 """

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from bloomery.client import Client
 from bloomery.jobs import distilled, preferring, reinforced, supervised
 from bloomery.jobs.guard import Guard
 from bloomery.jobs.reporting import LeaseLost, Reporter, StandsStill, Steered
+from bloomery.jobs.steering import steered, stopped
 from bloomery.jobs.work import Work
 from bloomery.obs import logs
 from bloomery.recipes.failures import NothingCameBack
@@ -44,14 +46,14 @@ def do(order: Order) -> int:
     job = order.lease.job
     with Client(order.url, order.lease.token, patience_s=PATIENCE_S) as client, Reporter(client, job, order.lease.lease_s) as reporter:
         try:
-            reporter.finish(_ended(client, order.lease, reporter))
+            reporter.finish(steered(partial(_worked, client, order.lease, reporter), reporter))
         except LeaseLost as lost:
             log.warning("job %s is somebody else's: %s", job.id, lost)
             return GO_ON
     return 0
 
 
-def _ended(client: Client, lease: Lease, reporter: Reporter) -> FinishJob:
+def _worked(client: Client, lease: Lease, reporter: Reporter) -> FinishJob:
     job = lease.job
     try:
         with closing(tokenizer_of(client, job.spec.base_model)) as tokenizer:
@@ -59,8 +61,8 @@ def _ended(client: Client, lease: Lease, reporter: Reporter) -> FinishJob:
             work = Work(client=client, job=job, cursor=lease.cursor, tokenizer=tokenizer, reporter=reporter, guard=guard, agent=lease.agent)
             result = METHODS[job.spec.method.kind](work)
             return FinishJob(state="succeeded", result=result.model_copy(update={"fidelity": work.fidelity(result.version)}))
-    except Steered as steered:
-        return FinishJob(state="paused" if steered.wanted == "pause" else "cancelled")
+    except Steered as asked:
+        return stopped(asked)
     except StandsStill as why:
         return FinishJob(state="paused", reason=shown(str(why), MAX_REASON))
     except NothingCameBack as lost:

@@ -16,6 +16,8 @@ from bloomery.types.leases import MAX_KEY, MAX_REASON, FinishJob, NewJobEvent, R
 log = logging.getLogger(__name__)
 
 _FLUSH_S: Final = 0.5
+_HEAR_S: Final = 2.0
+"""How long the process of a job that has nothing to say does not hear that it is to pause or to end."""
 _PER_REPORT: Final = 1000
 
 
@@ -39,7 +41,7 @@ class Reporter:
     """Reports while it is entered; `check` raises what it heard."""
 
     def __init__(self, client: Client, job: Job, lease_s: float) -> None:
-        self._working, self._every_s = client.working(job.id), lease_s / 6
+        self._working, self._every_s = client.working(job.id), min(_HEAR_S, lease_s / 6)
         self._lock, self._wake, self._ended = threading.Lock(), threading.Event(), threading.Event()
         self._sending = threading.Lock()
         """One report at a time: two would send the same points, and forget those behind them."""
@@ -49,6 +51,8 @@ class Reporter:
         self._progress = job.progress
         self._before_s, self._started_s, self._first_step = job.progress.seconds, time.monotonic(), job.progress.step
         self._wanted: Wanted = "run"
+        self._asked: Wanted = "run"
+        """What `check` raised."""
         self._lost: BloomeryError | None = None
         self._thread = threading.Thread(target=self._report_now_and_then, name="reports", daemon=True)
 
@@ -65,11 +69,14 @@ class Reporter:
                 self._report()
 
     def check(self) -> None:
-        """Go on, or raise why not."""
+        """Go on, or raise why not; for good, because what it raised ends things that the job needs to go on. Whoever thought better of it has the job
+        begin again when it has ended."""
         if self._lost is not None:
             raise LeaseLost(self._lost.message)
         if self._wanted != "run":
-            raise Steered(self._wanted)
+            self._asked = self._wanted
+        if self._asked != "run":
+            raise Steered(self._asked)
 
     def began(self, run: str) -> None:
         """The job's run is there."""

@@ -12,7 +12,7 @@ MAX_REASON: Final = 4096
 MAX_KEY: Final = 256
 
 Wanted = Literal["run", "pause", "cancel"]
-"""What the process of a job is to do at its next step."""
+"""What the process of a job is to do."""
 
 
 class ClaimJob(Resource):

@@ -75,13 +75,13 @@ def test_a_job_is_paused_resumed_and_cancelled(server: LiveServer) -> None:
 
     bloomery(server, "job", "create", "steered", "--dataset", "cli-chats", "--epochs", "900", "--set", "evaluation.answers=0")
     wait_until(lambda: as_json(server, "job", "show", "steered")["progress"]["step"] > 0, 120)
-    assert bloomery(server, "job", "pause", "steered") == "steered is running, and pauses at its next step\n"
+    assert bloomery(server, "job", "pause", "steered") == "steered is running, and pauses within seconds\n"
     wait_until(lambda: state() == "paused", 60)
     assert "cannot be paused" in bloomery(server, "job", "pause", "steered", expect=2)
     assert as_json(server, "job", "resume", "steered")["state"] in ("queued", "running")
     assert bloomery(server, "job", "cancel", "steered") in (
         "steered is cancelled\n",
-        "steered is running, and ends at its next step\n",
+        "steered is running, and ends within seconds\n",
     )
     wait_until(lambda: state() == "cancelled", 60)
 

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +21,7 @@ from bloomery.cli.eject import script
 from bloomery.client import Client
 from bloomery.types.jobs import Data, Evaluation, Job, JobSpec, JobState, Reinforcement
 from tests.jobs.test_jobs_live import kill_worker
+from tests.jobs.test_kills_live import measured
 from tests.jobs.test_methods_live import BASE, lines
 from tests.live import LiveServer, free_port, running_server, wait_until
 from tests.test_docs import ROOT, blocks
@@ -29,11 +31,31 @@ SPREAD = "def score(output):\n    return min(1.0, len(set(output)) / 24)\n"
 """How many different characters an answer has: rewards differ, whatever the model says."""
 
 
-class Elsewhere(NamedTuple):
-    """A server with the agent, and the rollouts that it was asked for."""
+class Elsewhere:
+    """A server with the agent, and the rollouts that it was `asked` for. Beyond `patience` of them, if that is a number, it takes a rollout and never
+    says anything of it; those are `left`."""
 
-    url: str
-    asked: list[dict[str, Any]]
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.asked: list[dict[str, Any]] = []
+        self.patience: int | None = None
+        self.left = 0
+        self._lock = threading.Lock()
+
+    def takes_part_in(self, body: dict[str, Any]) -> bool:
+        with self._lock:
+            self.asked.append(body)
+            if self.patience is None:
+                return True
+            if self.patience == 0:
+                self.left += 1
+                return False
+            self.patience -= 1
+            return True
+
+    def be(self, patience: int | None) -> None:
+        with self._lock:
+            self.patience, self.left = patience, 0
 
 
 class Running(NamedTuple):
@@ -64,13 +86,12 @@ def take_turns(body: dict[str, Any], gateway: str) -> None:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder, port = tmp_path_factory.mktemp("agents"), free_port()
-    asked: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            asked.append(body)
-            threading.Thread(target=attempt, args=(body,), daemon=True).start()
+            if elsewhere.takes_part_in(body):
+                threading.Thread(target=attempt, args=(body,), daemon=True).start()
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()
@@ -90,10 +111,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         stack.callback(agent.server_close)
         threading.Thread(target=agent.serve_forever, daemon=True).start()
         stack.callback(agent.shutdown)
-        url = f"http://127.0.0.1:{agent.server_address[1]}"
+        elsewhere = Elsewhere(f"http://127.0.0.1:{agent.server_address[1]}")
         file = folder / "agents.yaml"
         other, its = free_port(), free_port()
-        file.write_text(f"counter: {{url: '{url}', port: {port}, timeout_s: 60}}\ndoubter: {{url: 'http://127.0.0.1:{other}', port: {its}}}\n")
+        file.write_text(
+            f"counter: {{url: '{elsewhere.url}', port: {port}, timeout_s: 60}}\ndoubter: {{url: 'http://127.0.0.1:{other}', port: {its}}}\n"
+        )
         server = stack.enter_context(running_server(folder / "data", "--agents", str(file), jobs=2))
         client = stack.enter_context(Client(server.url, server.key))
         client.datasets.create("counts")
@@ -101,7 +124,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         client.datasets.add_version("counts", {"train": lines(rows), "eval": lines(rows[:2])})
         client.graders.create("spread", {"type": "function", "source": SPREAD, "entry": "score"})
         client.graders.waive("spread", "what it counts is nothing to be good at")
-        yield Running(server, client, Elsewhere(url, asked), port, (other, its))
+        yield Running(server, client, elsewhere, port, (other, its))
 
 
 def spec(name: str, grader: str | None, steps: int = 3) -> JobSpec:
@@ -150,6 +173,42 @@ def test_a_job_of_an_agent_is_struck_and_ejected_and_ends_with_the_same_weights(
     ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=around, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, code + ran.stderr
     assert ran.stdout.splitlines()[-1].split()[2:] == ["digest", reference.result.digest]
+
+
+@pytest.mark.slow
+def test_a_job_whose_agent_never_answers_is_paused_and_cancelled_at_once_and_goes_on_with_nothing_lost(running: Running) -> None:
+    client, agent = running.client, running.elsewhere
+    reference = done(client, client.jobs.create(spec("heard", "spread", steps=2)).id)
+    # A step has 8 rollouts, so have the held-out rows behind the second one, and at the end each version: those that are waited for in vain are the
+    # first, and one each of the second step, of those rows, and of the comparison.
+    agent.be(0)
+    unheard = client.jobs.create(spec("unheard", "spread", steps=2)).id
+    for answered in (8 + 3, 8 + 2, 8 + 8 + 2, None):
+        stopped(client, agent, unheard, "pause")
+        agent.be(answered)
+        client.jobs.resume(unheard)
+    resumed = done(client, unheard)
+    assert came_of(resumed) == came_of(reference)
+    assert measured(client, "unheard") == measured(client, "heard")
+
+    agent.be(0)
+    stopped(client, agent, client.jobs.create(spec("given-up", "spread", steps=2)).id, "cancel")
+    agent.be(None)
+
+
+def stopped(client: Client, agent: Elsewhere, job: str, how: str) -> None:
+    wait_until(lambda: agent.left > 0)
+    started = time.monotonic()
+    getattr(client.jobs, how)(job)
+    wait_until(lambda: client.jobs.get(job).state in (JobState.PAUSED, JobState.CANCELLED), 60)
+    # The agent has 60 s for a rollout, which is tried three times.
+    assert time.monotonic() - started < 20
+    assert client.jobs.get(job).state is {"pause": JobState.PAUSED, "cancel": JobState.CANCELLED}[how]
+
+
+def came_of(job: Job) -> tuple[str, int, list[Any]]:
+    assert job.result is not None
+    return job.result.digest, job.result.step, job.result.compared
 
 
 @pytest.mark.slow

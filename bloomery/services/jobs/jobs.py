@@ -167,7 +167,7 @@ class Jobs:
         return Page(data=[event_of(row) for row in found[:limit]], offset=offset, has_more=len(found) > limit)
 
     async def pause(self, p: Principal, job: str, *, request: Repeatable | None = None) -> Job:
-        """Have the job stand still: at once where it waits, at its process's next step where it runs."""
+        """Have the job stand still: at once where it waits, within seconds where a process works at it."""
         return await self._steer(p, job, "pause", JobState.PAUSED, request)
 
     async def cancel(self, p: Principal, job: str, *, request: Repeatable | None = None) -> Job:
@@ -203,7 +203,7 @@ class Jobs:
                 switch(connection, row, at_rest)
             elif row.wanted != wanted:
                 connection.execute(update(rows.job).where(rows.job.c.id == row.id).values(wanted=wanted))
-                note(connection, p.project, row.id, NewJobEvent(message=f"is asked to {wanted} at its next step"))
+                note(connection, p.project, row.id, NewJobEvent(message=f"is asked to {wanted}"))
             return job_of(one_job(connection, p.project, job))
 
         return await self._database.write(once(p, request, Job, change))

@@ -92,7 +92,7 @@ async def card_of_version(version: str, services: Svc, caller: Caller, form: For
 
 @router.post("/jobs/{job}/pause")
 async def pause(job: str, services: Svc, caller: Caller, request: Again) -> Job:
-    """Have it stand still at its next step."""
+    """Have it stand still, within seconds."""
     return await services.jobs.pause(caller, job, request=request)
 
 

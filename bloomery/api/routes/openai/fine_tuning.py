@@ -49,7 +49,7 @@ async def get(job: str, services: Svc, caller: Caller) -> dict[str, Any]:
 
 @router.post("/{job}/pause")
 async def pause(job: str, services: Svc, caller: Caller) -> dict[str, Any]:
-    """Have it stand still at its next step."""
+    """Have it stand still, within seconds."""
     return _shown(await services.fine_tuning.pause(caller, job), caller)
 
 

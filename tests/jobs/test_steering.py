@@ -1,0 +1,140 @@
+"""A job is paused or cancelled whatever it waits for, over the real api."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from bloomery.client import Client
+from bloomery.jobs.reporting import LeaseLost, Reporter, Steered
+from bloomery.jobs.steering import GRACE_S, steered
+from bloomery.types.errors import InvalidInput
+from bloomery.types.jobs import JobState
+from bloomery.types.leases import FinishJob
+from tests.api.server import URL, serving
+from tests.jobs.test_reporting import begun
+from tests.live import wait_until
+
+FAILED = FinishJob(state="failed", reason="its work came to its end")
+SOON_S = 10.0
+
+
+class Worked(NamedTuple):
+    """A job that a process has, which is `told`, and who reports of it."""
+
+    client: Client
+    job: str
+    reporter: Reporter
+
+
+@contextmanager
+def working(directory: Path) -> Iterator[Worked]:
+    with serving(directory) as server:
+        client = server.client()
+        lease = begun(client)
+        with Client(URL, lease.token, transport=server.transport) as mine, Reporter(mine, lease.job, lease.lease_s) as reporter:
+            yield Worked(client, lease.job.id, reporter)
+
+
+class Waits:
+    """Work that waits until it is `answered`, as for an agent that is away."""
+
+    def __init__(self) -> None:
+        self.began, self.answered = threading.Event(), threading.Event()
+
+    def __call__(self) -> FinishJob:
+        self.began.set()
+        self.answered.wait()
+        return FAILED
+
+
+def steers(worked: Worked, work: Waits, deed: Callable[[], Any]) -> FinishJob:
+    """What comes of the work when that is done in the midst of it."""
+
+    def act() -> None:
+        work.began.wait()
+        deed()
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    try:
+        return steered(work, worked.reporter)
+    finally:
+        thread.join()
+
+
+@pytest.mark.parametrize(("wanted", "state"), [("pause", JobState.PAUSED), ("cancel", JobState.CANCELLED)])
+def test_work_that_waits_for_good_is_let_go_when_its_job_is_steered(tmp_path: Path, wanted: str, state: JobState) -> None:
+    work = Waits()
+    with working(tmp_path) as worked:
+        started = time.monotonic()
+        said = steers(worked, work, lambda: getattr(worked.client.jobs, wanted)(worked.job))
+        assert time.monotonic() - started < SOON_S
+        assert said.state == state
+        # What retries or threads keep of it is of no use any more.
+        for _ in range(2):
+            with pytest.raises(Steered, match=wanted):
+                worked.reporter.check()
+        worked.reporter.finish(said)
+        assert worked.client.jobs.get(worked.job).state is state
+        work.answered.set()
+
+
+def test_a_job_that_is_to_go_on_when_its_work_was_let_go_begins_again(tmp_path: Path) -> None:
+    work = Waits()
+    with working(tmp_path) as worked:
+        said = steers(worked, work, lambda: worked.client.jobs.pause(worked.job))
+        worked.client.jobs.resume(worked.job)
+        worked.reporter.finish(said)
+        assert worked.client.jobs.get(worked.job).state is JobState.QUEUED
+        work.answered.set()
+
+
+def test_a_pause_that_turns_into_the_end_meanwhile_is_one(tmp_path: Path) -> None:
+    work = Waits()
+    with working(tmp_path) as worked:
+        said = steers(worked, work, lambda: worked.client.jobs.pause(worked.job))
+        worked.client.jobs.cancel(worked.job)
+        worked.reporter.finish(said)
+        assert worked.client.jobs.get(worked.job).state is JobState.CANCELLED
+        work.answered.set()
+
+
+def test_work_that_is_almost_done_comes_to_its_end(tmp_path: Path) -> None:
+    work = Waits()
+
+    def pause(worked: Worked) -> None:
+        worked.client.jobs.pause(worked.job)
+        wait_until(lambda: is_steered(worked.reporter))
+        threading.Timer(GRACE_S / 8, work.answered.set).start()
+
+    with working(tmp_path) as worked:
+        assert steers(worked, work, lambda: pause(worked)) == FAILED
+
+
+def test_work_whose_job_is_somebody_elses_is_let_go(tmp_path: Path) -> None:
+    work = Waits()
+    with working(tmp_path) as worked:
+        with pytest.raises(LeaseLost):
+            steers(worked, work, lambda: worked.client.runner("r").release())
+        work.answered.set()
+
+
+def test_what_work_raises_is_raised(tmp_path: Path) -> None:
+    def refused() -> FinishJob:
+        raise InvalidInput("no such thing")
+
+    with working(tmp_path) as worked, pytest.raises(InvalidInput, match="no such thing"):
+        steered(refused, worked.reporter)
+
+
+def is_steered(reporter: Reporter) -> bool:
+    try:
+        reporter.check()
+    except Steered:
+        return True
+    return False
