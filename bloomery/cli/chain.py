@@ -15,6 +15,10 @@ def stages_of(given: dict[str, Any]) -> list[dict[str, Any]]:
     asked = given[STAGES]
     if not isinstance(asked, list) or not all(isinstance(stage, dict) for stage in asked):
         raise InvalidInput(f"`{STAGES}` is a list of specs, one below the other", field=STAGES)
+    if "name" in given and all("name" in stage for stage in asked):
+        raise InvalidInput(f"every stage has a `name`, and `{given['name']}` is nobody's: leave it out, or have a stage without one", field="name")
+    if "begin" in given and asked and "begin" in asked[0]:
+        raise InvalidInput("the first stage says itself where it begins: leave out `begin` there, or beside the stages", field="begin")
     stages: list[dict[str, Any]] = []
     for number, stage in enumerate(asked, start=1):
         spec = deepcopy(shared) | stage

@@ -67,6 +67,8 @@ def create(
     prices = {"tokens_per_s": tokens_per_s, "price_per_million": price, "price_per_hour": price_per_hour}
     if not dry_run and any(prices.values()):
         raise InvalidInput("a pace and prices are for what a job would take: give --dry-run, too", field="dry_run")
+    if dry_run and watch:
+        raise InvalidInput("nothing is made with --dry-run, so there is nothing to follow: leave out --watch", field="watch")
     given: dict[str, Any] = read(file) if file else {}
     _put_all(given, {"name": name, "begin.job": begin})
     flags: dict[str, Any] = {"base_model": model, "method.kind": method, "rank": rank, "seed": seed}

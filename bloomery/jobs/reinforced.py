@@ -44,7 +44,7 @@ def train(work: Work) -> JobResult:
         given, held_out = [*map(conversation, given)], [*map(conversation, held_out)]
     scores = None if method.grader is None else scores_by(work.client, method.grader, method.grader_version)
     unseen = None if method.held_out_grader is None else scores_by(work.client, method.held_out_grader, method.held_out_grader_version)
-    shown = scores if scores is None or unseen is None else beside(scores, unseen, method.held_out_share, _noted(work))
+    shown = scores if scores is None or unseen is None else beside(scores, unseen, _share(method), _noted(work))
     with rewarding(work, method) as rewards:
         if work.cursor is None:
             require_trust(work, method, given, partial(rewards, scores))
@@ -139,6 +139,12 @@ def _loop(work: Work, method: Reinforcement, given: Sequence[Problem], held_out:
     return looped(work, method.steps, go_on, look, named)
 
 
+def _share(method: Reinforcement) -> float:
+    """Of a job that was made."""
+    assert method.held_out_share is not None
+    return method.held_out_share
+
+
 def _noted(work: Work) -> Callable[[str], None]:
     return lambda why: work.reporter.note(f"the held-out grader: {why}", level="warning", key=f"held out {why}")
 
@@ -196,6 +202,7 @@ def grpo_config(spec: JobSpec, run_options: dict[str, object], request: str) -> 
     }
     if not method.asynchronous:
         return GrpoConfig(**common)
+    assert method.max_staleness is not None
     return async_grpo.AsyncGrpoConfig(**common, max_head_offpolicy_versions=method.max_staleness)
 
 

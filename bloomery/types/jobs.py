@@ -200,8 +200,8 @@ class Reinforcement(_Method):
     held_out_grader: Name | None = None
     """Another grader, which nothing is trained on: where the reward rises and its score falls, the reward is had without what it stands for."""
     held_out_grader_version: VersionNumber | None = None
-    held_out_share: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """Of the answers of every step, which the held-out grader scores too."""
+    held_out_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Of the answers of every step, which the held-out grader scores too; None: a quarter, where there is one."""
     loss: Literal["grpo", "dapo", "gspo"] = "grpo"
     clip: Clip = Clip()
     optimizer: Optimizer = Optimizer(learning_rate=1e-3, schedule=Schedule(kind="constant", warmup_share=0.0), grad_clip_norm=1.0)
@@ -217,7 +217,8 @@ class Reinforcement(_Method):
     """Whether advantages are divided by their group's standard deviation."""
     asynchronous: bool = False
     """Sample while training, with weights that are at most `max_staleness` versions old."""
-    max_staleness: Annotated[int, Field(ge=0, le=64)] = 1
+    max_staleness: Annotated[int, Field(ge=0, le=64)] | None = None
+    """None: 1, where it is `asynchronous`."""
 
     def grader_of(self, measure: Measure) -> tuple[str | None, int | None]:
         """Who gives a measure, and in which version; None where nobody does."""
@@ -246,7 +247,12 @@ class Reinforcement(_Method):
 
     def resolved(self) -> Self:
         """With nothing left open: what its loss leaves open is that loss's own."""
-        return self
+        usual: dict[str, Any] = {}
+        if self.asynchronous and self.max_staleness is None:
+            usual["max_staleness"] = 1
+        if self.held_out_grader is not None and self.held_out_share is None:
+            usual["held_out_share"] = 0.25
+        return self.model_copy(update=usual)
 
 
 class Distillation(_Method):

@@ -304,6 +304,15 @@ def test_a_file_of_stages_says_once_what_holds_for_all_of_them() -> None:
     assert refused.value.field == "stages.1.begin"
 
 
+def test_what_stands_beside_stages_and_would_hold_for_none_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="every stage has a `name`") as refused:
+        stages_of({"name": "furnace", "stages": [{"name": "one"}, {"name": "two"}]})
+    assert refused.value.field == "name"
+    with pytest.raises(InvalidInput, match="the first stage says itself where it begins") as refused:
+        stages_of({"name": "furnace", "begin": {"job": "old"}, "stages": [{"begin": {"job": "other"}}, {}]})
+    assert refused.value.field == "begin"
+
+
 def test_nothing_keeps_a_job_without_a_gate_from_what_succeeded(server: Server, client: Client) -> None:
     client.jobs.create(sft("first"))
     end(server, "first")

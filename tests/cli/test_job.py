@@ -128,6 +128,18 @@ def test_what_is_wrong_is_one_line_with_the_field(server: LiveServer) -> None:
     said = bloomery(server, "job", "create", "wrong", "--dataset", "cli-chats", "--set", "method.batches.rowz=3", expect=2)
     assert said == "error: `method.batches.rowz`: there is no such field\n"
     assert "--set takes FIELD=VALUE" in bloomery(server, "job", "create", "wrong", "--dataset", "cli-chats", "--set", "rank", expect=2)
+    assert "leave out --watch" in bloomery(server, "job", "create", "wrong", "--dataset", "cli-chats", "--dry-run", "--watch", expect=2)
+
+
+def test_what_would_count_for_nothing_is_refused_by_flags_and_files_alike(server: LiveServer, tmp_path: Path) -> None:
+    reinforced = ("--dataset", "cli-chats", "--method", "rft", "--set", "method.grader=g")
+    said = bloomery(server, "job", "create", "stale", *reinforced, "--set", "method.max_staleness=4", expect=2)
+    assert "`max_staleness` is 4" in said
+    assert "set `asynchronous`" in said
+    file = tmp_path / "job.yaml"
+    file.write_text("name: unseen\nbase_model: bloomery-tiny\ndata: {dataset: cli-chats}\nmethod: {kind: rft, grader: g, held_out_share: 0.5}\n")
+    said = bloomery(server, "job", "create", "--file", str(file), expect=2)
+    assert "`held_out_share` is 0.5" in said
     assert "no data set `nothing`" in bloomery(server, "job", "create", "wrong", "--dataset", "nothing", expect=2)
 
 

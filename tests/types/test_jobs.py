@@ -33,3 +33,12 @@ def test_what_is_not_said_of_a_part_is_as_the_method_has_it_by_itself() -> None:
     assert read(kind="sft", optimizer={"weight_decay": 0.1}).optimizer.learning_rate == 1e-3
     dealt = read(kind="dpo", batches={"rows": 8}).batches
     assert (dealt.epochs, dealt.rows) == (1.0, 8)
+
+
+def test_what_is_of_something_else_has_its_default_only_where_that_is() -> None:
+    alone = Reinforcement(grader="g").resolved()
+    assert (alone.max_staleness, alone.held_out_share) == (None, None)
+    both = Reinforcement(grader="g", asynchronous=True, held_out_grader="h")
+    assert (both.resolved().max_staleness, both.resolved().held_out_share) == (1, 0.25)
+    given = both.model_copy(update={"max_staleness": 0, "held_out_share": 1.0})
+    assert given.resolved() == given

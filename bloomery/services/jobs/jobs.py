@@ -35,7 +35,20 @@ from bloomery.types.datasets import DatasetVersion
 from bloomery.types.errors import Conflict, InvalidInput, NotFound, naming
 from bloomery.types.graders import GraderVersion
 from bloomery.types.ids import new_id
-from bloomery.types.jobs import Begin, Distillation, Gate, Job, JobEvent, JobPoints, JobSpec, JobState, Optimizer, Reinforcement, Supervised
+from bloomery.types.jobs import (
+    Begin,
+    Distillation,
+    Gate,
+    Job,
+    JobEvent,
+    JobPoints,
+    JobSpec,
+    JobState,
+    Method,
+    Optimizer,
+    Reinforcement,
+    Supervised,
+)
 from bloomery.types.leases import NewJobEvent, Wanted
 from bloomery.types.operations import AdamParams, LoraSpec
 from bloomery.types.resources import Page, Split
@@ -86,6 +99,7 @@ class Jobs:
         lora = LoraSpec(rank=spec.rank, seed=seed, alpha=spec.alpha)
         check_lora(lora)
         _check_optimizer(spec.method.optimizer)
+        _check_used(spec.method)
         if spec.rank == 0:
             self._models.check_room(base.base_hash, lora)
         context = self._models.size(base.base_hash).context
@@ -294,6 +308,22 @@ def _check_optimizer(optimizer: Optimizer) -> None:
         check_adam(AdamParams(**optimizer.model_dump(exclude={"schedule"})))
     except InvalidInput as error:
         raise InvalidInput(error.message, field=f"method.optimizer.{error.field}") from None
+
+
+def _check_used(method: Method) -> None:
+    """What is asked for has something to be of. Jobs of before it was looked for have numbers that count for nothing, and are read all the same."""
+    schedule = method.optimizer.schedule
+    if schedule.kind == "constant" and schedule.floor:
+        problem = f"`floor` is {schedule.floor:g}, and a `constant` learning rate never falls: leave it out, or choose a `kind` that does"
+        raise InvalidInput(problem, field="method.optimizer.schedule.floor")
+    if not isinstance(method, Reinforcement):
+        return
+    if method.max_staleness is not None and not method.asynchronous:
+        problem = f"`max_staleness` is {method.max_staleness}, and a job that is not `asynchronous` trains on the newest weights alone"
+        raise InvalidInput(f"{problem}: leave it out, or set `asynchronous`", field="method.max_staleness")
+    if method.held_out_share is not None and method.held_out_grader is None:
+        problem = f"`held_out_share` is {method.held_out_share:g}, and there is no `held_out_grader` to score it"
+        raise InvalidInput(f"{problem}: leave it out, or name one", field="method.held_out_share")
 
 
 def _check_shape(lora: LoraSpec, other: LoraSpec, whose: str) -> None:
