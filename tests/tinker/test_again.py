@@ -7,6 +7,7 @@ import pytest
 
 from bloomery.api.routes.tinker import proto
 from tests.tinker.over_fake_engine import KEY, MODEL, Served
+from tests.tinker.samples import ENDLESS
 from tests.tinker.test_fields import get, post, said
 from tests.tinker.test_fuzz import valid
 
@@ -96,3 +97,45 @@ def test_a_run_that_begins_with_weights_does_not_say_that_it_loaded_others(serve
     assert said(post(server, "/load_weights", load | {"path": paths[0]})) == first
     refused = post(server, "/load_weights", load | {"path": paths[1]})
     assert (refused.status_code, refused.json()["code"], refused.json()["field"]) == (400, "conflict", "model_seq_id")
+
+
+CHANGED: dict[str, dict[str, Any]] = {
+    "prompt": {"prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 3]}]}},
+    "seed": {"sampling_params": {"max_tokens": 2, "seed": 8}},
+    "length": {"sampling_params": {"max_tokens": 3, "seed": 7}},
+    "how many": {"num_samples": 2},
+    "its prompt's log-probabilities": {"prompt_logprobs": True},
+}
+
+
+@pytest.mark.parametrize("changes", CHANGED.values(), ids=CHANGED)
+def test_another_sample_under_a_number_that_is_taken_is_refused(server: Served, model_id: str, changes: dict[str, Any]) -> None:
+    session = model_id.split(":train:")[0]
+    sampler = said(post(server, "/create_sampling_session", {"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL}))
+    asked: dict[str, Any] = {
+        "sampling_session_id": sampler["sampling_session_id"],
+        "seq_id": 4,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
+        "sampling_params": {"max_tokens": 2, "seed": 7},
+    }
+    first, before = said(post(server, "/asample", asked)), len(server.engine.sampled)
+    answer = post(server, "/retrieve_future", {"request_id": first["request_id"]}).content
+    refused = post(server, "/asample", asked | changes)
+    assert refused.status_code == 400
+    assert (refused.json()["code"], refused.json()["field"], refused.json()["category"]) == ("conflict", "seq_id", "user")
+    # What is spelled out and is so by itself changes nothing.
+    assert said(post(server, "/asample", asked | {"num_samples": 1, "prompt_logprobs": False})) == first
+    assert post(server, "/retrieve_future", {"request_id": first["request_id"]}).content == answer
+    assert len(server.engine.sampled) <= before + 1
+    assert said(post(server, "/asample", asked | changes | {"seq_id": 5})) != first
+
+
+def test_another_sample_may_have_the_number_of_one_that_was_cancelled(server: Served, model_id: str) -> None:
+    session = model_id.split(":train:")[0]
+    sampler = said(post(server, "/create_sampling_session", {"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL}))
+    asked: dict[str, Any] = {"sampling_session_id": sampler["sampling_session_id"], "seq_id": 0, "sampling_params": {"max_tokens": 2}}
+    begun = said(post(server, "/asample", asked | {"prompt": {"chunks": [{"type": "encoded_text", "tokens": list(ENDLESS)}]}}))
+    said(post(server, "/cancel_future", {"request_id": begun["request_id"]}))
+    other = {"prompt": {"chunks": [{"type": "encoded_text", "tokens": [1]}]}}
+    assert said(post(server, "/asample", asked | other)) == begun
+    assert post(server, "/retrieve_future", {"request_id": begun["request_id"]}).status_code == 200

@@ -33,6 +33,15 @@ def test_drafts_are_paid_for_like_the_prompt(server: Served, service: tinker.Ser
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
 
 
+def test_other_drafts_under_a_number_that_is_taken_are_refused(server: Served, service: tinker.ServiceClient) -> None:
+    sampler = sampler_of(service)
+    first = ask(server, sampler, 2050)
+    assert first.status_code == 200
+    assert ask(server, sampler, 2050).json() == first.json()
+    refused = ask(server, sampler, 2050, drafts=[[1, 3], []])
+    assert (refused.status_code, refused.json()["error"]["code"], refused.json()["error"]["field"]) == (409, "conflict", "seq_id")
+
+
 def test_drafts_of_which_nothing_came_are_given_back(server: Served, service: tinker.ServiceClient) -> None:
     sampler, asked = sampler_of(service), len(server.engine.sampled)
     key = server.do(lambda: server.services.auth.create(ME, new_id("key"), frozenset({"infer"}), allowance=Allowance(tokens=60))).key

@@ -9,7 +9,7 @@ import pytest
 from bloomery.api.routes.tinker.completions import Completions, Ended
 from bloomery.api.routes.tinker.futures import Load, SampleAnswer, SampleFutures
 from bloomery.api.routes.tinker.names import SEQS_OF_A_CLONE, SampleFuture
-from bloomery.types.errors import Gone, InvalidInput, Unavailable
+from bloomery.types.errors import Conflict, Gone, InvalidInput, Unavailable
 from bloomery.types.operations import Failed
 
 ONE = Load(1, 10)
@@ -50,6 +50,17 @@ def test_a_repeated_submission_joins_the_first() -> None:
         futures.start(sample(0), "me", ONE, partial(answer, b"first"))
         futures.start(sample(0), "me", ONE, partial(answer, b"second"))
         assert await futures.wait(sample(0), "me", 5.0) == SampleAnswer(b"first", "v1", "raw_logprobs")
+
+    play(story)
+
+
+def test_another_sample_of_the_same_number_is_none_of_the_first() -> None:
+    async def story(futures: SampleFutures) -> None:
+        futures.start(sample(0), "me", ONE, partial(answer, b"first"), asked=b"one")
+        for _ in range(2):
+            with pytest.raises(Conflict, match="another body"):
+                futures.start(sample(0), "me", ONE, partial(answer, b"second"), asked=b"two")
+            assert await futures.wait(sample(0), "me", 5.0) == SampleAnswer(b"first", "v1", "raw_logprobs")
 
     play(story)
 

@@ -27,7 +27,7 @@ async def begin_drafted(
     consent: ConsentHeader = "none",
     episode: EpisodeHeader = None,
 ) -> SampleBegun:
-    """Begin to sample; the same `seq_id` of the same sampler is the same sample."""
+    """Begin to sample; the same body under the same `seq_id` of the same sampler is the same sample."""
     params = {name: getattr(body, name) for name in ("max_tokens", "seed", "temperature", "top_k", "top_p", "stop")}
     asked = bodies.Sample(
         sampling_session_id=body.sampling_session_id,

@@ -17,7 +17,7 @@ from bloomery.api.routes.tinker.completions import Completions, Ended
 from bloomery.api.routes.tinker.errors import as_ours
 from bloomery.api.routes.tinker.names import SampleFuture
 from bloomery.obs import background
-from bloomery.types.errors import Gone, Unavailable
+from bloomery.types.errors import Conflict, Gone, Unavailable
 from bloomery.types.generation import LogprobsMode
 from bloomery.types.operations import Failed
 
@@ -52,6 +52,7 @@ Make = Callable[[], Coroutine[Any, Any, SampleAnswer]]
 
 
 class _Entry(NamedTuple):
+    asked: bytes
     owner: str
     load: Load
     task: asyncio.Task[SampleAnswer | Failed]
@@ -79,13 +80,18 @@ class SampleFutures:
         self.turned_away = 0
         """Submissions that found no room."""
 
-    def start(self, future: SampleFuture, owner: str, load: Load, make: Make, admit: Callable[[], None] = lambda: None) -> None:
+    def start(
+        self, future: SampleFuture, owner: str, load: Load, make: Make, admit: Callable[[], None] = lambda: None, *, asked: bytes = b""
+    ) -> None:
         """Begin a sample; a repeated submission joins the one that is there, unless that was cancelled. One too large for any bound is made alone.
 
-        `admit` may refuse a sample that is to be begun, by raising.
+        `admit` may refuse a sample that is to be begun, by raising. `asked` is the hash of what is asked: Conflict where it is not what was before.
         """
         known = self._entries.get(future.request_id)
         if known is not None and not known.task.cancelling():
+            if known.asked != asked:
+                what = f"sample {future.seq} of `{future.sampling_session_id}` was asked for with another body"
+                raise Conflict(f"{what}: repeat that body, or give a new sample the next number", field="seq_id")
             return
         sequences, tokens = self._running.sequences + load.sequences, self._running.tokens + load.tokens
         if self._running.sequences and (sequences > self._max_running or tokens > self._max_running_tokens):
@@ -97,7 +103,7 @@ class SampleFutures:
             self._drop(future.request_id)
         self._completions.begin(future)
         task = asyncio.create_task(_settled(make))
-        self._entries[future.request_id] = _Entry(owner, load, task)
+        self._entries[future.request_id] = _Entry(asked, owner, load, task)
         self._running = Load(sequences, tokens)
         task.add_done_callback(lambda done: self._note_finished(future, load, done))
 

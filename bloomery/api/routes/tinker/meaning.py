@@ -1,16 +1,17 @@
 """What a request means, as a hash: the SDK repeats a request under its number, and another one under the same number is a mistake.
 
-Nothing counts that may differ between two attempts at one thing: the order of fields, defaults, which a release may add, tokens, which are renewed,
-and the number of the sampler that weights are saved for, which the SDK draws anew at every attempt.
+Nothing counts that may differ between two attempts at one thing: the order of fields, defaults, which a release may add, access tokens, which are
+renewed, and the number of the sampler that weights are saved for, which the SDK draws anew at every attempt.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
 from blake3 import blake3
 from pydantic import ValidationError
 
-from bloomery.api.routes.tinker.bodies import Body, Numbered, Whole, whole
+from bloomery.api.routes.tinker.bodies import Body, Numbered, Sample, Whole, whole
 
 _BYTES: Final = 16
 _RENEWED: Final = "sampling_session_seq_id"
@@ -30,6 +31,13 @@ def hash_of_operation(route: str, body: Numbered, kind: type[Whole]) -> bytes:
         return hash_of(route, whole(body, kind))
     except ValidationError:
         return hash_of(route, body)
+
+
+def hash_of_sample(body: Sample, tokens: bytes, beside: Sequence[Any]) -> bytes:
+    """Of a sample: the tokens of its prompt, which may be many, as they are in memory, and what is asked `beside` its body."""
+    meant = body.model_dump(exclude={"prompt"}, exclude_defaults=True)
+    told = blake3(json.dumps(["asample", meant, beside], sort_keys=True).encode())
+    return told.update(tokens).digest(length=_BYTES)
 
 
 def canonical(message: Any) -> bytes:

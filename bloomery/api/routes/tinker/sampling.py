@@ -14,6 +14,7 @@ from bloomery.api.routes.tinker import bodies
 from bloomery.api.routes.tinker.errors import TinkerRoute
 from bloomery.api.routes.tinker.futures import Futures, Load, SampleFutures
 from bloomery.api.routes.tinker.gather import Gathering
+from bloomery.api.routes.tinker.meaning import hash_of_sample
 from bloomery.api.routes.tinker.messages import PromptOut
 from bloomery.api.routes.tinker.names import SampleFuture
 from bloomery.api.routes.tinker.rollout import Rollout
@@ -92,7 +93,7 @@ async def asample(
     routing: RoutingHeader = False,
     routing_weights: RoutingWeightsHeader = False,
 ) -> dict[str, Any]:
-    """Begin to sample; the same `seq_id` of the same sampler is the same sample."""
+    """Begin to sample; the same body under the same `seq_id` of the same sampler is the same sample."""
     beside = Beside(consent=consent, episode=episode, routing=routing, routing_weights=routing_weights)
     return await begin(body, beside, services, caller, futures, routings)
 
@@ -130,7 +131,8 @@ async def begin(
     load = Load(generate.num_samples, read)
     make = Rollout(services, caller, stream, gathering, known, prompt, drafted=drafted).answer
     admit = partial(services.limits.rollout, caller, read, field="drafts" if drafted else "prompt")
-    futures.start(future, caller.project, load, routings.keeping(future, caller.project, gathering, make) if beside.routing else make, admit)
+    kept = routings.keeping(future, caller.project, gathering, make) if beside.routing else make
+    futures.start(future, caller.project, load, kept, admit, asked=hash_of_sample(body, generate.prompt.data, beside))
     return future.accepted(generate.num_samples)
 
 
