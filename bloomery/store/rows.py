@@ -520,6 +520,7 @@ evaluation = Table(
     _text("state"),
     _text("reason", null=True),
     _text("result", null=True),  # JSON of an EvaluationResult
+    _text("counts", null=True),  # JSON of a Counted, of one that has ended; None: what there is is counted
     _int("created_us"),
     _int("updated_us"),
     _int("started_us", null=True),
@@ -528,6 +529,7 @@ evaluation = Table(
     Index("evaluation_by_project", "project", "created_us"),
     Index("evaluation_by_state", "state", "created_us"),
     Index("evaluation_by_rows", "project", "manifest"),
+    Index("evaluation_uncounted", "state", sqlite_where=text("counts IS NULL"), postgresql_where=text("counts IS NULL")),
 )
 
 evaluation_model = Table(

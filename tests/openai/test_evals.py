@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import openai
@@ -13,6 +14,7 @@ from openai.types.evals.runs import OutputItemListResponse
 from sqlalchemy import Engine, event
 
 from bloomery.client import Client
+from bloomery.services.evaluations.counts import uncounted
 from bloomery.types.ids import new_id
 from tests.api.server import URL
 from tests.live import wait_until
@@ -112,20 +114,40 @@ def test_a_model_is_asked_for_each_item_and_every_criterion_counts(sdk: OpenAI, 
     assert (evaluation.spec.data.dataset, evaluation.result.models[0].graders[0].passed is None) == (found.id, False)
 
 
-def test_a_page_of_items_counts_nothing_of_the_others(sdk: OpenAI) -> None:
-    run = done(sdk, made(sdk).id, source())
-    asked: list[str] = []
+@contextmanager
+def reads() -> Iterator[list[str]]:
+    """Statements that read answers or scores, within its `with`."""
+    found: list[str] = []
 
     def note(_1: Any, _2: Any, statement: str, *_: Any) -> None:
-        asked.append(statement)
+        if "FROM evaluation_answer" in statement or "FROM evaluation_score" in statement:
+            found.append(statement)
 
     event.listen(Engine, "before_cursor_execute", note)
     try:
-        first, *_ = items(sdk, run, limit=1)
-        sdk.evals.runs.output_items.retrieve(first.id, eval_id=run.eval_id, run_id=run.id)
+        yield found
     finally:
         event.remove(Engine, "before_cursor_execute", note)
-    read = [statement for statement in asked if "FROM evaluation_answer" in statement or "FROM evaluation_score" in statement]
+
+
+def test_who_shows_runs_that_have_ended_reads_none_of_their_answers(sdk: OpenAI, server: ScriptedServer, key: str) -> None:
+    found = made(sdk)
+    for _ in range(3):
+        done(sdk, found.id, source())
+    database = server.services.files._database
+    wait_until(lambda: server.call(database.read(uncounted)) is None, 60)
+    with reads() as read, Client(URL, key, transport=server.transport) as client:
+        runs = sdk.evals.runs.list(found.id).data
+        assert [run.result_counts.model_dump() for run in runs] == [{"errored": 0, "failed": 2, "passed": 1, "total": 3}] * 3
+        assert {each.progress.scored for each in client.evaluations.list() if each.spec.name in {run.id for run in runs}} == {3}
+    assert read == []
+
+
+def test_a_page_of_items_counts_nothing_of_the_others(sdk: OpenAI) -> None:
+    run = done(sdk, made(sdk).id, source())
+    with reads() as read:
+        first, *_ = items(sdk, run, limit=1)
+        sdk.evals.runs.output_items.retrieve(first.id, eval_id=run.eval_id, run_id=run.id)
     assert len(read) == 2 * (len(ROWS) + 1)
     assert not [statement for statement in read if "sum(" in statement or "count(" in statement]
 

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, event
 from bloomery.services.access.principal import Principal
 from bloomery.services.access.repeats import Repeatable, forget_old, was_done
 from bloomery.services.data.feedback import _check_metric
+from bloomery.services.evaluations.counts import uncounted
 from bloomery.services.held import held_blobs, require_kept
 from bloomery.services.housekeeping.ephemeral import Keeping, is_due
 from bloomery.services.jobs.followed import told_since
@@ -76,3 +77,7 @@ def test_what_a_request_was_answered_is_found_by_its_key_and_forgotten_by_its_ag
 def test_what_a_job_was_told_to_have_measured_is_found_by_when(tmp_path: Path) -> None:
     found = plan(tmp_path, lambda connection: told_since(connection, "job", 0))
     assert found.count("job_point_by_time (job_id=? AND created_us>?") == 2, found
+
+
+def test_evaluations_whose_numbers_are_not_kept_yet_are_found_without_the_others(tmp_path: Path) -> None:
+    assert "USING INDEX evaluation_uncounted" in plan(tmp_path, uncounted)

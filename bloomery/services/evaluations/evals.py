@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 
-from sqlalchemy import Connection, Row, Select, case, delete, func, insert, select, tuple_, update
+from sqlalchemy import Connection, Row, Select, delete, insert, select, tuple_, update
 
 from bloomery.grade.declared import LabelModel, Spec, StringCheck, middle
 from bloomery.grade.grader import Grader
@@ -20,8 +20,9 @@ from bloomery.services.data.files import Files
 from bloomery.services.data.row import Row as DataRow
 from bloomery.services.data.row_files import LONGEST_ROW
 from bloomery.services.data.stored_rows import Blob, mapped, write_blob
+from bloomery.services.evaluations.counts import counts_of
 from bloomery.services.evaluations.evaluation_rows import Asked, NewEvaluation, add_evaluation, evaluation_of, switch
-from bloomery.services.evaluations.evaluations import Evaluations, check_whole, forget_evaluation, of_status
+from bloomery.services.evaluations.evaluations import Evaluations, check_whole, forget_evaluation
 from bloomery.services.evaluations.items import Asking, check_columns, check_item, read_lines
 from bloomery.services.evaluations.questions import GIVEN, PROBLEM, references
 from bloomery.services.grading.graders import Graders
@@ -169,7 +170,7 @@ class Evals:
         p.require("read", "train")
         identity = rows.evaluation.c.id
 
-        def look(connection: Connection) -> list[_Looked]:
+        def look(connection: Connection) -> tuple[list[_Looked], bool]:
             row = _one(connection, p, eval_)
             query = _runs(p, row.id).order_by(identity.desc() if newest_first else identity)
             if state is not None:
@@ -177,10 +178,11 @@ class Evals:
             if after is not None:
                 last = _one_run(connection, p, eval_, after, field="after").id
                 query = query.where(identity < last if newest_first else identity > last)
-            return [_look(connection, row, each) for each in connection.execute(query.limit(limit + 1)).all()]
+            found = connection.execute(query.limit(limit + 1)).all()
+            return [_look(connection, row, each) for each in found[:limit]], len(found) > limit
 
-        found = await self._database.read(look)
-        return EvalRunPage(data=[await self._shown(each) for each in found[:limit]], has_more=len(found) > limit)
+        found, has_more = await self._database.read(look)
+        return EvalRunPage(data=[await self._shown(each) for each in found], has_more=has_more)
 
     async def cancel_run(self, p: Principal, eval_: str, run: str) -> EvalRun:
         """End it; what was answered and scored stays."""
@@ -329,13 +331,7 @@ def _one_run(connection: Connection, p: Principal, eval_: str, run: str, *, fiel
 def _look(connection: Connection, of: Row[Any], row: Row[Any]) -> _Looked:
     """A run of an eval without its rows."""
     given, asked = _eval(of).given, NewRun.model_validate_json(row.asked)
-    answer, score, graders = rows.evaluation_answer.c, rows.evaluation_score.c, len(given.criteria)
-    count = {status: func.coalesce(func.sum(case((of_status(status, graders), 1), else_=0)), 0) for status in ("passed", "failed", "invalid")}
-    tokens = (func.coalesce(func.sum(column), 0) for column in (answer.prompt_tokens, answer.completion_tokens, answer.given))
-    figures = connection.execute(select(*count.values(), *tokens).where(answer.evaluation_id == row.id)).one()
-    passed = (func.coalesce(func.sum(case((score.passed == value, 1), else_=0)), 0) for value in (1, 0))
-    by_grader = select(score.grader, *passed, func.count()).where(score.evaluation_id == row.id).group_by(score.grader)
-    told = {each[0]: Counts(passed=each[1], failed=each[2], errored=each[3] - each[1] - each[2]) for each in connection.execute(by_grader)}
+    counted = counts_of(connection, row)
     run = EvalRun(
         id=row.id,
         eval=of.id,
@@ -346,11 +342,11 @@ def _look(connection: Connection, of: Row[Any], row: Row[Any]) -> _Looked:
         metadata=asked.metadata,
         criteria=_names(given),
         evaluation=evaluation_of(connection, row),
-        counts=Counts(passed=figures[0], failed=figures[1], errored=figures[2]),
-        of_criteria=[told.get(place, Counts()) for place in range(graders)],
-        prompt_tokens=figures[3],
-        completion_tokens=figures[4],
-        invocations=figures[5],
+        counts=Counts(passed=counted.passed, failed=counted.failed, errored=counted.invalid),
+        of_criteria=[Counts(passed=each.passed, failed=each.failed, errored=each.told - each.passed - each.failed) for each in counted.of_graders],
+        prompt_tokens=counted.prompt_tokens,
+        completion_tokens=counted.completion_tokens,
+        invocations=counted.given,
     )
     return _Looked(run, bool(row.gives_rows), row.rows_key)
 

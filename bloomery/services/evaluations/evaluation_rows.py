@@ -4,9 +4,10 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, insert, select, update
 
 from bloomery.grade.declared import Spec
+from bloomery.services.evaluations.counts import reached
 from bloomery.services.held import require_kept
 from bloomery.services.weights.target import Target
 from bloomery.store import rows
@@ -108,6 +109,7 @@ def evaluation_of(connection: Connection, row: Row[Any]) -> Evaluation:
     """As `/api/v1` shows it."""
     spec = EvaluationSpec.model_validate_json(row.spec)
     models = connection.execute(_models(row.id)).all()
+    so_far, asked = reached(connection, row), row.rows * len(models) * spec.params.samples
     return Evaluation(
         id=row.id,
         spec=spec,
@@ -115,7 +117,7 @@ def evaluation_of(connection: Connection, row: Row[Any]) -> Evaluation:
         rows=row.rows,
         state=EvaluationState(row.state),
         reason=row.reason,
-        progress=_progress(connection, row, spec, len(models)),
+        progress=EvaluationProgress(answers=asked, answered=so_far.answered, scores=asked * len(spec.graders), scored=so_far.scored),
         result=None if row.result is None else EvaluationResult.model_validate_json(row.result),
         created_us=row.created_us,
         updated_us=row.updated_us,
@@ -200,12 +202,3 @@ def _asked(row: Row[Any], name: str) -> Asked:
     if row.source != "own":
         return Asked(row.source)
     return Asked("own", Target(Weights(version=row.version, key=row.key or None), row.base_hash, None, None, name))
-
-
-def _progress(connection: Connection, row: Row[Any], spec: EvaluationSpec, models: int) -> EvaluationProgress:
-    answer, score = rows.evaluation_answer.c, rows.evaluation_score.c
-    counted = select(func.count(), func.coalesce(func.sum(1 - answer.given), 0)).where(answer.evaluation_id == row.id)
-    answered, failed = connection.execute(counted).one()
-    scored = connection.execute(select(func.count()).select_from(rows.evaluation_score).where(score.evaluation_id == row.id)).scalar_one()
-    answers, graders = row.rows * models * spec.params.samples, len(spec.graders)
-    return EvaluationProgress(answers=answers, answered=answered, scores=answers * graders, scored=scored + failed * graders)

@@ -90,11 +90,11 @@ class Evaluations:
         if state is not None:
             query = query.where(table.state == state)
 
-        def look(connection: Connection) -> list[Evaluation]:
-            return [evaluation_of(connection, row) for row in connection.execute(query.limit(limit + 1).offset(offset)).all()]
+        def look(connection: Connection) -> Page[Evaluation]:
+            found = connection.execute(query.limit(limit + 1).offset(offset)).all()
+            return Page(data=[evaluation_of(connection, row) for row in found[:limit]], offset=offset, has_more=len(found) > limit)
 
-        found = await self._database.read(look)
-        return Page(data=found[:limit], offset=offset, has_more=len(found) > limit)
+        return await self._database.read(look)
 
     async def cancel(self, p: Principal, evaluation: str, *, request: Repeatable | None = None) -> Evaluation:
         """End one; what was answered and scored stays."""

@@ -20,6 +20,7 @@ from bloomery.services.access.principal import Principal
 from bloomery.services.data.datasets import Datasets
 from bloomery.services.data.stored_rows import Blob
 from bloomery.services.evaluations.answering import Answers, Askable, answered, seed_of
+from bloomery.services.evaluations.counts import counts_of, keep, uncounted
 from bloomery.services.evaluations.evaluation_rows import Asked, models_of, place_of, put_answer, put_scores, switch
 from bloomery.services.evaluations.evaluations import Evaluations
 from bloomery.services.evaluations.questions import Question, questions_of
@@ -100,6 +101,7 @@ class Evaluating:
             self._changed.clear()
             try:
                 await self._begin_and_end()
+                await self._count_next()
             except Exception:
                 log.exception("evaluations are looked at again in %g s", LOOK_AGAIN_S)
             try:
@@ -120,6 +122,15 @@ class Evaluating:
                 task = background.start(self._evaluate(row), f"evaluation {row.name}")
                 task.add_done_callback(lambda _: self._changed.set())
                 self._tasks[name] = task
+
+    async def _count_next(self) -> None:
+        """Have the numbers of one that has ended kept, if there is one, and look at once for the next, behind whatever else there is to do."""
+        if (row := await self._database.read(uncounted)) is None:
+            return
+        # Not where they are written: to count a hundred thousand answers takes most of a second, for which nobody else could write.
+        counted = await self._database.read(lambda connection: counts_of(connection, row))
+        await self._database.write(lambda connection: keep(connection, row.id, counted))
+        self._changed.set()
 
     async def _next(self, *, full: bool) -> Row[Any] | None:
         return await self._database.write(lambda connection: _begin_next(connection, full=full))
