@@ -88,6 +88,8 @@ def train(
                 numbers, served = [group.number for group in groups], [compared_with(row, policy.cursor.version) for row in taught]
                 stale = stale_share(data, policy.lag, config.max_head_offpolicy_versions)
                 shown = parts.shown(groups, kept, data, stale | anchor_metrics(taught, config.importance_cap))
+                if policy.cursor.round + 1 == steps and not policy.step:
+                    losses.end(kept.compared, shown.failures)
                 timed = partial(_timed, makers, config.concurrency, shown.metrics, started, taken)
                 keep_every = config.checkpoint_every if policy.cursor.round + 1 < steps else 0
                 policy.train([row.datum for row in taught], numbers, served=served, shown=shown, timed=timed, keep_every=keep_every)

@@ -83,10 +83,13 @@ def train(
             groups = list(pool.map(parts.make, numbers))
             data, served, found = parts.teach(groups)
             shown = Shown({**sampled_metrics(groups), **found}, reasons(groups))
+            compared = sum(bool(group.members) for group in groups)
+            if step + 1 == steps and not policy.step:
+                losses.end(compared, shown.failures)
             keep_every = config.checkpoint_every if step + 1 < steps else 0
             policy.train(data, numbers, served=served, shown=shown, timed=partial(_timed, started, time.monotonic()), keep_every=keep_every)
             parts.tell(on_step)
-            losses.note(sum(bool(group.members) for group in groups), shown.failures)
+            losses.note(compared, shown.failures)
         policy.told()
     return policy
 

@@ -58,11 +58,11 @@ def reasons(groups: Sequence[Group]) -> tuple[Reason, ...]:
 
 
 class NothingCameBack(Unavailable):
-    """Too many rounds in a row left nothing to train on; `why`, and what to change about it, whoever runs the loop."""
+    """Too many rounds in a row left nothing to train on, or the last of a loop that has learnt nothing; `why`, and what to change about it, whoever
+    runs the loop."""
 
-    def __init__(self, why: str) -> None:
-        goes_on = "The cursor stands behind these rounds, and the loop goes on from there when it is started again"
-        super().__init__(f"{why}; or raise `max_lost_rounds`. {goes_on}")
+    def __init__(self, why: str, way_out: str) -> None:
+        super().__init__(f"{why}; {way_out}")
         self.why = why
 
 
@@ -76,10 +76,20 @@ class Losses:
     def note(self, compared: int, lost: Sequence[Reason]) -> None:
         """A round with so many groups that had members enough; NothingCameBack where it is one too many without any."""
         self._rounds = 0 if compared else self._rounds + 1
-        if self._rounds < self._most:
-            return
+        if self._rounds >= self._most:
+            goes_on = "The cursor stands behind these rounds, and the loop goes on from there when it is started again"
+            raise NothingCameBack(self._why(lost), f"or raise `max_lost_rounds`. {goes_on}")
+
+    def end(self, compared: int, lost: Sequence[Reason]) -> None:
+        """The same of the last round of a loop that has learnt nothing so far, before it is had: there is none behind it in which it could."""
+        if not compared:
+            self._rounds += 1
+            goes_on = "The cursor stands before the last round, which is made again when the loop is started again"
+            raise NothingCameBack(self._why(lost), f"none is left, and nothing was learnt. {goes_on}")
+
+    def _why(self, lost: Sequence[Reason]) -> str:
         told = "; ".join(f"{reason.attempts} times `{reason.kind}` ({reason.message})" for reason in lost) or "no rollout came"
         remedies = "; ".join(dict.fromkeys(_REMEDIES[reason.kind] for reason in lost)) or "look at what makes the groups"
         rounds = f"{self._rounds} rounds in a row" if self._rounds > 1 else "a round"
         why = f"{rounds} left nothing to train on, because too many rollouts of every group failed"
-        raise NothingCameBack(f"{why}. The last one: {told}. What to change: {remedies}")
+        return f"{why}. The last one: {told}. What to change: {remedies}"

@@ -109,6 +109,8 @@ def train(
             taught = mean_over_tokens(weighed)
             timed = partial(_timed, shown.metrics, started, sampled)
             data, served = [row.datum for row in taught], [row.segment for row in taught]
+            if step + 1 == steps and not policy.step:
+                losses.end(kept.compared, shown.failures)
             policy.train(data, numbers, served=served, shown=shown, timed=timed, keep_every=config.checkpoint_every if step + 1 < steps else 0)
             parts.tell(on_step)
             losses.note(kept.compared, shown.failures)

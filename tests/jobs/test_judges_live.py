@@ -1,6 +1,7 @@
 """Judges as rewards: a job of reinforcement whose scores models give, one of them held out, on a real server that asks them elsewhere."""
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,14 @@ SILENT = "e"
 """Of outputs that end with it the judge says nothing."""
 
 
+AWAY = threading.Event()
+"""Judges who are away refuse whoever asks."""
+
+
 def says(body: dict[str, Any]) -> Any:
     """How many different characters an output has; the other judge counts its blanks."""
+    if AWAY.is_set():
+        return 400
     said = body["messages"][-1]["content"].removeprefix("Judge: ")
     if body["model"] == "strict":
         return {"steps": [], "result": min(1.0, said.count(" ") / 8)}
@@ -71,3 +78,28 @@ def test_rewards_are_what_a_judge_says_and_another_one_looks_on(judged: tuple[Cl
     assert (lost > 0) == any("no_score" in event.message for event in client.jobs.events("judged"))
     told = json.dumps([event.message for event in client.jobs.events("judged")])
     assert KEY not in told
+
+
+@pytest.mark.slow
+def test_a_job_of_one_step_whose_judge_is_away_stands_still_and_makes_it_when_the_judge_is_back(judged: tuple[Client, Outside]) -> None:
+    client, _ = judged
+    client.graders.waive("strict", "what it counts is nothing to be good at")
+    method = Reinforcement(grader="strict", steps=1, groups_per_step=2, group_size=4, max_tokens=16)
+    spec = JobSpec(name="short", base_model=BASE, data=Data(dataset="prompts"), method=method, evaluation=Evaluation(rows=4), seed=1)
+    reference = client.jobs.wait(client.jobs.create(spec.model_copy(update={"name": "reference"})).id, 300)
+    assert reference.result is not None, reference.reason
+    AWAY.set()
+    try:
+        job = client.jobs.create(spec).id
+        for _ in range(2):
+            stands = client.jobs.wait(job, 300)
+            assert stands.state is JobState.PAUSED
+            assert "a round left nothing to train on" in str(stands.reason)
+            client.jobs.resume(job)
+        assert client.jobs.wait(job, 300).state is JobState.PAUSED
+    finally:
+        AWAY.clear()
+    client.jobs.resume(job)
+    made = client.jobs.wait(job, 300)
+    assert made.result is not None, made.reason
+    assert (made.result.digest, made.result.compared) == (reference.result.digest, reference.result.compared)

@@ -12,6 +12,7 @@ import torch
 from bloomery.client import Client
 from bloomery.models.load import load_decoder
 from bloomery.recipes.distill import DISTANCE, DistillConfig, distance, distances, learnt, train, worth
+from bloomery.recipes.failures import NothingCameBack
 from bloomery.recipes.grpo import StepReport
 from bloomery.recipes.rollouts import RolloutConfig
 from bloomery.recipes.segments import single
@@ -108,6 +109,18 @@ def test_who_answers_as_the_teacher_does_learns_nothing(client: Client, tmp_path
     reports: list[StepReport] = []
     policy = train(client, PROBLEMS, asked(BASE), tmp_path / "cursor", steps=1, on_step=reports.append)
     assert (policy.step, reports[0].metrics[DISTANCE]) == (0, 0)
+
+
+@pytest.mark.parametrize("mode", ["on_policy", "teacher_answers"])
+def test_a_loop_of_one_step_to_which_nobody_answers_says_so_and_makes_it_when_somebody_does(
+    client: Client, tmp_path: Path, teacher: str, mode: str
+) -> None:
+    config = asked(teacher, mode=mode)
+    hurried = replace(config, rollouts=replace(config.rollouts, sample_timeout_s=1e-9))
+    for _ in range(2):
+        with pytest.raises(NothingCameBack, match=r"a round left nothing to train on.*`sampling`.*nothing was learnt"):
+            train(client, PROBLEMS, hurried, tmp_path / "cursor", steps=1)
+    assert train(client, PROBLEMS, config, tmp_path / "cursor", steps=1).step == 1
 
 
 @pytest.mark.slow

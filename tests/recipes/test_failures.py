@@ -2,7 +2,7 @@
 
 import pytest
 
-from bloomery.recipes.failures import MAX_MESSAGE, MAX_REASONS, Losses, Reason, reasons
+from bloomery.recipes.failures import MAX_MESSAGE, MAX_REASONS, Losses, NothingCameBack, Reason, reasons
 from bloomery.recipes.rewards import FailureKind
 from bloomery.recipes.rollouts import Failure, Group, Problem
 from bloomery.types.errors import Unavailable
@@ -45,3 +45,15 @@ def test_rounds_without_anything_to_compare_are_counted_in_a_row() -> None:
     assert "9 times `raised` (OSError: the judge is away); 2 times `timeout` (no answer within 30 s)" in told
     assert "mend the grader or the agent, which raised this; mend the grader or the agent, or raise its time (`grade_timeout_s`" in told
     assert "or raise `max_lost_rounds`" in told
+
+
+def test_the_last_round_of_a_loop_that_has_learnt_nothing_is_not_lost_quietly() -> None:
+    lost = (Reason("raised", "OSError: the judge is away", 9),)
+    losses = Losses(3)
+    losses.end(1, lost)
+    losses.note(0, lost)
+    with pytest.raises(NothingCameBack, match="2 rounds in a row left nothing to train on") as stopped:
+        losses.end(0, lost)
+    assert "9 times `raised` (OSError: the judge is away)" in stopped.value.why
+    assert "made again when the loop is started again" in stopped.value.message
+    assert "max_lost_rounds" not in stopped.value.message

@@ -10,6 +10,7 @@ from bloomery.client import Client
 from bloomery.recipes import async_grpo, grpo
 from bloomery.recipes.async_grpo import AsyncGrpoConfig
 from bloomery.recipes.cursors import CursorFile
+from bloomery.recipes.failures import NothingCameBack
 from bloomery.recipes.grpo import GrpoConfig, StepReport
 from bloomery.recipes.rollouts import RolloutConfig
 from tests.live import LiveServer
@@ -173,3 +174,19 @@ def test_a_loop_that_ended_tells_nothing_again(client: Client, tmp_path: Path, l
     for steps in (1, 1, 2):
         go(client, loop, tmp_path / "cursor", told, grader(), steps=steps)
     assert told.times == [1, 2]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_of_few_steps_whose_grader_is_away_says_so_and_makes_the_last_when_it_is_back(client: Client, tmp_path: Path, loop: str) -> None:
+    def away(_: object) -> float:
+        raise OSError("the judge is away")
+
+    path, told = tmp_path / "cursor", Told()
+    for _ in range(2):
+        with pytest.raises(NothingCameBack, match=r"left nothing to train on.*the judge is away.*nothing was learnt"):
+            go(client, loop, path, told, away, steps=2)
+    # The last step is not had.
+    assert set(told.times) == {1}
+    assert go(client, loop, path, told, grader(), steps=2).step == 1
+    assert told.times[-1] == 2
+    assert "loss" in told.reports[2].metrics
