@@ -21,6 +21,7 @@ from bloomery.recipes.grpo import GrpoConfig, OnStep, groups_of
 from bloomery.recipes.policy import Policy
 from bloomery.recipes.rollouts import Environment, Grade, MakesGroups, Problem, RolloutConfig
 from bloomery.types.errors import InvalidInput
+from bloomery.types.graders import GraderAttack
 from bloomery.types.jobs import Clip, Compared, JobResult, JobSpec, Reinforcement
 
 Opened = Callable[[], AbstractContextManager[Grade | Environment]]
@@ -60,31 +61,38 @@ def train(work: Work) -> JobResult:
 
 
 def require_trust(work: Work, method: Reinforcement, given: Sequence[Problem], opened: Opened) -> None:
-    """Before anything is spent: the grader is attacked on the job's prompts, unless the server knows what comes of it. The job stands still where it
-    pays without competence, or for everything alike; until it is waived, or another job has a version that is mended. Rewards that an agent gives by
-    itself nobody can attack, and they are tried on what the model does."""
+    """Before anything is spent: the graders are attacked on the job's prompts, unless the server knows what comes of it. The job stands still where
+    one of them pays without competence, or the one that is trained on pays for everything alike; until it is waived, or another job has a version
+    that is mended. Rewards that an agent gives by itself nobody can attack, and they are tried on what the model does."""
     if method.grader is None:
         if work.spec.begin is None:
             _require_varied(work, method, given, opened)
         return
-    data = work.spec.data
-    work.reporter.note("asks whether its grader pays without competence; where nobody knows, it is attacked now", key="attacking")
-    found = work.client.graders.attack(
-        method.grader, version=method.grader_version, dataset=data.dataset, dataset_version=data.version, split=data.train
-    )
-    work.reporter.note(
-        f"the grader is {found.verdict} to attacks: {found.why}",
-        level="info" if found.verdict == "sound" else "warning",
-        key="attack",
-        attack=found.id,
-    )
-    if found.waiver is not None:
-        waived = f"attacks of the grader count for nothing: waived by {found.waiver.by}, {found.waiver.reason}"
-        return work.reporter.note(waived, level="warning", key="waiver", **found.waiver.model_dump())
-    if found.blocks is not None:
-        raise StandsStill(f"{found.blocks}; {_then(work)}")
-    if not found.varied and work.spec.begin is None:
+    found = _attacked(work, "grader", method.grader, method.grader_version)
+    # Also where the first of them is to be mended: whoever mends it knows of both.
+    unseen = None if method.held_out_grader is None else _attacked(work, "held-out grader", method.held_out_grader, method.held_out_grader_version)
+    blocked = [each.blocks for each in (found, unseen) if each is not None and each.blocks is not None]
+    if blocked:
+        raise StandsStill(f"{'; '.join(blocked)}; {_then(work)}")
+    if unseen is not None and not unseen.varied and unseen.grades > unseen.failed:
+        # It stops no training, for what the base model cannot do yet it may tell apart later.
+        told = "the held-out grader gave every attack the same score, and right answers too: where it goes on so, it sees nothing"
+        work.reporter.note(told, level="warning", key="held out grader is constant")
+    if not found.varied and found.waiver is None and work.spec.begin is None:
         _require_varied(work, method, given, opened)
+
+
+def _attacked(work: Work, which: str, grader: str, version: int | None) -> GraderAttack:
+    """What attacks of one of the job's graders come to, which is told."""
+    data, key = work.spec.data, which.replace("-", " ")
+    work.reporter.note(f"asks whether its {which} pays without competence; where nobody knows, it is attacked now", key=f"attacking {key}")
+    found = work.client.graders.attack(grader, version=version, dataset=data.dataset, dataset_version=data.version, split=data.train)
+    level = "info" if found.verdict == "sound" else "warning"
+    work.reporter.note(f"the {which} is {found.verdict} to attacks: {found.why}", level=level, key=f"attack {key}", attack=found.id)
+    if found.waiver is not None:
+        waived = f"attacks of the {which} count for nothing: waived by {found.waiver.by}, {found.waiver.reason}"
+        work.reporter.note(waived, level="warning", key=f"waiver {key}", **found.waiver.model_dump())
+    return found
 
 
 def _require_varied(work: Work, method: Reinforcement, given: Sequence[Problem], opened: Opened) -> None:

@@ -34,8 +34,8 @@ class TrainedOn(Resource):
     counts: dict[str, int]
 
 
-class RewardedBy(Resource):
-    """The version of the grader whose scores a training followed, and what is known of it by now."""
+class GradedBy(Resource):
+    """The version of a grader that scored answers of a training, and what is known of it by now."""
 
     grader: str
     version: int
@@ -85,7 +85,10 @@ class ModelCard(Resource):
     """What is not known, in words."""
     job: str | None = None
     trained_on: TrainedOn | None = None
-    rewarded_by: RewardedBy | None = None
+    rewarded_by: GradedBy | None = None
+    """Whose scores the training followed."""
+    held_out_by: GradedBy | None = None
+    """Whose scores of the same answers nothing was trained on."""
     spec: JobSpec | None = None
     tokens: int | None = None
     """That went through the model."""

@@ -167,6 +167,33 @@ def test_a_card_says_what_is_known_of_the_grader_that_training_followed(server: 
         assert fact in text
 
 
+def test_a_card_says_the_same_of_the_grader_that_was_held_out(server: Server, client: Client) -> None:
+    rows = [{"messages": [{"role": "user", "content": "Whence?"}], "city": city} for city in ("Oslo", "Rome", "Lima", "Bonn", "Bern")]
+    client.datasets.create("held-out-prompts")
+    client.datasets.add_version("held-out-prompts", {"train": "\n".join(map(json.dumps, rows))})
+    for name, measure in (("followed", "len(output) / 21"), ("unfollowed", "len(output) / 22")):
+        client.graders.create(name, {"type": "function", "source": f"def score(output): return {measure}", "entry": "score"})
+    method = Reinforcement(grader="followed", held_out_grader="unfollowed", max_tokens=8)
+    trained(server, "watched", data=Data(dataset="held-out-prompts"), method=method)
+    before = client.jobs.card("watched")
+    assert before.held_out_by is not None
+    assert (before.held_out_by.grader, before.held_out_by.version, before.held_out_by.verdict) == ("unfollowed", 1, None)
+    missing = "whether its held-out grader pays without competence: no attack on the prompts says so"
+    assert missing in before.not_measured
+    attack = client.graders.attack("unfollowed", dataset="held-out-prompts")
+    waiver = client.graders.waive("unfollowed", "nobody follows it").waiver
+    card, text = client.jobs.card("watched"), client.jobs.card_text("watched")
+    assert card.held_out_by is not None
+    assert (card.held_out_by.verdict, card.held_out_by.why, card.held_out_by.waiver) == ("hackable", attack.why, waiver)
+    assert card.held_out_by.exploits == [exploit.name for exploit in attack.exploits] != []
+    assert missing not in card.not_measured
+    assert card.rewarded_by is not None
+    assert (card.rewarded_by.grader, card.rewarded_by.waiver) == ("followed", None)
+    held_out = text.partition("## What else scored its answers, held out of training")[2].partition("\n## ")[0]
+    for fact in (attack.why, attack.exploits[0].name, "by development: nobody follows it", card.held_out_by.hash):
+        assert fact in held_out
+
+
 def test_a_card_says_that_its_data_set_is_gone(server: Server, client: Client) -> None:
     client.datasets.create("fleeting")
     client.datasets.add_version("fleeting", {"train": ROW})

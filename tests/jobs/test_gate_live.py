@@ -13,6 +13,8 @@ from tests.live import LiveServer
 # Attacks are of a grader's hash, and no other test's is to have this one's.
 WORDY = {"type": "function", "source": "def score(output):\n    return len(output) / 111\n", "entry": "score"}
 MUTE = {"type": "function", "source": "def score(output):\n    return 0.0\n", "entry": "score"}
+LENGTHY = {"type": "function", "source": "def score(output):\n    return len(output) / 113\n", "entry": "score"}
+CHATTY = {"type": "function", "source": "def score(output):\n    return len(output.split()) / 31\n", "entry": "score"}
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +24,13 @@ def client(live_server: LiveServer) -> Iterator[Client]:
         client.datasets.add_version("gated", {"train": lines([prompt(each) for each in pairs(16, 1)])})
         client.graders.create("wordy", WORDY)
         client.graders.create("mute", MUTE)
+        client.graders.create("lengthy", LENGTHY)
+        client.graders.create("chatty", CHATTY)
         yield client
 
 
-def rft(name: str, grader: str) -> JobSpec:
-    method = Reinforcement(grader=grader, steps=2, groups_per_step=2, group_size=4, max_tokens=12)
+def rft(name: str, grader: str, held_out_grader: str | None = None) -> JobSpec:
+    method = Reinforcement(grader=grader, held_out_grader=held_out_grader, steps=2, groups_per_step=2, group_size=4, max_tokens=12)
     return JobSpec(name=name, base_model=BASE, data=Data(dataset="gated"), method=method, seed=1, evaluation=Evaluation(rows=1))
 
 
@@ -48,6 +52,44 @@ def test_a_hackable_grader_blocks_a_job_until_it_is_waived(client: Client) -> No
     (waiver,) = [event for event in client.jobs.events("blocked") if "waived by" in event.message]
     assert (waiver.data["by"], waiver.data["reason"]) == ("development", "stories are to be long")
     assert len(client.graders.attacks("wordy")) == 1
+
+
+@pytest.mark.slow
+def test_a_held_out_grader_is_attacked_too_and_blocks_a_job_until_it_is_waived(client: Client) -> None:
+    blocked = client.jobs.wait(client.jobs.create(rft("watched", "lengthy", "chatty")).id, 300)
+    assert (blocked.state, blocked.progress.step, blocked.run) == (JobState.PAUSED, 0, None)
+    # Whoever mends one of them knows of the other.
+    for name in ("lengthy", "chatty"):
+        assert f"grader `{name}` version 1 pays without competence" in (blocked.reason or "")
+    client.graders.waive("lengthy", "stories are to be long")
+    still = client.jobs.wait(client.jobs.resume("watched").id, 300)
+    (attack,) = client.graders.attacks("chatty")
+    assert still.state is JobState.PAUSED
+    assert still.reason is not None
+    assert "`lengthy`" not in still.reason
+    assert str(attack.id) in still.reason
+    assert attack.exploits[0].examples
+    with pytest.raises(Conflict, match="grader `chatty` version 1 pays without competence") as refused:
+        client.jobs.create(rft("not-watched", "lengthy", "chatty"))
+    assert refused.value.field == "method.held_out_grader"
+    waiver = client.graders.waive("chatty", "words are all that is looked at").waiver
+    done = client.jobs.wait(client.jobs.resume("watched").id, 300)
+    assert (done.state, done.reason) == (JobState.SUCCEEDED, None)
+    told = [event for event in client.jobs.events("watched") if "waived by" in event.message]
+    assert [event.data["reason"] for event in told] == ["stories are to be long", "words are all that is looked at"]
+    # Nobody pays for the same twice: neither a job that goes on, nor another one.
+    assert [len(client.graders.attacks(name)) for name in ("lengthy", "chatty")] == [1, 1]
+    card = client.jobs.card("watched")
+    assert card.held_out_by is not None
+    assert (card.held_out_by.grader, card.held_out_by.verdict, card.held_out_by.waiver) == ("chatty", "hackable", waiver)
+
+
+@pytest.mark.slow
+def test_a_held_out_grader_that_sees_nothing_is_told_and_stops_no_job(client: Client) -> None:
+    client.graders.waive("wordy", "stories are to be long", version=1)
+    done = client.jobs.wait(client.jobs.create(rft("blind", "wordy", "mute")).id, 300)
+    assert (done.state, done.reason) == (JobState.SUCCEEDED, None)
+    assert any("it sees nothing" in event.message and event.level == "warning" for event in client.jobs.events("blind"))
 
 
 @pytest.mark.slow

@@ -57,7 +57,8 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, O
 @pytest.mark.slow
 def test_rewards_are_what_a_judge_says_and_another_one_looks_on(judged: tuple[Client, Outside]) -> None:
     client, elsewhere = judged
-    client.graders.waive("lenient", "what it counts is nothing to be good at")
+    for name in ("lenient", "strict"):
+        client.graders.waive(name, "what it counts is nothing to be good at")
     method = Reinforcement(
         grader="lenient", held_out_grader="strict", held_out_share=1.0, steps=4, groups_per_step=2, group_size=4, max_tokens=16, loss="dapo"
     )

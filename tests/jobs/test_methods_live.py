@@ -212,7 +212,10 @@ def test_a_held_out_grader_that_fails_takes_no_reward_away_and_is_named(client: 
     assert job.result is not None
     assert [each.name for each in job.result.compared] == ["reward"]
     assert "reward/held_out" not in client.jobs.points(job.id)[0].values
-    assert any(event.message.startswith("the held-out grader: ") and "no view" in event.message for event in client.jobs.events("unseen"))
+    told = [event.message for event in client.jobs.events("unseen")]
+    assert any(message.startswith("the held-out grader: ") and "no view" in message for message in told)
+    assert any(message.startswith("the held-out grader is undecided to attacks: ") and "no view" in message for message in told)
+    assert not any("sees nothing" in message for message in told)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from bloomery.types.jobs import Compared, Reinforcement
-from bloomery.types.model_cards import Ancestor, ModelCard
+from bloomery.types.model_cards import Ancestor, GradedBy, ModelCard
 
 
 def markdown(card: ModelCard) -> str:
@@ -19,7 +19,8 @@ def markdown(card: ModelCard) -> str:
         f"# {name}",
         _table(("", ""), _identity(card)),
         *_training(card),
-        *_reward(card),
+        *_graded("What it was rewarded by", card.rewarded_by),
+        *_graded("What else scored its answers, held out of training", card.held_out_by),
         *_comparison(card),
         *_fidelity(card),
         "## Not measured, not known",
@@ -86,8 +87,7 @@ def _training(card: ModelCard) -> list[str]:
     return [*parts, "All settings, as `bloomery job create NAME --file` takes them:", f"```json\n{settings}\n```"]
 
 
-def _reward(card: ModelCard) -> list[str]:
-    found = card.rewarded_by
+def _graded(title: str, found: GradedBy | None) -> list[str]:
     if found is None:
         return []
     rows = [("grader", f"{found.grader}, version {found.version} (`{found.hash}`)")]
@@ -100,7 +100,7 @@ def _reward(card: ModelCard) -> list[str]:
         rows.append(("paid without competence", ", ".join(found.exploits)))
     if found.waiver is not None:
         rows.append(("waived", f"by {found.waiver.by}: {found.waiver.reason}"))
-    return ["## What it was rewarded by", _table(("", ""), rows)]
+    return [f"## {title}", _table(("", ""), rows)]
 
 
 def _comparison(card: ModelCard) -> list[str]:

@@ -54,6 +54,7 @@ from bloomery.types.operations import AdamParams, LoraSpec
 from bloomery.types.resources import Page, Split
 
 _SEED_BITS: Final = 31
+_HELD_OUT: Final = "method.held_out_grader"
 
 
 class Jobs:
@@ -135,12 +136,15 @@ class Jobs:
         return resolved
 
     async def _graded(self, p: Principal, method: Reinforcement, name: str, manifest: str, split: Split) -> Reinforcement:
-        """With the versions of its graders. What is not known yet of the attacks on it the job's process finds out, before it trains."""
+        """With the versions of its graders. What is not known yet of the attacks on them the job's process finds out, before it trains."""
         grader = await self._grader(p, name, method.grader_version, "method.grader")
-        known = await self._attacks.known(p, grader, manifest, split)
-        if known is not None and known.blocks is not None:
-            raise Conflict(known.blocks, field="method.grader")
-        return method.model_copy(update={"grader_version": grader.version, **await self._held_out(p, method, grader)})
+        held_out = await self._held_out(p, method, grader)
+        for each, field in ((grader, "method.grader"), (held_out, _HELD_OUT)):
+            known = None if each is None else await self._attacks.known(p, each, manifest, split)
+            if known is not None and known.blocks is not None:
+                raise Conflict(known.blocks, field=field)
+        versions = {"grader_version": grader.version} | ({} if held_out is None else {"held_out_grader_version": held_out.version})
+        return method.model_copy(update=versions)
 
     async def get(self, p: Principal, job: str) -> Job:
         """One job, by its id or name."""
@@ -238,15 +242,14 @@ class Jobs:
         with naming(field, NotFound):
             return await self._graders.get(p, name, version)
 
-    async def _held_out(self, p: Principal, method: Reinforcement, grader: GraderVersion) -> dict[str, int]:
-        """The version of the grader that nothing is trained on, where there is one; it sees nothing if it is the one that is."""
+    async def _held_out(self, p: Principal, method: Reinforcement, grader: GraderVersion) -> GraderVersion | None:
+        """The grader that nothing is trained on, where there is one; it sees nothing if it is the one that is."""
         if method.held_out_grader is None:
-            return {}
-        field = "method.held_out_grader"
-        found = await self._grader(p, method.held_out_grader, method.held_out_grader_version, field)
+            return None
+        found = await self._grader(p, method.held_out_grader, method.held_out_grader_version, _HELD_OUT)
         if found.hash == grader.hash:
-            raise InvalidInput("`held_out_grader` scores as `grader` does, and would see what that sees: name another", field=field)
-        return {"held_out_grader_version": found.version}
+            raise InvalidInput("`held_out_grader` scores as `grader` does, and would see what that sees: name another", field=_HELD_OUT)
+        return found
 
     async def _begin(self, p: Principal, spec: JobSpec, begin: Begin, lora: LoraSpec, base_hash: str, earlier: Mapping[str, JobSpec]) -> Begin:
         """A named checkpoint that there is, or will be, of an adapter of the same shape."""

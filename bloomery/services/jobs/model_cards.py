@@ -24,7 +24,7 @@ from bloomery.sync.manifest import Manifest
 from bloomery.sync.publish import manifest_key
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.types.jobs import Job, Reinforcement
-from bloomery.types.model_cards import Ancestor, Figure, ModelCard, RewardedBy, TrainedOn
+from bloomery.types.model_cards import Ancestor, Figure, GradedBy, ModelCard, TrainedOn
 from bloomery.types.resources import Fidelity
 
 MAX_ANCESTORS: Final = 100
@@ -69,8 +69,8 @@ class ModelCards:
         manifest = Manifest.from_json(await self._blobs.get(manifest_key(found.weights.version)))
         told = await self._database.read(lambda connection: _told(connection, p.project, manifest))
         trained_on = None if told.job is None else await self._trained_on(p, told.job)
-        rewarded_by = None if told.job is None else await self._rewarded_by(p, told.job, trained_on)
-        return _card(found, manifest, told, trained_on, rewarded_by, await self._fidelity(p, found))
+        graded = _Graded(None, None) if told.job is None else await self._graded(p, told.job, trained_on)
+        return _card(found, manifest, told, trained_on, graded, await self._fidelity(p, found))
 
     async def _fidelity(self, p: Principal, of: Version) -> Fidelity | None:
         try:
@@ -89,14 +89,18 @@ class ModelCards:
             return None
         return TrainedOn(dataset=dataset.name, number=version.number, version=version.id, manifest=version.manifest, counts=version.counts)
 
-    async def _rewarded_by(self, p: Principal, job: Job, trained_on: TrainedOn | None) -> RewardedBy | None:
+    async def _graded(self, p: Principal, job: Job, trained_on: TrainedOn | None) -> "_Graded":
         method = job.spec.method
-        if not isinstance(method, Reinforcement) or method.grader is None:
-            return None
-        grader = await self._graders.get(p, method.grader, method.grader_version)
+        if not isinstance(method, Reinforcement):
+            return _Graded(None, None)
+        asked = [(method.grader, method.grader_version), (method.held_out_grader, method.held_out_grader_version)]
+        return _Graded(*[None if name is None else await self._graded_by(p, job, name, version, trained_on) for name, version in asked])
+
+    async def _graded_by(self, p: Principal, job: Job, name: str, version: int | None, trained_on: TrainedOn | None) -> GradedBy:
+        grader = await self._graders.get(p, name, version)
         cards = (await self._calibrations.list(p, grader.name, version=grader.version, limit=1)).data
         attack = None if trained_on is None else await self._attacks.known(p, grader, trained_on.manifest, job.spec.data.train)
-        return RewardedBy(
+        return GradedBy(
             grader=grader.name,
             version=grader.version,
             hash=grader.hash,
@@ -107,6 +111,13 @@ class ModelCards:
             exploits=[] if attack is None else [exploit.name for exploit in attack.exploits],
             waiver=grader.waiver,
         )
+
+
+class _Graded(NamedTuple):
+    """By whom a training was graded; `held_out` is whose scores it did not follow."""
+
+    rewarded: GradedBy | None
+    held_out: GradedBy | None
 
 
 class _Told(NamedTuple):
@@ -154,9 +165,7 @@ def _version(job: Job) -> str | None:
     return None if job.result is None else job.result.version
 
 
-def _card(
-    found: Version, manifest: Manifest, told: _Told, trained_on: TrainedOn | None, rewarded_by: RewardedBy | None, fidelity: Fidelity | None
-) -> ModelCard:
+def _card(found: Version, manifest: Manifest, told: _Told, trained_on: TrainedOn | None, graded: _Graded, fidelity: Fidelity | None) -> ModelCard:
     job = told.job
     version = found.weights.version
     card = ModelCard(
@@ -174,30 +183,30 @@ def _card(
         lineage=told.lineage,
         figures=told.figures,
         fidelity=fidelity,
-        not_measured=_not_measured(job, trained_on, rewarded_by, fidelity, version),
+        not_measured=_not_measured(job, trained_on, graded, fidelity, version),
     )
     if job is None:
         return card
-    card = card.model_copy(update={"job": job.spec.name, "spec": job.spec, "trained_on": trained_on, "rewarded_by": rewarded_by})
+    of_the_job = {"job": job.spec.name, "spec": job.spec, "trained_on": trained_on}
+    card = card.model_copy(update=of_the_job | {"rewarded_by": graded.rewarded, "held_out_by": graded.held_out})
     if (result := job.result) is None or result.version != version:
         return card
     of_the_end = {"digest": result.digest, "compared": result.compared, "compared_with": result.base_version, "finished_us": job.finished_us}
     return card.model_copy(update=of_the_end | {"tokens": job.progress.tokens, "seconds": job.progress.seconds})
 
 
-def _not_measured(
-    job: Job | None, trained_on: TrainedOn | None, rewarded_by: RewardedBy | None, fidelity: Fidelity | None, version: str
-) -> list[str]:
+def _not_measured(job: Job | None, trained_on: TrainedOn | None, graded: _Graded, fidelity: Fidelity | None, version: str) -> list[str]:
     """In the order of the card."""
     missing = []
     if job is None:
         missing.append("what it was trained on and how: no managed job made it")
     elif trained_on is None:
         missing.append(f"what it was trained on: data set `{job.spec.data.dataset}` was deleted")
-    if rewarded_by is not None and rewarded_by.verdict in (None, "undecided"):
-        missing.append("whether its grader pays without competence: no attack on the prompts says so")
-    if rewarded_by is not None and rewarded_by.judges and rewarded_by.calibrated is None:
-        missing.append("how far the judges of its grader agree with people: nobody measured them")
+    for which, by in (("grader", graded.rewarded), ("held-out grader", graded.held_out)):
+        if by is not None and by.verdict in (None, "undecided"):
+            missing.append(f"whether its {which} pays without competence: no attack on the prompts says so")
+        if by is not None and by.judges and by.calibrated is None:
+            missing.append(f"how far the judges of its {which} agree with people: nobody measured them")
     if job is None or job.result is None or job.result.version != version:
         missing.append("how it does beside what it began with: only what a job ends with is compared")
     elif not job.result.compared:
