@@ -30,7 +30,10 @@ def missing() -> str | None:
     """Why there can be no container here, as far as one sees without trying; None: nothing is known."""
     if sys.platform != "linux":
         return f"containers are made of what Linux offers, and this is {sys.platform}"
-    return None if shutil.which(PROGRAM) else f"there is no `{PROGRAM}`: {INSTALL}"
+    if shutil.which(PROGRAM):
+        return None
+    there = shutil.which(PROGRAM, mode=os.F_OK)
+    return f"there is no `{PROGRAM}`: {INSTALL}" if there is None else f"`{there}` is not executable: make it so, or {INSTALL}"
 
 
 def command(disk_bytes: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 import array
 import asyncio
+import errno
 import json
 import signal
 import socket
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, cast
+from typing import Any, BinaryIO, Final, NamedTuple, Self, cast
 
 import bloomery
 from bloomery.grade import container
@@ -26,6 +27,10 @@ _LATE: Final = f"the fork server of graders did not start within {START_S:g} s"
 _END_S: Final = 10.0
 _EXIT_S: Final = 1.0
 _MESSAGE_BYTES: Final = 1 << 16
+_SAID_CHARS: Final = 500
+"""Of the last words of who ended while it started."""
+_UNEXECUTABLE: Final = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.ENOTDIR, errno.ELOOP)
+"""Of programs that no second try executes."""
 _FRAMES: Final = 4096
 """Of a channel that wait to be received, at most."""
 _LENGTH: Final = struct.Struct(">I")
@@ -89,18 +94,45 @@ def level(asked: Level = "L1") -> Obtained:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     work = _work_directory(asked)
     try:
-        with theirs:
-            argv = _argv(theirs, work, asked, 0)
-            process = subprocess.Popen(argv, env={}, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
-        with process, ours:
-            ours.settimeout(START_S)
-            try:
-                return Obtained.told(ours.recv(_MESSAGE_BYTES), asked)
-            except TimeoutError:
-                process.kill()
-                return Obtained("L0", (), _LATE)
+        with tempfile.TemporaryFile() as said, ours:
+            with theirs:
+                argv, descriptors = _argv(theirs, work, asked, 0), [theirs.fileno()]
+                try:
+                    process = subprocess.Popen(argv, env={}, stdin=subprocess.DEVNULL, stderr=said, pass_fds=descriptors, start_new_session=True)
+                except OSError as error:
+                    return Obtained("L0", (), _unexecuted(argv[0], asked, error))
+            with process:
+                found = _first_word(ours, process, asked)
+            return found if found is not None else Obtained("L0", (), _last_words(process.returncode, said))
     finally:
         _remove(work, asked)
+
+
+def _first_word(control: socket.socket, process: subprocess.Popen[bytes], asked: Level) -> Obtained | None:
+    """What a throw-away fork server says of itself, which ends then; None of one that ended without a word."""
+    with control:
+        control.settimeout(START_S)
+        try:
+            message = control.recv(_MESSAGE_BYTES)
+        except TimeoutError:
+            process.kill()
+            return Obtained("L0", (), _LATE)
+        except OSError:
+            message = b""
+    return Obtained.told(message, asked) if message else None
+
+
+def _unexecuted(program: str, asked: Level, error: OSError) -> str:
+    mend = f": {container.INSTALL}" if asked == "L2" else ""
+    return f"`{program}` cannot be executed ({error.strerror}){mend}"
+
+
+def _last_words(status: int, said: BinaryIO) -> str:
+    """The reason of who ended while it started: of a program that complains or of Python the last line says it."""
+    said.seek(0)
+    lines = said.read().decode(errors="replace").split("\n")
+    last = next((f": {line.strip()[:_SAID_CHARS]}" for line in reversed(lines) if line.strip()), ", and said nothing")
+    return f"the fork server of graders ended {described(Ended(status, None))} while it started{last}"
 
 
 class Channel(asyncio.Protocol):
@@ -222,6 +254,9 @@ class ForkServer:
         except BaseException as error:
             ours.close()
             _remove(work, level)
+            if isinstance(error, OSError) and level == "L2" and error.errno in _UNEXECUTABLE:
+                why = _unexecuted(container.PROGRAM, level, error)
+                raise NotSupported(f"code of graders runs in {PLACES[level]}, and this machine gives none: {why}") from None
             if isinstance(error, OSError):
                 raise Unavailable(f"the fork server of graders could not be started: {error.strerror}") from None
             raise

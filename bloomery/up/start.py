@@ -28,7 +28,7 @@ from bloomery.config import (
     to_json,
 )
 from bloomery.config.data_dir import DataDir
-from bloomery.grade import container
+from bloomery.grade import processes as grading
 from bloomery.obs import logs
 from bloomery.obs.machine import free_memory_bytes, usable_cpus
 from bloomery.types.errors import Conflict, InvalidInput
@@ -108,9 +108,9 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
     _check_host(options.host, environment)
     after = checkpoints_after(environment)
     devices.check(options.device)
-    _check_graders(options.graders)
     outside = endpoints.read(options.endpoints, environment) if options.endpoints else ()
     remote = agents.read(options.agents, options.jobs) if options.agents else ()
+    _check_graders(options.graders)
     models = [base_models.check(model, options.dtype) for model in base_models.model_arguments(options.models)]
     replicas = _check_memory(models, options.dtype, options.replicas, options.rollout_replicas)
     data = DataDir(options.data_dir.expanduser().resolve())
@@ -174,8 +174,9 @@ def say(line: str) -> None:
 
 
 def _check_graders(level: GraderLevel) -> None:
-    if level == "L2" and (why := container.missing()) is not None:
-        raise InvalidInput(f"--graders L2 takes a container, and {why}", field="graders")
+    """A container is tried before anything is started: a server that was asked for one and has none would refuse every grader."""
+    if level == "L2" and (found := grading.level(level)).level != level:
+        raise InvalidInput(f"--graders L2 takes a container, and this machine gives none: {found.reason}", field="graders")
 
 
 def _supervisor(plan: _Plan) -> Supervisor:

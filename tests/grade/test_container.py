@@ -99,16 +99,57 @@ def test_an_interpreter_behind_a_symbolic_link_has_its_own_library_and_packages_
     assert "score=1.0" in ran.stdout, ran.stdout
 
 
+def bubblewrap_that(says: str, directory: Path, monkeypatch: pytest.MonkeyPatch, *, mode: int = 0o755) -> Path:
+    """The only one that is found."""
+    program = directory / "bin" / container.PROGRAM
+    program.parent.mkdir()
+    program.write_text(says)
+    program.chmod(mode)
+    monkeypatch.setenv("PATH", str(program.parent))
+    return program
+
+
 def test_a_container_that_never_begins_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    hangs = tmp_path / container.PROGRAM
-    hangs.write_text("#!/bin/sh\nexec sleep 100\n")
-    hangs.chmod(0o755)
-    monkeypatch.setattr("bloomery.grade.container.shutil.which", lambda _: str(hangs))
+    bubblewrap_that("#!/bin/sh\nexec sleep 100\n", tmp_path, monkeypatch)
     monkeypatch.setattr(processes, "START_S", 0.2)
     found = level("L2")
     assert found.level == "L0"
     assert found.reason is not None
     assert "did not start within" in found.reason
+
+
+FAILING = {
+    "not executable": ("#!/bin/sh\n", 0o644, "bwrap` is not executable: make it so, or install bubblewrap"),
+    "of no program": ("\x00 no program", 0o755, "bwrap` cannot be executed (Exec format error): install bubblewrap"),
+    "of another interpreter": ("#!/none\n", 0o755, "bwrap` cannot be executed (No such file or directory): install bubblewrap"),
+    "refused": (
+        "#!/bin/sh\necho bwrap: first >&2\necho bwrap: No permissions >&2\nexit 1\n",
+        0o755,
+        "with status 1 while it started: bwrap: No perm",
+    ),
+    "struck": ("#!/bin/sh\nkill -9 $$\n", 0o755, "ended by SIGKILL while it started, and said nothing"),
+}
+
+
+@pytest.mark.parametrize("why", FAILING)
+async def test_a_bubblewrap_that_fails_is_no_container_and_up_doctor_and_graders_say_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, why: str
+) -> None:
+    says, mode, reason = FAILING[why]
+    bubblewrap_that(says, tmp_path, monkeypatch, mode=mode)
+    assert level("L2").level == "L0"
+    told = problem(tmp_path, "L2")
+    assert told is not None
+    assert "code of graders is refused, because this machine does not give a jail in a container (level L2): " in told
+    assert reason in told
+    with pytest.raises(InvalidInput, match="--graders L2 takes a container, and this machine gives none: ") as refused:
+        start._check_graders("L2")
+    assert reason in refused.value.message
+    async with Graders(level="L2") as graders:
+        with pytest.raises(NotSupported, match=r"container \(level L2\), and this machine gives none"):
+            await graders.grade(SEEN, [row()])
+    # The jail alone needs none of it.
+    assert problem(tmp_path, "L1") is None
 
 
 def below(pid: int) -> list[int]:
@@ -119,14 +160,14 @@ def below(pid: int) -> list[int]:
 async def test_where_there_is_no_container_nothing_is_graded_and_up_and_doctor_say_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, platform: str, why: str
 ) -> None:
-    monkeypatch.setattr("bloomery.grade.container.shutil.which", lambda _: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("bloomery.grade.container.sys.platform", platform)
     async with Graders(level="L2") as graders:
         with pytest.raises(NotSupported, match=rf"container \(level L2\), and this machine gives none: .*{why}"):
             await graders.grade(SEEN, [row()])
     assert level("L2").level == "L0"
     monkeypatch.setattr("bloomery.grade.container.sys.platform", "linux")
-    with pytest.raises(InvalidInput, match="--graders L2 takes a container") as refused:
+    with pytest.raises(InvalidInput, match="--graders L2 takes a container, and this machine gives none: there is no `bwrap`") as refused:
         start._check_graders("L2")
     assert refused.value.field == "graders"
     assert problem(tmp_path, "L1") is None
