@@ -120,7 +120,7 @@ def _endpoints(file: Path) -> Iterator[Finding]:
 def _agents(file: Path) -> Iterator[Finding]:
     try:
         for agent in agents.read(file, jobs=1):
-            yield Finding("agent", agents.announce(agent).removeprefix("agent "))
+            yield Finding("agent", agents.announce(agent).removeprefix("agent "), "; ".join(agents.troubles(agent)) or None)
     except BloomeryError as error:
         yield Finding("agents", str(file), error.message)
 

@@ -14,6 +14,7 @@ from bloomery.client import Client
 from bloomery.jobs.reporting import StandsStill
 from bloomery.jobs.work import Work
 from bloomery.recipes import remote_rollouts
+from bloomery.recipes.agent_http import address_of
 from bloomery.recipes.agents import Agents
 from bloomery.recipes.remote_rollouts import Finished, RemoteRollouts
 from bloomery.recipes.rewards import Reward
@@ -139,7 +140,7 @@ def _receiving(work: Work, agent: LentAgent) -> RemoteRollouts:
         try:
             return RemoteRollouts(agent.url, port=agent.port, host=agent.host)
         except OSError as error:
-            taken = f"{agent.host}:{agent.port}, where agent `{agent.name}` says how its rollouts end, is not to be had: {error.strerror}"
+            taken = f"{address_of(agent.host, agent.port)}, where agent `{agent.name}` says how its rollouts end, is not to be had: {error.strerror}"
             if error.errno != errno.EADDRINUSE:
                 # An address of another machine, or a port that only root may have: no time mends it.
                 raise StandsStill(f"{taken}; mend its `host` or `port` in the file of `--agents`, start the server with it, and {resume}") from None

@@ -22,12 +22,22 @@ _IDLE_S: Final = 600.0
 _STATUS: Final[dict[type[BloomeryError], int]] = {Unauthorized: 401, NotFound: 404, Gone: 410, TooLarge: 413, Unavailable: 503}
 
 
+def family_of(host: str) -> socket.AddressFamily:
+    """What a host is listened at by: an IPv6 address has colons."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def address_of(host: str, port: int) -> str:
+    """As URLs have it."""
+    return f"[{host}]:{port}" if family_of(host) is socket.AF_INET6 else f"{host}:{port}"
+
+
 class LocalServer:
     """Open within its `with`."""
 
     def __init__(self, host: str, port: int, handler: "type[JsonHandler]") -> None:
         self._server = _Server((host, port), handler)
-        self.url = f"http://{host}:{self._server.server_address[1]}"
+        self.url = f"http://{address_of(host, self._server.server_address[1])}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True, name=handler.__name__)
 
     def __enter__(self) -> Self:
@@ -46,6 +56,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 256
 
     def __init__(self, address: tuple[str, int], handler: "type[JsonHandler]") -> None:
+        self.address_family = family_of(address[0])
         super().__init__(address, handler)
         self._open: set[Any] = set()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from bloomery.config import EndpointConfig
+from bloomery.up.addresses import wrong_url
 from bloomery.up.named import NamedFile
 
 _OURS: Final = "tinker"
@@ -18,7 +19,9 @@ def read(file: Path, environment: Mapping[str, str]) -> tuple[EndpointConfig, ..
     found = tuple(_beside(file, endpoint) for endpoint in given.read(EndpointConfig))
     for endpoint in found:
         if endpoint.name == _OURS:
-            raise given.refused(f"`{_OURS}` names weights of this server: call the endpoint otherwise")
+            raise given.refused(f"`{_OURS}` names weights of this server: call the endpoint otherwise", _OURS)
+        if (wrong := wrong_url(endpoint.base_url)) is not None:
+            raise given.refused(f"`{endpoint.name}.base_url`: {wrong}", endpoint.name, "base_url")
         endpoint.key(environment)
     return found
 

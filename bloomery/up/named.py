@@ -2,9 +2,9 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -14,47 +14,61 @@ from bloomery.types.errors import InvalidInput
 Config = TypeVar("Config")
 
 
-class NamedFile(NamedTuple):
-    """A file, the option of `up` that names it, what it names, and the setting that none of these is without."""
+class NamedFile:
+    """A file of one option of `up`."""
 
-    file: Path
-    option: str
-    thing: str
-    least: str
+    def __init__(self, file: Path, option: str, thing: str, least: str) -> None:
+        """`option` names the file, which has settings of each `thing`; `least` is the setting that none of these is without."""
+        self._file, self._option, self._thing, self._least = file, option, thing, least
+        self._written: yaml.Node | None = None
 
     def read(self, config: type[Config]) -> list[Config]:
         """Each under its name; InvalidInput says where the file is wrong."""
         return [self._one(config, str(name), settings) for name, settings in self._mapping().items()]
 
-    def refused(self, problem: str) -> InvalidInput:
-        """An error of this file."""
-        return InvalidInput(f"{self.file}: {problem}", field=self.option)
+    def refused(self, problem: str, *place: str | int) -> InvalidInput:
+        """An error of this file; at a place in it, which is the name of a thing and where in its settings, with the line."""
+        line = _line(self._written, place)
+        return InvalidInput(f"{self._file}{'' if line is None else f', line {line}'}: {problem}", field=self._option)
 
     def _mapping(self) -> Mapping[Any, Any]:
-        told = f"--{self.option} {self.file}"
+        told = f"--{self._option} {self._file}"
         try:
-            text = self.file.read_text()
-            given, written = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
+            text = self._file.read_text()
+            given, self._written = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
         except OSError as error:
-            raise InvalidInput(f"{told} cannot be read: {error.strerror}", field=self.option) from None
+            raise InvalidInput(f"{told} cannot be read: {error.strerror}", field=self._option) from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"{told} is no YAML: {error}", field=self.option) from None
+            raise InvalidInput(f"{told} is no YAML: {error}", field=self._option) from None
         except RecursionError:
-            raise InvalidInput(f"{told} goes too deep to be read", field=self.option) from None
+            raise InvalidInput(f"{told} goes too deep to be read", field=self._option) from None
         if not isinstance(given, dict) or not given:
-            raise InvalidInput(f"{told} names no {self.thing}: it has the settings of each under its name (docs/operate.md)", field=self.option)
+            raise InvalidInput(f"{told} names no {self._thing}: it has the settings of each under its name (docs/operate.md)", field=self._option)
         # Of those a mapping has the last alone.
-        if twice := [name for name, times in Counter(name.value for name, _ in written.value).items() if times > 1]:
-            raise self.refused(f"`{twice[0]}` stands there more than once: each {self.thing} has a name of its own")
+        assert self._written is not None
+        if twice := [name for name, times in Counter(name.value for name, _ in self._written.value).items() if times > 1]:
+            raise self.refused(f"`{twice[0]}` stands there more than once: each {self._thing} has a name of its own", twice[0])
         return given
 
     def _one(self, config: type[Config], name: str, settings: Any) -> Config:
         if not isinstance(settings, dict) or "name" in settings:
-            raise self.refused(f"`{name}` has no settings: give it a `{self.least}` at least, and no other name")
+            raise self.refused(f"`{name}` has no settings: give it a `{self._least}` at least, and no other name", name)
         try:
             return TypeAdapter(config).validate_json(json.dumps(settings | {"name": name}))
         except ValidationError as error:
             first = error.errors()[0]
-            raise self.refused(f"`{'.'.join(map(str, (name, *first['loc'])))}`: {first['msg']}") from None
+            raise self.refused(f"`{'.'.join(map(str, (name, *first['loc'])))}`: {first['msg']}", name, *first["loc"]) from None
         except (TypeError, ValueError) as error:
-            raise self.refused(f"`{name}`: {error}") from None
+            raise self.refused(f"`{name}`: {error}", name) from None
+
+
+def _line(written: yaml.Node | None, place: Sequence[str | int]) -> int | None:
+    """Where the last of a place's names stands, or as much of it as stands there, the later of two; from 1."""
+    line: int | None = None
+    for name in place:
+        below = written.value if isinstance(written, yaml.MappingNode) else ()
+        found = [(key, value) for key, value in below if key.value == str(name)]
+        if not found:
+            break
+        line, written = found[-1][0].start_mark.line + 1, found[-1][1]
+    return line

@@ -190,6 +190,8 @@ def _supervisor(plan: _Plan) -> Supervisor:
         say(endpoints.announce(endpoint))
     for agent in plan.agents:
         say(agents.announce(agent))
+        for trouble in agents.troubles(agent):
+            say(trouble)
     for tracker in plan.trackers:
         say(trackers.announce(tracker))
     for served in {config.socket: config for config in reversed(configs)}.values():

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from bloomery.recipes.agent_door import Door
 from bloomery.recipes.agents import Episode
 from bloomery.recipes.remote_rollouts import Finished, RemoteRollouts, RolloutFailed, problem
 
@@ -28,6 +29,13 @@ def episode_of(timeout_s: float) -> Episode:
     asked = problem("row 1", [{"role": "user", "content": "How much?"}], tools=[{"type": "function"}], ground_truth=3)
     heard = [{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "3"}]
     return Episode("7.0", asked, "http://door/v1", "key", "policy", "7.0-abc", "http://door/keys/key/v1", timeout_s, lambda: heard)
+
+
+def has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as probe, suppress(OSError):
+        probe.bind(("::1", 0))
+        return True
+    return False
 
 
 @contextmanager
@@ -157,6 +165,16 @@ def test_a_server_that_keeps_its_connection_is_heard_by_the_next_loop_at_the_sam
                 gateways.append(remote.gateway_url)
                 assert remote(episode_of(30)) == 1.0
     assert gateways[0] == gateways[1]
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no address of IPv6")
+def test_a_loop_is_told_at_an_address_of_ipv6() -> None:
+    with RemoteRollouts("http://[::1]:9", host="::1") as remote:
+        assert remote.gateway_url.startswith("http://[::1]:")
+        assert log(remote.gateway_url, "7.0-abc", {"code": 100}).status_code == 404
+    with Door("::1") as door:
+        assert door.base_url.startswith("http://[::1]:")
+        assert httpx.get(f"{door.base_url}/models").status_code == 401
 
 
 def test_a_server_that_answers_without_end_is_not_listened_to() -> None:

@@ -55,6 +55,8 @@ def test_a_key_may_lie_in_a_file_beside(tmp_path: Path) -> None:
         ("a: {}", "`a.base_url`: Field required"),
         ("a: {base_url: 'ftp://a.test'}", "`a.base_url`"),
         ("a: {base_url: 'http://me:secret@a.test'}", "`a.base_url`"),
+        ("a:\n  base_url: http://::1:8000/v1", "endpoints.yaml, line 2: `a.base_url`: `::1:8000` has more than one colon"),
+        ("a: {base_url: 'http://a.test:99999'}", "`a.base_url`: the port of `a.test:99999` is none"),
         ("a: {base_url: 'http://a.test', key: sk-3}", "`a.key`: Unexpected keyword argument"),
         ("a: {base_url: 'http://a.test', models: [m]}", "`a.models`"),
         ("a: {base_url: 'http://a.test', models: {m: {prompt_usd_per_mtok: -1, completion_usd_per_mtok: 0}}}", "`a.models.m.prompt_usd_per_mtok`"),
