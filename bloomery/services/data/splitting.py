@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from blake3 import blake3
 
 from bloomery.services.data.dataset_rows import HELD_OUT
@@ -76,17 +77,21 @@ def _join(rows: Spool, groups: list[str]) -> _Joined:
     def shingles(number: int) -> Shingles:
         return shingles_of(rows[number].prompt)
 
-    for band in bands.T:
-        order = np.argsort(band, kind="stable")
-        same = np.flatnonzero(band[order][1:] == band[order][:-1])
-        # Runs of equal numbers: each but the first is compared with the first.
-        head: dict[int, int] = {}
-        for place in same.tolist():
-            head[place + 1] = head.get(place, place)
-            left, right = int(order[head[place + 1]]), int(order[place + 1])
-            if joined.find(left) != joined.find(right) and jaccard(shingles(left), shingles(right)) >= SIMILAR:
-                joined.join(left, right)
+    for number, firsts in enumerate(_firsts(bands)):
+        for first_number in set(firsts.tolist()) - {number}:
+            if joined.find(first_number) != joined.find(number) and jaccard(shingles(first_number), shingles(number)) >= SIMILAR:
+                joined.join(first_number, number)
     return joined
+
+
+def _firsts(bands: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """Of each row and band the first row that has it."""
+    firsts = np.empty(bands.shape, dtype=np.int64)
+    for band, first in zip(bands.T, firsts.T, strict=True):
+        order = np.argsort(band, kind="stable")
+        begins = np.concatenate(([True], band[order][1:] != band[order][:-1]))
+        first[order] = order[np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))]
+    return firsts
 
 
 def _sides(groups: list[str], joined: _Joined, choice: SplitChoice, pinned: Mapping[str, Split]) -> dict[int, Split]:
