@@ -6,7 +6,7 @@ restart is asked for again and is the same one. They speak the Training API's ro
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any, Final, NamedTuple
@@ -15,6 +15,7 @@ from bloomery.client.http import Http
 from bloomery.client.sample_message import Likeliest, SampleAnswer, SampledSequence, read_answer
 from bloomery.types.drafted import KEPT_HEADER
 from bloomery.types.errors import BloomeryError, Gone, InvalidInput, Unavailable, WorkerError
+from bloomery.types.generation import SCORED_TEMPERATURE_HEADER
 
 _HOLD_S: Final = 20.0
 """How long the server holds a question for a result."""
@@ -97,26 +98,28 @@ class Sampler:
         asked = {"prompt": list(prompt), "drafts": [list(draft) for draft in drafts], "top_k": top_k, **params, **stops}
         return PendingSample(self._http, {"sampling_session_id": self._id, "seq_id": next(self._numbers), **asked}, "/api/v1/samples")
 
-    def score(self, tokens: Sequence[int], *, likeliest: bool = False) -> "PendingSample":
-        """Begin to score a text: `prompt_logprobs` of the result are these weights' own, NaN at the first token.
+    def score(self, tokens: Sequence[int], *, likeliest: bool = False, temperature: float = 1.0) -> "PendingSample":
+        """Begin to score a text: `prompt_logprobs` of the result are those of these weights at a temperature, NaN at the first token.
 
         With `likeliest` its `scored` also tells the token that is the likeliest at each place.
         """
         asked = {"prompt_logprobs": True, "sampling_params": {"max_tokens": 0, "seed": 0}}
-        return self._begin(tokens, asked | ({"topk_prompt_logprobs": 1} if likeliest else {}))
+        headers = None if temperature == 1 else {SCORED_TEMPERATURE_HEADER: repr(temperature)}
+        return self._begin(tokens, asked | ({"topk_prompt_logprobs": 1} if likeliest else {}), headers)
 
-    def _begin(self, tokens: Sequence[int], asked: dict[str, Any]) -> "PendingSample":
+    def _begin(self, tokens: Sequence[int], asked: dict[str, Any], headers: Mapping[str, str] | None = None) -> "PendingSample":
         # Counting is atomic: the number of a sample is its name, and no two may share one.
         prompt = {"chunks": [{"type": "encoded_text", "tokens": list(tokens)}]}
-        return PendingSample(self._http, {"sampling_session_id": self._id, "seq_id": next(self._numbers), "prompt": prompt, **asked})
+        asked = {"sampling_session_id": self._id, "seq_id": next(self._numbers), "prompt": prompt, **asked}
+        return PendingSample(self._http, asked, headers=headers)
 
 
 class PendingSample:
     """A sample to come."""
 
-    def __init__(self, http: Http, asked: dict[str, Any], route: str = "/api/v1/asample") -> None:
+    def __init__(self, http: Http, asked: dict[str, Any], route: str = "/api/v1/asample", headers: Mapping[str, str] | None = None) -> None:
         self._http = http
-        self._asked, self._route = asked, route
+        self._asked, self._route, self._headers = asked, route, headers
         self._answer: _Answer | None = None
         self._request_id = self._submit(None)
 
@@ -140,7 +143,7 @@ class PendingSample:
             self._http.request("POST", "/api/v1/cancel_future", json={"request_id": self._request_id}, patience_s=_CANCEL_S, timeout=_CANCEL_S)
 
     def _submit(self, patience_s: float | None) -> str:
-        answer = self._http.request("POST", self._route, repeatable=True, paced=True, patience_s=patience_s, json=self._asked)
+        answer = self._http.request("POST", self._route, repeatable=True, paced=True, patience_s=patience_s, json=self._asked, headers=self._headers)
         return str(answer.json()["request_id"])
 
     def _wait(self, timeout_s: float) -> "_Answer":

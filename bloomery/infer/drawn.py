@@ -25,7 +25,7 @@ class Drawn(NamedTuple):
     @classmethod
     def of(cls, next_tokens: NextTokens, draws: Sequence[Draw]) -> "Drawn":
         """Choose."""
-        chosen = choose(next_tokens.logits_BV.numpy(), draws)
+        chosen = choose(next_tokens.logits_BV.numpy(), draws, next_tokens.drawn_logsumexp_B.numpy())
         return cls(draws, next_tokens, chosen, next_tokens.logprobs(torch.from_numpy(chosen.tokens_B)).tolist())
 
     @property

@@ -90,6 +90,7 @@ def _question(generate: Generate) -> Question:
         draws=generate.prompt_draws,
         params=generate.params,
         ranks=generate.prompt_ranks,
+        temperature=generate.scored_temperature,
     )
 
 

@@ -17,6 +17,7 @@ from bloomery.infer.attention import ChunkAttention, Fed, Span, StepAttention
 from bloomery.infer.cache import KeyValueCache
 from bloomery.infer.plan import Sample
 from bloomery.infer.recorded import RecordedSteps
+from bloomery.infer.sampling import divisors
 from bloomery.infer.scoring import PromptScores, Question, answer, chunk_rows, joined
 from bloomery.infer.versions import Model
 from bloomery.models.adapters import AdapterRows
@@ -26,7 +27,7 @@ from bloomery.models.experts import Routing
 from bloomery.models.factors import Factors
 from bloomery.models.form import Form
 from bloomery.models.fused_adapter import FusedAdapter
-from bloomery.models.head import HeadRows, logits, logsumexp, pooled_logits
+from bloomery.models.head import HeadRows, logits, logsumexp, pooled_logits, tempered
 from bloomery.models.pads import ROW_PAD, pad_to
 from bloomery.models.targets import UNEMBED
 
@@ -40,6 +41,8 @@ class Feed(NamedTuple):
     start: int
     wanted: int | None = None
     """The first position whose hidden state is of use behind the prefill; None: keys and values alone are."""
+    temperature: float = 1.0
+    """At which what follows its tokens is drawn; 0 takes the likeliest."""
 
     @property
     def stop(self) -> int:
@@ -63,6 +66,8 @@ class NextTokens(NamedTuple):
 
     logits_BV: Tensor
     logsumexp_B: Tensor
+    drawn_logsumexp_B: Tensor
+    """Of the logits at the temperature at which they are drawn from, as `head.tempered` has them; the other one where that is 1 or 0."""
 
     def logprobs(self, tokens_B: Tensor) -> Tensor:
         """Log-probability of each row's chosen token [B]."""
@@ -70,7 +75,7 @@ class NextTokens(NamedTuple):
 
     def part(self, start: int, stop: int) -> "NextTokens":
         """The same of rows `start` to `stop` alone."""
-        return NextTokens(self.logits_BV[start:stop], self.logsumexp_B[start:stop])
+        return NextTokens(self.logits_BV[start:stop], self.logsumexp_B[start:stop], self.drawn_logsumexp_B[start:stop])
 
     def top(self, row: int, count: int) -> tuple[tuple[int, float], ...]:
         """The likeliest tokens of one row with their log-probabilities, best first."""
@@ -115,7 +120,8 @@ class Runner:
     def after(self, feeds: Sequence[Feed], hidden: Sequence[Tensor]) -> NextTokens:
         """What comes after the last token of each prefilled feed, without a decode step."""
         logits_RV = torch.cat([self._logits(rows_RD[-ROW_PAD:], feed.model) for feed, rows_RD in zip(feeds, hidden, strict=True)])
-        return _next_tokens(logits_RV, [index * ROW_PAD + feed.last_row for index, feed in enumerate(feeds, 1)])
+        rows = [index * ROW_PAD + feed.last_row for index, feed in enumerate(feeds, 1)]
+        return _next_tokens(logits_RV, rows, [feed.temperature for feed in feeds])
 
     @torch.inference_mode()
     def after_each(self, hidden_RD: Tensor, feed: Feed, first: int, count: int) -> NextTokens:
@@ -123,7 +129,7 @@ class Runner:
         skipped = first - feed.start - feed.wanted_rows.start
         start = skipped // ROW_PAD * ROW_PAD
         logits_RV = self._logits(hidden_RD[start : pad_to(skipped + count, ROW_PAD)], feed.model)
-        return _next_tokens(logits_RV, range(skipped - start, skipped - start + count))
+        return _next_tokens(logits_RV, range(skipped - start, skipped - start + count), [feed.temperature] * count)
 
     @torch.inference_mode()
     def score(self, hidden_RD: Tensor, feed: Feed, question: Question) -> PromptScores:
@@ -150,7 +156,8 @@ class Runner:
         hidden_RD = self._hidden(feeds, layout, spans, StepAttention(self._cache, spans, layout.rows, self._form))
         decoder = self._twin(feeds[0].model.decoder)
         segments = [HeadRows(_head_factors(adapter), start, stop) for adapter, start, stop in layout.adapters.segments]
-        return _next_tokens(pooled_logits(hidden_RD, decoder.head_weight, segments, decoder.config.logit_softcap), layout.first_rows)
+        logits_RV = pooled_logits(hidden_RD, decoder.head_weight, segments, decoder.config.logit_softcap)
+        return _next_tokens(logits_RV, layout.first_rows, [feed.temperature for feed in feeds])
 
     def _hidden(
         self,
@@ -219,13 +226,21 @@ def _head_factors(adapter: FusedAdapter | None) -> Factors | None:
     return None if adapter is None else adapter.get(UNEMBED)
 
 
-def _next_tokens(logits_RV: Tensor, rows_B: Sequence[int]) -> NextTokens:
+def _next_tokens(logits_RV: Tensor, rows_B: Sequence[int], temperatures_B: Sequence[float]) -> NextTokens:
     # Reduced before the pad rows go, so that the reduction too sees a multiple of `ROW_PAD` rows, as in the trainer.
     logsumexp_R = logsumexp(logits_RV)
+    drawn_logsumexp_R = logsumexp_R if set(temperatures_B) <= {0, 1} else _drawn_logsumexp(logits_RV, rows_B, temperatures_B)
     if list(rows_B) == list(range(len(logits_RV))):
-        return NextTokens(logits_RV.cpu(), logsumexp_R.cpu())
+        return NextTokens(logits_RV.cpu(), logsumexp_R.cpu(), drawn_logsumexp_R.cpu())
     order_B = torch.tensor(rows_B, device=logits_RV.device)
-    return NextTokens(logits_RV.index_select(0, order_B).cpu(), logsumexp_R.index_select(0, order_B).cpu())
+    return NextTokens(*(rows.index_select(0, order_B).cpu() for rows in (logits_RV, logsumexp_R, drawn_logsumexp_R)))
+
+
+def _drawn_logsumexp(logits_RV: Tensor, rows_B: Sequence[int], temperatures_B: Sequence[float]) -> Tensor:
+    """Of all rows [R], pad rows too, where the trainer computes it; at a temperature of 0 or 1 nobody asks for it."""
+    divisor_R1 = torch.ones((len(logits_RV), 1))
+    divisor_R1[list(rows_B)] = torch.from_numpy(divisors(temperatures_B))
+    return logsumexp(tempered(logits_RV.clone(), divisor_R1.to(logits_RV.device)))
 
 
 def _wanted(feeds: Sequence[Feed], layout: "_Layout") -> tuple[list[int], list[slice]]:

@@ -63,6 +63,11 @@ class Draw(NamedTuple):
         return self.params.penalises or bool(self.params.logit_bias) or self.allowed_V is not None or bool(self.banned)
 
     @property
+    def tempers(self) -> bool:
+        """Whether the token is drawn from all of the model's distribution at another temperature: of that a trainer can compute the same."""
+        return self.params.temperature not in (0, 1) and not self.params.truncates and not self.adjusts
+
+    @property
     def shapes(self) -> bool:
         """Whether the token is drawn from another distribution than the model's own."""
         return self.params.temperature != 1 or self.params.truncates or self.adjusts
@@ -82,8 +87,12 @@ class DrawnTokens(NamedTuple):
     processed: Mapping[int, Processed]
 
 
-def choose(logits_BV: Floats, draws: Sequence[Draw]) -> DrawnTokens:
-    """The chosen token of every row; the lowest id wins a tie."""
+def choose(logits_BV: Floats, draws: Sequence[Draw], drawn_logsumexp_B: Floats | None = None) -> DrawnTokens:
+    """The chosen token of every row; the lowest id wins a tie.
+
+    `drawn_logsumexp_B` is, in rows that only `tempers`, the reduction of what they are drawn from as a trainer computes it: with it the
+    log-probabilities that are told have a trainer's bits.
+    """
     by_numpy = [not bindings.present() or draw.shapes for draw in draws]
     plain, shaped = ([row for row, each in enumerate(by_numpy) if each is wanted] for wanted in (False, True))
     tokens_B = np.empty(len(draws), np.int64)
@@ -92,12 +101,13 @@ def choose(logits_BV: Floats, draws: Sequence[Draw]) -> DrawnTokens:
         tokens_B[plain] = multinomial.draw(logits_BV[plain] if shaped else logits_BV, *_coordinates([draws[row] for row in plain]))
     if not shaped:
         return DrawnTokens(tokens_B, {})
-    found_B, processed = _choose_by_numpy(logits_BV[shaped] if plain else logits_BV, [draws[row] for row in shaped])
+    reduced = [drawn_logsumexp_B[row] if drawn_logsumexp_B is not None and draws[row].tempers else None for row in shaped]
+    found_B, processed = _choose_by_numpy(logits_BV[shaped] if plain else logits_BV, [draws[row] for row in shaped], reduced)
     tokens_B[shaped] = found_B
     return DrawnTokens(tokens_B, {shaped[row]: each for row, each in processed.items()})
 
 
-def _choose_by_numpy(logits_BV: Floats, draws: Sequence[Draw]) -> DrawnTokens:
+def _choose_by_numpy(logits_BV: Floats, draws: Sequence[Draw], reduced: Sequence[np.float32 | None]) -> DrawnTokens:
     adjusted_BV = adjust(logits_BV, draws)
     greedy, noisy = ([row for row, draw in enumerate(draws) if (draw.params.temperature > 0) is noise] for noise in (False, True))
     tokens_B = np.empty(len(draws), np.int64)
@@ -112,7 +122,7 @@ def _choose_by_numpy(logits_BV: Floats, draws: Sequence[Draw]) -> DrawnTokens:
         tokens_B[rows] = invert(scaled_BV, numbers_B1[start : start + step])[:, 0]
         for row, scaled_V in zip(rows, scaled_BV, strict=True):
             if draws[row].shapes:
-                processed[row] = _told(scaled_V, int(tokens_B[row]), draws[row].top)
+                processed[row] = _told(scaled_V, int(tokens_B[row]), draws[row].top, reduced[row])
     return DrawnTokens(tokens_B, processed)
 
 
@@ -162,13 +172,14 @@ def _certain(token: int, draw: Draw) -> Processed:
     return Processed(0.0, ((token, 0.0),) if draw.top else ())
 
 
-def _told(scaled_V: Floats, token: int, count: int) -> Processed:
+def _told(scaled_V: Floats, token: int, count: int, reduced: np.float32 | None) -> Processed:
     """What a row of `scale_and_truncate` says."""
-    # Relative to the largest, so the sum is at least 1; but weights that give no numbers give no mass either.
-    with np.errstate(divide="ignore"):
-        log_total = float(np.log(np.exp(scaled_V).sum(dtype=np.float64)))
     likeliest = _likeliest(scaled_V, count) if count else ()
-    return Processed(float(scaled_V[token]) - log_total, tuple((int(other), float(scaled_V[other]) - log_total) for other in likeliest))
+    # Relative to the largest, so the sum is at least 1; but weights that give no numbers give no mass either.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # In float32 where a trainer's reduction is given, as the trainer subtracts it.
+        log_total = np.log(np.exp(scaled_V).sum(dtype=np.float64)) if reduced is None else reduced
+        return Processed(float(scaled_V[token] - log_total), tuple((int(other), float(scaled_V[other] - log_total)) for other in likeliest))
 
 
 def _likeliest(scaled_V: Floats, count: int) -> Integers:
@@ -186,10 +197,10 @@ def draw_alternatives(logits_BV: Floats, positions_B: Integers, count: int, para
         return np.repeat(logits_BV.argmax(-1)[:, None], count, 1)
     drawn_Bk = np.empty((len(logits_BV), count), np.int64)
     numbers_Bk = _alternative_uniforms(positions_B, count, params.seed)
-    temperature_11, step = np.array([[params.temperature]], np.float32), max(1, _WEIGHTS // logits_BV.shape[1])
+    divisor_11, step = divisors([params.temperature]), max(1, _WEIGHTS // logits_BV.shape[1])
     for start in range(0, len(logits_BV), step):
         rows = slice(start, start + step)
-        drawn_Bk[rows] = invert(_scaled(logits_BV[rows], temperature_11), numbers_Bk[rows])
+        drawn_Bk[rows] = invert(_scaled(logits_BV[rows], divisor_11), numbers_Bk[rows])
     return drawn_Bk
 
 
@@ -208,7 +219,7 @@ def invert(scaled_BV: Floats, numbers_Bk: Numbers) -> Integers:
 
 def scale_and_truncate(logits_BV: Floats, params: Sequence[SamplingParams]) -> Floats:
     """`(logits - max) / temperature`, with -inf for what `min_p`, then `top_k` and then `top_p` exclude."""
-    scaled_BV = _scaled(logits_BV, np.array([[each.temperature] for each in params], np.float32))
+    scaled_BV = _scaled(logits_BV, divisors([each.temperature for each in params]))
     for row, each in enumerate(params):
         if each.min_p > 0:
             scaled_BV[row, scaled_BV[row] < np.float32(np.log(each.min_p))] = -np.inf
@@ -217,11 +228,17 @@ def scale_and_truncate(logits_BV: Floats, params: Sequence[SamplingParams]) -> F
     return scaled_BV
 
 
-def _scaled(logits_BV: Floats, temperature_B1: Floats) -> Floats:
-    # Relative to the largest, so that a tiny temperature gives -inf for the others and not inf for several.
+def divisors(temperatures_B: Sequence[float]) -> Floats:
+    """What logits are divided by [B, 1]."""
+    floats_B1: Floats = np.maximum(np.array(temperatures_B, np.float32)[:, None], np.float32(_COLDEST))
+    return floats_B1
+
+
+def _scaled(logits_BV: Floats, divisor_B1: Floats) -> Floats:
+    # Relative to the largest, so that a tiny temperature gives -inf for the others and not inf for several. `head.tempered` does the same.
     with np.errstate(over="ignore", invalid="ignore"):
         scaled_BV: Floats = logits_BV - logits_BV.max(-1, keepdims=True)
-        scaled_BV /= np.maximum(temperature_B1, np.float32(_COLDEST))
+        scaled_BV /= divisor_B1
     return scaled_BV
 
 

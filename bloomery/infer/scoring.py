@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bloomery.infer.sampling import Floats, Integers, draw_alternatives
-from bloomery.models.head import logsumexp
+from bloomery.models.head import logsumexp, tempered
 from bloomery.models.pads import ROW_PAD
 from bloomery.types.generation import SamplingParams
 
@@ -31,6 +31,8 @@ class Question(NamedTuple):
     draws: int
     params: SamplingParams
     ranks: bool = False
+    temperature: float = 1.0
+    """Of the distribution whose log-probabilities are told."""
 
     def part(self, start: int, stop: int) -> "Question":
         """The same about rows `start` to `stop` alone."""
@@ -70,20 +72,23 @@ def chunk_rows(vocab_size: int) -> int:
 
 def answer(logits_RV: Tensor, skip: int, question: Question) -> PromptScores:
     """Answer the question about the rows behind the first `skip`; rows behind those that are asked about are pads."""
+    told_RV = logits_RV
+    if question.temperature != 1:
+        told_RV = tempered(logits_RV.clone(), torch.full((1, 1), question.temperature, device=logits_RV.device))
     # Reduced before any row goes, so that the reduction too sees a multiple of `ROW_PAD` rows, as in the trainer.
-    lse_R1 = logsumexp(logits_RV)[:, None]
+    lse_R1 = logsumexp(told_RV)[:, None]
     rows = slice(skip, skip + len(question.next_T))
-    logits_TV, lse_T1 = logits_RV[rows], lse_R1[rows]
-    top = logits_TV.topk(question.top_k, dim=-1)
+    logits_TV, told_TV, lse_T1 = logits_RV[rows], told_RV[rows], lse_R1[rows]
+    top = told_TV.topk(question.top_k, dim=-1)
     drawn_Tk = _drawn(logits_TV, question)
     cells, ids_C = (torch.from_numpy(each).to(logits_RV.device) for each in (question.rows_C, question.ids_C))
     return PromptScores(
-        logprobs_T=_numpy(_of(logits_TV, lse_T1, question.next_T[:, None]))[:, 0],
+        logprobs_T=_numpy(_of(told_TV, lse_T1, question.next_T[:, None]))[:, 0],
         top_ids_Tk=_numpy(top.indices),
         top_logprobs_Tk=_numpy(top.values - lse_T1),
-        target_logprobs_C=_numpy(logits_TV[cells, ids_C] - lse_T1[cells, 0]),
+        target_logprobs_C=_numpy(told_TV[cells, ids_C] - lse_T1[cells, 0]),
         drawn_Tk=drawn_Tk,
-        drawn_logprobs_Tk=_numpy(_of(logits_TV, lse_T1, drawn_Tk)),
+        drawn_logprobs_Tk=_numpy(_of(told_TV, lse_T1, drawn_Tk)),
         ranks_T=_ranks(logits_TV, question),
     )
 

@@ -236,7 +236,8 @@ class Stepper:
 
     def _feed(self, sample: Sample, start: int, stop: int) -> Feed:
         request = self._queues.request(sample)
-        return Feed(sample, request.model, request.fed(sample.index, start, stop), start)
+        fed = request.fed(sample.index, start, stop)
+        return Feed(sample, request.model, fed, start, temperature=request.generate.params.temperature)
 
     def _fail_broken(self, request: Request) -> None:
         message = f"weights {request.model.version} are broken: they give log-probabilities that are not finite"

@@ -26,6 +26,8 @@ class HeadRows(NamedTuple):
     factors: Factors | None
     start: int
     stop: int
+    temperature: float = 1.0
+    """Of the distribution whose log-probabilities are wanted; logits are the model's own at any."""
 
 
 def logits(hidden_RD: Tensor, head_VD: Tensor, factors: Factors | None, softcap: float | None = None) -> Tensor:
@@ -36,10 +38,15 @@ def logits(hidden_RD: Tensor, head_VD: Tensor, factors: Factors | None, softcap:
 def pooled_logits(hidden_RD: Tensor, head_VD: Tensor, segments: Sequence[HeadRows], softcap: float | None = None) -> Tensor:
     """The same for segments that cover all rows, each with its own factors."""
     logits_RV = product(hidden_RD, head_VD)
-    for factors, start, stop in segments:
+    for factors, start, stop, _ in segments:
         if factors is not None:
             add_updates(logits_RV[start:stop], hidden_RD[start:stop], [factors])
     return capped(logits_RV.float(), softcap)
+
+
+def tempered(logits_RV: Tensor, temperature_R1: Tensor) -> Tensor:
+    """`(logits - max) / temperature` in place: by these operations in float32 tokens are drawn, so that whoever computes with it has those bits."""
+    return logits_RV.sub_(logits_RV.amax(-1, keepdim=True)).div_(temperature_R1)
 
 
 def token_logprobs(hidden_RD: Tensor, head_VD: Tensor, factors: Factors | None, targets_RK: Tensor, softcap: float | None = None) -> Tensor:
@@ -48,15 +55,23 @@ def token_logprobs(hidden_RD: Tensor, head_VD: Tensor, factors: Factors | None, 
 
 
 def pooled_logprobs(hidden_RD: Tensor, head_VD: Tensor, segments: Sequence[HeadRows], targets_RK: Tensor, softcap: float | None = None) -> Tensor:
-    """The same for segments that cover all rows, each with its own factors: one product for all, and every segment's own bits."""
+    """The same for segments that cover all rows, each with its own factors and temperature: one product for all, and every segment's own bits."""
     flat = [tensor for segment in segments if segment.factors is not None for tensor in segment.factors]
-    layout = _Layout(tuple((segment.start, segment.stop, segment.factors is not None) for segment in segments), torch.is_grad_enabled(), softcap)
+    spans = tuple(_Span(segment.start, segment.stop, segment.factors is not None, segment.temperature) for segment in segments)
+    layout = _Layout(spans, torch.is_grad_enabled(), softcap)
     result: Tensor = _TokenLogprobs.apply(hidden_RD, head_VD, targets_RK, layout, *flat)  # type: ignore[no-untyped-call]
     return result
 
 
+class _Span(NamedTuple):
+    start: int
+    stop: int
+    adapted: bool
+    temperature: float
+
+
 class _Layout(NamedTuple):
-    segments: tuple[tuple[int, int, bool], ...]
+    segments: tuple[_Span, ...]
     differentiable: bool
     softcap: float | None
 
@@ -67,16 +82,21 @@ class _Piece(NamedTuple):
     start: int
     stop: int
     number: int | None
+    temperature: float
+
+    def of(self, rows: Tensor, first: int) -> Tensor:
+        """Its part of rows of which `first` is the first."""
+        return rows[self.start - first : self.stop - first]
 
 
 def _chunks(layout: _Layout, chunk_rows: int) -> Iterator[list[_Piece]]:
     """Pieces that are computed together. A segment is cut by its own rows, so that sums over its pieces do not depend on its company."""
     chunk: list[_Piece] = []
     number = -1
-    for start, stop, adapted in layout.segments:
+    for start, stop, adapted, temperature in layout.segments:
         number += adapted
         for first in range(start, stop, chunk_rows):
-            piece = _Piece(first, min(first + chunk_rows, stop), number if adapted else None)
+            piece = _Piece(first, min(first + chunk_rows, stop), number if adapted else None, temperature)
             if chunk and piece.stop - chunk[0].start > chunk_rows:
                 yield chunk
                 chunk = []
@@ -106,17 +126,41 @@ def _chunk_logits(hidden_RD: Tensor, head_VD: Tensor, chunk: Sequence[_Piece], f
     return pooled_logits(hidden_RD[first : chunk[-1].stop], head_VD, segments, softcap)
 
 
+def _tempered(logits_RV: Tensor, chunk: Sequence[_Piece], softcap: float | None) -> Tensor:
+    """Each piece at its temperature, in place but where the gradient of a cap needs what was capped. At 1 the logits are as they are, to the bit."""
+    if all(piece.temperature == 1 for piece in chunk):
+        return logits_RV
+    scaled_RV = logits_RV if softcap is None else logits_RV.clone()
+    for piece in chunk:
+        if piece.temperature != 1:
+            # A tensor on the device: by a number of the host some devices multiply with its reciprocal.
+            tempered(piece.of(scaled_RV, chunk[0].start), torch.full((1, 1), piece.temperature, device=logits_RV.device))
+    return scaled_RV
+
+
+def _untempered(grad_RK: Tensor, chunk: Sequence[_Piece]) -> Tensor:
+    """The gradient with respect to logits that are not divided yet: what is taken off a row, its largest, moves all of it and changes nothing."""
+    if all(piece.temperature == 1 for piece in chunk):
+        return grad_RK
+    divided_RK = grad_RK.clone()
+    for piece in chunk:
+        piece.of(divided_RK, chunk[0].start).div_(piece.temperature)
+    return divided_RK
+
+
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden_RD: Tensor, head_VD: Tensor, targets_RK: Tensor, layout: _Layout, *flat: Tensor) -> Tensor:
         out_RK = torch.empty(targets_RK.shape, dtype=torch.float32, device=hidden_RD.device)
-        keep = layout.differentiable and hidden_RD.shape[0] * head_VD.shape[0] * 4 <= _KEPT_BYTES
+        copied = layout.softcap is not None and any(span.temperature != 1 for span in layout.segments)
+        keep = layout.differentiable and not copied and hidden_RD.shape[0] * head_VD.shape[0] * 4 <= _KEPT_BYTES
         ctx.layout, ctx.kept = layout, []
         for chunk in _chunks(layout, _chunk_rows(head_VD.shape[0])):
             rows = slice(chunk[0].start, chunk[-1].stop)
             logits_RV = _chunk_logits(hidden_RD, head_VD, chunk, flat, layout.softcap)
-            out_RK[rows] = logits_RV.gather(1, targets_RK[rows]) - logsumexp(logits_RV)[:, None]
-            ctx.kept.append(logits_RV if keep else None)
+            scaled_RV = _tempered(logits_RV, chunk, layout.softcap)
+            out_RK[rows] = scaled_RV.gather(1, targets_RK[rows]) - logsumexp(scaled_RV)[:, None]
+            ctx.kept.append(scaled_RV if keep else None)
         ctx.save_for_backward(hidden_RD, head_VD, targets_RK, *flat)
         return out_RK
 
@@ -128,10 +172,13 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_flat = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in flat]
         for chunk, kept in zip(_chunks(ctx.layout, _chunk_rows(head_VD.shape[0])), ctx.kept, strict=True):
             rows = slice(chunk[0].start, chunk[-1].stop)
-            grad_RK = grads[0][rows]
+            grad_RK = _untempered(grads[0][rows], chunk)
             logits_RV = _chunk_logits(hidden_RD, head_VD, chunk, flat, ctx.layout.softcap) if kept is None else kept
-            # d logp[t] / d logits = onehot(t) - softmax
-            grad_RV = _softmax_gradient(logits_RV, grad_RK.sum(1))
+            scaled_RV = _tempered(logits_RV, chunk, ctx.layout.softcap) if kept is None else kept
+            # d logp[t] / d logits = (onehot(t) - softmax) / temperature
+            grad_RV = _softmax_gradient(scaled_RV, grad_RK.sum(1))
+            # Where it is a copy nobody needs it any more.
+            del scaled_RV
             grad_RV = _uncapped(grad_RV.scatter_add_(1, targets_RK[rows], grad_RK), logits_RV, ctx.layout.softcap).to(hidden_RD.dtype)
             grad_hidden[rows] = rows_gradient(grad_RV, head_VD)
             for piece in chunk:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bloomery.types.losses import CLIP_HIGH, CLIP_LOW, LOSSES, RATIO_MASK, LossForm
+from bloomery.types.losses import CLIP_HIGH, CLIP_LOW, LOSSES, RATIO_MASK, TEMPERATURE, LossForm
 
 Inputs = Mapping[str, Tensor]
 Metrics = dict[str, float]
@@ -36,6 +36,11 @@ class Loss:
     def exact(self) -> bool:
         """Whether training needs the sampler's bits."""
         return self.form.exact
+
+    @property
+    def temperature(self) -> float:
+        """Of the distribution whose log-probabilities it takes."""
+        return self.options.get(TEMPERATURE, 1.0)
 
     def terms(self, logprobs: Tensor, inputs: Inputs, sequence_T: Tensor) -> Tensor:
         """Differentiable terms whose sum is the loss."""

@@ -197,7 +197,7 @@ def _logprobs(ending: _Ending, places: Sequence[_Place], chosen: Sequence[Tensor
             place, rows = places[number], chosen[number]
             padded = torch.cat([rows, rows[:1].expand(pad_to(len(rows), ROW_PAD) - len(rows))])
             factors = None if place.adapter is None else place.adapter.get(UNEMBED)
-            segments.append(HeadRows(factors, start, start + len(padded)))
+            segments.append(HeadRows(factors, start, start + len(padded), place.share.loss.temperature))
             adapters.append((place.adapter, start, start + len(padded)))
             indices.append(padded + place.start)
             targets.append(place.packed.targets_RK[padded])

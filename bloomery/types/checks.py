@@ -15,7 +15,7 @@ from bloomery.types.arrays import Array
 from bloomery.types.custom_loss import LOGPROBS, CustomLoss, check_custom_loss
 from bloomery.types.errors import InvalidInput, shown
 from bloomery.types.generation import Generate, PromptTargets, SamplingParams
-from bloomery.types.losses import CUSTOM, LOSSES, TARGETS, LossForm, Option
+from bloomery.types.losses import COLDEST, CUSTOM, HOTTEST, LOSSES, TARGETS, LossForm, Option
 from bloomery.types.operations import AdamParams, Datum, ForwardBackward
 from bloomery.types.routing import RoutingShape, check_routing, check_routing_weights
 
@@ -109,6 +109,7 @@ def check_generate(generate: Generate, size: Bounds) -> None:
     _check_whole("prompt_top_k", generate.prompt_top_k, least=0, most=size.vocab_size)
     _check_whole("prompt_draws", generate.prompt_draws, least=0)
     _check_whole("scored_from", generate.scored_from, least=1, most=prompt.shape[0])
+    _check_scored_temperature(generate)
     if generate.targets is not None:
         _check_prompt_targets(generate.targets, prompt.shape[0], size)
     _check_widths(generate, size)
@@ -133,6 +134,16 @@ def _check_distribution(params: SamplingParams, size: Bounds) -> None:
             raise InvalidInput("`logit_bias` names a token twice: give each one bias", field="logit_bias")
         for bias in biases:
             _check_number("logit_bias", bias, least=-MAX_BIAS, most=MAX_BIAS)
+
+
+def _check_scored_temperature(generate: Generate) -> None:
+    temperature = generate.scored_temperature
+    _check_number("scored_temperature", temperature, least=COLDEST, most=HOTTEST)
+    if temperature != 1 and not generate.scores_prompt:
+        raise InvalidInput(
+            "`scored_temperature` is of the prompt's log-probabilities, of which nothing is asked: ask for them, or leave it out",
+            field="scored_temperature",
+        )
 
 
 def _check_begun(generate: Generate, size: Bounds) -> None:
@@ -266,8 +277,7 @@ def _check_options(loss: str, form: LossForm, config: Mapping[str, float | str])
         called = shown(name)
         field = f"loss_fn_config.{called}"
         if name not in form.options:
-            known = f"it has {', '.join(form.options)}" if form.options else "it has none of its own"
-            raise InvalidInput(f"`{field}`: loss `{loss}` has no option `{called}`; {known}, and all take {_RETURNS}", field=field)
+            raise InvalidInput(f"`{field}`: loss `{loss}` has no option `{called}`; it has {', '.join(form.options)}, and {_RETURNS}", field=field)
         if isinstance(value, str):
             raise InvalidInput(f"`{field}` is the text `{shown(value)}`: it must be a number", field=field)
         option = form.options[name]

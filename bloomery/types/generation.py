@@ -11,6 +11,8 @@ Priority = Literal["production", "rollout", "evaluation"]
 """Who goes first where requests share a process, in this order; each class has a floor (`infer/plan`)."""
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 """Whose log-probabilities: the model's own (temperature 1, nothing else), or those of the distribution that tokens were drawn from."""
+SCORED_TEMPERATURE_HEADER: Final = "x-bloomery-scored-temperature"
+"""By which `asample` asks for the log-probabilities of its prompt at another temperature than 1."""
 NO_LOGPROB: Final = -99999.0
 """Stands for the likeliest tokens where there are none: before the first token of a prompt, and where nothing was asked."""
 
@@ -96,6 +98,8 @@ class Generate(Wire, frozen=True, tag="generate"):
     targets: PromptTargets | None = None
     prompt_draws: int = 0
     """Tokens to draw at each position of the prompt but the first, at the request's temperature and from all tokens."""
+    scored_temperature: float = 1.0
+    """Of the distribution whose log-probabilities are told of the prompt."""
     prompt_ranks: bool = False
     """Whether to tell, with `prompt_logprobs`, which place each token of the prompt has among all."""
     top_logprobs: int = 0

@@ -13,6 +13,11 @@ TARGETS: Final = "target_tokens"
 CLIP_LOW: Final = "clip_low_threshold"
 CLIP_HIGH: Final = "clip_high_threshold"
 RATIO_MASK: Final = "sequence_ratio_mask"
+TEMPERATURE: Final = "temperature"
+COLDEST: Final = 0.01
+"""Of what is trained: below, hardly anything but the likeliest token comes, and gradients are a hundred times as large."""
+HOTTEST: Final = 100.0
+"""Beyond, all tokens are about equally likely."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +41,7 @@ class LossForm:
     """Inputs that every datum has, float32 in the shape of its targets; the factor is one of them."""
     masks: tuple[str, ...] = ()
     """Inputs that a datum may leave out: then they are 1 where the factor is not 0."""
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, Option] = field(default_factory=lambda: _options())
     soft_targets: bool = False
     """Whether each position may have several targets."""
     exact: bool = True
@@ -50,6 +55,11 @@ class LossForm:
     def optional(self) -> tuple[str, ...]:
         """Inputs that a datum may have."""
         return (*self.masks, *(name for name, option in self.options.items() if option.per_token))
+
+
+def _options(**own: Option) -> dict[str, Option]:
+    """And what all have: of the distribution whose log-probabilities are computed."""
+    return {**own, TEMPERATURE: Option(default=1.0, least=COLDEST, most=HOTTEST)}
 
 
 _SAMPLED: Final = ("logprobs", "advantages")
@@ -69,6 +79,10 @@ def _clip(low: float, high: float) -> dict[str, Option]:
     return {CLIP_LOW: _low(low), CLIP_HIGH: _high(high)}
 
 
+def _mask(default: float) -> Option:
+    return Option(default=default, least=0.0, most=1.0)
+
+
 def _coefficient(default: float) -> Option:
     return Option(default=default, least=0.0, most=_MOST)
 
@@ -77,14 +91,14 @@ LOSSES: Final[Mapping[str, LossForm]] = MappingProxyType(
     {
         "cross_entropy": LossForm(factor="weights", inputs=("weights",), soft_targets=True, exact=False, term_output="elementwise_loss"),
         "importance_sampling": LossForm(factor="advantages", inputs=_SAMPLED),
-        "ppo": LossForm(factor="advantages", inputs=_SAMPLED, options=_clip(0.8, 1.2)),
-        "cispo": LossForm(factor="advantages", inputs=_SAMPLED, options=_clip(0.0, 4.0)),
-        "dro": LossForm(factor="advantages", inputs=_SAMPLED, options={"beta": _coefficient(0.05)}),
-        "gspo": LossForm(factor="advantages", inputs=_SAMPLED, masks=(RATIO_MASK,), options=_clip(1 - 3e-4, 1 + 4e-4)),
+        "ppo": LossForm(factor="advantages", inputs=_SAMPLED, options=_options(**_clip(0.8, 1.2))),
+        "cispo": LossForm(factor="advantages", inputs=_SAMPLED, options=_options(**_clip(0.0, 4.0))),
+        "dro": LossForm(factor="advantages", inputs=_SAMPLED, options=_options(beta=_coefficient(0.05))),
+        "gspo": LossForm(factor="advantages", inputs=_SAMPLED, masks=(RATIO_MASK,), options=_options(**_clip(1 - 3e-4, 1 + 4e-4))),
         "stable_reinforce": LossForm(
             factor="advantages",
             inputs=_SAMPLED,
-            options={CLIP_HIGH: _high(1.0), "kl_coeff": _coefficient(0.01)},
+            options=_options(**{CLIP_HIGH: _high(1.0), "kl_coeff": _coefficient(0.01)}),
             notice=(
                 "stable_reinforce has no public definition; this server computes its own: truncated importance weights and a quadratic pull towards"
                 " the sampler (docs/losses.md). Provenance spans are checked and not needed."
@@ -93,12 +107,12 @@ LOSSES: Final[Mapping[str, LossForm]] = MappingProxyType(
         "dapo": LossForm(
             factor="advantages",
             inputs=_SAMPLED,
-            options={**_clip(0.8, 1.28), "dual_clip_threshold": Option(default=10.0, least=1.0, most=_MOST)},
+            options=_options(**_clip(0.8, 1.28), dual_clip_threshold=Option(default=10.0, least=1.0, most=_MOST)),
         ),
         "dppo": LossForm(
             factor="advantages",
             inputs=_SAMPLED,
-            options={name: Option(default=0.2, least=0.0, most=1.0) for name in ("mask_low_threshold", "mask_high_threshold")},
+            options=_options(mask_low_threshold=_mask(0.2), mask_high_threshold=_mask(0.2)),
         ),
         "reinforce": LossForm(factor="advantages", inputs=_SAMPLED),
     }

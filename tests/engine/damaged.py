@@ -38,7 +38,7 @@ def loading() -> None:
 def sampling() -> None:
     """The sampler draws at another temperature than it was asked for, and says the log-probabilities of that."""
     found = runner._next_tokens
-    runner._next_tokens = lambda logits_RV, rows_B: found(20 * logits_RV, rows_B)
+    runner._next_tokens = lambda logits_RV, rows_B, temperatures_B: found(20 * logits_RV, rows_B, temperatures_B)
 
 
 def memory() -> None:

@@ -59,6 +59,8 @@ def test_a_datum_fills_the_context_and_is_no_longer(server: Served, run: tinker.
         ("ppo", {"clip_high": 1.2}, r"`loss_fn_config\.clip_high`: loss `ppo` has no option `clip_high`"),
         ("importance_sampling", {"beta": 0.1}, r"`loss_fn_config\.beta`: loss `importance_sampling` has no option `beta`"),
         ("cross_entropy", {"clip_low_threshold": 0.8}, r"`loss_fn_config\.clip_low_threshold`: loss `cross_entropy` has no option"),
+        ("ppo", {"temperature": 0.0}, r"`loss_fn_config\.temperature` is 0\.0: it must be from 0\.01 to 100"),
+        ("cross_entropy", {"temperature": 100.5}, r"`loss_fn_config\.temperature` is 100\.5: it must be from 0\.01 to 100"),
     ],
 )
 def test_an_option_that_a_loss_does_not_have_is_refused_by_name(run: tinker.TrainingClient, loss: str, config: dict[str, float], told: str) -> None:

@@ -24,6 +24,7 @@ OTHERWISE = {
     "dual_clip_threshold": 2.0,
     "mask_low_threshold": 0.0,
     "mask_high_threshold": 0.0,
+    "temperature": 0.7,
 }
 """Values of options that change what a loss says of the data below."""
 Inputs = dict[str, np.ndarray]

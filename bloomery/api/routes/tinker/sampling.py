@@ -28,7 +28,7 @@ from bloomery.services.serving.sampling import draw_seed
 from bloomery.services.serving.stopping import StopStrings
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput, NotSupported
-from bloomery.types.generation import Generate, LogprobsMode, SamplingParams
+from bloomery.types.generation import SCORED_TEMPERATURE_HEADER, Generate, LogprobsMode, SamplingParams
 from bloomery.types.ids import now_us
 from bloomery.types.resources import Consent
 
@@ -50,12 +50,14 @@ _THEIRS: Final = {
     "targets": "target_prompt_logprobs",
     "routing": "x-bloomery-routing",
     "routing_weights": "x-bloomery-routing-weights",
+    "scored_temperature": SCORED_TEMPERATURE_HEADER,
 }
 """Fields that this contract calls otherwise."""
 
 ConsentHeader = Annotated[Consent, Header(alias="x-bloomery-consent")]
 RoutingHeader = Annotated[bool, Header(alias="x-bloomery-routing")]
 RoutingWeightsHeader = Annotated[bool, Header(alias="x-bloomery-routing-weights")]
+ScoredTemperatureHeader = Annotated[float, Header(alias=SCORED_TEMPERATURE_HEADER)]
 EpisodeHeader = Annotated[str | None, Header(alias="x-bloomery-episode", max_length=256)]
 
 router = APIRouter(route_class=TinkerRoute)
@@ -92,9 +94,10 @@ async def asample(
     episode: EpisodeHeader = None,
     routing: RoutingHeader = False,
     routing_weights: RoutingWeightsHeader = False,
+    scored_temperature: ScoredTemperatureHeader = 1.0,
 ) -> dict[str, Any]:
     """Begin to sample; the same body under the same `seq_id` of the same sampler is the same sample."""
-    beside = Beside(consent=consent, episode=episode, routing=routing, routing_weights=routing_weights)
+    beside = Beside(consent=consent, episode=episode, routing=routing, routing_weights=routing_weights, scored_temperature=scored_temperature)
     return await begin(body, beside, services, caller, futures, routings)
 
 
@@ -105,6 +108,7 @@ class Beside(NamedTuple):
     episode: str | None
     routing: bool = False
     routing_weights: bool = False
+    scored_temperature: float = 1.0
     drafts: tuple[tuple[int, ...], ...] = ()
 
 
@@ -116,7 +120,13 @@ async def begin(
     tokens = _prompt(body.prompt)
     targets = None if body.target_prompt_logprobs is None else Targets.of(body.target_prompt_logprobs, len(tokens))
     generate = _generate(body, tokens, targets, services, session)
-    generate = replace(generate, routing=beside.routing, routing_weights=beside.routing_weights, drafts=beside.drafts)
+    generate = replace(
+        generate,
+        routing=beside.routing,
+        routing_weights=beside.routing_weights,
+        scored_temperature=beside.scored_temperature,
+        drafts=beside.drafts,
+    )
     watch = _stop_watch(body, services, session)
     with in_words_of(_THEIRS):
         stream = services.sampling.stream(caller, session.target, generate)
