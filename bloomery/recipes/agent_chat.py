@@ -1,7 +1,7 @@
 """What an agent asks and is answered, in the words of the OpenAI contract: bodies to messages, and sampled tokens to a message. Pure.
 
-Answers are drawn at temperature 1 from the whole distribution, because that is the one that losses compute. A field that asks for another one is
-refused by name, and so is everything that is not known.
+Answers are drawn from the whole distribution at the loop's temperature, because that is the one that losses compute. A field that asks for another
+one is refused by name, and so is everything that is not known.
 """
 
 import json
@@ -17,7 +17,6 @@ Message = dict[str, Any]
 _NOTED: Final = frozenset({"model", "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stream"})
 _WITHOUT_EFFECT: Final = frozenset({"user", "metadata", "store", "stream_options"})
 _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
-    "temperature": (1,),
     "top_p": (1,),
     "n": (1,),
     "presence_penalty": (0,),
@@ -39,15 +38,16 @@ class Asked(NamedTuple):
     stream: bool
 
 
-def read_request(body: Mapping[str, Any], model: str, most_tokens: int) -> Asked:
-    """What is asked of `model`; an answer has at most `most_tokens`, whatever is asked for."""
+def read_request(body: Mapping[str, Any], model: str, most_tokens: int, temperature: float = 1.0) -> Asked:
+    """What is asked of `model`, at the loop's temperature; an answer has at most `most_tokens`, whatever is asked for."""
+    only = {**_ONLY, "temperature": (temperature,)}
     for name, value in body.items():
         if value is None or name in _NOTED or name in _WITHOUT_EFFECT:
             continue
-        if name not in _ONLY:
+        if name not in only:
             raise InvalidInput(f"`{name}` is not offered where answers are trained on: leave it out", field=name)
-        if value not in _ONLY[name]:
-            raise InvalidInput(f"`{name}` can only be {_ONLY[name][0]} where answers are trained on: leave it out", field=name)
+        if value not in only[name]:
+            raise InvalidInput(f"`{name}` can only be {_shown(only[name][0])} where answers are trained on: leave it out", field=name)
     if body.get("model") != model:
         raise InvalidInput(f"the only model here is `{model}`: what others should answer goes to a client of theirs", field="model")
     messages = body.get("messages")
@@ -62,6 +62,10 @@ def read_request(body: Mapping[str, Any], model: str, most_tokens: int) -> Asked
         raise InvalidInput("`tool_choice` can only be `auto` or `none` where answers are trained on", field="tool_choice")
     tools = [] if choice == "none" else [_tool(place, tool) for place, tool in enumerate(_list(body.get("tools"), "tools"))]
     return Asked([plain(place, message) for place, message in enumerate(messages)], tools, min(limit, most_tokens), stream)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def plain(place: int, message: Any) -> Message:

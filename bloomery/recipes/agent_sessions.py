@@ -82,7 +82,7 @@ class Session:
 
     def answer(self, body: Mapping[str, Any], is_there: Callable[[], bool]) -> tuple[Asked, dict[str, Any]]:
         """A chat completion; recorded unless whoever asked has gone meanwhile and will never read it."""
-        asked = read_request(body, self.model, self._config.max_tokens)
+        asked = read_request(body, self.model, self._config.max_tokens, self._config.temperature)
         written = tuple(self._tokenizer.render_prompt(asked.messages, tools=asked.tools or None))
         before = self._continued(asked.messages)
         prompt = written if before is None else self._going_on(before, asked, written)
@@ -94,7 +94,7 @@ class Session:
             (sequence,) = sampled.sequences
             message, reason = write_message(self._tokenizer, asked, name, sequence.tokens, stopped=sequence.stopped)
         if is_there():
-            turn = Turn(name, prompt, sequence.tokens, sequence.logprobs, sampled.version, sequence.stopped, before)
+            turn = Turn(name, prompt, sequence.tokens, sequence.logprobs, sampled.version, sequence.stopped, before, self._config.temperature)
             self._record(turn, written, asked.messages, message, [*body["messages"], message], sum(sampled.kept))
             self._note_answered(place)
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(sequence.tokens), "total_tokens": len(prompt) + len(sequence.tokens)}
@@ -148,7 +148,7 @@ class Session:
     def _ask(self, prompt: tuple[int, ...], asked: Asked, place: tuple[int, ...]) -> PendingSample:
         (draft,) = [()] if self._earlier is None else self._earlier.of(place, 1)
         seed, drafts = derived_seed(self._config.seed, *place), [draft[: asked.max_tokens]] if draft else None
-        return self._sampler.sample(prompt, max_tokens=asked.max_tokens, seed=seed, drafts=drafts)
+        return self._sampler.sample(prompt, max_tokens=asked.max_tokens, seed=seed, temperature=self._config.temperature, drafts=drafts)
 
     def _wait(self, pending: PendingSample, place: tuple[int, ...]) -> Sampled:
         left_s = min(self._config.sample_timeout_s, self._deadline - time.monotonic())

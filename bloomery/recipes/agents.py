@@ -176,4 +176,5 @@ def rollout_of(rollout_id: str, problem: Problem, turns: Sequence[Turn]) -> Roll
         stopped=bool(turns) and turns[-1].stopped,
         laid_out=segments,
         answers=tuple(turn.id for turn in turns),
+        temperature=turns[0].temperature if turns else 1.0,
     )

@@ -56,6 +56,10 @@ class Served(Protocol):
     def versions(self) -> tuple[str, ...]:
         """The weights of each."""
 
+    @property
+    def temperature(self) -> float:
+        """At which they were drawn."""
+
 
 class Agreement(NamedTuple):
     """What was served beside what was computed anew, of the tokens of one version."""
@@ -76,7 +80,7 @@ class Agreement(NamedTuple):
 
 
 class Recomputed(NamedTuple):
-    """Of the sampled tokens of a sequence [S], under the weights that each names."""
+    """Of the sampled tokens of a sequence [S], under the weights that each names and at its temperature."""
 
     logprobs: Numbers
     likeliest: Numbers
@@ -127,8 +131,9 @@ def promises_bits(status: Status, base_model: str) -> bool | None:
 def check_drawn(likeliest: Collection[float], came: Collection[bool], version: str) -> float:
     """How often the likeliest token came, in standard errors beyond what is expected; Corrupt where that is no chance.
 
-    `likeliest` are the log-probabilities of the likeliest tokens at the places of sampled ones, of the weights that sampled; `came` whether those are
-    the ones that were sampled. The deviation grows with the root of their number: a thousand show a temperature of 0.7, and hardly one of 0.9.
+    `likeliest` are the log-probabilities of the likeliest tokens at the places of sampled ones, of the weights that sampled and at the temperature
+    that is said of them; `came` whether those are the ones that were sampled. The deviation grows with the root of their number: a thousand show that
+    a temperature was 0.7 and not 1, and hardly one of 0.9.
     """
     p, times = np.exp(np.asarray([*likeliest], dtype=np.float64)), sum(came)
     variance = float((p * (1 - p)).sum())
@@ -162,7 +167,11 @@ def score(sequences: Sequence[Served], sampler_of: Callable[[str], Sampler], tim
     """The same with the likeliest tokens: one prefill of each sequence for each of its versions."""
     samplers = {version: sampler_of(version) for version in sorted({version for sequence in sequences for version in sequence.versions})}
     asked = [
-        {version: samplers[version].score(sequence.tokens, likeliest=True) for version in sorted(set(sequence.versions))} for sequence in sequences
+        {
+            version: samplers[version].score(sequence.tokens, likeliest=True, temperature=sequence.temperature)
+            for version in sorted(set(sequence.versions))
+        }
+        for sequence in sequences
     ]
     scored = [{version: pending.scored(timeout_s) for version, pending in each.items()} for each in asked]
     return [_recomputed(sequence, of) for sequence, of in zip(sequences, scored, strict=True)]

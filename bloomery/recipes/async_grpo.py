@@ -24,11 +24,12 @@ from bloomery.recipes.checks import check_least
 from bloomery.recipes.cursors import Cursor, CursorStore, alone, fingerprint
 from bloomery.recipes.failures import Losses
 from bloomery.recipes.grpo import GrpoConfig, OnStep, Parts, check
-from bloomery.recipes.policy import Policy, PolicyConfig
+from bloomery.recipes.policy import Policy, PolicyConfig, at_temperature
 from bloomery.recipes.rl_metrics import Seconds, anchor_metrics, stale_share, times
 from bloomery.recipes.rollouts import Environment, Grade, Group, Problem
 from bloomery.recipes.segments import Segment
 from bloomery.types.errors import InvalidInput, Unavailable
+from bloomery.types.losses import TEMPERATURE
 
 _STOP_S: Final = 2.0
 """How long those in the making are waited for at the end: nobody needs them."""
@@ -69,7 +70,8 @@ def train(
     check(problems, grade, config, held_out)
     check_staleness(config)
     with alone(path):
-        policy = Policy.open(client, truncated(config), path, fingerprint(problems, config))
+        losing = at_temperature(truncated(config), config.rollouts.temperature)
+        policy = Policy.open(client, losing, path, fingerprint(problems, config))
         # What the trainer is ahead of it cannot hold itself.
         parts = Parts(policy, problems, grade, config, held_out, every=config.max_head_offpolicy_versions > 0)
         losses = Losses(config.max_lost_rounds)
@@ -122,7 +124,8 @@ def anchored(rows: Sequence[Weighed], snapshot: Sampler, config: AsyncGrpoConfig
     stale = [place for place, row in enumerate(rows) if set(row.segment.versions) != {snapshot.model}]
 
     def score() -> dict[int, tuple[float, ...]]:
-        asked = {place: snapshot.score(rows[place].segment.tokens) for place in stale}
+        segments = {place: rows[place].segment for place in stale}
+        asked = {place: snapshot.score(segment.tokens, temperature=segment.temperature) for place, segment in segments.items()}
         return {place: pending.prompt_logprobs(config.rollouts.sample_timeout_s) for place, pending in asked.items()}
 
     scored = patiently(config.rollouts.attempts, score)
@@ -146,9 +149,10 @@ def check_staleness(config: AsyncGrpoConfig) -> None:
     if not config.importance_cap >= 1:
         problem = f"`importance_cap` is {config.importance_cap}: below 1 it would cut off what is on policy"
         raise InvalidInput(problem, field="importance_cap")
-    if config.policy.loss_config and truncated(config) is not config.policy:
-        given = ", ".join(f"`{name}`" for name, _ in config.policy.loss_config)
-        problem = f"`loss_config` has {given}: `importance_sampling` has no options; leave them out, its weights end at `importance_cap`"
+    others = [name for name, _ in config.policy.loss_config if name != TEMPERATURE]
+    if others and truncated(config) is not config.policy:
+        given = ", ".join(f"`{name}`" for name in others)
+        problem = f"`loss_config` has {given}: `importance_sampling` has no such options; leave them out, its weights end at `importance_cap`"
         raise InvalidInput(problem, field="loss_config")
 
 

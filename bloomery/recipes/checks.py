@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from bloomery.recipes.deadlines import check_times, times_of
 from bloomery.recipes.rollouts import Problem, RolloutConfig
 from bloomery.types.errors import InvalidInput
+from bloomery.types.losses import COLDEST, HOTTEST
 
 
 def check_least(least: int, **settings: float) -> None:
@@ -25,11 +26,14 @@ def check_finite(**settings: float) -> None:
             raise InvalidInput(f"`{name}` is {value}: it must be a finite number", field=name)
 
 
-def check_rollouts(config: RolloutConfig) -> None:
-    """Groups can be made as it says."""
+def check_rollouts(config: RolloutConfig, *, computed: bool = False) -> None:
+    """Groups can be made as it says; `computed`: of a distribution that losses and scores can compute."""
     check_least(1, group_size=config.group_size, attempts=config.attempts, max_tokens=config.max_tokens)
     if config.piece_tokens is not None:
         check_least(1, piece_tokens=config.piece_tokens)
+    least, temperature = COLDEST if computed else 0, config.temperature
+    if isinstance(temperature, bool) or not least <= temperature <= HOTTEST:
+        raise InvalidInput(f"`temperature` is {temperature}: it must be from {least:g} to {HOTTEST:g}", field="temperature")
     check_times(**times_of(config))
 
 

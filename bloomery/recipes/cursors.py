@@ -19,8 +19,8 @@ from bloomery.types.errors import Conflict, InvalidInput, Unavailable
 
 _UNDECIDING: Final = ("agreement", "checkpoint_every", "concurrency", "evaluate_every", "evaluation", "kl_rollouts", "max_lost_rounds")
 """Settings that decide nothing of what is trained."""
-_OPTIONAL: Final = ("optimizer",)
-"""Settings that decide something only where they are given: a cursor that knows nothing of them is of the same loop as one without."""
+_USUAL: Final[Mapping[str, Any]] = {"optimizer": None, "temperature": 1.0}
+"""Settings that decide something only where they are another: a cursor that knows nothing of them is of the same loop as one with these."""
 _Count = Annotated[int, Meta(ge=0)]
 
 
@@ -204,6 +204,6 @@ def fingerprint(problems: Sequence[Problem], settings: Any) -> str:
 
 
 def _deciding(settings: dict[str, Any]) -> dict[str, Any]:
-    left_out = {name for name in _OPTIONAL if settings.get(name) is None}
+    left_out = {name for name, usual in _USUAL.items() if settings.get(name) == usual}
     kept = {name: value for name, value in settings.items() if name not in (*_UNDECIDING, *left_out) and not name.endswith("_timeout_s")}
     return {name: _deciding(value) if isinstance(value, dict) else value for name, value in kept.items()}

@@ -27,7 +27,7 @@ from bloomery.recipes.deadlines import check_times, times_of
 from bloomery.recipes.failures import Losses, reasons
 from bloomery.recipes.grpo import OnStep, problem_of, tell
 from bloomery.recipes.holding import Holding
-from bloomery.recipes.policy import Policy, PolicyConfig
+from bloomery.recipes.policy import Policy, PolicyConfig, at_temperature
 from bloomery.recipes.rl_metrics import sampled_metrics
 from bloomery.recipes.rollouts import Group, Problem, RolloutConfig, Rollouts, without_foreign
 from bloomery.recipes.segments import Segment
@@ -95,8 +95,10 @@ def train(
 
 
 def losing(config: DistillConfig) -> PolicyConfig:
-    """With the loss of its mode: answers of the teacher are learnt as any others are."""
-    return config.policy if config.mode == "on_policy" else replace(config.policy, loss="cross_entropy", loss_config=())
+    """With the loss of its mode: of the student's answers at their temperature; those of the teacher are learnt as any others are."""
+    if config.mode == "on_policy":
+        return at_temperature(config.policy, config.rollouts.temperature)
+    return replace(config.policy, loss="cross_entropy", loss_config=())
 
 
 def worth(segments: Sequence[Segment], teacher: Sequence[Sequence[float]]) -> list[Weighed]:
@@ -127,10 +129,10 @@ def distances(student: Sampler, teacher: Sampler, problems: Sequence[Problem], c
 
 
 def scored(teacher: Sampler, segments: Sequence[Segment], config: RolloutConfig) -> list[list[float]]:
-    """The teacher's log-probabilities of the tokens that were sampled."""
+    """The teacher's log-probabilities of the tokens that were sampled, at the temperature at which they were."""
 
     def score() -> list[tuple[float, ...]]:
-        asked = [teacher.score(segment.tokens) for segment in segments]
+        asked = [teacher.score(segment.tokens, temperature=segment.temperature) for segment in segments]
         return [pending.prompt_logprobs(config.sample_timeout_s) for pending in asked]
 
     whole = patiently(config.attempts, score)
@@ -209,8 +211,10 @@ def check(problems: Sequence[Problem], config: DistillConfig, held_out: Sequence
         )
     check_least(1, prompts_per_step=config.prompts_per_step, concurrency=config.concurrency, max_lost_rounds=config.max_lost_rounds)
     check_least(0, checkpoint_every=config.checkpoint_every)
-    check_rollouts(config.rollouts)
-    check_rollouts(config.evaluation)
+    # Both are compared with the teacher, at their temperature.
+    check_rollouts(config.rollouts, computed=True)
+    check_rollouts(config.evaluation, computed=True)
+    losing(config)
     check_times(**times_of(config.policy))
     check_finite(learning_rate=policy.learning_rate)
     check_problems(problems)

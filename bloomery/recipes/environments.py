@@ -114,7 +114,7 @@ def _is_graded(member: Any) -> bool:
     laid_out = isinstance(rollout.laid_out, tuple) and all(isinstance(segment, Segment) for segment in rollout.laid_out)
     told = all(isinstance(each, tuple) for each in (rollout.tokens, rollout.logprobs, rollout.versions, rollout.answers))
     named = isinstance(rollout.id, str) and isinstance(rollout.problem, Problem) and all(isinstance(answer, str) for answer in rollout.answers)
-    return turns and laid_out and told and named and isinstance(rollout.kept, Integral)
+    return turns and laid_out and told and named and isinstance(rollout.kept, Integral) and isinstance(rollout.temperature, Real)
 
 
 def _is_failure(failure: Any) -> bool:
@@ -139,7 +139,7 @@ def _is_whole(segment: Segment) -> bool:
     placed = all(place > 0 for place in segment.places[:1]) and all(place < len(segment.tokens) for place in segment.places[-1:])
     ascending = all(before < behind for before, behind in pairwise(segment.places))
     typed = all(isinstance(each, kind) for many, kind in types for each in many)
-    return len(sampled) == 1 and typed and placed and ascending and _are_finite(segment.logprobs)
+    return len(sampled) == 1 and typed and placed and ascending and _are_finite(segment.logprobs) and isinstance(segment.temperature, Real)
 
 
 def _are_finite(logprobs: Sequence[float]) -> bool:

@@ -28,7 +28,7 @@ from bloomery.recipes.deadlines import check_times, times_of
 from bloomery.recipes.environments import groups_by
 from bloomery.recipes.failures import Losses, Reason, reasons
 from bloomery.recipes.holding import Holding
-from bloomery.recipes.policy import Policy, PolicyConfig
+from bloomery.recipes.policy import Policy, PolicyConfig, at_temperature
 from bloomery.recipes.reference import Reference
 from bloomery.recipes.rl_metrics import Looked, Seconds, round_metrics, times
 from bloomery.recipes.rollouts import Environment, Grade, Group, MakesGroups, Problem, RolloutConfig, without_foreign
@@ -94,7 +94,7 @@ def train(
         raise InvalidInput(f"`config` is a {type(config).__name__}, whose other settings this loop would ignore: give a GrpoConfig", field="config")
     check(problems, grade, config, held_out)
     with alone(path), ThreadPoolExecutor(config.concurrency) as pool:
-        policy = Policy.open(client, config.policy, path, fingerprint(problems, config))
+        policy = Policy.open(client, at_temperature(config.policy, config.rollouts.temperature), path, fingerprint(problems, config))
         parts = Parts(policy, problems, grade, config, held_out, every=False)
         losses = Losses(config.max_lost_rounds)
         parts.tell(on_step)
@@ -194,8 +194,9 @@ def check(problems: Sequence[Problem], grade: Grade | Environment, config: GrpoC
     rollouts = config.rollouts
     check_least(1, groups_per_step=config.groups_per_step, concurrency=config.concurrency, max_lost_rounds=config.max_lost_rounds)
     check_least(0, checkpoint_every=config.checkpoint_every, kl_rollouts=config.kl_rollouts)
-    check_rollouts(rollouts)
+    check_rollouts(rollouts, computed=True)
     check_rollouts(config.evaluation)
+    at_temperature(config.policy, rollouts.temperature)
     if not 2 <= config.min_group_size <= rollouts.group_size:
         wanted = "two rollouts are the least that can be compared, and no group has more than were asked for"
         raise InvalidInput(f"`min_group_size` is {config.min_group_size} of {rollouts.group_size}: {wanted}", field="min_group_size")

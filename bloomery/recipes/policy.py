@@ -26,6 +26,7 @@ from bloomery.recipes.rl_metrics import HELD, update_metrics
 from bloomery.recipes.sft import AdamConfig
 from bloomery.recipes.steps import kept_name
 from bloomery.types.errors import Conflict, Corrupt, Gone, InvalidInput, NotFound
+from bloomery.types.losses import TEMPERATURE
 from bloomery.types.operations import CheckpointResult, Datum, ForwardBackwardResult, LoadResult, OptimStepResult, SnapshotResult
 
 _OPERATIONS: Final = 3
@@ -80,6 +81,16 @@ class PolicyConfig:
         if self.optimizer is not None:
             return self.optimizer.of(done)
         return {"learning_rate": self.learning_rate, "grad_clip_norm": self.grad_clip_norm}
+
+
+def at_temperature(config: PolicyConfig, temperature: float) -> PolicyConfig:
+    """With a loss that computes the distribution from which rollouts are drawn at this temperature; InvalidInput where its options say another."""
+    said = dict(config.loss_config).get(TEMPERATURE, temperature)
+    if said != temperature:
+        drawn = f"rollouts are drawn at `temperature` {temperature:g}, and the loss computes the distribution that they are drawn from"
+        raise InvalidInput(f"`loss_config` has the temperature {said:g}: {drawn}; leave it out there", field="loss_config")
+    others = tuple((name, value) for name, value in config.loss_config if name != TEMPERATURE)
+    return replace(config, loss_config=others if temperature == 1 else (*others, (TEMPERATURE, temperature)))
 
 
 class Policy:
@@ -166,12 +177,13 @@ class Policy:
 
         `served` says of each datum what was sampled of it, as a `Segment` does: tokens of the newest version are held to `agreement`. Groups that
         gave no data are had all the same: nothing is trained then, and there is no new version. Corrupt where tokens are of versions that this loop
-        did not publish: nothing can be said of how they were drawn. What the round `shown` so far is kept with the cursor, and what `timed` measures
-        when all is trained, which is lost with a loop that dies before. Of every `keep_every` rounds (0: of none) one is kept under a name, resumable
-        and to be served: where nothing was trained, the next that trains.
+        did not publish, or were drawn at another temperature than the loss computes. What the round `shown` so far is kept with the cursor, and what
+        `timed` measures when all is trained, which is lost with a loop that dies before. Of every `keep_every` rounds (0: of none) one is kept under
+        a name, resumable and to be served: where nothing was trained, the next that trains.
         """
         versions = {version for sequence in served for version in sequence.versions}
         self._refuse_unknown(versions)
+        self._refuse_other_temperatures({sequence.temperature for sequence in served})
         on_policy = versions == {self.cursor.version}
         told = not on_policy and self.cursor.version in versions and self._config.agreement != "off"
         cursor = replace(self.cursor, seq=self.run.next_seq, batch=tuple(sorted(batch)), on_policy=on_policy, keeps=False, shown=shown)
@@ -200,6 +212,15 @@ class Policy:
             raise Corrupt(
                 f"nothing of step {self.cursor.step} is learnt, because it has tokens of weights that this loop does not know: {', '.join(unknown)}. "
                 f"It knows {known}: leave such rollouts out (`rollouts.without_foreign`), and sample from `policy.sampler`"
+            )
+
+    def _refuse_other_temperatures(self, drawn: Iterable[float]) -> None:
+        computed = dict(self._config.loss_config).get(TEMPERATURE, 1.0)
+        if others := sorted(temperature for temperature in drawn if temperature != computed):
+            told = ", ".join(f"{temperature:g}" for temperature in others)
+            raise Corrupt(
+                f"nothing of step {self.cursor.step} is learnt, because it has tokens that were drawn at temperature {told}, and the loss computes "
+                f"the distribution at {computed:g}: draw at that, or give `temperature` in the `loss_config`"
             )
 
     def _finish_what_was_begun(self) -> None:

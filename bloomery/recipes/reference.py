@@ -1,4 +1,7 @@
-"""The weights that training began with: how far the policy has gone from them, and what pulls it back where that is asked (`kl_coefficient`)."""
+"""The weights that training began with: how far the policy has gone from them, and what pulls it back where that is asked (`kl_coefficient`).
+
+Both are compared at the temperature at which rollouts are drawn: what is trained is that distribution, and so is what it is held to.
+"""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -42,7 +45,7 @@ class Reference:
         return self._kl
 
     def _ask(self, rows: Sequence[Weighed]) -> list[tuple[Weighed, PendingSample]]:
-        return [(row, self._first.score(row.segment.tokens)) for row in rows]
+        return [(row, self._first.score(row.segment.tokens, temperature=row.segment.temperature)) for row in rows]
 
     def _scored(self, asked: Sequence[tuple[Weighed, PendingSample]]) -> list[tuple[Weighed, list[float]]]:
         scored = [(row, pending.prompt_logprobs(self._timeout_s)) for row, pending in asked]

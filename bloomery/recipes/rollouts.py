@@ -48,11 +48,13 @@ class Rollout(NamedTuple):
     """Ids of an agent's answers, in the order in which they were asked for."""
     kept: int = 0
     """Tokens that an earlier rollout had right, with `reuse`."""
+    temperature: float = 1.0
+    """At which its tokens were drawn; what is `laid_out` says that of itself."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """What is trained on."""
-        return self.laid_out or (single(self.problem.prompt, self.id, self.tokens, self.logprobs, self.versions),)
+        return self.laid_out or (single(self.problem.prompt, self.id, self.tokens, self.logprobs, self.versions, self.temperature),)
 
 
 Grade = Callable[[Rollout], "float | Reward"]
@@ -89,10 +91,12 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutConfig:
-    """How groups are made. Rollouts are drawn from all of the distribution at temperature 1, which is the one that the losses compute."""
+    """How groups are made. Rollouts are drawn from all of the distribution at one temperature, which is the one that the losses compute."""
 
     group_size: int = 8
     max_tokens: int = 64
+    temperature: float = 1.0
+    """What is trained is drawn at 0.01 to 100; an evaluation may also take the likeliest tokens, at 0."""
     piece_tokens: int | None = None
     """Sample so many tokens at a time, each piece of the newest weights; None samples a rollout at once, of one version."""
     reuse: bool = False
@@ -161,7 +165,16 @@ class Rollouts(MakesGroups):
         if first is None:
             return
         begun = [
-            Rollout(rollout_id, problem, sequence.tokens, sequence.logprobs, (first.version,) * len(sequence.tokens), sequence.stopped, kept=kept)
+            Rollout(
+                rollout_id,
+                problem,
+                sequence.tokens,
+                sequence.logprobs,
+                (first.version,) * len(sequence.tokens),
+                sequence.stopped,
+                kept=kept,
+                temperature=self._config.temperature,
+            )
             for rollout_id, sequence, kept in zip(ids, first.sequences, first.kept or [0] * len(ids), strict=True)
         ]
         if self._config.piece_tokens is None:
@@ -223,6 +236,7 @@ class Rollouts(MakesGroups):
                     max_tokens=self._room(begun),
                     seed=derived_seed(config.seed, *place),
                     num_samples=len(ids),
+                    temperature=config.temperature,
                     drafts=drafts if any(drafts) else None,
                 )
                 return pending.result(config.sample_timeout_s)

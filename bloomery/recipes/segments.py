@@ -21,6 +21,8 @@ class Turn(NamedTuple):
     """By an end token; otherwise its length cut it off."""
     continues: str | None = None
     """The answer that its conversation goes on from, message by message."""
+    temperature: float = 1.0
+    """At which it was drawn."""
 
 
 class Segment(NamedTuple):
@@ -34,6 +36,8 @@ class Segment(NamedTuple):
     """The answer that each was sampled in."""
     drift: int | None = None
     """Where its prompt departs from the tokens of the conversation that it goes on from; None where it does not, or goes on from none."""
+    temperature: float = 1.0
+    """At which all of them were drawn, and of which the log-probabilities are."""
 
     @property
     def sampled(self) -> tuple[int, ...]:
@@ -41,10 +45,12 @@ class Segment(NamedTuple):
         return tuple(self.tokens[place] for place in self.places)
 
 
-def single(prompt: Sequence[int], turn: str, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[str]) -> Segment:
+def single(
+    prompt: Sequence[int], turn: str, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[str], temperature: float = 1.0
+) -> Segment:
     """A prompt and what was sampled behind it."""
     places = tuple(range(len(prompt), len(prompt) + len(tokens)))
-    return Segment((*prompt, *tokens), places, tuple(logprobs), tuple(versions), (turn,) * len(tokens))
+    return Segment((*prompt, *tokens), places, tuple(logprobs), tuple(versions), (turn,) * len(tokens), temperature=temperature)
 
 
 def assemble(turns: Sequence[Turn]) -> tuple[Segment, ...]:
@@ -52,7 +58,7 @@ def assemble(turns: Sequence[Turn]) -> tuple[Segment, ...]:
     by_id = {turn.id: turn for turn in turns}
     segments: list[Segment] = []
     for turn in sorted(turns, key=lambda turn: (len(turn.prompt), turn.prompt, turn.tokens)):
-        begun = [place for place, segment in enumerate(segments) if turn.prompt[: len(segment.tokens)] == segment.tokens]
+        begun = [place for place, segment in enumerate(segments) if _goes_on(turn, segment)]
         if begun:
             longest = max(begun, key=lambda place: len(segments[place].tokens))
             segments[longest] = _extended(segments[longest], turn)
@@ -61,8 +67,13 @@ def assemble(turns: Sequence[Turn]) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
+def _goes_on(turn: Turn, segment: Segment) -> bool:
+    """A sequence is of one temperature, which its loss computes."""
+    return turn.prompt[: len(segment.tokens)] == segment.tokens and turn.temperature == segment.temperature
+
+
 def _extended(segment: Segment, turn: Turn) -> Segment:
-    added = single(turn.prompt, turn.id, turn.tokens, turn.logprobs, (turn.version,) * len(turn.tokens))
+    added = _alone(turn)
     return added._replace(
         places=segment.places + added.places,
         logprobs=segment.logprobs + added.logprobs,
@@ -73,8 +84,12 @@ def _extended(segment: Segment, turn: Turn) -> Segment:
 
 
 def _begun(turn: Turn, before: Turn | None) -> Segment:
-    segment = single(turn.prompt, turn.id, turn.tokens, turn.logprobs, (turn.version,) * len(turn.tokens))
+    segment = _alone(turn)
     return segment if before is None else segment._replace(drift=_departure(turn.prompt, before.prompt + before.tokens))
+
+
+def _alone(turn: Turn) -> Segment:
+    return single(turn.prompt, turn.id, turn.tokens, turn.logprobs, (turn.version,) * len(turn.tokens), turn.temperature)
 
 
 def _departure(prompt: Sequence[int], served: Sequence[int]) -> int | None:

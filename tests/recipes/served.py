@@ -13,13 +13,14 @@ class Row(NamedTuple):
     places: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[str, ...]
+    temperature: float = 1.0
 
 
 def row(rollout: Rollout) -> Row:
     """Of one continuation."""
     begun = len(rollout.problem.prompt)
     tokens = rollout.problem.prompt + rollout.tokens
-    return Row(tokens, tuple(range(begun, len(tokens))), rollout.logprobs, rollout.versions)
+    return Row(tokens, tuple(range(begun, len(tokens))), rollout.logprobs, rollout.versions, rollout.temperature)
 
 
 def rows(made: Group) -> list[Row]:

@@ -142,7 +142,7 @@ def test_staleness_that_means_nothing_is_refused_at_once(client: Client, tmp_pat
 
 def test_options_that_the_truncated_loss_would_drop_are_refused_at_once(client: Client, tmp_path: Path) -> None:
     config = replace(ON_POLICY, policy=replace(POLICY, loss_config=(("beta", 1.0),)))
-    with pytest.raises(InvalidInput, match="`loss_config` has `beta`: `importance_sampling` has no options") as refused:
+    with pytest.raises(InvalidInput, match="`loss_config` has `beta`: `importance_sampling` has no such options") as refused:
         train(client, PROBLEMS, Record().grade, config, tmp_path / "cursor", steps=1)
     assert refused.value.field == "loss_config"
     assert not (tmp_path / "cursor").exists()

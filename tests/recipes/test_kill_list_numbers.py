@@ -45,7 +45,7 @@ def asked_with(**other: Any) -> Callable[[Patch], None]:
 
     def inject(patch: Patch) -> None:
         sample = Sampler.sample
-        patch.setattr(Sampler, "sample", lambda self, prompt, **asked: sample(self, prompt, **asked, **other))
+        patch.setattr(Sampler, "sample", lambda self, prompt, **asked: sample(self, prompt, **(asked | other)))
 
     return inject
 

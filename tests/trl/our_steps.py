@@ -82,7 +82,9 @@ class Ours:
         optimise(run, self._referred([_pair(choice) for choice in choices]), config, lambda _, __, values: points.append(values))
         return Stepped([point["loss"] for point in points], self._gradients(run), points[-1])
 
-    def loop(self, problems: Sequence[Problem], reward: Callable[[Rollout], float], by_deviation: bool, cursor: Path) -> Drawn:
+    def loop(
+        self, problems: Sequence[Problem], reward: Callable[[Rollout], float], by_deviation: bool, cursor: Path, temperature: float = 1.0
+    ) -> Drawn:
         """A step of the loop."""
         drawn, reports = defaultdict[str, list[Graded]](list), list[dict[str, float]]()
 
@@ -92,7 +94,7 @@ class Ours:
 
         config = GrpoConfig(
             policy=PolicyConfig(base_model="policy", rank=0, learning_rate=ADAM.learning_rate, grad_clip_norm=0.0),
-            rollouts=RolloutConfig(group_size=GROUP_SIZE, max_tokens=24),
+            rollouts=RolloutConfig(group_size=GROUP_SIZE, max_tokens=24, temperature=temperature),
             groups_per_step=len(problems),
             by_deviation=by_deviation,
         )

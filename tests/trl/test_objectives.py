@@ -44,6 +44,7 @@ LOSSES: Final[Mapping[str, tuple[dict[str, float | str], dict[str, Any]]]] = {
     "cispo": ({"clip_high_threshold": 1.1}, {"loss_type": "cispo", "epsilon_high": 1.1}),
 }
 """Options of ours, and the arguments of theirs that are the same loss."""
+TEMPERATURE: Final = 0.7
 LEARNING_RATE: Final = 0.03
 """Of their two steps: so large that the second has tokens beyond the thresholds."""
 
@@ -68,6 +69,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Sides:
         ours = Ours(server, client, policy)
         plain = ours.loop(problems, reward_of, False, folder / "plain.json")
         defaults = ours.loop(problems, reward_of_first, True, folder / "defaults.json")
+        cold = ours.loop(problems, reward_of, False, folder / "cold.json", TEMPERATURE)
         thirds = [in_thirds(group) for group in plain.groups]
         found = {
             "sft": ours.sft(ROWS),
@@ -77,6 +79,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Sides:
             "orpo_whole": ours.preference(WHOLE, Orpo(weight=0.5)),
             **{name: ours.preference(CHOICES, Orpo(weight=weight)) for name, weight in ODDS_WEIGHTS.items()},
             "grpo": plain.stepped,
+            "grpo_cold": cold.stepped,
             "grpo_defaults": defaults.stepped,
             **{name: ours.loss(thirds, name, options, LEARNING_RATE) for name, (options, _) in LOSSES.items()},
         }
@@ -87,6 +90,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Sides:
         "orpo_whole": case("orpo", texts(WHOLE), beta=0.5),
         **{name: case("orpo", texts(CHOICES), beta=weight) for name, weight in ODDS_WEIGHTS.items()},
         "grpo": rolled(plain.groups, scale_rewards="none"),
+        "grpo_cold": rolled(cold.groups, scale_rewards="none", temperature=TEMPERATURE),
         "grpo_defaults": rolled(defaults.groups),
         **{name: stale(thirds, arguments) for name, (_, arguments) in LOSSES.items()},
     }
@@ -95,7 +99,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Sides:
 
 
 # A loss of GRPO is compared over two steps on the same rollouts, of which the second is off policy.
-@pytest.mark.parametrize("name", ["sft", "dpo", "dpo_smoothed", "orpo_whole", "grpo", *LOSSES])
+@pytest.mark.parametrize("name", ["sft", "dpo", "dpo_smoothed", "orpo_whole", "grpo", "grpo_cold", *LOSSES])
 def test_loss_and_gradients_are_trls(sides: Sides, name: str) -> None:
     ours, theirs = sides.ours[name], sides.theirs[name]
     np.testing.assert_allclose(ours.losses, theirs.losses, **LOSS_TOLERANCE)
