@@ -195,7 +195,7 @@ def grpo_config(spec: JobSpec, run_options: dict[str, object], request: str) -> 
     policy = replace(
         policy_config(spec, method.optimizer, method.steps, run_options, request), loss=_LOSSES[method.loss], loss_config=_thresholds(method.clip)
     )
-    rollouts = RolloutConfig(group_size=method.group_size, max_tokens=method.max_tokens, seed=spec.seed)
+    rollouts = RolloutConfig(group_size=method.group_size, max_tokens=method.max_tokens, temperature=method.temperature, seed=spec.seed)
     if method.held_out_grader is not None:
         # Two graders have the time of two.
         rollouts = replace(rollouts, grade_timeout_s=2 * rollouts.grade_timeout_s)

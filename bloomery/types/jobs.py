@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from bloomery.types.datasets import RowKind
 from bloomery.types.graders import VersionNumber
+from bloomery.types.losses import COLDEST, HOTTEST
 from bloomery.types.resources import Fidelity, Name, Resource, Split
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -185,7 +186,7 @@ class Clip(Resource):
 class Reinforcement(_Method):
     """Reinforcement fine-tuning (RFT): answers are sampled in groups, graded, and made likelier by how much better they are than their group.
 
-    Sampling is at temperature 1 and untruncated, because that is the distribution whose gradient is taken.
+    Sampling is untruncated and at `temperature`, and that is the distribution whose gradient is taken.
     """
 
     takes: ClassVar[tuple[RowKind, ...]] = ("prompt",)
@@ -211,6 +212,8 @@ class Reinforcement(_Method):
     group_size: Annotated[int, Field(ge=2, le=1024)] = 8
     max_tokens: Count = 256
     """Of an answer, of which an agent gets one each turn."""
+    temperature: Annotated[float, Field(ge=COLDEST, le=HOTTEST, allow_inf_nan=False)] = 1.0
+    """At which the answers that are trained on are drawn; held-out prompts are answered at 1."""
     kl_coefficient: NotNegative = 0.0
     """How strongly the policy is held to what it began with."""
     by_deviation: bool = True

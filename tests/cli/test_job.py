@@ -10,7 +10,7 @@ import pytest
 from bloomery.cli.specs import put_options
 from bloomery.client import Client
 from bloomery.types.errors import InvalidInput
-from tests.jobs.test_methods_live import GRADER, answer, asked, chat, lines, pairs
+from tests.jobs.test_methods_live import GRADER, answer, asked, chat, lines, pairs, prompt
 from tests.live import BLOOMERY, LiveServer, wait_until
 
 
@@ -97,6 +97,22 @@ def test_a_dry_run_shows_every_field_and_makes_nothing(server: LiveServer) -> No
     assert priced["cost"] == pytest.approx(priced["seconds"] / 100)
     assert "give --dry-run, too" in bloomery(server, "job", "create", "dry", "--dataset", "cli-chats", "--price", "1", expect=2)
     assert "no job `dry`" in bloomery(server, "job", "show", "dry", expect=2)
+
+
+def test_the_temperature_of_reinforcement_is_a_flag_and_a_field(server: LiveServer, tmp_path: Path) -> None:
+    with Client(server.url, server.key) as client:
+        client.datasets.create("cli-prompts")
+        client.datasets.add_version("cli-prompts", {"train": lines([prompt(each) for each in pairs(8, 1)]), "eval": lines([prompt(pairs(1, 9)[0])])})
+        client.graders.create("cli-right", {"type": "function", "source": GRADER, "entry": "score"})
+    file = tmp_path / "job.yaml"
+    file.write_text("data: {dataset: cli-prompts}\nmethod: {kind: rft, grader: cli-right, temperature: 0.6}\n")
+    create = ("job", "create", "warm", "--file", str(file), "--dry-run")
+    found = [as_json(server, *create, *flags)["spec"]["method"]["temperature"] for flags in ((), ("--temperature", "1.3"))]
+    assert found == [0.6, 1.3]
+    assert "method.temperature" in bloomery(server, *create, "--temperature", "0", expect=2)
+    assert "method.temperature" in bloomery(server, *create, "--temperature", "nan", expect=2)
+    supervised = ("job", "create", "cold", "--dataset", "cli-chats", "--method", "sft", "--temperature", "0.8", "--dry-run")
+    assert "method.temperature" in bloomery(server, *supervised, expect=2)
 
 
 def test_a_chain_is_made_of_a_file_followed_and_shown_with_what_comes_before_and_behind(server: LiveServer, tmp_path: Path) -> None:

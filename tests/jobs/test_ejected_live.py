@@ -44,6 +44,7 @@ METHODS: dict[str, tuple[str, Any]] = {
     "rft": ("prompts", REINFORCED),
     "dapo": ("prompts", REINFORCED.model_copy(update={"loss": "dapo", "by_deviation": False})),
     "gspo": ("prompts", REINFORCED.model_copy(update={"loss": "gspo", "clip": Clip(low=0.9, high=1.1)})),
+    "tempered": ("prompts", REINFORCED.model_copy(update={"temperature": 0.7, "kl_coefficient": 0.1})),
     "distill": ("prompts", Distillation(teacher=BASE, mode="teacher_answers", steps=2, prompts_per_step=2, max_tokens=24)),
     "on-policy": ("prompts", Distillation(teacher="of sft", mode="on_policy", steps=2, prompts_per_step=2, max_tokens=24)),
 }

@@ -4,17 +4,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from bloomery.cli.eject import script
 from bloomery.jobs.reinforced import grpo_config
 from bloomery.recipes.async_grpo import AsyncGrpoConfig
 from bloomery.recipes.grpo import GrpoConfig
+from bloomery.recipes.policy import at_temperature
 from bloomery.recipes.sft import AdamConfig
 from bloomery.types.jobs import Begin, Clip, Data, JobSpec, Optimizer, Reinforcement, Schedule
 
 
+def spec(**method: Any) -> JobSpec:
+    return JobSpec(name="a", base_model="tiny", data=Data(dataset="rows"), method=Reinforcement(grader="g", **method), rank=4, seed=7)
+
+
 def config(begin: Begin | None = None, checkpoint_every: int = 0, **method: Any) -> GrpoConfig:
-    spec = JobSpec(name="a", base_model="tiny", data=Data(dataset="rows"), method=Reinforcement(grader="g", **method), rank=4, seed=7)
-    return grpo_config(spec.model_copy(update={"begin": begin, "checkpoint_every": checkpoint_every}), {"name": "a"}, "job 1")
+    return grpo_config(spec(**method).model_copy(update={"begin": begin, "checkpoint_every": checkpoint_every}), {"name": "a"}, "job 1")
 
 
 @pytest.mark.parametrize(("loss", "theirs"), [("grpo", "ppo"), ("dapo", "dapo"), ("gspo", "gspo")])
@@ -28,9 +34,11 @@ def test_each_method_is_a_loss_of_the_server_with_its_own_thresholds_or_those_th
 
 def test_every_knob_reaches_the_loop() -> None:
     optimizer = Optimizer(learning_rate=2e-3, schedule=Schedule(kind="cosine", warmup_share=0.2, floor=0.1), weight_decay=0.3, grad_clip_norm=0.5)
-    many = {"steps": 9, "groups_per_step": 3, "group_size": 5, "max_tokens": 17, "kl_coefficient": 0.2, "by_deviation": False}
+    many = {"steps": 9, "groups_per_step": 3, "group_size": 5, "max_tokens": 17, "temperature": 0.8, "kl_coefficient": 0.2, "by_deviation": False}
     found = config(optimizer=optimizer, checkpoint_every=4, begin=Begin(run="run-1", checkpoint="final", optimizer=True), **many)
     assert (found.groups_per_step, found.rollouts.group_size, found.rollouts.max_tokens, found.rollouts.seed) == (3, 5, 17, 7)
+    # Held-out prompts are answered at 1, whatever is trained.
+    assert (found.rollouts.temperature, found.evaluation.temperature, config().rollouts.temperature) == (0.8, 1.0, 1.0)
     assert (found.kl_coefficient, found.by_deviation, found.checkpoint_every) == (0.2, False, 4)
     assert (found.policy.base_model, found.policy.rank, found.policy.seed) == ("tiny", 4, 7)
     assert found.policy.start is not None
@@ -39,6 +47,22 @@ def test_every_knob_reaches_the_loop() -> None:
     adam = AdamConfig(learning_rate=2e-3, decay="cosine", warmup_share=0.2, floor=0.1, weight_decay=0.3, grad_clip_norm=0.5)
     assert (found.policy.optimizer.adam, found.policy.optimizer.rounds) == (adam, 9)
     assert dict(found.policy.run) == {"name": "a", "idempotency_key": "job 1"}
+
+
+@pytest.mark.parametrize("temperature", [0, -1, 0.001, 101, "nan", "inf", True, "warm", None])
+def test_a_temperature_that_nothing_is_trained_at_is_refused_by_its_name(temperature: Any) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Reinforcement(grader="g", temperature=float(temperature) if temperature in ("nan", "inf") else temperature)
+    assert [error["loc"] for error in refused.value.errors()] == [("temperature",)]
+
+
+def test_thresholds_and_temperature_go_to_the_loss_together() -> None:
+    policy = at_temperature(config(loss="dapo", clip=Clip(high=1.3), temperature=0.8).policy, 0.8)
+    assert (policy.loss, dict(policy.loss_config)) == ("dapo", {"clip_high_threshold": 1.3, "temperature": 0.8})
+
+
+def test_the_ejected_script_says_the_temperature() -> None:
+    assert "temperature=0.8" in script(spec(temperature=0.8))
 
 
 def test_a_job_that_samples_while_it_trains_has_its_staleness() -> None:
