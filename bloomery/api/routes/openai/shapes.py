@@ -20,4 +20,5 @@ def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
         return schema
     if "$ref" in schema:
         return _inlined(parts[schema["$ref"].rpartition("/")[2]], parts)
-    return {name: _inlined(each, parts) for name, each in schema.items()}
+    # A discriminator maps tags to references, and each alternative already says its tag.
+    return {name: _inlined(each, parts) for name, each in schema.items() if not (name == "discriminator" and "anyOf" in schema)}
