@@ -14,7 +14,7 @@ JOBS ?= 2
 PYTEST := HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 CODE := bloomery tests bench
 
-.PHONY: bubblewrap setup demo test test-slow test-all test-web test-cookbook lint check fix golden contract fidelity charts clean
+.PHONY: bubblewrap setup demo test test-slow test-all test-web test-cookbook lint check fix golden types contract fidelity charts clean
 
 setup: $(READY)
 
@@ -57,6 +57,12 @@ fix: $(READY)
 # Rewrites the golden files; review the diff.
 golden: $(READY)
 	$(BIN)/python -m tests.cli.golden
+
+# Rewrites web/src/api.d.ts, the types of the HTTP API for the page, from the OpenAPI document of this code.
+types: $(READY)
+	@command -v npm >/dev/null || { echo "no npm found: install Node.js 20 or newer, which brings it, then make types again" >&2; exit 1; }
+	cd web && npm ci --no-audit --no-fund
+	$(BIN)/python -m tests.web.api_types
 
 # Runs the tests that show rows of docs/contract.md, and rewrites it from those that pass; review the diff.
 contract: $(READY)

@@ -1,12 +1,37 @@
+// @ts-check
 // Reads the public API every two seconds and shows runs, deployments, what was proved of weights, and traffic.
 // Everything that came from a user or a model is inserted as text, never as markup.
 import { curve } from "/ui/chart.js";
 
+// What is read of answers is checked against the published document, see `web/src/answers.d.ts`.
+/** @typedef {import("../../web/src/answers").Answer<"/api/v1/status">} Status */
+/** @typedef {import("../../web/src/answers").Answer<"/api/v1/runs">} Runs */
+/** @typedef {import("../../web/src/answers").Row<"/api/v1/runs">} Run */
+/** @typedef {import("../../web/src/answers").Answer<"/api/v1/runs/{run_id}/metrics">} RunMetrics */
+/** @typedef {import("../../web/src/answers").Answer<"/api/v1/deployments">} Deployments */
+/** @typedef {import("../../web/src/answers").Row<"/api/v1/deployments">} Deployment */
+/** @typedef {import("../../web/src/answers").Answer<"/api/v1/spans">} Spans */
+/** @typedef {import("../../web/src/answers").Answer<"/api/v1/spans/{span_id}">} SpanDetail */
+/** @typedef {import("../../web/src/answers").Answer<"/api/v1/feedback">} FeedbackPage */
+/** @typedef {import("../../web/src/answers").Row<"/api/v1/feedback">} Feedback */
+/**
+ * What a process says of itself, which the document leaves open.
+ * @typedef {object} Detail
+ * @property {{ root: string, probe_max_abs: number }} [proved]
+ * @property {Record<string, { probe?: { max_abs: number } | null }>} [proved_versions]
+ * @property {number} [scrub_rounds]
+ * @property {Record<string, unknown>} [condemned]
+ */
+
 const POLL_MS = 2000;
 const MAX_ROWS = 50;
 const KEY = "bloomery-key";
-const losses = new Map(); // run id -> {after, values}
-const byId = (id) => document.getElementById(id);
+/** @type {Map<string, { after: number, values: number[] }>} */
+const losses = new Map(); // by run id
+/** @type {(id: string) => HTMLElement} */
+const byId = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
+/** @type {(id: string) => HTMLInputElement | HTMLSelectElement} */
+const field = (id) => /** @type {HTMLInputElement | HTMLSelectElement} */ (byId(id));
 
 takeKeyFromAddress();
 byId("login").addEventListener("submit", login);
@@ -22,13 +47,15 @@ function takeKeyFromAddress() {
   history.replaceState(null, "", location.pathname);
 }
 
+/** @param {Event} event */
 function login(event) {
   event.preventDefault();
-  sessionStorage.setItem(KEY, byId("key").value.trim());
-  byId("key").value = "";
+  sessionStorage.setItem(KEY, field("key").value.trim());
+  field("key").value = "";
   refresh();
 }
 
+/** @param {string} reason */
 function logout(reason) {
   sessionStorage.removeItem(KEY);
   losses.clear();
@@ -50,11 +77,16 @@ async function refresh() {
     await Promise.all([showRuns(), showDeployments(), showTraffic(), showStatus()]);
     show(true);
   } catch (error) {
-    if (error.status === 401) logout("the server does not know this key");
-    else say(error.message, true);
+    const { status, message } = /** @type {Error & { status?: number }} */ (error);
+    if (status === 401) logout("the server does not know this key");
+    else say(message, true);
   }
 }
 
+/**
+ * @param {string} path
+ * @returns {Promise<any>} whose type the caller says
+ */
 async function get(path) {
   const answer = await fetch(`/api/v1${path}`, { headers: { "x-api-key": sessionStorage.getItem(KEY) ?? "" } });
   if (answer.ok) return answer.json();
@@ -63,7 +95,9 @@ async function get(path) {
 }
 
 async function showStatus() {
+  /** @type {Status} */
   const status = await get("/status");
+  /** @type {(engine: Status["engines"][number]) => string} */
   const ready = (engine) => (engine.stands_in ? "ready, serves for its replicas" : "ready");
   const engines = status.engines.map((engine) => `${engine.aliases.join(", ")}: ${engine.ready ? ready(engine) : "starting"}`).join(" · ");
   const wanted = status.replicas.filter((replica) => replica.wanted);
@@ -75,16 +109,19 @@ async function showStatus() {
 }
 
 // What each process read back from its memory, and how it answered the probe: before it took traffic, and for each version before anybody got it.
+/** @param {Status} status */
 function showProcesses(status) {
+  /** @type {{ name: string, detail: Detail }[]} */
   const processes = [
     ...status.engines.map((engine) => ({ name: `engine of ${engine.aliases.join(", ")}`, detail: engine.detail })),
     ...status.replicas.map((replica) => ({ name: replica.name, detail: replica.detail })),
-  ].filter(({ detail }) => detail.proved);
-  fill("processes", processes, "no process answers yet", ({ name, detail }) =>
+  ];
+  const proving = processes.flatMap(({ name, detail }) => (detail.proved ? [{ name, detail, proved: detail.proved }] : []));
+  fill("processes", proving, "no process answers yet", ({ name, detail, proved }) =>
     row([
       cell(name),
-      cell(short(detail.proved.root), "code"),
-      cell(answered(detail.proved.probe_max_abs)),
+      cell(short(proved.root), "code"),
+      cell(answered(proved.probe_max_abs)),
       cell(versionsOf(detail)),
       cell(`${detail.scrub_rounds ?? 0} rounds`),
       cell(Object.keys(detail.condemned ?? {}).map(short).join(", ") || "none"),
@@ -92,18 +129,21 @@ function showProcesses(status) {
   );
 }
 
+/** @param {Detail} detail */
 function versionsOf(detail) {
   const versions = Object.values(detail.proved_versions ?? {});
   const differences = versions.flatMap((version) => (version.probe ? [version.probe.max_abs] : []));
   return differences.length ? `${versions.length}, probes ${answered(Math.max(...differences))}` : String(versions.length);
 }
 
+/** @param {number} difference */
 function answered(difference) {
   return difference === 0 ? "equal bits" : `within ${difference.toPrecision(2)} nats`;
 }
 
 async function showRuns() {
-  const runs = (await get(`/runs?limit=${MAX_ROWS}`)).data;
+  /** @type {Runs} */
+  const { data: runs } = await get(`/runs?limit=${MAX_ROWS}`);
   await Promise.all(runs.map(fetchLosses));
   fill("runs", runs, "no runs yet", (run) => {
     const values = losses.get(run.id)?.values ?? [];
@@ -112,32 +152,37 @@ async function showRuns() {
       cell(run.base_model),
       cell(run.rank === 0 ? "all parameters" : `rank ${run.rank}`),
       cell(run.step, "number"),
-      cell(values.length ? values.at(-1).toPrecision(4) : "", "number"),
+      cell(values.at(-1)?.toPrecision(4) ?? "", "number"),
       cell(curve(values)),
       cell(run.error ?? run.state),
     ]);
   });
 }
 
+/** @param {Run} run */
 async function fetchLosses(run) {
   const known = losses.get(run.id) ?? { after: -1, values: [] };
   losses.set(run.id, known);
+  /** @type {RunMetrics} */
   const { data } = await get(`/runs/${encodeURIComponent(run.id)}/metrics?after=${known.after}`);
   for (const point of data) {
     if (point.seq <= known.after) continue; // two refreshes may overlap
     known.after = point.seq;
-    if (Number.isFinite(point.values.loss)) known.values.push(point.values.loss);
+    const { loss } = point.values;
+    if (typeof loss === "number" && Number.isFinite(loss)) known.values.push(loss);
   }
 }
 
 // "pass" where sampler and trainer agree as promised; the difference stands beside it where there is one.
+/** @param {Deployment["fidelity"]} card */
 function fidelity(card) {
-  if (card === null) return "not measured yet";
+  if (!card) return "not measured yet";
   return card.max_abs === 0 ? `${card.verdict}, equal bits` : `${card.verdict}, k3 ${card.k3.toPrecision(1)} (${card.mode})`;
 }
 
 async function showDeployments() {
-  const deployments = (await get(`/deployments?limit=${MAX_ROWS}`)).data;
+  /** @type {Deployments} */
+  const { data: deployments } = await get(`/deployments?limit=${MAX_ROWS}`);
   fill("deployments", deployments, "nothing is deployed yet", (deployment) =>
     row([
       cell(deployment.name),
@@ -152,7 +197,8 @@ async function showDeployments() {
 }
 
 async function showTraffic() {
-  const kinds = byId("kinds").value;
+  const kinds = field("kinds").value;
+  /** @type {[Spans, FeedbackPage]} */
   const [spans, feedback] = await Promise.all([get(`/spans?limit=${MAX_ROWS}&${kinds}`), get("/feedback?limit=500")]);
   fill("traffic", spans.data, "nothing is recorded yet", (span) => {
     const shown = row([
@@ -171,30 +217,45 @@ async function showTraffic() {
   });
 }
 
+/** @param {Feedback} given */
 function judgement(given) {
   const value = typeof given.value === "string" ? given.value : JSON.stringify(given.value);
   return `${given.metric}: ${value.length > 40 ? `${value.slice(0, 40)}…` : value}`;
 }
 
+/** @param {string} id */
 async function showDetail(id) {
+  /** @type {SpanDetail} */
   const detail = await get(`/spans/${encodeURIComponent(id)}`);
   byId("detail-title").textContent = id;
   byId("detail-body").textContent = JSON.stringify({ body: detail.body, feedback: detail.feedback }, null, 2);
   byId("detail").hidden = false;
 }
 
+/**
+ * @template Item
+ * @param {string} id
+ * @param {Item[]} items
+ * @param {string} nothing
+ * @param {(item: Item) => HTMLElement} toRow
+ */
 function fill(id, items, nothing, toRow) {
   const empty = cell(nothing, "empty");
   empty.colSpan = 10;
   byId(id).replaceChildren(...(items.length ? items.map(toRow) : [row([empty])]));
 }
 
+/** @param {HTMLElement[]} cells */
 function row(cells) {
   const shown = document.createElement("tr");
   shown.append(...cells);
   return shown;
 }
 
+/**
+ * @param {unknown} content
+ * @param {string} [className]
+ */
 function cell(content, className = "") {
   const shown = document.createElement("td");
   shown.className = className;
@@ -203,20 +264,27 @@ function cell(content, className = "") {
   return shown;
 }
 
+/** @param {string} version */
 function short(version) {
   return version.slice(0, 12);
 }
 
+/** @param {number} us */
 function time(us) {
   return new Date(us / 1000).toLocaleString();
 }
 
+/** @param {boolean} open */
 function show(open) {
   byId("board").hidden = !open;
   byId("leave").hidden = !open;
   byId("login").hidden = open;
 }
 
+/**
+ * @param {string} text
+ * @param {boolean} trouble
+ */
 function say(text, trouble) {
   byId("state").textContent = text;
   byId("state").className = trouble ? "trouble" : "";
