@@ -240,7 +240,7 @@ NOT_ASKED_BY_CALLERS = {
     "Garbage": {"expire", "tidy"},
     "CustomLosses": {"require_offered"},
     "Leases": {"load", "expire"},
-    "Meters": {"exposition", "refused", "request"},
+    "Meters": {"check_samples", "exposition", "most_waiting", "refused", "request"},
     "Models": {"load", "all", "named", "resolve", "size", "tokenizer", "check_room"},
     "Rendering": {"prompt", "encode"},
     "Sampling": {"serves"},

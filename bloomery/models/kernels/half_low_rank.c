@@ -110,16 +110,44 @@ static inline __attribute__((always_inline)) void out_tile(
 #define OF_ROWS(tile, ...) \
     switch (rows) { EACH(1, tile, __VA_ARGS__) EACH(2, tile, __VA_ARGS__) EACH(3, tile, __VA_ARGS__) EACH(4, tile, __VA_ARGS__) MORE(tile, __VA_ARGS__) }
 
-/* Of ranks there are whole groups of WIDE. */
+static inline float widened_one(half x) {
+    const uint32_t bits = (uint32_t)x << 16;
+    float number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+static inline half narrowed_one(float x) {
+    half all[WIDE];
+    narrow(all, spread(x));
+    return all[0];
+}
+
+static inline float fused_one(float a, float b, float c) {
+#ifdef __FMA__
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+/* Ranks behind the last whole group are computed one by one, as outputs are. */
 static void low_of(int64_t rows, float *near, half *low, int64_t rank, const half *x, int64_t x_row, const half *a, int64_t inputs) {
-    for (int64_t done = 0; done < rank;) {
+    int64_t done = 0;
+    while (done + WIDE <= rank) {
         const int groups = rank - done >= 2 * WIDE ? 2 : 1;
         OF_ROWS(low_tile, near + done, low + done, rank, x, x_row, a + done, inputs)
         done += groups * WIDE;
     }
+    for (; done < rank; done++)
+        for (int64_t row = 0; row < rows; row++) {
+            float sum = 0.0f;
+            for (int64_t i = 0; i < inputs; i++) sum = fused_one(widened_one(x[row * x_row + i]), widened_one(a[i * rank + done]), sum);
+            low[row * rank + done] = narrowed_one(sum);
+            near[row * rank + done] = widened_one(low[row * rank + done]);
+        }
 }
 
-/* Outputs behind the last whole group are computed in a place of their own. */
 static void out_of(int64_t rows, half *out, int64_t out_row, const float *near, int64_t rank, const half *b, int64_t b_row, int64_t outputs, int64_t ranks) {
     int64_t done = 0;
     while (done + WIDE <= outputs) {
@@ -129,22 +157,9 @@ static void out_of(int64_t rows, half *out, int64_t out_row, const float *near, 
     }
     for (; done < outputs; done++)
         for (int64_t row = 0; row < rows; row++) {
-            const uint32_t before = (uint32_t)out[row * out_row + done] << 16;
-            float sum;
-            memcpy(&sum, &before, sizeof sum);
-            for (int64_t i = 0; i < ranks; i++) {
-                const uint32_t bits = (uint32_t)b[i * b_row + done] << 16;
-                float weight;
-                memcpy(&weight, &bits, sizeof weight);
-#ifdef __FMA__
-                sum = __builtin_fmaf(near[row * rank + i], weight, sum);
-#else
-                sum = near[row * rank + i] * weight + sum;
-#endif
-            }
-            half last[WIDE];
-            narrow(last, spread(sum));
-            out[row * out_row + done] = last[0];
+            float sum = widened_one(out[row * out_row + done]);
+            for (int64_t i = 0; i < ranks; i++) sum = fused_one(near[row * rank + i], widened_one(b[i * b_row + done]), sum);
+            out[row * out_row + done] = narrowed_one(sum);
         }
 }
 

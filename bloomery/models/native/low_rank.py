@@ -5,16 +5,13 @@ Shapes: R rows, I inputs of a product, O its outputs, r rank.
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bloomery.models.native import bindings, buffers, gemm
 from bloomery.models.pads import pad_to
-
-_RANKS: Final = 16
-"""Numbers of bfloat16 that are multiplied together at most."""
 
 
 class TargetPlace(NamedTuple):
@@ -39,7 +36,7 @@ def add_updates(out_RO: Tensor, x_RI: Tensor, factors: Sequence[tuple[Tensor, Te
     """`out += (x @ a.T) @ b.T` in place, for as many neighbouring rows with each of the factors, `a` [r, I] and `b` [O, r]; returns `x @ a.T` [R, r].
 
     `places` says of each of them what is joined in it; without, all of it is one target's. Fastest where the transposed factors lie in one piece.
-    Of bfloat16 the rank is a multiple of 16; sums run in float32, and `x @ a.T` is rounded before it is multiplied again.
+    In bfloat16 sums run in float32, and `x @ a.T` is rounded before it is multiplied again.
     """
     assert out_RO.stride(1) == 1
     x_RI, own = buffers.rows(x_RI), [(_columns(a_rI), _columns(b_Or)) for a_rI, b_Or in factors]
@@ -57,7 +54,6 @@ def add_updates(out_RO: Tensor, x_RI: Tensor, factors: Sequence[tuple[Tensor, Te
         *(outputs, inputs, threads, len(x_RI) * rank * (inputs + outputs)),
     )
     if half:
-        assert rank % _RANKS == 0
         near = buffers.floats(threads, bindings.ROWS * rank)
         bindings.call("add_half_updates", *arguments, near.data_ptr(), near.shape[1])
     else:
