@@ -212,7 +212,7 @@ def test_the_page_shows_served_answers_first_and_samples_of_training_on_demand(t
         offered = [unescape(value) for value in re.findall(r'<option value="([^"]*)">', page.partition('id="kinds"')[2].partition("</select>")[0])]
         shown = [[span["kind"] for span in get(server, f"/spans?limit=50&{query}")["data"]] for query in offered]
         assert shown == [[], ["sample"], ["sample"]]
-        assert 'byId("kinds").value' in httpx.get(f"{server.url}/ui/app.js").text
+        assert 'field("kinds").value' in httpx.get(f"{server.url}/ui/app.js").text
 
 
 def test_a_rollout_can_be_judged(server: Served, service: tinker.ServiceClient) -> None:
