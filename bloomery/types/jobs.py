@@ -223,6 +223,13 @@ class Reinforcement(_Method):
     max_staleness: Annotated[int, Field(ge=0, le=64)] | None = None
     """None: 1, where it is `asynchronous`."""
 
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Its settings that count for nothing, by name: they are of something that it does not do."""
+        stale = self.max_staleness is not None and not self.asynchronous
+        unseen = self.held_out_share is not None and self.held_out_grader is None
+        return ("max_staleness",) * stale + ("held_out_share",) * unseen
+
     def grader_of(self, measure: Measure) -> tuple[str | None, int | None]:
         """Who gives a measure, and in which version; None where nobody does."""
         return (self.held_out_grader, self.held_out_grader_version) if measure == "held_out_reward" else (self.grader, self.grader_version)

@@ -20,7 +20,7 @@ from bloomery.services.jobs.leases import MAX_DEATHS, Leases
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthorized
-from bloomery.types.jobs import JOB_NEXT, Data, Distillation, JobPoint, JobProgress, JobResult, JobSpec, JobState
+from bloomery.types.jobs import JOB_NEXT, Data, Distillation, JobPoint, JobProgress, JobResult, JobSpec, JobState, Reinforcement
 from bloomery.types.leases import MAX_REASON, FinishJob, Lease, NewJobEvent, ReportJob
 from tests.api.server import URL, Server, serving
 from tests.render.builders import byte_level, small_config, write
@@ -326,6 +326,24 @@ def test_what_is_asked_of_a_job_that_is_about_to_pause_is_obeyed(
     working.finish(FinishJob(state="paused", reason=reason))
     assert client.jobs.get(job).state is state
     assert (runner.claim(0) is not None) == (state is JobState.QUEUED)
+
+
+def test_what_counts_for_nothing_in_the_spec_of_an_earlier_release_is_in_no_clone_of_it(server: Server, client: Client) -> None:
+    client.datasets.create("prompts")
+    client.datasets.add_version("prompts", {"train": '{"messages": [{"role": "user", "content": "a"}]}'}, kind="prompt")
+    client.graders.create("fixed", {"type": "string_check", "name": "fixed", "input": "{{sample.output_text}}", "reference": "a", "operation": "eq"})
+    checked = client.jobs.resolve(
+        JobSpec(name="old", base_model="tiny", data=Data(dataset="prompts"), method=Reinforcement(grader="fixed", max_tokens=4))
+    )
+    stored = checked.model_copy(update={"method": checked.method.model_copy(update={"max_staleness": 1, "held_out_share": 0.25})})
+    server.call(server.services.jobs._database.write(lambda connection: add_job(connection, "default", "job-old", stored)))
+    assert client.jobs.get("old").spec == checked
+    clone = client.jobs.create(client.jobs.get("old").spec.model_copy(update={"name": "clone"})).spec
+    assert clone.method == checked.method
+    both = {"asynchronous": True, "held_out_grader": "other", "max_staleness": 2, "held_out_share": 0.5}
+    used = stored.model_copy(update={"name": "used", "method": checked.method.model_copy(update=both)})
+    server.call(server.services.jobs._database.write(lambda connection: add_job(connection, "default", "job-used", used)))
+    assert client.jobs.get("used").spec == used
 
 
 def test_a_job_that_stands_still_by_itself_is_paused_though_nobody_asked(server: Server, client: Client) -> None:

@@ -13,7 +13,19 @@ from bloomery.services.jobs.gates import obstacle
 from bloomery.store import rows
 from bloomery.types.errors import Conflict, NotFound, shown
 from bloomery.types.ids import now_us
-from bloomery.types.jobs import CHANGED_TO, JOB_NEXT, Job, JobEvent, JobPoint, JobPoints, JobProgress, JobResult, JobSpec, JobState
+from bloomery.types.jobs import (
+    CHANGED_TO,
+    JOB_NEXT,
+    Job,
+    JobEvent,
+    JobPoint,
+    JobPoints,
+    JobProgress,
+    JobResult,
+    JobSpec,
+    JobState,
+    Reinforcement,
+)
 from bloomery.types.leases import MAX_REASON, NewJobEvent
 
 MAX_POINTS: Final = 50_000
@@ -24,7 +36,7 @@ def job_of(row: Row[Any]) -> Job:
     """As `/api/v1` shows it."""
     return Job(
         id=row.id,
-        spec=JobSpec.model_validate_json(row.spec),
+        spec=_spec_of(row),
         state=JobState(row.state),
         reason=row.reason,
         run=row.run_id,
@@ -36,6 +48,14 @@ def job_of(row: Row[Any]) -> Job:
         started_us=row.started_us,
         finished_us=row.finished_us,
     )
+
+
+def _spec_of(row: Row[Any]) -> JobSpec:
+    """What jobs of earlier releases have in it that counts for nothing is left out: a new job that is made from it would be refused for that."""
+    spec = JobSpec.model_validate_json(row.spec)
+    if not isinstance(spec.method, Reinforcement) or not spec.method.idle:
+        return spec
+    return spec.model_copy(update={"method": spec.method.model_copy(update=dict.fromkeys(spec.method.idle))})
 
 
 def named(project: str, name: str) -> Select[Any]:

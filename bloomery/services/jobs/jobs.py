@@ -314,17 +314,17 @@ def _check_optimizer(optimizer: Optimizer) -> None:
 
 
 def _check_used(method: Method) -> None:
-    """What is asked for has something to be of. Jobs of before it was looked for have numbers that count for nothing, and are read all the same."""
+    """What is asked for has something to be of."""
     schedule = method.optimizer.schedule
     if schedule.kind == "constant" and schedule.floor:
         problem = f"`floor` is {schedule.floor:g}, and a `constant` learning rate never falls: leave it out, or choose a `kind` that does"
         raise InvalidInput(problem, field="method.optimizer.schedule.floor")
     if not isinstance(method, Reinforcement):
         return
-    if method.max_staleness is not None and not method.asynchronous:
+    if "max_staleness" in method.idle:
         problem = f"`max_staleness` is {method.max_staleness}, and a job that is not `asynchronous` trains on the newest weights alone"
         raise InvalidInput(f"{problem}: leave it out, or set `asynchronous`", field="method.max_staleness")
-    if method.held_out_share is not None and method.held_out_grader is None:
+    if "held_out_share" in method.idle:
         problem = f"`held_out_share` is {method.held_out_share:g}, and there is no `held_out_grader` to score it"
         raise InvalidInput(f"{problem}: leave it out, or name one", field="method.held_out_share")
 
