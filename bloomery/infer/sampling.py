@@ -28,7 +28,7 @@ _HALF = np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _ROUNDS = 10
-_COLDEST = 1e-30
+_LEAST_DIVISOR = 1e-30
 """Below this a temperature could round to 0 in float32; at this it is greedy already."""
 _SEED_MASK = (1 << 64) - 1
 _NUCLEUS = 1 << 10
@@ -230,7 +230,7 @@ def scale_and_truncate(logits_BV: Floats, params: Sequence[SamplingParams]) -> F
 
 def divisors(temperatures_B: Sequence[float]) -> Floats:
     """What logits are divided by [B, 1]."""
-    floats_B1: Floats = np.maximum(np.array(temperatures_B, np.float32)[:, None], np.float32(_COLDEST))
+    floats_B1: Floats = np.maximum(np.array(temperatures_B, np.float32)[:, None], np.float32(_LEAST_DIVISOR))
     return floats_B1
 
 

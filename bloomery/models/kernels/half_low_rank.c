@@ -8,6 +8,10 @@
 #include "tile.h"
 #include "update.h"
 
+#if ROWS_OF_TILE > MOST_ROWS
+#error "native/bindings.py has room for no more rows that are computed together: raise its ROWS"
+#endif
+
 typedef uint16_t half;
 typedef uint16_t halves __attribute__((vector_size(2 * WIDE)));
 typedef uint32_t words __attribute__((vector_size(4 * WIDE)));

@@ -65,7 +65,7 @@ _LIBRARY: Final = Compiled(
     flags=(
         *("-ffp-contract=off", "-fno-math-errno", "-fopenmp"),
         *(f"-D{name}={value}" for name, value in {"BLOCK": BLOCK, "TOGETHER": TOGETHER, "QUERIES": QUERIES, "PANEL": PANEL}.items()),
-        f"-DPLACES={BLOCK_PLACES}",
+        *(f"-DPLACES={BLOCK_PLACES}", f"-DMOST_ROWS={ROWS}"),
     ),
     instead="torch",
 )
