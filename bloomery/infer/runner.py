@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -238,9 +239,9 @@ def _next_tokens(logits_RV: Tensor, rows_B: Sequence[int], temperatures_B: Seque
 
 def _drawn_logsumexp(logits_RV: Tensor, rows_B: Sequence[int], temperatures_B: Sequence[float]) -> Tensor:
     """Of all rows [R], pad rows too, where the trainer computes it; at a temperature of 0 or 1 nobody asks for it."""
-    divisor_R1 = torch.ones((len(logits_RV), 1))
-    divisor_R1[list(rows_B)] = torch.from_numpy(divisors(temperatures_B))
-    return logsumexp(tempered(logits_RV.clone(), divisor_R1.to(logits_RV.device)))
+    divisor_R1 = np.ones((len(logits_RV), 1), np.float32)
+    divisor_R1[list(rows_B)] = divisors(temperatures_B)
+    return logsumexp(tempered(logits_RV.clone(), torch.from_numpy(divisor_R1).to(logits_RV.device)))
 
 
 def _wanted(feeds: Sequence[Feed], layout: "_Layout") -> tuple[list[int], list[slice]]:

@@ -72,9 +72,7 @@ def chunk_rows(vocab_size: int) -> int:
 
 def answer(logits_RV: Tensor, skip: int, question: Question) -> PromptScores:
     """Answer the question about the rows behind the first `skip`; rows behind those that are asked about are pads."""
-    told_RV = logits_RV
-    if question.temperature != 1:
-        told_RV = tempered(logits_RV.clone(), torch.full((1, 1), question.temperature, device=logits_RV.device))
+    told_RV = logits_RV if question.temperature == 1 else tempered(logits_RV.clone(), question.temperature)
     # Reduced before any row goes, so that the reduction too sees a multiple of `ROW_PAD` rows, as in the trainer.
     lse_R1 = logsumexp(told_RV)[:, None]
     rows = slice(skip, skip + len(question.next_T))

@@ -44,9 +44,14 @@ def pooled_logits(hidden_RD: Tensor, head_VD: Tensor, segments: Sequence[HeadRow
     return capped(logits_RV.float(), softcap)
 
 
-def tempered(logits_RV: Tensor, temperature_R1: Tensor) -> Tensor:
-    """`(logits - max) / temperature` in place: by these operations in float32 tokens are drawn, so that whoever computes with it has those bits."""
-    return logits_RV.sub_(logits_RV.amax(-1, keepdim=True)).div_(temperature_R1)
+def tempered(logits_RV: Tensor, temperature: Tensor | float) -> Tensor:
+    """`(logits - max) / temperature` in place: by these operations in float32 tokens are drawn, so that whoever computes with it has those bits.
+
+    The temperature is one for all rows, or one for each [R, 1].
+    """
+    # A tensor on the device, in float32: by a number of the host some devices multiply with its reciprocal.
+    divisor_R1 = temperature if isinstance(temperature, Tensor) else logits_RV.new_full((1, 1), temperature)
+    return logits_RV.sub_(logits_RV.amax(-1, keepdim=True)).div_(divisor_R1)
 
 
 def token_logprobs(hidden_RD: Tensor, head_VD: Tensor, factors: Factors | None, targets_RK: Tensor, softcap: float | None = None) -> Tensor:
@@ -133,8 +138,7 @@ def _tempered(logits_RV: Tensor, chunk: Sequence[_Piece], softcap: float | None)
     scaled_RV = logits_RV if softcap is None else logits_RV.clone()
     for piece in chunk:
         if piece.temperature != 1:
-            # A tensor on the device: by a number of the host some devices multiply with its reciprocal.
-            tempered(piece.of(scaled_RV, chunk[0].start), torch.full((1, 1), piece.temperature, device=logits_RV.device))
+            tempered(piece.of(scaled_RV, chunk[0].start), piece.temperature)
     return scaled_RV
 
 

@@ -142,6 +142,20 @@ def test_at_temperature_one_nothing_is_computed_otherwise() -> None:
 def test_trainer_and_sampler_divide_by_the_same_operations(temperature: float) -> None:
     logits_RV = noise(8, VOCAB) * 9
     drawn_RV = scale_and_truncate(logits_RV.numpy(), [SamplingParams(max_tokens=1, seed=0, temperature=temperature)] * 8)
-    divided_RV = tempered(logits_RV.clone(), torch.full((1, 1), temperature))
-    assert np.array_equal(drawn_RV, divided_RV.numpy())
+    assert np.array_equal(drawn_RV, tempered(logits_RV.clone(), temperature).numpy())
+    assert np.array_equal(drawn_RV, tempered(logits_RV.clone(), torch.from_numpy(divisors([temperature] * 8))).numpy())
     assert np.array_equal(divisors([temperature]), [[np.float32(temperature)]])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_what_a_process_takes_for_its_default_dtype_changes_no_bit_of_a_temperature(dtype: torch.dtype) -> None:
+    of = given()
+    expected_RK, expected = computed(of, None)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        found_RK, found = computed(of, None)
+    finally:
+        torch.set_default_dtype(usual)
+    assert torch.equal(found_RK, expected_RK)
+    assert all(torch.equal(got, want) for got, want in zip(found, expected, strict=True))
