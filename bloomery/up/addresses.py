@@ -8,6 +8,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 _RESOLVED_WITHIN_S: Final = 2.0
+_BRACKETED: Final = re.compile(r"\[(?P<address>[^\[\]]*:[^\[\]]*)\](:.*)?")
 _LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
 
@@ -16,11 +17,14 @@ def wrong_url(url: str) -> str | None:
     authority = url.partition("://")[2].partition("/")[0]
     if "[" not in authority and authority.count(":") > 1:
         return f"`{authority}` has more than one colon: an IPv6 address stands in brackets, as in http://[::1]:3000"
+    # Not every release of Python looks at what stands in brackets and behind them.
+    if re.search(r"[\[\]]", authority) and not ((bracketed := _BRACKETED.fullmatch(authority)) and is_address(bracketed["address"])):
+        return f"`{authority}` has brackets that hold no IPv6 address, as in http://[::1]:3000"
     try:
         parts = urlsplit(url)
         host = parts.hostname
     except ValueError:
-        return f"`{authority}` has brackets that hold no IPv6 address, as in http://[::1]:3000"
+        return f"`{authority}` is no name of a host"
     if authority.endswith(":"):
         return f"`{authority}` ends where a port is to stand: give it, or leave out the colon"
     try:
@@ -36,7 +40,7 @@ def wrong_host(host: str) -> str | None:
     """Why something is neither an address nor a name; None: it may be."""
     if not host:
         return "there is no host in it"
-    if _is_address(host):
+    if is_address(host):
         return None
     if ":" in host:
         return f"`{host}` is no IPv6 address"
@@ -53,7 +57,7 @@ def wrong_host(host: str) -> str | None:
 
 def unknown(host: str, family: socket.AddressFamily = socket.AF_UNSPEC) -> str | None:
     """Why the name of a host has no address now, as far as the resolver of this machine says in time; None: it has one."""
-    if _is_address(host):
+    if is_address(host):
         return None
     said: list[str | None] = []
 
@@ -73,7 +77,8 @@ def unknown(host: str, family: socket.AddressFamily = socket.AF_UNSPEC) -> str |
     return None if said[0] is None else f"`{host}` does not resolve ({said[0]})"
 
 
-def _is_address(host: str) -> bool:
+def is_address(host: str) -> bool:
+    """Of IPv4 in full, or of IPv6."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -35,6 +35,7 @@ from bloomery.types.errors import Conflict, InvalidInput
 from bloomery.types.ids import now_us
 from bloomery.types.keys import PREFIX
 from bloomery.up import agents, base_models, cores, devices, endpoints, health, keys, layout, names, trackers
+from bloomery.up.addresses import is_address
 from bloomery.up.base_models import CheckedModel
 from bloomery.up.checkpoints import CheckpointsAfter, checkpoints_after
 from bloomery.up.children import REPLICA, ROLLOUTS, RUNNER, Child, Program
@@ -322,19 +323,11 @@ def _environment(environment: Mapping[str, str], *, threads: int) -> dict[str, s
 
 def _check_host(host: str, environment: Mapping[str, str]) -> None:
     preset = keys.preset_key(environment)
-    local = host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+    local = host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
     if not local and preset is None:
         raise InvalidInput(
             f"--host {host} lets other machines in: set {keys.VARIABLE} to a key of your own first (it starts with {PREFIX})", field="host"
         )
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _check_memory(models: Sequence[CheckedModel], dtype: str, replicas: int | None, rollouts: int) -> int:
