@@ -42,7 +42,7 @@ METHODS: dict[str, tuple[str, Any]] = {
     "dpo": ("preferences", DirectPreference(optimizer=Optimizer(learning_rate=5e-4), batches=Batches(epochs=0.5, rows=8))),
     "orpo": ("preferences", OddsRatioPreference(batches=Batches(epochs=0.5, rows=8))),
     "rft": ("prompts", REINFORCED),
-    "dapo": ("prompts", REINFORCED.model_copy(update={"loss": "dapo", "by_deviation": False})),
+    "dapo": ("prompts", REINFORCED.model_copy(update={"loss": "dapo", "by_deviation": False, "temperature": 1.3})),
     "gspo": ("prompts", REINFORCED.model_copy(update={"loss": "gspo", "clip": Clip(low=0.9, high=1.1)})),
     "tempered": ("prompts", REINFORCED.model_copy(update={"temperature": 0.7, "kl_coefficient": 0.1})),
     "distill": ("prompts", Distillation(teacher=BASE, mode="teacher_answers", steps=2, prompts_per_step=2, max_tokens=24)),

@@ -19,7 +19,7 @@ from bloomery.recipes.advantages import mean_over_tokens, sort_groups, weigh
 from bloomery.recipes.dealing import deal
 from bloomery.recipes.distill import learnt, losing, worth
 from bloomery.recipes.grpo import GrpoConfig, problem_of
-from bloomery.recipes.policy import PolicyConfig
+from bloomery.recipes.policy import PolicyConfig, at_temperature
 from bloomery.recipes.preference import Pair, both, judge, weighed
 from bloomery.recipes.rollouts import Graded, Group, Problem, Rollout, RolloutConfig, derived_seed
 from bloomery.recipes.sft import AdamConfig, datum, mean_weighted
@@ -109,7 +109,7 @@ def rft(learner: Learner) -> None:
         kept = sort_groups(groups, config.min_group_size).trained
         data = [row.datum for row in mean_over_tokens(weigh(kept, by_deviation=config.by_deviation))]
         if data:
-            _learn(learner, data, config.policy, step)
+            _learn(learner, data, at_temperature(config.policy, config.rollouts.temperature), step)
             sampler = learner.run.save_weights_and_get_sampling_client().result()
 
 
@@ -191,7 +191,7 @@ def _of_step(given: Sequence[Problem], step: int, count: int, config: RolloutCon
 
 
 def _answers(sampler: tinker.SamplingClient, number: int, problem: Problem, config: RolloutConfig) -> list[Rollout]:
-    params = types.SamplingParams(max_tokens=config.max_tokens, seed=derived_seed(config.seed, number), temperature=1.0)
+    params = types.SamplingParams(max_tokens=config.max_tokens, seed=derived_seed(config.seed, number), temperature=config.temperature)
     found = sampler.sample(types.ModelInput.from_ints([*problem.prompt]), config.group_size, params).result().sequences
     return [
         Rollout(str(place), problem, (*each.tokens,), (*(each.logprobs or ()),), ("",) * len(each.tokens), each.stop_reason == "stop")
