@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from bloomery.client import Client
+from bloomery.client.training import TrainingRun
 from bloomery.jobs.reporting import LeaseLost, Reporter, Steered
 from bloomery.jobs.steering import GRACE_S, steered
-from bloomery.types.errors import InvalidInput
-from bloomery.types.jobs import JobState
-from bloomery.types.leases import FinishJob
+from bloomery.types.errors import InvalidInput, Unauthorized
+from bloomery.types.jobs import JobPoint, JobState
+from bloomery.types.leases import FinishJob, ReportJob
 from tests.api.server import URL, serving
 from tests.jobs.test_reporting import begun
 from tests.live import wait_until
@@ -29,6 +30,8 @@ class Worked(NamedTuple):
     client: Client
     job: str
     reporter: Reporter
+    mine: Client
+    """With the lease of the process."""
 
 
 @contextmanager
@@ -37,7 +40,7 @@ def working(directory: Path) -> Iterator[Worked]:
         client = server.client()
         lease = begun(client)
         with Client(URL, lease.token, transport=server.transport) as mine, Reporter(mine, lease.job, lease.lease_s) as reporter:
-            yield Worked(client, lease.job.id, reporter)
+            yield Worked(client, lease.job.id, reporter, mine)
 
 
 class Waits:
@@ -102,6 +105,45 @@ def test_a_pause_that_turns_into_the_end_meanwhile_is_one(tmp_path: Path) -> Non
         worked.reporter.finish(said)
         assert worked.client.jobs.get(worked.job).state is JobState.CANCELLED
         work.answered.set()
+
+
+def test_work_that_was_let_go_and_goes_on_changes_nothing_any_more(tmp_path: Path) -> None:
+    work = Waits()
+    with working(tmp_path) as worked:
+        run = worked.mine.create_run("tiny", 4)
+        worked.reporter.keep_cursor("before", run.id)
+        said = steers(worked, work, lambda: worked.client.jobs.pause(worked.job))
+        with pytest.raises(Steered):
+            worked.reporter.keep_cursor("let go", run.id)
+        worked.reporter.finish(said)
+        refused_all_it_does(worked, run)
+        worked.client.jobs.resume(worked.job)
+        lease = worked.client.runner("r").claim(0)
+        assert lease is not None
+        assert lease.cursor == "before"
+        refused_all_it_does(worked, run)
+        work.answered.set()
+
+
+def refused_all_it_does(worked: Worked, run: TrainingRun) -> None:
+    mine, before = worked.mine.working(worked.job), seen(worked)
+    for late in (
+        lambda: worked.mine.create_run("tiny", 4),
+        lambda: run.optim_step(1e-3).result(),
+        lambda: worked.mine.sampler("tiny"),
+        lambda: mine.report(ReportJob(cursor="late", points=[JobPoint(step=1, values={"loss": 1.0})])),
+        lambda: mine.finish(FAILED),
+    ):
+        with pytest.raises(Unauthorized):
+            late()
+    assert seen(worked) == before
+
+
+def seen(worked: Worked) -> list[Any]:
+    """What there is of the job and of all runs."""
+    client = worked.client
+    runs = [(run.id, run.step, client.run(run.id).next_seq) for run in client.runs()]
+    return [client.jobs.get(worked.job), client.jobs.events(worked.job), client.jobs.points(worked.job), runs]
 
 
 def test_work_that_is_almost_done_comes_to_its_end(tmp_path: Path) -> None:
