@@ -28,8 +28,8 @@ TargetPlaces = Sequence[TargetPlace]
 
 
 def adds(*tensors: Tensor) -> bool:
-    """Whether `add_updates` takes these and is worth it: all of float32, or all of bfloat16, in main memory."""
-    return gemm.multiplies(*tensors) or (gemm.FUSES and bindings.present() and all(each.dtype is torch.bfloat16 and each.is_cpu for each in tensors))
+    """Whether `add_updates` takes these and is worth it: all of float32, or, where a processor has no tiles for it, of bfloat16, in main memory."""
+    return gemm.multiplies(*tensors) or (_takes_halves() and all(each.dtype is torch.bfloat16 and each.is_cpu for each in tensors))
 
 
 def add_updates(out_RO: Tensor, x_RI: Tensor, factors: Sequence[tuple[Tensor, Tensor]], places: Sequence[TargetPlaces] | None = None) -> Tensor:
@@ -59,6 +59,10 @@ def add_updates(out_RO: Tensor, x_RI: Tensor, factors: Sequence[tuple[Tensor, Te
     else:
         bindings.call("add_updates", *arguments)
     return low_Rr
+
+
+def _takes_halves() -> bool:
+    return gemm.FUSES and bindings.present() and not bindings.tiles_are_granted()
 
 
 def update_gradients(
