@@ -58,21 +58,24 @@ class Group:
         others = [] if self._stand_in is None or not with_stand_in else [self._stand_in]
         try:
             async with asyncio.timeout(timeout_s):
-                while (chosen := self._choice(request, numerics, others)) is None:
-                    await self._another_ready([*self.links, *others])
-                return chosen
+                while True:
+                    # Asked for once a turn: who is told to be patient and then waits without an end would not hear of the stand-in.
+                    patience_s = self._patience_left_s()
+                    if (chosen := self._choice(request, numerics, others, patient=patience_s > 0)) is not None:
+                        return chosen
+                    await self._another_ready([*self.links, *others], patience_s)
         except TimeoutError:
             problems = ", ".join(link.problem for link in self.links if not link.ready)
             raise Unavailable(f"waited {timeout_s:g} s for {self._what}: {problems}") from None
 
-    def _choice(self, request: Generate, numerics: str | None, others: Sequence[EngineLink]) -> Chosen | None:
-        """Who takes a request now, `others` if nobody else can; None while somebody may still come."""
+    def _choice(self, request: Generate, numerics: str | None, others: Sequence[EngineLink], *, patient: bool) -> Chosen | None:
+        """Who takes a request now, `others` if nobody else can and nobody is `patient` any more; None while somebody may still come."""
         if alike := _alike(self.links, numerics):
             self._note(stood_in=False)
             return min(alike, key=lambda chosen: (chosen.link.late, chosen.link.load, _affinity(request, self.links.index(chosen.link))))
         # Where all of them answer, and none with these numerics, to wait for them would be in vain.
         in_vain = all(link.ready for link in self.links)
-        if (in_vain or self._patience_left_s() <= 0) and (alike := _alike(others, numerics)):
+        if (in_vain or not patient) and (alike := _alike(others, numerics)):
             self._note(stood_in=not in_vain)
             return alike[0]
         if in_vain and all(link.ready for link in others):
@@ -85,10 +88,9 @@ class Group:
         since_s = [self._asked_since_s, *(link.away_since_s for link in self.links)]
         return max(now_s if each is None else each for each in since_s) + self._patience_s - now_s
 
-    async def _another_ready(self, links: Sequence[EngineLink]) -> None:
+    async def _another_ready(self, links: Sequence[EngineLink], patience_s: float) -> None:
         """One more of them answers, or it is time for the stand-in."""
         log.info("a request waits for %s", self._what)
-        patience_s = self._patience_left_s()
         waits = [asyncio.create_task(link.connected()) for link in links if not link.ready]
         try:
             await asyncio.wait(waits, timeout=patience_s if patience_s > 0 else None, return_when=asyncio.FIRST_COMPLETED)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
@@ -296,6 +297,20 @@ def test_the_engine_stands_in_for_replicas_that_do_not_come_and_says_so(tmp_path
         await read(stand.stream(served(fleet), ask()))
         assert (len(stand.processes["engine"].sampled), len(stand.processes["replica-1"].sampled)) == (2, 1)
         assert told()[1:] == [f"the replicas of base model {BASE} answer again, and take their requests themselves"]
+
+    play(tmp_path, story, running=("engine",))
+
+
+def test_a_request_whose_patience_ends_while_it_decides_to_wait_is_the_stand_ins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = chain([0.001], repeat(-1.0))
+    monkeypatch.setattr(Group, "_patience_left_s", lambda _: next(left))
+
+    async def story(stand: Stand) -> None:
+        async with asyncio.timeout(5):
+            assert positions(await read(stand.stream(served(stand.fleet(*REPLICAS)), ask()))) == [0, 1, 2, 3, 4, 5]
+        assert len(stand.processes["engine"].sampled) == 1
 
     play(tmp_path, story, running=("engine",))
 
