@@ -301,9 +301,7 @@ def test_the_engine_stands_in_for_replicas_that_do_not_come_and_says_so(tmp_path
     play(tmp_path, story, running=("engine",))
 
 
-def test_a_request_whose_patience_ends_while_it_decides_to_wait_is_the_stand_ins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_whose_patience_ends_while_it_decides_to_wait_is_the_stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = chain([0.001], repeat(-1.0))
     monkeypatch.setattr(Group, "_patience_left_s", lambda _: next(left))
 
