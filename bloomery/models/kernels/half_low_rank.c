@@ -127,14 +127,6 @@ static inline half narrowed_one(float x) {
     return all[0];
 }
 
-static inline float fused_one(float a, float b, float c) {
-#ifdef __FMA__
-    return __builtin_fmaf(a, b, c);
-#else
-    return a * b + c;
-#endif
-}
-
 /* Ranks behind the last whole group are computed one by one, as outputs are. */
 static void low_of(int64_t rows, float *near, half *low, int64_t rank, const half *x, int64_t x_row, const half *a, int64_t inputs) {
     int64_t done = 0;

@@ -50,6 +50,14 @@ typedef struct {
 /* Floats of a line of the cache. */
 #define LINE 16
 
+static inline float fused_one(float a, float b, float c) {
+#ifdef __FMA__
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 static inline wide load(const float *x) { wide v; memcpy(&v, x, sizeof v); return v; }
 static inline void store(float *x, wide v) { memcpy(x, &v, sizeof v); }
 
@@ -127,12 +135,7 @@ static void panel_before(
         for (; done < outputs; done++)
             for (int64_t each = row; each < row + own; each++) {
                 float sum = adds ? out[each * out_row + done] : 0.0f;
-                for (int64_t i = 0; i < inputs; i++)
-#ifdef __FMA__
-                    sum = __builtin_fmaf(x.first[each * x.row + i * x.column], w[i * stride + done], sum);
-#else
-                    sum = x.first[each * x.row + i * x.column] * w[i * stride + done] + sum;
-#endif
+                for (int64_t i = 0; i < inputs; i++) sum = fused_one(x.first[each * x.row + i * x.column], w[i * stride + done], sum);
                 out[each * out_row + done] = sum;
             }
     }
