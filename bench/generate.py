@@ -18,9 +18,8 @@ import torch
 from transformers import GenerationConfig, Qwen3ForCausalLM
 
 from bench.line import Line, parser_of
-from bench.shapes import SHAPES, write_directory
+from bench.shapes import SHAPES, OnlyBase, write_directory
 from bloomery.infer.sampler import Sampler
-from bloomery.infer.versions import Model
 from bloomery.models.decoder import Decoder
 from bloomery.models.form import plain_form
 from bloomery.models.kernel_probe import probe
@@ -37,21 +36,6 @@ class Cost(NamedTuple):
 
     wall: float
     cpu: float
-
-
-class Base:
-    """The one version that is sampled."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-
-    def weigh(self, weights: Weights) -> int:
-        """Nothing beside the base."""
-        return 0
-
-    def load(self, weights: Weights) -> Model:
-        """The base."""
-        return Model(weights.version, self._decoder, None)
 
 
 def main() -> None:
@@ -90,7 +74,7 @@ def _ours(decoder: Decoder) -> dict[str, Callable[[Prompts, int], int]]:
     if not report.bit_exact:
         raise SystemExit(f"not bit-exact here: {report.failures[0]}")
     forms = {"exact": report.form, "plain": plain_form(decoder)}
-    return {name: _Ours(Sampler(decoder, Base(decoder), form=form)) for name, form in forms.items()}
+    return {name: _Ours(Sampler(decoder, OnlyBase(decoder), form=form)) for name, form in forms.items()}
 
 
 def _compare(contenders: dict[str, Callable[[Prompts, int], int]], vocab_size: int, count: int, asked: argparse.Namespace) -> dict[str, Any]:

@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from bloomery.infer.versions import Model
 from bloomery.models import tiny
 from bloomery.models.config import DecoderConfig, RopeConfig
 from bloomery.models.decoder import Decoder
 from bloomery.types.arrays import Array
+from bloomery.types.generation import Weights
 from bloomery.types.operations import Datum
 
 
@@ -87,3 +89,18 @@ def write_directory(shape: Shape, place: Path, dtype: torch.dtype = torch.float3
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(Path(tiny.__file__).parent / "weights" / name, place / name)
     return place
+
+
+class OnlyBase:
+    """A source of weights that has one version, the base."""
+
+    def __init__(self, base: Decoder) -> None:
+        self._base = base
+
+    def weigh(self, weights: Weights) -> int:
+        """Nothing beside the base."""
+        return 0
+
+    def load(self, weights: Weights) -> Model:
+        """The base."""
+        return Model(weights.version, self._base, None)

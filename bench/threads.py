@@ -22,11 +22,9 @@ import numpy as np
 import torch
 
 from bench.line import Line, parser_of
-from bench.shapes import SHAPES, decoder
+from bench.shapes import SHAPES, OnlyBase, decoder
 from bloomery.engine.thread_waits import prepare_threads
 from bloomery.infer.sampler import Sampler
-from bloomery.infer.versions import Model
-from bloomery.models.decoder import Decoder
 from bloomery.models.kernel_probe import probe
 from bloomery.obs.machine import usable_cpus
 from bloomery.types.arrays import Array
@@ -121,25 +119,10 @@ def _nobody() -> Iterator[None]:
     yield
 
 
-class Base:
-    """The one version that is sampled."""
-
-    def __init__(self, base: Decoder) -> None:
-        self._base = base
-
-    def weigh(self, weights: Weights) -> int:
-        """Nothing beside the base."""
-        return 0
-
-    def load(self, weights: Weights) -> Model:
-        """The base."""
-        return Model(weights.version, self._base, None)
-
-
 def _decode(asked: argparse.Namespace) -> float:
     torch.set_num_threads(asked.threads)
     base = decoder(asked.size)
-    sampler = Sampler(base, Base(base), form=probe(base).form)
+    sampler = Sampler(base, OnlyBase(base), form=probe(base).form)
     noise = np.random.default_rng(0)
     for number in range(asked.samples):
         prompt = Array.of(noise.integers(3, base.config.vocab_size, PROMPT).astype(np.int32))
