@@ -38,10 +38,13 @@ from bloomery.types.protocol import (
     frame_length,
     parse_from_engine,
 )
+from tests import elsewhere
 
 BASE = "b" * 32
 VOCAB = 320
 DEADLINE_S = 60.0
+DEVICE = os.environ.get("BLOOMERY_TEST_DEVICE", "cpu")
+"""Where engines of these tests compute; `tests.elsewhere.NAME` is no device, and found everywhere."""
 Message = TypeVar("Message")
 
 
@@ -65,14 +68,15 @@ class Engine:
         self.socket = directory / "engine.sock"
         self.environment = environment
         self.blobs = Blobs(directory / "data" / "blobs")
-        served = ModelConfig(alias="small", path=str(model), base_hash=BASE, dtype="float32", threads=1, socket=str(self.socket))
+        served = ModelConfig(alias="small", path=str(model), base_hash=BASE, dtype="float32", threads=1, socket=str(self.socket), device=DEVICE)
         data = str(directory / "data")
         self.config = EngineConfig(data_dir=data, model=served, role=role, checkpoint_s=checkpoint_s, checkpoint_bytes=checkpoint_bytes)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, **environment: str) -> None:
         self.socket.unlink(missing_ok=True)
-        program = ["bloomery.engine"] if self.fault is None else ["tests.engine.damaged", self.fault]
+        sound = "bloomery.engine" if DEVICE != elsewhere.NAME else "tests.devices.engine"
+        program = [sound] if self.fault is None else ["tests.engine.damaged", self.fault]
         (self.directory / "engine.json").write_text(to_json(self.config))
         with (self.directory / "engine.log").open("ab") as log:
             self.process = subprocess.Popen(

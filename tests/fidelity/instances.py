@@ -79,7 +79,7 @@ def trained(family: str, dtype: torch.dtype = torch.float32, steps: int = STEPS,
     """`changes` are made in the config, and must leave all shapes as they are."""
     base, config = _base(family, dtype, changes)
     training = run(base, rank=0)
-    losses = _train(training, steps)
+    losses = learned(training, steps)
     return Instance(snapshot.read_model(snapshot.write(training.weights), base), losses, config)
 
 
@@ -88,7 +88,7 @@ def adapted(family: str) -> Adapted:
     """An adapter on the random base."""
     base, _ = _base(family, torch.float32, {})
     training = run(base, rank=16)
-    losses = _train(training, STEPS)
+    losses = learned(training, STEPS)
     return Adapted(base, snapshot.write(training.weights), training.spec.lora.rank, training.spec.lora.alpha, losses)
 
 
@@ -97,15 +97,8 @@ def as_state(decoder: Decoder) -> dict[str, torch.Tensor]:
     return {name: tensor.clone().contiguous() for name, tensor in stored_tensors(decoder).items()}
 
 
-def _base(family: str, dtype: torch.dtype, changes: dict[str, Any]) -> tuple[Decoder, dict[str, Any]]:
-    with TemporaryDirectory() as directory:
-        path = saved(family, Path(directory)) / "config.json"
-        config = json.loads(path.read_text()) | changes
-        path.write_text(json.dumps(config))
-        return load_decoder(Path(directory), dtype=dtype), config
-
-
-def _train(training: TrainableRun, steps: int) -> list[float]:
+def learned(training: TrainableRun, steps: int) -> list[float]:
+    """The losses of so many steps of the task."""
     losses = []
     for number in range(steps):
         texts = [text(_LENGTH + 1, number * _BATCH + member) for member in range(_BATCH)]
@@ -114,3 +107,11 @@ def _train(training: TrainableRun, steps: int) -> list[float]:
         assert isinstance(result, ForwardBackwardResult), result
         losses.append(result.metrics["loss:sum"])
     return losses
+
+
+def _base(family: str, dtype: torch.dtype, changes: dict[str, Any]) -> tuple[Decoder, dict[str, Any]]:
+    with TemporaryDirectory() as directory:
+        path = saved(family, Path(directory)) / "config.json"
+        config = json.loads(path.read_text()) | changes
+        path.write_text(json.dumps(config))
+        return load_decoder(Path(directory), dtype=dtype), config

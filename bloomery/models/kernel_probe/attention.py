@@ -15,8 +15,8 @@ from bloomery.models.attention import causal_mask
 from bloomery.models.decoder import Decoder
 from bloomery.models.kernel_probe.inputs import noise
 from bloomery.models.native import attention as native_attention
-from bloomery.models.native.attention import Spans
 from bloomery.models.pads import KEY_PAD, ROW_PAD, pad_to
+from bloomery.models.spans import Spans
 
 _FINER_KEY_PADS: Final = (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448)
 _FINEST_BLOCK: Final = 256
@@ -102,14 +102,14 @@ def _differing_positions(decoder: Decoder, kv_heads: int, head_dim: int) -> Iter
     q_1HLE = noise(config.num_heads, length, head_dim, like=decoder.embedding)[None]
     k_1KSE = F.pad(noise(kv_heads, length, head_dim, like=decoder.embedding), (0, 0, 0, keys - length))[None]
     v_1KSE = k_1KSE.flip(-1).contiguous()
-    whole = _attend(q_1HLE, k_1KSE, v_1KSE, torch.arange(length))
+    whole = _attend(q_1HLE, k_1KSE, v_1KSE, torch.arange(length, device=q_1HLE.device))
     for position in _POSITIONS:
         if position >= length:
             continue
         near = KEY_PAD if position < KEY_PAD else keys
         # A decode step: the query heads of a group stand in the rows of their key head.
         q_1KGE = F.pad(q_1HLE[:, :, position].unflatten(1, (kv_heads, group)), (0, 0, 0, -group % ROW_PAD))
-        mask = causal_mask(torch.tensor([position]), near, None, q_1HLE.dtype)
+        mask = causal_mask(torch.tensor([position], device=q_1HLE.device), near, None, q_1HLE.dtype)
         step = F.scaled_dot_product_attention(q_1KGE, k_1KSE[:, :, :near], v_1KSE[:, :, :near], attn_mask=mask.expand(q_1KGE.shape[2], -1))
         if not torch.equal(step[:, :, :group].flatten(1, 2), whole[:, :, position]):
             yield position

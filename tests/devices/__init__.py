@@ -1,0 +1,1 @@
+"""The product on devices that are not the processor."""
