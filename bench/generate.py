@@ -43,7 +43,7 @@ def main() -> None:
     asked = _arguments()
     torch.set_num_threads(asked.threads)
     line = Line("generate")
-    where = {"threads": asked.threads, "dtype": asked.dtype, "device": "cpu"}
+    where = {"threads": asked.threads, "dtype": asked.dtype, "device": _device_name(asked.device)}
     with tempfile.TemporaryDirectory() as place:
         sizes = {size: _size(size, Path(place) / size, asked) for size in asked.sizes}
     setting = {"prompt_tokens": asked.prompt, "new_tokens": asked.tokens, "rounds": asked.rounds}
@@ -55,15 +55,21 @@ def _arguments() -> argparse.Namespace:
     for name, value in (("prompt", 64), ("tokens", 64), ("rounds", 5), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--sizes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 32])
     return parser.parse_args()
 
 
+def _device_name(device: str) -> str:
+    return "cpu" if device == "cpu" else torch.cuda.get_device_name(device)
+
+
 def _size(size: str, place: Path, asked: argparse.Namespace) -> dict[str, Any]:
     dtype: torch.dtype = getattr(torch, asked.dtype)
     directory = write_directory(SHAPES[size], place, dtype)
-    decoder, peer = load_decoder(directory, dtype=dtype), Qwen3ForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="sdpa").eval()
+    decoder = load_decoder(directory, dtype=dtype, device=asked.device)
+    peer = Qwen3ForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="sdpa").eval().to(asked.device)
     peer.generation_config.eos_token_id = None
     contenders: dict[str, Callable[[Prompts, int], int]] = {"transformers": _Peer(peer), **_ours(decoder)}
     return {str(count): _compare(contenders, SHAPES[size].vocab_size, count, asked) for count in asked.concurrency}
@@ -130,7 +136,7 @@ class _Peer:
 
     def __call__(self, prompts: Prompts, tokens: int) -> int:
         settings = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=tokens, pad_token_id=0)
-        ids_BT = torch.tensor(prompts)
+        ids_BT = torch.tensor(prompts, device=self._model.device)
         with torch.inference_mode():
             out_BT = self._model.generate(ids_BT, attention_mask=torch.ones_like(ids_BT), generation_config=settings)
         return int(out_BT[:, ids_BT.shape[1] :].numel())

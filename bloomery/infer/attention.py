@@ -23,9 +23,9 @@ from bloomery.infer.cache import KeyValueCache
 from bloomery.models.attention import causal_mask
 from bloomery.models.form import Form
 from bloomery.models.native import attention as native_attention
-from bloomery.models.native.attention import Spans
 from bloomery.models.pads import ROW_PAD, pad_to
 from bloomery.models.recurrent import Chunks, Recurrence, SequenceRows, gathered
+from bloomery.models.spans import Spans
 
 _NEAR_BYTES: Final = 4 << 20
 """Keys and values that are gathered at a time: what is gathered is read again at once."""

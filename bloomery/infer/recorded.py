@@ -21,8 +21,8 @@ from bloomery.infer.attention import StepAttention
 from bloomery.models.adapters import AdapterRows
 from bloomery.models.decoder import Decoder, Inputs
 from bloomery.models.native import bindings, gemm
-from bloomery.models.native.attention import Spans
 from bloomery.models.program import Program, Recorder, Workspace
+from bloomery.models.spans import Spans
 
 log = logging.getLogger(__name__)
 

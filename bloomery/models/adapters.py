@@ -15,7 +15,7 @@ from bloomery.models.factors import Factors, add_updates, stack
 from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.native import gemm, low_rank
 from bloomery.models.native.low_rank import TargetPlaces
-from bloomery.models.products import linear, product, rows_gradient
+from bloomery.models.products import add_batch_product, batch_product, linear, product, rows_gradient
 
 
 class AdapterRows(NamedTuple):
@@ -109,11 +109,11 @@ class _AdaptedLinear(torch.autograd.Function):
                 grad_flat += [grad for pair in pairs for grad in pair]
                 continue
             (a_MrI, b_MOr), low_MNr, grad_MNO = stack(members), low_Rr.unflatten(0, (team.members, -1)), team.of(grad_RO)
-            grad_low_MNr = torch.bmm(grad_MNO, b_MOr)
+            grad_low_MNr = batch_product(grad_MNO, b_MOr)
             if grad_RI is not None:
-                team.of(grad_RI).baddbmm_(grad_low_MNr, a_MrI)
-            grad_a_MrI = torch.bmm(grad_low_MNr.transpose(1, 2), team.of(input_RI))
-            grad_b_MOr = torch.bmm(grad_MNO.transpose(1, 2), low_MNr)
+                add_batch_product(team.of(grad_RI), grad_low_MNr, a_MrI)
+            grad_a_MrI = batch_product(grad_low_MNr.transpose(1, 2), team.of(input_RI))
+            grad_b_MOr = batch_product(grad_MNO.transpose(1, 2), low_MNr)
             grad_flat += [grad for pair in zip(grad_a_MrI, grad_b_MOr, strict=True) for grad in pair]
         return grad_RI, None, None, *grad_flat
 

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bloomery.models.native import attention as native_attention
-from bloomery.models.native.attention import Spans
 from bloomery.models.pads import KEY_PAD, LENGTH_PAD, ROW_PAD, packed_starts, pad_to
 from bloomery.models.recurrent import Chunks, Recurrence, SequenceRows, packed_scan
+from bloomery.models.spans import Spans
 
 _LENGTH_LADDER = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
 

@@ -15,6 +15,7 @@ from bloomery.models.factors import Factors, low_rank_add
 from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.mlp import ACTIVATIONS, Mlp, gate_up_rows
 from bloomery.models.pads import ROW_PAD, pad_to
+from bloomery.models.pointwise import row_sum
 from bloomery.models.products import linear
 
 _VECTOR: Final = 8
@@ -103,7 +104,7 @@ class Experts(nn.Module):
             chosen_RT = routing.choose(_in_best_groups(scores_RX.detach() + self.choice_bias, config.groups, config.groups_kept), config.top_k)
         weights_RT = scores_RX.gather(1, chosen_RT)
         if config.normalise_top_k:
-            weights_RT = weights_RT / weights_RT.sum(-1, keepdim=True)
+            weights_RT = weights_RT / row_sum(weights_RT)
         weights_RT = weights_RT if config.scale == 1.0 else weights_RT * config.scale
         return routing.weigh(weights_RT.to(x_RD.dtype)), chosen_RT
 
@@ -128,7 +129,7 @@ class Experts(nn.Module):
 
 def _gate(x_RD: Tensor, weight_1D: Tensor) -> Tensor:
     """One number for each row [R, 1], summed row by row: a product with so narrow a matrix depends on the number of rows."""
-    sum_R1 = (x_RD.float() * weight_1D.float()).sum(-1, keepdim=True).to(x_RD.dtype)
+    sum_R1 = row_sum(x_RD.float() * weight_1D.float()).to(x_RD.dtype)
     # Side by side so often that the last rows fill a vector, as others do.
     return sum_R1.repeat(1, _VECTOR).sigmoid()[:, :1]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bloomery.models.adapters import AdapterRows
 from bloomery.models.config import ExpertsConfig
 from bloomery.models.experts import Experts, Routing
-from bloomery.models.pointwise import rms_norm, unit_norm
+from bloomery.models.pointwise import rms_norm, row_sum, unit_norm
 from bloomery.models.products import linear
 
 
@@ -34,5 +34,5 @@ class ExpertsBesideMlp(Experts):
         probabilities_RX = linear(scaled_RD, self.router).softmax(-1, dtype=torch.float32)
         chosen_RT = routing.choose(probabilities_RX, self.config.top_k)
         weights_RT = probabilities_RX.gather(1, chosen_RT)
-        weights_RT = weights_RT / weights_RT.sum(-1, keepdim=True)
+        weights_RT = weights_RT / row_sum(weights_RT)
         return routing.weigh((weights_RT * self.expert_scale[chosen_RT]).to(x_RD.dtype)), chosen_RT

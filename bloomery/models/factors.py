@@ -10,9 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bloomery.models.gpu import launch
+from bloomery.models.gpu import products as gpu_products
 from bloomery.models.native import low_rank
 from bloomery.models.native.low_rank import TargetPlaces
 from bloomery.models.pads import pad_to
+from bloomery.models.products import add_batch_product, batch_product, linear
 
 RANK_PAD: Final = 16
 """The forward computes with ranks padded to this multiple: narrower ones change the bits of a row with the width."""
@@ -34,7 +37,10 @@ def padded_rank(rank: int) -> int:
 
 def low_rank_add(base_RO: Tensor, input_RI: Tensor, factors: Factors) -> Tensor:
     """`base + (input @ a.T) @ b.T` in the one order of operations that training and sampling share."""
-    return torch.addmm(base_RO, _low(input_RI, factors.a), factors.b.t())
+    low_Rr = _low(input_RI, factors.a)
+    if launch.available(base_RO, low_Rr, factors.b):
+        return base_RO + linear(low_Rr, factors.b)
+    return torch.addmm(base_RO, low_Rr, factors.b.t())
 
 
 def add_updates(
@@ -54,16 +60,25 @@ def add_updates(
     if len(members) == 1:
         # The fewest calls, which is what a step of few rows waits for.
         low_Rr = _low(input_RI, members[0].a)
-        out_RO.addmm_(low_Rr, members[0].b.t())
+        _add_product(out_RO, low_Rr, members[0].b)
         return low_Rr
     a_MrI, b_MOr = stack(members) if stacked is None else stacked()
-    low_MNr = torch.bmm(input_RI.unflatten(0, (len(members), -1)), a_MrI.transpose(1, 2))
-    out_RO.unflatten(0, (len(members), -1)).baddbmm_(low_MNr, b_MOr.transpose(1, 2))
+    low_MNr = batch_product(input_RI.unflatten(0, (len(members), -1)), a_MrI.transpose(1, 2))
+    add_batch_product(out_RO.unflatten(0, (len(members), -1)), low_MNr, b_MOr.transpose(1, 2))
     return low_MNr.flatten(0, 1)
+
+
+def _add_product(out_RO: Tensor, low_Rr: Tensor, b_Or: Tensor) -> None:
+    if launch.available(out_RO, low_Rr, b_Or):
+        gpu_products.multiply(low_Rr, b_Or.t(), added_to=out_RO)
+    else:
+        out_RO.addmm_(low_Rr, b_Or.t())
 
 
 def _low(input_RI: Tensor, a_rI: Tensor) -> Tensor:
     """`input @ a.T` [R, r], to the same bits for few rows as for many."""
+    if launch.available(input_RI, a_rI):
+        return linear(input_RI, a_rI)
     missing = _HALF_ROWS - len(input_RI)
     if missing <= 0 or input_RI.dtype != torch.bfloat16 or input_RI.device.type != "cpu":
         return F.linear(input_RI, a_rI)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bloomery.models.config import GatedDeltaConfig
-from bloomery.models.pointwise import rms_norm
+from bloomery.models.pointwise import rms_norm, row_sum
 from bloomery.models.recurrent import InterChunk, Recurrence, convolved
 
 _UNIT_EPS = 1e-6
@@ -127,4 +127,4 @@ class GatedDelta(Recurrence):
 
 
 def _unit(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _UNIT_EPS)
+    return x * torch.rsqrt(row_sum(x.square()) + _UNIT_EPS)

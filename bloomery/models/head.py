@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bloomery.models.factors import Factors, add_updates
+from bloomery.models.gpu import launch
+from bloomery.models.gpu import rows as gpu_rows
 from bloomery.models.native import bindings, softmax
 from bloomery.models.products import add_weight_gradient, product, rows_gradient, weight_gradient
 
@@ -116,6 +118,8 @@ def _chunk_rows(vocab_size: int) -> int:
 
 def logsumexp(logits_RV: Tensor) -> Tensor:
     """Of every row [R], by the one reduction that training and sampling share."""
+    if launch.available(logits_RV):
+        return gpu_rows.logsumexp(logits_RV)
     return softmax.logsumexp(logits_RV) if bindings.available(logits_RV) else torch.logsumexp(logits_RV, -1)
 
 

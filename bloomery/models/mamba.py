@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bloomery.models.config import MambaConfig
+from bloomery.models.pointwise import row_mean
 from bloomery.models.recurrent import InterChunk, Recurrence, convolved
 
 
@@ -81,7 +82,7 @@ class Mamba(Recurrence):
         """Gated, then normed group by group; in the compute dtype."""
         gated_RI = read_RI.float() * F.silu(projected_RO[:, : self.config.inner].float())
         groups_RGI = gated_RI.unflatten(1, (self.config.groups, -1))
-        normed_RGI = groups_RGI * torch.rsqrt(groups_RGI.square().mean(-1, keepdim=True) + self.eps)
+        normed_RGI = groups_RGI * torch.rsqrt(row_mean(groups_RGI.square()) + self.eps)
         mixed_RI: Tensor = (normed_RGI.flatten(1) * self.norm.float()).to(projected_RO.dtype)
         return mixed_RI
 

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bloomery.models.gpu import launch
+from bloomery.models.gpu import rows as gpu_rows
 from bloomery.models.native import bindings
 from bloomery.models.native import pointwise as native_pointwise
 
@@ -21,6 +23,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return normed
     if bindings.available(x, weight):
         return native_pointwise.rms_norm(x, weight, eps)[0]
+    if launch.available(x, weight):
+        return gpu_rows.rms_norm(x, weight, eps)[0]
     # One call where there is one, for steps of a few rows: the same formula, and the same bits.
     return F.rms_norm(x, (x.shape[-1],), weight, eps) if x.dtype == torch.float32 else _normed(x, _scale(x.float(), eps), weight)
 
@@ -34,6 +38,19 @@ def unit_norm(x: Tensor, eps: float) -> Tensor:
     """The same without a weight, with autograd's own backward."""
     wide = x.float()
     return (wide * _scale(wide, eps)).to(x.dtype)
+
+
+def row_sum(x: Tensor) -> Tensor:
+    """Of every row [..., 1], to bits that do not depend on their number."""
+    if not launch.available(x):
+        return x.sum(-1, keepdim=True)
+    summed: Tensor = _RowSum.apply(x.float())  # type: ignore[no-untyped-call]
+    return summed.to(x.dtype)
+
+
+def row_mean(x: Tensor) -> Tensor:
+    """The same, divided by their length."""
+    return row_sum(x) / x.shape[-1] if launch.available(x) else x.mean(-1, keepdim=True)
 
 
 def add(x_RX: Tensor, y: Tensor) -> Tensor:
@@ -73,6 +90,8 @@ class _RmsNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if bindings.available(x, weight):
             out, scale = native_pointwise.rms_norm(x, weight, eps, scaled=True)
+        elif launch.available(x, weight):
+            out, scale = gpu_rows.rms_norm(x, weight, eps)
         else:
             scale = _scale(x.float(), eps)
             out = _normed(x, scale, weight)
@@ -89,13 +108,24 @@ class _RmsNorm(torch.autograd.Function):
         grad_weight = (wide * scale).mul_(grad).flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
         grad_x = grad * weight.float()
         # d/dx of x * scale(x), with d scale / dx = -scale^3 * x / D.
-        along = (grad_x * wide).mean(-1, keepdim=True).mul_(scale.pow(3))
+        along = row_mean(grad_x * wide).mul_(scale.pow(3))
         grad_x = grad_x.mul_(scale).addcmul_(wide, along, value=-1.0)
         return grad_x.to(x.dtype), grad_weight, None
 
 
 def _scale(wide: Tensor, eps: float) -> Tensor:
-    return torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return torch.rsqrt(row_mean(wide.pow(2)) + eps)
+
+
+class _RowSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.shape = x.shape
+        return gpu_rows.row_sum(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].expand(ctx.shape)
 
 
 def _normed(x: Tensor, scale: Tensor, weight: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ In float32 on a CPU that is one of our own (`native`): each number is one chain 
 and few rows of a small model take half to four fifths of the time that oneDNN takes. Where it is missing, or the processor fuses no multiply-adds,
 oneDNN computes, which comes with torch; it uses the widest instructions of a processor where torch's BLAS does not, and gives a row the same bits
 among any number of rows from two on; `kernel_probe` holds that against this machine. Bfloat16 goes to a kernel of our own where the processor
-has tiles for it: there oneDNN sums more than 512 inputs in an order that depends on the rows. Elsewhere it goes to oneDNN, and other devices have
-libraries of their own.
+has tiles for it: there oneDNN sums more than 512 inputs in an order that depends on the rows. Elsewhere it goes to oneDNN. On a GPU, whose
+library chooses its order by the number of rows, both go to a kernel of our own (`models.gpu`).
 A weight that was put into the kernel's own order once (`packed`) gives the same bits, and few rows in a half to a fifth of the time: they wait for
 little else than the order that is made anew for every call. It serves products alone: nothing else reads it, and no gradient reaches it.
 Shapes: R rows, I inputs, O outputs, P panels of W outputs.
@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bloomery.models.gpu import launch
+from bloomery.models.gpu import products as gpu_products
 from bloomery.models.native import gemm, half_gemm, split_gemm
 
 PACKABLE: Final = frozenset({"qkv", "q", "kv", "o", "gate_up", "down", "latent_in", "latent_out", "gate", "projection"})
@@ -65,6 +67,8 @@ def product(input_RI: Tensor, weight_OI: Tensor) -> Tensor:
         return gemm.product_unpacked(input_RI, weight_OI)
     if not weight_OI.is_mkldnn and half_gemm.multiplies(input_RI, weight_OI):
         return half_gemm.product_unpacked(input_RI, weight_OI)
+    if launch.available(input_RI, weight_OI):
+        return gpu_products.multiply(input_RI, weight_OI.t())
     return _library_product(input_RI, weight_OI)
 
 
@@ -80,6 +84,9 @@ def rows_gradient(grad_RO: Tensor, weight_OI: Tensor) -> Tensor:
     """`grad @ weight`, what reaches the rows of a `product`. No sampler computes it, so it may come from whichever is fastest."""
     if _is_split(weight_OI.shape, grad_RO, weight_OI):
         return split_gemm.product(grad_RO, weight_OI)
+    if launch.available(grad_RO, weight_OI):
+        # Its rows have company too: a run's gradients are its own.
+        return gpu_products.multiply(grad_RO, weight_OI)
     return grad_RO @ weight_OI if _BLAS_IS_AS_WIDE else _library_product(grad_RO, weight_OI.t())
 
 
@@ -100,6 +107,18 @@ def add_weight_gradient(sum_OI: Tensor, grad_RO: Tensor, input_RI: Tensor) -> Te
 def _is_split(weight: Sequence[int], *tensors: Tensor) -> bool:
     """Whether gradients of a weight of this shape come from `split_gemm.product`: by its shape alone, for rows have company."""
     return min(weight) >= _WORTH_SPLITTING and split_gemm.multiplies(*tensors)
+
+
+def batch_product(a_MRS: Tensor, b_MSC: Tensor) -> Tensor:
+    """`a @ b` of each member [M, R, C], to the bits that it has alone."""
+    return gpu_products.multiply(a_MRS, b_MSC) if launch.available(a_MRS, b_MSC) else torch.bmm(a_MRS, b_MSC)
+
+
+def add_batch_product(out_MRC: Tensor, a_MRS: Tensor, b_MSC: Tensor) -> Tensor:
+    """The same, added in place."""
+    if launch.available(out_MRC, a_MRS, b_MSC):
+        return gpu_products.multiply(a_MRS, b_MSC, added_to=out_MRC)
+    return out_MRC.baddbmm_(a_MRS, b_MSC)
 
 
 def packed(weight_OI: Tensor) -> nn.Parameter:
@@ -135,6 +154,8 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 def library(dtype: torch.dtype, device: torch.device) -> str:
     """Which library computes `product`, for the numerics id."""
     like = torch.empty(0, dtype=dtype, device=device)
+    if launch.available(like):
+        return launch.identity()
     return "native" if gemm.multiplies(like) or half_gemm.multiplies(like) else "onednn" if _by_onednn(like) else "torch"
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from bloomery.models.attention import PackedAttention
 from bloomery.models.native import attention as native_attention
 from bloomery.models.native import bindings
-from bloomery.models.native.attention import Spans
 from bloomery.models.pads import BLOCK_PLACES, packed_starts
+from bloomery.models.spans import Spans
 
 pytestmark = pytest.mark.skipif(not bindings.present(), reason="this machine has no C compiler, or not Linux")
 

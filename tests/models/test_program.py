@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from bloomery.models.native import attention, bindings, gemm, low_rank, softmax
-from bloomery.models.native.attention import Spans
 from bloomery.models.pads import BLOCK_PLACES
 from bloomery.models.pointwise import add, rms_norm, rotate, swiglu
 from bloomery.models.products import packed, product
 from bloomery.models.program import Program, Recorder, Workspace
+from bloomery.models.spans import Spans
 
 pytestmark = pytest.mark.skipif(not gemm.multiplies(torch.empty(0)), reason="no native products here")
 

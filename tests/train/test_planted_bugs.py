@@ -14,8 +14,8 @@ from bloomery.models.adapters import AdapterRows
 from bloomery.models.factors import Factors
 from bloomery.models.native import attention as native_attention
 from bloomery.models.native import bindings, gemm
-from bloomery.models.native.attention import Spans
 from bloomery.models.pads import KEY_PAD, ROW_PAD, pad_to
+from bloomery.models.spans import Spans
 from bloomery.train import passes
 from tests.train import builders
 from tests.train.company import EVERY_KIND, apart, random_company

@@ -1,40 +1,28 @@
-"""Attention of neighbouring rows over sequences in blocks or in one piece, and its gradients.
+"""Attention of neighbouring rows over sequences in blocks or in one piece, and its gradients; on a GPU its own kernels compute it (`models.gpu`).
 
 Shapes: R rows, N spans, H query heads, K key/value heads, E head dimension; B blocks in all, P places of each, S slots, M blocks of each slot.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from bloomery.models.gpu import attention as gpu_attention
+from bloomery.models.gpu import launch
 from bloomery.models.native import bindings, buffers
 from bloomery.models.pads import pad_to
+from bloomery.models.spans import Spans
 
 _LANES: Final = 8
 """Values that are computed together."""
 
 
-class Spans(NamedTuple):
-    """Rows that attend: tokens that stand in neighbouring rows, one behind the other in the sequence of a slot."""
-
-    places_N4: Tensor
-    """First row, slot, position of the first token, tokens."""
-    longest: int
-    """Places that the longest of the sequences may take."""
-    tokens: int
-    tables_SM: Tensor | None = None
-    """The blocks of each slot's sequence, in order, `BLOCK_PLACES` places each; without it a slot is where a sequence in one piece begins."""
-
-    @classmethod
-    def of(cls, spans: Sequence[tuple[int, int, int, int]]) -> Self:
-        """From first rows, slots, positions and numbers of tokens."""
-        return cls(torch.tensor(spans), max(start + count for _, _, start, count in spans), sum(count for _, _, _, count in spans))
-
-
 def attends(q_RHE: Tensor, *keys_and_values: Tensor) -> bool:
     """Whether `attend` takes these."""
+    if launch.available(q_RHE, *keys_and_values):
+        return q_RHE.shape[-1] <= gpu_attention.WIDEST
     return q_RHE.shape[-1] % _LANES == 0 and bindings.available(q_RHE, *keys_and_values)
 
 
@@ -52,6 +40,8 @@ def attend(
     `keys` and `values` are blocks [B, K, P, E], which the tables of the spans name, or the packed rows themselves [R, K, E], where a span's slot is
     its first row.
     """
+    if launch.available(q_RHE):
+        return gpu_attention.attend(q_RHE, keys, values, spans, window)
     rows, heads, dim = q_RHE.shape
     out_RHE = buffers.floats(rows, heads, dim, zeros=spans.tokens < rows)
     logs_RH = buffers.floats(rows, heads, zeros=True) if logged else None
@@ -73,6 +63,8 @@ def attend_backward(grad_RHE: Tensor, saved: Sequence[Tensor], spans: Spans, win
 
     Spans are whole sequences. A sequence's numbers depend on nothing but the sequence.
     """
+    if launch.available(grad_RHE):
+        return gpu_attention.attend_backward(grad_RHE, saved, spans, window)
     (q_RHE, k_RKE, v_RKE), out_RHE, logs_RH = map(buffers.rows, saved[:3]), saved[3].contiguous(), saved[4].contiguous()
     grad_RHE, threads = grad_RHE.contiguous(), torch.get_num_threads()
     (rows, heads, dim), kv_heads = q_RHE.shape, k_RKE.shape[1]
@@ -92,6 +84,9 @@ def attend_backward(grad_RHE: Tensor, saved: Sequence[Tensor], spans: Spans, win
 
 def keep(storage_BKPE: Tensor, x_RKE: Tensor, spans: Spans) -> None:
     """Put the rows of keys, or values, in the places of their tokens."""
+    if launch.available(storage_BKPE):
+        gpu_attention.keep(storage_BKPE, x_RKE, spans)
+        return
     assert storage_BKPE.stride(-1) == 1
     x_RKE = buffers.rows(x_RKE)
     pointers = storage_BKPE.data_ptr(), _strides(storage_BKPE), x_RKE.data_ptr(), *x_RKE.stride()[:2]

@@ -1,0 +1,133 @@
+"""Attention of rows over sequences in blocks or in one piece, and its gradients; a sequence's numbers depend on nothing but the sequence.
+
+Shapes: R rows, N spans, T tiles, H query heads, K key/value heads, E head dimension.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bloomery.models.gpu.launch import loaded, power_of_two, tile
+from bloomery.models.gpu.rows import row_sum
+from bloomery.models.pads import BLOCK_PLACES
+from bloomery.models.spans import Spans
+
+WIDEST: Final = 256
+"""Numbers of a head."""
+
+
+class _Tiles(NamedTuple):
+    """Queries, heads of a group counted each, and keys that are computed together."""
+
+    queries: int
+    keys: int
+
+
+_TILES: Final = {torch.float32: _Tiles(16, 32), torch.bfloat16: _Tiles(64, 64)}
+
+
+def attend(q_RHE: Tensor, keys: Tensor, values: Tensor, spans: Spans, window: int | None) -> tuple[Tensor, Tensor]:
+    """What `native.attention.attend` gives, with the logarithms."""
+    (rows, heads, dim), kv_heads = q_RHE.shape, keys.shape[1]
+    group = heads // kv_heads
+    tiles = _tiles(q_RHE.dtype, group)
+    make = torch.zeros if spans.tokens < rows else torch.empty
+    out_RHE, logs_RH = make(q_RHE.shape, dtype=q_RHE.dtype, device=q_RHE.device), make((rows, heads), device=q_RHE.device)
+    q_RHE, keys, values = map(_dense, (q_RHE, keys, values))
+    tiles_T4 = _on_device(spans, q_RHE.device, tiles.queries // group)
+    paged = spans.tables_SM is not None
+    table_SM = _table(spans, q_RHE.device) if paged else tiles_T4
+    loaded().attend[(len(tiles_T4), kv_heads)](
+        *(out_RHE, logs_RH, q_RHE, keys, values, tiles_T4, table_SM, heads, dim, window or 0, dim**-0.5, *q_RHE.stride()[:2]),
+        *(*_strides(keys), *_strides(values), table_SM.stride(0), group, paged, BLOCK_PLACES, *tiles, tile(dim, WIDEST)),
+    )
+    return out_RHE, logs_RH
+
+
+def attend_backward(grad_RHE: Tensor, saved: Sequence[Tensor], spans: Spans, window: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """What `native.attention.attend_backward` gives."""
+    (q_RHE, k_RKE, v_RKE), out_RHE, logs_RH = map(_dense, saved[:3]), saved[3], saved[4]
+    grad_RHE = grad_RHE.contiguous()
+    (rows, heads, dim), kv_heads = q_RHE.shape, k_RKE.shape[1]
+    group, device = heads // kv_heads, q_RHE.device
+    tiles = _tiles(q_RHE.dtype, group)
+    make = torch.zeros if spans.tokens < rows else torch.empty
+    grads = [make((rows, number, dim), dtype=q_RHE.dtype, device=device) for number in (heads, kv_heads, kv_heads)]
+    along_RH1 = row_sum(out_RHE.float() * grad_RHE.float())
+    inputs = grad_RHE, q_RHE, k_RKE, v_RKE, logs_RH, along_RH1
+    strides = tuple(stride for tensor in (q_RHE, k_RKE, v_RKE) for stride in tensor.stride()[:2])
+    shape = group, *tiles, tile(dim, WIDEST)
+    of_queries, of_keys = _on_device(spans, device, tiles.queries // group), _keys_on_device(spans, device, tiles.keys)
+    rest = dim, window or 0, dim**-0.5, *strides, *shape
+    loaded().attend_backward_queries[(len(of_queries), kv_heads)](grads[0], *inputs, of_queries, heads, *rest)
+    loaded().attend_backward_keys[(len(of_keys), kv_heads)](grads[1], grads[2], *inputs, of_keys, heads, kv_heads, *rest)
+    return grads[0], grads[1], grads[2]
+
+
+def keep(storage_BKPE: Tensor, x_RKE: Tensor, spans: Spans) -> None:
+    """Put the rows of keys, or values, in the places of their tokens."""
+    rows_F, blocks_F, places_F = _places(spans, x_RKE.device)
+    storage_BKPE[blocks_F, :, places_F] = x_RKE.index_select(0, rows_F)
+
+
+def _tiles(dtype: torch.dtype, group: int) -> _Tiles:
+    """Of which one holds at least a group."""
+    tiles = _TILES[dtype]
+    return tiles._replace(queries=max(tiles.queries, power_of_two(group)))
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _strides(storage: Tensor) -> tuple[int, int, int]:
+    """From block to block, from head to head and from place to place."""
+    strides = storage.stride()
+    return (strides[0], strides[1], strides[2]) if storage.dim() == 4 else (0, strides[1], strides[0])
+
+
+def _on_device(spans: Spans, device: torch.device, tokens: int) -> Tensor:
+    """The tiles of queries: first row, slot, position of the first token, and how many of `tokens` there are."""
+    if (found := spans.copies.get(("queries", tokens))) is None:
+        lines = [
+            (row + first, slot, position + first, min(tokens, count - first))
+            for row, slot, position, count in spans.places_N4.tolist()
+            for first in range(0, count, tokens)
+        ]
+        found = spans.copies["queries", tokens] = torch.tensor(lines, dtype=torch.int32).to(device)
+    return found
+
+
+def _keys_on_device(spans: Spans, device: torch.device, keys: int) -> Tensor:
+    """The tiles of keys of whole sequences: first row, first position, tokens."""
+    if (found := spans.copies.get(("keys", keys))) is None:
+        lines = [(row, first, count, 0) for row, _, _, count in spans.places_N4.tolist() for first in range(0, count, keys)]
+        found = spans.copies["keys", keys] = torch.tensor(lines, dtype=torch.int32).to(device)
+    return found
+
+
+def _table(spans: Spans, device: torch.device) -> Tensor:
+    """The blocks of every slot."""
+    if (found := spans.copies.get(("table",))) is None:
+        assert spans.tables_SM is not None
+        found = spans.copies["table",] = spans.tables_SM.to(device, torch.int32)
+    return found
+
+
+def _places(spans: Spans, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every token: its row, its block, and its place there."""
+    names = [("rows",), ("blocks",), ("places",)]
+    if names[0] not in spans.copies:
+        assert spans.tables_SM is not None
+        parts = [
+            (torch.arange(row, row + count), torch.full((count,), slot), torch.arange(position, position + count))
+            for row, slot, position, count in spans.places_N4.tolist()
+        ]
+        rows_F, slots_F, positions_F = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        blocks_F = spans.tables_SM[slots_F, positions_F // BLOCK_PLACES]
+        for name, column in zip(names, (rows_F, blocks_F, positions_F % BLOCK_PLACES), strict=True):
+            spans.copies[name] = column.to(device)
+    rows_F, blocks_F, places_F = (spans.copies[name] for name in names)
+    return rows_F, blocks_F, places_F
