@@ -20,6 +20,8 @@ from bloomery.types.operations import AdamParams, Datum, ForwardBackward
 from bloomery.types.routing import RoutingShape, check_routing, check_routing_weights
 
 MAX_SEED: Final = (1 << 63) - 1
+MIN_SEED: Final = -MAX_SEED - 1
+"""Of samples; a run begins at one from 0."""
 MAX_SAMPLES: Final = 1024
 MAX_PENALTY: Final = 2.0
 """Of presence and frequency, as OpenAI bounds it, to both sides."""
@@ -88,7 +90,7 @@ def check_adam(adam: AdamParams) -> None:
 def check_generate(generate: Generate, size: Bounds) -> None:
     """A prompt of the model's tokens that leaves room, and numbers that mean something."""
     params, prompt = generate.params, generate.prompt
-    if not -MAX_SEED - 1 <= params.seed <= MAX_SEED:
+    if not MIN_SEED <= params.seed <= MAX_SEED:
         raise InvalidInput(f"`seed` is {params.seed}: it must be a number of 64 bits", field="seed")
     if len(prompt.shape) != 1 or prompt.shape[0] == 0 or prompt.dtype == "float32":
         raise InvalidInput(f"the prompt is {prompt.dtype}{list(prompt.shape)}: it needs at least one token id, integers [P]", field="prompt")

@@ -174,6 +174,16 @@ def test_prompts_come_in_four_forms(sdk: OpenAI, server: ScriptedServer, prompt:
     assert sorted(request.params.seed for request in server.scripted.requests) == [5 + index for index in range(len(expected))]
 
 
+@pytest.mark.parametrize(("seed", "used"), [(-(2**63), [-(2**63), 1 - 2**63]), (-1, [-1, 0]), (2**63 - 1, [0, 2**63 - 1])])
+def test_a_seed_is_any_number_of_64_bits(sdk: OpenAI, server: ScriptedServer, seed: int, used: list[int]) -> None:
+    answer = complete(sdk, prompt=["The", "quick"], seed=seed)
+    assert sorted(request.params.seed for request in server.scripted.requests) == used
+    assert server.span(answer.id)["span"]["seed"] == seed
+    chat(sdk, seed=seed)
+    sdk.responses.create(model="tiny", input="The", extra_body={"seed": seed})
+    assert [request.params.seed for request in server.scripted.requests[2:]] == [seed, seed]
+
+
 def test_prompts_are_streamed_side_by_side(sdk: OpenAI) -> None:
     texts = ["", ""]
     for chunk in complete(sdk, prompt=["The", "quick"], stream=True):
@@ -273,8 +283,9 @@ BAD_CHAT = [
     ({"n": 0}, "n", ">= 1"),
     ({"n": 129}, "n", "<= 128"),
     ({"n": True}, "n", "expected `int"),
-    ({"seed": -1}, "seed", ">= 0"),
-    ({"seed": 2**63}, "seed", "between 0 and"),
+    ({"seed": -(2**63) - 1}, "seed", ">= -9223372036854775808"),
+    ({"seed": 2**63}, "seed", "<= 9223372036854775807"),
+    ({"seed": 0.5}, "seed", "expected `int"),
     ({"max_tokens": 0}, "max_tokens", "at least 1"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "give one of them"),
     ({"max_tokens": CONTEXT}, "max_tokens", "ask for at most"),

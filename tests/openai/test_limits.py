@@ -23,7 +23,7 @@ WITHIN = [
     ({"min_tokens": 0}, {"min_tokens": 1}),
     ({"prompt_logprobs": 0}, {"prompt_logprobs": 20}),
     ({"n": 1}, {"n": 128}),
-    ({"seed": 0}, {"seed": 2**63 - 1}),
+    ({"seed": -(2**63)}, {"seed": 2**63 - 1}),
 ]
 OUTSIDE = [
     ({"temperature": 2.01}, "temperature", "<= 2"),
@@ -34,7 +34,7 @@ OUTSIDE = [
     ({"top_p": -1}, "top_p", "> 0"),
     ({"top_k": 2**64}, "top_k", "<= 2147483647"),
     ({"n": 10**30}, "n", "<= 128"),
-    ({"seed": 10**30}, "seed", "between 0 and"),
+    ({"seed": 10**30}, "seed", "<= 9223372036854775807"),
     ({"frequency_penalty": 2.5}, "frequency_penalty", "<= 2"),
     ({"presence_penalty": -2.5}, "presence_penalty", ">= -2"),
     ({"presence_penalty": "high"}, "presence_penalty", "expected `float"),

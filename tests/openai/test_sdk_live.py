@@ -32,6 +32,15 @@ def test_the_model_is_listed_and_answers_with_its_version(sdk: OpenAI) -> None:
     assert 0 < answer.usage.completion_tokens <= 24
 
 
+def test_negative_seeds_give_one_answer_each(sdk: OpenAI) -> None:
+    def said(seed: int) -> str:
+        return sdk.completions.create(prompt="The", **SAMPLED | {"seed": seed}).choices[0].text
+
+    answers = [said(seed) for seed in (-1, 1, -(2**63), 2**63 - 1)]
+    assert len(set(answers)) == 4
+    assert [said(seed) for seed in (-1, -(2**63))] == answers[::2]
+
+
 def test_one_seed_gives_one_answer_streamed_or_not_alone_or_in_company(sdk: OpenAI) -> None:
     alone = sdk.chat.completions.create(messages=MESSAGES, n=2, **SAMPLED)
     expected = [choice.message.content for choice in alone.choices]

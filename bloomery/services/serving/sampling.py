@@ -24,7 +24,7 @@ from bloomery.services.serving.meters import Meter, Meters
 from bloomery.services.weights.deployments import Deployments
 from bloomery.services.weights.target import Target
 from bloomery.services.weights.versions import Versions
-from bloomery.types.checks import check_generate, check_seed
+from bloomery.types.checks import check_generate
 from bloomery.types.errors import Corrupt, Deadly, NotFound, Unavailable
 from bloomery.types.generation import (
     Abort,
@@ -270,7 +270,4 @@ class _Passed:
 
 def draw_seed(seed: int | None) -> int:
     """The seed given, or a drawn one; either way it is recorded, and gives the same answer again."""
-    if seed is None:
-        return secrets.randbits(_DRAWN_BITS)
-    check_seed(seed)
-    return seed
+    return secrets.randbits(_DRAWN_BITS) if seed is None else seed

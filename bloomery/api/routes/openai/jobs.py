@@ -68,7 +68,8 @@ class Job:
 
     def seed_of(self, prompt: int) -> int:
         """The seed of one of the prompts."""
-        return (self.seed + prompt) % (MAX_SEED + 1)
+        following = self.seed + prompt
+        return following if following <= MAX_SEED else following - MAX_SEED - 1
 
     def generate(self, prompt: int) -> Generate:
         """The request to the engine for one of the prompts."""

@@ -13,7 +13,7 @@ from msgspec import Meta
 from bloomery.api.routes.openai.closed import Closed
 from bloomery.api.routes.openai.formats import ResponseFormat, StructuredOutputs
 from bloomery.api.routes.openai.tools import MAX_TOOLS, NAME, Tool, ToolCall, ToolChoice, check_tools
-from bloomery.types.checks import MAX_BIAS, MAX_PENALTY, MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
+from bloomery.types.checks import MAX_BIAS, MAX_PENALTY, MAX_REPETITION_PENALTY, MAX_SEED, MIN_REPETITION_PENALTY, MIN_SEED
 from bloomery.types.errors import InvalidInput, NotSupported, shown
 from bloomery.types.generation import LogprobsMode
 
@@ -27,6 +27,7 @@ ModelName = Annotated[str, Meta(min_length=1)]
 User = Annotated[str, Meta(max_length=512)]
 Count = Annotated[int, Meta(ge=0)]
 Few = Annotated[int, Meta(ge=0, le=20)]
+Seed = Annotated[int, Meta(ge=MIN_SEED, le=MAX_SEED)]
 Penalty = Annotated[float, Meta(ge=-MAX_PENALTY, le=MAX_PENALTY)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 _TOKEN_KEY: Final = r"^(0|[1-9][0-9]{0,9})$(?!\n)"
@@ -60,7 +61,7 @@ class SamplingFields(Closed, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
     """0 and -1 ask for all tokens: vLLM says either."""
-    seed: Count | None = None
+    seed: Seed | None = None
     stream: bool | None = None
     user: User | None = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None
