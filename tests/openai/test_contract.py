@@ -221,6 +221,14 @@ def test_an_echo_shows_every_token_the_one_that_ends_it_too(sdk: OpenAI, server:
     assert not ended or told.text_offset[-1] == len(choice.text)
 
 
+def test_a_template_without_a_place_for_names_leaves_them_out(sdk: OpenAI, server: ScriptedServer) -> None:
+    said = [{"role": role, "content": "x"} for role in ("system", "developer", "user", "assistant", "user")]
+    for messages in (said, [{**message, "name": "Ann"} for message in said]):
+        chat(sdk, messages=messages)
+    plain, named = (request.prompt.numpy().tolist() for request in server.scripted.requests)
+    assert named == plain
+
+
 def test_a_conversation_goes_on_with_the_answer_it_got(sdk: OpenAI, server: ScriptedServer) -> None:
     first = chat(sdk)
     parts = [{"type": "text", "text": "And "}, {"type": "text", "text": "4?"}]
@@ -261,7 +269,7 @@ BAD_CHAT = [
     ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content", "expected"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id", "which call this answers"),
     ({"messages": [{"role": "function", "content": "x"}]}, "messages.0.role", "invalid enum value 'function'"),
-    ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "messages.0.name", "not offered"),
+    ({"messages": [{"role": "user", "content": "x", "name": 7}]}, "messages.0.name", "expected `str"),
     ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages.0.mood", "unknown field"),
     ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages.0.tool_call_id", "not offered"),
     ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.id", "required field"),

@@ -5,7 +5,8 @@ TEMPLATE = """{%- if tools %}<|im_start|>system
 {% endfor %}Call them so: <tool_call>
 {"name": ..., "arguments": ...}
 </tool_call><|im_end|>
-{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
+{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}{% if message.name and message.role != "tool" %} {{ message.name }}{% endif %}
+
 {{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>
 {"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
 </tool_call>{% endfor %}<|im_end|>

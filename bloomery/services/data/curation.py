@@ -102,7 +102,7 @@ def row_of(span_id: str, body: Mapping[str, Any], verdict: Verdict) -> Row | str
     messages = [_plain(message) for message in asked]
     spoken: list[Any] = [*messages, {"role": "assistant", "content": answer}]
     # Rows of traffic are texts: what else a message has would be missing when it is served again.
-    if any(not isinstance(message, dict) or message.keys() - {"role", "content"} for message in spoken):
+    if any(not isinstance(message, dict) or message.keys() - {"role", "content", "name"} for message in spoken):
         return "not_text"
     try:
         row = imported_row({"messages": spoken}, "chat").row

@@ -294,6 +294,8 @@ def test_answers_that_are_no_rows_are_counted_by_reason(tmp_path: Path) -> None:
                 {"choices": [{"message": {"role": "assistant", "content": None}}]},
                 {"choices": [{"message": {"role": "assistant", "content": "I add.", "tool_calls": [{"id": "call_1"}]}}]},
                 {"request": {"messages": parts}},
+                {"request": {"messages": [{"role": "user", "content": "who", "name": "Ann"}]}},
+                {"request": {"messages": [{"role": "user", "content": "who else", "name": None}]}},
             ]
         ):
             stage.traffic.record(chat(f"chatcmpl-{number}", **changes))
@@ -303,9 +305,11 @@ def test_answers_that_are_no_rows_are_counted_by_reason(tmp_path: Path) -> None:
             "several_answers": 1,
             "not_chat": 1,
             "not_text": 2,
-            "accepted": 1,
+            "accepted": 3,
         }
-        assert await pairs(stage, version.id) == [("a", "1"), ("in parts", "a")]
+        assert await pairs(stage, version.id) == [("a", "1"), ("in parts", "a"), ("who", "a"), ("who else", "a")]
+        rows = (await stage.datasets.rows(ME, "data", version.id, "train")).data
+        assert [row.messages[0].get("name") for row in rows] == [None, None, "Ann", None]
 
     play(tmp_path, story)
 

@@ -118,10 +118,12 @@ class Message(Closed, frozen=True, kw_only=True):
         """As chat templates know it: `developer` is the newer name of `system`, parts are one text, and arguments are objects."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        if self.name is not None:
+            message["name"] = self.name
         if self.tool_calls:
             message["tool_calls"] = [call.plain(f"messages.{index}.tool_calls.{place}") for place, call in enumerate(self.tool_calls)]
         if self.role == "tool":
-            message |= {"tool_call_id": self.tool_call_id, "name": self.name}
+            message["tool_call_id"] = self.tool_call_id
         return message
 
 
@@ -239,7 +241,6 @@ def _check_message(index: int, message: Message) -> None:
     for name, value, belongs in (
         ("tool_calls", message.tool_calls or None, message.role == "assistant"),
         ("tool_call_id", message.tool_call_id, tool),
-        ("name", message.name, tool),
     ):
         if value is not None and not belongs:
             raise NotSupported(f"`{place}.{name}` is not offered in a message of the role `{message.role}`: leave it out", field=f"{place}.{name}")
