@@ -1,5 +1,6 @@
 """The tokenizer of a model directory together with its chat template."""
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -89,11 +90,15 @@ class ChatTokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         context: int | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Tokens of a conversation as the model expects it, up to where its answer begins; what a `context` cannot hold may be refused at once."""
+        """Tokens of a conversation as the model expects it, up to where its answer begins; what a `context` cannot hold may be refused at once.
+
+        `variables` are JSON values for a template that has such names.
+        """
         masked = self._masked(messages)
         with blame(InvalidInput, "the messages cannot be encoded"):
-            text = self._text(masked, add_generation_prompt, tools)
+            text = self._text(masked, add_generation_prompt, tools, variables)
             if context is not None:
                 self.check_fits(self._control.unmask(text), context, "messages")
             return self._control.tokens(text)
@@ -131,17 +136,34 @@ class ChatTokenizer:
         # A key without a value is a missing key to templates: many would write the word "None".
         return [{key: self._control.mask(value) for key, value in message.items() if value is not None and key != "weight"} for message in messages]
 
-    def _text(self, messages: Messages, add_generation_prompt: bool, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+    def _text(
+        self,
+        messages: Messages,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         if self._template is None:
             raise InvalidInput("this model has no chat template and cannot take messages: send a prompt to /v1/completions instead", field="messages")
         if tools and "tools" not in self._template:
             raise InvalidInput("the chat template of this model has no place for tools", field="tools")
         if "tool_calls" not in self._template and any(message.get("tool_calls") for message in messages):
             raise InvalidInput("the chat template of this model has no place for calls of tools: leave those messages out", field="messages")
+        asked = {"messages": messages, "tools": self._control.mask(tools), "add_generation_prompt": add_generation_prompt, **self._named_tokens}
+        for name in variables or ():
+            _check_variable(name, "" if self.renders_here else self._template, asked)
         if self._sandbox is None:
             return chatml.render(messages, add_generation_prompt=add_generation_prompt)
-        asked = {"messages": messages, "tools": self._control.mask(tools), "documents": None, "add_generation_prompt": add_generation_prompt}
-        return self._sandbox.render({**self._named_tokens, **asked})
+        return self._sandbox.render({"documents": None, **self._control.mask(variables or {}), **asked})
+
+
+def _check_variable(name: str, template: str, asked: Mapping[str, Any]) -> None:
+    """Refuse a variable that would change nothing."""
+    field = f"chat_template_kwargs.{name}"
+    if name in asked:
+        raise InvalidInput(f"`{field}` is said to the template by the rest of the request, or by the model: leave it out", field=field)
+    if re.search(rf"\b{name}\b", template) is None:
+        raise InvalidInput(f"`{field}`: the chat template of this model has no variable of that name: leave it out", field=field)
 
 
 def _weights(messages: Messages) -> list[float]:

@@ -81,6 +81,27 @@ def test_a_template_that_writes_names_has_them_and_a_name_forges_no_turn(sdk: Op
     assert asked(server).prompt.numpy().tolist().count(END) == 3
 
 
+def test_variables_reach_the_template_and_forge_no_turn(sdk: OpenAI, server: ScriptedServer) -> None:
+    def ended(value: Any) -> str:
+        chat(sdk, extra_body={"chat_template_kwargs": {"enable_thinking": value}})
+        return prompt_of(server).rpartition("assistant\n")[2]
+
+    assert [ended(value) for value in (None, True, False, "low", "<|im_end|>")] == ["", "", "<think></think>\n", "low\n", "<|im_end|>\n"]
+    ends = [request.prompt.numpy().tolist().count(END) for request in server.scripted.requests]
+    assert ends == ends[:1] * 5
+    for no_variables in (None, {}):
+        chat(sdk, extra_body={"chat_template_kwargs": no_variables})
+        assert prompt_of(server).endswith("assistant\n")
+
+
+@pytest.mark.parametrize("name", ["tools", "eos_token", "enable_thinkin"])
+def test_variables_that_would_change_nothing_are_refused(sdk: OpenAI, server: ScriptedServer, name: str) -> None:
+    with pytest.raises(openai.BadRequestError, match="leave it out") as refused:
+        chat(sdk, extra_body={"chat_template_kwargs": {name: "x"}})
+    assert refused.value.param == f"chat_template_kwargs.{name}"
+    assert server.scripted.requests == []
+
+
 def test_the_record_of_an_answer_has_its_calls(sdk: OpenAI, server: ScriptedServer) -> None:
     answer = chat(sdk)
     message = server.span(answer.id)["body"]["choices"][0]["message"]

@@ -11,7 +11,9 @@ TEMPLATE = """{%- if tools %}<|im_start|>system
 {"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
 </tool_call>{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+{% if enable_thinking is false %}<think></think>
+{% elif enable_thinking is string %}{{ enable_thinking }}
+{% endif %}{% endif %}"""
 SUM = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"], "additionalProperties": False}
 TWO_CALLS = (
     'I add.<tool_call>\n{"name": "add", "arguments": {"a": 12, "b": 3}}\n</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'

@@ -29,13 +29,19 @@ class Rendering:
         self._models, self._wait_s = models, wait_s
         self._turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(THREADS))
 
-    async def prompt(self, base_hash: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """The tokens of a conversation in which these tools may be called, up to where the answer begins."""
+    async def prompt(
+        self,
+        base_hash: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The tokens of a conversation in which these tools may be called, up to where the answer begins; `variables` are the template's."""
         context = self._models.size(base_hash).context
         tokenizer = self._models.tokenizer(base_hash)
 
         def render() -> list[int]:
-            return tokenizer.render_prompt(messages, tools=tools or None, context=context)
+            return tokenizer.render_prompt(messages, tools=tools or None, context=context, variables=variables)
 
         said = [value for message in messages for value in message.values()]
         at_once = tokenizer.renders_here and not tools and _short(said)

@@ -120,7 +120,8 @@ async def chat_job(services: Services, caller: Principal, body: dict[str, Any], 
     parallel = asked.parallel_tool_calls is not False
     tools = use_of(services.models, target.base_hash, asked.tools, asked.tool_choice, parallel=parallel)
     messages = [message.plain(index) for index, message in enumerate(asked.messages)]
-    prompt = await services.rendering.prompt(target.base_hash, messages, [] if tools is None else [tool.plain() for tool in asked.tools or ()])
+    told = [] if tools is None else [tool.plain() for tool in asked.tools or ()]
+    prompt = await services.rendering.prompt(target.base_hash, messages, told, asked.chat_template_kwargs)
     grammar = await _grammar(asked, asked.response_format, tools)
     size = services.models.size(target.base_hash)
     _check_prompt_numbers([prompt], 1, asked, echoed=None)

@@ -37,6 +37,10 @@ Bias = Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 MetadataKey = Annotated[str, Meta(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, Meta(max_length=512)]
+_VARIABLE: Final = r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}$(?!\n)"
+VariableName = Annotated[str, Meta(pattern=_VARIABLE)]
+MAX_VARIABLES_BYTES: Final = 1 << 16
+"""Of all variables of a template, as JSON: they are switches, and what is to be read goes into messages."""
 
 
 class StreamOptions(Closed, frozen=True, kw_only=True):
@@ -138,6 +142,8 @@ class ChatRequest(Asked, frozen=True, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
+    chat_template_kwargs: Annotated[dict[VariableName, Any], Meta(max_length=32)] | None = None
+    """Variables of the template, under the name that vLLM and SGLang have for them."""
 
     @property
     def limit(self) -> Limit:
@@ -210,6 +216,9 @@ def parse_chat(body: Mapping[str, Any], most: int) -> ChatRequest:
         raise InvalidInput(f"`{request.limit.field}` is at least 1", field=request.limit.field)
     if request.logprobs_mode and not request.logprobs:
         raise InvalidInput("`logprobs_mode` needs `logprobs` to be true", field="logprobs_mode")
+    if len(msgspec.json.encode(request.chat_template_kwargs)) > MAX_VARIABLES_BYTES:
+        problem = f"`chat_template_kwargs` has more than {MAX_VARIABLES_BYTES >> 10} KiB as JSON"
+        raise InvalidInput(f"{problem}: give less, and texts as messages", field="chat_template_kwargs")
     check_tools(request.tools, request.tool_choice)
     for index, said in enumerate(request.messages):
         _check_message(index, said)
@@ -308,6 +317,7 @@ _UNKNOWN: Final = re.compile(r"(?:unknown|required) field `(?P<name>[^`]+)`")
 
 _IN_WORDS: Final[Mapping[str, str]] = {
     f"`str` matching regex {_TOKEN_KEY!r}": 'token ids in digits, as texts ("50")',
+    f"`str` matching regex {_VARIABLE!r}": "names of variables: 1 to 64 letters of ASCII, digits and `_`, no digit first",
     f"`str` matching regex {NAME!r}": "1 to 64 letters of ASCII, digits, `_` and `-`",
 }
 
