@@ -6,11 +6,13 @@ llguidance follows what refers to something else by calling itself, as deep as a
 that, which ends the process: whoever hands it a grammar does so `on_deep_stack`.
 """
 
+import json
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Final, TypeVar
+from itertools import chain
+from typing import Any, Final, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
@@ -32,6 +34,8 @@ _STACK_BYTES: Final = 1 << 28
 _setting_stack = threading.Lock()
 BLANKS: Final = r"[ \n\t]{0,40}"
 """Between the parts of a JSON text. Without a bound a weak model may write blanks for ever."""
+_DATA: Final = ("const", "default", "enum", "examples")
+"""What a schema has of JSON that is no schema."""
 LIMITS: Final = LLParserLimits(step_lexer_fuel=60_000, step_max_items=20_000, max_lexer_states=25_000, verbose_errors=False)
 """They count steps, not time: usually 20 ms to compile a grammar, 5 ms for a token (at worst some hundred), and 50 MB."""
 _REASON_CHARS: Final = 1000
@@ -46,6 +50,7 @@ def native(grammar: Grammar, field: str = "grammar") -> str:
         case "json_schema":
             return _from_schema(grammar.text, field)
         case "regex":
+            _check_end(grammar.text, field)
             # Digits and letters are those of ASCII, as in the patterns of JSON schemas.
             return LLMatcher.grammar_from_regex(regex_to_lark(grammar.text, "dw"))
         case "lark":
@@ -57,9 +62,34 @@ def native(grammar: Grammar, field: str = "grammar") -> str:
 
 def _from_schema(text: str, field: str) -> str:
     try:
-        return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": BLANKS, "lenient": False})
+        grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": BLANKS, "lenient": False})
+        for pattern in _patterns(json.loads(text)):
+            _check_end(pattern, field)
+        return grammar
     except ValueError as error:
         raise InvalidInput(f"`{field}` is no JSON schema: {brief(str(error))}", field=field) from error
+
+
+def _patterns(schema: Any) -> Iterator[str]:
+    """The regular expressions of a schema and of those below it."""
+    if isinstance(schema, list):
+        yield from chain.from_iterable(map(_patterns, schema))
+    if not isinstance(schema, dict):
+        return
+    for key, value in schema.items():
+        if key == "pattern" and isinstance(value, str):
+            yield value
+        elif key not in _DATA:
+            yield from value if key == "patternProperties" and isinstance(value, dict) else ()
+            yield from _patterns(value)
+
+
+def _check_end(pattern: str, field: str) -> None:
+    """llguidance leaves out a backslash with nothing behind it, and follows what is left."""
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise InvalidInput(
+            f"`{field}` has a regular expression that ends with a backslash: put behind it what it escapes, or another one", field=field
+        )
 
 
 def check_grammar(grammar: Grammar, field: str) -> None:

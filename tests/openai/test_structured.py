@@ -22,6 +22,9 @@ USER = [{"role": "user", "content": "Which package reads CSV files?"}]
 SAMPLED = {"model": "bloomery-tiny", "messages": USER, "max_tokens": 500, "seed": 5}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 
+BACKSLASHES = {"properties": {"pattern": {"const": {"pattern": "a\\"}}, "b": {"pattern": "a\\\\"}}}
+"""That end what is no regular expression, and one that escapes the last."""
+
 
 def named(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
@@ -42,6 +45,8 @@ def chat(sdk: OpenAI, **options: Any) -> Any:
         ({"response_format": named(SCHEMA)}, Grammar(kind="json_schema", text=json.dumps(SCHEMA))),
         ({"extra_body": {"structured_outputs": {"json": SCHEMA}}}, Grammar(kind="json_schema", text=json.dumps(SCHEMA))),
         ({"extra_body": {"structured_outputs": {"json": "{}"}}}, Grammar(kind="json_schema", text="{}")),
+        ({"response_format": named(BACKSLASHES)}, Grammar(kind="json_schema", text=json.dumps(BACKSLASHES))),
+        ({"extra_body": {"structured_outputs": {"regex": "a\\\\"}}}, Grammar(kind="regex", text="a\\\\")),
         ({"extra_body": {"structured_outputs": {"json_object": True}}}, Grammar(kind="json_schema", text='{"type": "object"}')),
         ({"extra_body": {"structured_outputs": {"regex": "[ab]+"}}}, Grammar(kind="regex", text="[ab]+")),
         ({"extra_body": {"structured_outputs": {"choice": ["yes", "n.o|"]}}}, Grammar(kind="regex", text=r"yes|n\.o\|")),
@@ -75,6 +80,11 @@ def _unnamed(grammar: Grammar | None) -> Grammar | None:
         ({"extra_body": {"structured_outputs": {}}}, "structured_outputs", "exactly one"),
         ({"extra_body": {"structured_outputs": {"regex": "a", "json_object": True}}}, "structured_outputs", "exactly one"),
         ({"extra_body": {"structured_outputs": {"regex": "(a"}}}, "structured_outputs.regex", "unclosed group"),
+        ({"extra_body": {"structured_outputs": {"regex": "a\\"}}}, "structured_outputs.regex", "ends with a backslash"),
+        ({"extra_body": {"structured_outputs": {"json": {"pattern": "a\\\\\\"}}}}, "structured_outputs.json", "ends with a backslash"),
+        ({"response_format": named({"anyOf": [{"pattern": "\\"}]})}, "response_format.json_schema.schema", "ends with a backslash"),
+        ({"response_format": named({"patternProperties": {"x\\": {}}})}, "response_format.json_schema.schema", "ends with a backslash"),
+        ({"extra_body": {"structured_outputs": {"json": '{"const": ' + "9" * 5000 + "}"}}}, "structured_outputs.json", "no JSON schema"),
         ({"extra_body": {"structured_outputs": {"choice": []}}}, "structured_outputs.choice", ""),
         ({"extra_body": {"structured_outputs": {"grammar": "start: x"}}}, "structured_outputs.grammar", "cannot be followed"),
         ({"extra_body": {"structured_outputs": {"grammar": "begin ="}}}, "structured_outputs.grammar", "neither Lark nor GBNF"),
