@@ -352,6 +352,35 @@ def test_what_cannot_be_done_is_refused_by_name(server: ScriptedServer, path: st
     assert server.scripted.requests == []
 
 
+LONG = "x" * 100_000
+_TYPED = {"type": LONG}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"messages": [{"role": LONG, "content": "x"}]}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x", LONG: 1}]}),
+        ("chat/completions", {"messages": [{"role": "user", "content": [_TYPED]}]}),
+        ("chat/completions", {"messages": USER, "response_format": _TYPED}),
+        ("chat/completions", {"messages": USER, "stream_options": {LONG: 1}, "stream": True}),
+        ("chat/completions", {"messages": USER, "tool_choice": LONG}),
+        ("completions", {"prompt": "The", "logprobs_mode": LONG}),
+        ("completions", {"prompt": "The", "structured_outputs": {LONG: 1}}),
+        ("responses", {"input": [_TYPED]}),
+        ("responses", {"input": "The", "tools": [_TYPED]}),
+        ("responses", {"input": "The", "tool_choice": _TYPED}),
+        ("responses", {"input": "The", "include": [LONG]}),
+        ("responses", {"input": "The", "text": {"format": _TYPED}}),
+        ("embeddings", {"input": "The", "encoding_format": LONG}),
+    ],
+)
+def test_no_error_repeats_what_it_was_given_at_any_length(server: ScriptedServer, path: str, body: dict[str, Any]) -> None:
+    answer = server.http.post(f"/v1/{path}", json={"model": "tiny", **body})
+    assert answer.status_code == 400
+    assert len(answer.content) < 1000, answer.text[:200]
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": "\xff"}', b'{"model": NaN}', b"[" * 2_000, b'"' + b"x" * (16 << 20) + b'"'])
 def test_a_body_that_is_no_json_object_is_refused(server: ScriptedServer, body: bytes) -> None:
     answer = server.http.post("/v1/chat/completions", content=body)

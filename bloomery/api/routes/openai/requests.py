@@ -293,7 +293,7 @@ def check_parts(content: Any, offered: tuple[str, ...], field: str) -> None:
         if isinstance(kind, str) and kind not in offered:
             place, known = f"{field}.{index}.type", " and ".join(f"`{each}`" for each in offered)
             raise NotSupported(
-                f"`{place}`: parts of type `{kind}` are not offered, the models here read text alone: give parts of type {known}", field=place
+                f"`{place}`: parts of type `{shown(kind)}` are not offered, the models here read text alone: give parts of type {known}", field=place
             )
 
 
@@ -312,6 +312,7 @@ def without_no_ops(body: Mapping[str, Any], offered: Iterable[str], refused: Ref
 
 
 _PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
+_REASON_CHARS: Final = 300
 _UNKNOWN: Final = re.compile(r"(?:unknown|required) field `(?P<name>[^`]+)`")
 
 
@@ -349,5 +350,6 @@ def _invalid(message: str) -> InvalidInput:
     for pattern, words in _IN_WORDS.items():
         text = text.replace(pattern, words)
     named = _UNKNOWN.search(text)
-    field = ".".join(part for part in (path, named["name"] if named else "") if part)
-    return InvalidInput(f"`{field}`: {text[:1].lower()}{text[1:]}", field=field)
+    field = ".".join(part for part in (path, shown(named["name"]) if named else "") if part)
+    # It repeats values and names of fields of any length.
+    return InvalidInput(f"`{field}`: {shown(text[:1].lower() + text[1:], _REASON_CHARS)}", field=field)

@@ -10,7 +10,7 @@ from bloomery.api.routes.openai.closed import Closed
 from bloomery.api.routes.openai.formats import JsonObject, NamedSchema, TextFormat
 from bloomery.api.routes.openai.requests import Few, Refused, SamplingFields, check_parts, check_pieces, parse
 from bloomery.api.routes.openai.tools import ChosenFunction, FunctionTool, read_arguments
-from bloomery.types.errors import InvalidInput, NotSupported
+from bloomery.types.errors import InvalidInput, NotSupported, shown
 
 LOGPROBS: Final = "message.output_text.logprobs"
 _FORGETS: Final = "nothing is remembered here: send the whole conversation as `input`"
@@ -155,7 +155,7 @@ def parse_response(body: Mapping[str, Any], most: int) -> ResponseRequest:
     _check_tools(body)
     asked = parse({**body, **_plain_items(body)}, ResponseRequest, REFUSED_IN_RESPONSES)
     if unknown := set(asked.include or ()) - {LOGPROBS}:
-        raise NotSupported(f"`include`: `{min(unknown)}` is not offered, `{LOGPROBS}` is", field="include")
+        raise NotSupported(f"`include`: `{shown(min(unknown))}` is not offered, `{LOGPROBS}` is", field="include")
     if asked.stream_options is not None and not asked.stream:
         raise InvalidInput("`stream_options` needs `stream` to be true", field="stream_options")
     if asked.logprobs_mode and not asked.shows_tokens:
@@ -178,8 +178,8 @@ def _plain_item(index: int, item: Any) -> Any:
     if not isinstance(item, dict):
         return item
     kind = item.get("type", "message")
-    if kind not in ("message", "function_call", "function_call_output"):
-        raise NotSupported(f"`input.{index}.type`: items of type `{kind}` are not offered: leave it out", field=f"input.{index}.type")
+    if isinstance(kind, str) and kind not in ("message", "function_call", "function_call_output"):
+        raise NotSupported(f"`input.{index}.type`: items of type `{shown(kind)}` are not offered: leave it out", field=f"input.{index}.type")
     for name in ("content", "output"):
         check_parts(item.get(name), get_args(_PartType), f"input.{index}.{name}")
     given = {name: value for name, value in item.items() if value is not None or name not in _SAY_NOTHING}
@@ -190,12 +190,17 @@ def _check_tools(body: Mapping[str, Any]) -> None:
     """Tools are functions that the caller runs; others are refused by their names."""
     tools = body.get("tools")
     for index, tool in enumerate(tools if isinstance(tools, list) else []):
-        if isinstance(tool, dict) and tool.get("type") != "function":
-            kind, instead = tool.get("type"), "the server runs none, give functions and run them yourself"
-            raise NotSupported(f"`tools.{index}.type`: tools of type `{kind}` are not offered: {instead}", field=f"tools.{index}.type")
-    choice = body.get("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") != "function":
-        raise NotSupported(f"`tool_choice.type`: a choice of type `{choice.get('type')}` is not offered: name a function", field="tool_choice.type")
+        _check_function(tool, f"tools.{index}.type", "tools of type `{}` are not offered: the server runs none, give functions and run them yourself")
+    _check_function(body.get("tool_choice"), "tool_choice.type", "a choice of type `{}` is not offered: name a function")
+
+
+def _check_function(given: Any, field: str, refusal: str) -> None:
+    """Refuse another type by its name; whatever else is wrong with it, its shape will tell."""
+    kind = given.get("type") if isinstance(given, dict) else "function"
+    if kind is None:
+        raise InvalidInput(f"`{field}` is missing: it is `function`", field=field)
+    if isinstance(kind, str) and kind != "function":
+        raise NotSupported(f"`{field}`: {refusal.format(shown(kind))}", field=field)
 
 
 def given(source: msgspec.Struct, *names: str) -> dict[str, Any]:
