@@ -210,6 +210,8 @@ class CallReader:
         """Calls so far."""
         self._body: _Body | None = None
         self._text_said = self._behind_call = False
+        self.cut_off = False
+        """Whether the answer ended in the middle of a call's arguments."""
 
     @property
     def called(self) -> bool:
@@ -244,6 +246,7 @@ class CallReader:
             calls.append(CallPiece(self._read - 1, None, piece))
         if body.rest is None and not final:
             return False
+        self.cut_off = body.told and body.cut_off
         self._buffer = body.rest or ""
         if not body.told:
             self._say(body.raw[: len(body.raw) - len(self._buffer)])
@@ -332,6 +335,11 @@ class _Body:
         self._around = JsonSpan(depth=1)
         """Of an object with arguments, what is behind them."""
         self._whole, self._seen, self._end = JsonSpan(), 0, 0
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether there are arguments without their end."""
+        return self._span is not None and not self._span.complete
 
     def take(self, text: str, final: bool) -> None:
         """Read on."""

@@ -81,6 +81,15 @@ def test_a_template_that_writes_names_has_them_and_a_name_forges_no_turn(sdk: Op
     assert asked(server).prompt.numpy().tolist().count(END) == 3
 
 
+@pytest.mark.parametrize(("stop", "reason", "arguments"), [("12", "stop", '{"a": '), ("</tool_call>", "tool_calls", '{"a": 12, "b": 3}')])
+def test_a_stop_in_the_middle_of_a_call_asks_for_none(sdk: OpenAI, server: ScriptedServer, stop: str, reason: str, arguments: str) -> None:
+    whole = chat(sdk, stop=stop).choices[0]
+    assert (whole.finish_reason, [call.function.arguments for call in whole.message.tool_calls]) == (reason, [arguments])
+    chunks = [chunk.choices[0] for chunk in chat(sdk, stop=stop, stream=True)]
+    told = [call.function.arguments for chunk in chunks for call in chunk.delta.tool_calls or []]
+    assert (chunks[-1].finish_reason, "".join(told)) == (reason, arguments)
+
+
 def test_variables_reach_the_template_and_forge_no_turn(sdk: OpenAI, server: ScriptedServer) -> None:
     def ended(value: Any) -> str:
         chat(sdk, extra_body={"chat_template_kwargs": {"enable_thinking": value}})
@@ -161,6 +170,14 @@ def test_the_choice_says_what_may_be_called(
     assert ("TEXT" in grammar.text) == ("tool_choice" not in options)
 
 
+@pytest.mark.parametrize("parameters", [{}, {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}], ids=str)
+def test_arguments_are_an_object_whatever_else_their_schema_allows(sdk: OpenAI, server: ScriptedServer, parameters: dict[str, Any]) -> None:
+    chat(sdk, tool_choice="required", tools=[{"type": "function", "function": {"name": "add", "parameters": parameters}}])
+    (schema,) = (line.partition("%json ")[2] for line in asked(server).grammar.text.splitlines() if "%json" in line)
+    assert {name: value for name, value in json.loads(schema).items() if name != "x-guidance"} == {"type": "object", **parameters}
+    assert json.dumps(parameters) in prompt_of(server), "the model is told what the caller said"
+
+
 def test_an_answer_in_json_and_calls_go_together(sdk: OpenAI, server: ScriptedServer) -> None:
     chat(sdk, response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": {"enum": [1, 2]}}})
     assert asked(server).grammar.text.startswith("start: answer | calls")
@@ -182,6 +199,11 @@ def test_an_answer_in_json_and_calls_go_together(sdk: OpenAI, server: ScriptedSe
             {"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]},
             "tools.0.function.parameters",
             "not",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
+            "tools.0.function.parameters.type",
+            "give the type `object`",
         ),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]},

@@ -91,8 +91,8 @@ class AnswerCalls:
         return ({"content": heard.text} if heard.text else {}) | ({"tool_calls": list(calls.values())} if calls else {})
 
     def reason(self, reason: str | None) -> str | None:
-        """Why the answer ended."""
-        return "tool_calls" if reason == "stop" and self._reader.called else reason
+        """Why the answer ended. One that a `stop` of the caller cut off in a call asks for none: half of its arguments are missing."""
+        return "tool_calls" if reason == "stop" and self._reader.called and not self._reader.cut_off else reason
 
     def _id(self, index: int, name: str) -> str:
         dialect = self._use.dialect
@@ -108,7 +108,7 @@ def whole_message(use: ToolUse, key: str, text: str, reason: str | None) -> tupl
     # An answer that was broken off is read like one that ended: what it began is shown as text.
     delta = calls.delta(text, reason or "abort")
     message = {"role": "assistant", "content": delta.get("content"), "refusal": None}
-    if calls.reason("stop") != "tool_calls":
+    if "tool_calls" not in delta:
         return message | {"content": delta.get("content", "")}, reason
     made = [{key: value for key, value in call.items() if key != "index"} for call in delta["tool_calls"]]
     return message | {"tool_calls": made}, calls.reason(reason)

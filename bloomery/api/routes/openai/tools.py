@@ -29,8 +29,8 @@ class FunctionTool(Closed, frozen=True, kw_only=True):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Of its arguments."""
-        return _NO_PARAMETERS if self.parameters is None else self.parameters
+        """Of its arguments, which are an object: one that allows any JSON would allow a text, and nobody could tell what it says."""
+        return _NO_PARAMETERS if self.parameters is None else {"type": "object", **self.parameters}
 
 
 class Tool(Closed, frozen=True, kw_only=True):
@@ -94,6 +94,10 @@ def read_arguments(text: str, field: str) -> dict[str, Any]:
 
 def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:
     """Tools with names of their own, and a choice among them."""
+    for index, tool in enumerate(tools or ()):
+        if tool.function.schema["type"] != "object":
+            field = f"tools.{index}.function.parameters.type"
+            raise InvalidInput(f"`{field}`: the arguments of a function are an object: give the type `object`", field=field)
     names = [tool.function.name for tool in tools or ()]
     for index, name in enumerate(names):
         if name in names[:index]:
