@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from bloomery.services.engines.models import Models
-from bloomery.types.errors import Unavailable
+from bloomery.types.errors import InvalidInput, Unavailable
 
 THREADS: Final = 2
 WAIT_S: Final = 30.0
@@ -48,14 +48,14 @@ class Rendering:
         return render() if at_once else await self._on_thread(base_hash, render)
 
     async def encode(self, base_hash: str, texts: Sequence[str], fields: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text; one that the context cannot hold may be refused at once, by the name of its field."""
+        """The tokens of each text; the first that the context cannot hold is refused, by the name of its field, before others are encoded."""
         context = self._models.size(base_hash).context
         tokenizer = self._models.tokenizer(base_hash)
 
         def encode() -> list[list[int]]:
             for text, field in zip(texts, fields, strict=True):
                 tokenizer.check_fits(text, context, field)
-            return [tokenizer.encode(text) for text in texts]
+            return [_fitting(tokenizer.encode(text), context, field) for text, field in zip(texts, fields, strict=True)]
 
         return encode() if _short(texts) else await self._on_thread(base_hash, encode)
 
@@ -71,6 +71,12 @@ class Rendering:
         # A caller who leaves does not stop the thread, so the turn ends when the thread does.
         running.add_done_callback(partial(_end_turn, turn))
         return await asyncio.shield(running)
+
+
+def _fitting(tokens: list[int], context: int, field: str) -> list[int]:
+    if len(tokens) > context:
+        raise InvalidInput(f"`{field}` has {len(tokens)} tokens and leaves no room in the model's context of {context}: shorten it", field=field)
+    return tokens
 
 
 def _short(said: Sequence[Any]) -> bool:

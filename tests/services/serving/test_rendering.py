@@ -42,6 +42,16 @@ def test_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_nothing_is_encoded_behind_a_text_that_does_not_fit(tmp_path: Path) -> None:
+    async def story(rendering: Rendering) -> None:
+        # The second cannot be encoded.
+        with pytest.raises(InvalidInput, match=r"`input.0` has 4501 tokens and leaves no room in the model's context of 2048") as refused:
+            await rendering.encode("quick", ["a b " * 1500, "\ud800"], ["input.0", "input.1"])
+        assert refused.value.field == "input.0"
+
+    play(tmp_path, story)
+
+
 def test_a_slow_template_holds_up_its_own_requests_only(tmp_path: Path) -> None:
     async def story(rendering: Rendering) -> None:
         slow = [asyncio.create_task(rendering.prompt("slow", USER)) for _ in range(8 * THREADS)]
