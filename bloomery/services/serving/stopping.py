@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 _REPLACEMENT: Final = "\ufffd"
-_LONGEST_CHARACTER: Final = 4
-"""Bytes of UTF-8, so that many tokens at most: a longer unreadable run is broken text, not half a character."""
+_MOST_MISSING: Final = 3
+"""Bytes that a character of UTF-8 has before its last one, so that many tokens: what stands before these in an unreadable run is broken."""
 
 
 class Decodes(Protocol):
@@ -31,17 +31,29 @@ class TextStream:
         """The text that this token completes."""
         self._pending.append(token)
         text = self._new_text()
-        if text.endswith(_REPLACEMENT) and len(self._pending) <= _LONGEST_CHARACTER:
-            return ""
-        return self._settle(text)
+        return self._take_broken(text) if text.endswith(_REPLACEMENT) else self._settle(text)
 
     def finish(self) -> str:
         """What is left when no token comes any more."""
         return self._settle(self._new_text())
 
     def _new_text(self) -> str:
+        return self._text_of(self._pending)
+
+    def _text_of(self, tokens: list[int]) -> str:
+        """Behind what came before."""
         before = self._tokenizer.decode(self._context)
-        return self._tokenizer.decode(self._context + self._pending)[len(before) :]
+        return self._tokenizer.decode(self._context + tokens)[len(before) :]
+
+    def _take_broken(self, text: str) -> str:
+        """Of text whose end is unreadable what stays as it is whatever comes, up to a border that cuts no character."""
+        for held in range(_MOST_MISSING, len(self._pending)):
+            certain, rest = self._pending[:-held], self._pending[-held:]
+            said = self._text_of(certain)
+            if said and text.startswith(said):
+                self._context, self._pending = certain, rest
+                return said
+        return ""
 
     def _settle(self, text: str) -> str:
         if text:

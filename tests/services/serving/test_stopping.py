@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from bloomery.render.spelling import BYTE_LEVEL_ALPHABET
 from bloomery.services.serving.stopping import StopStrings, TextStream
 
 
@@ -22,11 +23,15 @@ class Bytes:
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text).ids
 
+    def id_of(self, piece: str) -> int:
+        return self._tokenizer.token_to_id(piece)
+
     def decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
 
 TOKENIZER = Bytes()
+PIECES = {byte: piece for piece, byte in BYTE_LEVEL_ALPHABET.items()}
 
 
 def run(text: str, strings: list[str], min_tokens: int = 0) -> tuple[str, int, str | None]:
@@ -79,6 +84,14 @@ def test_broken_bytes_come_out_and_do_not_hold_what_follows() -> None:
     text = "".join(stream.feed(token) for token in [*half * 7, *TOKENIZER.encode("ok")]) + stream.finish()
     assert text.endswith("ok")
     assert "\ufffd" in text
+
+
+@settings(max_examples=300, deadline=None)
+@given(parts=st.lists(st.binary(min_size=1, max_size=3) | st.text(alphabet="ab\u0648é漢🔥", min_size=1, max_size=2).map(str.encode), max_size=12))
+def test_broken_bytes_spoil_no_character_behind_them(parts: list[bytes]) -> None:
+    tokens = [TOKENIZER.id_of(PIECES[byte]) for byte in b"".join(parts)]
+    stream = TextStream(TOKENIZER)
+    assert "".join(map(stream.feed, tokens)) + stream.finish() == TOKENIZER.decode(tokens)
 
 
 @pytest.mark.parametrize("strings", [[], ["zzz"]])
