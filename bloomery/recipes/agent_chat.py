@@ -77,8 +77,9 @@ def plain(place: int, message: Any) -> Message:
     kept: Message = {"role": role, "content": _text(message.get("content"), f"{field}.content")}
     if calls := _list(message.get("tool_calls"), f"{field}.tool_calls"):
         kept["tool_calls"] = [_call(call, f"{field}.tool_calls.{number}") for number, call in enumerate(calls)]
-    if role == "tool":
-        kept |= {name: message[name] for name in ("tool_call_id", "name") if message.get(name) is not None}
+    kept |= {name: message[name] for name in ("name", *(["tool_call_id"] if role == "tool" else [])) if message.get(name) is not None}
+    if not isinstance(kept.get("name", ""), str):
+        raise InvalidInput(f"`{field}.name` is a text", field=f"{field}.name")
     return kept
 
 

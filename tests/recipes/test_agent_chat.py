@@ -66,6 +66,7 @@ def test_what_would_draw_from_another_distribution_or_is_unknown_is_refused_by_n
         ({"role": ["user"], "content": ""}, "messages.0.role"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages.0.content"),
         ({"role": "user", "content": 3}, "messages.0.content"),
+        ({"role": "user", "content": "x", "name": 3}, "messages.0.name"),
         ({"role": "assistant", "tool_calls": [{}]}, "messages.0.tool_calls.0"),
         (
             {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "[]"}}]},
@@ -82,6 +83,12 @@ def test_a_message_that_is_none_is_refused_with_its_place(message: Any, field: s
 def test_parts_are_one_text_and_developers_are_the_system() -> None:
     parts = [{"type": "text", "text": "Ad"}, {"type": "text", "text": "d."}]
     assert plain(0, {"role": "developer", "content": parts, "refusal": None}) == {"role": "system", "content": "Add."}
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_a_name_goes_to_the_template_as_it_does_when_the_model_is_served(role: str) -> None:
+    message = {"role": role, "content": "x", "name": "Ann", "tool_call_id": "a"}
+    assert plain(0, message) == {name: message[name] for name in message if name != "tool_call_id" or role == "tool"}
 
 
 def test_calls_are_read_in_the_dialect_of_the_model_and_come_back_as_the_same_message(
