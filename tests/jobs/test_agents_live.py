@@ -20,7 +20,7 @@ from openai import OpenAI
 from bloomery.cli.eject import script
 from bloomery.client import Client
 from bloomery.types.jobs import Data, Evaluation, Job, JobSpec, JobState, Reinforcement
-from tests.jobs.test_jobs_live import kill_worker
+from tests.jobs.test_jobs_live import WORKER, kill
 from tests.jobs.test_kills_live import measured
 from tests.jobs.test_methods_live import BASE, lines
 from tests.live import LiveServer, free_port, running_server, wait_until
@@ -159,9 +159,9 @@ def test_a_job_of_an_agent_is_struck_and_ejected_and_ends_with_the_same_weights(
     assert card.rewarded_by.grader == "spread"
 
     disturbed = client.jobs.create(spec("disturbed", "spread")).id
-    for step in (1, 2):
+    for step, name in ((1, WORKER), (2, "api")):
         wait_until(lambda step=step: client.jobs.get(disturbed).progress.step >= step)  # type: ignore[misc]
-        kill_worker(running.server)
+        kill(running.server, name)
     struck = done(client, disturbed)
     assert struck.result is not None
     assert struck.epoch >= 2

@@ -1,7 +1,6 @@
 """Chains on a real server: supervised fine-tuning, preferences, reinforcement, each where the one before it ended, whoever dies between them."""
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from bloomery.types.jobs import (
     Reinforcement,
     Supervised,
 )
-from tests.jobs.test_jobs_live import kill_worker
+from tests.jobs.test_jobs_live import ENGINE, WORKER, kill
 from tests.jobs.test_methods_live import BASE, GRADER, chat, lines, pairs, preference, prompt
 from tests.live import LiveServer, running_server, wait_until
 
@@ -75,11 +74,11 @@ def test_three_stages_begin_where_the_one_before_ended_whoever_dies_between_them
     calm = ended(client, "calm")
     assert [job.state for job in calm] == [JobState.SUCCEEDED] * 3, [job.reason for job in calm]
     client.jobs.create_chain(chain("hit", Gate(measure="loss"), Gate(measure="margin", bound=-100.0)))
-    for stage in (1, 2):
+    for stage, whoever in ((1, ["api"]), (2, ["api", "jobs", ENGINE])):
         wait_until(lambda stage=stage: client.jobs.get(f"hit-{stage}").progress.step >= 1)  # type: ignore[misc]
-        kill_worker(server)
+        kill(server, WORKER)
         wait_until(lambda stage=stage: client.jobs.get(f"hit-{stage}").state.ended, 300)  # type: ignore[misc]
-        os.kill(server.pid("api"), signal.SIGKILL)
+        kill(server, *whoever)
     hit = ended(client, "hit")
     assert [_came_of(job) for job in hit] == [_came_of(job) for job in calm]
     for before, after in pairwise(hit):

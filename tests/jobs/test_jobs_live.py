@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
@@ -32,6 +32,9 @@ from bloomery.types.jobs import (
 from tests.live import LiveServer, running_server, wait_until
 
 BASE = "bloomery-tiny"
+ENGINE = f"engine-{BASE}"
+WORKER = "worker"
+"""Whatever works at a job."""
 STEPS = 30
 
 
@@ -186,14 +189,12 @@ def workers(server: LiveServer) -> list[int]:
     return [int(pid) for task in Path(f"/proc/{runner}/task").iterdir() for pid in (task / "children").read_text().split()]
 
 
-def kill_worker(server: LiveServer) -> None:
-    wait_until(lambda: bool(workers(server)))
-    for pid in workers(server):
+def kill(server: LiveServer, *names: str) -> None:
+    """All of these processes at once; those that are starting again are waited for."""
+    if WORKER in names:
+        wait_until(lambda: bool(workers(server)))
+    for pid in [pid for name in names for pid in (workers(server) if name == WORKER else [server.pid(name)])]:
         os.kill(pid, signal.SIGKILL)
-
-
-def kill(name: str) -> Callable[[LiveServer], None]:
-    return lambda server: os.kill(server.pid(name), signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -209,23 +210,19 @@ def test_a_job_ends_with_the_weights_it_would_have_had_whoever_dies(tmp_path: Pa
         def at(step: int) -> None:
             wait_until(lambda: client.jobs.get(disturbed).progress.step >= step)
 
-        deeds: list[tuple[int, Callable[[LiveServer], Any]]] = [
-            (2, kill_worker),
-            (25, kill("jobs")),
-            (45, kill("engine-bloomery-tiny")),
-            (60, kill("api")),
-            (75, lambda _: client.jobs.pause(disturbed)),
-            (90, kill_worker),
-        ]
-        for step, deed in deeds:
+        for step, name in ((2, WORKER), (25, "jobs"), (45, ENGINE), (60, "api")):
             at(step)
-            deed(server)
-            if step == 75:
-                paused = client.jobs.wait(disturbed, 120)
-                assert paused.state is JobState.PAUSED
-                client.jobs.resume(disturbed)
-                # The process that paused is gone once another has taken a step.
-                at(paused.progress.step + 1)
+            kill(server, name)
+        for step, names in ((70, []), (80, ["api", "jobs"])):
+            at(step)
+            client.jobs.pause(disturbed)
+            kill(server, *names)
+            paused = client.jobs.wait(disturbed, 120)
+            assert paused.state is JobState.PAUSED
+            client.jobs.resume(disturbed)
+            # The process that paused is gone once another has taken a step.
+            at(paused.progress.step + 1)
+        kill(server, WORKER)
         job = client.jobs.wait(disturbed, 300)
         assert _trained(job) == _trained(reference)
         assert [(point.step, point.values) for point in client.jobs.points(disturbed)] == [

@@ -1,7 +1,6 @@
-"""Jobs of preference, reinforcement and distillation that lose their process and their engine end with the weights that they would have had."""
+"""Jobs of preference, reinforcement and distillation that lose processes at whatever they do end with the weights that they would have had."""
 
-import os
-import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +19,65 @@ from bloomery.types.jobs import (
     OddsRatioPreference,
     Optimizer,
     Reinforcement,
+    Supervised,
 )
-from tests.jobs.test_jobs_live import kill_worker
-from tests.jobs.test_methods_live import BASE, GRADER, lines, pairs, preference, prompt
+from tests.jobs.test_jobs_live import ENGINE, WORKER, kill
+from tests.jobs.test_methods_live import BASE, GRADER, chat, lines, pairs, preference, prompt
 from tests.live import running_server, wait_until
 from tests.services.runs_stage import datum
 
 METHODS: dict[str, tuple[Any, Any]] = {
+    "sft": (chat, Supervised(batches=Batches(epochs=2, rows=4))),
     "dpo": (preference, DirectPreference(optimizer=Optimizer(learning_rate=5e-4), batches=Batches(epochs=2, rows=4))),
     "orpo": (preference, OddsRatioPreference(batches=Batches(epochs=2, rows=4))),
     "rft": (prompt, Reinforcement(grader="right", loss="gspo", steps=8, groups_per_step=2, group_size=4, max_tokens=32)),
+    # With no staleness the groups of a step follow from the seed.
+    "asynchronous": (
+        prompt,
+        Reinforcement(grader="right", steps=8, groups_per_step=2, group_size=4, max_tokens=32, asynchronous=True, max_staleness=0),
+    ),
     "distill": (prompt, Distillation(teacher=BASE, steps=8, prompts_per_step=2, max_tokens=32)),
 }
 
 
+Moment = Callable[[Client, str], bool]
+
+
+def attacked(client: Client, job: str) -> bool:
+    """Its grader is, and nobody knows yet what comes of that."""
+    told = [event.message for event in client.jobs.events(job)]
+    return any("asks whether its grader pays" in message for message in told) and not any("to attacks:" in message for message in told)
+
+
+def stepped(step: int) -> Moment:
+    return lambda client, job: client.jobs.get(job).progress.step >= step
+
+
+def saved(kind: str, name: str) -> Moment:
+    """What comes next has just begun."""
+
+    def there(client: Client, job: str) -> bool:
+        run = client.jobs.get(job).run
+        return run is not None and (kind, name) in {(each.kind, each.name) for each in client.run(run).checkpoints()}
+
+    return there
+
+
+BEFORE_IT_REINFORCES: list[tuple[Moment, list[str]]] = [(attacked, ["api"]), (attacked, ["jobs"])]
+STRIKES: list[tuple[Moment, list[str]]] = [
+    (stepped(1), [WORKER]),
+    (saved("named", "step-2"), [ENGINE]),
+    (stepped(4), ["api", "jobs"]),
+    (saved("named", "final"), [ENGINE]),
+    # From here on the end is compared with the base.
+    (saved("snapshot", "final"), ["api"]),
+    (saved("snapshot", "final"), ["jobs"]),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_a_job_that_loses_its_process_and_its_engine_ends_as_if_nothing_had_happened(tmp_path: Path, method: str) -> None:
+def test_a_job_that_loses_any_of_its_processes_at_any_moment_ends_as_if_nothing_had_happened(tmp_path: Path, method: str) -> None:
     row, asked = METHODS[method]
     with running_server(tmp_path / "data", jobs=1) as server, Client(server.url, server.key) as client:
         client.datasets.create("rows")
@@ -52,14 +93,17 @@ def test_a_job_that_loses_its_process_and_its_engine_ends_as_if_nothing_had_happ
             spec = JobSpec(name=name, base_model=BASE, data=Data(dataset="rows"), method=asked, evaluation=evaluation, seed=1, checkpoint_every=2)
             return client.jobs.create(spec).id
 
-        reference = client.jobs.wait(create("undisturbed"), 300)
+        # The first of the two: what attacks of its grader come to, the second finds known.
         disturbed = create("disturbed")
-        for step, strike in ((1, kill_worker), (3, lambda server: os.kill(server.pid("engine-bloomery-tiny"), signal.SIGKILL)), (5, kill_worker)):
-            wait_until(lambda step=step: client.jobs.get(disturbed).progress.step >= step)  # type: ignore[misc]
-            strike(server)
+        for moment, names in (BEFORE_IT_REINFORCES if isinstance(asked, Reinforcement) else []) + STRIKES:
+            wait_until(lambda moment=moment: client.jobs.get(disturbed).state.ended or moment(client, disturbed))  # type: ignore[misc]
+            assert not client.jobs.get(disturbed).state.ended, client.jobs.get(disturbed).reason
+            kill(server, *names)
         job = client.jobs.wait(disturbed, 300)
+        reference = client.jobs.wait(create("undisturbed"), 300)
         assert _came_of(job) == _came_of(reference)
-        assert job.epoch >= 3
+        # Of its own process, and of the runner's twice, or three times.
+        assert job.epoch >= 4
         assert kept(client, job) == kept(client, reference)
         assert measured(client, "disturbed") == measured(client, "undisturbed")
         assert job.progress.tokens == reference.progress.tokens
