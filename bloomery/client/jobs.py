@@ -9,6 +9,7 @@ from bloomery.client.http import Http
 from bloomery.types.errors import Unavailable
 from bloomery.types.estimates import JobEstimate, Prices
 from bloomery.types.jobs import Chain, CreateChain, Job, JobEvent, JobPoint, JobPoints, JobSpec, JobState
+from bloomery.types.keys import new_key
 from bloomery.types.leases import Claimed, EndedJob, FinishJob, FollowedJob, FollowedJobs, Lease, Released, Reported, ReportJob
 from bloomery.types.model_cards import ModelCard
 
@@ -128,8 +129,10 @@ class Runner:
 
     def claim(self, wait_s: float) -> Lease | None:
         """A job that waits, if there is one in time."""
-        body = {"runner": self.name, "wait_s": wait_s}
-        return Claimed.model_validate(self._http.request("POST", "/api/v1/runners/claim", json=body, timeout=wait_s + _CLAIM_EXTRA_S).json()).lease
+        # Whoever chooses the key is given the same job again where the answer was lost with the server.
+        body = {"runner": self.name, "wait_s": wait_s, "token": new_key()}
+        answer = self._http.request("POST", "/api/v1/runners/claim", json=body, repeatable=True, timeout=wait_s + _CLAIM_EXTRA_S)
+        return Claimed.model_validate(answer.json()).lease
 
     def release(self) -> list[str]:
         """None of its processes lives any more."""

@@ -20,6 +20,9 @@ class ClaimJob(Resource):
 
     runner: Annotated[str, Field(min_length=1, max_length=128)]
     wait_s: Annotated[float, Field(ge=0, le=30)] = 0.0
+    token: Annotated[str, Field(min_length=32, max_length=128)] | None = None
+    """The key that the lease is to have: a runner that did not hear the answer asks again with the same one, and is given the same job. None: the
+    server draws it."""
 
 
 class LentAgent(Resource):

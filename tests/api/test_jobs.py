@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 from sqlalchemy import Connection, update
 
@@ -22,7 +23,7 @@ from bloomery.store.database import Database
 from bloomery.types.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthorized
 from bloomery.types.jobs import JOB_NEXT, Data, Distillation, JobPoint, JobProgress, JobResult, JobSpec, JobState, Reinforcement
 from bloomery.types.leases import MAX_REASON, FinishJob, Lease, NewJobEvent, ReportJob
-from tests.api.server import URL, Server, serving
+from tests.api.server import KEY, URL, Server, serving
 from tests.render.builders import byte_level, small_config, write
 from tests.services.fake_engine import CONTEXT, VOCABULARY
 
@@ -174,6 +175,29 @@ def test_a_lease_outlives_the_api(server: Server, client: Client) -> None:
     server.stop()
     server.start()
     assert of(server, lease.token).working(job).report(ReportJob()).wanted == "run"
+
+
+def test_a_job_that_was_given_out_as_the_api_died_is_given_to_the_same_runner_again(server: Server, client: Client) -> None:
+    class Loses(httpx.BaseTransport):
+        lost = 0
+
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            answer = server.transport.handle_request(request)
+            if not self.lost:
+                self.lost += 1
+                server.stop()
+                server.start()
+                raise httpx.ReadError("the server died", request=request)
+            return answer
+
+    job, losing = make(client, "a"), Loses()
+    lease = Client(URL, KEY, transport=losing, patience_s=30).runner("r").claim(0)
+    assert losing.lost
+    assert lease is not None
+    assert (lease.job.id, lease.job.epoch) == (job, 1)
+    of(server, lease.token).working(job).report(ReportJob(progress=JobProgress(step=1, steps=4)))
+    assert client.jobs.get(job).progress.step == 1
+    assert client.runner("r").claim(0) is None
 
 
 def test_a_runner_that_started_again_is_not_given_what_the_one_before_waited_for(server: Server, client: Client) -> None:

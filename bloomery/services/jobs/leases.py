@@ -58,13 +58,14 @@ class Leases:
         for row in await self._database.write(renew):
             self._auth.lend(row.lease_hash, _borrower(row.project, row.id))
 
-    async def claim(self, p: Principal, runner: str, wait_s: float) -> Lease | None:
-        """The job that has waited the longest, of the project for which the fewest run; None where none waits within `wait_s`."""
+    async def claim(self, p: Principal, runner: str, wait_s: float, *, token: str | None = None) -> Lease | None:
+        """The job that has waited the longest, of the project for which the fewest run; None where none waits within `wait_s`. A runner that did not
+        hear what it was given asks again with the same `token`, and has it."""
         p.require_server()
         self._hear(runner)
-        arrived, life = asyncio.Event(), self._lives[runner]
+        arrived, life, token = asyncio.Event(), self._lives[runner], token or new_key()
         with self._jobs.queued.calling(arrived.set):
-            if (lease := await self._claim_now(runner, life)) is not None or not wait_s:
+            if (lease := await self._claim_now(runner, life, token)) is not None or not wait_s:
                 return lease
             until_s = asyncio.get_running_loop().time() + wait_s
             while lease is None and self._lives[runner] == life:
@@ -76,7 +77,7 @@ class Leases:
                 arrived.clear()
                 if self._lives[runner] == life:
                     # Not within the time: a job that was given out, and of which nobody heard, would wait for its lease to end.
-                    lease = await self._claim_now(runner, life)
+                    lease = await self._claim_now(runner, life, token)
         return lease
 
     async def release(self, p: Principal, runner: str) -> list[str]:
@@ -151,12 +152,14 @@ class Leases:
             raise Conflict(f"job `{row.name}` is {row.state}: nobody works at it")
         return row
 
-    async def _claim_now(self, runner: str, life: int) -> Lease | None:
+    async def _claim_now(self, runner: str, life: int, token: str) -> Lease | None:
         await self.expire()
-        token = new_key()
         lease_hash = fingerprint(token)
 
         def change(connection: Connection) -> tuple[Row[Any], Job] | None:
+            given = connection.execute(select(rows.job).where(rows.job.c.lease_hash == lease_hash)).first()
+            if given is not None:
+                return given, job_of(given)
             row = _next(connection)
             if row is None:
                 return None

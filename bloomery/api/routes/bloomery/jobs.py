@@ -123,7 +123,7 @@ async def finish(job: str, body: FinishJob, services: Svc, caller: Caller) -> Jo
 @router.post("/runners/claim")
 async def claim(body: ClaimJob, services: Svc, caller: Caller) -> Claimed:
     """Take a job that waits."""
-    return Claimed(lease=await services.leases.claim(caller, body.runner, body.wait_s))
+    return Claimed(lease=await services.leases.claim(caller, body.runner, body.wait_s, token=body.token))
 
 
 @router.post("/runners/release")
