@@ -18,11 +18,14 @@ import torch
 from torch import Tensor
 
 from bloomery.infer.attention import StepAttention
+from bloomery.infer.captured import CapturedStep, weights_of
 from bloomery.models.adapters import AdapterRows
 from bloomery.models.decoder import Decoder, Inputs
+from bloomery.models.gpu import launch
 from bloomery.models.native import bindings, gemm
 from bloomery.models.program import Program, Recorder, Workspace
 from bloomery.models.spans import Spans
+from bloomery.types.errors import reason
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +46,9 @@ class _Recorded:
     proved: bool = False
     """Whether it has given the bits of a step that was computed without it."""
 
-    def is_of(self, weights: tuple[object, ...]) -> bool:
-        """And not of others that had the same place."""
-        return all(old() is new for old, new in zip(self.weights, weights, strict=True))
-
-    def again(self, inputs: Inputs, spans: Spans) -> Tensor:
+    def again(self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: StepAttention) -> Tensor:
         """With other tokens."""
+        inputs, spans = decoder.inputs(tokens_R, positions_R), attention.spans
         for own, new in zip(_tensors(self.inputs), _tensors(inputs), strict=True):
             own.copy_(new)
         self.spans.places_N4.copy_(spans.places_N4)
@@ -63,7 +63,9 @@ class RecordedSteps:
         self.replayed = 0
         """Steps that programs computed."""
         self._workspace = Workspace()
-        self._kept: OrderedDict[Hashable, _Recorded | None] = OrderedDict()
+        self._pool: Any = None
+        """Memory of the graphs of a GPU."""
+        self._kept: OrderedDict[Hashable, _Recorded | CapturedStep | None] = OrderedDict()
         """None: a step that came once. The longest unused first."""
         self._unrecordable: WeakSet[Decoder] = WeakSet()
         """Models that compute something without kernels of ours."""
@@ -71,38 +73,45 @@ class RecordedSteps:
     def forget(self) -> None:
         """Let go of all of them."""
         self._kept.clear()
-        self._workspace = Workspace()
+        self._workspace, self._pool = Workspace(), None
 
     def hidden(self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: StepAttention, adapters: AdapterRows) -> Tensor:
         """Hidden states [R, D] of a step, until the next one."""
         padded = attention.spans.tokens < len(tokens_R)
         # Whoever makes another class of it may do more than compute.
-        if padded or type(decoder) is not Decoder or decoder in self._unrecordable or not gemm.multiplies(decoder.embedding):
+        if padded or type(decoder) is not Decoder or decoder in self._unrecordable or not _has_own_kernels(decoder):
             return decoder.hidden(tokens_R, positions_R, attention, adapters)
-        inputs = decoder.inputs(tokens_R, positions_R)
-        weights = decoder, *(adapter for adapter, _, _ in adapters.segments if adapter is not None)
+        weights = weights_of(decoder, adapters)
         segments = ((start, stop, adapter is None) for adapter, start, stop in adapters.segments)
         step = (*map(id, weights), *segments, attention.storage, torch.get_num_threads())
         seen, recorded = step in self._kept, self._kept.pop(step, None)
-        if recorded is not None and recorded.is_of(weights):
-            hidden_RD = recorded.again(inputs, attention.spans)
+        if recorded is not None and _is_of(recorded, weights):
+            hidden_RD = recorded.again(decoder, tokens_R, positions_R, attention)
             if not recorded.proved:
-                hidden_RD, recorded = self._prove(recorded, hidden_RD, decoder, inputs, attention, adapters)
+                hidden_RD, recorded = self._prove(recorded, hidden_RD, decoder, tokens_R, positions_R, attention, adapters)
             self.replayed += 1
         elif seen:
-            hidden_RD, recorded = self._record(decoder, inputs, attention, adapters, weights)
+            record = self._record if tokens_R.is_cpu else self._capture
+            hidden_RD, recorded = record(decoder, tokens_R, positions_R, attention, adapters)
         else:
-            hidden_RD, recorded = decoder.hidden_of(inputs, attention, adapters), None
+            hidden_RD, recorded = decoder.hidden(tokens_R, positions_R, attention, adapters), None
         self._kept[step] = recorded
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         return hidden_RD
 
     def _prove(
-        self, recorded: _Recorded, found_RD: Tensor, decoder: Decoder, inputs: Inputs, attention: StepAttention, adapters: AdapterRows
-    ) -> tuple[Tensor, _Recorded | None]:
+        self,
+        recorded: _Recorded | CapturedStep,
+        found_RD: Tensor,
+        decoder: Decoder,
+        tokens_R: Tensor,
+        positions_R: Tensor,
+        attention: StepAttention,
+        adapters: AdapterRows,
+    ) -> tuple[Tensor, _Recorded | CapturedStep | None]:
         """Compute without the program what it has given. Keys and values are put where they lie already."""
-        hidden_RD = decoder.hidden_of(inputs, attention, adapters)
+        hidden_RD = decoder.hidden(tokens_R, positions_R, attention, adapters)
         recorded.proved = torch.equal(found_RD, hidden_RD)
         if recorded.proved:
             return hidden_RD, recorded
@@ -110,10 +119,24 @@ class RecordedSteps:
         self._unrecordable.add(decoder)
         return hidden_RD, None
 
+    def _capture(
+        self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: StepAttention, adapters: AdapterRows
+    ) -> tuple[Tensor, CapturedStep | None]:
+        """The same on a GPU."""
+        hidden_RD = decoder.hidden(tokens_R, positions_R, attention, adapters)
+        self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
+        try:
+            return hidden_RD, CapturedStep(decoder, tokens_R, positions_R, attention, adapters, self._pool)
+        except RuntimeError as error:
+            log.warning("steps of this model are computed call by call: its kernels form no graph: %s", reason(error))
+            self._unrecordable.add(decoder)
+            return hidden_RD, None
+
     def _record(
-        self, decoder: Decoder, inputs: Inputs, attention: StepAttention, adapters: AdapterRows, weights: tuple[object, ...]
+        self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: StepAttention, adapters: AdapterRows
     ) -> tuple[Tensor, _Recorded | None]:
         """Compute it, and write down how."""
+        inputs, weights = decoder.inputs(tokens_R, positions_R), weights_of(decoder, adapters)
         # As long as sequences can become before they lie somewhere else.
         spans = attention.spans = attention.spans._replace(longest=attention.storage.places)
         with Recorder(self._workspace) as recorder:
@@ -123,6 +146,16 @@ class RecordedSteps:
             self._unrecordable.add(decoder)
             return hidden_RD, None
         return hidden_RD, _Recorded(Program(recorder.calls), inputs, spans, hidden_RD, tuple(map(ref, weights)))
+
+
+def _has_own_kernels(decoder: Decoder) -> bool:
+    """Whether all of a step may be computed by them; of a GPU's states nobody knows before where they end."""
+    return gemm.multiplies(decoder.embedding) or (launch.available(decoder.embedding) and decoder.config.recurrent is None)
+
+
+def _is_of(recorded: _Recorded | CapturedStep, weights: tuple[object, ...]) -> bool:
+    """And not of others that had the same place."""
+    return all(old() is new for old, new in zip(recorded.weights, weights, strict=True))
 
 
 def _tensors(inputs: Inputs) -> list[Tensor]:

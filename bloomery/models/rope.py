@@ -58,6 +58,8 @@ class Rope:
         base_H = 1.0 / rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
         self._magnitude = 1.0
         self._frequencies = base_H
+        self._elsewhere: dict[torch.device, Tensor] = {}
+        """The same on other devices than the processor."""
         if rope.kind == "linear":
             self._frequencies = base_H / rope.scaling["factor"]
         elif rope.kind == "llama3":
@@ -90,7 +92,12 @@ class Rope:
         return cos_PH.index_select(0, positions_R), sin_PH.index_select(0, positions_R)
 
     def _turns(self, positions_R: Tensor) -> tuple[Tensor, Tensor]:
-        angles_RH = positions_R.float()[:, None] * self._frequencies.to(positions_R.device)[None]
+        frequencies_H = self._frequencies
+        if (device := positions_R.device) != frequencies_H.device:
+            if device not in self._elsewhere:
+                self._elsewhere[device] = frequencies_H.to(device)
+            frequencies_H = self._elsewhere[device]
+        angles_RH = positions_R.float()[:, None] * frequencies_H[None]
         return angles_RH.cos() * self._magnitude, angles_RH.sin() * self._magnitude
 
     def _query_scale(self, positions_R: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -4,7 +4,7 @@ Shapes: N spans, S slots, M blocks of each slot.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ class Spans(NamedTuple):
     tokens: int
     tables_SM: Tensor | None
     """The blocks of each slot's sequence, in order, `BLOCK_PLACES` places each; without it a slot is where a sequence in one piece begins."""
-    copies: dict[tuple[Any, ...], Tensor]
+    copies: dict[tuple[str, int], Tensor]
     """What a GPU was given of them, for all layers of a pass."""
 
     @classmethod

@@ -59,7 +59,7 @@ def adapter(decoder: Decoder, seed: int, rank: int = 16) -> FusedAdapter:
     targets, factors = adapter_targets(decoder.config), {}
     for name, target in targets.items():
         a, b = (torch.randn(shape, generator=generator) * 0.1 for shape in target.factor_shapes(rank))
-        factors[name] = Factors(a.to(decoder.dtype), b.to(decoder.dtype))
+        factors[name] = Factors(*(factor.to(decoder.device, decoder.dtype) for factor in (a, b)))
     return fuse(targets, factors, 2.0)
 
 

@@ -3,7 +3,7 @@
 Shapes: R rows, N spans, T tiles, H query heads, K key/value heads, E head dimension.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import torch
@@ -36,9 +36,9 @@ def attend(q_RHE: Tensor, keys: Tensor, values: Tensor, spans: Spans, window: in
     make = torch.zeros if spans.tokens < rows else torch.empty
     out_RHE, logs_RH = make(q_RHE.shape, dtype=q_RHE.dtype, device=q_RHE.device), make((rows, heads), device=q_RHE.device)
     q_RHE, keys, values = map(_dense, (q_RHE, keys, values))
-    tiles_T4 = _on_device(spans, q_RHE.device, tiles.queries // group)
+    tiles_T4 = _copy(spans, q_RHE.device, "queries", tiles.queries // group)
     paged = spans.tables_SM is not None
-    table_SM = _table(spans, q_RHE.device) if paged else tiles_T4
+    table_SM = _copy(spans, q_RHE.device, "tables") if paged else tiles_T4
     loaded().attend[(len(tiles_T4), kv_heads)](
         *(out_RHE, logs_RH, q_RHE, keys, values, tiles_T4, table_SM, heads, dim, window or 0, dim**-0.5, *q_RHE.stride()[:2]),
         *(*_strides(keys), *_strides(values), table_SM.stride(0), group, paged, BLOCK_PLACES, *tiles, tile(dim, WIDEST)),
@@ -59,7 +59,7 @@ def attend_backward(grad_RHE: Tensor, saved: Sequence[Tensor], spans: Spans, win
     inputs = grad_RHE, q_RHE, k_RKE, v_RKE, logs_RH, along_RH1
     strides = tuple(stride for tensor in (q_RHE, k_RKE, v_RKE) for stride in tensor.stride()[:2])
     shape = group, *tiles, tile(dim, WIDEST)
-    of_queries, of_keys = _on_device(spans, device, tiles.queries // group), _keys_on_device(spans, device, tiles.keys)
+    of_queries, of_keys = _copy(spans, device, "queries", tiles.queries // group), _copy(spans, device, "keys", tiles.keys)
     rest = dim, window or 0, dim**-0.5, *strides, *shape
     loaded().attend_backward_queries[(len(of_queries), kv_heads)](grads[0], *inputs, of_queries, heads, *rest)
     loaded().attend_backward_keys[(len(of_keys), kv_heads)](grads[1], grads[2], *inputs, of_keys, heads, kv_heads, *rest)
@@ -68,7 +68,7 @@ def attend_backward(grad_RHE: Tensor, saved: Sequence[Tensor], spans: Spans, win
 
 def keep(storage_BKPE: Tensor, x_RKE: Tensor, spans: Spans) -> None:
     """Put the rows of keys, or values, in the places of their tokens."""
-    rows_F, blocks_F, places_F = _places(spans, x_RKE.device)
+    rows_F, blocks_F, places_F = _copy(spans, x_RKE.device, "places")
     storage_BKPE[blocks_F, :, places_F] = x_RKE.index_select(0, rows_F)
 
 
@@ -88,46 +88,54 @@ def _strides(storage: Tensor) -> tuple[int, int, int]:
     return (strides[0], strides[1], strides[2]) if storage.dim() == 4 else (0, strides[1], strides[0])
 
 
-def _on_device(spans: Spans, device: torch.device, tokens: int) -> Tensor:
-    """The tiles of queries: first row, slot, position of the first token, and how many of `tokens` there are."""
-    if (found := spans.copies.get(("queries", tokens))) is None:
-        lines = [
-            (row + first, slot, position + first, min(tokens, count - first))
-            for row, slot, position, count in spans.places_N4.tolist()
-            for first in range(0, count, tokens)
-        ]
-        found = spans.copies["queries", tokens] = torch.tensor(lines, dtype=torch.int32).to(device)
+def renew(spans: Spans, others: Spans) -> None:
+    """Put what a device would be given of others, as many and as long, where it was given these."""
+    for (kind, size), copy in spans.copies.items():
+        copy.copy_(_MAKERS[kind](others, size))
+
+
+def _copy(spans: Spans, device: torch.device, kind: str, size: int = 0) -> Tensor:
+    """What a device is given of the spans, once."""
+    if (found := spans.copies.get((kind, size))) is None:
+        found = spans.copies[kind, size] = _MAKERS[kind](spans, size).to(device)
     return found
 
 
-def _keys_on_device(spans: Spans, device: torch.device, keys: int) -> Tensor:
-    """The tiles of keys of whole sequences: first row, first position, tokens."""
-    if (found := spans.copies.get(("keys", keys))) is None:
-        lines = [(row, first, count, 0) for row, _, _, count in spans.places_N4.tolist() for first in range(0, count, keys)]
-        found = spans.copies["keys", keys] = torch.tensor(lines, dtype=torch.int32).to(device)
-    return found
+def _query_tiles(spans: Spans, tokens: int) -> Tensor:
+    """First row, slot, position of the first token, and how many of `tokens` there are."""
+    lines = [
+        (row + first, slot, position + first, min(tokens, count - first))
+        for row, slot, position, count in spans.places_N4.tolist()
+        for first in range(0, count, tokens)
+    ]
+    return torch.tensor(lines, dtype=torch.int32)
 
 
-def _table(spans: Spans, device: torch.device) -> Tensor:
-    """The blocks of every slot."""
-    if (found := spans.copies.get(("table",))) is None:
-        assert spans.tables_SM is not None
-        found = spans.copies["table",] = spans.tables_SM.to(device, torch.int32)
-    return found
+def _key_tiles(spans: Spans, keys: int) -> Tensor:
+    """Of whole sequences: first row, first position, tokens."""
+    lines = [(row, first, count, 0) for row, _, _, count in spans.places_N4.tolist() for first in range(0, count, keys)]
+    return torch.tensor(lines, dtype=torch.int32)
 
 
-def _places(spans: Spans, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every token: its row, its block, and its place there."""
-    names = [("rows",), ("blocks",), ("places",)]
-    if names[0] not in spans.copies:
-        assert spans.tables_SM is not None
-        parts = [
-            (torch.arange(row, row + count), torch.full((count,), slot), torch.arange(position, position + count))
-            for row, slot, position, count in spans.places_N4.tolist()
-        ]
-        rows_F, slots_F, positions_F = (torch.cat(columns) for columns in zip(*parts, strict=True))
-        blocks_F = spans.tables_SM[slots_F, positions_F // BLOCK_PLACES]
-        for name, column in zip(names, (rows_F, blocks_F, positions_F % BLOCK_PLACES), strict=True):
-            spans.copies[name] = column.to(device)
-    rows_F, blocks_F, places_F = (spans.copies[name] for name in names)
-    return rows_F, blocks_F, places_F
+def _tables(spans: Spans, _: int) -> Tensor:
+    assert spans.tables_SM is not None
+    return spans.tables_SM.int()
+
+
+def _places(spans: Spans, _: int) -> Tensor:
+    """Of every token [3, F]: its row, its block, and its place there."""
+    assert spans.tables_SM is not None
+    row_N, slot_N, position_N, count_N = spans.places_N4.unbind(1)
+    within_F = torch.arange(spans.tokens) - (count_N.cumsum(0) - count_N).repeat_interleave(count_N)
+    slot_F, position_F = slot_N.repeat_interleave(count_N), position_N.repeat_interleave(count_N) + within_F
+    blocks_F = spans.tables_SM[slot_F, position_F // BLOCK_PLACES]
+    return torch.stack([row_N.repeat_interleave(count_N) + within_F, blocks_F, position_F % BLOCK_PLACES])
+
+
+_MAKERS: Final[dict[str, Callable[[Spans, int], Tensor]]] = {
+    "queries": _query_tiles,
+    "keys": _key_tiles,
+    "tables": _tables,
+    "places": _places,
+}
+"""What kernels are told of spans."""

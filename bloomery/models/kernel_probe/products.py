@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bloomery.models.decoder import Decoder
 from bloomery.models.factors import RANK_PAD, Factors, add_updates, low_rank_add
+from bloomery.models.gpu import launch
 from bloomery.models.head import logsumexp
 from bloomery.models.kernel_probe.inputs import FEW_ROWS, ROW_COUNTS, noise
 from bloomery.models.native import gemm
@@ -52,8 +53,9 @@ def examine(decoder: Decoder) -> Examined:
 
 
 def _may_have_no_pads(decoder: Decoder) -> bool:
-    """Whether a row may have its bits alone: with native products, in models of attention and MLPs and nothing else."""
-    return gemm.multiplies(decoder.embedding) and decoder.config.recurrent is None and decoder.config.experts is None
+    """Whether a row may have its bits alone: with products of our own, in models of attention and MLPs and nothing else."""
+    own = gemm.multiplies(decoder.embedding) or launch.available(decoder.embedding)
+    return own and decoder.config.recurrent is None and decoder.config.experts is None
 
 
 class _Matrix(NamedTuple):
