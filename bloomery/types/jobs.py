@@ -64,6 +64,11 @@ class Schedule(Resource):
     """Of all steps; at least one step warms up."""
     floor: Share = 0.0
 
+    @property
+    def floor_is_idle(self) -> bool:
+        """Whether `floor` is of something that it does not do: it never falls."""
+        return self.kind == "constant" and self.floor > 0
+
 
 class Optimizer(Resource):
     """AdamW and how its learning rate goes."""

@@ -21,7 +21,20 @@ from bloomery.services.jobs.leases import MAX_DEATHS, Leases
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthorized
-from bloomery.types.jobs import JOB_NEXT, Data, Distillation, JobPoint, JobProgress, JobResult, JobSpec, JobState, Reinforcement
+from bloomery.types.jobs import (
+    JOB_NEXT,
+    Data,
+    Distillation,
+    JobPoint,
+    JobProgress,
+    JobResult,
+    JobSpec,
+    JobState,
+    Optimizer,
+    Reinforcement,
+    Schedule,
+    Supervised,
+)
 from bloomery.types.leases import MAX_REASON, FinishJob, Lease, NewJobEvent, ReportJob
 from tests.api.server import KEY, URL, Server, serving
 from tests.render.builders import byte_level, small_config, write
@@ -364,6 +377,12 @@ def test_what_counts_for_nothing_in_the_spec_of_an_earlier_release_is_in_no_clon
     assert client.jobs.get("old").spec == checked
     clone = client.jobs.create(client.jobs.get("old").spec.model_copy(update={"name": "clone"})).spec
     assert clone.method == checked.method
+    for method in (checked.method, Supervised(optimizer=Optimizer(learning_rate=1e-3, schedule=Schedule(kind="constant")))):
+        optimizer = method.optimizer.model_copy(update={"schedule": method.optimizer.schedule.model_copy(update={"floor": 0.25})})
+        floored = checked.model_copy(update={"name": f"floored-{method.kind}", "method": method.model_copy(update={"optimizer": optimizer})})
+        server.call(server.services.jobs._database.write(lambda connection, spec=floored: add_job(connection, "default", f"job-{spec.name}", spec)))
+        assert client.jobs.get(floored.name).spec.method == method
+    client.jobs.create(client.jobs.get("floored-rft").spec.model_copy(update={"name": "floored-clone"}))
     both = {"asynchronous": True, "held_out_grader": "other", "max_staleness": 2, "held_out_share": 0.5}
     used = stored.model_copy(update={"name": "used", "method": checked.method.model_copy(update=both)})
     server.call(server.services.jobs._database.write(lambda connection: add_job(connection, "default", "job-used", used)))

@@ -53,9 +53,11 @@ def job_of(row: Row[Any]) -> Job:
 def _spec_of(row: Row[Any]) -> JobSpec:
     """What jobs of earlier releases have in it that counts for nothing is left out: a new job that is made from it would be refused for that."""
     spec = JobSpec.model_validate_json(row.spec)
-    if not isinstance(spec.method, Reinforcement) or not spec.method.idle:
-        return spec
-    return spec.model_copy(update={"method": spec.method.model_copy(update=dict.fromkeys(spec.method.idle))})
+    idle: dict[str, Any] = dict.fromkeys(spec.method.idle) if isinstance(spec.method, Reinforcement) else {}
+    optimizer = spec.method.optimizer
+    if optimizer.schedule.floor_is_idle:
+        idle["optimizer"] = optimizer.model_copy(update={"schedule": optimizer.schedule.model_copy(update={"floor": 0.0})})
+    return spec.model_copy(update={"method": spec.method.model_copy(update=idle)}) if idle else spec
 
 
 def named(project: str, name: str) -> Select[Any]:
