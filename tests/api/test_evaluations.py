@@ -415,3 +415,30 @@ def test_one_whose_base_is_not_served_any_more_keeps_no_other_from_being_worked_
         done(client, "next")
         assert client.evaluations.get(left.id).state is EvaluationState.RUNNING
         client.evaluations.cancel(left.id)
+
+
+def test_one_whose_answers_cannot_be_counted_keeps_no_other_from_it(tmp_path: Path) -> None:
+    server = ScriptedServer(tmp_path)
+    with server.running(), closing(sqlite3.connect(DataDir(tmp_path).database)) as database:
+
+        def counted() -> list[bool]:
+            return [counts is not None for (counts,) in database.execute("SELECT counts FROM evaluation ORDER BY name")]
+
+        client = server.client()
+        add_rows(client, "asked", ROWS)
+        client.graders.create("right", CHECK)
+        for name in ("a", "b", "c"):
+            done(client, name)
+        wait_until(lambda: all(counted()))
+        server.stop()
+        with database:
+            kept = database.execute("SELECT graders FROM evaluation LIMIT 1").fetchone()
+            database.execute("UPDATE evaluation SET counts = NULL")
+            database.execute("UPDATE evaluation SET graders = 'nonsense' WHERE name IN ('a', 'c')")
+        server.start()
+        wait_until(lambda: counted() == [False, True, False])
+        with database:
+            database.execute("UPDATE evaluation SET graders = ?", kept)
+        # The next look, whatever it is for, tries again.
+        done(client, "d")
+        wait_until(lambda: all(counted()))

@@ -5,6 +5,7 @@ stay with it: what is shown of many evaluations does not take longer by the answ
 """
 
 import json
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import msgspec
@@ -64,11 +65,12 @@ def reached(connection: Connection, row: Row[Any]) -> Reached:
     return Reached(answered, scored + failed * graders)
 
 
-def uncounted(connection: Connection) -> Row[Any] | None:
-    """An evaluation that has ended, and whose numbers are not kept yet."""
+def uncounted(connection: Connection, besides: Collection[str] = ()) -> Row[Any] | None:
+    """An evaluation that has ended, and whose numbers are not kept yet; another one than `besides`."""
     table = rows.evaluation.c
     ended = [state for state in EvaluationState if state.ended]
-    return connection.execute(select(rows.evaluation).where(table.counts.is_(None), table.state.in_(ended)).limit(1)).first()
+    query = select(rows.evaluation).where(table.counts.is_(None), table.state.in_(ended), table.id.not_in(besides))
+    return connection.execute(query.limit(1)).first()
 
 
 def keep(connection: Connection, evaluation: str, counted: Counted) -> None:

@@ -85,6 +85,8 @@ class Evaluating:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._still: set[str] = set()
         """Evaluations that wait for somebody who is away: others are worked at meanwhile."""
+        self._uncountable: set[str] = set()
+        """Evaluations that were tried in vain, while there are others to count."""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -125,11 +127,17 @@ class Evaluating:
 
     async def _count_next(self) -> None:
         """Have the numbers of one that has ended kept, if there is one, and look at once for the next, behind whatever else there is to do."""
-        if (row := await self._database.read(uncounted)) is None:
+        if (row := await self._database.read(lambda connection: uncounted(connection, self._uncountable))) is None:
+            # What could not be counted is tried again at the next look.
+            self._uncountable.clear()
             return
-        # Not where they are written: to count a hundred thousand answers takes most of a second, for which nobody else could write.
-        counted = await self._database.read(lambda connection: counts_of(connection, row))
-        await self._database.write(lambda connection: keep(connection, row.id, counted))
+        try:
+            # Not where they are written: to count a hundred thousand answers takes most of a second, for which nobody else could write.
+            counted = await self._database.read(lambda connection: counts_of(connection, row))
+            await self._database.write(lambda connection: keep(connection, row.id, counted))
+        except Exception:
+            log.exception("the answers of evaluation `%s` could not be counted: those of others are, and then these are tried again", row.name)
+            self._uncountable.add(row.id)
         self._changed.set()
 
     async def _next(self, *, full: bool) -> Row[Any] | None:
