@@ -61,6 +61,9 @@ def test_a_held_out_grader_is_attacked_too_and_blocks_a_job_until_it_is_waived(c
     # Whoever mends one of them knows of the other.
     for name in ("lengthy", "chatty"):
         assert f"grader `{name}` version 1 pays without competence" in (blocked.reason or "")
+    with pytest.raises(Conflict, match=r"grader `lengthy` version 1 pays .*; grader `chatty` version 1 pays ") as both:
+        client.jobs.create(rft("neither", "lengthy", "chatty"))
+    assert both.value.field == "method.grader"
     client.graders.waive("lengthy", "stories are to be long")
     still = client.jobs.wait(client.jobs.resume("watched").id, 300)
     (attack,) = client.graders.attacks("chatty")

@@ -139,10 +139,14 @@ class Jobs:
         """With the versions of its graders. What is not known yet of the attacks on them the job's process finds out, before it trains."""
         grader = await self._grader(p, name, method.grader_version, "method.grader")
         held_out = await self._held_out(p, method, grader)
+        blocked: dict[str, str] = {}
         for each, field in ((grader, "method.grader"), (held_out, _HELD_OUT)):
             known = None if each is None else await self._attacks.known(p, each, manifest, split)
             if known is not None and known.blocks is not None:
-                raise Conflict(known.blocks, field=field)
+                blocked[field] = known.blocks
+        if blocked:
+            # Whoever mends one of them is to know of the other.
+            raise Conflict("; ".join(blocked.values()), field=next(iter(blocked)))
         versions = {"grader_version": grader.version} | ({} if held_out is None else {"held_out_grader_version": held_out.version})
         return method.model_copy(update=versions)
 
@@ -316,7 +320,7 @@ def _check_optimizer(optimizer: Optimizer) -> None:
 def _check_used(method: Method) -> None:
     """What is asked for has something to be of."""
     schedule = method.optimizer.schedule
-    if schedule.kind == "constant" and schedule.floor:
+    if schedule.floor_is_idle:
         problem = f"`floor` is {schedule.floor:g}, and a `constant` learning rate never falls: leave it out, or choose a `kind` that does"
         raise InvalidInput(problem, field="method.optimizer.schedule.floor")
     if not isinstance(method, Reinforcement):
