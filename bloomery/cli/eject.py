@@ -1,4 +1,4 @@
-"""A job as a script: the same operations over the public API, and so the same weights."""
+"""A job as a script: the same operations over the public API, and so the same weights; the script says where that is not so."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ from bloomery.recipes.async_grpo import AsyncGrpoConfig
 from bloomery.types.errors import Conflict
 from bloomery.types.jobs import DirectPreference, Distillation, JobSpec, OddsRatioPreference, Reinforcement, Supervised
 
-_HEAD: Final = '''"""What job `{name}` does, over the public API: the same operations, and so the same weights."""
+_HEAD: Final = '''"""What job `{name}` does, over the public API: {promise}."""
 
 import os
 from pathlib import Path
@@ -23,6 +23,11 @@ client = Client(os.environ.get("BLOOMERY_URL", "http://127.0.0.1:8700"), os.envi
 tokenizer = ChatTokenizer.load(Path(next(model.path for model in client.models() if model.alias == {base!r})))
 rows = client.datasets.rows({dataset!r}, {version!r}, {split!r})
 '''
+_PROMISE: Final = "the same operations, and so the same weights"
+_BY_AGENT: Final = f"{_PROMISE}, where the answers of agent `{{agent}}` follow from what it is told"
+_ASYNCHRONOUS: Final = """the same with the same settings, and not the same weights.
+
+`asynchronous` reinforcement trains on what was sampled first, so that no two trainings are alike, of a job and its clone neither"""
 _END: Final = """digest = run.save_checkpoint("final").result().digest
 print("version", run.save_snapshot("final").result().version, "digest", digest)
 """
@@ -188,9 +193,13 @@ def _distilled(spec: JobSpec, method: Distillation) -> str:
 
 
 def _head(spec: JobSpec, *imports: str) -> str:
-    data = spec.data
+    data, promise = spec.data, _PROMISE
+    if isinstance(spec.method, Reinforcement) and spec.method.asynchronous:
+        promise = _ASYNCHRONOUS
+    elif isinstance(spec.method, Reinforcement) and spec.method.agent is not None:
+        promise = _BY_AGENT.format(agent=spec.method.agent)
     named = {"name": spec.name, "base": spec.base_model, "dataset": data.dataset, "version": data.version, "split": data.train}
-    return _HEAD.format(imports="\n".join(imports), **named)
+    return _HEAD.format(promise=promise, imports="\n".join(imports), **named)
 
 
 def _begin(spec: JobSpec) -> str:

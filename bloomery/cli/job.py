@@ -201,7 +201,7 @@ def clone(
 
 @app.command()
 def eject(job: JobArgument, data_dir: DataDirOption = DATA_DIR) -> None:
-    """Print a Python script that does the same over the public API: the same operations, and so the same weights."""
+    """Print a Python script that does the same over the public API: the same operations, and so the same weights, or says why not."""
     with client_of(data_dir) as client:
         typer.echo(script(client.jobs.get(job).spec).rstrip())
 
