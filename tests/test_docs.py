@@ -23,7 +23,7 @@ BLOCKS_S = 200
 
 def blocks(page: Path) -> list[tuple[str, str]]:
     """Language and content of every fenced block."""
-    return re.findall(r"^```(sh|python)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```(sh|python|yaml)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def free_port() -> str:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from rich.table import Table
 
 from bloomery.cli import complete
+from bloomery.cli.flags import Noun
 from bloomery.cli.options import DATA_DIR, DataDirOption, UrlOption
 from bloomery.cli.running import client_of
 from bloomery.cli.show import JsonOption, console
@@ -18,10 +19,10 @@ from bloomery.client import Client
 from bloomery.types.datasets import DatasetVersion, Estimate, RenderedRow, RenderedTokens, RowProblem, TokenStatistics, Validation
 from bloomery.types.errors import InvalidInput, NotFound
 
-app = typer.Typer(name="dataset", help="Make, check and look at data sets of the running server.", no_args_is_help=True)
+app = Noun(name="dataset", help="Make, check and look at data sets of the running server.", no_args_is_help=True)
 NewNameArgument = Annotated[str, typer.Argument(help="The data set.")]
 NameArgument = Annotated[str, typer.Argument(help="The data set.", autocompletion=complete.datasets)]
-FileArgument = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Rows: .jsonl, .csv or .parquet.")]
+RowsArgument = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Rows: .jsonl, .csv or .parquet.")]
 FormatOption = Annotated[Literal["jsonl", "csv", "parquet"] | None, typer.Option("--format", help="Where the file's name does not say it.")]
 KindOption = Annotated[
     Literal["chat", "preference", "prompt", "completion"] | None, typer.Option("--kind", help="Of the rows; by default that of the first.")
@@ -57,7 +58,7 @@ def delete(name: NameArgument, url: UrlOption = None, data_dir: DataDirOption = 
 @app.command()
 def upload(
     name: NameArgument,
-    file: FileArgument,
+    rows: RowsArgument,
     split: SplitOption = "train",
     format: FormatOption = None,
     kind: KindOption = None,
@@ -76,7 +77,7 @@ def upload(
         parent = None if parent is None else _version(client, name, parent).id
         if name not in {known.name for known in client.datasets.list()}:
             client.datasets.create(name)
-        made = client.datasets.upload(name, file, format=format, parent=parent, **choice)
+        made = client.datasets.upload(name, rows, format=format, parent=parent, **choice)
     if as_json:
         return _print_json(made)
     _show_versions([made])
@@ -86,7 +87,7 @@ def upload(
 
 @app.command()
 def validate(
-    file: FileArgument,
+    rows: RowsArgument,
     dataset: Annotated[
         str | None, typer.Option("--dataset", help="Check against what this data set holds out.", autocompletion=complete.datasets)
     ] = None,
@@ -106,7 +107,7 @@ def validate(
     with client_of(data_dir, url) as client:
         if parent is not None and dataset is not None:
             parent = _version(client, dataset, parent).id
-        found = client.datasets.validate(file, format=format, dataset=dataset, parent=parent, **choice)
+        found = client.datasets.validate(rows, format=format, dataset=dataset, parent=parent, **choice)
     if as_json:
         _print_json(found)
     else:

@@ -5,12 +5,13 @@ from typing import Annotated
 import typer
 
 from bloomery.cli import complete
+from bloomery.cli.flags import Noun
 from bloomery.cli.options import DATA_DIR, DataDirOption
 from bloomery.cli.running import came_of, client_of
 from bloomery.cli.show import JsonOption, fidelity_words, print_json, print_table, utc
 from bloomery.types.resources import Deployment
 
-app = typer.Typer(name="deployment", help="Serve versions under names, and go back to earlier ones.", no_args_is_help=True)
+app = Noun(name="deployment", help="Serve versions under names, and go back to earlier ones.", no_args_is_help=True)
 NewNameArgument = Annotated[str, typer.Argument(help="What callers give as `model`.")]
 NameArgument = Annotated[str, typer.Argument(help="What callers give as `model`.", autocompletion=complete.deployments)]
 SourceArgument = Annotated[str, typer.Argument(help="A job, a version, or the name of a base model.", autocompletion=complete.sources)]

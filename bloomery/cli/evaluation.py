@@ -10,6 +10,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bloomery.cli import complete
+from bloomery.cli.flags import Noun
 from bloomery.cli.options import DATA_DIR, DataDirOption, UrlOption
 from bloomery.cli.running import client_of
 from bloomery.cli.show import JsonOption, console, number, print_json, print_table, utc
@@ -29,7 +30,7 @@ from bloomery.types.evaluations import (
 )
 from bloomery.types.resources import Split
 
-app = typer.Typer(name="eval", help="Evaluate models: what they answer to a data set, and what graders say of it.", no_args_is_help=True)
+app = Noun(name="eval", help="Evaluate models: what they answer to a data set, and what graders say of it.", no_args_is_help=True)
 EvaluationArgument = Annotated[str, typer.Argument(help="Name or id of an evaluation.", autocompletion=complete.evaluations)]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Follow it until it has ended.")]
 _SHOWN_CHARS: Final = 60

@@ -10,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from bloomery.cli import complete
+from bloomery.cli.flags import Noun
 from bloomery.cli.options import DATA_DIR, DataDirOption
 from bloomery.cli.running import client_of
 from bloomery.cli.show import JsonOption, number, print_json, print_table, utc
@@ -20,7 +21,7 @@ from bloomery.types.grading import GradeResult
 from bloomery.types.statistics import score_of
 
 Row = TypeVar("Row", OutputRow, LabelledRow)
-app = typer.Typer(name="grader", help="Keep graders, and try them on outputs.", no_args_is_help=True)
+app = Noun(name="grader", help="Keep graders, and try them on outputs.", no_args_is_help=True)
 NameArgument = Annotated[str, typer.Argument(help="The grader.", autocompletion=complete.graders)]
 VersionOption = Annotated[int | None, typer.Option("--version", min=1, help="Another version than the newest.")]
 
@@ -28,7 +29,7 @@ VersionOption = Annotated[int | None, typer.Option("--version", min=1, help="Ano
 @app.command()
 def create(
     name: NameArgument,
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Grader JSON or YAML as OpenAI publishes it, or a Python file.")],
+    source: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Grader JSON or YAML as OpenAI publishes it, or a Python file.")],
     entry: Annotated[str | None, typer.Option("--entry", help="Of a Python file: the function; score by default.")] = None,
     style: Annotated[
         str | None, typer.Option("--style", help="Of a Python file: auto, plain, openai, trl, eval_protocol or verifiers; auto by default.")
@@ -37,9 +38,9 @@ def create(
     data_dir: DataDirOption = DATA_DIR,
 ) -> None:
     """Keep a version of a grader; the same again is the version that is there."""
-    if file.suffix != ".py" and (entry, style) != (None, None):
-        raise InvalidInput(f"--entry and --style are of a Python file, and {file} says itself what is called: leave them out", field="file")
-    spec = _function(file, entry or "score", style) if file.suffix == ".py" else _declared(file)
+    if source.suffix != ".py" and (entry, style) != (None, None):
+        raise InvalidInput(f"--entry and --style are of a Python file, and {source} says itself what is called: leave them out", field="source")
+    spec = _function(source, entry or "score", style) if source.suffix == ".py" else _declared(source)
     with client_of(data_dir) as client:
         made = client.graders.create(name, spec)
     if as_json:
@@ -71,13 +72,13 @@ def show(name: NameArgument, version: VersionOption = None, as_json: JsonOption 
 @app.command("test")
 def try_out(
     name: NameArgument,
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL: `output`, and `item` with the row's fields.")],
+    outputs: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL: `output`, and `item` with the row's fields.")],
     version: VersionOption = None,
     as_json: JsonOption = False,
     data_dir: DataDirOption = DATA_DIR,
 ) -> None:
     """Grade outputs of a file, and show each score or why there is none."""
-    rows = _rows(file, OutputRow)
+    rows = _rows(outputs, OutputRow)
     with client_of(data_dir) as client:
         run = client.graders.run(name, rows, version=version)
     if as_json:
@@ -175,7 +176,7 @@ def waive(
 @app.command()
 def calibrate(
     name: NameArgument,
-    file: Annotated[
+    labelled: Annotated[
         Path,
         typer.Argument(exists=True, dir_okay=False, help="JSONL: `output`, `item`, and `label`: true, false, or a judge's label; `swapped`, if any."),
     ],
@@ -185,7 +186,7 @@ def calibrate(
     data_dir: DataDirOption = DATA_DIR,
 ) -> None:
     """Measure a grader by what people say of the same outputs; exits with 1 where it is not good enough to gate."""
-    rows = _rows(file, LabelledRow)
+    rows = _rows(labelled, LabelledRow)
     with client_of(data_dir) as client:
         card = client.graders.calibrate(name, rows, version=version, threshold=threshold)
     if as_json:

@@ -13,6 +13,7 @@ from rich.table import Table
 from bloomery.cli import complete
 from bloomery.cli.chain import STAGES, stages_of
 from bloomery.cli.eject import script
+from bloomery.cli.flags import Noun
 from bloomery.cli.options import DATA_DIR, DataDirOption
 from bloomery.cli.running import client_of
 from bloomery.cli.show import JsonOption, console, fidelity_words, number, utc
@@ -21,7 +22,7 @@ from bloomery.client import Client
 from bloomery.types.errors import InvalidInput
 from bloomery.types.jobs import Compared, Gate, Job, JobPoint, JobSpec, JobState
 
-app = typer.Typer(name="job", help="Train models of data sets: start, follow and steer managed jobs of the running server.", no_args_is_help=True)
+app = Noun(name="job", help="Train models of data sets: start, follow and steer managed jobs of the running server.", no_args_is_help=True)
 JobArgument = Annotated[str, typer.Argument(help="Name or id of a job.", autocompletion=complete.jobs)]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Follow it until it ends or stands still.")]
 _FIRST: Final = ("loss", "evaluation/loss", "reward/raw", "accuracy", "kl/teacher")

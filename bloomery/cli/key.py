@@ -6,6 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from bloomery.cli import complete
+from bloomery.cli.flags import Noun
 from bloomery.cli.options import DATA_DIR, DataDirOption
 from bloomery.cli.running import client_of
 from bloomery.cli.show import JsonOption, print_json
@@ -15,7 +16,7 @@ from bloomery.types.resources import Key
 HEADINGS: Final = ("PROJECT", "NAME", "SCOPES", "CREATED", "LAST USED", "EXPIRES", "RPM", "TPM")
 _DAY_S: Final = 86_400
 
-app = typer.Typer(name="key", help="Give out, list and take back API keys of the running server.", no_args_is_help=True)
+app = Noun(name="key", help="Give out, list and take back API keys of the running server.", no_args_is_help=True)
 NameArgument = Annotated[str, typer.Argument(help="What the key is called in its project.")]
 KnownNameArgument = Annotated[str, typer.Argument(help="What the key is called in its project.", autocompletion=complete.keys)]
 ProjectOption = Annotated[str | None, typer.Option("--project", help="Another project than `default`; made by its first key.")]
@@ -24,7 +25,7 @@ ProjectOption = Annotated[str | None, typer.Option("--project", help="Another pr
 @app.command()
 def create(
     name: NameArgument,
-    scopes: Annotated[str, typer.Option("--scopes", help=f"What it allows, with commas: some of {', '.join(sorted(SCOPES))}.")],
+    scopes: Annotated[list[str], typer.Option("--scopes", help=f"What it allows, with commas: some of {', '.join(sorted(SCOPES))}. Repeatable.")],
     project: ProjectOption = None,
     days: Annotated[int | None, typer.Option("--days", min=1, max=3650, help="Refuse it after so many days.")] = None,
     rpm: Annotated[int | None, typer.Option("--rpm", min=1, help="Requests to models that it may make per minute.")] = None,
@@ -33,7 +34,7 @@ def create(
     data_dir: DataDirOption = DATA_DIR,
 ) -> None:
     """Make a key and print it: it is stored nowhere and cannot be shown again."""
-    wanted = {scope for part in scopes.split(",") if (scope := part.strip())}
+    wanted = {scope for part in ",".join(scopes).split(",") if (scope := part.strip())}
     with client_of(data_dir) as client:
         ttl_s = None if days is None else days * _DAY_S
         made = client.keys.create(name, wanted, project=project, ttl_s=ttl_s, requests_per_minute=rpm, tokens_per_minute=tpm)

@@ -5,11 +5,12 @@ from typing import Annotated
 import typer
 
 from bloomery.cli import complete
+from bloomery.cli.flags import Noun
 from bloomery.cli.options import DATA_DIR, DataDirOption
 from bloomery.cli.running import came_of, client_of
 from bloomery.cli.show import JsonOption, print_json, print_table, utc
 
-app = typer.Typer(name="model", help="Show base models, and the versions that were trained of them.", no_args_is_help=True)
+app = Noun(name="model", help="Show base models, and the versions that were trained of them.", no_args_is_help=True)
 
 
 @app.command("list")
