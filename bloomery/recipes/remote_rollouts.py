@@ -26,11 +26,13 @@ from bloomery.types.errors import InvalidInput, NotFound
 
 Message = dict[str, Any]
 
-_DONE: Final = frozenset({0, 100})
+DONE: Final = 100
+LATE: Final = 4
+FAILED: Final = 13
+_OK: Final = 0
 _RUNNING: Final = 101
+"""Codes of a status: finished, deadline exceeded, an internal error; OK, and running. All others are errors."""
 _ANSWER_BYTES: Final = 1 << 16
-_LATE: Final = 4
-"""Codes of a status: OK or finished, running, and deadline exceeded; the others are errors."""
 
 
 class RolloutFailed(Exception):
@@ -86,14 +88,14 @@ class RemoteRollouts:
         deadline = time.monotonic() + episode.timeout_s
         waiting = self._waiting[episode.attempt_id] = _Waiting()
         try:
-            _post(f"{self._url}/init", self._request(episode), episode.timeout_s)
+            post(f"{self._url}/init", self._request(episode), episode.timeout_s)
             if not waiting.told.wait(max(0.0, deadline - time.monotonic())):
                 raise TimeoutError(f"the server did not say how rollout {episode.attempt_id} ended within {episode.timeout_s:g} s")
         finally:
             del self._waiting[episode.attempt_id]
-        if waiting.code == _LATE:
+        if waiting.code == LATE:
             raise TimeoutError(waiting.message)
-        if waiting.code not in _DONE:
+        if waiting.code not in (_OK, DONE):
             raise RolloutFailed(f"status {waiting.code}: {waiting.message}")
         return score(Finished(episode.rollout_id, episode.problem, episode.conversation(), waiting.extras))
 
@@ -123,7 +125,8 @@ class _Waiting:
         self.extras: Mapping[str, Any] = {}
 
 
-def _post(url: str, body: Mapping[str, Any], timeout_s: float) -> None:
+def post(url: str, body: Mapping[str, Any], timeout_s: float) -> None:
+    """Say something in JSON to whom no answer is wanted of; RolloutFailed where it was not taken, TimeoutError where that is not known in time."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:

@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from bloomery.api.routes.openai.requests import MAX_BODY_BYTES
+from bloomery.api.routes.openai.requests import MAX_BODY_BYTES, parse_chat
 from tests.live import wait_until
 from tests.openai.server import CONTEXT, END, OTHER_TOKEN, ScriptedServer, logprob_at
 from tests.render.builders import byte_level
@@ -271,6 +271,7 @@ BAD_CHAT = [
     ({"messages": [{"role": "function", "content": "x"}]}, "messages.0.role", "invalid enum value 'function'"),
     ({"messages": [{"role": "user", "content": "x", "name": 7}]}, "messages.0.name", "expected `str"),
     ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages.0.mood", "unknown field"),
+    ({"messages": [{"role": "assistant", "content": "x", "reasoning_content": "y"}]}, "messages.0.reasoning_content", "not offered"),
     ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages.0.tool_call_id", "not offered"),
     ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.id", "required field"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", "text alone"),
@@ -417,3 +418,9 @@ def test_models_are_listed_with_what_serves_them(sdk: OpenAI, server: ScriptedSe
     assert (raw.headers["x-bloomery-deployment"], raw.headers["x-bloomery-revision"]) == ("router", "1")
     span = server.span(raw.parse().id)["span"]
     assert (span["deployment"], span["revision"], span["model"]) == ("router", 1, "router")
+
+
+def test_what_clients_send_back_with_an_answer_is_taken_where_it_says_nothing() -> None:
+    said = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "reasoning_content": None, "thinking_blocks": None}
+    asked = parse_chat({"model": "m", "messages": [{"role": "user", "content": "y"}, said]}, 10)
+    assert asked.messages[1].plain(1) == {"role": "assistant", "content": "x"}

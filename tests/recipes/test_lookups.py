@@ -71,7 +71,7 @@ def test_problems_of_a_seed_are_the_same_and_of_another_seed_are_others() -> Non
 
 @pytest.mark.slow
 def test_the_python_of_the_page_runs_with_the_real_sdk(live_server: LiveServer, tmp_path: Path) -> None:
-    ((_, code), _) = blocks(ROOT / "docs" / "rl-agents.md")
+    (_, code), *_ = blocks(ROOT / "docs" / "rl-agents.md")
     environment = {**os.environ, "BLOOMERY_API_KEY": live_server.key}
     code = code.replace("http://127.0.0.1:8700", live_server.url).replace("steps=5", "steps=1")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)

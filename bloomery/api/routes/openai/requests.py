@@ -195,6 +195,9 @@ REFUSED_IN_MESSAGES: Final[Refused] = {
     "audio": (),
     "annotations": ([],),
     "function_call": (),
+    # What clients of models that think send back with every answer.
+    "reasoning_content": (),
+    "thinking_blocks": (),
 }
 
 Request = TypeVar("Request", bound=Asked)
