@@ -251,6 +251,8 @@ def _rows(file: Path, kind: type[Row]) -> list[Row]:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise InvalidInput(f"{file}, line {place}: {f'`{where}`: ' if where else ''}{first['msg']}", field="rows") from None
+    if not rows:
+        raise InvalidInput(f"{file} has no rows: each is a line of JSON with its `output`", field="rows")
     return rows
 
 

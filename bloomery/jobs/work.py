@@ -59,7 +59,7 @@ class Work:
 
     def note_kept(self, step: int, version: str) -> None:
         """A checkpoint was kept behind a step, and its weights published."""
-        self.reporter.note(f"kept step {step}", key=f"step {step}", step=step, version=version)
+        self.reporter.note(f"kept step {step} as version {version}", key=f"step {step}", step=step, version=version)
 
     @property
     def request(self) -> str:

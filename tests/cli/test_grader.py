@@ -70,6 +70,15 @@ def test_lines_that_are_no_rows_are_refused_by_their_number(live_server: LiveSer
     assert (found.exit_code, "latin.py is not UTF-8" in found.stderr) == (2, True), found.output
 
 
+def test_a_file_without_rows_is_refused_in_a_line(live_server: LiveServer, tmp_path: Path) -> None:
+    made(live_server, tmp_path, "some", "1.0")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    for command in ("test", "calibrate"):
+        found = run(live_server, command, "some", str(tmp_path / "empty.jsonl"))
+        assert (found.exit_code, len(found.stderr.splitlines())) == (2, 1), found.output
+        assert "empty.jsonl has no rows" in found.stderr
+
+
 def test_options_that_would_change_nothing_are_refused(live_server: LiveServer, tmp_path: Path) -> None:
     spec, rows = tmp_path / "right.json", tmp_path / "rows.jsonl"
     spec.write_text("{}")

@@ -101,7 +101,9 @@ def kept_and_served(client: Client, job: Job) -> int:
     for each in client.run(job.result.run).checkpoints():
         if (each.name or "").startswith("step-"):
             of_kinds[each.kind][each.name or ""] = each.version
-    told = {f"step-{event.data['step']}": event.data["version"] for event in client.jobs.events(job.id) if event.message.startswith("kept step ")}
+    kept = [event for event in client.jobs.events(job.id) if event.message.startswith("kept step ")]
+    told = {f"step-{event.data['step']}": event.data["version"] for event in kept}
+    assert [event.message for event in kept] == [f"kept step {name.removeprefix('step-')} as version {version}" for name, version in told.items()]
     assert of_kinds["snapshot"] == told
     assert of_kinds["named"].keys() == told.keys()
     for name, version in told.items():
