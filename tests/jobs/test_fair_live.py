@@ -14,7 +14,12 @@ SPREAD = "def score(output):\n    return min(1.0, len(set(output)) / 24)\n"
 LARGE = Supervised(batches=Batches(epochs=500, rows=256))
 OTHERS: dict[str, tuple[str, Any, int, int]] = {
     "dpo": ("fair-preferences", DirectPreference(batches=Batches(epochs=5, rows=4)), 10, 5),
-    "rft": ("fair-prompts", Reinforcement(grader="fair-spread", asynchronous=True, steps=500, groups_per_step=2, group_size=4, max_tokens=16), 4, 12),
+    "rft": (
+        "fair-prompts",
+        Reinforcement(grader="fair-spread", asynchronous=True, steps=500, groups_per_step=2, group_size=4, max_tokens=16),
+        16,
+        48,
+    ),
 }
 """Their data, and how many of their steps are waited for, in which the large job is to take some, and at most so many."""
 
