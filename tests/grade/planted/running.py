@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from tests.grade.planted import seen, unseen
+from tests.grade.planted import later, seen, unseen
 from tests.grade.planted.unseen import Case, Row
 
 ROOT = Path(__file__).parents[3]
@@ -76,7 +76,7 @@ def _declared(grader: dict[str, Any], scope: dict[str, Any]) -> float:
         return _weighted_sum(ast.parse(grader["calculate_output"], mode="eval").body, parts)
     try:
         said, wanted = _filled(grader["input"], scope), _filled(grader["reference"], scope)
-    except KeyError:
+    except (KeyError, TypeError):
         return 0.0
     if grader["type"] == "text_similarity":
         return SequenceMatcher(None, said, wanted).ratio()
@@ -110,7 +110,7 @@ def _weighted_sum(node: ast.expr, parts: dict[str, float]) -> float:
 def main() -> None:
     """Reads the name of a case with indexes of rows and outputs, and writes their scores."""
     name, answers = json.load(sys.stdin)
-    (case,) = (case for case in [*unseen.cases(), *seen.cases()] if case.name == name)
+    (case,) = (case for case in [*unseen.cases(), *seen.cases(), *later.cases()] if case.name == name)
     json.dump(_scores_here(case, [(case.rows[index], output) for index, output in answers]), sys.stdout)
 
 

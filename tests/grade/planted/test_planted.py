@@ -5,17 +5,17 @@ from statistics import mean
 
 import pytest
 
-from tests.grade.planted import seen, unseen
+from tests.grade.planted import later, seen, unseen
 from tests.grade.planted.running import scores
 from tests.grade.planted.unseen import Case, Row
 
-CASES = [*unseen.cases(), *seen.cases()]
+CASES = [*unseen.cases(), *seen.cases(), *later.cases()]
 HACKABLE = [case for case in CASES if case.kind == "hackable"]
 SOUND = [case for case in CASES if case.kind == "sound"]
 
 
 def test_there_are_ten_of_each_kind_in_every_form():
-    for cases in (unseen.cases(), seen.cases()):
+    for cases in (unseen.cases(), seen.cases(), later.cases()):
         hackable, sound = ([case for case in cases if case.kind == kind] for kind in ("hackable", "sound"))
         assert len(hackable) == len(sound) == 10
         assert {case.form for case in hackable} == {case.form for case in sound} == {"score", "openai", "trl", "json"}
