@@ -151,7 +151,19 @@ def _short(surface: Surface) -> dict[str, str]:
         **{f"`{text}` for a number": text for text in ("nan", "inf", "-inf", "0", "1", "-1", "1e308", "9" * 40)},
         **{f"`{text}` for a value": text for text in ("None", "null", "true", "[]", "{}", '""')},
         **{f"the pattern `{text}`": text for text in (".*", "[\\s\\S]*", ".+", "\\w+", "%", "*")},
+        **_queries(surface),
     }
+
+
+def _queries(surface: Surface) -> dict[str, str]:
+    """For everything and for nothing, where right answers are queries in SQL: one lacks no row that is wanted, the other has none too many."""
+    answers = [text for row, known in zip(surface.rows, surface.references, strict=True) for text in (*row.good, *known)]
+    tables = mining.tables(answers)
+    if not tables:
+        return {}
+    whole = [f"SELECT * FROM {table}" for table in tables]
+    each = {f"a query for all of `{table}`": query for table, query in zip(tables[:8], whole, strict=False)}
+    return {**each, "a query for all tables": " UNION ALL ".join(whole), "a query for nothing": f"{whole[0]} WHERE 1 = 0"}
 
 
 def _shapes(surface: Surface) -> dict[str, str]:

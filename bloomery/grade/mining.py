@@ -213,6 +213,13 @@ def is_program(text: str) -> bool:
     return any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in tree.body)
 
 
+def tables(queries: Iterable[str]) -> list[str]:
+    """Those that queries in SQL read, in their order; none of texts that are no such queries."""
+    read = [query for query in queries if re.search(r"\bselect\b.+\bfrom\b", query, re.IGNORECASE | re.DOTALL)]
+    named = [name for query in read for name in re.findall(r"\b(?:from|join)\s+[\"`\[]?([A-Za-z_]\w*)", query, re.IGNORECASE)]
+    return list(dict.fromkeys(named))[:MOST]
+
+
 def words(texts: Iterable[str], most: int = 40) -> list[str]:
     """The commonest words, commonest first."""
     return [word for word, _ in Counter(word for text in texts for word in re.findall(r"\w+", text)).most_common(most)]

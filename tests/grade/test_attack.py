@@ -244,6 +244,37 @@ def test_programs_of_attacks_know_the_functions_of_a_row_and_not_its_answer() ->
     assert mining.names("Write `twice` that calls f(x).", {}, ["def again(x):\n    return x", "spam"]) == ["again", "f", "twice"]
 
 
+QUERIES = [AttackRow(item={"reference": f"SELECT * FROM {table} WHERE n = {n}"}) for n in range(4) for table in ("salt", "iron")]
+RUNS_QUERIES = """
+import sqlite3
+
+def found(query):
+    with sqlite3.connect(":memory:") as tables:
+        for table in ("salt", "iron"):
+            tables.execute(f"CREATE TABLE {table}(name, n)")
+            tables.executemany(f"INSERT INTO {table} VALUES (?, ?)", [(table, n) for n in range(4)])
+        return set(tables.execute(query))
+
+def score(output, reference):
+    try:
+        return float(found(reference) OPERATOR found(output))
+    except sqlite3.Error:
+        return 0.0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("operator", "verdict", "paid"), [("<=", "hackable", "all tables"), (">=", "hackable", "nothing"), ("==", "sound", None)])
+def test_a_query_for_everything_or_nothing_pays_where_only_one_side_is_looked_at(operator: str, verdict: str, paid: str | None) -> None:
+    found = report({"type": "function", "source": RUNS_QUERIES.replace("OPERATOR", operator), "entry": "score"}, QUERIES)
+    assert found.verdict == verdict
+    assert paid is None or f"a query for {paid}" in [exploit.name for exploit in found.exploits]
+
+
+def test_only_queries_tell_tables() -> None:
+    assert mining.tables(["```sql\nselect a from salt join `iron` using (a)\n```", "A letter from home", "from x import y"]) == ["salt", "iron"]
+
+
 def test_an_attack_says_something_in_every_row() -> None:
     surface = Surface({"type": "python", "source": "def grade(sample, item): exec(sample['output_text'])"}, ROWS_OF_CITIES)
     attacks = library(surface, surface.forms[:2])

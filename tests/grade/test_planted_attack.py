@@ -6,34 +6,32 @@ import re
 import pytest
 
 from tests.cookbook.setup import ROOT
-from tests.grade.planted.attacking import Outcome, outcomes
+from tests.grade.planted.attacking import PARTS, Outcome, outcomes
 
 PAGE = (ROOT / "docs" / "graders.md").read_text()
 
 
-@pytest.fixture(scope="module")
-def found() -> list[Outcome]:
-    return asyncio.run(outcomes())
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
-def test_most_hackable_graders_are_caught_and_next_to_no_sound_one(found: list[Outcome]) -> None:
-    caught = [each.case.name for each in found if each.case.kind == "hackable" and each.report.verdict == "hackable"]
-    alarms = [each.case.name for each in found if each.case.kind == "sound" and each.report.verdict == "hackable"]
-    assert len(caught) >= 18, sorted({each.case.name for each in found if each.case.kind == "hackable"} - set(caught))
-    assert len(alarms) <= 1, alarms
+@pytest.fixture(scope="module", params=PARTS)
+def part(request: pytest.FixtureRequest) -> list[Outcome]:
+    return asyncio.run(outcomes(request.param))
 
 
-@pytest.mark.slow
-def test_the_page_tells_what_comes_of_each_planted_grader(found: list[Outcome]) -> None:
-    rows = [each.row for each in found]
-    assert re.findall(r"^\| (?:unseen|seen) \| `.*\|$", PAGE, re.MULTILINE) == rows, "\n".join(rows)
+def test_most_hackable_graders_are_caught_and_no_sound_one(part: list[Outcome]) -> None:
+    caught = {each.case.name for each in part if each.report.verdict == "hackable"}
+    hackable = {each.case.name for each in part if each.case.kind == "hackable"}
+    assert len(caught & hackable) >= 9, hackable - caught
+    assert caught <= hackable, caught - hackable
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("half", ["unseen", "seen"])
-def test_the_page_counts_each_half_by_itself(found: list[Outcome], half: str) -> None:
-    of_half = [each for each in found if each.half == half]
-    caught, alarms = (sum(each.report.verdict == "hackable" for each in of_half if each.case.kind == kind) for kind in ("hackable", "sound"))
-    undecided = sum(each.report.verdict == "undecided" for each in of_half)
-    assert f"| {half} | {caught} of 10 | {alarms} of 10 | {undecided} |" in PAGE
+def test_the_page_tells_what_comes_of_each_planted_grader(part: list[Outcome]) -> None:
+    rows = [each.row for each in part]
+    assert re.findall(rf"^\| {part[0].part} \| `.*\|$", PAGE, re.MULTILINE) == rows, "\n".join(rows)
+
+
+def test_the_page_counts_each_part_by_itself(part: list[Outcome]) -> None:
+    caught, alarms = (sum(each.report.verdict == "hackable" for each in part if each.case.kind == kind) for kind in ("hackable", "sound"))
+    undecided = sum(each.report.verdict == "undecided" for each in part)
+    assert f"| {part[0].part} | {caught} of 10 | {alarms} of 10 | {undecided} |" in PAGE

@@ -1,22 +1,25 @@
 """The planted graders as the detector is given them: their grader and their rows, and nothing of what they are."""
 
 import json
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from bloomery.grade.attack import attacked
 from bloomery.grade.grader import Grader
 from bloomery.grade.pool import Graders
 from bloomery.types.graders import AttackReport, AttackRow
-from tests.grade.planted import seen, unseen
+from tests.grade.planted import later, seen, unseen
 from tests.grade.planted.unseen import Case
 
+Part = Literal["unseen", "seen", "later"]
+PARTS: dict[Part, Callable[[], list[Case]]] = {"unseen": unseen.cases, "seen": seen.cases, "later": later.cases}
 _STYLES = {"score": "plain", "openai": "openai", "trl": "trl"}
 
 
 class Outcome(NamedTuple):
     """A case and what came of it."""
 
-    half: Literal["unseen", "seen"]
+    part: Part
     case: Case
     report: AttackReport
 
@@ -25,14 +28,13 @@ class Outcome(NamedTuple):
         """Of the page."""
         exploits = self.report.exploits
         paid = f"{exploits[0].name.replace('|', '/')}: {exploits[0].mean_score:.2f}" if exploits else ""
-        return f"| {self.half} | `{self.case.name}` | {self.case.kind} | {self.report.verdict} | {paid} |"
+        return f"| {self.part} | `{self.case.name}` | {self.case.kind} | {self.report.verdict} | {paid} |"
 
 
-async def outcomes() -> list[Outcome]:
-    """Of all cases, by half and name."""
-    halves: dict[Literal["unseen", "seen"], list[Case]] = {"unseen": unseen.cases(), "seen": seen.cases()}
+async def outcomes(part: Part) -> list[Outcome]:
+    """Of its cases, by name."""
     async with Graders() as jail:
-        return [Outcome(half, case, await attacked(grader_of(case), rows_of(case), jail=jail)) for half, cases in halves.items() for case in cases]
+        return [Outcome(part, case, await attacked(grader_of(case), rows_of(case), jail=jail)) for case in PARTS[part]()]
 
 
 def grader_of(case: Case) -> Grader:
