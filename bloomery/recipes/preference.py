@@ -62,7 +62,8 @@ class PairLoss(Protocol):
 class Dpo:
     """Direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290): minus log sigmoid of the margin of implicit rewards."""
 
-    beta: float = 0.1
+    beta: float = 1.0
+    """A pair is content where its margin is some 1 / beta nats. Where answers differ in a token or two, 10 nats turn the model over."""
     label_smoothing: float = 0.0
     """The share of pairs that are taken to be the wrong way round (conservative DPO)."""
 

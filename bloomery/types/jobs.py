@@ -154,8 +154,8 @@ class DirectPreference(_Method):
     optimizer: Optimizer = Optimizer(learning_rate=1e-4)
     batches: Batches = Batches(epochs=1.0)
     early_stopping: EarlyStopping | None = None
-    beta: Positive = 0.1
-    """How strongly the model is held to what it began with."""
+    beta: Positive = 1.0
+    """How strongly the model is held to what it began with: a pair moves it by some 1 / beta nats, of whole answers."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """The share of pairs that are taken to be the wrong way round."""
 

@@ -24,6 +24,7 @@ from bloomery.types.errors import Conflict, Forbidden, InvalidInput, NotFound, U
 from bloomery.types.jobs import (
     JOB_NEXT,
     Data,
+    DirectPreference,
     Distillation,
     JobPoint,
     JobProgress,
@@ -387,6 +388,19 @@ def test_what_counts_for_nothing_in_the_spec_of_an_earlier_release_is_in_no_clon
     used = stored.model_copy(update={"name": "used", "method": checked.method.model_copy(update=both)})
     server.call(server.services.jobs._database.write(lambda connection: add_job(connection, "default", "job-used", used)))
     assert client.jobs.get("used").spec == used
+
+
+def test_a_job_keeps_the_defaults_that_it_was_made_with_and_so_do_its_clones(server: Server, client: Client) -> None:
+    client.datasets.create("pairs")
+    client.datasets.add_version("pairs", {"train": '{"prompt": "a", "chosen": "b", "rejected": "c"}'}, kind="preference")
+    checked = client.jobs.resolve(JobSpec(name="earlier", base_model="tiny", data=Data(dataset="pairs"), method=DirectPreference()))
+    # What is stored has every field, whatever was left open: 0.1 was the default once.
+    stored = checked.model_copy(update={"method": checked.method.model_copy(update={"beta": 0.1})})
+    assert '"beta":0.1' in stored.model_dump_json()
+    server.call(server.services.jobs._database.write(lambda connection: add_job(connection, "default", "job-earlier", stored)))
+    assert client.jobs.get("earlier").spec == stored
+    assert client.jobs.create(stored.model_copy(update={"name": "clone"})).spec.method == stored.method
+    assert checked.method.beta == 1.0
 
 
 def test_a_job_that_stands_still_by_itself_is_paused_though_nobody_asked(server: Server, client: Client) -> None:

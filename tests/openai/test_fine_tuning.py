@@ -12,7 +12,7 @@ from openai import OpenAI
 
 from bloomery.client import Client
 from bloomery.types.ids import new_id
-from bloomery.types.jobs import Job, JobPoint, JobProgress, JobResult, Reinforcement, Supervised
+from bloomery.types.jobs import DirectPreference, Job, JobPoint, JobProgress, JobResult, Reinforcement, Supervised
 from bloomery.types.leases import FinishJob, NewJobEvent, ReportJob
 from tests.api.server import URL
 from tests.openai.server import ScriptedServer
@@ -129,6 +129,10 @@ def test_preferences_are_trained_on_with_their_beta(sdk: OpenAI, client: Client)
     assert made.method is not None
     assert made.method.dpo is not None
     assert made.method.dpo.hyperparameters.model_dump() == {"n_epochs": 1, "batch_size": 4, "learning_rate_multiplier": 1.0, "beta": 0.3}
+    by_default = sdk.fine_tuning.jobs.create(
+        model="tiny", training_file=file.id, method={"type": "dpo", "dpo": {"hyperparameters": {"beta": "auto"}}}
+    )
+    assert own(client, by_default.id).spec.method.beta == DirectPreference().beta == 1.0
     message, param = refused(sdk, training_file=file.id)
     assert (param, "`preference`" in message) == ("training_file", True)
 

@@ -4603,7 +4603,7 @@ export interface components {
             batches: components["schemas"]["Batches"];
             /**
              * Beta
-             * @default 0.1
+             * @default 1
              */
             beta: number;
             early_stopping?: components["schemas"]["EarlyStopping"] | null;
@@ -4647,7 +4647,7 @@ export interface components {
             batches: components["schemas"]["Batches"];
             /**
              * Beta
-             * @default 0.1
+             * @default 1
              */
             beta: number;
             early_stopping?: components["schemas"]["EarlyStopping"] | null;
