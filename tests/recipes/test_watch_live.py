@@ -14,11 +14,15 @@ from typing import Any
 import pytest
 
 from bloomery.client import Client, Sampler
-from bloomery.recipes import grpo
+from bloomery.jobs.reinforced import named
+from bloomery.jobs.rewarding import HELD_OUT
+from bloomery.recipes import distill, grpo
+from bloomery.recipes.distill import DistillConfig
 from bloomery.recipes.grpo import GrpoConfig
 from bloomery.recipes.pairs import PairsTask
-from bloomery.recipes.policy import PolicyConfig
+from bloomery.recipes.policy import PolicyConfig, Start
 from bloomery.recipes.preference import Dpo, Orpo, Pair, PairLoss, PreferenceConfig, optimise
+from bloomery.recipes.rewards import Reward
 from bloomery.recipes.rollouts import Environment, Group, MakesGroups, Problem, Rollout, RolloutConfig, Rollouts
 from bloomery.recipes.sft import AdamConfig, SftConfig, datum, fine_tune
 from bloomery.recipes.watch import Alarm, ConvergenceWatch
@@ -31,6 +35,8 @@ pytestmark = pytest.mark.slow
 
 WITHIN = 50
 """Steps from where it goes wrong."""
+HEALTHY_STEPS = 60
+"""More than any trouble may take to be named."""
 
 
 class Stopped(Exception):
@@ -66,6 +72,13 @@ class Work:
         self.task = PairsTask.of(client, BASE)
         self.tokenizer = ChatTokenizer.load(Path(next(model.path for model in client.models() if model.alias == BASE)))
         self._cursors = count()
+        run = client.create_run(BASE, 16, seed=99)
+        rows = pairs(64, 99)
+        data = [self.rendered(row, row) for row in rows]
+        fine_tune(run, data, SftConfig(epochs=1, adam=adam(4e-3), batch_size=4, seed=99), lambda *_: None)
+        run.save_checkpoint("warm").result()
+        self.warm = Start(run.id, "warm")
+        self.teacher = run.save_snapshot("warm").result().version
 
     def rendered(self, given: dict[str, str], said: dict[str, str]) -> Any:
         shown = self.tokenizer.render_training([*asked(given), {"role": "assistant", "content": json.dumps(said)}])
@@ -100,7 +113,33 @@ class Work:
         )
         problems = self.task.problems(64, seed)
         cursor = folder / f"cursor-{next(self._cursors)}"
-        grpo.train(self.client, problems, grade, config, cursor, steps=steps, on_step=lambda report: watched.look(report.step, report.metrics))
+        grpo.train(self.client, problems, grade, config, cursor, steps=steps, on_step=lambda report: watched.look(report.step, named(report.metrics)))
+
+    def distilled(self, watched: Watched, folder: Path, seed: int, *, steps: int) -> None:
+        config = DistillConfig(
+            policy=PolicyConfig(base_model=BASE, seed=seed, agreement="off"),
+            teacher=self.teacher,
+            rollouts=RolloutConfig(group_size=4, max_tokens=32, seed=seed),
+            prompts_per_step=4,
+        )
+        cursor = folder / f"cursor-{next(self._cursors)}"
+        problems = self.task.problems(64, seed)
+        distill.train(self.client, problems, config, cursor, steps=steps, on_step=lambda report: watched.look(report.step, report.metrics))
+
+    def right(self, rollout: Rollout) -> float:
+        """The share of the pairs that an answer has."""
+        try:
+            said = json.loads(self.tokenizer.decode(rollout.tokens[:-1]))
+        except ValueError:
+            return 0.0
+        if not isinstance(said, dict):
+            return 0.0
+        wanted = rollout.problem.data
+        return sum(said.get(key) == value for key, value in wanted.items()) / len(wanted)
+
+    def both(self, pays: Callable[[Rollout], float], held_out: Callable[[Rollout], float]) -> Callable[[Rollout], Reward]:
+        """The first is trained on, the second beside it."""
+        return lambda rollout: Reward(rollout.id, pays(rollout), {HELD_OUT: held_out(rollout)})
 
 
 @pytest.fixture(scope="module")
@@ -114,19 +153,21 @@ def adam(learning_rate: float, **others: Any) -> AdamConfig:
 
 
 HEALTHY: dict[str, Callable[[Work, Watched, int, Path], None]] = {
-    "sft": lambda work, watched, seed, _: work.supervised(watched, seed, adam(4e-3), steps=40),
-    "dpo": lambda work, watched, seed, _: work.preferring(watched, seed, Dpo(), adam(5e-4), steps=30),
-    "orpo": lambda work, watched, seed, _: work.preferring(watched, seed, Orpo(), adam(1e-3), steps=30),
-    "rft": lambda work, watched, seed, folder: work.reinforced(watched, folder, seed, work.task.grade, steps=25),
+    "sft": lambda work, watched, seed, _: work.supervised(watched, seed, adam(4e-3), steps=HEALTHY_STEPS),
+    "dpo": lambda work, watched, seed, _: work.preferring(watched, seed, Dpo(), adam(5e-4), steps=HEALTHY_STEPS),
+    "orpo": lambda work, watched, seed, _: work.preferring(watched, seed, Orpo(), adam(1e-3), steps=HEALTHY_STEPS),
+    "rft": lambda work, watched, seed, folder: work.reinforced(watched, folder, seed, work.both(work.task.grade, work.right), steps=HEALTHY_STEPS),
+    "distill": lambda work, watched, seed, folder: work.distilled(watched, folder, seed, steps=HEALTHY_STEPS),
 }
 
 
 @pytest.mark.parametrize("method", HEALTHY)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_healthy_training_raises_no_alarm(work: Work, tmp_path: Path, method: str, seed: int) -> None:
     watched = Watched().of(lambda watched: HEALTHY[method](work, watched, seed, tmp_path))
     print(f"healthy {method} {seed}: {watched.steps} steps, {watched.alarm or 'no alarm'}", flush=True)
     assert watched.alarm is None
+    assert watched.steps == HEALTHY_STEPS
 
 
 def grade_until(step: int, task: PairsTask) -> Callable[[Rollout], float]:
@@ -199,6 +240,13 @@ PLANTED: dict[str, tuple[set[str], int, Planted]] = {
         {"reward_collapse"},
         COLLAPSE_AT,
         lambda work, watched, path: work.reinforced(watched, path, 1, grade_until(COLLAPSE_AT, work.task), steps=COLLAPSE_AT + 60),
+    ),
+    "a reward for length alone beside a grader of what is meant": (
+        {"over_optimisation"},
+        1,
+        lambda work, watched, path: work.reinforced(
+            watched, path, 1, work.both(lambda rollout: len(rollout.tokens) / 32, work.right), steps=60, start=work.warm, learning_rate=5e-4
+        ),
     ),
     "log-probabilities of another temperature": (
         {"mismatch"},
