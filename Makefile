@@ -14,7 +14,7 @@ JOBS ?= 2
 PYTEST := HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 CODE := bloomery tests bench
 
-.PHONY: bubblewrap setup demo test test-slow test-all test-web test-cookbook lint check fix golden types contract fidelity charts clean
+.PHONY: bubblewrap setup demo test test-slow test-all test-gpu test-web test-cookbook lint check fix golden types contract fidelity charts clean
 
 setup: $(READY)
 
@@ -33,6 +33,10 @@ test-slow: $(READY) bubblewrap
 # The container of graders; without it its tests are skipped.
 bubblewrap:
 	@command -v bwrap >/dev/null || { apt-get update -qq && apt-get install -y -qq bubblewrap; } >/dev/null 2>&1 || echo "no bubblewrap: what takes it is skipped"
+
+# On a machine with a GPU, and torch for it; without one everything is skipped.
+test-gpu: $(READY)
+	$(PYTEST) -m gpu $(ARGS)
 
 # The page in Debian's Chromium, installed here when it is missing (which takes root, or sudo); without it the tests fail.
 test-web: $(READY)
