@@ -23,11 +23,12 @@ class CapturedStep:
     def __init__(self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: StepAttention, adapters: AdapterRows, pool: Any) -> None:
         self.weights: tuple[ReferenceType[Any], ...] = tuple(ref(each) for each in weights_of(decoder, adapters))
         self.proved = False
-        # What is stacked for it stays where it is for as long as the graph.
-        self._adapters = adapters._replace(bank=Bank())
+        # What is stacked for the graph stays where it is for as long as its adapters live; it keeps none of them alive.
+        self._bank = Bank()
+        adapters = adapters._replace(bank=self._bank)
         self._tokens_R, self._positions_R, self._spans = tokens_R, positions_R, attention.spans
         # Once without it: kernels are compiled, and copies of the spans made, where a graph cannot.
-        decoder.hidden(tokens_R, positions_R, attention, self._adapters)
+        decoder.hidden(tokens_R, positions_R, attention, adapters)
         self._graph = torch.cuda.CUDAGraph()
         current, beside = torch.cuda.current_stream(), torch.cuda.Stream()
         beside.wait_stream(current)
@@ -35,7 +36,7 @@ class CapturedStep:
             # Other threads may train meanwhile.
             self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                self._hidden_RD = decoder.hidden(tokens_R, positions_R, attention, self._adapters)
+                self._hidden_RD = decoder.hidden(tokens_R, positions_R, attention, adapters)
             finally:
                 self._graph.capture_end()
         current.wait_stream(beside)

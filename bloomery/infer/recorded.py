@@ -1,5 +1,5 @@
-"""Decode steps that are computed by programs (`models/program`): recorded when one comes a second time, held against the ordinary code when it comes
-again, and from then on computed in one call.
+"""Decode steps that are computed by programs (`models/program`), on a GPU by graphs (`captured`): recorded when one comes a second time, held against
+the ordinary code when it comes again, and from then on computed in one call.
 
 Steps are alike that have as many rows, the same weights for the same rows, and their keys and values in the same memory; tokens, positions, the
 slots of the rows and the blocks of these change from step to step, and are put where the program looks. Where a model is small a step takes as long
@@ -30,7 +30,7 @@ from bloomery.types.errors import reason
 log = logging.getLogger(__name__)
 
 MAX_KEPT: Final = 256
-"""Programs, and steps that might come again: of every number of rows, under some compositions of adapters."""
+"""Programs, graphs, and steps that might come again: of every number of rows, under some compositions of adapters."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class RecordedSteps:
 
     def __init__(self) -> None:
         self.replayed = 0
-        """Steps that programs computed."""
+        """Steps that programs, or graphs, computed."""
         self._workspace = Workspace()
         self._pool: Any = None
         """Memory of the graphs of a GPU."""
@@ -122,7 +122,7 @@ class RecordedSteps:
     def _capture(
         self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: StepAttention, adapters: AdapterRows
     ) -> tuple[Tensor, CapturedStep | None]:
-        """The same on a GPU."""
+        """Compute it, and have a GPU keep how."""
         hidden_RD = decoder.hidden(tokens_R, positions_R, attention, adapters)
         self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
         try:

@@ -1,6 +1,7 @@
 """Steps that programs compute have the bits of those that are computed call by call, whoever comes, goes, or is given other weights meanwhile."""
 
 import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from tests.train.builders import decoder
 
 pytestmark = pytest.mark.skipif(not gemm.multiplies(torch.empty(0)), reason="no native products here")
 FORM = Form(row_pad=1, packed=True)
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")])]
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +107,27 @@ def test_weights_that_are_gone_leave_no_program_to_those_that_take_their_place(m
             each = request(f"{version}-{turn}", prompt(11), version=version, max_tokens=6)
             assert as_naive(model, {version: own}, each, generate(engine, each)[each.request_id])
             gc.collect()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_adapters_that_nobody_holds_any_more_are_kept_alive_by_no_step(device):
+    model = decoder().to(device)
+    loaded = []
+
+    class Loading(Adapters):
+        def load(self, weights: Weights):
+            found = super().load(weights)
+            own = found._replace(adapter=found.adapter.copy())
+            loaded.append(weakref.ref(own.adapter))
+            return own
+
+    engine = Sampler(model, Loading(model, {name: adapter(model, seed) for seed, name in enumerate("abc")}), form=FORM, versions_in_memory=2)
+    generate(engine, *(request(name, prompt(11), version=name, max_tokens=9) for name in "ab"))
+    assert replayed(engine) > 2
+    for name in ("c", "a"):
+        generate(engine, request(f"{name} again", prompt(11), version=name, max_tokens=2))
+    gc.collect()
+    assert [each() is None for each in loaded[:2]] == [True, True]
 
 
 def test_another_number_of_threads_is_another_program(model):
