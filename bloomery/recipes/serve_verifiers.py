@@ -24,7 +24,7 @@ from bloomery.recipes.agents import Episode
 from bloomery.recipes.remote_rollouts import DONE, FAILED, LATE, RolloutFailed, post
 from bloomery.recipes.rollouts import Problem
 from bloomery.recipes.verifiers_agent import VerifiersAgent
-from bloomery.types.errors import BloomeryError, InvalidInput, NotFound
+from bloomery.types.errors import BloomeryError, InvalidInput, NotFound, shown
 
 Row = dict[str, Any]
 _SAYS_WITHIN_S: Final = 30.0
@@ -34,9 +34,9 @@ _TOLD: Final = ("answer", "info", "task", "example_id")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the rows, or serve until somebody interrupts it."""
-    asked = _parser().parse_args(arguments)
+    asked = _asked(arguments)
     try:
-        env = vf.load_environment(asked.environment, **json.loads(asked.args))
+        env = vf.load_environment(asked.environment, **asked.args)
         if asked.rows is not None:
             written = rows_of(env.get_eval_dataset() if asked.eval else env.get_dataset())
             asked.rows.write_text("".join(f"{json.dumps(row)}\n" for row in written))
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for sign in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(sign, lambda *_: stopped.set())
             stopped.wait()
-    except (BloomeryError, ValueError) as error:
+    except (BloomeryError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -161,10 +161,25 @@ def _prompt_of(messages: Sequence[Mapping[str, Any]]) -> str:
     return json.dumps([[message["role"], message.get("content") or ""] for message in messages])
 
 
+def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    asked = parser.parse_args(arguments)
+    if asked.eval and asked.rows is None:
+        parser.error("--eval says which rows --rows writes: give --rows FILE too, or leave it out")
+    return asked
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    with suppress(ValueError):
+        if isinstance(found := json.loads(text), dict):
+            return found
+    raise argparse.ArgumentTypeError(f"{shown(text)} is no JSON object, such as '{{\"name\": 1}}'")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bloomery.recipes.serve_verifiers", description="Play an environment of `verifiers`.")
     parser.add_argument("environment", help="As `verifiers` loads it: a package or module with `load_environment`.")
-    parser.add_argument("--args", default="{}", metavar="JSON", help="What `load_environment` is given.")
+    parser.add_argument("--args", type=_json_object, default={}, metavar="JSON", help="What `load_environment` is given.")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="Write the rows that it trains on, for a data set of prompts, and end.")
     parser.add_argument("--eval", action="store_true", help="With --rows: those that it evaluates on.")
     parser.add_argument("--port", type=int, default=3000, help="Where it is asked for rollouts: `url` of the file of agents.")

@@ -156,3 +156,17 @@ def test_rows_that_a_prompt_does_not_tell_apart_and_environments_that_are_not_th
         refused = serve(served.folder, *arguments, "--rows", "none.jsonl")
         assert (refused.returncode, why in refused.stderr) == (2, True), refused.stderr
     assert not (served.folder / "none.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--eval"], "give --rows FILE too"),
+        (["--args", "same"], "argument --args: same is no JSON object"),
+        (["--args", "[1]"], "argument --args: [1] is no JSON object"),
+        (["--rows", "nowhere/rows.jsonl"], "error: [Errno 2] No such file or directory: 'nowhere/rows.jsonl'"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused_in_a_line(served: Served, arguments: list[str], why: str) -> None:
+    refused = serve(served.folder, "stock", *arguments)
+    assert (refused.returncode, why in refused.stderr, "Traceback" in refused.stderr) == (2, True, False), refused.stderr
