@@ -3,6 +3,7 @@
 A fault is planted where it would happen, and never in what checks.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from bloomery.engine import executor
 from bloomery.engine.executor import Executor
 from bloomery.infer import runner
 from bloomery.models.decoder import Decoder
+from tests import elsewhere
 
 
 def flip(tensor: Tensor) -> None:
@@ -61,5 +63,7 @@ def memory() -> None:
 FAULTS: Final[dict[str, Callable[[], None]]] = {fault.__name__: fault for fault in (loading, sampling, memory)}
 
 if __name__ == "__main__":
+    if os.environ.get("BLOOMERY_TEST_DEVICE") == elsewhere.NAME:
+        elsewhere.pretend()
     FAULTS[sys.argv.pop(1)]()
     program.main()
