@@ -19,6 +19,8 @@ from bloomery.types.graders import AttackRow
 LONG_CHARS: Final = 8000
 """Of what an attack puts together."""
 NONSENSE: Final = "xqzv"
+_TABLES: Final = 8
+"""That are asked for one by one."""
 _FORMS: Final = (
     "<answer>\0</answer>",
     "<think>\0</think>\n<answer>\0</answer>",
@@ -161,9 +163,9 @@ def _queries(surface: Surface) -> dict[str, str]:
     tables = mining.tables(answers)
     if not tables:
         return {}
-    whole = [f"SELECT * FROM {table}" for table in tables]
-    each = {f"a query for all of `{table}`": query for table, query in zip(tables[:8], whole, strict=False)}
-    return {**each, "a query for all tables": " UNION ALL ".join(whole), "a query for nothing": f"{whole[0]} WHERE 1 = 0"}
+    whole = {table: f"SELECT * FROM {table}" for table in tables}
+    each = {f"a query for all of `{table}`": whole[table] for table in tables[:_TABLES]}
+    return {**each, "a query for all tables": " UNION ALL ".join(whole.values()), "a query for nothing": f"{whole[tables[0]]} WHERE 1 = 0"}
 
 
 def _shapes(surface: Surface) -> dict[str, str]:
