@@ -157,7 +157,7 @@ class Leases:
         lease_hash = fingerprint(token)
 
         def change(connection: Connection) -> tuple[Row[Any], Job] | None:
-            given = connection.execute(select(rows.job).where(rows.job.c.lease_hash == lease_hash)).first()
+            given = connection.execute(select(rows.job).where(rows.job.c.state == JobState.RUNNING, rows.job.c.lease_hash == lease_hash)).first()
             if given is not None:
                 return given, job_of(given)
             row = _next(connection)
