@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -30,10 +31,12 @@ class Sandbox:
         self._lock = threading.Lock()
         self._process: _Process | None = None
 
-    def render(self, variables: dict[str, Any]) -> str:
-        """What the template writes; variables are JSON values."""
+    def render(self, variables: dict[str, Any], chosen: Mapping[str, Any] | None = None) -> str:
+        """What the template writes; variables are JSON values. Of those that were `chosen` for it, one that it does not read is refused."""
         with self._lock:
-            answer = self._ask(json.dumps(variables))
+            answer = self._ask(json.dumps([{**variables, **(chosen or {})}, list(chosen or ())]))
+        if "unread" in answer:
+            raise unread(answer["unread"])
         if "error" in answer:
             raise InvalidInput(f"the model's chat template refuses these messages: {answer['error']}", field="messages")
         return answer["text"]
@@ -57,6 +60,12 @@ class Sandbox:
     def _end(self) -> int:
         process, self._process = self._process, None
         return 0 if process is None else process.end()
+
+
+def unread(name: str) -> InvalidInput:
+    """Of a variable that would change nothing."""
+    field = f"chat_template_kwargs.{name}"
+    return InvalidInput(f"`{field}`: the chat template of this model has no variable of that name: leave it out", field=field)
 
 
 class _Process:

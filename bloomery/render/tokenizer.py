@@ -1,6 +1,5 @@
 """The tokenizer of a model directory together with its chat template."""
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,7 @@ from bloomery.render import chatml
 from bloomery.render.control import ControlTokens
 from bloomery.render.directory import Directory, read_directory
 from bloomery.render.length import Lengths
-from bloomery.render.sandbox import Sandbox
+from bloomery.render.sandbox import Sandbox, unread
 from bloomery.render.spelling import Spelling
 from bloomery.render.tools import dialect_of
 from bloomery.render.training import Messages, Rendered, Template, render_examples, render_training
@@ -150,20 +149,15 @@ class ChatTokenizer:
         if "tool_calls" not in self._template and any(message.get("tool_calls") for message in messages):
             raise InvalidInput("the chat template of this model has no place for calls of tools: leave those messages out", field="messages")
         asked = {"messages": messages, "tools": self._control.mask(tools), "add_generation_prompt": add_generation_prompt, **self._named_tokens}
-        for name in variables or ():
-            _check_variable(name, "" if self.renders_here else self._template, asked)
-        if self._sandbox is None:
-            return chatml.render(messages, add_generation_prompt=add_generation_prompt)
-        return self._sandbox.render({"documents": None, **self._control.mask(variables or {}), **asked})
-
-
-def _check_variable(name: str, template: str, asked: Mapping[str, Any]) -> None:
-    """Refuse a variable that would change nothing."""
-    field = f"chat_template_kwargs.{name}"
-    if name in asked:
-        raise InvalidInput(f"`{field}` is said to the template by the rest of the request, or by the model: leave it out", field=field)
-    if re.search(rf"\b{name}\b", template) is None:
-        raise InvalidInput(f"`{field}`: the chat template of this model has no variable of that name: leave it out", field=field)
+        variables = variables or {}
+        if said := variables.keys() & asked.keys():
+            field = f"chat_template_kwargs.{min(said)}"
+            raise InvalidInput(f"`{field}` is said to the template by the rest of the request, or by the model: leave it out", field=field)
+        if self._sandbox is not None:
+            return self._sandbox.render({"documents": None, **asked}, self._control.mask(variables))
+        if variables:
+            raise unread(min(variables))
+        return chatml.render(messages, add_generation_prompt=add_generation_prompt)
 
 
 def _weights(messages: Messages) -> list[float]:

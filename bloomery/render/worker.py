@@ -1,7 +1,8 @@
 """The process in which a chat template runs: a program by a stranger, with little time, little memory and nothing to reach.
 
 Started as a script by `sandbox`, with the socket to it as standard input and no other module of ours. The first line it reads is the template, every
-further one the variables of a rendering; it answers each with one line: `{"text": ...}` or `{"error": ...}`. All lines are JSON.
+further one the variables of a rendering, and which of them it must read; it answers each with one line: `{"text": ...}`, `{"error": ...}`, or
+`{"unread": ...}` with the name of one that it does not. All lines are JSON.
 """
 
 import json
@@ -9,9 +10,10 @@ import resource
 import signal
 import socket
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Final, NoReturn
 
-from jinja2 import Environment, Template, TemplateError, nodes
+from jinja2 import Environment, Template, TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -30,10 +32,10 @@ def main() -> None:
     with channel, channel.makefile("rb") as lines:
         program = Program(json.loads(next(lines)))
         for line in lines:
-            variables = json.loads(line)
+            variables, read = json.loads(line)
             # The default action of the signal ends the process wherever it is, inside C code too, which a Python handler would not.
             signal.setitimer(signal.ITIMER_PROF, CPU_S)
-            answer = program.answer(variables)
+            answer = program.answer(variables, read)
             signal.setitimer(signal.ITIMER_PROF, 0)
             channel.sendall(json.dumps(answer).encode() + b"\n")
 
@@ -45,10 +47,12 @@ class Program:
         self._source = source
         self._template: Template | None = None
 
-    def answer(self, variables: dict[str, Any]) -> dict[str, str]:
-        """What it writes, or why it does not."""
+    def answer(self, variables: dict[str, Any], read: list[str]) -> dict[str, str]:
+        """What it writes, or why it does not, or which of some variables it does not `read`."""
         # The boundary to the template: whatever it raises is its answer.
         try:
+            if read and (unread := set(read) - self._reads):
+                return {"unread": min(unread)}
             text = self._write(variables)
         except MemoryError:
             return {"error": f"it needs more than {MEMORY_BYTES >> 20} MiB of memory"}
@@ -59,6 +63,11 @@ class Program:
         if len(text) > OUTPUT_CHARS:
             return {"error": f"it writes {len(text)} characters, at most {OUTPUT_CHARS} are allowed"}
         return {"text": text}
+
+    @cached_property
+    def _reads(self) -> set[str]:
+        """Names that it has from whoever renders it: none of its own, of loops or of functions."""
+        return meta.find_undeclared_variables(environment().parse(self._source))
 
     def _write(self, variables: dict[str, Any]) -> str:
         self._template = self._template or environment().from_string(self._source)

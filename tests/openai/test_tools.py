@@ -103,7 +103,7 @@ def test_variables_reach_the_template_and_forge_no_turn(sdk: OpenAI, server: Scr
         assert prompt_of(server).endswith("assistant\n")
 
 
-@pytest.mark.parametrize("name", ["tools", "eos_token", "enable_thinkin"])
+@pytest.mark.parametrize("name", ["tools", "eos_token", "enable_thinkin", "message", "content", "call"])
 def test_variables_that_would_change_nothing_are_refused(sdk: OpenAI, server: ScriptedServer, name: str) -> None:
     with pytest.raises(openai.BadRequestError, match="leave it out") as refused:
         chat(sdk, extra_body={"chat_template_kwargs": {name: "x"}})

@@ -102,3 +102,16 @@ def test_a_hostile_template_leaves_completions_working(hostile: ChatTokenizer) -
     with pytest.raises(InvalidInput, match="chat template refuses"):
         hostile.render_prompt(USER)
     assert hostile.decode(hostile.encode("The fox")) == "The fox"
+
+
+def test_only_what_the_template_reads_can_be_chosen() -> None:
+    think = "{% if think is not defined %}{% set think = true %}{% endif %}"
+    template = think + "{% set own = 1 %}{% for each in range(own) %}{{ think }} {{ each }}{% endfor %}"
+    with closing(Sandbox(template)) as sandbox:
+        assert [sandbox.render({}, chosen) for chosen in ({}, {"think": "no"})] == ["True 0", "no 0"]
+        for name in ("own", "each", "range", "thinks"):
+            with pytest.raises(InvalidInput, match="no variable of that name") as refused:
+                sandbox.render({}, {"think": 1, name: 2})
+            assert refused.value.field == f"chat_template_kwargs.{name}"
+        # What was not chosen is there for templates that want it.
+        assert sandbox.render({"own": 2}) == "True 0"
