@@ -45,9 +45,7 @@ def up(
     plain: Annotated[
         bool, typer.Option("--plain", help="Sample a little faster, without bit-exactness: no seed promise, and no stream outlives its engine.")
     ] = False,
-    device: Annotated[
-        str, typer.Option("--device", help="Where engines and replicas compute: cpu, cuda or cuda:N.")
-    ] = DEFAULT_DEVICE,
+    device: Annotated[str, typer.Option("--device", help="Where engines and replicas compute: cpu, cuda or cuda:N.")] = DEFAULT_DEVICE,
     jobs: Annotated[
         int, typer.Option("--jobs", min=0, max=64, help="Managed jobs that run at a time, each in a process of its own. 0: none.")
     ] = DEFAULT_JOBS,
