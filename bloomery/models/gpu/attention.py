@@ -72,6 +72,12 @@ def keep(storage_BKPE: Tensor, x_RKE: Tensor, spans: Spans) -> None:
     storage_BKPE[blocks_F, :, places_F] = x_RKE.index_select(0, rows_F)
 
 
+def renew(spans: Spans, others: Spans) -> None:
+    """Put what a device would be given of others, as many and as long, where it was given these."""
+    for (kind, size), copy in spans.copies.items():
+        copy.copy_(_MAKERS[kind](others, size))
+
+
 def _tiles(dtype: torch.dtype, group: int) -> _Tiles:
     """Of which one holds at least a group."""
     tiles = _TILES[dtype]
@@ -86,12 +92,6 @@ def _strides(storage: Tensor) -> tuple[int, int, int]:
     """From block to block, from head to head and from place to place."""
     strides = storage.stride()
     return (strides[0], strides[1], strides[2]) if storage.dim() == 4 else (0, strides[1], strides[0])
-
-
-def renew(spans: Spans, others: Spans) -> None:
-    """Put what a device would be given of others, as many and as long, where it was given these."""
-    for (kind, size), copy in spans.copies.items():
-        copy.copy_(_MAKERS[kind](others, size))
 
 
 def _copy(spans: Spans, device: torch.device, kind: str, size: int = 0) -> Tensor:
