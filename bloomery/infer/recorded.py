@@ -127,6 +127,9 @@ class RecordedSteps:
         self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
         try:
             return hidden_RD, CapturedStep(decoder, tokens_R, positions_R, attention, adapters, self._pool)
+        except torch.OutOfMemoryError:
+            # There may be room when it comes again.
+            return hidden_RD, None
         except RuntimeError as error:
             log.warning("steps of this model are computed call by call: its kernels form no graph: %s", reason(error))
             self._unrecordable.add(decoder)

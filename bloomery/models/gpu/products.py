@@ -47,10 +47,13 @@ def _tiles_agree(dtype: torch.dtype, device: torch.device) -> bool:
     rows, summed, columns = _TRIED
     generator = torch.Generator().manual_seed(0)
     a_1RS, b_1SC = (torch.randn(1, *shape, generator=generator).to(device, dtype) for shape in ((rows, summed), (summed, columns)))
-    few, many = (a_1RS.new_empty(1, rows, columns) for _ in range(2))
-    _launch(few, a_1RS, b_1SC, _FEW[dtype], adds=False)
-    _launch(many, a_1RS, b_1SC, _MANY[dtype], adds=False)
-    return torch.equal(few, many)
+    found = []
+    # As it lies for gradients, and the other way round as for products: what reads it has an instruction for each.
+    for laid_out in (b_1SC, b_1SC.mT.contiguous().mT):
+        for tiles in (_FEW[dtype], _MANY[dtype]):
+            found.append(a_1RS.new_empty(1, rows, columns))
+            _launch(found[-1], a_1RS, laid_out, tiles, adds=False)
+    return all(torch.equal(found[0], other) for other in found[1:])
 
 
 def _launch(out_MRC: Tensor, a_MRS: Tensor, b_MSC: Tensor, tiles: _Tiles, *, adds: bool) -> None:
