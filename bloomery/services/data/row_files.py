@@ -24,7 +24,7 @@ _BOMS: Final = ((b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"))
 _MAGIC: Final = ((b"PAR1", "Parquet"), (b"PK\x03\x04", "a zip archive, as Excel writes it"), (b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"))
 _TEXT_COLUMNS: Final = frozenset({"prompt", "completion", "chosen", "rejected"})
 _JSON_COLUMNS: Final = _TEXT_COLUMNS | {"messages", "tools", "input", "preferred_output", "non_preferred_output"}
-"""Of CSV: cells that may be JSON; those of `_TEXT_COLUMNS` may be texts as well."""
+"""Of CSV: cells that may be JSON; those of `_TEXT_COLUMNS` may be texts as well, and of the others an empty cell is no value."""
 _COLUMNS: Final = ({"messages"}, {"chosen", "rejected"}, {"input", "preferred_output", "non_preferred_output"}, {"completion"}, {"prompt"})
 
 
@@ -176,6 +176,11 @@ def _csv_record(record: Mapping[str | None, Any], line: int) -> dict[str, Any] |
             cell.encode()
         except UnicodeEncodeError:
             return Problem("encoding", f"`{name}` is not UTF-8", name, "save the file as UTF-8; it may be Windows-1252")
+        if not cell and (name == "weight" or name in _JSON_COLUMNS - _TEXT_COLUMNS):
+            continue
+        if name == "weight":
+            found[name] = _number_or_text(cell)
+            continue
         if name in _JSON_COLUMNS and cell[:1] in ("[", "{"):
             read = _json_cell(cell)
             if isinstance(read, Problem) and name not in _TEXT_COLUMNS:
@@ -185,6 +190,11 @@ def _csv_record(record: Mapping[str | None, Any], line: int) -> dict[str, Any] |
             cell = cell if is_text else read
         found[name] = cell
     return found
+
+
+def _number_or_text(cell: str) -> float | str:
+    read = _json_cell(cell)
+    return read if isinstance(read, int | float) and not isinstance(read, bool) else cell
 
 
 def _json_cell(cell: str) -> Any:

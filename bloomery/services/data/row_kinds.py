@@ -93,7 +93,7 @@ def _chat(record: Mapping[str, Any]) -> Made:
     if "text" in record or "label" in record:
         text, label = _labelled(record)
         messages = ({"content": text, "role": "user"}, {"content": label, "role": "assistant"})
-        return Made(Row(messages), _other_fields(record, {"text", "label"}))
+        return Made(Row(messages, rest=_weight_of(record) or NOTHING), _other_fields(record, {"text", "label", "weight"}))
     raise _unlike("chat", record)
 
 
@@ -349,7 +349,7 @@ def _weight_of(record: Mapping[str, Any]) -> dict[str, Any]:
     if weight in (None, 1):
         return {}
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= MOST_WEIGHT:
-        raise Broken("wrong_weight", f"`weight` of a row must be a number from 0 to {MOST_WEIGHT:g}", "weight")
+        raise Broken("wrong_weight", f"`weight` of a row must be a number above 0, and {MOST_WEIGHT:g} at most", "weight")
     if weight == 0:
         raise Broken("nothing_to_learn", "the row has the `weight` 0", "weight", "leave it out")
     return {"weight": float(weight)}

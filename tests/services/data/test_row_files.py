@@ -1,6 +1,7 @@
 """Files as people have them, as they pretend to be, and as they attack: what is read, what is told, and how much memory it takes."""
 
 import io
+import json
 import resource
 from contextlib import ExitStack
 from datetime import date
@@ -44,6 +45,19 @@ def test_csv_has_every_form_and_lists_in_cells() -> None:
     assert rows_of('prompt,completion\n"[1, 2]",3\n', "csv") == rows_of(jsonl({"prompt": "[1, 2]", "completion": "3"}))
     assert "`messages` is not JSON" in refusal(b'messages\n"[{"\n', "csv")
     assert rows_of("prompt,chosen,rejected\na,b,c\n", "csv") == rows_of(jsonl({"prompt": "a", "chosen": "b", "rejected": "c"}))
+
+
+def test_weights_of_csv_are_numbers_and_empty_cells_no_values() -> None:
+    def weighted(*weights: float | None) -> str:
+        return jsonl(*({"text": "q", "label": "a"} | ({} if weight is None else {"weight": weight}) for weight in weights))
+
+    assert rows_of("text,label,weight\nq,a,0.5\nq,a, 2\nq,a,\nq,a,1\n", "csv") == rows_of(weighted(0.5, 2, None, 1))
+    for cell in ("heavy", "true", "NaN", "-1"):
+        assert "`weight` of a row must be a number above 0" in refusal(f"text,label,weight\nq,a,{cell}\n".encode(), "csv")
+    asked = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    cell = json.dumps(asked).replace('"', '""')
+    assert rows_of(f'messages,tools\n"{cell}",\n', "csv") == rows_of(jsonl({"messages": asked}))
+    assert "lacks `text`" in refusal(b"messages,tools\n,[]\n", "csv")
 
 
 @pytest.mark.parametrize(
