@@ -193,7 +193,9 @@ def _prompt(record: Mapping[str, Any]) -> Made:
     if messages[-1]["role"] == "assistant":
         suggestion = "move the answer into a field of its own, for graders to compare with"
         raise Broken("prompt_answered", "the last message is the assistant's, but a prompt ends where the model is to answer", read, suggestion)
-    item = {name: record[name] for name in record if name not in (read, "tools")}
+    # A text stays among the fields: graders' templates name it, and reward functions of TRL get texts where their prompt is one.
+    read_whole = {"tools"} if isinstance(given, str) else {"tools", read}
+    item = {name: record[name] for name in record if name not in read_whole}
     return Made(Row(tuple(messages), kind="prompt", rest=_tools_of(record) | ({"item": item} if item else {})), ())
 
 

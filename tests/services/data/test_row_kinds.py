@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bloomery.grade.calling import loaded
 from bloomery.services.data.row import stored_row
 from bloomery.services.data.row_kinds import Broken, kind_of, row_of
 from bloomery.types.datasets import ChatRow, CompletionRow, PreferenceRow, PromptRow, RowKind
+from bloomery.types.grading import GradeInput, Sample
 from tests.services.data.rows_of_files import jsonl, read, rows_of
 
 USER = {"role": "user", "content": "What is the weather in Cologne?"}
@@ -73,8 +75,19 @@ def test_prompts_keep_every_other_field_for_graders() -> None:
     row = made({"messages": [USER], "answer": {"city": "K\u00f6ln"}, "level": 3, "tools": [TOOL]})
     assert isinstance(row, PromptRow)
     assert (row.messages, row.item, row.tools) == ([USER], {"answer": {"city": "K\u00f6ln"}, "level": 3}, [TOOL])
-    assert made({"prompt": "2+2?", "answer": "4"}) == made({"prompt": [{"role": "user", "content": "2+2?"}], "answer": "4"})
-    assert made({"text": "a", "label": "b"}, "prompt").item == {"label": "b"}
+    assert made({"prompt": [{"role": "user", "content": "2+2?"}], "answer": "4"}).item == {"answer": "4"}
+    assert made({"text": "a", "label": "b"}, "prompt").item == {"text": "a", "label": "b"}
+
+
+def test_a_prompt_that_is_a_text_is_a_field_too_and_trl_functions_get_texts_then() -> None:
+    text, messages = made({"prompt": "2+2?", "answer": "4"}), made({"prompt": [{"role": "user", "content": "2+2?"}], "answer": "4"})
+    assert isinstance(text, PromptRow)
+    assert isinstance(messages, PromptRow)
+    assert (text.messages, text.item) == (messages.messages, {"prompt": "2+2?", "answer": "4"})
+    source = "def score(prompts, completions, answer):\n    return [float(c == a) for c, a in zip(completions, answer)]"
+    for row, score in ((text, 1.0), (messages, 0.0)):
+        given = GradeInput(item=row.item, messages=row.messages, sample=Sample(output_text="4"))
+        assert loaded(source, "score", "auto").outcomes([given.model_dump()]) == [{"score": score, "reason": None, "metrics": {}}]
 
 
 def test_completions_are_texts_and_completions_of_messages_are_conversations_without_loss_before() -> None:
