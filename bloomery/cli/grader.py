@@ -1,5 +1,6 @@
 """`bloomery grader`: what scores outputs."""
 
+import ast
 import json
 import time
 from pathlib import Path
@@ -30,7 +31,9 @@ VersionOption = Annotated[int | None, typer.Option("--version", min=1, help="Ano
 def create(
     name: NameArgument,
     source: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Grader JSON or YAML as OpenAI publishes it, or a Python file.")],
-    entry: Annotated[str | None, typer.Option("--entry", help="Of a Python file: the function; score by default.")] = None,
+    entry: Annotated[
+        str | None, typer.Option("--entry", help="Of a Python file: the function; score by default, or the only one that there is.")
+    ] = None,
     style: Annotated[
         str | None, typer.Option("--style", help="Of a Python file: auto, plain, openai, trl, eval_protocol or verifiers; auto by default.")
     ] = None,
@@ -40,7 +43,7 @@ def create(
     """Keep a version of a grader; the same again is the version that is there."""
     if source.suffix != ".py" and (entry, style) != (None, None):
         raise InvalidInput(f"--entry and --style are of a Python file, and {source} says itself what is called: leave them out", field="source")
-    spec = _function(source, entry or "score", style) if source.suffix == ".py" else _declared(source)
+    spec = _function(source, entry, style) if source.suffix == ".py" else _declared(source)
     with client_of(data_dir) as client:
         made = client.graders.create(name, spec)
     if as_json:
@@ -292,10 +295,25 @@ def _declared(file: Path) -> dict[str, Any]:
     return spec
 
 
-def _function(file: Path, entry: str, style: str | None) -> dict[str, Any]:
+def _function(file: Path, entry: str | None, style: str | None) -> dict[str, Any]:
     try:
         source = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{file} is not UTF-8: {error.reason} at byte {error.start + 1}", field="file") from None
-    spec = {"type": "function", "source": source, "entry": entry}
+    spec = {"type": "function", "source": source, "entry": entry or _only_function(file, source)}
     return spec if style is None else spec | {"style": style}
+
+
+def _only_function(file: Path, source: str) -> str:
+    """`score`, unless the file has functions and none of that name: then the only one, for reward functions have names of their own."""
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InvalidInput(f"{file} is no Python: {error}", field="source") from None
+    functions = [each.name for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    public = [name for name in functions if not name.startswith("_")]
+    if "score" in functions or not public:
+        return "score"
+    if len(public) > 1:
+        raise InvalidInput(f"{file} has the functions {', '.join(map('`{}`'.format, public))}: --entry says which of them scores", field="entry")
+    return public[0]

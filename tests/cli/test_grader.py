@@ -92,6 +92,21 @@ def test_options_that_would_change_nothing_are_refused(live_server: LiveServer, 
         assert (found.exit_code, named in found.stderr) == (2, True), found.output
 
 
+def test_the_only_function_of_a_file_scores_whatever_its_name_and_of_several_one_is_asked_for(live_server: LiveServer, tmp_path: Path) -> None:
+    source, rows = tmp_path / "reward.py", tmp_path / "rows.jsonl"
+    source.write_text("def _half(): return 0.5\n\ndef reward_half(completions, **columns): return [_half() for _ in completions]\n")
+    assert run(live_server, "create", "halves", str(source)).exit_code == 0
+    rows.write_text('{"output": "a", "item": {}}\n')
+    assert json.loads(run(live_server, "test", "halves", str(rows), "--json").stdout)["results"][0]["score"] == 0.5
+    for text, said in (("def a(): ...\ndef b(): ...\n", "`a`, `b`: --entry says which"), ("def a(:\n", "reward.py is no Python: ")):
+        source.write_text(text)
+        found = run(live_server, "create", "several", str(source))
+        assert (found.exit_code, said in found.stderr) == (2, True), found.output
+    source.write_text("def a(output): return 0.0\ndef score(output): return 1.0\n")
+    assert run(live_server, "create", "scores", str(source)).exit_code == 0
+    assert json.loads(run(live_server, "test", "scores", str(rows), "--json").stdout)["results"][0]["score"] == 1.0
+
+
 def test_the_help_names_the_styles_that_there_are() -> None:
     said = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["grader", "create", "--help"]).stdout
     assert all(style in said for style in get_args(Style))
