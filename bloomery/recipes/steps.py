@@ -68,6 +68,7 @@ class Pace:
     """What happens besides steps, and how often; 0 is never."""
 
     evaluate_every: int = 0
+    """And behind the last step."""
     checkpoint_every: int = 0
     publish_every: int = 0
     """Weights without a name, for whoever looks at what is served while training goes on."""
@@ -105,7 +106,8 @@ def drive(
             on_kept(done, _keep(run, done))
         if pace.publish_every and done % pace.publish_every == 0 and not last:
             waiting.append(partial(_published, on_published, done, run.save_snapshot()))
-        if pace.evaluate_every and done % pace.evaluate_every == 0 and not last and (held := recipe.evaluate()) is not None:
+        looks = pace.evaluate_every and (last or done % pace.evaluate_every == 0)
+        if looks and (held := recipe.evaluate()) is not None:
             if not pace.patience:
                 waiting.append(partial(_point, on_point, done, recipe.steps, held))
                 continue

@@ -110,6 +110,10 @@ def test_hyperparameters_are_those_of_the_job(sdk: OpenAI, client: Client) -> No
     older = sdk.fine_tuning.jobs.create(model="tiny", training_file=file.id, hyperparameters={"n_epochs": 1, "batch_size": "auto"})
     assert older.hyperparameters.n_epochs == 1
     assert own(client, older.id).spec.checkpoint_every == 0
+    once = sdk.fine_tuning.jobs.create(
+        model="tiny", training_file=file.id, validation_file=held_out.id, method=supervised(n_epochs=1, batch_size=4), suffix="once"
+    )
+    assert (own(client, once.id).spec.checkpoint_every, own(client, once.id).spec.evaluation.every) == (0, 5)
 
 
 def test_jobs_of_the_same_files_share_a_version_that_outlives_them(sdk: OpenAI, client: Client) -> None:

@@ -63,7 +63,7 @@ def test_a_file_becomes_a_model_that_answers_and_is_trained_further(sdk: OpenAI)
     assert kept[0].fine_tuned_model_checkpoint == first.fine_tuned_model
     losses = [each.metrics.train_loss for each in kept]
     assert losses[0] < losses[-1]
-    assert all(each.metrics.valid_loss is not None for each in kept[1:])
+    assert all(each.metrics.valid_loss is not None for each in kept)
     assert (
         sdk.chat.completions.create(
             model=kept[-1].fine_tuned_model_checkpoint, messages=[{"role": "user", "content": "x"}], max_tokens=4

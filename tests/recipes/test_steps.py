@@ -74,6 +74,21 @@ def test_a_recipe_whose_results_were_dropped_finds_what_it_kept_and_goes_on(tmp_
         assert client.run(run.id).next_seq == run.next_seq
 
 
+@pytest.mark.parametrize(("every", "looked_at"), [(0, []), (2, [2, 4, 5]), (5, [5]), (9, [5])])
+def test_held_out_rows_are_looked_at_every_so_many_steps_and_behind_the_last(client: Client, every: int, looked_at: list[int]) -> None:
+    data = [datum([1, place, 3], [0.0, 1.0, 1.0]) for place in range(STEPS)]
+    config = SftConfig(epochs=1, adam=AdamConfig(learning_rate=1e-3), batch_size=1, pace=Pace(evaluate_every=every))
+    told: list[int] = []
+    fine_tune(
+        client.create_run("tiny", 8, seed=1),
+        data,
+        config,
+        lambda step, _, values: told.extend([step] * (EVALUATED in values)),
+        held_out=data[:1],
+    )
+    assert told == looked_at
+
+
 def test_pairs_whose_evaluations_were_dropped_stop_early_where_they_did(tmp_path: Path) -> None:
     pairs = [Pair(datum([1, 2, 3], [0, 0, 1]), datum([1, 2, 4], [0, 0, 1]))]
     pace = Pace(evaluate_every=1, patience=2, min_delta=100.0)

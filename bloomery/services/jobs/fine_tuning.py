@@ -297,14 +297,14 @@ class FineTuning:
             after = points[-1].step
 
 
-def per_epoch(spec: JobSpec, count: int) -> int:
-    """Steps of an epoch over so many rows, where there are several; 0 where it all is one."""
+def _epoch(spec: JobSpec, count: int) -> tuple[int, bool]:
+    """Steps of an epoch over so many rows, and whether there is more than one."""
     assert not isinstance(spec.method, Distillation)
     if isinstance(spec.method, Reinforcement):
         steps = math.ceil(count / spec.method.groups_per_step)
-        return steps if steps < spec.method.steps else 0
+        return steps, steps < spec.method.steps
     batches = spec.method.batches
-    return max(1, round(count / (batches.rows or 1))) if batches.epochs > 1 else 0
+    return max(1, round(count / (batches.rows or 1))), batches.epochs > 1
 
 
 def _spec(asked: FineTune, job_id: str, start: _Start, version: DatasetVersion, method: Method) -> JobSpec:
@@ -321,13 +321,14 @@ def _spec(asked: FineTune, job_id: str, start: _Start, version: DatasetVersion, 
     )
     if start.lora is not None:
         spec = spec.model_copy(update={"rank": start.lora.rank, "alpha": start.lora.alpha})
-    every, interval = per_epoch(spec, version.counts.get("train.rows", 0)), asked.hyperparameters.eval_interval
+    epoch, several = _epoch(spec, version.counts.get("train.rows", 0))
+    interval = asked.hyperparameters.eval_interval
     held_out = version.counts.get("eval.rows", 0)
     if interval is not None and not held_out:
         problem = "`eval_interval` says how often the validation file is looked at, and there is none: give `validation_file`, or leave it `auto`"
         raise InvalidInput(problem, field="method.reinforcement.hyperparameters.eval_interval")
-    looked_at = Evaluation(every=(interval or every) if held_out else 0)
-    return spec.model_copy(update={"checkpoint_every": every, "evaluation": looked_at})
+    looked_at = Evaluation(every=(interval or epoch) if held_out else 0)
+    return spec.model_copy(update={"checkpoint_every": epoch if several else 0, "evaluation": looked_at})
 
 
 @contextmanager
