@@ -199,10 +199,11 @@ class Arrivals:
         if self._swaps:
             self._versions.wait_for_more(_WAIT_S)
 
-    def settle(self) -> None:
-        """What was loaded for who is gone."""
+    def settle(self, step_s: float) -> None:
+        """A step begins that takes so long by itself; see `Versions.settle`."""
         served = [self.names.get(each.weights.name) if isinstance(each.weights, Live) else each.weights for each in self._requests]
-        self._versions.settle({weights.version for weights in (*served, *(swap.weights for swap in self._swaps)) if weights is not None})
+        wanted = {weights.version for weights in (*served, *(swap.weights for swap in self._swaps)) if weights is not None}
+        self._versions.settle(wanted, step_s=step_s)
 
     def take_swaps(self, in_use: set[str]) -> list[tuple[Swap, Model]]:
         """Swaps whose weights are in memory; those of broken weights say so themselves."""

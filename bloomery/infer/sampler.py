@@ -259,7 +259,7 @@ class Sampler:
         """Flip what was swapped, and begin the requests whose weights are there."""
         if not (self._queues.events or self._queues.requests or self.paused == "keep"):
             self._arrivals.wait()
-        self._arrivals.settle()
+        self._arrivals.settle(self._stepper.step_s)
         in_use = {request.model.version for request in self._queues.requests.values()}
         swaps = self._arrivals.take_swaps(in_use)
         for swap, model in swaps:

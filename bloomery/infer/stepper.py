@@ -6,6 +6,7 @@ Shapes: R packed rows, B samples, V vocabulary, D hidden.
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import wait
 from typing import Any, Final, NamedTuple
@@ -35,6 +36,8 @@ _FOLLOW_S: Final = 0.005
 """How long a step waits at most for guides: about as long as one of a small model takes."""
 _IDLE_S: Final = 0.05
 """The same where there is nothing else to do; whatever else the caller has to do can wait as long."""
+_STEPS: Final = 8
+"""Of so many the shortest says how long a step takes: others may have been interrupted, or computed prompts."""
 
 
 class Stepper:
@@ -46,10 +49,16 @@ class Stepper:
         self._grammars, self._context = grammars, context
         self.tokens_sampled = self.tokens_kept = self.tokens_prefilled = self.preemptions = 0
         self.waits = Waits()
+        self._steps_s: deque[float] = deque(maxlen=_STEPS)
+
+    @property
+    def step_s(self) -> float:
+        """How long steps take of late; for ever where the last one had nobody to take on."""
+        return min(self._steps_s, default=math.inf)
 
     def advance(self) -> None:
         """One token at most of every sample, but of those whose drafts are right."""
-        queues = self._queues
+        queues, began_s = self._queues, time.perf_counter()
         plan = plan_step(queues.waiting, queues.running, self._limits, self._cache.kept)
         self.preemptions += len(plan.preempt)
         queues.preempt(plan.preempt)
@@ -68,6 +77,10 @@ class Stepper:
         self._sample_in_prefill([end for end in ends if end.feed.sample.request_id in queues.requests])
         self._verify(guesses)
         self._follow(late, idle=not (plan.prefill or decode))
+        if plan.prefill or decode:
+            self._steps_s.append(time.perf_counter() - began_s)
+        else:
+            self._steps_s.clear()
 
     def _prefill(self, chunks: Sequence[Chunk]) -> "_Prefilled":
         """Compute and score; returns where tokens are to be sampled."""

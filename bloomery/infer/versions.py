@@ -4,6 +4,7 @@ What was used last stays in memory, within a number of versions and a number of 
 beside the sampler, so that nobody else waits for a disk. While everything in memory is in use, whoever names something else waits.
 """
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
@@ -23,8 +24,8 @@ UPDATES_IN_MEMORY: Final = 16
 """Versions that no disk holds, which nothing may let go of but who brought them."""
 _SHARE_OF_FREE: Final = 4
 """Versions may fill one part in so many of the memory that is free when the sampler begins."""
-_AT_ONCE_S: Final = 0.01
-"""How long a step waits in all for what it begins to load: as long as a small adapter takes, whose requests would wait for a whole step more."""
+_AT_ONCE_S: Final = 0.02
+"""How long steps wait in all for what begins to load: as long as a small adapter takes, whose requests would wait for a whole step more."""
 _LOADING: Final = 2
 """While weights are loaded they are in memory twice: as they are stored, and as they are used."""
 
@@ -72,7 +73,7 @@ class Versions:
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._loading: dict[str, _Loading] = {}
         self._examine: Callable[[Model], Model] | None = None
-        self._at_once_s = self._patience_s = at_once_s
+        self._at_once_s = self._patience_s = self._step_patience_s = at_once_s
         # Its one thread ends with this object.
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="weights")
         self._freer = ThreadPoolExecutor(1, thread_name_prefix="freed-weights")
@@ -111,14 +112,19 @@ class Versions:
             load = self._loader.submit(self._load, weights)
             self._loading[weights.version] = _Loading(load, needs)
             if not others:
-                self._wait_at_once(load)
+                self._patience_s = self._at_once_s
+                self._wait_at_once()
         else:
             self._held[weights.version] = _Held(self._load(weights), 0, pinned=False)
         return True
 
-    def settle(self, wanted: Collection[str]) -> None:
-        """A step begins. Loads that ended and that nobody waits for any more: what came of them is as good as what was used before."""
-        self._patience_s = self._at_once_s
+    def settle(self, wanted: Collection[str], *, step_s: float = math.inf) -> None:
+        """A step begins, which takes those who run `step_s` by itself: it waits for a load no longer than that, so that no gap grows by more.
+
+        Loads that ended and that nobody waits for any more: what came of them is as good as what was used before.
+        """
+        self._step_patience_s = step_s
+        self._wait_at_once()
         for version in [version for version, loading in self._loading.items() if loading.future.done() and version not in wanted]:
             future, needs = self._loading.pop(version)
             if future.exception() is None:
@@ -209,10 +215,15 @@ class Versions:
             f"try again when the engine holds less, or give it more memory"
         )
 
-    def _wait_at_once(self, load: Future[Model]) -> None:
+    def _wait_at_once(self) -> None:
+        """For the load that comes first, which has the interpreter to itself meanwhile: beside steps it takes twice as long."""
+        if not self._loading:
+            return
         began_s = time.monotonic()
-        wait([load], self._patience_s)
-        self._patience_s = max(0.0, self._patience_s + began_s - time.monotonic())
+        wait([next(iter(self._loading.values())).future], max(0.0, min(self._patience_s, self._step_patience_s)))
+        waited_s = time.monotonic() - began_s
+        self._patience_s -= waited_s
+        self._step_patience_s -= waited_s
 
     @property
     def _loading_bytes(self) -> int:

@@ -1,6 +1,7 @@
 """Weights swapped under requests that run: which numbers go on, which are computed again, and what is never mixed up."""
 
 import threading
+import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
@@ -202,6 +203,29 @@ def test_nobody_waits_for_weights_that_others_wait_for(model):
     assert {event.request_id for event in events} == {"runs"}
     read.set()
     assert answers(drain(engine))["waits"].reasons == {0: "length"}
+
+
+def test_a_step_of_those_who_run_waits_no_longer_for_weights_than_steps_take(model, monkeypatch):
+    read = threading.Event()
+
+    class Held(Slow):
+        def load(self, weights: Weights) -> Model:
+            assert weights.key is None or read.wait(120)
+            return super().load(weights)
+
+    engine = Sampler(model, Held(model, {"new": adapter(model, 5)}))
+    monkeypatch.setattr(engine.versions, "_at_once_s", 40.0)
+    engine.submit(request("runs", prompt(9), max_tokens=20))
+    events = engine.step() + engine.step()
+    staged = engine.stage(NEW)
+    began_s = time.monotonic()
+    while not answers(events)["runs"].reasons:
+        events += engine.step()
+    assert time.monotonic() - began_s < 30
+    assert not staged.done()
+    read.set()
+    while not staged.done():
+        engine.step()
 
 
 def test_weights_that_cannot_be_read_are_not_swapped_in(model):

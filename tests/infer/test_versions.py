@@ -1,5 +1,6 @@
 """Many versions at once: whole models beside adapters, and what stays in memory."""
 
+import time
 from threading import Event, Thread
 
 import pytest
@@ -100,6 +101,36 @@ def test_a_step_waits_a_moment_for_light_weights_that_it_begins_to_load_and_not_
     may_load.set()
     asking.join(60)
     assert patient.take("1-held") is not None
+
+
+def test_a_step_waits_no_longer_for_a_load_than_it_takes_itself_and_all_together_no_longer_than_a_light_one_takes():
+    may_load = Event()
+
+    class Held(Sized):
+        def load(self, weights: Weights) -> Model:
+            assert may_load.wait(60)
+            return super().load(weights)
+
+    versions = Versions(Held(), lambda: 1000, at_once_s=120)
+    versions.settle((), step_s=0)
+    assert versions.ask(Weights(version="1-a", key="k"), in_use=())
+    versions.settle({"1-a"}, step_s=0)
+    assert versions.take("1-a") is None
+    later = Thread(target=versions.settle, args=({"1-a"},), kwargs={"step_s": 60})
+    later.start()
+    later.join(0.1)
+    assert later.is_alive()
+    may_load.set()
+    later.join(60)
+    assert versions.take("1-a") is not None
+    may_load.clear()
+    spent = Versions(Held(), lambda: 1000, at_once_s=0.05)
+    assert spent.ask(Weights(version="1-a", key="k"), in_use=())
+    began_s = time.monotonic()
+    spent.settle({"1-a"}, step_s=60)
+    assert spent.take("1-a") is None
+    assert time.monotonic() - began_s < 30
+    may_load.set()
 
 
 def test_what_was_used_least_recently_makes_room():
