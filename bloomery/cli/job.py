@@ -50,6 +50,9 @@ def create(
     ] = None,
     learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="At its highest.")] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", help="At which rft draws answers; 1 by default.")] = None,
+    zero_variance: Annotated[
+        Literal["drop", "keep"] | None, typer.Option("--zero-variance", help="Whether rft counts groups rewarded alike; drop by default.")
+    ] = None,
     rank: Annotated[int | None, typer.Option("--rank", help="Of the adapter; 0 trains all parameters.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the adapter and the order of rows.")] = None,
     options: Annotated[
@@ -75,7 +78,7 @@ def create(
     _put_all(given, {"name": name, "begin.job": begin})
     flags: dict[str, Any] = {"base_model": model, "method.kind": method, "rank": rank, "seed": seed}
     flags |= {"method.batches.epochs": epochs, "method.batches.rows": batch, "method.optimizer.learning_rate": learning_rate}
-    flags["method.temperature"] = temperature
+    flags |= {"method.temperature": temperature, "method.zero_variance": zero_variance}
     if dataset is not None:
         flags |= dict(zip(("data.dataset", "data.version"), dataset.split("@", 1), strict=False))
     with client_of(data_dir) as client:

@@ -206,6 +206,7 @@ def grpo_config(spec: JobSpec, run_options: dict[str, object], request: str) -> 
         "groups_per_step": method.groups_per_step,
         "checkpoint_every": spec.checkpoint_every,
         "by_deviation": method.by_deviation,
+        "zero_variance": method.zero_variance,
         "kl_coefficient": method.kl_coefficient,
     }
     if not method.asynchronous:

@@ -6,7 +6,7 @@ Shapes: a segment has N tokens, S of them sampled; a datum has N - 1 predictions
 import statistics
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -15,11 +15,15 @@ from bloomery.recipes.segments import Segment
 from bloomery.types.arrays import Array
 from bloomery.types.operations import Datum
 
+ZeroVariance = Literal["drop", "keep"]
+"""What becomes of groups whose members were all rewarded alike: left out of the batch, or among those that it is a mean over."""
+
 
 class Sorted(NamedTuple):
     """Groups by what becomes of them."""
 
     trained: tuple[Group, ...]
+    """What the batch is made of: groups in which rewards differ, and where they are kept those in which they do not."""
     zero_variance: tuple[Group, ...]
     """All members were rewarded alike: there is nothing to prefer."""
     too_small: tuple[Group, ...]
@@ -28,14 +32,15 @@ class Sorted(NamedTuple):
     @property
     def compared(self) -> int:
         """Groups whose members could be told apart by their rewards, whether they were or not."""
-        return len(self.trained) + len(self.zero_variance)
+        return len(self.zero_variance) + sum(map(varies, self.trained))
 
 
-def sort_groups(groups: Sequence[Group], min_group_size: int) -> Sorted:
+def sort_groups(groups: Sequence[Group], min_group_size: int, zero_variance: ZeroVariance = "drop") -> Sorted:
     """By members that are left, and by what they were rewarded."""
     too_small = tuple(group for group in groups if len(group.members) < min_group_size)
     whole = [group for group in groups if len(group.members) >= min_group_size]
-    return Sorted(tuple(group for group in whole if varies(group)), tuple(group for group in whole if not varies(group)), too_small)
+    trained = tuple(group for group in whole if zero_variance == "keep" or varies(group))
+    return Sorted(trained, tuple(group for group in whole if not varies(group)), too_small)
 
 
 def varies(group: Group) -> bool:
@@ -46,6 +51,9 @@ def varies(group: Group) -> bool:
 
 def group_advantages(rewards: Sequence[float], *, by_deviation: bool) -> list[float]:
     """Rewards less their mean and, with `by_deviation`, over their standard deviation (Shao et al. 2024, arXiv 2402.03300)."""
+    if len(set(rewards)) == 1:
+        # Of rewards that are alike the mean may be rounded to another number, and a group of them prefers nothing.
+        return [0.0] * len(rewards)
     mean = statistics.fmean(rewards)
     scale = statistics.pstdev(rewards) if by_deviation else 1.0
     return [(reward - mean) / scale if scale else 0.0 for reward in rewards]

@@ -50,7 +50,7 @@ class AsyncGrpoConfig(GrpoConfig):
     anchor: Anchor = "rollout"
     """What ratios and thresholds are around: the log-probabilities that were served, or those of the weights that an update begins with."""
     max_idle_groups: int = 64
-    """So many groups that teach nothing end the wait for a step: it is trained on those that do."""
+    """So many groups that count in no batch end the wait for a step: it is trained on those that do."""
     group_timeout_s: float = 600.0
     """How long the trainer waits for a group."""
 
@@ -82,7 +82,7 @@ def train(
                 started, _ = time.monotonic(), makers.admission.take_idle_s()
                 groups = makers.take()
                 taken, _ = time.monotonic(), makers.admission.take_busy_s()
-                kept = sort_groups(groups, config.min_group_size)
+                kept = sort_groups(groups, config.min_group_size, config.zero_variance)
                 data = mask_stale(parts.teach(kept.trained), policy.lag, config.max_head_offpolicy_versions)
                 taught = mean_over_tokens(data)
                 if config.anchor == "snapshot":
@@ -260,17 +260,17 @@ class Makers:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def take(self) -> list[Group]:
-        """As many groups that teach something as a step has, and those that do not which were done meanwhile."""
+        """As many groups that count in the batch as a step has, and those that do not which were done meanwhile."""
         taken: list[Group] = []
         idle = 0
         while len(taken) - idle < self._config.groups_per_step and idle < self._config.max_idle_groups:
             taken.append(self._wait())
-            idle += not self._teaches(taken[-1])
+            idle += not self._counts(taken[-1])
         # The order in which they were done is chance, and the bits of a sum of gradients depend on it.
         return sorted(taken, key=lambda group: group.number)
 
-    def _teaches(self, group: Group) -> bool:
-        return bool(sort_groups([group], self._config.min_group_size).trained)
+    def _counts(self, group: Group) -> bool:
+        return bool(sort_groups([group], self._config.min_group_size, self._config.zero_variance).trained)
 
     def _wait(self) -> Group:
         try:
@@ -291,7 +291,7 @@ class Makers:
                     group = self._make(number)
                 self._done.put(group)
                 # Nobody will train on it: the next may begin before the trainer has seen it.
-                self.admission.leave(int(not self._teaches(group)))
+                self.admission.leave(int(not self._counts(group)))
         except BaseException as error:
             # The trainer raises it: a thread has nobody to tell.
             self._done.put(error)

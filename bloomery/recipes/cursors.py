@@ -19,7 +19,7 @@ from bloomery.types.errors import Conflict, InvalidInput, Unavailable
 
 _UNDECIDING: Final = ("agreement", "checkpoint_every", "concurrency", "evaluate_every", "evaluation", "kl_rollouts", "max_lost_rounds")
 """Settings that decide nothing of what is trained."""
-_USUAL: Final[Mapping[str, Any]] = {"optimizer": None, "temperature": 1.0}
+_USUAL: Final[Mapping[str, Any]] = {"optimizer": None, "temperature": 1.0, "zero_variance": "drop"}
 """Settings that decide something only where they are another: a cursor that knows nothing of them is of the same loop as one with these."""
 _Count = Annotated[int, Meta(ge=0)]
 

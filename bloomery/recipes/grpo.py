@@ -18,10 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from bloomery.client import Client, Sampler
-from bloomery.recipes.advantages import Sorted, Weighed, mean_over_tokens, sort_groups, weigh
+from bloomery.recipes.advantages import Sorted, Weighed, ZeroVariance, mean_over_tokens, sort_groups, weigh
 from bloomery.recipes.checks import check_finite, check_held_out, check_least, check_problems, check_prompts, check_reuse, check_rollouts
 from bloomery.recipes.cursors import CursorStore, Shown, alone, fingerprint
 from bloomery.recipes.deadlines import check_times, times_of
@@ -47,6 +47,9 @@ class GrpoConfig:
     """A group with fewer members left is dropped and counted."""
     by_deviation: bool = True
     """Whether advantages are divided by their group's standard deviation."""
+    zero_variance: ZeroVariance = "drop"
+    """Groups rewarded alike have no advantage: `drop` leaves them out, `keep` counts their tokens in the batch's mean and pulls them to the first
+    weights as the others are."""
     kl_coefficient: float = 0.0
     """How strongly the policy is held to the weights that it began with."""
     kl_rollouts: int = 4
@@ -103,7 +106,7 @@ def train(
             started = time.monotonic()
             groups = list(pool.map(parts.make, numbers))
             sampled = time.monotonic()
-            kept = sort_groups(groups, config.min_group_size)
+            kept = sort_groups(groups, config.min_group_size, config.zero_variance)
             weighed = parts.teach(kept.trained)
             shown = parts.shown(groups, kept, weighed)
             taught = mean_over_tokens(weighed)
@@ -200,6 +203,8 @@ def check(problems: Sequence[Problem], grade: Grade | Environment, config: GrpoC
     if not 2 <= config.min_group_size <= rollouts.group_size:
         wanted = "two rollouts are the least that can be compared, and no group has more than were asked for"
         raise InvalidInput(f"`min_group_size` is {config.min_group_size} of {rollouts.group_size}: {wanted}", field="min_group_size")
+    if config.zero_variance not in get_args(ZeroVariance):
+        raise InvalidInput(f'`zero_variance` is `{config.zero_variance}`: it must be "drop" or "keep"', field="zero_variance")
     check_times(**times_of(config.policy), **times_of(config))
     # A run whose update is refused cannot go on.
     check_finite(learning_rate=config.policy.learning_rate, kl_coefficient=config.kl_coefficient)

@@ -223,6 +223,9 @@ class Reinforcement(_Method):
     """How strongly the policy is held to what it began with."""
     by_deviation: bool = True
     """Whether advantages are divided by their group's standard deviation."""
+    zero_variance: Literal["drop", "keep"] = "drop"
+    """Groups whose answers were all rewarded alike have no advantage: `drop` leaves them out, and `keep` counts their tokens in the mean that a step
+    is, and holds them to the beginning by `kl_coefficient` as the others are."""
     asynchronous: bool = False
     """Sample while training, with weights that are at most `max_staleness` versions old."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] | None = None

@@ -99,7 +99,7 @@ def test_a_dry_run_shows_every_field_and_makes_nothing(server: LiveServer) -> No
     assert "no job `dry`" in bloomery(server, "job", "show", "dry", expect=2)
 
 
-def test_the_temperature_of_reinforcement_is_a_flag_and_a_field(server: LiveServer, tmp_path: Path) -> None:
+def test_the_temperature_of_reinforcement_and_what_becomes_of_groups_rewarded_alike_are_flags_and_fields(server: LiveServer, tmp_path: Path) -> None:
     with Client(server.url, server.key) as client:
         client.datasets.create("cli-prompts")
         client.datasets.add_version("cli-prompts", {"train": lines([prompt(each) for each in pairs(8, 1)]), "eval": lines([prompt(pairs(1, 9)[0])])})
@@ -113,6 +113,10 @@ def test_the_temperature_of_reinforcement_is_a_flag_and_a_field(server: LiveServ
     assert "method.temperature" in bloomery(server, *create, "--temperature", "nan", expect=2)
     supervised = ("job", "create", "cold", "--dataset", "cli-chats", "--method", "sft", "--temperature", "0.8", "--dry-run")
     assert "method.temperature" in bloomery(server, *supervised, expect=2)
+    alike = [as_json(server, *create, *flags)["spec"]["method"]["zero_variance"] for flags in ((), ("--zero-variance", "keep"))]
+    assert alike == ["drop", "keep"]
+    of_another = ("job", "create", "cold", "--dataset", "cli-chats", "--method", "sft", "--zero-variance", "keep", "--dry-run")
+    assert "method.zero_variance" in bloomery(server, *of_another, expect=2)
 
 
 def test_a_chain_is_made_of_a_file_followed_and_shown_with_what_comes_before_and_behind(server: LiveServer, tmp_path: Path) -> None:

@@ -150,6 +150,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "temperature": 0.8,
             "kl_coefficient": 0.2,
             "by_deviation": False,
+            "zero_variance": "keep",
             **LOOPED,
         },
     },

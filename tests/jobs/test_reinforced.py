@@ -34,12 +34,22 @@ def test_each_method_is_a_loss_of_the_server_with_its_own_thresholds_or_those_th
 
 def test_every_knob_reaches_the_loop() -> None:
     optimizer = Optimizer(learning_rate=2e-3, schedule=Schedule(kind="cosine", warmup_share=0.2, floor=0.1), weight_decay=0.3, grad_clip_norm=0.5)
-    many = {"steps": 9, "groups_per_step": 3, "group_size": 5, "max_tokens": 17, "temperature": 0.8, "kl_coefficient": 0.2, "by_deviation": False}
+    many: dict[str, Any] = {
+        "steps": 9,
+        "groups_per_step": 3,
+        "group_size": 5,
+        "max_tokens": 17,
+        "temperature": 0.8,
+        "kl_coefficient": 0.2,
+        "by_deviation": False,
+        "zero_variance": "keep",
+    }
     found = config(optimizer=optimizer, checkpoint_every=4, begin=Begin(run="run-1", checkpoint="final", optimizer=True), **many)
     assert (found.groups_per_step, found.rollouts.group_size, found.rollouts.max_tokens, found.rollouts.seed) == (3, 5, 17, 7)
     # Held-out prompts are answered at 1, whatever is trained.
     assert (found.rollouts.temperature, found.evaluation.temperature, config().rollouts.temperature) == (0.8, 1.0, 1.0)
     assert (found.kl_coefficient, found.by_deviation, found.checkpoint_every) == (0.2, False, 4)
+    assert (found.zero_variance, config().zero_variance) == ("keep", "drop")
     assert (found.policy.base_model, found.policy.rank, found.policy.seed) == ("tiny", 4, 7)
     assert found.policy.start is not None
     assert tuple(found.policy.start) == ("run-1", "final", True)
@@ -63,6 +73,10 @@ def test_thresholds_and_temperature_go_to_the_loss_together() -> None:
 
 def test_the_ejected_script_says_the_temperature() -> None:
     assert "temperature=0.8" in script(spec(temperature=0.8))
+
+
+def test_the_ejected_script_says_what_becomes_of_groups_rewarded_alike() -> None:
+    assert "zero_variance='keep'" in script(spec(zero_variance="keep"))
 
 
 def test_a_job_that_samples_while_it_trains_has_its_staleness() -> None:

@@ -25,6 +25,7 @@ def test_advantages_are_rewards_less_their_mean_over_their_deviation() -> None:
     assert group_advantages([1, 0, 0, 1], by_deviation=True) == [1, -1, -1, 1]
     assert group_advantages([1, 0, 0, 1], by_deviation=False) == [0.5, -0.5, -0.5, 0.5]
     assert group_advantages([2, 2], by_deviation=True) == [0, 0]
+    assert group_advantages([0.1] * 6, by_deviation=False) == [0] * 6, "the mean of these is another number in the last bit"
 
 
 def test_groups_that_teach_nothing_and_groups_that_lost_too_many_are_told_apart() -> None:
@@ -34,6 +35,21 @@ def test_groups_that_teach_nothing_and_groups_that_lost_too_many_are_told_apart(
     assert sort_groups([small, alone], min_group_size=2) == ((small,), (), (alone,))
     assert varies(good)
     assert not varies(equal)
+
+
+def test_groups_that_were_rewarded_alike_count_in_the_mean_where_they_are_kept() -> None:
+    groups = [group(1, 0), group(1, 1), group(1, failures=3)]
+    dropped, kept = (sort_groups(groups, 2, zero_variance) for zero_variance in ("drop", "keep"))  # type: ignore[arg-type]
+    assert kept == (tuple(groups[:2]), (groups[1],), (groups[2],))
+    assert (dropped.compared, kept.compared) == (2, 2)
+    rows = [mean_over_tokens(weigh(each.trained, by_deviation=True)) for each in (dropped, kept)]
+    assert [[row.advantages.tolist() for row in each] for each in rows] == [[[0.25] * 2, [-0.25] * 2], [[0.125] * 2, [-0.125] * 2]]
+    pulled = pull_to_reference(weigh(kept.trained, by_deviation=True), [[-0.5, -0.25]] * 3 + [[-1.5, -0.25]], coefficient=0.8)
+    assert pulled[2].advantages.tolist() == pytest.approx([0.1, 0.1])
+    assert pulled[3].advantages.tolist() == pytest.approx([-0.7, 0.1])
+    found = round_metrics(groups, kept, [], {}.__getitem__)
+    assert [found[f"groups/{name}"] for name in ("made", "trained", "zero_variance_share", "too_small")] == [3, 2, 0.5, 1]
+    assert found["reward/filtered"] == 0.75
 
 
 def test_a_datum_predicts_each_sampled_token_from_all_before_it_and_masks_the_prompt() -> None:

@@ -3,7 +3,7 @@
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from bloomery.client import Client
 from bloomery.recipes import grpo
 from bloomery.recipes.async_grpo import Admission, AsyncGrpoConfig, Makers, train, truncated
-from bloomery.recipes.cursors import Cursor
+from bloomery.recipes.cursors import Cursor, _deciding, fingerprint
 from bloomery.recipes.grpo import StepReport, measure
 from bloomery.recipes.pairs import PairsTask
 from bloomery.recipes.policy import PolicyConfig
@@ -34,7 +34,7 @@ def group(number: int, *, teaches: bool = True) -> Group:
     return Group(number, problem, tuple(Graded(rollout, float(teaches and member), {}) for member, rollout in enumerate(rollouts)), ())
 
 
-def makers(make: Callable[[int], Group], **options: float) -> Makers:
+def makers(make: Callable[[int], Group], **options: float | str) -> Makers:
     return Makers(make, AsyncGrpoConfig(policy=POLICY, **{"groups_per_step": 2, "concurrency": 2, **options}), CURSOR)  # type: ignore[arg-type]
 
 
@@ -93,6 +93,19 @@ def test_what_teaches_nothing_makes_room_for_others_and_is_told() -> None:
         taken = running.take()
     assert [one.number for one in taken if one.number % 3 == 0] == [6, 9]
     assert {1, 2, 4, 5, 7, 8} <= {one.number for one in taken}
+
+
+def test_what_is_kept_makes_a_step_whatever_it_teaches_and_makes_room_once_it_is_trained() -> None:
+    with makers(lambda number: group(number, teaches=False), max_head_offpolicy_versions=0, concurrency=1, zero_variance="keep") as running:
+        assert [one.number for one in running.take()] == [1, 2]
+        assert running.admission.outstanding == 2
+
+
+def test_a_cursor_of_before_groups_rewarded_alike_could_be_kept_is_of_a_loop_that_drops_them() -> None:
+    before = asdict(ON_POLICY)
+    del before["zero_variance"]
+    assert _deciding(asdict(ON_POLICY)) == _deciding(before)
+    assert fingerprint(PROBLEMS, replace(ON_POLICY, zero_variance="keep")) != fingerprint(PROBLEMS, ON_POLICY)
 
 
 def test_a_wait_among_groups_that_teach_nothing_ends() -> None:

@@ -138,6 +138,31 @@ def test_a_step_that_teaches_nothing_trains_nothing(client: Client, tmp_path: Pa
     assert (policy.run.state().step, policy.cursor.had_below) == (0, 4)
 
 
+def test_groups_rewarded_alike_that_are_kept_count_in_the_mean_and_are_held_to_the_first_weights(client: Client, tmp_path: Path) -> None:
+    tokens: dict[str, int] = {}
+
+    def grade(rollout: Rollout) -> float:
+        tokens[rollout.id] = len(rollout.tokens)
+        return float(sum(rollout.tokens)) if rollout.id in ("0.0", "0.1", "0.2", "2.0", "2.1", "2.2") else 1.0
+
+    def trained(name: str, **settings: Any) -> tuple[str, list[dict[str, float]]]:
+        reports: list[StepReport] = []
+        policy = train(client, PROBLEMS, grade, replace(CONFIG, **settings), tmp_path / name, steps=2, on_step=reports.append)
+        return policy.run.save_checkpoint("end").result().digest, [report.metrics for report in reports]
+
+    left_out, dropped = trained("dropped")
+    assert trained("by itself", zero_variance="drop")[0] == left_out
+    digest, kept = trained("kept", zero_variance="keep")
+    assert digest != left_out
+    assert [(step["groups/trained"], step["groups/zero_variance_share"]) for step in (dropped[0], kept[0])] == [(1, 0.5), (2, 0.5)]
+    differ, alike = (sum(tokens[f"{group}.{member}"] for member in range(3)) for group in range(2))
+    assert kept[0]["gradient_norm"] / dropped[0]["gradient_norm"] == pytest.approx(differ / (differ + alike), rel=1e-4)
+    # Without a pull they have no gradient, and are not sent at all.
+    assert kept[0]["tokens/trained"] == dropped[0]["tokens/trained"]
+    pulled = trained("pulled", zero_variance="keep", kl_coefficient=0.5)[1]
+    assert pulled[1]["tokens/trained"] > kept[1]["tokens/trained"]
+
+
 @pytest.mark.slow
 def test_the_pull_to_the_first_weights_is_nothing_at_first_and_something_later(client: Client, tmp_path: Path) -> None:
     digests = []
@@ -173,6 +198,7 @@ def test_problems_that_cannot_be_trained_on_are_refused_at_once(client: Client, 
         (GrpoConfig(policy=POLICY, min_group_size=1), "min_group_size"),
         (GrpoConfig(policy=POLICY, rollouts=RolloutConfig(group_size=1)), "min_group_size"),
         (GrpoConfig(policy=POLICY, groups_per_step=0), "groups_per_step"),
+        (GrpoConfig(policy=POLICY, zero_variance="count"), "zero_variance"),  # type: ignore[arg-type]
         (GrpoConfig(policy=POLICY, max_lost_rounds=0), "max_lost_rounds"),
         (GrpoConfig(policy=POLICY, rollouts=RolloutConfig(attempts=0)), "attempts"),
         (GrpoConfig(policy=POLICY, rollouts=RolloutConfig(piece_tokens=0)), "piece_tokens"),
