@@ -79,7 +79,7 @@ def grade(rollout):
 
 config = {config!r}
 cursor = Path("{name}.cursor.json")
-run = train(client, problems, grade, config, cursor, steps={steps}, on_step=lambda step: print(step.step, step.metrics)).run
+run = train(client, problems, grade, config, cursor, steps={steps}{looked_at}, on_step=lambda step: print(step.step, step.metrics)).run
 '''
 
 _AGENT_PROBLEMS: Final = """problems = [
@@ -106,12 +106,28 @@ cursor = Path("{name}.cursor.json")
 # Where agent `{agent}` is, and where it says how its rollouts end, as in the file of `bloomery up --agents`.
 remote = RemoteRollouts(os.environ["AGENT_URL"]{score}, port=int(os.environ["AGENT_PORT"]))
 with remote, Agents(remote, tokenizer, timeout_s=float(os.environ.get("AGENT_TIMEOUT_S", "120"))) as agents:
-    run = train(client, problems, agents, config, cursor, steps={steps}, on_step=lambda step: print(step.step, step.metrics)).run
+    run = train(client, problems, agents, config, cursor, steps={steps}{looked_at}, on_step=lambda step: print(step.step, step.metrics)).run
+"""
+_HELD_PROMPTS: Final = """
+held_out = [Problem(f"{split}-{{number}}", tuple(row_prompt(tokenizer, row)), row) for number, row in enumerate({rows}, 1)]
+"""
+_HELD_DIFFERENT: Final = """# One of those with the same prompt.
+held_out = [*{problem.prompt: problem for problem in held_out}.values()]
+"""
+_HELD_AGENT: Final = """
+# One of those with the same prompt.
+held_out = {{
+    tuple(row_prompt(tokenizer, row)): problem(
+        f"{split}-{{number}}", [*map(plain_message, row.messages)], tools=plain_tools(row.tools) or (), ground_truth=row
+    )
+    for number, row in enumerate({rows}, 1)
+}}
+held_out = [*held_out.values()]
 """
 _DISTILLED: Final = """problems = [Problem(f"{split}-{{number}}", tuple(row_prompt(tokenizer, row)), row) for number, row in enumerate(rows, 1)]
 config = {config!r}
 cursor = Path("{name}.cursor.json")
-run = train(client, problems, config, cursor, steps={steps}, on_step=lambda step: print(step.step, step.metrics)).run
+run = train(client, problems, config, cursor, steps={steps}{looked_at}, on_step=lambda step: print(step.step, step.metrics)).run
 """
 
 
@@ -157,8 +173,9 @@ def _preferring(spec: JobSpec) -> str:
 
 def _reinforced(spec: JobSpec, method: Reinforcement) -> str:
     config = grpo_config(spec, {"alpha": spec.alpha}, f"ejected {spec.name}")
-    loop = "async_grpo" if isinstance(config, AsyncGrpoConfig) else "grpo"
+    loop, stops = "async_grpo" if isinstance(config, AsyncGrpoConfig) else "grpo", method.early_stopping is not None
     named = {"split": spec.data.train, "grader": method.grader, "version": method.grader_version, "name": spec.name, "steps": method.steps}
+    named["looked_at"] = _looked_at(stops)
     common = (
         f"from bloomery.recipes.{loop} import {type(config).__name__}, train",
         "from bloomery.recipes.policy import PolicyConfig, Scheduled, Start",
@@ -167,16 +184,18 @@ def _reinforced(spec: JobSpec, method: Reinforcement) -> str:
     by_grader = ("from bloomery.recipes.rewards import Reward", "from bloomery.types.graders import OutputRow")
     if method.agent is None:
         of_prompts = ("from bloomery.recipes.rollouts import Problem, RolloutConfig", "from bloomery.render.rows import row_prompt")
-        return _head(spec, *sorted((*common, *by_grader, *of_prompts))) + _REINFORCED.format(config=config, **named) + _END
+        held = _held_out(spec, _HELD_PROMPTS) + _HELD_DIFFERENT if stops else ""
+        return _head(spec, *sorted((*common, *by_grader, *of_prompts))) + held + _REINFORCED.format(config=config, **named) + _END
     of_agent = (
         "from bloomery.recipes.agents import Agents",
         "from bloomery.recipes.remote_rollouts import RemoteRollouts, problem",
         "from bloomery.recipes.rollouts import RolloutConfig",
-        "from bloomery.render.rows import plain_message, plain_tools",
+        f"from bloomery.render.rows import plain_message, plain_tools{', row_prompt' if stops else ''}",
     )
     scored = method.grader is not None
     text = _AGENT_PROBLEMS + (_SCORED_AGENT if scored else "") + _AGENT
-    told = text.format(config=config, agent=method.agent, score=", score" if scored else "", **named)
+    held = _held_out(spec, _HELD_AGENT) if stops else ""
+    told = held + text.format(config=config, agent=method.agent, score=", score" if scored else "", **named)
     return _head(spec, *sorted((*common, *of_agent, *(by_grader if scored else ())))) + told + _END
 
 
@@ -189,7 +208,18 @@ def _distilled(spec: JobSpec, method: Distillation) -> str:
         "from bloomery.recipes.sft import AdamConfig",
         "from bloomery.render.rows import row_prompt",
     )
-    return _head(spec, *imports) + _DISTILLED.format(config=config, split=spec.data.train, name=spec.name, steps=method.steps) + _END
+    stops = method.early_stopping is not None
+    named = {"split": spec.data.train, "name": spec.name, "steps": method.steps, "looked_at": _looked_at(stops)}
+    return _head(spec, *imports) + (_held_out(spec, _HELD_PROMPTS) if stops else "") + _DISTILLED.format(config=config, **named) + _END
+
+
+def _held_out(spec: JobSpec, text: str) -> str:
+    """What ends the loop early is measured on."""
+    return text.format(split=spec.evaluation.split, rows=_held(spec))
+
+
+def _looked_at(stops: bool) -> str:
+    return ", held_out=held_out" if stops else ""
 
 
 def _head(spec: JobSpec, *imports: str) -> str:

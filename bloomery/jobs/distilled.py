@@ -6,7 +6,7 @@ from typing import Final
 
 from bloomery.client import Sampler
 from bloomery.jobs.comparison import Both, paired
-from bloomery.jobs.looping import looped, policy_config
+from bloomery.jobs.looping import looped, policy_config, stopping_config
 from bloomery.jobs.rows import problems, rows_of
 from bloomery.jobs.work import Work
 from bloomery.recipes import distill
@@ -41,6 +41,7 @@ def train(work: Work) -> JobResult:
             work.client, given, config, cursor, steps=method.steps, held_out=held_out if every else (), on_step=stepped
         ),
         look,
+        stopped="the distance to the teacher fell no more",
     )
     both = Both(work.client.sampler(loop.first), work.client.sampler(loop.published.version))
     return loop.published.result(compare_distances(work, both, held_out, config), loop.first)
@@ -72,4 +73,5 @@ def distill_config(spec: JobSpec, run_options: dict[str, object], request: str) 
         evaluation=RolloutConfig(group_size=_SAMPLES, max_tokens=method.max_tokens),
         prompts_per_step=method.prompts_per_step,
         checkpoint_every=spec.checkpoint_every,
+        **stopping_config(spec, method.early_stopping),
     )

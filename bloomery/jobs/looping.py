@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bloomery.client import TrainingRun
 from bloomery.jobs.served import Measure, Served
@@ -12,7 +12,7 @@ from bloomery.recipes.grpo import OnStep, StepReport
 from bloomery.recipes.policy import Policy, PolicyConfig, Scheduled, Start
 from bloomery.recipes.replay import FIRST_SEQ
 from bloomery.types.errors import Gone, InvalidInput, WorkerError
-from bloomery.types.jobs import JobSpec, Optimizer
+from bloomery.types.jobs import EarlyStopping, JobSpec, Optimizer
 from bloomery.types.wire import Wire
 
 _LOOKS: Final = "looked_at"
@@ -52,23 +52,23 @@ Named = Callable[[Mapping[str, float]], dict[str, float]]
 """What a step measured, as the axis of training has it."""
 
 
-def looped(work: Work, steps: int, train: Callable[[JobCursor, OnStep], Policy], measure: Measure, named: Named = dict) -> Looped:
+def looped(work: Work, steps: int, train: Callable[[JobCursor, OnStep], Policy], measure: Measure, named: Named = dict, *, stopped: str) -> Looped:
     """Have the recipe's `train` go on to its end, and publish; a process that died behind that needs no loop any more. What is served of some steps
-    is looked at by `measure` meanwhile."""
+    is looked at by `measure` meanwhile. `stopped` says why it ended before its last step, where it did."""
     if work.cursor is not None:
         cursor = json.loads(work.cursor)
         run = work.client.run(cursor["run_id"])
         _settle(run)
         # Such a run has more than the cursor says.
         if FINAL in {kept.name for kept in run.checkpoints()}:
-            return Looped(_publish(work, run), cursor["first"])
+            return Looped(_publish(work, run, cursor["round"], steps, stopped), cursor["first"])
     with Served(work, measure) as served:
         for event in work.client.jobs.events(work.job.id) if work.spec.evaluation.served_every else ():
             if _LOOKS in event.data:
                 # Of a process that died before it had looked.
                 served.look(event.data["step"], event.data[_LOOKS])
         policy = train(JobCursor(work), _stepped(work, steps, named, served))
-    return Looped(_publish(work, policy.run), policy.cursor.first)
+    return Looped(_publish(work, policy.run, policy.cursor.round, steps, stopped), policy.cursor.first)
 
 
 def policy_config(spec: JobSpec, optimizer: Optimizer, steps: int, run_options: dict[str, object], request: str) -> PolicyConfig:
@@ -87,6 +87,13 @@ def policy_config(spec: JobSpec, optimizer: Optimizer, steps: int, run_options: 
         seed=spec.seed,
         run=(*run_options.items(), ("idempotency_key", request)),
     )
+
+
+def stopping_config(spec: JobSpec, stopping: EarlyStopping | None) -> dict[str, Any]:
+    """The recipe's settings of what ends a loop early; otherwise what is measured changes no weights, and is for whoever looks."""
+    if stopping is None:
+        return {}
+    return {"evaluate_every": spec.evaluation.every, "patience": stopping.patience, "min_delta": stopping.min_delta}
 
 
 def _stepped(work: Work, steps: int, named: Named, served: Served) -> OnStep:
@@ -123,8 +130,10 @@ def _settle(run: TrainingRun) -> None:
             run.submitted(run.next_seq - 1, Wire).result()
 
 
-def _publish(work: Work, run: TrainingRun) -> Published:
+def _publish(work: Work, run: TrainingRun, done: int, steps: int, stopped: str) -> Published:
     """Keep what came of it; a process before this one may have."""
+    if done < steps:
+        work.note_early(done, stopped)
     names = {(kept.kind, kept.name) for kept in run.checkpoints()}
     if ("named", FINAL) not in names:
         run.save_checkpoint(FINAL).result()

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from bloomery.client import Sampler
 from bloomery.jobs.comparison import Both, paired
-from bloomery.jobs.looping import JobCursor, Looped, looped, policy_config
+from bloomery.jobs.looping import JobCursor, Looped, looped, policy_config, stopping_config
 from bloomery.jobs.reporting import StandsStill
 from bloomery.jobs.rewarding import HELD_OUT, beside, conversation, rewarding, scores_by
 from bloomery.jobs.rows import problems, rows_of
@@ -137,14 +137,14 @@ def _loop(work: Work, method: Reinforcement, given: Sequence[Problem], held_out:
                 f"no group of answers had different rewards (`bloomery job points {name}` has them), or none could be graded "
                 f"(`bloomery job events {name}` says what failed): begin where some answers of a group are better than others, or grade more finely"
             )
-            raise InvalidInput(f"nothing was learnt in {method.steps} steps: {why}", field="method.grader")
+            raise InvalidInput(f"nothing was learnt in {policy.cursor.round} steps: {why}", field="method.grader")
         return policy
 
     def look(sampler: Sampler) -> dict[str, float]:
         measured = grpo.measure(sampler, held_out, rewarded, config.evaluation, concurrency=config.concurrency)
         return {"reward": measured.mean} if measured.means else {}
 
-    return looped(work, method.steps, go_on, look, named)
+    return looped(work, method.steps, go_on, look, named, stopped="the held-out reward rose no more")
 
 
 def _share(method: Reinforcement) -> float:
@@ -208,6 +208,7 @@ def grpo_config(spec: JobSpec, run_options: dict[str, object], request: str) -> 
         "by_deviation": method.by_deviation,
         "zero_variance": method.zero_variance,
         "kl_coefficient": method.kl_coefficient,
+        **stopping_config(spec, method.early_stopping),
     }
     if not method.asynchronous:
         return GrpoConfig(**common)

@@ -61,6 +61,10 @@ class Work:
         """A checkpoint was kept behind a step, and its weights published."""
         self.reporter.note(f"kept step {step} as version {version}", key=f"step {step}", step=step, version=version)
 
+    def note_early(self, step: int, why: str) -> None:
+        """It ended before its last step."""
+        self.reporter.note(f"ended early at step {step}: {why}", key="early", step=step)
+
     @property
     def request(self) -> str:
         """The name of the request that makes the job's run: every process of the job finds the same one."""
@@ -89,7 +93,7 @@ class Work:
     def publish(self, run: Trains, *, done: int, planned: int) -> "Published":
         """Keep and publish what came of the job, after so many steps of those that were planned."""
         if done < planned:
-            self.reporter.note(f"ended early at step {done}: the held-out loss fell no more", key="early", step=done)
+            self.note_early(done, "the held-out loss fell no more")
         checkpoint, snapshot = run.save_checkpoint(FINAL), run.save_snapshot(FINAL)
         kept, published = checkpoint.result(), snapshot.result()
         self.reporter.note(f"published as version {published.version}", key="published", version=published.version)

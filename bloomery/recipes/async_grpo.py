@@ -66,7 +66,8 @@ def train(
     held_out: Sequence[Problem] = (),
     on_step: OnStep = lambda _: None,
 ) -> Policy:
-    """Go on until `steps` steps are done, also where a loop was killed that had the same cursor at `path`: it tells its last step once more."""
+    """Go on until `steps` steps are done, or `patience` is over, also where a loop was killed that had the same cursor at `path`: it tells its last
+    step once more."""
     check(problems, grade, config, held_out)
     check_staleness(config)
     with alone(path):
@@ -77,7 +78,7 @@ def train(
         losses = Losses(config.max_lost_rounds)
         parts.tell(on_step)
         with Makers(parts.make, config, policy.cursor) as makers:
-            while policy.cursor.round < steps:
+            while policy.cursor.round < steps and not parts.ended:
                 # Makers also waited while the last step was measured and told, which is no part of this one.
                 started, _ = time.monotonic(), makers.admission.take_idle_s()
                 groups = makers.take()

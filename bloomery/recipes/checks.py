@@ -59,6 +59,16 @@ def check_held_out(evaluate_every: int, held_out: Sequence[Problem]) -> None:
         raise InvalidInput(problem, field="held_out" if evaluate_every else "evaluate_every")
 
 
+def check_stopping(patience: int, min_delta: float, evaluate_every: int) -> None:
+    """There are measurements for what counts them."""
+    check_least(0, patience=patience, min_delta=min_delta)
+    check_finite(min_delta=min_delta)
+    if patience and not evaluate_every:
+        raise InvalidInput(f"`patience` is {patience}, and there are no measurements to count: set `evaluate_every`", field="patience")
+    if min_delta and not patience:
+        raise InvalidInput(f"`min_delta` is {min_delta:g}, and nothing ends by it: set `patience`, or leave it out", field="min_delta")
+
+
 def check_reuse(problems: Sequence[Problem], groups: int, setting: str) -> None:
     """With `reuse` a prompt has one seed, and so one group as long as the weights are the same: a step has no more groups than there are problems."""
     if groups > len(problems):

@@ -17,7 +17,17 @@ from bloomery.recipes.failures import Reason
 from bloomery.recipes.rollouts import Problem
 from bloomery.types.errors import Conflict, InvalidInput, Unavailable
 
-_UNDECIDING: Final = ("agreement", "checkpoint_every", "concurrency", "evaluate_every", "evaluation", "kl_rollouts", "max_lost_rounds")
+_UNDECIDING: Final = (
+    "agreement",
+    "checkpoint_every",
+    "concurrency",
+    "evaluate_every",
+    "evaluation",
+    "kl_rollouts",
+    "max_lost_rounds",
+    "min_delta",
+    "patience",
+)
 """Settings that decide nothing of what is trained."""
 _USUAL: Final[Mapping[str, Any]] = {"optimizer": None, "temperature": 1.0, "zero_variance": "drop"}
 """Settings that decide something only where they are another: a cursor that knows nothing of them is of the same loop as one with these."""
@@ -66,6 +76,11 @@ class Cursor:
     """The last round whose weights were kept under a name."""
     keeps: bool = False
     """Whether those of that step will be."""
+    measured: _Count = 0
+    """The last round whose held-out measurement is counted in the two below."""
+    best: float | None = None
+    no_better: _Count = 0
+    """Measurements in a row that were no better than the best."""
     shown: Shown | None = None
     """Of that step, what was known before it was trained; otherwise of the last round, all. None: it was told, and the loop ended."""
 

@@ -21,7 +21,16 @@ from bloomery.client import Client, Sampler
 from bloomery.recipes.advantages import Weighed, mean_over_tokens, pull_to_reference
 from bloomery.recipes.agreement import k3
 from bloomery.recipes.attempts import patiently
-from bloomery.recipes.checks import check_finite, check_held_out, check_least, check_problems, check_prompts, check_reuse, check_rollouts
+from bloomery.recipes.checks import (
+    check_finite,
+    check_held_out,
+    check_least,
+    check_problems,
+    check_prompts,
+    check_reuse,
+    check_rollouts,
+    check_stopping,
+)
 from bloomery.recipes.cursors import CursorStore, Shown, alone, fingerprint
 from bloomery.recipes.deadlines import check_times, times_of
 from bloomery.recipes.failures import Losses, reasons
@@ -31,6 +40,7 @@ from bloomery.recipes.policy import Policy, PolicyConfig, at_temperature
 from bloomery.recipes.rl_metrics import sampled_metrics
 from bloomery.recipes.rollouts import Group, Problem, RolloutConfig, Rollouts, without_foreign
 from bloomery.recipes.segments import Segment
+from bloomery.recipes.stopping import Stopping
 from bloomery.types.arrays import Array
 from bloomery.types.errors import InvalidInput
 from bloomery.types.operations import Datum
@@ -53,6 +63,10 @@ class DistillConfig:
     prompts_per_step: int = 8
     evaluate_every: int = 0
     """Steps between two measurements of the distance on held-out prompts; 0 where there are none."""
+    patience: int = 0
+    """So many measurements in a row without a better distance end the loop; 0: none do."""
+    min_delta: float = 0.0
+    """By how much it has to be better than the best before."""
     evaluation: RolloutConfig = field(default_factory=lambda: RolloutConfig(group_size=4))
     concurrency: int = 8
     checkpoint_every: int = 0
@@ -70,7 +84,8 @@ def train(
     held_out: Sequence[Problem] = (),
     on_step: OnStep = lambda _: None,
 ) -> Policy:
-    """Go on until `steps` steps are done, also where a loop was killed that had the same cursor at `path`: it tells its last step once more."""
+    """Go on until `steps` steps are done, or `patience` is over, also where a loop was killed that had the same cursor at `path`: it tells its last
+    step once more."""
     check(problems, config, held_out)
     teacher = client.sampler(config.teacher)
     with alone(path), ThreadPoolExecutor(config.concurrency) as pool:
@@ -79,6 +94,8 @@ def train(
         losses = Losses(config.max_lost_rounds)
         parts.tell(on_step)
         for step in range(policy.cursor.round, steps):
+            if parts.ended:
+                break
             numbers, started = range(step * config.prompts_per_step, (step + 1) * config.prompts_per_step), time.monotonic()
             groups = list(pool.map(parts.make, numbers))
             data, served, found = parts.teach(groups)
@@ -145,6 +162,8 @@ class _Parts:
     def __init__(self, policy: Policy, teacher: Sampler, problems: Sequence[Problem], config: DistillConfig, held_out: Sequence[Problem]) -> None:
         rollouts = config.rollouts
         self._policy, self._teacher, self._problems, self._config, self._held_out = policy, teacher, problems, config, held_out
+        measure = f"evaluation/{DISTANCE}"
+        self._stopping = Stopping(measure=measure, higher_is_better=False, patience=config.patience, min_delta=config.min_delta)
         answers: Callable[[], Sampler] = (lambda: policy.sampler) if config.mode == "on_policy" else (lambda: teacher)
         self._rollouts = Rollouts(answers, _ungraded, rollouts)
         self._holding = Holding(policy.bar, policy.sampler_of, every=False, attempts=rollouts.attempts, timeout_s=rollouts.sample_timeout_s)
@@ -168,7 +187,12 @@ class _Parts:
 
     def tell(self, on_step: OnStep) -> None:
         """Report the last round, unless that was told."""
-        tell(self._policy, self._evaluated, on_step)
+        tell(self._policy, self._evaluated, on_step, self._stopping)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the loop ends before its last step."""
+        return self._stopping.ends(self._policy.cursor)
 
     def _evaluated(self, step: int) -> dict[str, float]:
         config = self._config
@@ -220,6 +244,7 @@ def check(problems: Sequence[Problem], config: DistillConfig, held_out: Sequence
     check_problems(problems)
     check_prompts(problems)
     check_held_out(config.evaluate_every, held_out)
+    check_stopping(config.patience, config.min_delta, config.evaluate_every)
     if config.rollouts.reuse:
         check_reuse(problems, config.prompts_per_step, "prompts_per_step")
 

@@ -22,7 +22,16 @@ from typing import NamedTuple, get_args
 
 from bloomery.client import Client, Sampler
 from bloomery.recipes.advantages import Sorted, Weighed, ZeroVariance, mean_over_tokens, sort_groups, weigh
-from bloomery.recipes.checks import check_finite, check_held_out, check_least, check_problems, check_prompts, check_reuse, check_rollouts
+from bloomery.recipes.checks import (
+    check_finite,
+    check_held_out,
+    check_least,
+    check_problems,
+    check_prompts,
+    check_reuse,
+    check_rollouts,
+    check_stopping,
+)
 from bloomery.recipes.cursors import CursorStore, Shown, alone, fingerprint
 from bloomery.recipes.deadlines import check_times, times_of
 from bloomery.recipes.environments import groups_by
@@ -32,6 +41,7 @@ from bloomery.recipes.policy import Policy, PolicyConfig, at_temperature
 from bloomery.recipes.reference import Reference
 from bloomery.recipes.rl_metrics import Looked, Seconds, round_metrics, times
 from bloomery.recipes.rollouts import Environment, Grade, Group, MakesGroups, Problem, RolloutConfig, without_foreign
+from bloomery.recipes.stopping import Stopping
 from bloomery.types.errors import InvalidInput
 from bloomery.types.statistics import Interval, normal_interval
 
@@ -56,6 +66,10 @@ class GrpoConfig:
     """So many rollouts of a step are scored by those weights to show the distance; with a coefficient all are."""
     evaluate_every: int = 0
     """Steps between two measurements on the held-out problems that `train` is given; 0 where there are none."""
+    patience: int = 0
+    """So many measurements in a row without a better mean reward end the loop; 0: none do."""
+    min_delta: float = 0.0
+    """By how much it has to be better than the best before."""
     evaluation: RolloutConfig = field(default_factory=RolloutConfig)
     """How those are put: the same seeds every time. With `reuse` an answer of before is verified."""
     concurrency: int = 8
@@ -92,7 +106,8 @@ def train(
     held_out: Sequence[Problem] = (),
     on_step: OnStep = lambda _: None,
 ) -> Policy:
-    """Go on until `steps` steps are done, also where a loop was killed that had the same cursor at `path`: it tells its last step once more."""
+    """Go on until `steps` steps are done, or `patience` is over, also where a loop was killed that had the same cursor at `path`: it tells its last
+    step once more."""
     if type(config) is not GrpoConfig:
         raise InvalidInput(f"`config` is a {type(config).__name__}, whose other settings this loop would ignore: give a GrpoConfig", field="config")
     check(problems, grade, config, held_out)
@@ -102,6 +117,8 @@ def train(
         losses = Losses(config.max_lost_rounds)
         parts.tell(on_step)
         for step in range(policy.cursor.round, steps):
+            if parts.ended:
+                break
             numbers = range(step * config.groups_per_step, (step + 1) * config.groups_per_step)
             started = time.monotonic()
             groups = list(pool.map(parts.make, numbers))
@@ -146,6 +163,7 @@ class Parts:
         self._holding = Holding(policy.bar, policy.sampler_of, every=every, attempts=attempts, timeout_s=timeout_s)
         self._reference = Reference(policy.first, config.kl_coefficient, config.kl_rollouts, attempts=attempts, timeout_s=timeout_s)
         self._evaluation = groups_by(lambda: policy.sampler, grade, config.evaluation)
+        self._stopping = Stopping(measure="evaluation/reward", higher_is_better=True, patience=config.patience, min_delta=config.min_delta)
 
     def make(self, number: int) -> Group:
         """The group of a number, whose tokens are those that were served; threads may ask side by side."""
@@ -163,7 +181,12 @@ class Parts:
 
     def tell(self, on_step: OnStep) -> None:
         """Report the last round, unless that was told."""
-        tell(self._policy, self._evaluated, on_step)
+        tell(self._policy, self._evaluated, on_step, self._stopping)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the loop ends before its last step."""
+        return self._stopping.ends(self._policy.cursor)
 
     def _evaluated(self, step: int) -> dict[str, float]:
         """How the newest weights do on problems that nobody trains on; empty between two measurements."""
@@ -178,12 +201,14 @@ class Parts:
         return {f"evaluation/{name}": value for name, value in found.items()} | {"seconds/evaluation": time.monotonic() - started}
 
 
-def tell(policy: Policy, evaluated: Callable[[int], dict[str, float]], on_step: OnStep) -> None:
+def tell(policy: Policy, evaluated: Callable[[int], dict[str, float]], on_step: OnStep, stopping: Stopping) -> None:
     """Report the last round, with what is `evaluated` of it, unless that was told: a loop that is started again need not know whether it was."""
     cursor, shown = policy.cursor, policy.shown
     if shown is not None:
-        measured = shown.metrics | evaluated(cursor.round)
-        on_step(StepReport(cursor.round, cursor.version, measured, shown.failures, kept=0 < cursor.kept == cursor.round))
+        found = evaluated(cursor.round)
+        on_step(StepReport(cursor.round, cursor.version, shown.metrics | found, shown.failures, kept=0 < cursor.kept == cursor.round))
+        # Behind it: of a round that is counted everything was told.
+        policy.count(stopping, found)
 
 
 def problem_of(problems: Sequence[Problem], group: int, seed: int) -> Problem:
@@ -210,6 +235,7 @@ def check(problems: Sequence[Problem], grade: Grade | Environment, config: GrpoC
     check_finite(learning_rate=config.policy.learning_rate, kl_coefficient=config.kl_coefficient)
     check_problems(problems)
     check_held_out(config.evaluate_every, held_out)
+    check_stopping(config.patience, config.min_delta, config.evaluate_every)
     if rollouts.reuse:
         check_reuse(problems, config.groups_per_step, "groups_per_step")
     if not isinstance(grade, Environment):

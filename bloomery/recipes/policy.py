@@ -25,6 +25,7 @@ from bloomery.recipes.holding import Bar
 from bloomery.recipes.rl_metrics import HELD, update_metrics
 from bloomery.recipes.sft import AdamConfig
 from bloomery.recipes.steps import kept_name
+from bloomery.recipes.stopping import Stopping
 from bloomery.types.errors import Conflict, Corrupt, Gone, InvalidInput, NotFound
 from bloomery.types.losses import TEMPERATURE
 from bloomery.types.operations import CheckpointResult, Datum, ForwardBackwardResult, LoadResult, OptimStepResult, SnapshotResult
@@ -150,6 +151,13 @@ class Policy:
         if self.shown is not None:
             self.cursor = replace(self.cursor, shown=None)
             write_cursor(self._store, self.cursor)
+
+    def count(self, stopping: Stopping, measured: Mapping[str, float]) -> None:
+        """What was measured of the last round goes with the cursor, where it may end the loop."""
+        cursor = stopping.counted(self.cursor, measured)
+        if cursor != self.cursor:
+            self.cursor = cursor
+            write_cursor(self._store, cursor)
 
     def knows(self, version: str) -> bool:
         """Whether this loop published it since it was started."""

@@ -104,7 +104,8 @@ class Batches(Resource):
 
 
 class EarlyStopping(Resource):
-    """End when the held-out loss has not fallen by `min_delta` in `patience` evaluations in a row; what is published are the weights of then."""
+    """End when what is held out has not become better by `min_delta` in `patience` evaluations in a row: its loss, of reinforcement its reward, of
+    distillation the distance to the teacher; what is published are the weights of then."""
 
     patience: Count
     min_delta: NotNegative = 0.0
@@ -213,6 +214,7 @@ class Reinforcement(_Method):
     optimizer: Optimizer = Optimizer(learning_rate=1e-3, schedule=Schedule(kind="constant", warmup_share=0.0), grad_clip_norm=1.0)
     """Its schedule goes over all steps, those that teach nothing too."""
     steps: Count = 50
+    early_stopping: EarlyStopping | None = None
     groups_per_step: Annotated[int, Field(ge=1, le=1024)] = 8
     group_size: Annotated[int, Field(ge=2, le=1024)] = 8
     max_tokens: Count = 256
@@ -287,6 +289,7 @@ class Distillation(_Method):
     """Whether the model's own answers are compared with the teacher, token by token, or the teacher's are learnt."""
     optimizer: Optimizer = Optimizer(learning_rate=1e-3, schedule=Schedule(kind="constant", warmup_share=0.0), grad_clip_norm=1.0)
     steps: Count = 50
+    early_stopping: EarlyStopping | None = None
     prompts_per_step: Annotated[int, Field(ge=1, le=1024)] = 8
     samples: Annotated[int, Field(ge=1, le=1024)] = 4
     """Answers of each prompt."""

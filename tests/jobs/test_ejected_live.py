@@ -151,7 +151,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "kl_coefficient": 0.2,
             "by_deviation": False,
             "zero_variance": "keep",
+            "early_stopping": STOPPING,
             **LOOPED,
+            "steps": 3,
         },
     },
     "distill-full": {
@@ -165,7 +167,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "begin": {"job": "sft-stopped", "optimizer": True},
         "evaluation": {"split": "train", "every": 1, "rows": 2},
         "checkpoint_every": 1,
-        "method": {"kind": "distill", "teacher": BASE, "mode": "teacher_answers", "prompts_per_step": 2, "samples": 3, **LOOPED},
+        "method": {
+            "kind": "distill",
+            "teacher": BASE,
+            "mode": "teacher_answers",
+            "prompts_per_step": 2,
+            "samples": 3,
+            "early_stopping": STOPPING,
+            **LOOPED,
+            "steps": 3,
+        },
     },
 }
 """Jobs of which together no field that weights could follow from is left as it is by itself."""

@@ -52,15 +52,17 @@ def test_what_a_process_was_publishing_when_it_died_is_waited_for_and_not_publis
     theirs = Client(URL, lease.token, transport=transport)
     reporter = Reporter(theirs, lease.job, lease.lease_s)
     others: Any = {"tokenizer": None, "guard": None}
-    work = Work(client=theirs, job=lease.job, cursor=json.dumps({"run_id": run.id, "first": "tiny"}), reporter=reporter, **others)
+    work = Work(client=theirs, job=lease.job, cursor=json.dumps({"run_id": run.id, "first": "tiny", "round": 1}), reporter=reporter, **others)
 
     def never(*_: object) -> Any:
         raise AssertionError("the loop is over")
 
     with ThreadPoolExecutor(1) as pool:
-        loop = pool.submit(looped, work, 1, never, never)
+        loop = pool.submit(looped, work, 3, never, never, stopped="it stood still")
         wait_until(lambda: transport.waits.is_set() or loop.done(), 30)
         server.hold_engine(False)
         published = loop.result(30).published
     assert (published.run, published.version) == (run.id, submitted.result().version)
     assert len([kept for kept in run.checkpoints() if kept.name == FINAL]) == 2
+    # Whoever ended the loop may have died before that was told.
+    assert [event.message for event in reporter._events if "early" in event.message] == ["ended early at step 1: it stood still"]

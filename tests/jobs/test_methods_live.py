@@ -189,6 +189,27 @@ def test_reinforcement_raises_the_reward_of_the_grader(client: Client, warm: Job
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        (Reinforcement(grader="pairs-right", steps=9, groups_per_step=4, group_size=8, max_tokens=40), "the held-out reward rose no more"),
+        (Distillation(teacher="warm", steps=9, prompts_per_step=2, samples=2, max_tokens=16), "the distance to the teacher fell no more"),
+    ],
+    ids=["rft", "distill"],
+)
+def test_a_job_whose_held_out_prompts_come_no_better_ends_early(client: Client, warm: Job, method: Any, why: str) -> None:
+    assert warm.result is not None
+    changes: dict[str, Any] = {"early_stopping": EarlyStopping(patience=2, min_delta=100.0)}
+    if isinstance(method, Distillation):
+        changes["teacher"] = warm.result.version
+    begin = Begin(job="warm") if isinstance(method, Reinforcement) else None
+    stopping = method.model_copy(update=changes)
+    job = after_warm(client, f"early-{method.kind}", "prompts", stopping, begin=begin, evaluation=Evaluation(every=1, rows=2))
+    assert (job.state, job.progress.step, job.progress.steps) == (JobState.SUCCEEDED, 3, 9)
+    assert f"ended early at step 3: {why}" in [event.message for event in client.jobs.events(job.id)]
+
+
+@pytest.mark.slow
 def test_a_reward_that_is_had_without_what_it_stands_for_is_seen_by_a_grader_that_nothing_is_trained_on(client: Client, warm: Job) -> None:
     client.graders.create("long", {"type": "function", "source": "def score(output):\n    return len(output) / 100\n", "entry": "score"})
     client.graders.waive("long", "planted to be exploited")
@@ -323,11 +344,13 @@ def test_graders_and_teachers_that_are_not_there_and_answers_without_room_are_re
     ("changes", "field"),
     [
         ({"method": Supervised(early_stopping=EarlyStopping(patience=1))}, "method.early_stopping"),
+        ({"method": Reinforcement(grader="pairs-right", early_stopping=EarlyStopping(patience=1))}, "method.early_stopping"),
+        ({"method": Distillation(teacher=BASE, early_stopping=EarlyStopping(patience=1))}, "method.early_stopping"),
         ({"evaluation": Evaluation(every=2, split="validation")}, "evaluation.every"),
         ({"evaluation": Evaluation(served_every=2, split="validation")}, "evaluation.served_every"),
         ({"evaluation": Evaluation(served_every=2, answers=0)}, "evaluation.answers"),
     ],
-    ids=["early stopping", "evaluation", "served", "answers"],
+    ids=["early stopping", "of reinforcement", "of distillation", "evaluation", "served", "answers"],
 )
 def test_what_would_be_ignored_is_refused(client: Client, changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as refused:

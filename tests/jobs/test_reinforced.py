@@ -12,7 +12,7 @@ from bloomery.recipes.async_grpo import AsyncGrpoConfig
 from bloomery.recipes.grpo import GrpoConfig
 from bloomery.recipes.policy import at_temperature
 from bloomery.recipes.sft import AdamConfig
-from bloomery.types.jobs import Begin, Clip, Data, JobSpec, Optimizer, Reinforcement, Schedule
+from bloomery.types.jobs import Begin, Clip, Data, EarlyStopping, Evaluation, JobSpec, Optimizer, Reinforcement, Schedule
 
 
 def spec(**method: Any) -> JobSpec:
@@ -73,6 +73,16 @@ def test_thresholds_and_temperature_go_to_the_loss_together() -> None:
 
 def test_the_ejected_script_says_the_temperature() -> None:
     assert "temperature=0.8" in script(spec(temperature=0.8))
+
+
+def test_what_ends_a_job_early_is_the_loops_and_measured_as_often_in_its_script() -> None:
+    usual = spec()
+    stopped = usual.model_copy(update={"method": usual.method.model_copy(update={"early_stopping": EarlyStopping(patience=3, min_delta=0.1)})})
+    stopped = stopped.model_copy(update={"evaluation": Evaluation(every=5)})
+    found = [grpo_config(each, {}, "job 1") for each in (usual, stopped)]
+    assert [(each.evaluate_every, each.patience, each.min_delta) for each in found] == [(0, 0, 0.0), (5, 3, 0.1)]
+    assert "held_out=held_out" in script(stopped)
+    assert "held_out" not in script(usual)
 
 
 def test_the_ejected_script_says_what_becomes_of_groups_rewarded_alike() -> None:

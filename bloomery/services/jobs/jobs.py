@@ -351,6 +351,5 @@ def _check_pace(spec: JobSpec, version: DatasetVersion) -> None:
             raise InvalidInput(f"{problem}: hold some out (`bloomery dataset split`), or leave it at 0", field=name)
     if spec.evaluation.served_every and isinstance(spec.method, Supervised) and not spec.evaluation.answers:
         raise InvalidInput("`evaluation.served_every` looks at answers, and `evaluation.answers` is 0: set it", field="evaluation.answers")
-    stopping = None if isinstance(spec.method, Reinforcement | Distillation) else spec.method.early_stopping
-    if stopping is not None and not spec.evaluation.every:
+    if spec.method.early_stopping is not None and not spec.evaluation.every:
         raise InvalidInput("`early_stopping` looks at evaluations, and there are none: set `evaluation.every`", field="method.early_stopping")
