@@ -40,6 +40,11 @@ class JobCursor:
         self._work.reporter.keep_cursor(text, run=json.loads(text)["run_id"])
         self._text = text
 
+    def write_again(self) -> None:
+        """For what was said since: that is on the server's disk, too, when this returns."""
+        assert self._text is not None
+        self.write(self._text)
+
 
 class Looped(NamedTuple):
     """What a loop came to, and the version that it began with."""
@@ -56,18 +61,21 @@ def looped(work: Work, steps: int, train: Callable[[JobCursor, OnStep], Policy],
     """Have the recipe's `train` go on to its end, and publish; a process that died behind that needs no loop any more. What is served of some steps
     is looked at by `measure` meanwhile. `stopped` says why it ended before its last step, where it did."""
     if work.cursor is not None:
-        cursor = json.loads(work.cursor)
-        run = work.client.run(cursor["run_id"])
+        known = json.loads(work.cursor)
+        run = work.client.run(known["run_id"])
         _settle(run)
         # Such a run has more than the cursor says.
         if FINAL in {kept.name for kept in run.checkpoints()}:
-            return Looped(_publish(work, run, cursor["round"], steps, stopped), cursor["first"])
+            return Looped(_publish(work, run, known["round"], steps, stopped), known["first"])
+    cursor = JobCursor(work)
     with Served(work, measure) as served:
         for event in work.client.jobs.events(work.job.id) if work.spec.evaluation.served_every else ():
             if _LOOKS in event.data:
                 # Of a process that died before it had looked.
                 served.look(event.data["step"], event.data[_LOOKS])
-        policy = train(JobCursor(work), _stepped(work, steps, named, served))
+        policy = train(cursor, _stepped(work, steps, named, served))
+    # Of a loop that is over nobody looks again: what its last looks said is kept before there is anything by which that is known.
+    cursor.write_again()
     return Looped(_publish(work, policy.run, policy.cursor.round, steps, stopped), policy.cursor.first)
 
 

@@ -12,6 +12,7 @@ from bloomery.types.jobs import (
     Data,
     DirectPreference,
     Distillation,
+    EarlyStopping,
     Evaluation,
     Job,
     JobSpec,
@@ -26,11 +27,13 @@ from tests.jobs.test_methods_live import BASE, GRADER, chat, lines, pairs, prefe
 from tests.live import running_server, wait_until
 from tests.services.runs_stage import datum
 
+NEVER_BETTER = EarlyStopping(patience=1, min_delta=1000.0)
 METHODS: dict[str, tuple[Any, Any]] = {
     "sft": (chat, Supervised(batches=Batches(epochs=2, rows=4))),
     "dpo": (preference, DirectPreference(optimizer=Optimizer(learning_rate=5e-4), batches=Batches(epochs=2, rows=4))),
     "orpo": (preference, OddsRatioPreference(batches=Batches(epochs=2, rows=4))),
-    "rft": (prompt, Reinforcement(grader="right", loss="gspo", steps=8, groups_per_step=2, group_size=4, max_tokens=32)),
+    # Whose second evaluation ends it, at step 6.
+    "rft": (prompt, Reinforcement(grader="right", loss="gspo", steps=9, groups_per_step=2, group_size=4, max_tokens=32, early_stopping=NEVER_BETTER)),
     # With no staleness the groups of a step follow from the seed.
     "asynchronous": (
         prompt,
@@ -107,6 +110,8 @@ def test_a_job_that_loses_any_of_its_processes_at_any_moment_ends_as_if_nothing_
         assert kept(client, job) == kept(client, reference)
         assert measured(client, "disturbed") == measured(client, "undisturbed")
         assert job.progress.tokens == reference.progress.tokens
+        early = [[event.message for event in client.jobs.events(each.id) if event.message.startswith("ended early")] for each in (job, reference)]
+        assert early == [["ended early at step 6: the held-out reward rose no more"] * (method == "rft")] * 2
 
 
 def kept(client: Client, job: Job) -> list[tuple[str, str | None, int, str | None]]:
