@@ -84,7 +84,7 @@ def test_a_job_trains_publishes_and_is_compared_with_its_base(client: Client) ->
     points = client.jobs.points("first")
     assert [point.step for point in points] == list(range(1, STEPS + 1))
     assert all({"loss", "learning_rate", "gradient_norm"} <= point.values.keys() for point in points)
-    assert [point.step for point in points if "evaluation/loss" in point.values] == [10, 20]
+    assert [point.step for point in points if "evaluation/loss" in point.values] == [10, 20, 30]
     assert [(point.step, point.values["served/exact"]) for point in points if "served/exact" in point.values] == [(15, pytest.approx(0, abs=1))]
     kept = {checkpoint.name for checkpoint in client.run(job.result.run).checkpoints()}
     assert kept == {"step-10", "step-20", "final"}
