@@ -91,7 +91,7 @@ with running_server(disk / "data", env={"BLOOMERY_CHECKPOINT_SECONDS": "0"}) as 
         asked = types.ForwardBackwardRequest(forward_backward_input=asked, model_id=run.model_id, seq_id=1000)
         headers = {"x-api-key": server.key, "content-type": "application/x-protobuf"}
         body = forward_backward_request_to_proto(asked).SerializeToString()
-        # What the engine that died had begun to write went when it came back, and left room.
+        # Whatever went when the engine came back left room.
         leave(0)
         answer = httpx.post(f"{server.url}/api/v1/forward_backward", content=body, headers=headers, timeout=30)
         found["no room for operations"] = [answer.status_code, answer.json()]

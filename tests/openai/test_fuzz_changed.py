@@ -174,8 +174,8 @@ def test_requests_with_something_changed(world: World, label: str, good: Callabl
         answered.add(send(world, label, asked))
 
     knock()
-    assert any(map(taken, answered)), answered
     assert any(400 <= status < 500 for status in answered), answered
+    # Whether one of few changes leaves a small body good is chance; without any it is.
     assert taken(send(world, label, good(world)))
 
 
