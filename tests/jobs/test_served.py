@@ -138,9 +138,9 @@ def test_a_loop_looks_at_every_so_many_steps_and_at_what_a_process_that_died_had
         return {}
 
     with pytest.raises(Steered):
-        looped(work, 4, begun, hold)
+        looped(work, 4, begun, hold, stopped="never")
     wait_until(lambda: [event.data.get("looked_at") for event in client.jobs.events("a")].count("tiny") == 1, 30)
     assert all("served/exact" not in point.values for point in client.jobs.points("a"))
     with pytest.raises(Steered):
-        looped(work, 4, gone_on, lambda _: {"exact": 0.5})
+        looped(work, 4, gone_on, lambda _: {"exact": 0.5}, stopped="never")
     held.set()
