@@ -1,7 +1,6 @@
 """Weights swapped under requests that run: which numbers go on, which are computed again, and what is never mixed up."""
 
 import threading
-import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
@@ -210,18 +209,17 @@ def test_a_step_of_those_who_run_waits_no_longer_for_weights_than_steps_take(mod
 
     class Held(Slow):
         def load(self, weights: Weights) -> Model:
-            assert weights.key is None or read.wait(120)
+            assert weights.key is None or read.wait(60)
             return super().load(weights)
 
     engine = Sampler(model, Held(model, {"new": adapter(model, 5)}))
-    monkeypatch.setattr(engine.versions, "_at_once_s", 40.0)
+    # A step that waited for the load would see it give up.
+    monkeypatch.setattr(engine.versions, "_at_once_s", 120.0)
     engine.submit(request("runs", prompt(9), max_tokens=20))
     events = engine.step() + engine.step()
     staged = engine.stage(NEW)
-    began_s = time.monotonic()
     while not answers(events)["runs"].reasons:
         events += engine.step()
-    assert time.monotonic() - began_s < 30
     assert not staged.done()
     read.set()
     while not staged.done():
