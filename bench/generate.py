@@ -18,6 +18,7 @@ import torch
 from transformers import GenerationConfig, Qwen3ForCausalLM
 
 from bench.line import Line, parser_of
+from bench.machine import device_name
 from bench.shapes import SHAPES, OnlyBase, write_directory
 from bloomery.infer.sampler import Sampler
 from bloomery.models.decoder import Decoder
@@ -43,7 +44,7 @@ def main() -> None:
     asked = _arguments()
     torch.set_num_threads(asked.threads)
     line = Line("generate")
-    where = {"threads": asked.threads, "dtype": asked.dtype, "device": _device_name(asked.device)}
+    where = {"threads": asked.threads, "dtype": asked.dtype, "device": device_name(asked.device)}
     with tempfile.TemporaryDirectory() as place:
         sizes = {size: _size(size, Path(place) / size, asked) for size in asked.sizes}
     setting = {"prompt_tokens": asked.prompt, "new_tokens": asked.tokens, "rounds": asked.rounds}
@@ -59,10 +60,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 32])
     return parser.parse_args()
-
-
-def _device_name(device: str) -> str:
-    return "cpu" if device == "cpu" else torch.cuda.get_device_name(device)
 
 
 def _size(size: str, place: Path, asked: argparse.Namespace) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import torch
+
 from bloomery.obs.machine import processor_flags
 
 _INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "asimd")
@@ -28,6 +30,11 @@ def machine() -> dict[str, object]:
         "load_before": os.getloadavg()[0],
         "million_additions_ms": round(1000 * min(_additions_s() for _ in range(5)), 1),
     }
+
+
+def device_name(device: str) -> str:
+    """Of a GPU its maker's, of a processor `cpu`: which one it is stands in the line already."""
+    return "cpu" if device == "cpu" else torch.cuda.get_device_name(device)
 
 
 def processor_s(ancestor: int, *, waited_for: bool = False) -> float:

@@ -21,6 +21,7 @@ from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from bench.line import Line, parser_of
+from bench.machine import device_name
 from bloomery.cli.demo_server import serving
 from bloomery.client import Client, Sampler
 from bloomery.client.training import TrainingRun
@@ -56,10 +57,19 @@ def main() -> None:
     asked = _arguments()
     line = Line("reuse")
     setting = {name: getattr(asked, name) for name in _SETTING}
-    options = ("--threads", str(asked.threads)) if asked.threads else ()
-    with serving(MODEL, keep=False, options=options) as server, Client(server.url, server.key) as client:
+    options = ("--device", asked.device, *(("--threads", str(asked.threads)) if asked.threads else ()))
+    with serving(MODEL, keep=False, dtype=asked.dtype, options=options) as server, Client(server.url, server.key) as client:
         found = {f"{rate:g}": _measure(client, rate, asked) for rate in asked.learning_rates}
-    line.tell({"model": MODEL, "threads": asked.threads, "setting": setting, "learning_rate": found})
+    line.tell(
+        {
+            "model": MODEL,
+            "device": device_name(asked.device),
+            "dtype": asked.dtype,
+            "threads": asked.threads,
+            "setting": setting,
+            "learning_rate": found,
+        }
+    )
 
 
 def _arguments() -> argparse.Namespace:
@@ -68,6 +78,8 @@ def _arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--loads", nargs="+", default=["4:1", "16:8", "64:32"], help="PROBLEMS:AT_A_TIME")
     parser.add_argument("--threads", type=int, default=None, help="of the server's engine; as it chooses where none are named")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--warm-up", type=float, default=1e-3, help="learning rate of the steps before the first version")
     parser.add_argument("--learning-rates", type=float, nargs="+", default=[1e-6, 1e-5])
     return parser.parse_args()

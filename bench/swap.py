@@ -5,8 +5,9 @@ peer. `server`: streams of a deployment of a live server while a run steps, and 
 reads them is another process than who steps, as other clients are. Gaps are between two tokens of one stream, as its reader sees them; the first
 token of a stream ends no gap. `gap_at_swaps_ms` is the longest of any stream from asking for a swap to one step behind its first token, in the
 median of the swaps, and `gap_before_swaps_ms` that of as long a time just before: what it grows by is to be less than a step and a flip. A server's
-swap is asked for by `optim_step`, so that training and publishing count too; `gap_at_moves_ms` is from promoting what is published, beside
-`gap_before_moves_ms` of as long a time before `optim_step`: what streams feel of the swap alone.
+swap is asked for by `optim_step`, so that training and publishing count too; `gap_at_moves_ms` is from promoting what is published to one step
+behind the first token of a prompt that nobody has read. That prompt makes every stream wait, swap or none: `gap_at_requests_ms` is of another such
+prompt before each swap, and what `gap_at_moves_ms` is longer by is what streams feel of the swap alone.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
@@ -53,7 +55,7 @@ from bloomery.types.serving import MODEL
 
 BASE = "b" * 32
 POLICY = "policy"
-MESSAGE = [{"role": "user", "content": "Count from one to one hundred, in words."}]
+MESSAGE = "Count from one to one hundred, in words."
 _FLIP_STEPS = 160
 _FEWER = (1, 2, 4)
 """Streams beside which a server's weights are swapped too: all of them may want more processors than there are."""
@@ -95,6 +97,13 @@ class Swapped(NamedTuple):
     token_s: float
 
 
+class Requested(NamedTuple):
+    """When a prompt that nobody has read was sent, and when the first token of its answer was seen."""
+
+    sent_s: float
+    token_s: float
+
+
 class Gap(NamedTuple):
     """Between two tokens of a stream, and when the second was seen."""
 
@@ -112,6 +121,7 @@ class Load:
     first_s: dict[str, float] = field(default_factory=dict)
     """When the first token that says a version was seen, since the last swap was asked for."""
     swaps: list[Swapped] = field(default_factory=list)
+    requests: list[Requested] = field(default_factory=list)
 
     def see(self, version: str | None, before_s: float | None) -> float:
         """A token; returns when."""
@@ -137,17 +147,13 @@ class Load:
         }
 
     def _around_swaps(self, step_s: float) -> dict[str, object]:
-        begins_s = {"swaps": [swap.asked_s for swap in self.swaps]}
-        if any(swap.move_s > swap.asked_s for swap in self.swaps):
-            begins_s["moves"] = [swap.move_s for swap in self.swaps]
-        found: dict[str, object] = {}
-        for name, starts_s in begins_s.items():
-            lengths_s = [swap.token_s + step_s - start_s for swap, start_s in zip(self.swaps, starts_s, strict=True)]
-            at = [self._longest_s(start_s, start_s + length_s) for start_s, length_s in zip(starts_s, lengths_s, strict=True)]
-            before = [self._longest_s(swap.asked_s - length_s, swap.asked_s) for swap, length_s in zip(self.swaps, lengths_s, strict=True)]
-            for when, longest in (("at", at), ("before", before)):
-                found[f"gap_{when}_{name}_ms"] = round(statistics.median(longest) * 1000, 2) if longest else None
-        return found
+        windows_s = {"at_swaps": [(swap.asked_s, swap.token_s + step_s) for swap in self.swaps]}
+        windows_s["before_swaps"] = [(2 * asked_s - end_s, asked_s) for asked_s, end_s in windows_s["at_swaps"]]
+        if self.requests:
+            windows_s["at_moves"] = [(swap.move_s, swap.token_s + step_s) for swap in self.swaps]
+            windows_s["at_requests"] = [(request.sent_s, request.token_s + step_s) for request in self.requests]
+        longest_s = {name: [self._longest_s(*window_s) for window_s in each] for name, each in windows_s.items()}
+        return {f"gap_{name}_ms": round(statistics.median(each) * 1000, 2) if each else None for name, each in longest_s.items()}
 
     def _longest_s(self, from_s: float, until_s: float) -> float:
         """Of the gaps that ended then."""
@@ -312,9 +318,10 @@ def _server(asked: argparse.Namespace) -> dict[str, object]:
         run = client.create_run("bloomery-tiny", 8)
         client.deployments.create(POLICY, run.save_snapshot().result().version)
         data = supervised(256, [64] * 4, 0)
+        numbers = count()
         # The replica may still be starting, which the first one would wait for.
-        _step_to_token(client, run, data)
-        found: dict[str, object] = {"alone": swaps_figures([_step_to_token(client, run, data) for _ in range(asked.swaps)])}
+        _step_to_token(client, run, data, next(numbers))
+        found: dict[str, object] = {"alone": swaps_figures([_step_to_token(client, run, data, next(numbers)) for _ in range(asked.swaps)])}
         spawn = get_context("spawn")
         fewer = [(f"adapter_{streams}", streams, asked.swaps) for streams in _FEWER if streams < asked.streams]
         for way, streams, swaps in (("none", asked.streams, 0), *fewer, ("adapter", asked.streams, asked.swaps)):
@@ -322,12 +329,13 @@ def _server(asked: argparse.Namespace) -> dict[str, object]:
             readers = spawn.Process(target=_read_chats, args=(server.url, server.key, streams, stopped, theirs))
             readers.start()
             assert ours.recv() == "begun"
-            swapped = [_step_to_token(client, run, data) for _ in range(swaps)]
+            seen = [(_request_to_token(client, next(numbers)), _step_to_token(client, run, data, next(numbers))) for _ in range(swaps)]
             stopped.wait(0 if swaps else asked.seconds)
             stopped.set()
             load: Load = ours.recv()
             readers.join()
-            load.swaps += swapped
+            load.requests += [requested for requested, _ in seen]
+            load.swaps += [swapped for _, swapped in seen]
             found[way] = load.figures()
         return found
 
@@ -349,7 +357,7 @@ def _read_chat(client: Client, load: Load, stopped: Event) -> None:
     while not stopped.is_set():
         before_s = None
         try:
-            for chunk in client.chat_stream(POLICY, MESSAGE, max_tokens=100, temperature=1.0, ignore_eos=True):
+            for chunk in client.chat_stream(POLICY, _said(MESSAGE), max_tokens=100, temperature=1.0, ignore_eos=True):
                 if chunk["choices"] and chunk["choices"][0]["delta"].get("content"):
                     before_s = load.see(None, before_s)
         except Exception as error:
@@ -358,7 +366,7 @@ def _read_chat(client: Client, load: Load, stopped: Event) -> None:
         load.finished += 1
 
 
-def _step_to_token(client: Client, run: TrainingRun, data: Sequence[Datum]) -> Swapped:
+def _step_to_token(client: Client, run: TrainingRun, data: Sequence[Datum], number: int) -> Swapped:
     """From submitting `optim_step` to the first token that its weights serve."""
     run.forward_backward(data).result()
     began_s = time.monotonic()
@@ -366,9 +374,26 @@ def _step_to_token(client: Client, run: TrainingRun, data: Sequence[Datum]) -> S
     version = run.save_snapshot().result().version
     move_s = time.monotonic()
     client.deployments.promote(POLICY, version)
-    chunks = client.chat_stream(POLICY, MESSAGE, max_tokens=1, temperature=0.0)
-    assert next(chunk["system_fingerprint"] for chunk in chunks if chunk["choices"]) == version
+    assert _first_token(client, number) == version
     return Swapped(began_s, move_s, time.monotonic())
+
+
+def _request_to_token(client: Client, number: int) -> Requested:
+    """The same request with no swap before it."""
+    sent_s = time.monotonic()
+    _first_token(client, number)
+    return Requested(sent_s, time.monotonic())
+
+
+def _first_token(client: Client, number: int) -> str:
+    """The version that said it, to a prompt that no other number has."""
+    chunks = client.chat_stream(POLICY, _said(f"{number:03}: {MESSAGE}"), max_tokens=1, temperature=0.0)
+    version: str = next(chunk["system_fingerprint"] for chunk in chunks if chunk["choices"])
+    return version
+
+
+def _said(content: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": content}]
 
 
 if __name__ == "__main__":
