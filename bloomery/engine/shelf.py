@@ -67,8 +67,8 @@ class BlobShelf:
         return SnapshotResult(version=manifest.version, key=manifest.key, size_bytes=manifest.size_bytes, step=manifest.step)
 
     def weigh(self, weights: Weights) -> int:
-        """Bytes of a version's tensors; the bare base takes none."""
-        return 0 if weights.key is None else self._manifest(weights.version).size_bytes
+        """Bytes of the blob of a version; the bare base takes none. Steps wait for it, so it reads no more than its size."""
+        return 0 if weights.key is None else self._blobs.size(weights.key)
 
     def load(self, weights: Weights) -> Model:
         """A version, its live tensors proved against its manifest: an adapter on the base model here, or a model of its own."""

@@ -14,6 +14,7 @@ from bloomery.infer.attention import StepAttention
 from bloomery.models.adapters import AdapterRows
 from bloomery.models.bank import Bank
 from bloomery.models.decoder import Decoder
+from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.gpu import attention as gpu_attention
 
 
@@ -50,6 +51,6 @@ class CapturedStep:
         return self._hidden_RD
 
 
-def weights_of(decoder: Decoder, adapters: AdapterRows) -> tuple[object, ...]:
+def weights_of(decoder: Decoder, adapters: AdapterRows) -> tuple[Decoder | FusedAdapter, ...]:
     """Whose memory a step reads."""
     return decoder, *(adapter for adapter, _, _ in adapters.segments if adapter is not None)

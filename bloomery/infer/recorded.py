@@ -3,15 +3,17 @@ the ordinary code when it comes again, and from then on computed in one call.
 
 Steps are alike that have as many rows, the same weights for the same rows, and their keys and values in the same memory; tokens, positions, the
 slots of the rows and the blocks of these change from step to step, and are put where the program looks. Where a model is small a step takes as long
-between its kernels as in them; a program has nothing between them, and the same bits, for it is made of the same calls.
+between its kernels as in them; a program has nothing between them, and the same bits, for it is made of the same calls. With other weights in the
+same layout, as after a swap, these calls differ in addresses alone: a processor's program is moved to them, so that nobody who is in the middle of an
+answer waits until it is recorded anew. The first that is moved is held against the ordinary code too; those that are moved from it are not.
 Shapes: R rows, D hidden.
 """
 
 import logging
 from collections import OrderedDict
-from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, Self
 from weakref import ReferenceType, WeakSet, ref
 
 import torch
@@ -21,9 +23,10 @@ from bloomery.infer.attention import StepAttention
 from bloomery.infer.captured import CapturedStep, weights_of
 from bloomery.models.adapters import AdapterRows
 from bloomery.models.decoder import Decoder, Inputs
+from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.gpu import launch
 from bloomery.models.native import bindings, gemm
-from bloomery.models.program import Program, Recorder, Workspace
+from bloomery.models.program import Move, Program, Recorder, Workspace
 from bloomery.models.spans import Spans
 from bloomery.types.errors import reason
 
@@ -31,6 +34,29 @@ log = logging.getLogger(__name__)
 
 MAX_KEPT: Final = 256
 """Programs, graphs, and steps that might come again: of every number of rows, under some compositions of adapters."""
+
+
+class _Memory(NamedTuple):
+    """Where the weights of a step lie, and all else that its calls take for granted of them."""
+
+    layout: tuple[Hashable, ...]
+    places: tuple[tuple[int, int], ...]
+    """Addresses and bytes of all tensors."""
+
+    @classmethod
+    def of(cls, weights: Sequence[Decoder | FusedAdapter]) -> Self:
+        """Of a decoder, and of adapters in the order of their rows: where one comes twice, one does in every step that is alike."""
+        distinct = list(dict.fromkeys(weights))
+        tensors = [tensor for each in distinct for tensor in (each.parameters() if isinstance(each, Decoder) else each.tensors)]
+        kinds = tuple(each.config if isinstance(each, Decoder) else each.layout for each in distinct)
+        pattern = tuple(map(distinct.index, weights))
+        shapes = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
+        return cls((kinds, pattern, shapes), tuple((tensor.data_ptr(), tensor.nbytes) for tensor in tensors))
+
+    def moves_to(self, other: "_Memory") -> list[Move]:
+        """What makes a program for these weights one for others in the same layout."""
+        pairs = zip(self.places, other.places, strict=True)
+        return [Move(start, size_bytes, new_start) for (start, size_bytes), (new_start, _) in pairs if start != new_start]
 
 
 @dataclass(slots=True)
@@ -43,8 +69,10 @@ class _Recorded:
     hidden_RD: Tensor
     weights: tuple[ReferenceType[Any], ...]
     """The decoder and adapters whose memory the program names; it keeps none of them alive."""
+    memory: _Memory
     proved: bool = False
-    """Whether it has given the bits of a step that was computed without it."""
+    """Whether it has given the bits of a step that was computed without it, or one that was moved as it was has."""
+    was_moved: bool = False
 
     def again(self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: StepAttention) -> Tensor:
         """With other tokens."""
@@ -54,6 +82,11 @@ class _Recorded:
         self.spans.places_N4.copy_(spans.places_N4)
         self.program.run(bindings.run)
         return self.hidden_RD
+
+    def moved(self, weights: Sequence[object], memory: _Memory) -> "_Recorded":
+        """The program of a step that differs in its weights alone; it leaves the hidden states in the same place."""
+        program = self.program.moved(self.memory.moves_to(memory))
+        return replace(self, program=program, weights=tuple(map(ref, weights)), memory=memory, proved=self.was_moved, was_moved=True)
 
 
 class RecordedSteps:
@@ -65,8 +98,8 @@ class RecordedSteps:
         self._workspace = Workspace()
         self._pool: Any = None
         """Memory of the graphs of a GPU."""
-        self._kept: OrderedDict[Hashable, _Recorded | CapturedStep | None] = OrderedDict()
-        """None: a step that came once. The longest unused first."""
+        self._kept: OrderedDict[tuple[tuple[int, ...], Hashable], _Recorded | CapturedStep | None] = OrderedDict()
+        """By their weights and what else makes steps alike; None: a step that came once. The longest unused first."""
         self._unrecordable: WeakSet[Decoder] = WeakSet()
         """Models that compute something without kernels of ours."""
 
@@ -82,10 +115,12 @@ class RecordedSteps:
         if padded or type(decoder) is not Decoder or decoder in self._unrecordable or not _has_own_kernels(decoder):
             return decoder.hidden(tokens_R, positions_R, attention, adapters)
         weights = weights_of(decoder, adapters)
-        segments = ((start, stop, adapter is None) for adapter, start, stop in adapters.segments)
-        step = (*map(id, weights), *segments, attention.storage, torch.get_num_threads())
+        alike = tuple((start, stop, adapter is None) for adapter, start, stop in adapters.segments), attention.storage, torch.get_num_threads()
+        step = tuple(map(id, weights)), alike
         seen, recorded = step in self._kept, self._kept.pop(step, None)
-        if recorded is not None and _is_of(recorded, weights):
+        if recorded is None or not _is_of(recorded, weights):
+            recorded = self._moved(alike, weights)
+        if recorded is not None:
             hidden_RD = recorded.again(decoder, tokens_R, positions_R, attention)
             if not recorded.proved:
                 hidden_RD, recorded = self._prove(recorded, hidden_RD, decoder, tokens_R, positions_R, attention, adapters)
@@ -94,11 +129,23 @@ class RecordedSteps:
             record = self._record if tokens_R.is_cpu else self._capture
             hidden_RD, recorded = record(decoder, tokens_R, positions_R, attention, adapters)
         else:
-            hidden_RD, recorded = decoder.hidden(tokens_R, positions_R, attention, adapters), None
+            hidden_RD = decoder.hidden(tokens_R, positions_R, attention, adapters)
         self._kept[step] = recorded
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         return hidden_RD
+
+    def _moved(self, alike: Hashable, weights: Sequence[Decoder | FusedAdapter]) -> _Recorded | None:
+        """For these weights the program of a step that is alike but for its own: of the last that was moved, which needs no proof, or of another."""
+        memory, unmoved = None, None
+        for (_, other), kept in reversed(self._kept.items()):
+            if other == alike and isinstance(kept, _Recorded) and kept.proved:
+                memory = memory or _Memory.of(weights)
+                if kept.memory.layout == memory.layout:
+                    if kept.was_moved:
+                        return kept.moved(weights, memory)
+                    unmoved = unmoved or kept
+        return unmoved.moved(weights, memory) if unmoved is not None and memory is not None else None
 
     def _prove(
         self,
@@ -148,7 +195,7 @@ class RecordedSteps:
             log.info("steps of this model are computed call by call: no program computes %s", recorder.refused)
             self._unrecordable.add(decoder)
             return hidden_RD, None
-        return hidden_RD, _Recorded(Program(recorder.calls), inputs, spans, hidden_RD, tuple(map(ref, weights)))
+        return hidden_RD, _Recorded(Program(recorder.calls), inputs, spans, hidden_RD, tuple(map(ref, weights)), _Memory.of(weights))
 
 
 def _has_own_kernels(decoder: Decoder) -> bool:

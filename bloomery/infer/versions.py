@@ -201,17 +201,21 @@ class Versions:
         kept_bytes = self.held_bytes - self._bytes(free) + self._loading_bytes
         if busy and (kept >= self._limit_versions or kept_bytes + needs > self._limit_bytes):
             return False
-        if not self._lacks(needs - self._bytes(free) // _LOADING):
+        free_bytes = self._free_bytes()
+        if not self._lacks(needs - self._bytes(free) // _LOADING, free_bytes):
             while free and (
-                kept + len(free) >= self._limit_versions or kept_bytes + self._bytes(free) + needs > self._limit_bytes or self._lacks(needs)
+                kept + len(free) >= self._limit_versions
+                or kept_bytes + self._bytes(free) + needs > self._limit_bytes
+                or self._lacks(needs, free_bytes)
             ):
                 del self._held[free.pop(0)]
-        if not self._lacks(needs):
+                free_bytes = self._free_bytes()
+        if not self._lacks(needs, free_bytes):
             return True
         if busy:
             return False
         raise Unavailable(
-            f"version {version} takes {_LOADING * needs} bytes of memory to load, {self._free_bytes()} are free: "
+            f"version {version} takes {_LOADING * needs} bytes of memory to load, {free_bytes} are free: "
             f"try again when the engine holds less, or give it more memory"
         )
 
@@ -232,8 +236,8 @@ class Versions:
     def _bytes(self, versions: Collection[str]) -> int:
         return sum(self._held[version].bytes for version in versions)
 
-    def _lacks(self, needs: int) -> bool:
-        return needs > 0 and _LOADING * needs + self._loading_bytes > self._free_bytes()
+    def _lacks(self, needs: int, free_bytes: int) -> bool:
+        return needs > 0 and _LOADING * needs + self._loading_bytes > free_bytes
 
 
 def _forget(weights: list["_Held"]) -> None:

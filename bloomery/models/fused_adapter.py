@@ -45,6 +45,11 @@ class FusedAdapter:
         return self._places[parameter]
 
     @property
+    def layout(self) -> tuple[tuple[str, tuple[TargetPlace, ...]], ...]:
+        """Its parameters, in the order of `tensors`, and what is joined in the factors of each."""
+        return tuple(self._places.items())
+
+    @property
     def tensors(self) -> list[Tensor]:
         """All fused factors."""
         return [tensor for pair in self._fused.values() for tensor in pair]

@@ -11,8 +11,10 @@ import ctypes
 import math
 import struct
 from collections.abc import Callable, Sequence
+from copy import copy
+from itertools import accumulate, chain
 from threading import local
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 from weakref import finalize
 
 import numpy as np
@@ -96,17 +98,47 @@ class Recorder(TorchDispatchMode):
         self.calls.append((address, arguments))
 
 
+class Move(NamedTuple):
+    """Memory whose place other memory of the same size takes."""
+
+    start: int
+    size_bytes: int
+    new_start: int
+
+
 class Program:
     """Recorded calls. Whoever runs it sees to it that all the memory that they name is still there."""
 
     def __init__(self, calls: Sequence[tuple[int, Sequence[Any]]]) -> None:
-        # With the arrays among their arguments.
-        self._calls = tuple(calls)
-        self._words = np.array([word for address, arguments in calls for word in _words(address, arguments)], np.int64)
+        self._calls = len(calls)
+        words: list[int] = []
+        arrays: dict[int, ctypes.Array[Any]] = {}
+        for address, arguments in calls:
+            words += address, _HEAD_WORDS + len(arguments)
+            for argument in arguments:
+                if isinstance(argument, ctypes.Array):
+                    arrays[len(words)] = argument
+                words.append(_word(argument))
+        # Where the arrays among the arguments begin, behind all calls.
+        self._starts = {place: len(words) + before for place, before in zip(arrays, accumulate(map(len, arrays.values()), initial=0), strict=False)}
+        self._words = np.array([*words, *chain.from_iterable(arrays.values())], np.int64)
+        self._point()
+
+    def moved(self, moves: Sequence[Move]) -> "Program":
+        """The same calls with other memory. No number that is not an address is as large as one."""
+        twin = copy(self)
+        twin._words = _moved(self._words, moves) if moves else self._words.copy()
+        twin._point()
+        return twin
 
     def run(self, run: Callable[[int, int], None]) -> None:
         """All of it, by `bindings.run`."""
-        run(self._words.ctypes.data, len(self._calls))
+        run(self._words.ctypes.data, self._calls)
+
+    def _point(self) -> None:
+        """To the arrays, in its own memory."""
+        for place, start in self._starts.items():
+            self._words[place] = self._words.ctypes.data + start * self._words.itemsize
 
 
 def current_recorder() -> Recorder | None:
@@ -125,10 +157,6 @@ def _memories(found: Any) -> set[int]:
     return {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(found) if isinstance(leaf, Tensor)}
 
 
-def _words(address: int, arguments: Sequence[Any]) -> list[int]:
-    return [address, _HEAD_WORDS + len(arguments), *map(_word, arguments)]
-
-
 def _word(argument: Any) -> int:
     match argument:
         case None:
@@ -137,6 +165,14 @@ def _word(argument: Any) -> int:
             bits: int = struct.unpack("<i", struct.pack("<f", argument))[0]
             return bits
         case ctypes.Array():
-            return ctypes.addressof(argument)
+            # A place that is filled in when its own is known.
+            return 0
         case _:
             return int(argument)
+
+
+def _moved(words: NDArray[np.int64], moves: Sequence[Move]) -> NDArray[np.int64]:
+    starts, sizes, new_starts = np.array(sorted(moves), np.int64).T
+    place = np.searchsorted(starts, words, side="right") - 1
+    inside = (place >= 0) & (words < starts[place] + sizes[place])
+    return words + np.where(inside, new_starts[place] - starts[place], 0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bloomery.infer.plan import Limits
-from bloomery.infer.recorded import MAX_KEPT
+from bloomery.infer.recorded import MAX_KEPT, _Memory
 from bloomery.infer.sampler import Sampler
 from bloomery.models.decoder import Decoder
 from bloomery.models.form import Form
@@ -89,6 +89,66 @@ def test_preempted_and_forked_samples_too(model, adapters):
     assert generate(engine, *requests)["group"].told == generate(plain, *requests)["group"].told
     assert replayed(engine) > 20
     assert replayed(plain) == 0
+
+
+STEPS = 12
+"""Of a request that has as many tokens: the first two of an own composition are computed call by call."""
+
+
+def replayed_in_turn(engine, *versions):
+    """Steps of a request of each version that programs compute."""
+    found = []
+    for version in versions:
+        before = replayed(engine)
+        generate(engine, request(f"{version} of {len(found)}", prompt(11), version=version, max_tokens=STEPS))
+        found.append(replayed(engine) - before)
+    return found
+
+
+def whole(seed):
+    other = decoder()
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in other.named_parameters():
+        parameter.uniform_(0.5, 1.5, generator=generator) if "norm" in name else parameter.normal_(std=0.15, generator=generator)
+    return other
+
+
+@pytest.mark.parametrize("build", [adapter, lambda _, seed: whole(seed)], ids=["adapters", "whole models"])
+def test_new_weights_in_the_layout_of_others_are_computed_by_their_programs_from_the_first_step_on(model, build):
+    new = {f"v{seed}": build(model, seed) for seed in range(4)}
+    engine, alone = sampler(model, new), {version: sampler(model, {version: own}) for version, own in new.items()}
+    together = {}
+    for version in new:
+        before = replayed(engine)
+        each = request(version, prompt(11), version=version, max_tokens=STEPS)
+        together |= generate(engine, each)
+        assert replayed(engine) - before == (STEPS - 2 if version == "v0" else STEPS)
+        assert together[version] == generate(alone[version], each)[version]
+    assert len({tuple(answer.tokens[0]) for answer in together.values()}) > 1
+
+
+def test_who_shares_a_step_in_another_way_or_has_another_rank_is_recorded_anew(model):
+    engine = sampler(
+        model, {"v0": adapter(model, 0), "v1": adapter(model, 1), "narrow": adapter(model, 2, rank=4), "wide": adapter(model, 2, rank=40)}
+    )
+    assert replayed_in_turn(engine, "v0", "v1", "wide", "base") == [STEPS - 2, STEPS, STEPS - 2, STEPS - 2]
+    # The padded factors are as large, and what is joined in them lies elsewhere.
+    assert replayed_in_turn(engine, "narrow") == [STEPS - 2]
+    requests = [request(f"{version} beside", prompt(9 + place), version=version, max_tokens=9) for place, version in enumerate(("v0", "v1"))]
+    before = replayed(engine)
+    generate(engine, *requests)
+    assert replayed(engine) - before < 8
+
+
+def test_a_program_that_was_moved_wrongly_is_found_out_before_anybody_gets_its_answer(model, monkeypatch, caplog):
+    new = {f"v{seed}": adapter(model, seed) for seed in range(2)}
+    moves_to = _Memory.moves_to
+    monkeypatch.setattr(_Memory, "moves_to", lambda self, other: moves_to(self, other)[1:])
+    engine = sampler(model, new)
+    assert replayed_in_turn(engine, "v0") == [STEPS - 2]
+    each = request("r", prompt(11), version="v1", max_tokens=STEPS)
+    assert as_naive(model, new, each, generate(engine, each)["r"])
+    assert "call by call" in caplog.text
 
 
 @pytest.mark.slow

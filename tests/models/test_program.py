@@ -12,7 +12,7 @@ from bloomery.models.native import attention, bindings, gemm, low_rank, softmax
 from bloomery.models.pads import BLOCK_PLACES
 from bloomery.models.pointwise import add, rms_norm, rotate, swiglu
 from bloomery.models.products import packed, product
-from bloomery.models.program import Program, Recorder, Workspace
+from bloomery.models.program import Move, Program, Recorder, Workspace
 from bloomery.models.spans import Spans
 
 pytestmark = pytest.mark.skipif(not gemm.multiplies(torch.empty(0)), reason="no native products here")
@@ -31,10 +31,15 @@ def inference():
 class Chain:
     """Some of everything that a block computes, on views of what it computed before."""
 
-    def __init__(self) -> None:
-        self.first, self.second, self.weight, self.bias = packed(noise(48, 32)), packed(noise(32, 24)), noise(16) + 2.0, noise(48, seed=3)
-        self.a_rI, self.b_Or = noise(32, 16).t(), noise(16, 48).t()
+    def __init__(self, seed: int = 0) -> None:
+        self.first, self.second, self.weight = packed(noise(48, 32, seed=seed)), packed(noise(32, 24, seed=seed)), noise(16, seed=seed) + 2.0
+        self.bias = noise(48, seed=seed + 3)
+        self.a_rI, self.b_Or = noise(32, 16, seed=seed).t(), noise(16, 48, seed=seed).t()
         self.cos, self.sin = noise(6, 1, 8, seed=4), noise(6, 1, 8, seed=5)
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        return [self.first, self.second, self.weight, self.bias, self.a_rI, self.b_Or]
 
     def __call__(self, x_RI: torch.Tensor) -> torch.Tensor:
         out_RO = product(x_RI, self.first)
@@ -63,6 +68,30 @@ def test_a_program_gives_the_same_bits_for_other_numbers_in_the_same_place():
         program.run(bindings.run)
         assert torch.equal(out, chain(x_RI))
         assert not torch.equal(out, expected)
+
+
+def test_a_program_is_moved_to_other_weights_and_the_first_one_stays_as_it_is():
+    one, other, x_RI = Chain(), Chain(seed=90), noise(6, 32, seed=1)
+    recorder, out, _ = recorded(one, x_RI)
+    program = Program(recorder.calls)
+    pairs = list(zip(one.weights, other.weights, strict=True))
+    moved = program.moved([Move(old.data_ptr(), old.nbytes, new.data_ptr()) for old, new in pairs])
+    for seed in range(2, 5):
+        x_RI.copy_(noise(6, 32, seed=seed))
+        for runs, computes in ((moved, other), (program, one)):
+            runs.run(bindings.run)
+            assert torch.equal(out, computes(x_RI))
+    assert not torch.equal(one(x_RI), other(x_RI))
+    moved.moved([Move(new.data_ptr(), new.nbytes, old.data_ptr()) for old, new in pairs]).run(bindings.run)
+    assert torch.equal(out, one(x_RI))
+
+
+def test_a_program_that_is_moved_nowhere_computes_the_same():
+    chain, x_RI = Chain(), noise(6, 32, seed=1)
+    recorder, out, _ = recorded(chain, x_RI)
+    x_RI.copy_(noise(6, 32, seed=2))
+    Program(recorder.calls).moved([]).run(bindings.run)
+    assert torch.equal(out, chain(x_RI))
 
 
 def test_queries_attend_in_a_program_as_far_as_their_sequences_are_by_then():
