@@ -1,7 +1,7 @@
 """Why rollouts were lost, in few words: what a step tells of it, and when a loop stops because nothing comes back any more.
 
-A loop has thousands of failures and few causes. Messages are cut to a length, those that differ by numbers alone are one reason, and of many reasons
-the most frequent of each kind come first.
+A loop has thousands of failures and few causes. Messages are cut to a length, and text whatever foreign code says; those that differ by numbers
+alone are one reason, and of many reasons the most frequent of each kind come first.
 """
 
 import re
@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from bloomery.grade.template import unicode
 from bloomery.recipes.rewards import FailureKind
 from bloomery.recipes.rollouts import Group
 from bloomery.types.errors import Unavailable
@@ -45,7 +46,8 @@ def reasons(groups: Sequence[Group]) -> tuple[Reason, ...]:
     first: dict[tuple[FailureKind, str], str] = {}
     counts: Counter[tuple[FailureKind, str]] = Counter()
     for failure in (failure for group in groups for failure in group.failures):
-        message = failure.message if len(failure.message) <= MAX_MESSAGE else f"{failure.message[:MAX_MESSAGE]}..."
+        # Of half a character, which JSON may spell and agents cut others down to, no event and no report can be made.
+        message = unicode(failure.message if len(failure.message) <= MAX_MESSAGE else f"{failure.message[:MAX_MESSAGE]}...")
         cause = failure.kind, _NUMBERS.sub("0", message)
         first.setdefault(cause, message)
         counts[cause] += 1

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -17,6 +17,8 @@ from bloomery.types.statistics import normal_interval
 
 HELD: Final = "held:sum"
 """Tokens of an update that were held to what was served of them, beside the metrics of the server."""
+MAX_SHOWN_PARTS: Final = 500
+"""Of a step, those that most rollouts have: names that belong to one rollout each are as many as there are rollouts, and a cursor holds them all."""
 _NOT_THE_GRADERS: Final[frozenset[FailureKind]] = frozenset({"sampling", "foreign_version", "no_tokens"})
 """Failures of those who sample."""
 
@@ -124,11 +126,18 @@ def _rewards(groups: Sequence[Group], kept: Sorted) -> dict[str, float]:
         "reward/group_std": _mean(spread),
         "groups/zero_variance_share": len(kept.zero_variance) / kept.compared if kept.compared else None,
     }
-    parts = {name for group in groups for member in group.members for name in member.parts}
-    by_part = {f"reward/part/{name}": [member.parts[name] for group in groups for member in group.members if name in member.parts] for name in parts}
-    found |= {name: _mean(values) for name, values in by_part.items()}
     counts = {"groups/made": len(groups), "groups/trained": len(kept.trained), "groups/too_small": len(kept.too_small)}
-    return _known(found) | {name: float(count) for name, count in counts.items()}
+    return _known(found) | _parts(groups) | {name: float(count) for name, count in counts.items()}
+
+
+def _parts(groups: Sequence[Group]) -> dict[str, float]:
+    given: defaultdict[str, list[float]] = defaultdict(list)
+    for member in (member for group in groups for member in group.members):
+        for name, value in member.parts.items():
+            given[name].append(value)
+    shown = sorted(given, key=lambda name: len(given[name]), reverse=True)[:MAX_SHOWN_PARTS]
+    left_out = {"reward/parts_left_out": float(len(given) - len(shown))} if len(given) > len(shown) else {}
+    return {f"reward/part/{name}": statistics.fmean(given[name]) for name in shown} | left_out
 
 
 def _rollouts(groups: Sequence[Group]) -> dict[str, float]:

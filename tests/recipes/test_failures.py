@@ -32,6 +32,11 @@ def test_thousands_of_different_errors_are_few_reasons_and_hide_no_kind() -> Non
     assert max(len(reason.message) for reason in found) == MAX_MESSAGE + len("...")
 
 
+def test_what_foreign_code_says_in_halves_of_characters_is_told_as_text() -> None:
+    (found,) = reasons([group(("raised", "RolloutFailed: status 13: done \ud83d"))])
+    assert found.message == "RolloutFailed: status 13: done ?"
+
+
 def test_rounds_without_anything_to_compare_are_counted_in_a_row() -> None:
     lost = (Reason("raised", "OSError: the judge is away", 9), Reason("timeout", "no answer within 30 s", 2))
     losses = Losses(2)

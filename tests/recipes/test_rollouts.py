@@ -13,11 +13,14 @@ import pytest
 
 from bloomery.client import Client, Sampler
 from bloomery.recipes.advantages import sort_groups, weigh
+from bloomery.recipes.cursors import Cursor, CursorFile, Shown, write_cursor
 from bloomery.recipes.deadlines import Deadlines
-from bloomery.recipes.rewards import MAX_REWARD, FailureKind, Reward
-from bloomery.recipes.rl_metrics import round_metrics
+from bloomery.recipes.rewards import MAX_PART_CHARS, MAX_PARTS, MAX_REWARD, FailureKind, Reward
+from bloomery.recipes.rl_metrics import MAX_SHOWN_PARTS, round_metrics
 from bloomery.recipes.rollouts import Failure, Graded, Group, Problem, Rollout, RolloutConfig, Rollouts, derived_seed, judge, without_foreign
 from bloomery.types.errors import InvalidInput, Unavailable
+from bloomery.types.jobs import JobPoint
+from bloomery.types.leases import ReportJob
 from tests.api.server import serving
 from tests.services.runs_stage import datum
 
@@ -76,6 +79,9 @@ def test_a_finite_number_is_a_reward(outcome: Any) -> None:
         (Reward("3.1", 1.0, {"x": 10**400}), "not_finite"),
         (Reward("3.1", 1.0, {"x": 1e308}), "not_finite"),
         (Reward("3.1", 1.0, {1: 1.0}), "wrong_type"),  # type: ignore[dict-item]
+        (Reward("3.1", 1.0, {"half \ud83d": 1.0}), "wrong_type"),
+        (Reward("3.1", 1.0, {"x" * (MAX_PART_CHARS + 1): 1.0}), "wrong_type"),
+        pytest.param(Reward("3.1", 1.0, {str(number): 1.0 for number in range(MAX_PARTS + 1)}), "wrong_type", id="too many parts"),
         (Reward("3.1", 1.0, None), "wrong_type"),  # type: ignore[arg-type]
         (Reward("3.1", 1.0, turns=None), "wrong_type"),  # type: ignore[arg-type]
         (Reward("3.1", 1.0, turns=[1.0]), "wrong_type"),  # type: ignore[arg-type]
@@ -115,6 +121,24 @@ def test_the_largest_rewards_that_are_taken_have_advantages_and_statistics() -> 
     assert np.isfinite(np.square(high.advantages)).all()
     found = round_metrics([made], sort_groups([made], 2), [low, high], lambda _: 0)
     assert (found["reward/raw"], found["reward/part/x"], found["reward/group_std"]) == (0, 0, MAX_REWARD)
+
+
+def test_parts_that_every_rollout_calls_otherwise_are_no_more_than_a_job_can_keep(tmp_path: Path) -> None:
+    """Of what a step shows a job's cursor and its points are made."""
+    widest = [str(place).ljust(MAX_PART_CHARS, "\N{GRINNING FACE}") for place in range(2 * MAX_SHOWN_PARTS)]
+    rewards = [
+        judge(ONE, Reward("3.1", 1.0, {name: 1.0 for name in (*widest[place : place + MAX_PARTS - 1], "right")})) for place in range(0, 1000, 100)
+    ]
+    made = [Group(0, PROBLEM, tuple(each for each in rewards if isinstance(each, Graded)), ())]
+    assert len(made[0].members) == len(rewards)
+    found = round_metrics(made, sort_groups(made, 2), [], lambda _: 0)
+    assert len([name for name in found if name.startswith("reward/part/")]) == MAX_SHOWN_PARTS
+    assert (found["reward/part/right"], found["reward/parts_left_out"]) == (1, len(widest) + 1 - MAX_SHOWN_PARTS)
+    kept = tmp_path / "cursor.json"
+    cursor = Cursor(run_id="run", fingerprint="", step=0, round=0, seq=0, version="", first="", had_below=0, shown=Shown(found))
+    write_cursor(CursorFile(kept), cursor)
+    said = ReportJob(cursor=kept.read_text(), points=[JobPoint(step=1, values=dict(found))])
+    assert ReportJob.model_validate_json(said.model_dump_json()) == said
 
 
 def test_a_group_is_the_same_group_every_time(sampler: Sampler) -> None:
