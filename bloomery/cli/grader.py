@@ -15,6 +15,7 @@ from bloomery.cli.flags import Noun
 from bloomery.cli.options import DATA_DIR, DataDirOption
 from bloomery.cli.running import client_of
 from bloomery.cli.show import JsonOption, number, print_json, print_table, utc
+from bloomery.config.written import read_yaml
 from bloomery.recipes.online import score_served
 from bloomery.types.errors import InvalidInput
 from bloomery.types.graders import ATTACK_CALLS, ATTACK_TOKENS, AttackGrader, AttackRow, Calibration, GraderAttack, LabelledRow, OutputRow
@@ -271,7 +272,7 @@ def _attack_rows(file: Path) -> list[AttackRow]:
     except ValidationError as error:
         first = error.errors()[0]
         raise InvalidInput(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}", field="rows") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{file}: {error}", field="rows") from None
 
 
@@ -287,8 +288,8 @@ def _attack_row(given: Any) -> dict[str, Any]:
 
 def _declared(file: Path) -> dict[str, Any]:
     try:
-        spec = json.loads(file.read_bytes()) if file.suffix == ".json" else yaml.safe_load(file.read_bytes())
-    except (ValueError, yaml.YAMLError) as error:
+        spec = json.loads(file.read_bytes()) if file.suffix == ".json" else read_yaml(file.read_bytes())
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{file} can be read neither as JSON nor as YAML: {error}", field="file") from None
     if not isinstance(spec, dict):
         raise InvalidInput(f"{file} holds no grader: it is an object with a `type`", field="file")

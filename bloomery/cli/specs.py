@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
+from bloomery.config.written import read_yaml
 from bloomery.types.errors import InvalidInput, misfit
 
 Spec = TypeVar("Spec", bound=BaseModel)
@@ -15,8 +15,8 @@ Spec = TypeVar("Spec", bound=BaseModel)
 def read(file: Path) -> dict[str, Any]:
     """The fields in a file of YAML or JSON."""
     try:
-        given = yaml.safe_load(file.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        given = read_yaml(file.read_text())
+    except ValueError as error:
         raise InvalidInput(f"{file} is no YAML: {error}", field="file") from None
     if not isinstance(given, dict):
         raise InvalidInput(f"{file} holds no fields of a spec", field="file")
@@ -41,8 +41,8 @@ def put_options(spec: dict[str, Any], options: Sequence[str] | None) -> None:
         if not is_one:
             raise InvalidInput(f"--set takes FIELD=VALUE, not `{option}`", field=option)
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            value = read_yaml(text)
+        except ValueError as error:
             raise InvalidInput(f"--set {option}: the value is no YAML: {error}", field=field) from None
         put(spec, field, value)
 

@@ -1,7 +1,6 @@
 """Files of `up` that have the settings of each thing under its name (`docs/operate.md`): read and held to their form before anything is written."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,6 +8,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from bloomery.config.written import read_yaml
 from bloomery.types.errors import InvalidInput
 
 Config = TypeVar("Config")
@@ -35,19 +35,14 @@ class NamedFile:
         told = f"--{self._option} {self._file}"
         try:
             text = self._file.read_text()
-            given, self._written = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
+            given = read_yaml(text)
+            self._written = yaml.compose(text, yaml.SafeLoader)
         except OSError as error:
             raise InvalidInput(f"{told} cannot be read: {error.strerror}", field=self._option) from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except ValueError as error:
             raise InvalidInput(f"{told} is no YAML: {error}", field=self._option) from None
-        except RecursionError:
-            raise InvalidInput(f"{told} goes too deep to be read", field=self._option) from None
         if not isinstance(given, dict) or not given:
             raise InvalidInput(f"{told} names no {self._thing}: it has the settings of each under its name (docs/operate.md)", field=self._option)
-        # Of those a mapping has the last alone.
-        assert self._written is not None
-        if twice := [name for name, times in Counter(name.value for name, _ in self._written.value).items() if times > 1]:
-            raise self.refused(f"`{twice[0]}` stands there more than once: each {self._thing} has a name of its own", twice[0])
         return given
 
     def _one(self, config: type[Config], name: str, settings: Any) -> Config:

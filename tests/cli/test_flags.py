@@ -96,7 +96,15 @@ def test_what_a_file_cannot_say_is_refused_by_name(live_server: LiveServer, tmp_
 
 
 def test_a_file_that_is_no_yaml_or_has_no_fields_is_refused(live_server: LiveServer, tmp_path: Path) -> None:
-    for text, why in (("a: [", "is no YAML"), ("- a", "holds no fields")):
+    said = (
+        ("a: [", "is no YAML"),
+        ("- a", "holds no fields"),
+        ("days: 2026-13-45", "is no YAML: month must be in 1..12"),
+        (f"days: {'9' * 5000}", "is no YAML"),
+        ("days: " + "[" * 5000, "is no YAML: it goes too deep to be read"),
+        ("days: 1\nname: x\ndays: 2", "is no YAML: `days` stands there more than once: leave one of them"),
+    )
+    for text, why in said:
         (tmp_path / "bad.yaml").write_text(text)
         result = run(live_server, "key", "list", "--file", str(tmp_path / "bad.yaml"))
         assert (result.exit_code, why in result.output) == (2, True), result.output

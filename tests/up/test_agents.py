@@ -48,6 +48,8 @@ def test_agents_are_read_with_what_is_left_out(tmp_path: Path) -> None:
         ("a: {url: 'http://a.test', port: 1}\nb: {url: 'http://b.test', port: 1}", 1, "`b` has port 1, as `a` has"),
         ("a: {url: 'http://a.test', port: 1}\na: {url: 'http://b.test', port: 2}", 1, "`a` stands there more than once"),
         ("1: {url: 'http://a.test', port: 1}\n'1': {url: 'http://a.test', port: 1}", 1, "`1` stands there more than once"),
+        ("a: {url: 'http://a.test', url: 'http://b.test', port: 1}", 1, "`url` stands there more than once"),
+        ("a: {url: 'http://a.test', port: 1, timeout_s: 2026-13-45}", 1, "is no YAML: month must be in 1..12"),
         ("a: {" * 2000, 1, "too deep"),
         ("a: {url: 'http://a.test', port: 1}", 0, "--jobs 0 runs none"),
         ("a: {url: 'http://::1:3000', port: 1}", 1, r"line 1: `a\.url`: `::1:3000` has more than one colon: an IPv6 address stands in brackets"),

@@ -1,0 +1,30 @@
+"""YAML that people write: read to its end or refused, and never with something left out of it without a word."""
+
+from collections import Counter
+from typing import Any
+
+import yaml
+
+
+def read_yaml(text: str | bytes) -> Any:
+    """What it says; ValueError says why it is none."""
+    try:
+        return yaml.load(text, _Whole)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+    except RecursionError:
+        raise ValueError("it goes too deep to be read") from None
+
+
+class _Whole(yaml.SafeLoader):  # type: ignore[misc]
+    """Of what a mapping has twice under one name others take the last alone."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        # Before merges (`<<`), which do have names twice: there the mapping's own goes before.
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        times = Counter(key.value for key in keys)
+        for key in keys:
+            if times[key.value] > 1:
+                raise yaml.MarkedYAMLError(problem=f"`{key.value}` stands there more than once: leave one of them", problem_mark=key.start_mark)
+        return node
