@@ -390,6 +390,7 @@ job = Table(
     Index("job_by_project", "project", "created_us"),
     Index("job_by_state", "state", "queued_us"),
     Index("job_by_after", "after_id", "state"),
+    Index("job_by_change", "updated_us", "id"),
 )
 
 job_point = Table(

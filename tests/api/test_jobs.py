@@ -152,6 +152,27 @@ def test_whoever_administers_the_server_follows_the_jobs_of_all_projects(server:
             nobody.runner("r").points(theirs, since_us=0)
 
 
+def test_whoever_follows_jobs_misses_nothing_when_the_clock_is_set_back(server: Server, client: Client) -> None:
+    job, other, follower = make(client, "a"), make(client, "b"), client.runner("r")
+    lease = follower.claim(0)
+    assert lease is not None
+    working = of(server, lease.token).working(job)
+    working.report(ReportJob(points=[JobPoint(step=1, values={"loss": 1.0})]))
+
+    def an_hour_ahead(connection: Connection) -> None:
+        for table, column in ((rows.job, "updated_us"), (rows.job_point, "created_us")):
+            connection.execute(update(table).values({column: table.c[column] + 3_600_000_000}))
+
+    server.call(server.services.leases._database.write(an_hour_ahead))
+    since_us, until_us = follower.changed(0)[-1].job.updated_us, follower.points(job, since_us=0)[-1].created_us
+    working.report(ReportJob(points=[JobPoint(step=2, values={"loss": 1.0})]))
+    client.jobs.cancel(other)
+    working.finish(FinishJob(state="failed", reason="no rows"))
+    client.jobs.create(JobSpec(name="c", base_model="tiny", data=Data(dataset="rows")))
+    assert {each.job.spec.name for each in follower.changed(since_us)} == {"a", "b", "c"}
+    assert [point.step for point in follower.points(job, since_us=until_us)] == [2]
+
+
 def test_a_lease_ends_with_its_process_its_runner_its_time_and_its_job(server: Server, client: Client) -> None:
     job, runner = make(client, "a"), client.runner("r")
 

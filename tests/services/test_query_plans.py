@@ -15,6 +15,7 @@ from bloomery.services.evaluations.counts import uncounted
 from bloomery.services.held import held_blobs, require_kept
 from bloomery.services.housekeeping.ephemeral import Keeping, is_due
 from bloomery.services.jobs.followed import told_since
+from bloomery.services.jobs.job_rows import change_us
 from bloomery.services.training.run_rows import run_of_request
 from bloomery.store.database import Database
 from bloomery.types.errors import Gone
@@ -77,6 +78,10 @@ def test_what_a_request_was_answered_is_found_by_its_key_and_forgotten_by_its_ag
 def test_what_a_job_was_told_to_have_measured_is_found_by_when(tmp_path: Path) -> None:
     found = plan(tmp_path, lambda connection: told_since(connection, "job", 0))
     assert found.count("job_point_by_time (job_id=? AND created_us>?") == 2, found
+
+
+def test_the_last_change_of_any_job_is_known_without_a_look_at_each(tmp_path: Path) -> None:
+    assert "SEARCH job USING COVERING INDEX job_by_change" in plan(tmp_path, change_us)
 
 
 def test_evaluations_whose_numbers_are_not_kept_yet_are_found_without_the_others(tmp_path: Path) -> None:

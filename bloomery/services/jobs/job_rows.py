@@ -80,7 +80,7 @@ def add_job(connection: Connection, project: str, job_id: str, spec: JobSpec) ->
     # The data set may be gone since the spec was checked.
     if connection.execute(select(rows.dataset_version.c.id).where(rows.dataset_version.c.id == spec.data.version)).first() is None:
         raise NotFound(f"no data set `{spec.data.dataset}`", field="data.dataset")
-    now = now_us()
+    now = change_us(connection)
     before = None if spec.begin is None or spec.begin.job is None else one_job(connection, project, spec.begin.job)
     waits = spec.begin is not None and spec.begin.waits
     values: dict[str, Any] = {"id": job_id, "project": project, "name": spec.name, "method": spec.method.kind, "spec": spec.model_dump_json()}
@@ -101,7 +101,7 @@ def switch(connection: Connection, row: Row[Any], state: JobState, *, reason: st
     before = JobState(row.state)
     if state not in JOB_NEXT[before]:
         raise Conflict(f"job `{row.name}` is {before}, and cannot be {state} after that")
-    now = now_us()
+    now = change_us(connection)
     changed = {"state": state, "reason": reason, "updated_us": now, **values}
     if state is not JobState.RUNNING:
         changed |= {"runner": None, "lease_until_us": None, "lease_hash": None}
@@ -119,6 +119,11 @@ def switch(connection: Connection, row: Row[Any], state: JobState, *, reason: st
         table = rows.job.c
         for waiting in connection.execute(select(rows.job).where(table.after_id == row.id, table.state == JobState.WAITING)).all():
             go_on(connection, waiting)
+
+
+def change_us(connection: Connection) -> int:
+    """When a job changes that changes now: never before another did. Clocks are set back, and who follows jobs asks for what came since."""
+    return max(now_us(), connection.scalar(select(func.max(rows.job.c.updated_us))) or 0)
 
 
 def go_on(connection: Connection, row: Row[Any], **values: Any) -> None:
@@ -149,7 +154,9 @@ def note(connection: Connection, project: str, job_id: str, event: NewJobEvent) 
 
 def put_points(connection: Connection, project: str, job_id: str, points: list[JobPoint]) -> None:
     """Store what was measured. A step that is told again, by a process that began again, keeps the time of the first."""
-    table, now = rows.job_point, now_us()
+    table = rows.job_point
+    # Behind all that was told before, whatever the clock says: who follows the job asks for what came since.
+    now = max(now_us(), 1 + (connection.scalar(select(func.max(table.c.created_us)).where(table.c.job_id == job_id)) or 0))
     told = {(point.step, name): value for point in points for name, value in point.values.items()}
     steps = {step for step, _ in told}
     of_job = table.c.job_id == job_id

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, func, select, update
 
 from bloomery.services.access.auth import Auth, fingerprint
 from bloomery.services.access.principal import Principal
-from bloomery.services.jobs.job_rows import job_of, note, one_job, put_points, switch
+from bloomery.services.jobs.job_rows import change_us, job_of, note, one_job, put_points, switch
 from bloomery.services.jobs.jobs import Jobs
 from bloomery.store import rows
 from bloomery.store.database import Database
@@ -109,7 +109,7 @@ class Leases:
         def change(connection: Connection) -> Reported:
             row = self._held(connection, p, job)
             self._hear(row.runner)
-            values: dict[str, Any] = {"lease_until_us": self._until_us(), "updated_us": now_us()}
+            values: dict[str, Any] = {"lease_until_us": self._until_us(), "updated_us": change_us(connection)}
             if said.run is not None:
                 values["run_id"] = said.run
             if said.cursor is not None:
