@@ -71,6 +71,8 @@ def _worked(client: Client, lease: Lease, reporter: Reporter) -> FinishJob:
     except BloomeryError as error:
         # What others may mend is tried again; what only the job's owner can is told to him.
         if error.category != "user" and not isinstance(error, Corrupt):
+            # Whoever looks at the job sees why it began again, or why it failed in the end.
+            reporter.note(error.message, level="error")
             raise
         reporter.check()
         return FinishJob(state="failed", reason=shown(error.message, MAX_REASON))

@@ -310,6 +310,17 @@ def test_a_job_whose_processes_die_without_a_step_fails(server: Server, client: 
     assert client.jobs.get(job).reason == f"its process ended with status 3, {MAX_DEATHS} times in a row without a step between"
 
 
+def test_a_job_whose_processes_say_what_they_die_of_fails_with_that(server: Server, client: Client) -> None:
+    job, runner = make(client, "a"), client.runner("r")
+    for life in range(1, MAX_DEATHS + 1):
+        lease = runner.claim(0)
+        assert lease is not None
+        of(server, lease.token).working(job).report(ReportJob(events=[NewJobEvent(level="error", message=f"no space left, time {life}")]))
+        runner.ended(job, life, "ended with status 3")
+    reason = f"its process ended with status 3, {MAX_DEATHS} times in a row without a step between: no space left, time {MAX_DEATHS}"
+    assert (client.jobs.get(job).state, client.jobs.get(job).reason) == (JobState.FAILED, reason)
+
+
 def test_a_job_is_paused_resumed_and_cancelled_at_rest_and_at_work(server: Server, client: Client) -> None:
     job, runner = make(client, "a"), client.runner("r")
     assert client.jobs.pause(job).state is JobState.PAUSED

@@ -122,8 +122,8 @@ def switch(connection: Connection, row: Row[Any], state: JobState, *, reason: st
 
 
 def change_us(connection: Connection) -> int:
-    """When a job changes that changes now: never before another did. Clocks are set back, and who follows jobs asks for what came since."""
-    return max(now_us(), connection.scalar(select(func.max(rows.job.c.updated_us))) or 0)
+    """When a job changes that changes now: behind all others. Clocks are set back, and who follows jobs asks for what came since."""
+    return max(now_us(), 1 + (connection.scalar(select(func.max(rows.job.c.updated_us))) or 0))
 
 
 def go_on(connection: Connection, row: Row[Any], **values: Any) -> None:

@@ -230,12 +230,21 @@ def _came_to(said: FinishJob, wanted: Wanted) -> JobState:
 
 def _let_go(connection: Connection, row: Row[Any], why: str, *, deaths: int) -> None:
     """Nobody has the job any more: it does what it was asked to do, and otherwise waits again."""
+    last_words = _last_words(connection, row.id)
     note(connection, row.project, row.id, NewJobEvent(level="warning", message=shown(why, MAX_REASON)))
     if row.wanted == "cancel":
         switch(connection, row, JobState.CANCELLED)
     elif row.wanted == "pause":
         switch(connection, row, JobState.PAUSED)
     elif deaths >= MAX_DEATHS:
-        switch(connection, row, JobState.FAILED, reason=f"{why}, {deaths} times in a row without a step between")
+        reason = f"{why}, {deaths} times in a row without a step between{last_words}"
+        switch(connection, row, JobState.FAILED, reason=shown(reason, MAX_REASON))
     else:
         switch(connection, row, JobState.QUEUED, deaths=deaths)
+
+
+def _last_words(connection: Connection, job: str) -> str:
+    """What a process said went wrong, where that was the last thing that happened."""
+    table = rows.job_event.c
+    last = connection.execute(select(table.level, table.message).where(table.job_id == job).order_by(table.number.desc()).limit(1)).first()
+    return f": {last.message}" if last is not None and last.level == "error" else ""
