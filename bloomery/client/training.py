@@ -34,6 +34,10 @@ _results: Final[msgspec.msgpack.Decoder[Result]] = msgspec.msgpack.Decoder(Resul
 Outcome = TypeVar("Outcome", bound=Wire)
 
 
+class OperationFailed(WorkerError):
+    """The server failed at an operation, and that is its result for good: whoever asks again is told the same."""
+
+
 class Pending(Generic[Outcome]):
     """The result of a submitted operation, once it is there."""
 
@@ -63,7 +67,7 @@ class Pending(Generic[Outcome]):
 
     def _checked(self, result: Result) -> Outcome:
         if isinstance(result, Failed):
-            kind = InvalidInput if result.category == "user" else WorkerError
+            kind = InvalidInput if result.category == "user" else OperationFailed
             raise kind(f"operation {self.seq} of run `{self.run_id}`: {result.message}")
         if not isinstance(result, self._kind):
             raise Conflict(f"operation {self.seq} of run `{self.run_id}` was another one: its result is a {type(result).__name__}")

@@ -20,6 +20,7 @@ from bloomery.jobs.steering import steered, stopped
 from bloomery.jobs.work import Work
 from bloomery.obs import logs
 from bloomery.recipes.failures import NothingCameBack
+from bloomery.recipes.replay import NotKept
 from bloomery.render import ChatTokenizer
 from bloomery.types.errors import BloomeryError, Corrupt, reason, shown
 from bloomery.types.jobs import JobResult
@@ -68,6 +69,9 @@ def _worked(client: Client, lease: Lease, reporter: Reporter) -> FinishJob:
     except NothingCameBack as lost:
         # Another process would spend the job's steps on the same.
         return FinishJob(state="paused", reason=shown(lost.why, MAX_REASON))
+    except NotKept as error:
+        told = f"{error.message}; mend that, a full disk say, and `bloomery job resume {job.spec.name}`"
+        return FinishJob(state="paused", reason=shown(told, MAX_REASON))
     except BloomeryError as error:
         # What others may mend is tried again; what only the job's owner can is told to him.
         if error.category != "user" and not isinstance(error, Corrupt):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from bloomery.client import TrainingRun
-from bloomery.client.training import RESULT_TIMEOUT_S
-from bloomery.types.errors import Conflict, Gone
+from bloomery.client.training import RESULT_TIMEOUT_S, OperationFailed
+from bloomery.types.errors import Conflict, Gone, WorkerError
 from bloomery.types.operations import CheckpointResult, Datum, ForwardBackwardResult, LoadResult, OptimStepResult, SnapshotResult
 from bloomery.types.resources import Checkpoint
 from bloomery.types.wire import Wire
@@ -102,14 +102,16 @@ class Replayed:
     def save_checkpoint(self, name: str) -> Awaited[CheckpointResult]:
         """Keep the resumable state."""
         if (seq := self._again()) is None:
-            return self._run.save_checkpoint(name)
-        return _Kept(self._run.submitted(seq, CheckpointResult), lambda: self._checkpoint(seq))
+            return _Saving(self._run.save_checkpoint(name))
+        return _Kept(self._run.submitted(seq, CheckpointResult), lambda: self._checkpoint(seq), lambda: self.save_checkpoint(name))
 
     def save_snapshot(self, name: str | None = None) -> Awaited[SnapshotResult]:
         """Publish the weights."""
         if (seq := self._again()) is None:
-            return self._run.save_snapshot(name)
-        return _Kept(self._run.submitted(seq, SnapshotResult), lambda: self._snapshot(seq))
+            return _Saving(self._run.save_snapshot(name))
+        # What has no name is not waited for: by the time that it is known to have failed, the weights may be others.
+        again = None if name is None else lambda: self.save_snapshot(name)
+        return _Kept(self._run.submitted(seq, SnapshotResult), lambda: self._snapshot(seq), again)
 
     def load(self, run_id: str, name: str, *, optimizer: bool = True) -> Awaited[LoadResult]:
         """Begin at a checkpoint."""
@@ -156,16 +158,38 @@ class _Known(Awaited[Outcome]):
         return self._known
 
 
-class _Kept(Awaited[Outcome]):
-    """Of a save whose result was dropped: what is there under its name."""
+class NotKept(WorkerError):
+    """The server could not keep weights, its disk is full say. That is the operation's result for good: a recipe that runs again saves anew."""
 
-    def __init__(self, pending: Awaited[Outcome], kept: Callable[[], Outcome | None]) -> None:
-        self._pending, self._kept = pending, kept
+
+class _Saving(Awaited[Outcome]):
+    """A save. Behind one under a name a recipe submits nothing but others before it is there."""
+
+    def __init__(self, pending: Awaited[Outcome]) -> None:
+        self._pending = pending
+
+    def result(self, timeout_s: float = RESULT_TIMEOUT_S) -> Outcome:
+        """NotKept where the server failed at it."""
+        try:
+            return self._pending.result(timeout_s)
+        except OperationFailed as error:
+            raise NotKept(error.message) from error
+
+
+class _Kept(Awaited[Outcome]):
+    """Of a save whose result was dropped: what is there under its name. One that the server failed at is submitted `again`."""
+
+    def __init__(self, pending: Awaited[Outcome], kept: Callable[[], Outcome | None], again: Callable[[], Awaited[Outcome]] | None) -> None:
+        self._pending, self._kept, self._again = pending, kept, again
 
     def result(self, timeout_s: float = RESULT_TIMEOUT_S) -> Outcome:
         """Gone where there is nothing."""
         try:
             return self._pending.result(timeout_s)
+        except OperationFailed as error:
+            if self._again is None:
+                raise Gone(f"{error.message}: those weights had no name, and the run has others by now") from error
+            return self._again().result(timeout_s)
         except Gone:
             if (kept := self._kept()) is None:
                 raise
