@@ -19,7 +19,8 @@ from bloomery.jobs.supervised import sft_config
 from bloomery.recipes.pairs import SYSTEM, WORDS
 from bloomery.recipes.sft import datum, fine_tune
 from bloomery.render import ChatTokenizer
-from bloomery.types.jobs import Batches, Data, Evaluation, Job, JobSpec, JobState, Optimizer, Supervised
+from bloomery.types.jobs import Data, Evaluation, Job, JobSpec, JobState
+from bloomery.types.methods import Batches, Optimizer, Supervised
 
 MODEL = "bloomery-tiny"
 ROWS_A_STEP = 16

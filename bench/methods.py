@@ -19,21 +19,8 @@ from bloomery.client import Client
 from bloomery.recipes.demo_rows import from_stdlib
 from bloomery.recipes.task import Question
 from bloomery.types.evaluations import AnswerParams, ChosenGrader, EvaluatedModel, EvaluationData, EvaluationItem, EvaluationSpec, EvaluationState
-from bloomery.types.jobs import (
-    Batches,
-    Begin,
-    Data,
-    DirectPreference,
-    Evaluation,
-    Job,
-    JobSpec,
-    JobState,
-    Method,
-    OddsRatioPreference,
-    Optimizer,
-    Reinforcement,
-    Supervised,
-)
+from bloomery.types.jobs import Begin, Data, Evaluation, Job, JobSpec, JobState
+from bloomery.types.methods import Batches, DirectPreference, Method, OddsRatioPreference, Optimizer, Reinforcement, Supervised
 from bloomery.types.resources import Split
 
 MODEL: Final = "bloomery-tiny"

@@ -8,7 +8,8 @@ from bloomery.jobs.reinforced import grpo_config
 from bloomery.jobs.supervised import sft_config
 from bloomery.recipes.async_grpo import AsyncGrpoConfig
 from bloomery.types.errors import Conflict
-from bloomery.types.jobs import DirectPreference, Distillation, JobSpec, OddsRatioPreference, Reinforcement, Supervised
+from bloomery.types.jobs import JobSpec
+from bloomery.types.methods import DirectPreference, Distillation, OddsRatioPreference, Reinforcement, Supervised
 
 _HEAD: Final = '''"""What job `{name}` does, over the public API: {promise}."""
 

@@ -12,7 +12,8 @@ from bloomery.jobs.work import Work
 from bloomery.recipes import distill
 from bloomery.recipes.distill import DISTANCE, DistillConfig
 from bloomery.recipes.rollouts import Problem, RolloutConfig
-from bloomery.types.jobs import Compared, Distillation, JobResult, JobSpec
+from bloomery.types.jobs import Compared, JobResult, JobSpec
+from bloomery.types.methods import Distillation
 from bloomery.types.statistics import mean_of
 
 _SAMPLES: Final = 4

@@ -12,7 +12,8 @@ from bloomery.recipes.grpo import OnStep, StepReport
 from bloomery.recipes.policy import Policy, PolicyConfig, Scheduled, Start
 from bloomery.recipes.replay import FIRST_SEQ
 from bloomery.types.errors import Gone, InvalidInput, WorkerError
-from bloomery.types.jobs import EarlyStopping, JobSpec, Optimizer
+from bloomery.types.jobs import JobSpec
+from bloomery.types.methods import EarlyStopping, Optimizer
 from bloomery.types.wire import Wire
 
 _LOOKS: Final = "looked_at"

@@ -13,7 +13,8 @@ from bloomery.jobs.work import Work, adam_config, pace_of
 from bloomery.recipes.preference import Dpo, Orpo, Pair, PairLoss, PreferenceConfig, Preferences, optimise
 from bloomery.recipes.sft import datum
 from bloomery.recipes.steps import EVALUATED
-from bloomery.types.jobs import DirectPreference, JobResult, JobSpec, OddsRatioPreference
+from bloomery.types.jobs import JobResult, JobSpec
+from bloomery.types.methods import DirectPreference, OddsRatioPreference
 
 _CONCURRENCY: Final = 16
 

@@ -22,7 +22,8 @@ from bloomery.recipes.policy import Policy
 from bloomery.recipes.rollouts import Environment, Grade, MakesGroups, Problem, RolloutConfig
 from bloomery.types.errors import InvalidInput
 from bloomery.types.graders import GraderAttack
-from bloomery.types.jobs import Clip, Compared, JobResult, JobSpec, Reinforcement
+from bloomery.types.jobs import Compared, JobResult, JobSpec
+from bloomery.types.methods import Clip, Reinforcement
 
 Opened = Callable[[], AbstractContextManager[Grade | Environment]]
 """Rewards by the grader that is trained on, within a `with`."""

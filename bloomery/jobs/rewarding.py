@@ -24,8 +24,8 @@ from bloomery.render.rows import plain_message, plain_tools
 from bloomery.types.datasets import PromptRow
 from bloomery.types.errors import BloomeryError, Unavailable, WorkerError
 from bloomery.types.graders import OutputRow
-from bloomery.types.jobs import Reinforcement
 from bloomery.types.leases import LentAgent
+from bloomery.types.methods import Reinforcement
 
 HELD_OUT: Final = "reward/held_out"
 """What the held-out grader says, among the parts of rewards, whose names graders give, and on the training axis."""

@@ -8,7 +8,7 @@ from bloomery.jobs.served import Served
 from bloomery.jobs.work import Work, adam_config, pace_of
 from bloomery.recipes.sft import SftConfig, Supervised, datum, fine_tune
 from bloomery.types.jobs import JobResult, JobSpec
-from bloomery.types.jobs import Supervised as Method
+from bloomery.types.methods import Supervised as Method
 
 
 def train(work: Work) -> JobResult:

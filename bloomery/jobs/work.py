@@ -12,8 +12,9 @@ from bloomery.recipes.sft import AdamConfig
 from bloomery.recipes.steps import Pace
 from bloomery.render import ChatTokenizer
 from bloomery.types.errors import BloomeryError, Gone
-from bloomery.types.jobs import Compared, EarlyStopping, Job, JobResult, JobSpec, Optimizer
+from bloomery.types.jobs import Compared, Job, JobResult, JobSpec
 from bloomery.types.leases import LentAgent
+from bloomery.types.methods import EarlyStopping, Optimizer
 from bloomery.types.resources import Fidelity
 
 BEGIN: Final = "begin"

@@ -8,7 +8,8 @@ import pytest
 from bloomery.client import Client
 from bloomery.config import AgentConfig
 from bloomery.types.errors import InvalidInput, NotFound
-from bloomery.types.jobs import Begin, Data, Gate, JobSpec, Reinforcement
+from bloomery.types.jobs import Begin, Data, Gate, JobSpec
+from bloomery.types.methods import Reinforcement
 from bloomery.types.resources import AgentShown
 from tests.api.server import Server, serving
 

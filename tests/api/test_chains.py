@@ -11,22 +11,9 @@ from bloomery.cli.eject import script
 from bloomery.client import Client
 from bloomery.services.jobs.gates import obstacle
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
-from bloomery.types.jobs import (
-    Begin,
-    Compared,
-    CreateChain,
-    Data,
-    DirectPreference,
-    Evaluation,
-    Gate,
-    Job,
-    JobResult,
-    JobSpec,
-    JobState,
-    Measure,
-    Reinforcement,
-)
+from bloomery.types.jobs import Begin, Compared, CreateChain, Data, Evaluation, Gate, Job, JobResult, JobSpec, JobState
 from bloomery.types.leases import FinishJob, ReportJob
+from bloomery.types.methods import DirectPreference, Measure, Reinforcement
 from tests.api.server import URL, Server, serving
 
 CHAT = '{"text": "a", "label": "b"}'

@@ -10,7 +10,8 @@ import pytest
 
 from bloomery.types.errors import Conflict
 from bloomery.types.graders import AttackRow
-from bloomery.types.jobs import Data, JobSpec, Reinforcement
+from bloomery.types.jobs import Data, JobSpec
+from bloomery.types.methods import Reinforcement
 from tests.api.server import URL, Server, serving
 
 CHECK = {"type": "string_check", "name": "city", "input": "{{ sample.output_text }}", "reference": "{{ item.city }}", "operation": "eq"}

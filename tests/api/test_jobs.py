@@ -21,22 +21,9 @@ from bloomery.services.jobs.leases import MAX_DEATHS, Leases
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthorized
-from bloomery.types.jobs import (
-    JOB_NEXT,
-    Data,
-    DirectPreference,
-    Distillation,
-    JobPoint,
-    JobProgress,
-    JobResult,
-    JobSpec,
-    JobState,
-    Optimizer,
-    Reinforcement,
-    Schedule,
-    Supervised,
-)
+from bloomery.types.jobs import JOB_NEXT, Data, JobPoint, JobProgress, JobResult, JobSpec, JobState
 from bloomery.types.leases import MAX_REASON, FinishJob, Lease, NewJobEvent, ReportJob
+from bloomery.types.methods import DirectPreference, Distillation, Optimizer, Reinforcement, Schedule, Supervised
 from tests.api.server import KEY, URL, Server, serving
 from tests.render.builders import byte_level, small_config, write
 from tests.services.fake_engine import CONTEXT, VOCABULARY

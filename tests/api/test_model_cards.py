@@ -11,8 +11,9 @@ from bloomery.client import Client
 from bloomery.client.training import TrainingRun
 from bloomery.sync.publish import manifest_key
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
-from bloomery.types.jobs import Begin, Compared, Data, JobPoint, JobProgress, JobResult, JobSpec, Reinforcement
+from bloomery.types.jobs import Begin, Compared, Data, JobPoint, JobProgress, JobResult, JobSpec
 from bloomery.types.leases import FinishJob, ReportJob
+from bloomery.types.methods import Reinforcement
 from bloomery.types.model_cards import Figure
 from bloomery.types.operations import SnapshotResult
 from tests.api.server import URL, Server, serving

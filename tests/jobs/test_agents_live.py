@@ -19,7 +19,8 @@ from openai import OpenAI
 
 from bloomery.cli.eject import script
 from bloomery.client import Client
-from bloomery.types.jobs import Data, Evaluation, Job, JobSpec, JobState, Reinforcement
+from bloomery.types.jobs import Data, Evaluation, Job, JobSpec, JobState
+from bloomery.types.methods import Reinforcement
 from tests.jobs.test_jobs_live import WORKER, kill
 from tests.jobs.test_kills_live import measured
 from tests.jobs.test_methods_live import BASE, lines

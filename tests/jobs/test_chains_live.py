@@ -12,20 +12,8 @@ import pytest
 
 from bloomery.cli.eject import script
 from bloomery.client import Client
-from bloomery.types.jobs import (
-    Batches,
-    Begin,
-    Data,
-    DirectPreference,
-    Evaluation,
-    Gate,
-    Job,
-    JobSpec,
-    JobState,
-    Optimizer,
-    Reinforcement,
-    Supervised,
-)
+from bloomery.types.jobs import Begin, Data, Evaluation, Gate, Job, JobSpec, JobState
+from bloomery.types.methods import Batches, DirectPreference, Optimizer, Reinforcement, Supervised
 from tests.jobs.test_jobs_live import ENGINE, WORKER, kill
 from tests.jobs.test_methods_live import BASE, GRADER, chat, lines, pairs, preference, prompt
 from tests.live import LiveServer, running_server, wait_until

@@ -15,22 +15,8 @@ from pydantic import BaseModel
 
 from bloomery.cli.eject import script
 from bloomery.client import Client
-from bloomery.types.jobs import (
-    Batches,
-    Clip,
-    Data,
-    DirectPreference,
-    Distillation,
-    Evaluation,
-    Job,
-    JobResult,
-    JobSpec,
-    JobState,
-    OddsRatioPreference,
-    Optimizer,
-    Reinforcement,
-    Supervised,
-)
+from bloomery.types.jobs import Data, Evaluation, Job, JobResult, JobSpec, JobState
+from bloomery.types.methods import Batches, Clip, DirectPreference, Distillation, OddsRatioPreference, Optimizer, Reinforcement, Supervised
 from tests.jobs import through_tinker
 from tests.jobs.test_methods_live import BASE, GRADER, chat, lines, pairs, preference, prompt
 from tests.jobs.through_tinker import Learner

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from bloomery.client import Client
-from bloomery.types.jobs import Batches, Data, DirectPreference, Evaluation, JobSpec, JobState, Reinforcement, Supervised
+from bloomery.types.jobs import Data, Evaluation, JobSpec, JobState
+from bloomery.types.methods import Batches, DirectPreference, Reinforcement, Supervised
 from tests.jobs.test_methods_live import BASE, chat, lines, pairs, preference, prompt
 from tests.live import LiveServer, wait_until
 

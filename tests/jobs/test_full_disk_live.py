@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bloomery.client import Client
-from bloomery.types.jobs import Evaluation, JobState, Reinforcement
+from bloomery.types.jobs import Evaluation, JobState
+from bloomery.types.methods import Reinforcement
 from tests.jobs.test_jobs_live import ENGINE, import_pairs, spec
 from tests.jobs.test_methods_live import GRADER, lines, pairs, prompt
 from tests.live import LiveServer, running_server, wait_until

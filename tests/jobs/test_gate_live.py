@@ -6,7 +6,8 @@ import pytest
 
 from bloomery.client import Client
 from bloomery.types.errors import Conflict
-from bloomery.types.jobs import Data, Evaluation, JobSpec, JobState, Reinforcement
+from bloomery.types.jobs import Data, Evaluation, JobSpec, JobState
+from bloomery.types.methods import Reinforcement
 from tests.jobs.test_methods_live import BASE, lines, pairs, prompt
 from tests.live import LiveServer
 

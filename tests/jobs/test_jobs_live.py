@@ -15,20 +15,8 @@ from bloomery.client import Client
 from bloomery.models import tiny
 from bloomery.recipes.pairs import SYSTEM, WORDS
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound
-from bloomery.types.jobs import (
-    Batches,
-    Begin,
-    Data,
-    EarlyStopping,
-    Evaluation,
-    Job,
-    JobSpec,
-    JobState,
-    Optimizer,
-    Schedule,
-    Supervised,
-    Watch,
-)
+from bloomery.types.jobs import Begin, Data, Evaluation, Job, JobSpec, JobState, Watch
+from bloomery.types.methods import Batches, EarlyStopping, Optimizer, Schedule, Supervised
 from tests.live import LiveServer, running_server, wait_until
 
 BASE = "bloomery-tiny"

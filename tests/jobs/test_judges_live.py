@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from bloomery.client import Client
-from bloomery.types.jobs import Data, Evaluation, JobSpec, JobState, Reinforcement
+from bloomery.types.jobs import Data, Evaluation, JobSpec, JobState
+from bloomery.types.methods import Reinforcement
 from tests.jobs.test_methods_live import BASE, lines, pairs, prompt
 from tests.live import running_server
 from tests.outside import KEY, Outside, outside

@@ -7,21 +7,8 @@ from typing import Any
 import pytest
 
 from bloomery.client import Client
-from bloomery.types.jobs import (
-    Batches,
-    Data,
-    DirectPreference,
-    Distillation,
-    EarlyStopping,
-    Evaluation,
-    Job,
-    JobSpec,
-    JobState,
-    OddsRatioPreference,
-    Optimizer,
-    Reinforcement,
-    Supervised,
-)
+from bloomery.types.jobs import Data, Evaluation, Job, JobSpec, JobState
+from bloomery.types.methods import Batches, DirectPreference, Distillation, EarlyStopping, OddsRatioPreference, Optimizer, Reinforcement, Supervised
 from tests.jobs.test_jobs_live import ENGINE, WORKER, kill
 from tests.jobs.test_methods_live import BASE, GRADER, chat, lines, pairs, preference, prompt
 from tests.live import running_server, wait_until

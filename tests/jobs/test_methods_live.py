@@ -10,23 +10,8 @@ import pytest
 from bloomery.client import Client
 from bloomery.recipes.pairs import SYSTEM, WORDS
 from bloomery.types.errors import InvalidInput, NotFound
-from bloomery.types.jobs import (
-    Batches,
-    Begin,
-    Data,
-    DirectPreference,
-    Distillation,
-    EarlyStopping,
-    Evaluation,
-    Job,
-    JobSpec,
-    JobState,
-    OddsRatioPreference,
-    Optimizer,
-    Reinforcement,
-    Supervised,
-    Watch,
-)
+from bloomery.types.jobs import Begin, Data, Evaluation, Job, JobSpec, JobState, Watch
+from bloomery.types.methods import Batches, DirectPreference, Distillation, EarlyStopping, OddsRatioPreference, Optimizer, Reinforcement, Supervised
 from tests.live import LiveServer
 
 BASE = "bloomery-tiny"

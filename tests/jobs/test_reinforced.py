@@ -12,7 +12,8 @@ from bloomery.recipes.async_grpo import AsyncGrpoConfig
 from bloomery.recipes.grpo import GrpoConfig
 from bloomery.recipes.policy import at_temperature
 from bloomery.recipes.sft import AdamConfig
-from bloomery.types.jobs import Begin, Clip, Data, EarlyStopping, Evaluation, JobSpec, Optimizer, Reinforcement, Schedule
+from bloomery.types.jobs import Begin, Data, Evaluation, JobSpec
+from bloomery.types.methods import Clip, EarlyStopping, Optimizer, Reinforcement, Schedule
 
 
 def spec(**method: Any) -> JobSpec:

@@ -21,8 +21,9 @@ from bloomery.recipes.rollouts import Environment, Failure, Group, MakesGroups, 
 from bloomery.types.datasets import PromptRow
 from bloomery.types.errors import Unavailable
 from bloomery.types.graders import OutputRow
-from bloomery.types.jobs import Data, Job, JobProgress, JobSpec, JobState, Reinforcement
+from bloomery.types.jobs import Data, Job, JobProgress, JobSpec, JobState
 from bloomery.types.leases import LentAgent
+from bloomery.types.methods import Reinforcement
 from tests.live import free_port
 
 TOOL = {"type": "function", "function": {"name": "count", "parameters": {"type": "object", "properties": {}}}}

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from bloomery.client import Client
-from bloomery.types.jobs import Data, Distillation, Evaluation, Job, JobSpec, JobState, Reinforcement
+from bloomery.types.jobs import Data, Evaluation, Job, JobSpec, JobState
+from bloomery.types.methods import Distillation, Reinforcement
 from tests.jobs.test_judges_live import judge, says
 from tests.jobs.test_kills_live import measured, somewhere_else
 from tests.jobs.test_methods_live import BASE, lines, pairs, prompt

@@ -27,7 +27,8 @@ from bloomery.render import ChatTokenizer
 from bloomery.render.rows import RenderedPair
 from bloomery.types.arrays import Array
 from bloomery.types.graders import OutputRow
-from bloomery.types.jobs import DirectPreference, Distillation, JobSpec, Reinforcement
+from bloomery.types.jobs import JobSpec
+from bloomery.types.methods import DirectPreference, Distillation, Reinforcement
 from bloomery.types.operations import Datum, ForwardBackwardResult
 
 

@@ -12,8 +12,9 @@ from openai import OpenAI
 
 from bloomery.client import Client
 from bloomery.types.ids import new_id
-from bloomery.types.jobs import DirectPreference, Job, JobPoint, JobProgress, JobResult, Reinforcement, Supervised
+from bloomery.types.jobs import Job, JobPoint, JobProgress, JobResult
 from bloomery.types.leases import FinishJob, NewJobEvent, ReportJob
+from bloomery.types.methods import DirectPreference, Reinforcement, Supervised
 from tests.api.server import URL
 from tests.openai.server import ScriptedServer
 from tests.openai.test_files import ROW, lines, upload

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bloomery.client import Client
-from bloomery.types.jobs import Batches, Data, Evaluation, Job, JobPoint, JobSpec, Supervised
+from bloomery.types.jobs import Data, Evaluation, Job, JobPoint, JobSpec
+from bloomery.types.methods import Batches, Supervised
 from tests.jobs.test_methods_live import chat, lines, pairs
 from tests.live import LiveServer, running_server, wait_until
 from tests.tracking.setup import Series, around, python, read_back

@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from bloomery.types.jobs import JobSpec, Optimizer, Reinforcement, Schedule
+from bloomery.types.jobs import JobSpec
+from bloomery.types.methods import Optimizer, Reinforcement, Schedule
 
 
 def test_a_job_of_before_there_was_an_optimizer_says_the_same() -> None:

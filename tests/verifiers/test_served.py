@@ -18,7 +18,8 @@ from bloomery.recipes.agents import Agents
 from bloomery.recipes.remote_rollouts import RemoteRollouts, problem
 from bloomery.recipes.rollouts import RolloutConfig
 from bloomery.render import ChatTokenizer
-from bloomery.types.jobs import Data, Evaluation, JobSpec, JobState, Reinforcement
+from bloomery.types.jobs import Data, Evaluation, JobSpec, JobState
+from bloomery.types.methods import Reinforcement
 from tests.cookbook.setup import ROOT, environment
 from tests.jobs.test_agents_live import listens
 from tests.live import LiveServer, free_port, running_server, wait_until

@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from bloomery.types.jobs import Compared, Reinforcement
+from bloomery.types.jobs import Compared
+from bloomery.types.methods import Reinforcement
 from bloomery.types.model_cards import Ancestor, GradedBy, ModelCard
 
 

@@ -12,7 +12,8 @@ from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.datasets import TokenStatistics
 from bloomery.types.estimates import JobEstimate, Prices
-from bloomery.types.jobs import Distillation, JobProgress, JobSpec, JobState, Reinforcement
+from bloomery.types.jobs import JobProgress, JobSpec, JobState
+from bloomery.types.methods import Distillation, Reinforcement
 
 LOOKED_AT: Final = 20
 """Ended jobs whose pace counts, the newest."""

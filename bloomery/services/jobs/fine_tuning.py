@@ -47,21 +47,8 @@ from bloomery.types.fine_tuning import (
 )
 from bloomery.types.graders import CreateGrader
 from bloomery.types.ids import new_id, now_us
-from bloomery.types.jobs import (
-    Batches,
-    Begin,
-    Data,
-    DirectPreference,
-    Distillation,
-    Evaluation,
-    Job,
-    JobPoint,
-    JobSpec,
-    JobState,
-    Method,
-    Reinforcement,
-    Supervised,
-)
+from bloomery.types.jobs import Begin, Data, Evaluation, Job, JobPoint, JobSpec, JobState
+from bloomery.types.methods import Batches, DirectPreference, Distillation, Method, Reinforcement, Supervised
 from bloomery.types.operations import LoraSpec
 from bloomery.types.resources import Split
 

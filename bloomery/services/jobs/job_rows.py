@@ -13,20 +13,9 @@ from bloomery.services.jobs.gates import obstacle
 from bloomery.store import rows
 from bloomery.types.errors import Conflict, NotFound, shown
 from bloomery.types.ids import now_us
-from bloomery.types.jobs import (
-    CHANGED_TO,
-    JOB_NEXT,
-    Job,
-    JobEvent,
-    JobPoint,
-    JobPoints,
-    JobProgress,
-    JobResult,
-    JobSpec,
-    JobState,
-    Reinforcement,
-)
+from bloomery.types.jobs import CHANGED_TO, JOB_NEXT, Job, JobEvent, JobPoint, JobPoints, JobProgress, JobResult, JobSpec, JobState
 from bloomery.types.leases import MAX_REASON, NewJobEvent
+from bloomery.types.methods import Reinforcement
 
 MAX_POINTS: Final = 50_000
 """Values in one answer; whoever wants more asks again behind the last step."""

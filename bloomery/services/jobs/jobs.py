@@ -35,21 +35,9 @@ from bloomery.types.datasets import DatasetVersion
 from bloomery.types.errors import Conflict, InvalidInput, NotFound, naming
 from bloomery.types.graders import GraderVersion
 from bloomery.types.ids import new_id
-from bloomery.types.jobs import (
-    Begin,
-    Distillation,
-    Gate,
-    Job,
-    JobEvent,
-    JobPoints,
-    JobSpec,
-    JobState,
-    Method,
-    Optimizer,
-    Reinforcement,
-    Supervised,
-)
+from bloomery.types.jobs import Begin, Gate, Job, JobEvent, JobPoints, JobSpec, JobState
 from bloomery.types.leases import NewJobEvent, Wanted
+from bloomery.types.methods import Distillation, Method, Optimizer, Reinforcement, Supervised
 from bloomery.types.operations import AdamParams, LoraSpec
 from bloomery.types.resources import Page, Split
 

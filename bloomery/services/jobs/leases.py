@@ -20,9 +20,10 @@ from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import Conflict, Forbidden, NotFound, shown
 from bloomery.types.ids import now_us
-from bloomery.types.jobs import Job, JobProgress, JobState, Reinforcement
+from bloomery.types.jobs import Job, JobProgress, JobState
 from bloomery.types.keys import Scope, new_key
 from bloomery.types.leases import MAX_REASON, FinishJob, Lease, NewJobEvent, Reported, ReportJob, Wanted
+from bloomery.types.methods import Reinforcement
 
 LEASE_S: Final = 60.0
 HEARD_S: Final = 60.0

@@ -23,7 +23,8 @@ from bloomery.store.database import Database
 from bloomery.sync.manifest import Manifest
 from bloomery.sync.publish import manifest_key
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
-from bloomery.types.jobs import Job, Reinforcement
+from bloomery.types.jobs import Job
+from bloomery.types.methods import Reinforcement
 from bloomery.types.model_cards import Ancestor, Figure, GradedBy, ModelCard, TrainedOn
 from bloomery.types.resources import Fidelity
 

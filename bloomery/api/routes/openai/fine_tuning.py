@@ -17,7 +17,8 @@ from bloomery.services.access.principal import Principal
 from bloomery.types.errors import InvalidInput
 from bloomery.types.fine_tuning import FineTuned, FineTunedCheckpoint, Happened, renamed
 from bloomery.types.ids import now_us
-from bloomery.types.jobs import DirectPreference, Job, JobEvent, JobState, Reinforcement, Supervised
+from bloomery.types.jobs import Job, JobEvent, JobState
+from bloomery.types.methods import DirectPreference, Reinforcement, Supervised
 
 Limit = Annotated[int, Query(ge=1, le=100)]
 MOST_EVENTS: Final = 1000
