@@ -9,7 +9,6 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
@@ -82,9 +81,11 @@ log = logging.getLogger(__name__)
 TIDY_EVERY_S: Final = 300.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Services:
-    """What routes call."""
+    """What routes call.
+
+    The packages are composed in the order of their layers: each is made of what stands before it.
+    """
 
     started_us: int
     auth: Auth
@@ -133,130 +134,164 @@ class Services:
     row_tokens: RowTokens
     garbage: Garbage
 
+    def __init__(self, config: ApiConfig, stack: AsyncExitStack) -> None:
+        self._config, self._data, self._stack = config, DataDir(Path(config.data_dir)), stack
+        self._database = stack.enter_context(Database(self._data.database))
+        self._blobs = AsyncBlobs(Blobs(self._data.blobs))
+
     @classmethod
     @asynccontextmanager
     async def open(cls, config: ApiConfig, *, patience: Patience | None = None) -> AsyncIterator[Self]:
         """Compose and start; stop cleanly at the end. `patience`: of runs, if not the usual one."""
-        data = DataDir(Path(config.data_dir))
-        inbox: Inbox = asyncio.Queue()
-        links = {model.base_hash: EngineLink(model.base_hash, Path(model.socket), inbox) for model in config.models}
-        replicas = {model.base_hash: _links_to(model.replicas, model.base_hash) for model in config.models}
-        rollouts = {model.base_hash: _links_to(model.rollout_replicas, model.base_hash) for model in config.models}
         async with AsyncExitStack() as stack:
-            database = stack.enter_context(Database(data.database))
-            blobs = AsyncBlobs(Blobs(data.blobs))
-            models = stack.enter_context(Models(config.models, links))
-            await models.load(database)
-            auth = Auth(database)
-            await auth.load(data.api_key.read_text().strip())
-            tokens = Tokens(signing_key(data.signing_key))
-            checkpoints, versions, sessions = Checkpoints(database), Versions(database, models), Sessions(database)
-            activity = await stack.enter_async_context(
-                Activity(
-                    database=database, blobs=blobs, directory=data.runs, links=links, inbox=inbox, patience=patience, published=versions.published
-                )
-            )
-            traffic = await stack.enter_async_context(Traffic(database, blobs, config.record))
-            deployed: set[str] = set()
-            fleet = Fleet(links, replicas, deployed, rollouts=rollouts)
-            deployments = Deployments(database, models, versions, Staging(fleet), deployed)
-            await deployments.load()
-            processes = {base_hash: {"engine": link, **fleet.beside(base_hash)} for base_hash, link in links.items()}
-            meters = Meters(models, processes, config.max_waiting)
-            datasets = Datasets(database, blobs, Curation(database, blobs, traffic), scratch=data.root)
-            exports = Exports(blobs=blobs.blobs, versions=versions, deployments=deployments, models=models)
-            cards = Cards(database=database, blobs=blobs, models=models, versions=versions, deployments=deployments, fleet=fleet, engines=links)
-            runs = Runs(database=database, models=models, checkpoints=checkpoints, activity=activity)
-            rendering, limits = Rendering(models), RateLimits(meters.refused)
-            sampling = Sampling(fleet, models, deployments, versions, meters)
-            jail = await stack.enter_async_context(pool.Graders(level=config.graders))
-            endpoints = await stack.enter_async_context(Endpoints(config.endpoints, os.environ, limits))
-            served = Served(models=models, rendering=rendering, sampling=sampling, limits=limits)
-            graders = Graders(database, jail, served, endpoints)
-            evaluations = Evaluations(database, datasets, graders, sampling, endpoints)
-            attacks = Attacks(database, datasets, graders)
-            calibrations = Calibrations(database, graders)
-            jobs = Jobs(
-                database=database,
-                models=models,
-                datasets=datasets,
-                graders=graders,
-                agents=RemoteAgents(config.agents),
-                calibrations=calibrations,
-                attacks=attacks,
-                runs=runs,
-                checkpoints=checkpoints,
-                versions=versions,
-                deployments=deployments,
-            )
-            files, leases = Files(database, blobs, datasets), Leases(database, auth, jobs)
-            await leases.load()
-            row_tokens, batches = RowTokens(datasets, models), Batches(database, files)
-            services = cls(
-                started_us=now_us(),
-                auth=auth,
-                identity=Identity(auth, tokens),
-                audit=Audit(database),
-                models=models,
-                links=links,
-                fleet=fleet,
-                runs=runs,
-                checkpoints=checkpoints,
-                publishing=Publishing(database, checkpoints),
-                external=External(checkpoints, exports, tokens),
-                exports=exports,
-                run_metrics=RunMetricsReader(database),
-                custom_losses=CustomLosses(database, offered=config.custom_losses),
-                sessions=sessions,
-                session_search=SessionSearch(database),
-                versions=versions,
-                deployments=deployments,
-                cards=cards,
-                rendering=rendering,
-                sampling=sampling,
-                limits=limits,
-                meters=meters,
-                traffic=traffic,
-                feedback=Judgements(database, traffic),
-                datasets=datasets,
-                files=files,
-                uploads=Uploads(database, blobs.blobs, files, data.root),
-                batches=batches,
-                batch_runner=BatchRunner(database, blobs, auth, sampling, batches, Finisher(database, files, blobs, data.root)),
-                jobs=jobs,
-                leases=leases,
-                followed=Followed(database),
-                fine_tuning=FineTuning(database, files, datasets, graders, models, jobs),
-                model_cards=ModelCards(
-                    database,
-                    blobs,
-                    jobs=jobs,
-                    datasets=datasets,
-                    graders=graders,
-                    calibrations=calibrations,
-                    attacks=attacks,
-                    versions=versions,
-                    deployments=deployments,
-                    cards=cards,
-                ),
-                graders=graders,
-                calibrations=calibrations,
-                attacks=attacks,
-                endpoints=endpoints,
-                evaluations=evaluations,
-                evals=Evals(database, blobs, datasets, files, graders, evaluations),
-                row_tokens=row_tokens,
-                chains=Chains(database, jobs, row_tokens),
-                estimates=Estimates(database, jobs, row_tokens),
-                garbage=Garbage(database, blobs, Ephemeral(database, sessions)),
-            )
-            for link in (link for each in processes.values() for link in each.values()):
-                await stack.enter_async_context(link)
-            await stack.enter_async_context(cards)
-            await stack.enter_async_context(Evaluating(database, evaluations, datasets, graders, Askable(served, endpoints)))
-            await stack.enter_async_context(_housekeeping(services, activity))
+            services = cls(config, stack)
+            await services._compose(patience)
+            await services._start()
             yield services
-            await _drain(links, activity)
+            await _drain(services.links, services._activity)
+
+    async def _compose(self, patience: Patience | None) -> None:
+        inbox: Inbox = asyncio.Queue()
+        self.links = {model.base_hash: EngineLink(model.base_hash, Path(model.socket), inbox) for model in self._config.models}
+        self.models = self._stack.enter_context(Models(self._config.models, self.links))
+        await self.models.load(self._database)
+        await self._compose_access()
+        await self._compose_training(inbox, patience)
+        await self._compose_weights()
+        await self._compose_data()
+        self._compose_serving()
+        self._compose_clients()
+        await self._compose_grading()
+        self._compose_batches()
+        self._compose_evaluations()
+        await self._compose_jobs()
+        self.garbage = Garbage(self._database, self._blobs, Ephemeral(self._database, self.sessions))
+        self.started_us = now_us()
+
+    async def _compose_access(self) -> None:
+        self.auth = Auth(self._database)
+        await self.auth.load(self._data.api_key.read_text().strip())
+        self._tokens = Tokens(signing_key(self._data.signing_key))
+        self.identity = Identity(self.auth, self._tokens)
+        self.audit = Audit(self._database)
+
+    async def _compose_training(self, inbox: Inbox, patience: Patience | None) -> None:
+        # Of `weights`, and yet the first: what runs have saved is published through it.
+        self.versions = Versions(self._database, self.models)
+        self._activity = await self._stack.enter_async_context(
+            Activity(
+                database=self._database,
+                blobs=self._blobs,
+                directory=self._data.runs,
+                links=self.links,
+                inbox=inbox,
+                patience=patience,
+                published=self.versions.published,
+            )
+        )
+        self.checkpoints = Checkpoints(self._database)
+        self.runs = Runs(database=self._database, models=self.models, checkpoints=self.checkpoints, activity=self._activity)
+        self.run_metrics = RunMetricsReader(self._database)
+
+    async def _compose_weights(self) -> None:
+        replicas = {model.base_hash: _links_to(model.replicas, model.base_hash) for model in self._config.models}
+        rollouts = {model.base_hash: _links_to(model.rollout_replicas, model.base_hash) for model in self._config.models}
+        deployed: set[str] = set()
+        self.fleet = Fleet(self.links, replicas, deployed, rollouts=rollouts)
+        self.deployments = Deployments(self._database, self.models, self.versions, Staging(self.fleet), deployed)
+        await self.deployments.load()
+        self.exports = Exports(blobs=self._blobs.blobs, versions=self.versions, deployments=self.deployments, models=self.models)
+        self.publishing = Publishing(self._database, self.checkpoints)
+        self.external = External(self.checkpoints, self.exports, self._tokens)
+        self.cards = Cards(
+            database=self._database,
+            blobs=self._blobs,
+            models=self.models,
+            versions=self.versions,
+            deployments=self.deployments,
+            fleet=self.fleet,
+            engines=self.links,
+        )
+
+    async def _compose_data(self) -> None:
+        self.traffic = await self._stack.enter_async_context(Traffic(self._database, self._blobs, self._config.record))
+        self.feedback = Judgements(self._database, self.traffic)
+        curation = Curation(self._database, self._blobs, self.traffic)
+        self.datasets = Datasets(self._database, self._blobs, curation, scratch=self._data.root)
+        self.files = Files(self._database, self._blobs, self.datasets)
+        self.uploads = Uploads(self._database, self._blobs.blobs, self.files, self._data.root)
+        self.row_tokens = RowTokens(self.datasets, self.models)
+
+    def _compose_serving(self) -> None:
+        self._processes = {base_hash: {"engine": link, **self.fleet.beside(base_hash)} for base_hash, link in self.links.items()}
+        self.meters = Meters(self.models, self._processes, self._config.max_waiting)
+        self.limits = RateLimits(self.meters.refused)
+        self.rendering = Rendering(self.models)
+        self.sampling = Sampling(self.fleet, self.models, self.deployments, self.versions, self.meters)
+
+    def _compose_clients(self) -> None:
+        self.custom_losses = CustomLosses(self._database, offered=self._config.custom_losses)
+        self.sessions = Sessions(self._database)
+        self.session_search = SessionSearch(self._database)
+
+    async def _compose_grading(self) -> None:
+        jail = await self._stack.enter_async_context(pool.Graders(level=self._config.graders))
+        self.endpoints = await self._stack.enter_async_context(Endpoints(self._config.endpoints, os.environ, self.limits))
+        self._served = Served(models=self.models, rendering=self.rendering, sampling=self.sampling, limits=self.limits)
+        self.graders = Graders(self._database, jail, self._served, self.endpoints)
+        self.calibrations = Calibrations(self._database, self.graders)
+
+    def _compose_batches(self) -> None:
+        self.batches = Batches(self._database, self.files)
+        finisher = Finisher(self._database, self.files, self._blobs, self._data.root)
+        self.batch_runner = BatchRunner(self._database, self._blobs, self.auth, self.sampling, self.batches, finisher)
+
+    def _compose_evaluations(self) -> None:
+        self.evaluations = Evaluations(self._database, self.datasets, self.graders, self.sampling, self.endpoints)
+        self.evals = Evals(self._database, self._blobs, self.datasets, self.files, self.graders, self.evaluations)
+
+    async def _compose_jobs(self) -> None:
+        self.attacks = Attacks(self._database, self.datasets, self.graders)
+        self.jobs = Jobs(
+            database=self._database,
+            models=self.models,
+            datasets=self.datasets,
+            graders=self.graders,
+            agents=RemoteAgents(self._config.agents),
+            calibrations=self.calibrations,
+            attacks=self.attacks,
+            runs=self.runs,
+            checkpoints=self.checkpoints,
+            versions=self.versions,
+            deployments=self.deployments,
+        )
+        self.leases = Leases(self._database, self.auth, self.jobs)
+        await self.leases.load()
+        self.followed = Followed(self._database)
+        self.chains = Chains(self._database, self.jobs, self.row_tokens)
+        self.estimates = Estimates(self._database, self.jobs, self.row_tokens)
+        self.fine_tuning = FineTuning(self._database, self.files, self.datasets, self.graders, self.models, self.jobs)
+        self.model_cards = ModelCards(
+            self._database,
+            self._blobs,
+            jobs=self.jobs,
+            datasets=self.datasets,
+            graders=self.graders,
+            calibrations=self.calibrations,
+            attacks=self.attacks,
+            versions=self.versions,
+            deployments=self.deployments,
+            cards=self.cards,
+        )
+
+    async def _start(self) -> None:
+        """What works beside the routes, once everything is there."""
+        for link in (link for each in self._processes.values() for link in each.values()):
+            await self._stack.enter_async_context(link)
+        await self._stack.enter_async_context(self.cards)
+        askable = Askable(self._served, self.endpoints)
+        await self._stack.enter_async_context(Evaluating(self._database, self.evaluations, self.datasets, self.graders, askable))
+        await self._stack.enter_async_context(_housekeeping(self, self._activity))
 
 
 def _links_to(replicas: Sequence[ReplicaConfig], base_hash: str) -> dict[str, EngineLink]:

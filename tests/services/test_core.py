@@ -2,6 +2,7 @@ import importlib
 import pkgutil
 import sqlite3
 from pathlib import Path
+from typing import get_type_hints
 
 from sqlalchemy import insert
 
@@ -18,6 +19,14 @@ def test_the_cast_of_the_services_names_every_module() -> None:
     below = [f"{package.__name__}.{found.name}" for found in pkgutil.iter_modules(package.__path__) if found.ispkg]
     for cast in (package, *map(importlib.import_module, below)):
         assert {module.name for module in pkgutil.iter_modules(cast.__path__) if f"`{module.name}`" not in str(cast.__doc__)} == set()
+
+
+def test_everything_that_routes_may_call_is_there(tmp_path: Path) -> None:
+    async def story(_: FakeEngine) -> None:
+        async with Services.open(config(tmp_path)) as services:
+            assert get_type_hints(Services).keys() <= vars(services).keys()
+
+    play(tmp_path, story)
 
 
 def test_a_clean_stop_leaves_nothing_to_replay(tmp_path: Path) -> None:
