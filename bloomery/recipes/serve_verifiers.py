@@ -30,6 +30,8 @@ Row = dict[str, Any]
 _SAYS_WITHIN_S: Final = 30.0
 _TOLD: Final = ("answer", "info", "task", "example_id")
 """Fields of a row that graders of the data set can read."""
+_SERVING: Final[Mapping[str, Any]] = {"host": "127.0.0.1", "port": 3000, "told": "http://127.0.0.1:8701", "timeout_s": 120.0}
+"""Options of the server, as they are where nobody gives them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -166,7 +168,10 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     asked = parser.parse_args(arguments)
     if asked.eval and asked.rows is None:
         parser.error("--eval says which rows --rows writes: give --rows FILE too, or leave it out")
-    return asked
+    given = [f"--{name.replace('_', '-')}" for name in _SERVING if name in asked]
+    if asked.rows is not None and given:
+        parser.error(f"--rows writes rows and serves nothing: leave out {', '.join(given)}, or --rows")
+    return argparse.Namespace(**{**_SERVING, **vars(asked)})
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -182,10 +187,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--args", type=_json_object, default={}, metavar="JSON", help="What `load_environment` is given.")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="Write the rows that it trains on, for a data set of prompts, and end.")
     parser.add_argument("--eval", action="store_true", help="With --rows: those that it evaluates on.")
-    parser.add_argument("--port", type=int, default=3000, help="Where it is asked for rollouts: `url` of the file of agents.")
-    parser.add_argument("--host", default="127.0.0.1", help="The address at which it listens.")
-    parser.add_argument("--told", default="http://127.0.0.1:8701", metavar="URL", help="Where it says how they ended: `host` and `port` there.")
-    parser.add_argument("--timeout-s", type=float, default=120.0, metavar="S", help="Of one rollout.")
+    parser.add_argument("--port", type=int, default=argparse.SUPPRESS, help="Where it is asked for rollouts: `url` of the file of agents.")
+    parser.add_argument("--host", default=argparse.SUPPRESS, help="The address at which it listens.")
+    parser.add_argument("--told", default=argparse.SUPPRESS, metavar="URL", help="Where it says how they ended: `host` and `port` there.")
+    parser.add_argument("--timeout-s", type=float, default=argparse.SUPPRESS, metavar="S", help="Of one rollout.")
     return parser
 
 

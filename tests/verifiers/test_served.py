@@ -163,6 +163,10 @@ def test_rows_that_a_prompt_does_not_tell_apart_and_environments_that_are_not_th
     ("arguments", "why"),
     [
         (["--eval"], "give --rows FILE too"),
+        (
+            ["--rows", "rows.jsonl", "--timeout-s", "9", "--port", "0"],
+            "--rows writes rows and serves nothing: leave out --port, --timeout-s, or --rows",
+        ),
         (["--args", "same"], "argument --args: same is no JSON object"),
         (["--args", "[1]"], "argument --args: [1] is no JSON object"),
         (["--rows", "nowhere/rows.jsonl"], "error: [Errno 2] No such file or directory: 'nowhere/rows.jsonl'"),
