@@ -130,13 +130,6 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
         lock.announce(holder)
         try:
             hashes = [base_models.base_hash(model.directory) for model in models]
-            shares = cores.share(
-                engines=len(set(hashes)),
-                replicas=replicas,
-                from_start=options.replicas is not None,
-                threads=options.threads,
-                rollouts=options.rollout_replicas,
-            )
             plan = _Plan(
                 options=options,
                 checkpoints_after=after,
@@ -146,15 +139,13 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
                 models=models,
                 hashes=hashes,
                 replicas=replicas,
-                shares=shares,
+                shares=_shares(options, len(set(hashes)), replicas),
                 data=data,
                 holder=holder,
                 lock=lock,
                 environment=environment,
             )
-            supervisor = _supervisor(plan)
-            gigabytes = base_models.needed_bytes(models, (options.replicas or 0) + options.rollout_replicas) / 1e9
-            supervisor.run(ready_within_s=_READY_S + _READY_S_PER_GB * gigabytes, on_ready=lambda: _greet(holder, key, data))
+            _supervisor(plan).run(ready_within_s=_ready_within_s(models, options), on_ready=lambda: _greet(holder, key, data))
         finally:
             shutil.rmtree(runtime)
             data.processes.unlink(missing_ok=True)
@@ -178,6 +169,15 @@ def _check_graders(level: GraderLevel) -> None:
     """A container is tried before anything is started: a server that was asked for one and has none would refuse every grader."""
     if level == "L2" and (found := grading.level(level)).level != level:
         raise InvalidInput(f"--graders L2 takes a container, and this machine gives none: {found.reason}", field="graders")
+
+
+def _shares(options: UpOptions, engines: int, replicas: int) -> Shares:
+    from_start = options.replicas is not None
+    return cores.share(engines=engines, replicas=replicas, from_start=from_start, threads=options.threads, rollouts=options.rollout_replicas)
+
+
+def _ready_within_s(models: Sequence[CheckedModel], options: UpOptions) -> float:
+    return _READY_S + _READY_S_PER_GB * base_models.needed_bytes(models, (options.replicas or 0) + options.rollout_replicas) / 1e9
 
 
 def _supervisor(plan: _Plan) -> Supervisor:
