@@ -16,7 +16,7 @@ from bloomery.cli.eject import script
 from bloomery.cli.flags import Noun
 from bloomery.cli.options import DATA_DIR, DataDirOption
 from bloomery.cli.running import client_of
-from bloomery.cli.show import JsonOption, console, fidelity_words, number, utc
+from bloomery.cli.show import JsonOption, console, fidelity_words, number, print_json, utc
 from bloomery.cli.specs import checked, put, put_options, read
 from bloomery.client import Client
 from bloomery.types.errors import InvalidInput
@@ -70,10 +70,7 @@ def create(
 ) -> None:
     """Start a job, or the stages of a chain. A file says what flags can say; flags come after it, and count for every stage."""
     prices = {"tokens_per_s": tokens_per_s, "price_per_million": price, "price_per_hour": price_per_hour}
-    if not dry_run and any(prices.values()):
-        raise InvalidInput("a pace and prices are for what a job would take: give --dry-run, too", field="dry_run")
-    if dry_run and watch:
-        raise InvalidInput("nothing is made with --dry-run, so there is nothing to follow: leave out --watch", field="watch")
+    _check_dry_run(dry_run, watch, prices)
     given: dict[str, Any] = read(file) if file else {}
     _put_all(given, {"name": name, "begin.job": begin})
     flags: dict[str, Any] = {"base_model": model, "method.kind": method, "rank": rank, "seed": seed}
@@ -82,25 +79,13 @@ def create(
     if dataset is not None:
         flags |= dict(zip(("data.dataset", "data.version"), dataset.split("@", 1), strict=False))
     with client_of(data_dir) as client:
-        stages = stages_of(given) if STAGES in given else [given]
-        for stage in stages:
-            _put_all(stage, flags)
-            put_options(stage, options)
-            if "base_model" not in stage and len(models := client.models()) == 1:
-                stage["base_model"] = models[0].alias
-        specs = [_spec(stage) for stage in stages]
-        if STAGES in given:
-            if dry_run:
-                return _print([_planned(client, resolved, prices) for resolved in client.jobs.resolve_chain(specs)], as_json)
-            return _chain(client, specs, watch=watch, as_json=as_json)
-        (spec,) = specs
-        if dry_run:
-            return _print(_planned(client, client.jobs.resolve(spec), prices), as_json)
-        job = client.jobs.create(spec)
-        if watch:
-            job = _follow(client, job.id, quiet=as_json)
-        _show(client, job, as_json)
-    _exit(job)
+        chain = STAGES in given
+        specs = [_completed(client, stage, flags, options) for stage in (stages_of(given) if chain else [given])]
+        if not dry_run:
+            return _chain(client, specs, watch=watch, as_json=as_json) if chain else _started(client, specs[0], watch=watch, as_json=as_json)
+        if chain:
+            return _print([_planned(client, resolved, prices) for resolved in client.jobs.resolve_chain(specs)], as_json)
+        return _print(_planned(client, client.jobs.resolve(specs[0]), prices), as_json)
 
 
 @app.command("list")
@@ -113,7 +98,7 @@ def list_all(
     with client_of(data_dir) as client:
         jobs = client.jobs.list(state=state)
     if as_json:
-        return typer.echo(json.dumps([job.model_dump(mode="json") for job in jobs]))
+        return print_json(jobs)
     table = Table("NAME", "METHOD", "MODEL", "STATE", "STEP", "CREATED", "VERSION", box=None)
     for job in jobs:
         steps = f"{job.progress.step}/{job.progress.steps}"
@@ -138,7 +123,7 @@ def events(job: JobArgument, as_json: JsonOption = False, data_dir: DataDirOptio
     with client_of(data_dir) as client:
         found = client.jobs.events(job)
     if as_json:
-        return typer.echo(json.dumps([event.model_dump() for event in found]))
+        return print_json(found)
     for event in found:
         typer.echo(f"{utc(event.created_us)}  {event.level:7}  {event.message}")
 
@@ -149,7 +134,7 @@ def points(job: JobArgument, as_json: JsonOption = False, data_dir: DataDirOptio
     with client_of(data_dir) as client:
         found = client.jobs.points(job)
     if as_json:
-        return typer.echo(json.dumps([point.model_dump() for point in found]))
+        return print_json(found)
     names = _columns(found)
     table = Table("step", *names, box=None)
     for point in found:
@@ -196,11 +181,7 @@ def clone(
     with client_of(data_dir) as client:
         given = client.jobs.get(job).spec.model_dump(mode="json") | {"name": name}
         put_options(given, options)
-        made = client.jobs.create(_spec(given))
-        if watch:
-            made = _follow(client, made.id, quiet=as_json)
-        _show(client, made, as_json)
-    _exit(made)
+        _started(client, _spec(given), watch=watch, as_json=as_json)
 
 
 @app.command()
@@ -236,8 +217,24 @@ def compare(
 
 def _steered(job: Job, does: str, as_json: bool) -> None:
     if as_json:
-        return typer.echo(job.model_dump_json())
+        return print_json(job)
     typer.echo(f"{job.spec.name} is {job.state}" + (f", and {does} within seconds" if job.state is JobState.RUNNING else ""))
+
+
+def _check_dry_run(dry_run: bool, watch: bool, prices: Mapping[str, float | None]) -> None:
+    if not dry_run and any(prices.values()):
+        raise InvalidInput("a pace and prices are for what a job would take: give --dry-run, too", field="dry_run")
+    if dry_run and watch:
+        raise InvalidInput("nothing is made with --dry-run, so there is nothing to follow: leave out --watch", field="watch")
+
+
+def _completed(client: Client, stage: dict[str, Any], flags: Mapping[str, Any], options: Sequence[str] | None) -> JobSpec:
+    """What a file says, and after it flags and options; the base model goes without saying where there is one."""
+    _put_all(stage, flags)
+    put_options(stage, options)
+    if "base_model" not in stage and len(models := client.models()) == 1:
+        stage["base_model"] = models[0].alias
+    return _spec(stage)
 
 
 def _spec(given: dict[str, Any]) -> JobSpec:
@@ -257,12 +254,20 @@ def _planned(client: Client, resolved: JobSpec, prices: Mapping[str, float | Non
     return {"spec": resolved.model_dump(mode="json"), "estimate": estimate.model_dump(mode="json")}
 
 
+def _started(client: Client, spec: JobSpec, *, watch: bool, as_json: bool) -> None:
+    job = client.jobs.create(spec)
+    if watch:
+        job = _follow(client, job.id, quiet=as_json)
+    _show(client, job, as_json)
+    _exit(job)
+
+
 def _chain(client: Client, specs: Sequence[JobSpec], *, watch: bool, as_json: bool) -> None:
     jobs = client.jobs.create_chain(specs)
     if watch:
         jobs = [_follow(client, job.id, quiet=as_json) for job in jobs]
     if as_json:
-        typer.echo(json.dumps([job.model_dump(mode="json") for job in jobs]))
+        print_json(jobs)
     else:
         for job in jobs:
             _show(client, job, as_json)
@@ -305,7 +310,7 @@ def _last(client: Client, job: Job) -> str:
 
 def _show(client: Client, job: Job, as_json: bool) -> None:
     if as_json:
-        return typer.echo(job.model_dump_json())
+        return print_json(job)
     screen = console()
     screen.print(f"{job.spec.name}  {job.state}" + (f": {job.reason}" if job.reason else ""))
     what = f"{job.spec.method.kind} on {job.spec.data.dataset} from {job.spec.base_model}"
