@@ -7,9 +7,10 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, select, update
 
 from bloomery.services.access.principal import Principal
+from bloomery.services.one_row import one_row
 from bloomery.store import rows
 from bloomery.types.batches import BATCH_NEXT, Batch, BatchCounts, BatchProblem, BatchState, NewBatch
-from bloomery.types.errors import Conflict, NotFound, shown
+from bloomery.types.errors import Conflict, shown
 from bloomery.types.ids import now_us
 
 OPEN = tuple(state for state in BatchState if not state.ended)
@@ -39,10 +40,7 @@ def own(p: Principal) -> Select[Any]:
 
 def one(connection: Connection, p: Principal, batch: str, *, field: str = "batch") -> Row[Any]:
     """One of them; `field` is what called it so."""
-    row = connection.execute(own(p).where(rows.batch.c.id == batch)).one_or_none()
-    if row is None:
-        raise NotFound(f"no batch `{shown(batch)}`", field=field)
-    return row
+    return one_row(connection, own(p).where(rows.batch.c.id == batch), f"batch `{shown(batch)}`", field=field)
 
 
 def now(connection: Connection, batch: str) -> Row[Any]:

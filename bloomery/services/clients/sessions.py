@@ -11,12 +11,13 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 
 from bloomery.services.access.principal import Principal
 from bloomery.services.held import require_kept
+from bloomery.services.one_row import one_row
 from bloomery.services.training.run_rows import TINKER
 from bloomery.services.weights.target import Target
 from bloomery.services.weights.versions import Version
 from bloomery.store import rows
 from bloomery.store.database import Database
-from bloomery.types.errors import Conflict, Gone, NotFound
+from bloomery.types.errors import Conflict, Gone
 from bloomery.types.generation import Weights
 from bloomery.types.ids import new_id, now_us
 
@@ -201,9 +202,8 @@ class Sessions:
 
 
 def _session(connection: Connection, project: str, session_id: str) -> Session:
-    row = connection.execute(select(rows.session).where(rows.session.c.project == project, rows.session.c.id == session_id)).one_or_none()
-    if row is None:
-        raise NotFound(f"no session `{session_id}`", field="session_id")
+    query = select(rows.session).where(rows.session.c.project == project, rows.session.c.id == session_id)
+    row = one_row(connection, query, f"session `{session_id}`", field="session_id")
     return _session_of(row)
 
 
@@ -275,9 +275,8 @@ def _store_asked(connection: Connection, asked_us: Mapping[SamplerKey, int]) -> 
 
 def _sampling(connection: Connection, project: str, sampling_session_id: str) -> SamplingSession:
     table = rows.sampling_session.c
-    row = connection.execute(select(rows.sampling_session).where(table.project == project, table.id == sampling_session_id)).one_or_none()
-    if row is None:
-        raise NotFound(f"no sampling session `{sampling_session_id}`", field="sampling_session_id")
+    query = select(rows.sampling_session).where(table.project == project, table.id == sampling_session_id)
+    row = one_row(connection, query, f"sampling session `{sampling_session_id}`", field="sampling_session_id")
     if row.gone_us is not None:
         raise _gone(sampling_session_id)
     return SamplingSession(

@@ -23,6 +23,7 @@ from bloomery.services.data.curation import Curation, curated_rows
 from bloomery.services.data.importing import Built, Ground, Prepared, made, prepare_files, prepare_rows, prepare_split, validate_file
 from bloomery.services.data.reading import Source, unpacked
 from bloomery.services.data.stored_rows import Blob, Opened, StoredRows
+from bloomery.services.one_row import one_row
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
@@ -349,10 +350,8 @@ def _items(project: str, version_id: str, built: Built) -> Iterator[dict[str, An
 
 
 def _named(connection: Connection, project: str, name: str) -> DatabaseRow[Any]:
-    row = connection.execute(select(rows.dataset).where(rows.dataset.c.project == project, rows.dataset.c.name == name)).one_or_none()
-    if row is None:
-        raise NotFound(f"no data set `{name}`", field="name")
-    return row
+    query = select(rows.dataset).where(rows.dataset.c.project == project, rows.dataset.c.name == name)
+    return one_row(connection, query, f"data set `{name}`", field="name")
 
 
 def _job_that_needs(connection: Connection, project: str, name: str) -> DatabaseRow[Any] | None:

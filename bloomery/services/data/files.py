@@ -15,11 +15,12 @@ from bloomery.services.access.repeats import Repeatable, answer_before, once
 from bloomery.services.data.datasets import Datasets
 from bloomery.services.data.reading import refusal
 from bloomery.services.data.stored_rows import mapped
+from bloomery.services.one_row import one_row
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
 from bloomery.types.datasets import RowKind, UploadRows, Validation
-from bloomery.types.errors import InvalidInput, NotFound, Unavailable, naming, shown
+from bloomery.types.errors import InvalidInput, Unavailable, naming, shown
 from bloomery.types.files import OF_BATCHES, File, FilePage, NewFile
 from bloomery.types.ids import expiry_us, new_id, now_us
 from bloomery.types.keys import Scope
@@ -178,10 +179,7 @@ def _there(p: Principal, *scopes: Scope) -> ColumnElement[bool]:
 
 
 def _one(connection: Connection, p: Principal, file: str, *scopes: Scope, field: str) -> Row[Any]:
-    row = connection.execute(select(rows.file).where(_there(p, *scopes), rows.file.c.id == file)).one_or_none()
-    if row is None:
-        raise NotFound(f"no file `{shown(file)}`", field=field)
-    return row
+    return one_row(connection, select(rows.file).where(_there(p, *scopes), rows.file.c.id == file), f"file `{shown(file)}`", field=field)
 
 
 def _file(row: Row[Any]) -> File:

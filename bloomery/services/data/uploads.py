@@ -17,6 +17,7 @@ from bloomery.services.access.principal import Principal
 from bloomery.services.access.repeats import Repeatable, answer_before, once
 from bloomery.services.data.files import PIECE_BYTES, Files
 from bloomery.services.data.stored_rows import mapped
+from bloomery.services.one_row import one_row
 from bloomery.store import rows
 from bloomery.store.blobs import Blobs
 from bloomery.store.database import Database
@@ -127,9 +128,8 @@ def _join(blobs: Blobs, parts: Sequence[Row[Any]], file: BinaryIO) -> _Whole:
 
 def _pending(connection: Connection, p: Principal, upload: str) -> Row[Any]:
     table = rows.upload.c
-    row = connection.execute(select(rows.upload).where(table.project == p.project, table.id == upload, table.expires_us > now_us())).one_or_none()
-    if row is None:
-        raise NotFound(f"no upload `{shown(upload)}`: one that is not completed within an hour is forgotten", field="upload")
+    query = select(rows.upload).where(table.project == p.project, table.id == upload, table.expires_us > now_us())
+    row = one_row(connection, query, f"upload `{shown(upload)}`: one that is not completed within an hour is forgotten", field="upload")
     if row.state != "pending":
         raise Conflict(f"upload `{upload}` is {row.state}", field="upload")
     return row

@@ -26,6 +26,7 @@ from bloomery.services.evaluations.evaluations import Evaluations, check_whole, 
 from bloomery.services.evaluations.items import Asking, check_columns, check_item, read_lines
 from bloomery.services.evaluations.questions import GIVEN, PROBLEM, references
 from bloomery.services.grading.graders import Graders
+from bloomery.services.one_row import one_row
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
@@ -303,10 +304,7 @@ def _threshold(spec: Spec) -> float | None:
 
 def _one(connection: Connection, p: Principal, eval_: str, *, field: str = "eval_id") -> Row[Any]:
     table = rows.openai_eval.c
-    row = connection.execute(select(rows.openai_eval).where(table.project == p.project, table.id == eval_)).one_or_none()
-    if row is None:
-        raise NotFound(f"no eval `{shown(eval_)}`", field=field)
-    return row
+    return one_row(connection, select(rows.openai_eval).where(table.project == p.project, table.id == eval_), f"eval `{shown(eval_)}`", field=field)
 
 
 def _eval(row: Row[Any]) -> Eval:
@@ -322,10 +320,7 @@ def _runs(p: Principal, eval_: str) -> Select[Any]:
 
 def _one_run(connection: Connection, p: Principal, eval_: str, run: str, *, field: str = "run_id") -> Row[Any]:
     _one(connection, p, eval_)
-    row = connection.execute(_runs(p, eval_).where(rows.evaluation.c.id == run)).one_or_none()
-    if row is None:
-        raise NotFound(f"no run `{shown(run)}` of eval `{shown(eval_)}`", field=field)
-    return row
+    return one_row(connection, _runs(p, eval_).where(rows.evaluation.c.id == run), f"run `{shown(run)}` of eval `{shown(eval_)}`", field=field)
 
 
 def _look(connection: Connection, of: Row[Any], row: Row[Any]) -> _Looked:

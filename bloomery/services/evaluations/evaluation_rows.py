@@ -9,9 +9,10 @@ from sqlalchemy import Connection, Row, Select, insert, select, update
 from bloomery.grade.declared import Spec
 from bloomery.services.evaluations.counts import reached
 from bloomery.services.held import require_kept
+from bloomery.services.one_row import one_row
 from bloomery.services.weights.target import Target
 from bloomery.store import rows
-from bloomery.types.errors import Conflict, NotFound, shown
+from bloomery.types.errors import Conflict, shown
 from bloomery.types.evaluations import (
     EVALUATION_NEXT,
     Answered,
@@ -84,10 +85,7 @@ def named(project: str, name: str) -> Select[Any]:
 
 def one_evaluation(connection: Connection, project: str, name: str) -> Row[Any]:
     """The same; NotFound where there is none."""
-    row = connection.execute(named(project, name)).first()
-    if row is None:
-        raise NotFound(f"no evaluation `{shown(name)}`", field="evaluation")
-    return row
+    return one_row(connection, named(project, name), f"evaluation `{shown(name)}`", field="evaluation")
 
 
 def add_evaluation(connection: Connection, project: str, new: NewEvaluation) -> Evaluation:

@@ -28,6 +28,7 @@ from bloomery.services.grading.graders import Graders
 from bloomery.services.jobs.job_rows import add_job, event_of, job_of
 from bloomery.services.jobs.jobs import Jobs
 from bloomery.services.kinds import NAMED, SNAPSHOT
+from bloomery.services.one_row import one_row
 from bloomery.services.training.checkpoints import owned
 from bloomery.store import rows
 from bloomery.store.database import Database
@@ -336,10 +337,7 @@ def _tuned_rows(p: Principal) -> Select[Any]:
 
 
 def _one(connection: Connection, p: Principal, job: str, *, field: str = "job") -> Row[Any]:
-    row = connection.execute(_tuned_rows(p).where(rows.fine_tuning.c.job_id == job)).one_or_none()
-    if row is None:
-        raise NotFound(f"no fine-tuning job `{shown(job)}`", field=field)
-    return row
+    return one_row(connection, _tuned_rows(p).where(rows.fine_tuning.c.job_id == job), f"fine-tuning job `{shown(job)}`", field=field)
 
 
 def _tuned(row: Row[Any]) -> FineTuned:

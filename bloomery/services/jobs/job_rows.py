@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from sqlalchemy import Connection, Row, Select, func, insert, select, update
 
 from bloomery.services.jobs.gates import obstacle
+from bloomery.services.one_row import one_row
 from bloomery.store import rows
 from bloomery.types.errors import Conflict, NotFound, shown
 from bloomery.types.ids import now_us
@@ -56,10 +57,7 @@ def named(project: str, name: str) -> Select[Any]:
 
 def one_job(connection: Connection, project: str, name: str) -> Row[Any]:
     """The same; NotFound where there is none."""
-    row = connection.execute(named(project, name)).first()
-    if row is None:
-        raise NotFound(f"no job `{shown(name)}`", field="job")
-    return row
+    return one_row(connection, named(project, name), f"job `{shown(name)}`", field="job")
 
 
 def add_job(connection: Connection, project: str, job_id: str, spec: JobSpec) -> Job:

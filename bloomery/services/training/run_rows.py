@@ -10,9 +10,10 @@ from sqlalchemy import Connection, Row, Select, func, insert, select
 from bloomery.services.access.principal import Principal
 from bloomery.services.access.repeats import Repeatable
 from bloomery.services.kinds import ACTIVE, COPY
+from bloomery.services.one_row import one_row
 from bloomery.services.training.history import RunFacts
 from bloomery.store import rows
-from bloomery.types.errors import Conflict, NotFound
+from bloomery.types.errors import Conflict
 from bloomery.types.ids import now_us
 from bloomery.types.operations import LoraSpec, RunSpec
 from bloomery.types.resources import Run
@@ -134,9 +135,7 @@ def one_run(connection: Connection, p: Principal | None, run_id: str) -> RunRow:
     query = _runs().where((rows.run.c.id == run_id) | (rows.alias.c.name == run_id))
     if p is not None:
         query = query.where(rows.run.c.project == p.project)
-    row = connection.execute(query).first()
-    if row is None:
-        raise NotFound(f"no run `{run_id}`", field="run_id")
+    row = one_row(connection, query, f"run `{run_id}`", field="run_id")
     return _run(row)
 
 

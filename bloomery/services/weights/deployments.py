@@ -16,6 +16,7 @@ from bloomery.services.access.repeats import Repeatable, answer_before, once
 from bloomery.services.engines.models import Models
 from bloomery.services.held import require_kept
 from bloomery.services.listeners import Listeners
+from bloomery.services.one_row import one_row
 from bloomery.services.weights.staging import Staging
 from bloomery.services.weights.target import Target
 from bloomery.services.weights.versions import Version, Versions
@@ -259,10 +260,7 @@ def _named(project: str, name: str) -> Select[Any]:
 
 
 def _row(connection: Connection, project: str, name: str) -> Row[Any]:
-    row = connection.execute(_named(project, name)).one_or_none()
-    if row is None:
-        raise NotFound(f"no deployment `{name}`", field="name")
-    return row
+    return one_row(connection, _named(project, name), f"deployment `{name}`", field="name")
 
 
 def _load(connection: Connection, row: Row[Any]) -> Deployment:
