@@ -76,9 +76,9 @@ def train(
         # What the trainer is ahead of it cannot hold itself.
         parts = Parts(policy, problems, grade, config, held_out, every=config.max_head_offpolicy_versions > 0)
         losses = Losses(config.max_lost_rounds)
-        parts.tell(on_step)
+        parts.reports.tell(on_step)
         with Makers(parts.make, config, policy.cursor) as makers:
-            while policy.cursor.round < steps and not parts.ended:
+            while policy.cursor.round < steps and not parts.reports.ended:
                 # Makers also waited while the last step was measured and told, which is no part of this one.
                 started, _ = time.monotonic(), makers.admission.take_idle_s()
                 groups = makers.take()
@@ -99,7 +99,7 @@ def train(
                 if policy.cursor.round < steps:
                     # Behind the last step nobody would train on what were made.
                     makers.admission.leave(len(kept.trained))
-                parts.tell(on_step)
+                parts.reports.tell(on_step)
                 losses.note(kept.compared, shown.failures)
         policy.told()
     return policy

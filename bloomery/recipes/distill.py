@@ -34,7 +34,7 @@ from bloomery.recipes.checks import (
 from bloomery.recipes.cursors import CursorStore, Shown, alone, fingerprint
 from bloomery.recipes.deadlines import check_times, times_of
 from bloomery.recipes.failures import Losses, reasons
-from bloomery.recipes.grpo import OnStep, problem_of, tell
+from bloomery.recipes.grpo import OnStep, Reports, problem_of
 from bloomery.recipes.holding import Holding
 from bloomery.recipes.policy import Policy, PolicyConfig, at_temperature
 from bloomery.recipes.rl_metrics import sampled_metrics
@@ -92,9 +92,9 @@ def train(
         policy = Policy.open(client, losing(config), path, fingerprint(problems, config))
         parts = _Parts(policy, teacher, problems, config, held_out)
         losses = Losses(config.max_lost_rounds)
-        parts.tell(on_step)
+        parts.reports.tell(on_step)
         for step in range(policy.cursor.round, steps):
-            if parts.ended:
+            if parts.reports.ended:
                 break
             numbers, started = range(step * config.prompts_per_step, (step + 1) * config.prompts_per_step), time.monotonic()
             groups = list(pool.map(parts.make, numbers))
@@ -105,7 +105,7 @@ def train(
                 losses.end(compared, shown.failures)
             keep_every = config.checkpoint_every if step + 1 < steps else 0
             policy.train(data, numbers, served=served, shown=shown, timed=partial(_timed, started, time.monotonic()), keep_every=keep_every)
-            parts.tell(on_step)
+            parts.reports.tell(on_step)
             losses.note(compared, shown.failures)
         policy.told()
     return policy
@@ -163,7 +163,8 @@ class _Parts:
         rollouts = config.rollouts
         self._policy, self._teacher, self._problems, self._config, self._held_out = policy, teacher, problems, config, held_out
         measure = f"evaluation/{DISTANCE}"
-        self._stopping = Stopping(measure=measure, higher_is_better=False, patience=config.patience, min_delta=config.min_delta)
+        stopping = Stopping(measure=measure, higher_is_better=False, patience=config.patience, min_delta=config.min_delta)
+        self.reports = Reports(policy, self._evaluated, stopping)
         answers: Callable[[], Sampler] = (lambda: policy.sampler) if config.mode == "on_policy" else (lambda: teacher)
         self._rollouts = Rollouts(answers, _ungraded, rollouts)
         self._holding = Holding(policy.bar, policy.sampler_of, every=False, attempts=rollouts.attempts, timeout_s=rollouts.sample_timeout_s)
@@ -184,15 +185,6 @@ class _Parts:
         taught = mean_over_tokens(worth(segments, theirs))
         found = {DISTANCE: distance([each.logprobs for each in segments], theirs), "agreement/scored_tokens": float(self._holding.looked().tokens)}
         return [row.datum for row in taught], [row.segment for row in taught], found
-
-    def tell(self, on_step: OnStep) -> None:
-        """Report the last round, unless that was told."""
-        tell(self._policy, self._evaluated, on_step, self._stopping)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the loop ends before its last step."""
-        return self._stopping.ends(self._policy.cursor)
 
     def _evaluated(self, step: int) -> dict[str, float]:
         config = self._config

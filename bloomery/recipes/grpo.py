@@ -115,9 +115,9 @@ def train(
         policy = Policy.open(client, at_temperature(config.policy, config.rollouts.temperature), path, fingerprint(problems, config))
         parts = Parts(policy, problems, grade, config, held_out, every=False)
         losses = Losses(config.max_lost_rounds)
-        parts.tell(on_step)
+        parts.reports.tell(on_step)
         for step in range(policy.cursor.round, steps):
-            if parts.ended:
+            if parts.reports.ended:
                 break
             numbers = range(step * config.groups_per_step, (step + 1) * config.groups_per_step)
             started = time.monotonic()
@@ -132,7 +132,7 @@ def train(
             if step + 1 == steps and not policy.step:
                 losses.end(kept.compared, shown.failures)
             policy.train(data, numbers, served=served, shown=shown, timed=timed, keep_every=config.checkpoint_every if step + 1 < steps else 0)
-            parts.tell(on_step)
+            parts.reports.tell(on_step)
             losses.note(kept.compared, shown.failures)
         policy.told()
     return policy
@@ -163,7 +163,8 @@ class Parts:
         self._holding = Holding(policy.bar, policy.sampler_of, every=every, attempts=attempts, timeout_s=timeout_s)
         self._reference = Reference(policy.first, config.kl_coefficient, config.kl_rollouts, attempts=attempts, timeout_s=timeout_s)
         self._evaluation = groups_by(lambda: policy.sampler, grade, config.evaluation)
-        self._stopping = Stopping(measure="evaluation/reward", higher_is_better=True, patience=config.patience, min_delta=config.min_delta)
+        stopping = Stopping(measure="evaluation/reward", higher_is_better=True, patience=config.patience, min_delta=config.min_delta)
+        self.reports = Reports(policy, self._evaluated, stopping)
 
     def make(self, number: int) -> Group:
         """The group of a number, whose tokens are those that were served; threads may ask side by side."""
@@ -179,15 +180,6 @@ class Parts:
         looked = Looked(self._holding.looked(), self._reference.kl(), self._rollouts.took())
         return Shown({**round_metrics(groups, kept, data, self._policy.lag, looked), **(more or {})}, reasons(groups))
 
-    def tell(self, on_step: OnStep) -> None:
-        """Report the last round, unless that was told."""
-        tell(self._policy, self._evaluated, on_step, self._stopping)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the loop ends before its last step."""
-        return self._stopping.ends(self._policy.cursor)
-
     def _evaluated(self, step: int) -> dict[str, float]:
         """How the newest weights do on problems that nobody trains on; empty between two measurements."""
         every = self._config.evaluate_every
@@ -201,14 +193,25 @@ class Parts:
         return {f"evaluation/{name}": value for name, value in found.items()} | {"seconds/evaluation": time.monotonic() - started}
 
 
-def tell(policy: Policy, evaluated: Callable[[int], dict[str, float]], on_step: OnStep, stopping: Stopping) -> None:
-    """Report the last round, with what is `evaluated` of it, unless that was told: a loop that is started again need not know whether it was."""
-    cursor, shown = policy.cursor, policy.shown
-    if shown is not None:
-        found = evaluated(cursor.round)
-        on_step(StepReport(cursor.round, cursor.version, shown.metrics | found, shown.failures, kept=0 < cursor.kept == cursor.round))
-        # Behind it: of a round that is counted everything was told.
-        policy.count(stopping, found)
+class Reports:
+    """Reports every round once, with what is `evaluated` of it, by which the loop may end early."""
+
+    def __init__(self, policy: Policy, evaluated: Callable[[int], dict[str, float]], stopping: Stopping) -> None:
+        self._policy, self._evaluated, self._stopping = policy, evaluated, stopping
+
+    def tell(self, on_step: OnStep) -> None:
+        """Report the last round, unless that was told: a loop that is started again need not know whether it was."""
+        cursor, shown = self._policy.cursor, self._policy.shown
+        if shown is not None:
+            found = self._evaluated(cursor.round)
+            on_step(StepReport(cursor.round, cursor.version, shown.metrics | found, shown.failures, kept=0 < cursor.kept == cursor.round))
+            # Behind it: of a round that is counted everything was told.
+            self._policy.count(self._stopping, found)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the loop ends before its last step."""
+        return self._stopping.ends(self._policy.cursor)
 
 
 def problem_of(problems: Sequence[Problem], group: int, seed: int) -> Problem:
