@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["rows", "out_m", "a_m", "b_m"])
+@triton.jit(do_not_specialize=["rows", "columns"])
 def multiply(
     out_MRC,
     a_MRS,
@@ -26,30 +26,41 @@ def multiply(
     b_s,
     b_c,
     ADDS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    R_BY: tl.constexpr,
+    C_BY: tl.constexpr,
     TILE_R: tl.constexpr,
     TILE_S: tl.constexpr,
     TILE_C: tl.constexpr,
 ):
-    """`out = a @ b`, or `out += a @ b` rounded once."""
+    """`out = a @ b`, or `out += a @ b` rounded once. `WHOLE`: sums come in whole tiles. Rows and columns are multiples of `R_BY` and `C_BY`.
+
+    Where the compiler knows how strides and bounds are aligned it reads vectors, and ahead of what it multiplies.
+    """
     member = tl.program_id(2).to(tl.int64)
-    r = tl.program_id(0).to(tl.int64) * TILE_R + tl.arange(0, TILE_R)
-    c = tl.program_id(1).to(tl.int64) * TILE_C + tl.arange(0, TILE_C)
-    s = tl.arange(0, TILE_S).to(tl.int64)
-    a_RS = a_MRS + member * a_m + r[:, None] * a_r + s[None, :] * a_s
-    b_SC = b_MSC + member * b_m + s[:, None] * b_s + c[None, :] * b_c
+    first_r = tl.program_id(0) * TILE_R
+    first_c = tl.program_id(1) * TILE_C
+    r, s, c = tl.arange(0, TILE_R), tl.arange(0, TILE_S), tl.arange(0, TILE_C)
+    in_R = r[:, None] < tl.multiple_of(rows - first_r, R_BY)
+    in_C = c[None, :] < tl.multiple_of(columns - first_c, C_BY)
+    a_MRS += member * a_m + first_r.to(tl.int64) * a_r
+    b_MSC += member * b_m + first_c.to(tl.int64) * b_c
     sum_RC = tl.zeros((TILE_R, TILE_C), tl.float32)
     for first in range(0, summed, TILE_S):
-        left = summed - first
-        a = tl.load(a_RS, mask=(r[:, None] < rows) & (s[None, :] < left), other=0.0)
-        b = tl.load(b_SC, mask=(s[:, None] < left) & (c[None, :] < columns), other=0.0)
+        in_RS, in_SC = in_R, in_C
+        if not WHOLE:
+            in_RS = in_R & (s[None, :] < summed - first)
+            in_SC = (s[:, None] < summed - first) & in_C
+        a = tl.load(a_MRS + r[:, None] * a_r + s[None, :] * a_s, mask=in_RS, other=0.0)
+        b = tl.load(b_MSC + s[:, None] * b_s + c[None, :] * b_c, mask=in_SC, other=0.0)
         sum_RC = tl.dot(a, b, sum_RC, input_precision="ieee")
-        a_RS += TILE_S * a_s
-        b_SC += TILE_S * b_s
-    place = out_MRC + member * out_m + r[:, None] * out_r + c[None, :] * out_c
-    real = (r[:, None] < rows) & (c[None, :] < columns)
+        a_MRS += TILE_S * a_s
+        b_MSC += TILE_S * b_s
+    out_MRC += member * out_m + first_r.to(tl.int64) * out_r + first_c.to(tl.int64) * out_c
+    place = out_MRC + r[:, None] * out_r + c[None, :] * out_c
     if ADDS:
-        sum_RC += tl.load(place, mask=real, other=0.0).to(tl.float32)
-    tl.store(place, sum_RC.to(out_MRC.dtype.element_ty), mask=real)
+        sum_RC += tl.load(place, mask=in_R & in_C, other=0.0).to(tl.float32)
+    tl.store(place, sum_RC.to(out_MRC.dtype.element_ty), mask=in_R & in_C)
 
 
 @triton.jit
