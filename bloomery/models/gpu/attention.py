@@ -26,13 +26,16 @@ class _Tiles(NamedTuple):
 
 
 _TILES: Final = {torch.float32: _Tiles(16, 32), torch.bfloat16: _Tiles(64, 64)}
+_WIDE: Final = 128
+"""Numbers of a head beyond which less is read ahead, and backwards have smaller tiles: a program's memory would not hold it."""
+_WIDE_BACKWARD: Final = {torch.float32: _Tiles(16, 32), torch.bfloat16: _Tiles(32, 32)}
 
 
 def attend(q_RHE: Tensor, keys: Tensor, values: Tensor, spans: Spans, window: int | None) -> tuple[Tensor, Tensor]:
     """What `native.attention.attend` gives, with the logarithms."""
     (rows, heads, dim), kv_heads = q_RHE.shape, keys.shape[1]
     group = heads // kv_heads
-    tiles = _tiles(q_RHE.dtype, group)
+    tiles = _tiles(_TILES[q_RHE.dtype], group)
     make = torch.zeros if spans.tokens < rows else torch.empty
     out_RHE, logs_RH = make(q_RHE.shape, dtype=q_RHE.dtype, device=q_RHE.device), make((rows, heads), device=q_RHE.device)
     q_RHE, keys, values = map(_dense, (q_RHE, keys, values))
@@ -42,6 +45,7 @@ def attend(q_RHE: Tensor, keys: Tensor, values: Tensor, spans: Spans, window: in
     loaded().attend[(len(tiles_T4), kv_heads)](
         *(out_RHE, logs_RH, q_RHE, keys, values, tiles_T4, table_SM, heads, dim, window or 0, dim**-0.5, *q_RHE.stride()[:2]),
         *(*_strides(keys), *_strides(values), table_SM.stride(0), group, paged, BLOCK_PLACES, *tiles, tile(dim, WIDEST)),
+        num_stages=_stages(dim),
     )
     return out_RHE, logs_RH
 
@@ -52,7 +56,7 @@ def attend_backward(grad_RHE: Tensor, saved: Sequence[Tensor], spans: Spans, win
     grad_RHE = grad_RHE.contiguous()
     (rows, heads, dim), kv_heads = q_RHE.shape, k_RKE.shape[1]
     group, device = heads // kv_heads, q_RHE.device
-    tiles = _tiles(q_RHE.dtype, group)
+    tiles = _tiles((_TILES if dim <= _WIDE else _WIDE_BACKWARD)[q_RHE.dtype], group)
     make = torch.zeros if spans.tokens < rows else torch.empty
     grads = [make((rows, number, dim), dtype=q_RHE.dtype, device=device) for number in (heads, kv_heads, kv_heads)]
     along_RH1 = row_sum(out_RHE.float() * grad_RHE.float())
@@ -61,8 +65,8 @@ def attend_backward(grad_RHE: Tensor, saved: Sequence[Tensor], spans: Spans, win
     shape = group, *tiles, tile(dim, WIDEST)
     of_queries, of_keys = _copy(spans, device, "queries", tiles.queries // group), _copy(spans, device, "keys", tiles.keys)
     rest = dim, window or 0, dim**-0.5, *strides, *shape
-    loaded().attend_backward_queries[(len(of_queries), kv_heads)](grads[0], *inputs, of_queries, heads, *rest)
-    loaded().attend_backward_keys[(len(of_keys), kv_heads)](grads[1], grads[2], *inputs, of_keys, heads, kv_heads, *rest)
+    loaded().attend_backward_queries[(len(of_queries), kv_heads)](grads[0], *inputs, of_queries, heads, *rest, num_stages=_stages(dim))
+    loaded().attend_backward_keys[(len(of_keys), kv_heads)](*(grads[1], grads[2], *inputs, of_keys, heads, kv_heads, *rest), num_stages=_stages(dim))
     return grads[0], grads[1], grads[2]
 
 
@@ -78,9 +82,13 @@ def renew(spans: Spans, others: Spans) -> None:
         copy.copy_(_MAKERS[kind](others, size))
 
 
-def _tiles(dtype: torch.dtype, group: int) -> _Tiles:
+def _stages(dim: int) -> int:
+    """Tiles of keys, or queries, that are there or on their way at a time."""
+    return 3 if dim <= _WIDE else 2
+
+
+def _tiles(tiles: _Tiles, group: int) -> _Tiles:
     """Of which one holds at least a group."""
-    tiles = _TILES[dtype]
     return tiles._replace(queries=max(tiles.queries, power_of_two(group)))
 
 
