@@ -122,6 +122,24 @@ def _keys_of(storage, table, at, real, head, block, own_head, place, dim_E, widt
     return storage + head * own_head + base
 
 
+@triton.jit
+def _first_key(position, window, TILE_K: tl.constexpr):
+    """Where the first tile of keys begins that anybody from this position on sees."""
+    first = 0
+    if window > 0:
+        first = tl.maximum(0, position - window + 1) // TILE_K * TILE_K
+    return first
+
+
+@triton.jit
+def _seen(at_Q, at_K, window):
+    """Which keys each query sees; without a window it is 0."""
+    seen = at_K[None, :] <= at_Q[:, None]
+    if window > 0:
+        seen = seen & (at_K[None, :] > at_Q[:, None] - window)
+    return seen
+
+
 @triton.jit(do_not_specialize=["heads", "window", "table_s"])
 def attend(
     out_RHE,
@@ -171,10 +189,7 @@ def attend(
     gathered = tl.zeros((TILE_Q, TILE_E), tl.float32)
     table = tables_SM + slot * table_s if PAGED else slot
     stop = position + tokens
-    first = 0
-    if window > 0:
-        first = tl.maximum(0, position - window + 1) // TILE_K * TILE_K
-    for start in range(first, stop, TILE_K):
+    for start in range(_first_key(position, window, TILE_K), stop, TILE_K):
         at_K = start + tl.arange(0, TILE_K)
         in_K = at_K < stop
         k = tl.load(
@@ -188,10 +203,7 @@ def attend(
             other=0.0,
         )
         scores = tl.dot(q, k, input_precision="ieee") * scale
-        seen = at_K[None, :] <= at_Q[:, None]
-        if window > 0:
-            seen = seen & (at_K[None, :] > at_Q[:, None] - window)
-        scores = tl.where(seen, scores, float("-inf"))
+        scores = tl.where(_seen(at_Q, at_K, window), scores, float("-inf"))
         higher = tl.maximum(most, tl.max(scores, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp(scores - base[:, None])
@@ -204,6 +216,18 @@ def attend(
         out_RHE + place[:, None] * dim + e[None, :], (gathered / total[:, None]).to(out_RHE.dtype.element_ty), mask=real_Q[:, None] & in_E[None, :]
     )
     tl.store(logs_RH + place, most + tl.log(total), mask=real_Q)
+
+
+@triton.jit
+def _weights(q, k, logs, scale, seen):
+    """The forward's once more."""
+    return tl.where(seen, tl.exp(tl.dot(q, tl.trans(k), input_precision="ieee") * scale - logs[:, None]), 0.0)
+
+
+@triton.jit
+def _slope(weights, grad, v, along):
+    """What reaches the scores."""
+    return weights * (tl.dot(grad, tl.trans(v), input_precision="ieee") - along[:, None])
 
 
 @triton.jit(do_not_specialize=["heads", "window"])
@@ -249,20 +273,14 @@ def attend_backward_queries(
     along = tl.load(along_RH + place, mask=real_Q, other=0.0)
     found = tl.zeros((TILE_Q, TILE_E), tl.float32)
     stop = position + tokens
-    first = 0
-    if window > 0:
-        first = tl.maximum(0, position - window + 1) // TILE_K * TILE_K
-    for start in range(first, stop, TILE_K):
+    for start in range(_first_key(position, window, TILE_K), stop, TILE_K):
         at_K = start + tl.arange(0, TILE_K)
         real_KE = (at_K < stop)[:, None] & (e < dim)[None, :]
         rows_K = (begin + at_K).to(tl.int64)
         k = tl.load(k_RKE + rows_K[:, None] * k_r + head * k_h + e[None, :], mask=real_KE, other=0.0)
         v = tl.load(v_RKE + rows_K[:, None] * v_r + head * v_h + e[None, :], mask=real_KE, other=0.0)
-        seen = at_K[None, :] <= at_Q[:, None]
-        if window > 0:
-            seen = seen & (at_K[None, :] > at_Q[:, None] - window)
-        weights = tl.where(seen, tl.exp(tl.dot(q, tl.trans(k), input_precision="ieee") * scale - logs[:, None]), 0.0)
-        slope = weights * (tl.dot(grad, tl.trans(v), input_precision="ieee") - along[:, None])
+        weights = _weights(q, k, logs, scale, _seen(at_Q, at_K, window))
+        slope = _slope(weights, grad, v, along)
         found = tl.dot(slope.to(k.dtype), k, found, input_precision="ieee")
     tl.store(grad_q_RHE + place[:, None] * dim + e[None, :], (found * scale).to(grad_q_RHE.dtype.element_ty), mask=real_QE)
 
@@ -321,12 +339,9 @@ def attend_backward_keys(
         grad = tl.load(grad_RHE + place[:, None] * dim + e[None, :], mask=real_QE, other=0.0)
         logs = tl.load(logs_RH + place, mask=real_Q, other=0.0)
         along = tl.load(along_RH + place, mask=real_Q, other=0.0)
-        seen = (at_K[None, :] <= at_Q[:, None]) & real_Q[:, None]
-        if window > 0:
-            seen = seen & (at_K[None, :] > at_Q[:, None] - window)
-        weights = tl.where(seen, tl.exp(tl.dot(q, tl.trans(k), input_precision="ieee") * scale - logs[:, None]), 0.0)
+        weights = _weights(q, k, logs, scale, _seen(at_Q, at_K, window) & real_Q[:, None])
         grad_v = tl.dot(tl.trans(weights).to(grad.dtype), grad, grad_v, input_precision="ieee")
-        slope = weights * (tl.dot(grad, tl.trans(v), input_precision="ieee") - along[:, None])
+        slope = _slope(weights, grad, v, along)
         grad_k = tl.dot(tl.trans(slope).to(q.dtype), q, grad_k, input_precision="ieee")
     place = (rows_K * kv_heads + head)[:, None] * dim + e[None, :]
     tl.store(grad_k_RKE + place, (grad_k * scale).to(grad_k_RKE.dtype.element_ty), mask=real_KE)
