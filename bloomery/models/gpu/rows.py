@@ -22,7 +22,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     out, scale = torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
     heads = x.shape[1] if x.dim() == 3 else 1
     if count := scale.numel():
-        strides = x.stride(0), x.stride(1) if x.dim() == 3 else 0
+        # How strides are aligned chooses the code, and of a single row, or head, they may be anything.
+        strides = x.stride(0) if len(x) > 1 else max(x.stride(0), x.numel()), x.stride(1) if heads > 1 else 0
         loaded().rms_norm[(count,)](out, scale, x, weight, x.shape[-1], heads, *strides, eps, tile(x.shape[-1], _MOST))
     return out, scale
 
