@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -116,7 +116,7 @@ def refusal(problems: Sequence[RowProblem], total: int, *, field: str) -> Invali
     said = f"{_said(first)}; nothing was imported"
     if others:
         more = f" (the first {len(problems)} of {total})" if total > len(problems) else ""
-        said += f". Also{more}: " + "; ".join(map(_said, others))
+        said += f". Also{more}: " + "; ".join(_grouped(others))
     return InvalidInput(shown(said, _SAID_CHARS), field=field)
 
 
@@ -196,6 +196,22 @@ def _field(record: Mapping[str, Any], path: str) -> Any:
     return found
 
 
-def _said(problem: RowProblem) -> str:
+def _said(problem: RowProblem, *others: RowProblem) -> str:
     advice = f" ({problem.suggestion})" if problem.suggestion else ""
-    return f"{problem.split}, row {problem.row}: {problem.message}{advice}"
+    rows = f"rows {_ranges([problem.row, *(each.row for each in others)])}" if others else f"row {problem.row}"
+    return f"{problem.split}, {rows}: {problem.message}{advice}"
+
+
+def _grouped(problems: Sequence[RowProblem]) -> Iterator[str]:
+    """What is wrong with many rows alike is said once, in the place of the first."""
+    alike: dict[tuple[str, str, str | None], list[RowProblem]] = {}
+    for problem in problems:
+        alike.setdefault((problem.split, problem.message, problem.suggestion), []).append(problem)
+    return (_said(*group) for group in alike.values())
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Growing numbers, as people write them: 2 to 5, 9."""
+    # Neighbours are as far from their numbers as from their places.
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda each: each[1] - each[0])]
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

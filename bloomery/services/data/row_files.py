@@ -10,12 +10,13 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Final, NamedTuple
 
 from bloomery.services.data.row_kinds import Problem
 from bloomery.types.datasets import FileFormat
+from bloomery.types.errors import shown
 
 PARQUET_WORKER: Final = Path(__file__).with_name("parquet_worker.py")
 LONGEST_ROW: Final = 8 << 20
@@ -26,6 +27,10 @@ _TEXT_COLUMNS: Final = frozenset({"prompt", "completion", "chosen", "rejected"})
 _JSON_COLUMNS: Final = _TEXT_COLUMNS | {"messages", "tools", "input", "preferred_output", "non_preferred_output"}
 """Of CSV: cells that may be JSON; those of `_TEXT_COLUMNS` may be texts as well, and of the others an empty cell is no value."""
 _COLUMNS: Final = ({"messages"}, {"chosen", "rejected"}, {"input", "preferred_output", "non_preferred_output"}, {"completion"}, {"prompt"})
+_SAYS_NO_FORM: Final = (
+    "the first line must name the columns of a form of rows (`text` and `label`; `messages`; `prompt` and `completion`; `chosen` and `rejected`)"
+)
+_SHOWN_COLUMNS: Final = 20
 
 
 class Record(NamedTuple):
@@ -100,6 +105,8 @@ def _json_suggestion(text: str, number: int) -> str | None:
     plain = text.strip()
     if number == 1 and plain.startswith("["):
         return "this looks like one JSON array: write each of its objects on a line of its own, without commas between"
+    if number == 1 and plain[:1] not in ("{", '"') and "," in plain:
+        return "if this is CSV, give the format `csv`"
     if plain in ("{", "}", "},", "[", "]"):
         return "write each object on one line"
     if plain.endswith("},"):
@@ -139,18 +146,24 @@ def _csv(file: BinaryIO) -> Iterator[Record]:
     try:
         names = set(reader.fieldnames or ())
         if not ({"text", "label"} <= names or any(columns <= names for columns in _COLUMNS)):
-            missing = sorted({"text", "label"} - names)
-            problem = f"the first line must name the columns `text` and `label`, or those of another form of rows; missing: {missing}"
-            raise Unreadable(problem, _separator(reader.fieldnames or ()))
+            raise Unreadable(f"{_SAYS_NO_FORM}, and names {_quoted(reader.fieldnames or ())}", _csv_form(reader.fieldnames or ()))
         for number, record in enumerate(reader, start=1):
             yield Record(number, _csv_record(record, reader.line_num))
     except csv.Error as error:
         raise Unreadable(f"is not CSV: {error}; nothing behind it can be read", _csv_suggestion(str(error)), number + 1) from None
 
 
-def _separator(names: Any) -> str | None:
+def _quoted(names: Sequence[str]) -> str:
+    first = ", ".join(f"`{shown(name)}`" for name in names[:_SHOWN_COLUMNS])
+    return (f"{first}, ..." if len(names) > _SHOWN_COLUMNS else first) or "none"
+
+
+def _csv_form(names: Sequence[str]) -> str | None:
+    if names and names[0].lstrip().startswith("{"):
+        return "this looks like JSON: give the format `jsonl`"
     (only,) = names if len(names) == 1 else ("",)
-    return next((f"separate columns by commas, not by `{mark}`" for mark in (";", "\t", "|") if mark in only), None)
+    marks = {";": "`;`", "\t": "tabs", "|": "`|`"}
+    return next((f"separate columns by commas, not by {said}" for mark, said in marks.items() if mark in only), None)
 
 
 def _csv_suggestion(error: str) -> str | None:

@@ -39,12 +39,12 @@ BROKEN_JSONL = {
     "\n \n": "the file has no rows",
 }
 BROKEN_CSV = {
-    "text,answer\na,b\n": "missing: ['label']",
+    "text,answer\na,b\n": "names `text`, `answer`; nothing",
     "text,label\na\n": "row 1: lacks `label`",
     "text,label\na,b\na,b,c\n": "row 2: (line 3) has more values",
     'text,label\n"a" b,c\n': "row 1: is not CSV",
     "text,label\n": "the file has no rows",
-    "": "missing: ['label', 'text']",
+    "": "names none; nothing",
 }
 
 

@@ -69,6 +69,9 @@ def test_weights_of_csv_are_numbers_and_empty_cells_no_values() -> None:
         (b"\x1f\x8brest", "jsonl", "the file is gzip"),
         ("text,label\na,b\n".encode("utf-16"), "csv", "the file is UTF-16: save it as UTF-8"),
         (b"text;label\na;b\n", "csv", "separate columns by commas, not by `;`"),
+        (b"text\tlabel\na\tb\n", "csv", "separate columns by commas, not by tabs"),
+        (b"question,answer\na,b\n", "csv", "`chosen` and `rejected`), and names `question`, `answer`; nothing was imported"),
+        (b'{"text": "a", "label": "b"}\n', "csv", "this looks like JSON: give the format `jsonl`"),
         (b'text,label\n"a,b\n', "csv", "row 1: is not CSV"),
         (parquet(text=["a"] * 99, label=["b"] * 99)[:-9], "parquet", "is not Parquet, or is damaged"),
         (b"PAR1" + b"\0" * 100 + b"PAR1", "parquet", "is not Parquet, or is damaged"),
@@ -86,6 +89,7 @@ def test_a_file_that_is_not_what_it_is_said_to_be_is_told_what_it_is(content: by
         (b'{"text": "a", "label": "b",}', "leave out the comma before the closing bracket"),
         (b'{"text": "a", "label": "b"},', "leave out the comma behind the object"),
         (b"[", "one JSON array"),
+        (b"text,label", "if this is CSV, give the format `csv`"),
         (b"{", "each object on one line"),
         (b"{'text': 'a'}", "double quotes"),
         (b'{"text": "caf\xe9", "label": "b"}', "save the file as UTF-8"),
@@ -96,6 +100,15 @@ def test_usual_slips_are_told_what_mends_them(line: bytes, suggestion: str) -> N
         (found,) = read(stack, line + b'\n{"text": "a", "label": "b"}').rejected.first
     assert found.row == 1
     assert suggestion in (found.suggestion or "")
+
+
+def test_what_is_wrong_with_many_rows_is_said_once() -> None:
+    with ExitStack() as stack:
+        lines = [{"text": "a"}, {"text": "b"}, {"text": "c"}, {"text": 1, "label": "x"}, {"text": "d"}]
+        with pytest.raises(InvalidInput) as refused:
+            read(stack, jsonl(*lines, {"text": "q", "label": "a"})).refuse_rejected()
+    assert refused.value.message.count("lacks `label`") == 2
+    assert "Also: train, rows 2 to 3, 5: lacks `label`" in refused.value.message
 
 
 def test_a_mark_of_byte_order_is_no_part_of_a_row() -> None:
@@ -131,8 +144,11 @@ def test_all_problems_are_kept_and_a_bounded_number_is_named() -> None:
         with pytest.raises(InvalidInput) as refused:
             reading.refuse_rejected()
         packed = reading.rejected.packed()
-    assert "train, row 1: `text` must be a text; nothing was imported. Also (the first 100 of 250): train, row 2:" in refused.value.message
-    assert "row 101" not in refused.value.message
+    assert (
+        "train, row 1: `text` must be a text; nothing was imported. Also (the first 100 of 250): train, rows 2 to 100: `text` must be a text"
+        in refused.value.message
+    )
+    assert "101" not in refused.value.message
     assert len(reading.rejected.first) == MOST_PROBLEMS
     assert [problem.row for problem in unpacked(packed, limit=3, offset=120)] == [121, 122, 123]
     assert len(unpacked(packed, limit=1000, offset=0)) == 250
