@@ -59,7 +59,7 @@ def test_the_python_of_the_readme_runs_with_the_real_sdk(live_server: LiveServer
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "said"), [("jobs", "is succeeded"), ("evaluations", "completed ResultCounts(errored=0")])
+@pytest.mark.parametrize(("page", "said"), [("jobs", "has succeeded"), ("evaluations", "completed ResultCounts(errored=0")])
 def test_the_python_of_a_page_runs_with_the_real_openai_sdk(page: str, said: str, live_server: LiveServer, tmp_path: Path) -> None:
     (code,) = [content for language, content in blocks(ROOT / "docs" / f"{page}.md") if language == "python"]
     chat = {"messages": [{"role": "user", "content": "How are you?"}, {"role": "assistant", "content": "warm"}]}

@@ -39,5 +39,5 @@ def came_of(client: Client, source: str) -> str:
     except NotFound:
         return source
     if job.result is None:
-        raise Conflict(f"job `{job.spec.name}` is {job.state}, and no version has come of it", field="source")
+        raise Conflict(f"job `{job.spec.name}` {job.state.words}, and no version has come of it", field="source")
     return job.result.version

@@ -45,6 +45,11 @@ class EvaluationState(StrEnum):
         """Whether it stays as it is."""
         return not EVALUATION_NEXT[self]
 
+    @property
+    def words(self) -> str:
+        """As sentences say it."""
+        return f"has {self}" if self in (EvaluationState.SUCCEEDED, EvaluationState.FAILED) else f"is {self}"
+
 
 EVALUATION_NEXT: Final[dict[EvaluationState, frozenset[EvaluationState]]] = {
     EvaluationState.QUEUED: frozenset({EvaluationState.RUNNING, EvaluationState.FAILED, EvaluationState.CANCELLED}),

@@ -35,6 +35,11 @@ class JobState(StrEnum):
         """Whether it stays as it is."""
         return not JOB_NEXT[self]
 
+    @property
+    def words(self) -> str:
+        """As sentences say it."""
+        return f"has {self}" if self in (JobState.SUCCEEDED, JobState.FAILED) else f"is {self}"
+
 
 JOB_NEXT: Final[dict[JobState, frozenset[JobState]]] = {
     JobState.WAITING: frozenset({JobState.QUEUED, JobState.PAUSED, JobState.CANCELLED, JobState.FAILED}),

@@ -144,15 +144,15 @@ def test_a_gate_opens_for_what_it_asks_for_alone(server: Server, client: Client,
     assert (refused.value.message, refused.value.field) == (job.reason, "begin.gate")
 
 
-@pytest.mark.parametrize(("state", "said"), [("failed", "is failed: no rows"), ("cancelled", "is cancelled")])
+@pytest.mark.parametrize(("state", "said"), [("failed", "has failed: no rows"), ("cancelled", "is cancelled")])
 def test_what_waited_fails_with_the_reason_when_there_is_nothing_to_begin_with(server: Server, client: Client, state: str, said: str) -> None:
     client.jobs.create_chain([sft("first"), dpo("second", "first"), rft("third", "second")])
     end(server, "first", state=state, reason="no rows" if state == "failed" else None)
     second, third = client.jobs.get("second"), client.jobs.get("third")
     assert (second.state, third.state) == (JobState.FAILED, JobState.FAILED)
     assert second.reason == f"job `first`, where it begins, {said}"
-    assert third.reason == f"job `second`, where it begins, is failed: {second.reason}"
-    with pytest.raises(Conflict, match=f"job `first` is {state}, and has come to nothing to begin with"):
+    assert third.reason == f"job `second`, where it begins, has failed: {second.reason}"
+    with pytest.raises(Conflict, match=f"job `first` {said.partition(':')[0]}, and has come to nothing to begin with"):
         client.jobs.create(dpo("later", "first"))
 
 

@@ -330,7 +330,7 @@ def test_a_job_is_paused_resumed_and_cancelled_at_rest_and_at_work(server: Serve
     client.jobs.cancel(job)
     # A process that dies before it hears of it changes nothing about that.
     assert runner.ended(job, lease.job.epoch, "was killed by SIGKILL").state is JobState.CANCELLED
-    with pytest.raises(Conflict, match="is cancelled, and cannot be queued"):
+    with pytest.raises(Conflict, match="is cancelled, and cannot be resumed"):
         client.jobs.resume(job)
 
 

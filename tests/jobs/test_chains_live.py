@@ -88,7 +88,7 @@ def test_a_gate_that_does_not_open_ends_the_chain_behind_it(client: Client) -> N
     assert (first.state, second.state, third.state) == (JobState.SUCCEEDED, JobState.FAILED, JobState.FAILED)
     assert "its gate does not hold: `loss` of job `shut-1` is " in str(second.reason)
     assert (second.epoch, third.epoch) == (0, 0)
-    assert str(third.reason).startswith("job `shut-2`, where it begins, is failed: its gate does not hold")
+    assert str(third.reason).startswith("job `shut-2`, where it begins, has failed: its gate does not hold")
 
 
 def _came_of(job: Job) -> tuple[str, list[Any]]:

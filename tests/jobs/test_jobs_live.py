@@ -80,7 +80,7 @@ def test_a_job_trains_publishes_and_is_compared_with_its_base(client: Client) ->
     assert answer["system_fingerprint"] == job.result.version
     with pytest.raises(Conflict, match="there is a job `first` already"):
         client.jobs.create(spec("first", "pairs"))
-    with pytest.raises(Conflict, match="is succeeded, and cannot be cancelled"):
+    with pytest.raises(Conflict, match="has succeeded, and cannot be cancelled"):
         client.jobs.cancel("first")
 
 

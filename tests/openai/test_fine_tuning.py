@@ -219,7 +219,7 @@ def test_a_job_is_told_of_until_it_succeeded(sdk: OpenAI, server: ScriptedServer
     assert len(metrics) == len({version, final})
     events = list(sdk.fine_tuning.jobs.list_events(job, limit=2))
     assert sdk.fine_tuning.jobs.list_events(job, limit=100).data == events
-    assert (events[0].message, events[-1].message) == ("is succeeded", "waits for a process")
+    assert (events[0].message, events[-1].message) == ("has succeeded", "waits for a process")
     assert [each.data for each in events if each.type == "metrics"] == [
         {"step": 2, "train_loss": 1.5, "valid_loss": 1.75},
         {"step": 1, "train_loss": 2.0},

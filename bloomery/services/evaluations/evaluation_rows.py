@@ -134,7 +134,7 @@ def switch(connection: Connection, row: Row[Any], state: EvaluationState, **valu
     """Change an evaluation's state, by compare-and-swap; one that has ended holds no weights any more."""
     before = EvaluationState(row.state)
     if state not in EVALUATION_NEXT[before]:
-        raise Conflict(f"evaluation `{row.name}` is {before}, and cannot be {state} after that")
+        raise Conflict(f"evaluation `{row.name}` {before.words}, and cannot be {state} after that")
     now = now_us()
     changed = {"state": state, "updated_us": now, **values} | ({"finished_us": now} if state.ended else {})
     if not rows.changed(connection, update(rows.evaluation).where(rows.evaluation.c.id == row.id, rows.evaluation.c.state == before).values(changed)):

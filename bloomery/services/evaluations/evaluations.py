@@ -247,7 +247,7 @@ async def check_whole(new: NewEvaluation, blob: Blob, graders: Mapping[str, Spec
 def forget_evaluation(connection: Connection, row: Row[Any]) -> None:
     """All rows of one that has ended."""
     if not EvaluationState(row.state).ended:
-        raise Conflict(f"evaluation `{row.name}` is {row.state}: cancel it first", field="evaluation")
+        raise Conflict(f"evaluation `{row.name}` {EvaluationState(row.state).words}: cancel it first", field="evaluation")
     for table in (rows.evaluation_score, rows.evaluation_answer, rows.evaluation_model, rows.openai_eval_run):
         connection.execute(delete(table).where(table.c.evaluation_id == row.id))
     connection.execute(delete(rows.evaluation).where(rows.evaluation.c.id == row.id))

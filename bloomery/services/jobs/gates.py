@@ -20,7 +20,7 @@ def obstacle(before: Job, gate: Gate | None) -> str | None:
     """What keeps a job from beginning where this one ended; None: nothing does."""
     name = before.spec.name
     if before.result is None:
-        return f"job `{name}`, where it begins, is {before.state}" + (f": {before.reason}" if before.reason else "")
+        return f"job `{name}`, where it begins, {before.state.words}" + (f": {before.reason}" if before.reason else "")
     if gate is None:
         return None
     measured = next((each for each in before.result.compared if each.name == gate.measure), None)

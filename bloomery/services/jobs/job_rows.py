@@ -87,7 +87,8 @@ def switch(connection: Connection, row: Row[Any], state: JobState, *, reason: st
     """Change a job's state, by compare-and-swap of state and lease, and note it as an event; unless it runs on, nobody has the lease any more."""
     before = JobState(row.state)
     if state not in JOB_NEXT[before]:
-        raise Conflict(f"job `{row.name}` is {before}, and cannot be {state} after that")
+        wanted = "resumed" if state is JobState.QUEUED else state
+        raise Conflict(f"job `{row.name}` {before.words}, and cannot be {wanted} after that")
     now = change_us(connection)
     changed = {"state": state, "reason": reason, "updated_us": now, **values}
     if state is not JobState.RUNNING:
@@ -99,7 +100,7 @@ def switch(connection: Connection, row: Row[Any], state: JobState, *, reason: st
     statement = update(rows.job).where(rows.job.c.id == row.id, rows.job.c.state == before, rows.job.c.epoch == row.epoch).values(changed)
     if not rows.changed(connection, statement):
         raise Conflict(f"job `{row.name}` was changed meanwhile: look at it again")
-    said = f"is {state}" if reason is None else f"is {state}: {reason}"
+    said = state.words if reason is None else f"{state.words}: {reason}"
     level: Literal["error", "info"] = "error" if state is JobState.FAILED else "info"
     note(connection, row.project, row.id, NewJobEvent(level=level, message=shown(said, MAX_REASON), data={CHANGED_TO: state}))
     if state.ended:

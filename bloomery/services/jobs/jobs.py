@@ -285,7 +285,7 @@ class Jobs:
         with naming("begin.job", NotFound):
             job = await self.get(p, name)
         if job.state.ended and job.result is None:
-            raise Conflict(f"job `{job.spec.name}` is {job.state}, and has come to nothing to begin with", field="begin.job")
+            raise Conflict(f"job `{job.spec.name}` {job.state.words}, and has come to nothing to begin with", field="begin.job")
         return job
 
     def _check_fit(self, spec: JobSpec, lora: LoraSpec, base_hash: str, before: JobSpec) -> None:

@@ -150,7 +150,7 @@ class Leases:
         if p.key_id != row.id:
             raise Forbidden(f"only the process that has job `{row.name}` reports of it")
         if row.state != JobState.RUNNING:
-            raise Conflict(f"job `{row.name}` is {row.state}: nobody works at it")
+            raise Conflict(f"job `{row.name}` {JobState(row.state).words}: nobody works at it")
         return row
 
     async def _claim_now(self, runner: str, life: int, token: str) -> Lease | None:

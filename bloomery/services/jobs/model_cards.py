@@ -58,7 +58,7 @@ class ModelCards:
         p.require("read", "train")
         found = await self._jobs.get(p, job)
         if found.result is None:
-            raise Conflict(f"job `{found.spec.name}` is {found.state}, and no model has come of it", field="job")
+            raise Conflict(f"job `{found.spec.name}` {found.state.words}, and no model has come of it", field="job")
         return await self.of_version(p, found.result.version)
 
     async def of_version(self, p: Principal, name: str) -> ModelCard:
