@@ -71,6 +71,18 @@ def test_the_python_of_a_page_runs_with_the_real_openai_sdk(page: str, said: str
     assert said in done.stdout
 
 
+@pytest.mark.slow
+def test_the_python_of_the_page_on_graders_grades_with_the_file_that_it_shows(live_server: LiveServer, tmp_path: Path) -> None:
+    page = ROOT / "docs" / "graders.md"
+    ((_, code),) = blocks(page)
+    (shown,) = re.findall(r"`right\.json` is `(\{.*?\}\}\"\})`", page.read_text())
+    (tmp_path / "right.json").write_text(shown)
+    environment = {**os.environ, "BLOOMERY_API_KEY": live_server.key, "HOME": str(tmp_path)}
+    code = code.replace("http://127.0.0.1:8700", live_server.url)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=BLOCKS_S, check=False)
+    assert (done.returncode, done.stdout) == (0, "[1.0, 0.0]\n"), done.stderr
+
+
 def test_every_command_is_documented() -> None:
     text = "\n".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
     group = typer.main.get_command(app)

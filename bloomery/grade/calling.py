@@ -259,7 +259,7 @@ def _bound(function: Callable[..., Any], named: Mapping[str, Any], fields: Mappi
             else:
                 by_name[name] = given[name]
         elif parameter.default is parameter.empty:
-            raise NoScore("template", f"the function wants `{name:.64}`, and the row has no such field: {', '.join(sorted(given))[:500]}")
+            raise NoScore("template", f"the function wants `{name:.64}`, and the row has no such field: there are {', '.join(sorted(given))[:500]}")
     rest = {name: value for name, value in fields.items() if name not in named} if takes_all else {}
     return function(*positional, **{**rest, **by_name})
 

@@ -150,7 +150,8 @@ class ConvergenceWatch:
         return [
             (
                 "zero_variance",
-                f"{same:.0%} of the groups were rewarded alike for {WINDOW} steps: give other problems, or a grader that tells more apart",
+                f"{same:.0%} of the groups were rewarded alike for {WINDOW} steps: begin where some answers are right already, "
+                "or give other problems, or a grader that tells more apart",
             )
             if self._row("zero_variance", same >= SAME_SHARE) >= WINDOW
             else None,

@@ -46,7 +46,7 @@ def test_openai_graders_are_called_by_place() -> None:
 def test_a_parameter_that_the_row_does_not_have_is_named() -> None:
     found = outcome("output, grade_level): return 1", row(level=3))
     assert found["kind"] == "template"
-    assert found["detail"].startswith("the function wants `grade_level`, and the row has no such field: completion, item, level,")
+    assert found["detail"].startswith("the function wants `grade_level`, and the row has no such field: there are completion, item, level,")
 
 
 def test_coroutines_are_awaited() -> None:
