@@ -75,9 +75,16 @@ def upload(
     choice = {"split": split, "kind": kind, "eval": evaluation, "validation": validation, "by": by, "on_error": "skip" if skip else "refuse"}
     with client_of(data_dir, url) as client:
         parent = None if parent is None else _version(client, name, parent).id
-        if name not in {known.name for known in client.datasets.list()}:
+        new = name not in {known.name for known in client.datasets.list()}
+        if new:
             client.datasets.create(name)
-        made = client.datasets.upload(name, rows, format=format, parent=parent, **choice)
+        try:
+            made = client.datasets.upload(name, rows, format=format, parent=parent, **choice)
+        except InvalidInput:
+            # Whoever mends the file finds no empty data set that he did not ask for.
+            if new and not client.datasets.get(name).versions:
+                client.datasets.delete(name)
+            raise
     if as_json:
         return _print_json(made)
     _show_versions([made])

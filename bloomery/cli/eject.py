@@ -20,7 +20,7 @@ from bloomery.client import Client
 {imports}
 from bloomery.render import ChatTokenizer
 
-client = Client(os.environ.get("BLOOMERY_URL", "http://127.0.0.1:8700"), os.environ["BLOOMERY_API_KEY"])
+client = Client(os.environ.get("BLOOMERY_URL", {url!r}), os.environ["BLOOMERY_API_KEY"])
 tokenizer = ChatTokenizer.load(Path(next(model.path for model in client.models() if model.alias == {base!r})))
 rows = client.datasets.rows({dataset!r}, {version!r}, {split!r})
 '''
@@ -132,22 +132,22 @@ run = train(client, problems, config, cursor, steps={steps}{looked_at}, on_step=
 """
 
 
-def script(spec: JobSpec) -> str:
-    """Of a resolved spec."""
+def script(spec: JobSpec, url: str = "http://127.0.0.1:8700") -> str:
+    """Of a resolved spec, for the server there unless BLOOMERY_URL says another."""
     if spec.begin is not None and spec.begin.waits:
         raise Conflict(f"job `{spec.name}` waits for job `{spec.begin.job}`, where it begins: eject it once that has ended", field="begin.job")
     match spec.method:
         case Supervised():
-            return _supervised(spec)
+            return _supervised(spec, url)
         case DirectPreference() | OddsRatioPreference():
-            return _preferring(spec)
+            return _preferring(spec, url)
         case Reinforcement():
-            return _reinforced(spec, spec.method)
+            return _reinforced(spec, spec.method, url)
         case Distillation():
-            return _distilled(spec, spec.method)
+            return _distilled(spec, spec.method, url)
 
 
-def _supervised(spec: JobSpec) -> str:
+def _supervised(spec: JobSpec, url: str) -> str:
     config = sft_config(spec)
     held = f"[datum(*example) for row in {_held(spec)} for example in row_examples(tokenizer, row)]" if config.pace.evaluate_every else "[]"
     imports = (
@@ -155,10 +155,10 @@ def _supervised(spec: JobSpec) -> str:
         "from bloomery.recipes.steps import Pace",
         "from bloomery.render.rows import row_examples",
     )
-    return _head(spec, *imports) + _SUPERVISED.format(held_out=held, begin=_begin(spec), config=config) + _END
+    return _head(spec, url, *imports) + _SUPERVISED.format(held_out=held, begin=_begin(spec), config=config) + _END
 
 
-def _preferring(spec: JobSpec) -> str:
+def _preferring(spec: JobSpec, url: str) -> str:
     config, direct = preference_config(spec), isinstance(spec.method, DirectPreference)
     held = f"[pair(row) for row in {_held(spec)}]" if config.pace.evaluate_every else "[]"
     before = repr(spec.base_model) if spec.begin is None else 'run.save_snapshot("begin").result().version'
@@ -169,10 +169,10 @@ def _preferring(spec: JobSpec) -> str:
         "from bloomery.recipes.steps import Pace",
         "from bloomery.render.rows import row_pair",
     )
-    return _head(spec, *imports) + of_pairs + _PREFERRING.format(held_out=held, config=config) + _END
+    return _head(spec, url, *imports) + of_pairs + _PREFERRING.format(held_out=held, config=config) + _END
 
 
-def _reinforced(spec: JobSpec, method: Reinforcement) -> str:
+def _reinforced(spec: JobSpec, method: Reinforcement, url: str) -> str:
     config = grpo_config(spec, {"alpha": spec.alpha}, f"ejected {spec.name}")
     loop, stops = "async_grpo" if isinstance(config, AsyncGrpoConfig) else "grpo", method.early_stopping is not None
     named = {"split": spec.data.train, "grader": method.grader, "version": method.grader_version, "name": spec.name, "steps": method.steps}
@@ -186,7 +186,7 @@ def _reinforced(spec: JobSpec, method: Reinforcement) -> str:
     if method.agent is None:
         of_prompts = ("from bloomery.recipes.rollouts import Problem, RolloutConfig", "from bloomery.render.rows import row_prompt")
         held = _held_out(spec, _HELD_PROMPTS) + _HELD_DIFFERENT if stops else ""
-        return _head(spec, *sorted((*common, *by_grader, *of_prompts))) + held + _REINFORCED.format(config=config, **named) + _END
+        return _head(spec, url, *sorted((*common, *by_grader, *of_prompts))) + held + _REINFORCED.format(config=config, **named) + _END
     of_agent = (
         "from bloomery.recipes.agents import Agents",
         "from bloomery.recipes.remote_rollouts import RemoteRollouts, problem",
@@ -197,10 +197,10 @@ def _reinforced(spec: JobSpec, method: Reinforcement) -> str:
     text = _AGENT_PROBLEMS + (_SCORED_AGENT if scored else "") + _AGENT
     held = _held_out(spec, _HELD_AGENT) if stops else ""
     told = held + text.format(config=config, agent=method.agent, score=", score" if scored else "", **named)
-    return _head(spec, *sorted((*common, *of_agent, *(by_grader if scored else ())))) + told + _END
+    return _head(spec, url, *sorted((*common, *of_agent, *(by_grader if scored else ())))) + told + _END
 
 
-def _distilled(spec: JobSpec, method: Distillation) -> str:
+def _distilled(spec: JobSpec, method: Distillation, url: str) -> str:
     config = distill_config(spec, {"alpha": spec.alpha}, f"ejected {spec.name}")
     imports = (
         "from bloomery.recipes.distill import DistillConfig, train",
@@ -211,7 +211,7 @@ def _distilled(spec: JobSpec, method: Distillation) -> str:
     )
     stops = method.early_stopping is not None
     named = {"split": spec.data.train, "name": spec.name, "steps": method.steps, "looked_at": _looked_at(stops)}
-    return _head(spec, *imports) + (_held_out(spec, _HELD_PROMPTS) if stops else "") + _DISTILLED.format(config=config, **named) + _END
+    return _head(spec, url, *imports) + (_held_out(spec, _HELD_PROMPTS) if stops else "") + _DISTILLED.format(config=config, **named) + _END
 
 
 def _held_out(spec: JobSpec, text: str) -> str:
@@ -223,13 +223,13 @@ def _looked_at(stops: bool) -> str:
     return ", held_out=held_out" if stops else ""
 
 
-def _head(spec: JobSpec, *imports: str) -> str:
+def _head(spec: JobSpec, url: str, *imports: str) -> str:
     data, promise = spec.data, _PROMISE
     if isinstance(spec.method, Reinforcement) and spec.method.asynchronous:
         promise = _ASYNCHRONOUS
     elif isinstance(spec.method, Reinforcement) and spec.method.agent is not None:
         promise = _BY_AGENT.format(agent=spec.method.agent)
-    named = {"name": spec.name, "base": spec.base_model, "dataset": data.dataset, "version": data.version, "split": data.train}
+    named = {"name": spec.name, "base": spec.base_model, "dataset": data.dataset, "version": data.version, "split": data.train, "url": url}
     return _HEAD.format(promise=promise, imports="\n".join(imports), **named)
 
 

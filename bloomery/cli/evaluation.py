@@ -34,6 +34,9 @@ app = Noun(name="eval", help="Evaluate models: what they answer to a data set, a
 EvaluationArgument = Annotated[str, typer.Argument(help="Name or id of an evaluation.", autocompletion=complete.evaluations)]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Follow it until it has ended.")]
 _SHOWN_CHARS: Final = 60
+_FAILS: Final = ": of graders without a `pass_threshold` only those of the types string_check and label_model fail any"
+_FLAGS: Final = {"name": "the evaluation a name, as the first word", "data": "--dataset NAME", "models": "--model NAME", "graders": "--grader NAME"}
+"""What says the fields that have no default."""
 
 
 @app.command()
@@ -71,7 +74,7 @@ def create(
             put(given, field, value)
     put_options(given, options)
     with client_of(data_dir, url) as client:
-        made = client.evaluations.create(checked(EvaluationSpec, given))
+        made = client.evaluations.create(checked(EvaluationSpec, given, _FLAGS))
         if watch:
             made = _follow(client, made.id, quiet=as_json)
     _show(made, as_json)
@@ -131,7 +134,10 @@ def items(
             for item in found:
                 typer.echo(item.model_dump_json())
             return
-        print_table(("ROW", "MODEL", "ANSWER", "SCORES"), [(_row(item), item.model, _answer(item), _scores(item)) for item in found])
+        if not (shown := list(found)):
+            # Who asks what failed, of a grader that fails nothing, would take an empty table for good news.
+            return typer.echo("there is no such answer" + (_FAILS if status == "failed" else ""))
+        print_table(("ROW", "MODEL", "ANSWER", "SCORES"), [(_row(item), item.model, _answer(item), _scores(item)) for item in shown])
 
 
 @app.command()
@@ -141,7 +147,7 @@ def cancel(evaluation: EvaluationArgument, as_json: JsonOption = False, url: Url
         ended = client.evaluations.cancel(evaluation)
     if as_json:
         return print_json(ended)
-    typer.echo(f"{evaluation} is {ended.state}")
+    typer.echo(f"{evaluation} {ended.state.words}")
 
 
 @app.command()
@@ -191,7 +197,12 @@ def _follow(client: Client, evaluation: str, *, quiet: bool) -> Evaluation:
         def changed(now: Evaluation) -> None:
             progress.update(bar, description=now.state, completed=now.progress.scored, total=now.progress.scores)
 
-        return client.evaluations.wait(evaluation, on_change=changed)
+        try:
+            return client.evaluations.wait(evaluation, on_change=changed)
+        except KeyboardInterrupt:
+            name = client.evaluations.get(evaluation).spec.name
+            progress.console.print(f"`{name}` goes on: `bloomery eval show {name}` says how it stands, `bloomery eval cancel {name}` ends it")
+            raise
 
 
 def _show(found: Evaluation, as_json: bool) -> None:
@@ -199,7 +210,7 @@ def _show(found: Evaluation, as_json: bool) -> None:
         print_json(found)
     else:
         data, progress = found.spec.data, found.progress
-        typer.echo(f"{found.spec.name} is {found.state}" + (f": {found.reason}" if found.reason else ""))
+        typer.echo(f"{found.spec.name} {found.state.words}" + (f": {found.reason}" if found.reason else ""))
         done = f"{progress.answered} of {progress.answers} answers, {progress.scored} of {progress.scores} scores"
         typer.echo(f"{found.rows} rows of {data.dataset}, {data.split}: {done}")
         if found.result is not None:

@@ -8,9 +8,9 @@ import typer
 
 from bloomery.cli import complete
 from bloomery.cli.options import DATA_DIR, DataDirOption, UrlOption
-from bloomery.cli.running import client_of
+from bloomery.cli.running import came_of, client_of
 from bloomery.client import Client
-from bloomery.types.errors import Conflict
+from bloomery.types.errors import Conflict, NotFound
 from bloomery.types.resources import VersionFiles
 
 _CARD: Final = "README.md"
@@ -25,7 +25,9 @@ _HINT: Final = {
 def export(
     weights: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="A deployment, a version, or tinker://RUN/sampler_weights/NAME.", autocompletion=complete.deployments),
+        typer.Argument(
+            metavar="NAME", help="A deployment, a job, a version, or tinker://RUN/sampler_weights/NAME.", autocompletion=complete.deployments
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", help="A directory that is not there yet.")],
     merged: Annotated[bool, typer.Option("--merged", help="Add the adapter to its base model: a whole model for transformers.")] = False,
@@ -39,7 +41,10 @@ def export(
     choice = {"form": "merged" if merged else None, "max_shard_bytes": int(shard_gb * 1e9)}
     target = out.expanduser()
     with client_of(data_dir, url) as client:
-        listed = client.versions.files(weights, **choice)
+        try:
+            listed = client.versions.files(weights, **choice)
+        except NotFound:
+            listed = client.versions.files(came_of(client, weights), **choice)
         _write(client, listed, target, choice)
     size = sum(file.size_bytes for file in listed.files)
     typer.echo(f"{target}: {len(listed.files)} files and a model card, {size / 1e6:.1f} MB, version {listed.version} of {listed.base_model}")

@@ -59,7 +59,13 @@ def _take(ctx: typer.Context, file: Path | None) -> None:
 _FileOption = Annotated[
     Path | None,
     typer.Option(
-        "--file", "-f", exists=True, dir_okay=False, is_eager=True, callback=_take, help="A YAML file of what is not said here: rpm: 60, as --rpm 60."
+        "--file",
+        "-f",
+        exists=True,
+        dir_okay=False,
+        is_eager=True,
+        callback=_take,
+        help="A YAML file of what is not said here: `json: true` for --json.",
     ),
 ]
 

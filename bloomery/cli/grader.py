@@ -17,7 +17,7 @@ from bloomery.cli.running import client_of
 from bloomery.cli.show import JsonOption, number, print_json, print_table, utc
 from bloomery.config.written import read_yaml
 from bloomery.recipes.online import score_served
-from bloomery.types.errors import InvalidInput
+from bloomery.types.errors import InvalidInput, misfit
 from bloomery.types.graders import ATTACK_CALLS, ATTACK_TOKENS, AttackGrader, AttackRow, Calibration, GraderAttack, LabelledRow, OutputRow
 from bloomery.types.grading import GradeResult
 from bloomery.types.statistics import score_of
@@ -109,6 +109,9 @@ def score(
         found = score_served(client, name, version=version, deployment=deployment, since_us=since_us, limit=limit)
     if as_json:
         return typer.echo(json.dumps([{**each._asdict(), "result": each.result.model_dump(mode="json")} for each in found]))
+    if not found:
+        of = "" if deployment is None else f" by `{deployment}`"
+        return typer.echo(f"nothing was served{of} that has a text and no score of `{name}` yet")
     print_table(("ANSWER", "MODEL", "SCORE", "REASON"), [(each.span, each.model, number(each.result.score), _why(each.result)) for each in found])
     if scores := [each.result.score for each in found if each.result.score is not None]:
         mean = score_of(scores)
@@ -270,8 +273,7 @@ def _attack_rows(file: Path) -> list[AttackRow]:
         rows = [_attack_row(json.loads(line)) for _, line in _lines(file)]
         return AttackGrader.model_validate({"rows": rows}).rows or []
     except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidInput(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}", field="rows") from None
+        raise InvalidInput(f"{file}: {misfit(error.errors()[0], {'rows': rows}).message}", field="rows") from None
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{file}: {error}", field="rows") from None
 
@@ -308,13 +310,29 @@ def _function(file: Path, entry: str | None, style: str | None) -> dict[str, Any
 def _only_function(file: Path, source: str) -> str:
     """`score`, unless the file has functions and none of that name: then the only one, for reward functions have names of their own."""
     try:
-        body = ast.parse(source).body
+        program = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InvalidInput(f"{file} is no Python: {error}", field="source") from None
-    functions = [each.name for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [each.name for each in program.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
     public = [name for name in functions if not name.startswith("_")]
+    if not public and not any(map(_binds_score, ast.walk(program))):
+        raise InvalidInput(
+            f"{file} has no function: write `def score(output, ...): return 1.0`, whose parameters name what it is told", field="source"
+        )
     if "score" in functions or not public:
         return "score"
     if len(public) > 1:
         raise InvalidInput(f"{file} has the functions {', '.join(map('`{}`'.format, public))}: --entry says which of them scores", field="entry")
     return public[0]
+
+
+def _binds_score(node: ast.AST) -> bool:
+    """Whether it gives something the name `score`: a definition, an assignment, or an import."""
+    match node:
+        case ast.FunctionDef(name="score") | ast.AsyncFunctionDef(name="score") | ast.ClassDef(name="score"):
+            return True
+        case ast.Name(id="score", ctx=ast.Store()):
+            return True
+        case ast.alias():
+            return (node.asname or node.name) in ("score", "*")
+    return False

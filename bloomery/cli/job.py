@@ -15,7 +15,7 @@ from bloomery.cli.chain import STAGES, stages_of
 from bloomery.cli.eject import script
 from bloomery.cli.flags import Noun
 from bloomery.cli.options import DATA_DIR, DataDirOption
-from bloomery.cli.running import client_of
+from bloomery.cli.running import client_of, server_of
 from bloomery.cli.show import JsonOption, console, fidelity_words, number, print_json, utc
 from bloomery.cli.specs import checked, put, put_options, read
 from bloomery.client import Client
@@ -25,6 +25,8 @@ from bloomery.types.jobs import Compared, Gate, Job, JobPoint, JobSpec, JobState
 app = Noun(name="job", help="Train models of data sets: start, follow and steer managed jobs of the running server.", no_args_is_help=True)
 JobArgument = Annotated[str, typer.Argument(help="Name or id of a job.", autocompletion=complete.jobs)]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Follow it until it ends or stands still.")]
+_FLAGS: Final = {"name": "the job a name, as the first word", "data": "--dataset NAME", "base_model": "--model NAME"}
+"""What says the fields that have no default."""
 _FIRST: Final = ("loss", "evaluation/loss", "reward/raw", "accuracy", "kl/teacher")
 """What is shown of the newest step while a job is followed."""
 _SHOWN: Final = (*_FIRST, "reward/held_out", "learning_rate", "gradient_norm")
@@ -101,7 +103,7 @@ def list_all(
         return print_json(jobs)
     table = Table("NAME", "METHOD", "MODEL", "STATE", "STEP", "CREATED", "VERSION", box=None)
     for job in jobs:
-        steps = f"{job.progress.step}/{job.progress.steps}"
+        steps = f"{job.progress.step}/{job.progress.steps}" if job.progress.steps else "-"
         version = job.result.version[:12] if job.result else "-"
         table.add_row(job.spec.name, job.spec.method.kind, job.spec.base_model, job.state, steps, utc(job.created_us), version)
     console().print(table)
@@ -188,7 +190,7 @@ def clone(
 def eject(job: JobArgument, data_dir: DataDirOption = DATA_DIR) -> None:
     """Print a Python script that does the same over the public API: the same operations, and so the same weights, or says why not."""
     with client_of(data_dir) as client:
-        typer.echo(script(client.jobs.get(job).spec).rstrip())
+        typer.echo(script(client.jobs.get(job).spec, server_of(data_dir).url).rstrip())
 
 
 @app.command()
@@ -218,7 +220,7 @@ def compare(
 def _steered(job: Job, does: str, as_json: bool) -> None:
     if as_json:
         return print_json(job)
-    typer.echo(f"{job.spec.name} is {job.state}" + (f", and {does} within seconds" if job.state is JobState.RUNNING else ""))
+    typer.echo(f"{job.spec.name} {job.state.words}" + (f", and {does} within seconds" if job.state is JobState.RUNNING else ""))
 
 
 def _check_dry_run(dry_run: bool, watch: bool, prices: Mapping[str, float | None]) -> None:
@@ -239,7 +241,7 @@ def _completed(client: Client, stage: dict[str, Any], flags: Mapping[str, Any], 
 
 def _spec(given: dict[str, Any]) -> JobSpec:
     given.setdefault("method", {}).setdefault("kind", "sft") if isinstance(given.get("method", {}), dict) else None
-    return checked(JobSpec, given)
+    return checked(JobSpec, given, _FLAGS)
 
 
 def _put_all(given: dict[str, Any], flags: Mapping[str, Any]) -> None:
@@ -299,7 +301,12 @@ def _follow(client: Client, job: str, *, quiet: bool = False) -> Job:
             steps = f"{step}/{total}" if total else ""
             progress.update(bar, description=now.state, completed=step, total=total, steps=steps, last=_last(client, now))
 
-        return client.jobs.wait(job, on_change=changed)
+        try:
+            return client.jobs.wait(job, on_change=changed)
+        except KeyboardInterrupt:
+            name = client.jobs.get(job).spec.name
+            progress.console.print(f"`{name}` goes on: `bloomery job show {name} --watch` follows it again, `bloomery job cancel {name}` ends it")
+            raise
 
 
 def _last(client: Client, job: Job) -> str:
@@ -314,11 +321,11 @@ def _show(client: Client, job: Job, as_json: bool) -> None:
     screen = console()
     screen.print(f"{job.spec.name}  {job.state}" + (f": {job.reason}" if job.reason else ""))
     what = f"{job.spec.method.kind} on {job.spec.data.dataset} from {job.spec.base_model}"
-    screen.print(f"{what}, step {job.progress.step} of {job.progress.steps}, {job.progress.seconds:.0f} s")
+    screen.print(what + (f", step {job.progress.step} of {job.progress.steps}, {job.progress.seconds:.0f} s" if job.progress.steps else ""))
     for line in _lineage(client, job):
         screen.print(line)
     if job.result is None:
-        return None
+        return screen.print(last) if (last := _last(client, job)) else None
     table = Table("", "before", "after", "difference [95 %]", "rows", box=None)
     for measure in job.result.compared:
         table.add_row(measure.name, f"{measure.before:.4g}", f"{measure.after:.4g}", _difference(measure), str(measure.rows))

@@ -29,10 +29,11 @@ def versions(as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR) ->
     """Show the versions that were published under a name, newest first."""
     with client_of(data_dir) as client:
         found = client.snapshots()
+        jobs = {} if as_json else {job.run: job.spec.name for job in client.jobs.list()}
     if as_json:
         return print_json(found)
-    rows = [(each.version or "-", each.name or "-", each.run_id, str(each.step), utc(each.created_us)) for each in found]
-    print_table(("VERSION", "NAME", "RUN", "STEP", "CREATED"), rows)
+    rows = [(each.version or "-", jobs.get(each.run_id, "-"), each.name or "-", each.run_id, str(each.step), utc(each.created_us)) for each in found]
+    print_table(("VERSION", "JOB", "NAME", "RUN", "STEP", "CREATED"), rows)
 
 
 @app.command()

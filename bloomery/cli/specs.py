@@ -1,6 +1,7 @@
 """Specs of what is to be done, from files and flags."""
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,9 +48,36 @@ def put_options(spec: dict[str, Any], options: Sequence[str] | None) -> None:
         put(spec, field, value)
 
 
-def checked(kind: type[Spec], given: dict[str, Any]) -> Spec:
-    """The spec, or which field is wrong."""
+def checked(kind: type[Spec], given: dict[str, Any], flags: Mapping[str, str] | None = None) -> Spec:
+    """The spec, or which field is wrong: one that there is not before one that is missing, because the one is often the other, misspelled."""
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise misfit(error.errors()[0], given) from None
+        problems = error.errors()
+        problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
+        found = misfit(problem, given)
+        field = str(problem["loc"][-1])
+        if problem["type"] == "extra_forbidden" and (near := _near(kind, field)):
+            raise InvalidInput(f"{found.message}; there is {' and '.join(f'`{path}`' for path in near)}", field=found.field) from None
+        if problem["type"] == "missing" and (flag := (flags or {}).get(found.field or "")):
+            raise InvalidInput(f"{found.message}; give {flag}", field=found.field) from None
+        raise found from None
+
+
+def _near(kind: type[BaseModel], name: str) -> list[str]:
+    """The fields of that name that stand elsewhere, or of the name that is most like it."""
+    schema = kind.model_json_schema()
+    paths = list(dict.fromkeys(_paths(schema, schema.get("$defs", {}))))
+    like = difflib.get_close_matches(name, dict.fromkeys(path.rpartition(".")[2] for path in paths), n=1, cutoff=0.7)
+    return [path for path in paths if path.rpartition(".")[2] in like]
+
+
+def _paths(schema: Mapping[str, Any], named: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """All fields of a JSON schema, with dots where they are below others; those in lists have no such name."""
+    if "$ref" in schema:
+        yield from _paths(named[schema["$ref"].rpartition("/")[2]], named, above)
+    for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        yield from _paths(choice, named, above)
+    for name, inner in schema.get("properties", {}).items():
+        yield f"{above}{name}"
+        yield from _paths(inner, named, f"{above}{name}.")

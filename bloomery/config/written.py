@@ -1,5 +1,6 @@
 """YAML that people write: read to its end or refused, and never with something left out of it without a word."""
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -28,3 +29,7 @@ class _Whole(yaml.SafeLoader):  # type: ignore[misc]
             if times[key.value] > 1:
                 raise yaml.MarkedYAMLError(problem=f"`{key.value}` stands there more than once: leave one of them", problem_mark=key.start_mark)
         return node
+
+
+# To YAML 1.1 a number without a point is a text, however it goes on; to YAML 1.2, and to whoever writes a learning rate, 1e-3 is one.
+_Whole.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Final, Literal
 
 Category = Literal["user", "server"]
 
+NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""Of data sets, jobs, deployments and whatever else its maker calls as he likes."""
 _DIRECTORIES: Final = re.compile(r"(?<![\w.:/])/(?:[^\s/'\"]+/)+")
 """Of an absolute path, as it stands in a text."""
 _QUOTED_DIRECTORIES: Final = re.compile(r"(['\"])/(?:(?!\1).)*/")
@@ -166,8 +168,25 @@ def misfit(problem: Mapping[str, Any], given: Any) -> InvalidInput:
     if problem["type"] == "missing" or _has(given, last):
         path.append(str(last))
     field = ".".join(path)
-    says = "there is no such field" if problem["type"] == "extra_forbidden" else problem["msg"]
+    says = _plainly(problem)
     return InvalidInput(f"`{field}`: {says}" if field else says, field=field or None)
+
+
+def _plainly(problem: Mapping[str, Any]) -> str:
+    """What pydantic says, without its words about Python."""
+    of = problem.get("ctx", {})
+    match problem["type"]:
+        case "extra_forbidden":
+            return "there is no such field"
+        case "missing":
+            return "this is missing"
+        case "model_attributes_type":
+            return "this has fields of its own, so it is an object"
+        case "too_short":
+            return f"at least {of['min_length']} {'item is' if of['min_length'] == 1 else 'items are'} needed, not {of['actual_length']}"
+        case "string_pattern_mismatch" if of["pattern"] == NAME:
+            return "a name is letters, digits, `.`, `_` and `-`, and begins with a letter or a digit"
+    return str(problem["msg"]).removeprefix("Value error, ")
 
 
 def _has(given: Any, part: str | int) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bloomery.types.errors import NAME
 from bloomery.types.keys import Scope
 
 Consent = Literal["none", "eval", "train"]
@@ -15,7 +16,7 @@ FeedbackSource = Literal["user", "human_review", "judge", "code", "api"]
 Split = Literal["train", "validation", "eval"]
 LabelSource = Literal["import", "correction", "confirmed"]
 TimeUs = Annotated[int, Field(ge=0, lt=1 << 63)]
-Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Name = Annotated[str, Field(min_length=1, max_length=128, pattern=NAME)]
 
 
 class Resource(BaseModel):

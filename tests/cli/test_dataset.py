@@ -93,5 +93,12 @@ def test_what_makes_no_sense_is_one_line(live_server: LiveServer, rows: Path) ->
     assert "`by` divides nothing" in refusal(run(live_server, "validate", str(rows), "--by", "user"))
     assert "`parent` is a version of a `dataset`" in refusal(run(live_server, "validate", str(rows), "--parent", "1"))
     assert "below 1" in refusal(run(live_server, "validate", str(rows), "--eval", "0.9", "--validation", "0.5"))
+    broken = rows.with_name("broken.csv")
+    broken.write_text("question,answer\na,b\n")
+    assert "names `question`, `answer`" in refusal(run(live_server, "upload", "cli-refused", str(broken)))
+    # An upload that makes a data set leaves none behind, and takes none away that was there.
+    assert "no data set `cli-refused`" in refusal(run(live_server, "show", "cli-refused"))
+    assert "names `question`, `answer`" in refusal(run(live_server, "upload", "cli-empty", str(broken)))
+    assert "cli-empty" in done(live_server, "list")
     other = rows.rename(rows.with_suffix(".txt"))
     assert "give the format" in refusal(run(live_server, "validate", str(other)))

@@ -41,7 +41,7 @@ def test_an_evaluation_is_made_of_a_file_and_flags_followed_and_shown(server: Li
     said = run(
         server, "create", "typed", "--file", str(file), "--model", "bloomery-tiny", "--model", "cli-front", "--set", "params.top_p=0.9", "--watch"
     )
-    assert "typed is succeeded" in said
+    assert "typed has succeeded" in said
     assert "4 rows of cli-asked, eval: 8 of 8 answers, 8 of 8 scores" in said
     assert "1 [0.5101, 1]" in said
     assert "bloomery-tiny - cli-front" in said
@@ -59,8 +59,8 @@ def test_an_evaluation_is_made_of_a_file_and_flags_followed_and_shown(server: Li
 
 
 def test_what_is_wrong_with_a_spec_is_told_in_a_line(server: LiveServer, tmp_path: Path) -> None:
-    assert "`models`: " in run(server, "create", "x", "--dataset", "cli-asked", "--grader", "cli-other", expect=2)
+    assert "`models`: this is missing; give --model NAME" in run(server, "create", "x", "--dataset", "cli-asked", "--grader", "cli-other", expect=2)
     assert "no data set `gone`" in run(server, "create", "x", "--dataset", "gone", "--model", "bloomery-tiny", "--grader", "cli-other", expect=2)
-    assert "`graders.0`: Value error, the version of a grader is a number" in run(
+    assert "`graders.0`: the version of a grader is a number" in run(
         server, "create", "x", "--dataset", "cli-asked", "--model", "bloomery-tiny", "--grader", "cli-other@new", expect=2
     )

@@ -98,7 +98,11 @@ def test_the_only_function_of_a_file_scores_whatever_its_name_and_of_several_one
     assert run(live_server, "create", "halves", str(source)).exit_code == 0
     rows.write_text('{"output": "a", "item": {}}\n')
     assert json.loads(run(live_server, "test", "halves", str(rows), "--json").stdout)["results"][0]["score"] == 0.5
-    for text, said in (("def a(): ...\ndef b(): ...\n", "`a`, `b`: --entry says which"), ("def a(:\n", "reward.py is no Python: ")):
+    for text, said in (
+        ("def a(): ...\ndef b(): ...\n", "`a`, `b`: --entry says which"),
+        ("def a(:\n", "reward.py is no Python: "),
+        ("x = 1\n", "reward.py has no function: write `def score(output"),
+    ):
         source.write_text(text)
         found = run(live_server, "create", "several", str(source))
         assert (found.exit_code, said in found.stderr) == (2, True), found.output

@@ -1,15 +1,17 @@
 """`bloomery job`, `deployment`, `grader` and `model` as their users type them, on a real server."""
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bloomery.cli.specs import put_options
+from bloomery.cli.specs import checked, put_options, read
 from bloomery.client import Client
 from bloomery.types.errors import InvalidInput
+from bloomery.types.jobs import JobSpec
 from tests.jobs.test_methods_live import GRADER, answer, asked, chat, lines, pairs, prompt
 from tests.live import BLOOMERY, LiveServer, wait_until
 
@@ -45,6 +47,11 @@ def test_a_job_is_followed_to_its_end_compared_cloned_and_deployed(server: LiveS
     assert (shown["progress"]["step"], shown["spec"]["method"]["batches"]["rows"]) == (2, 8)
     assert f"digest of the weights {shown['result']['digest']}" in said
     assert "typed" in bloomery(server, "job", "list")
+    published = [line.split()[:3] for line in bloomery(server, "model", "versions").splitlines()]
+    assert [shown["result"]["version"], "typed", "final"] in published
+    assert f'"BLOOMERY_URL", {server.url!r}' in bloomery(server, "job", "eject", "typed")
+    said = bloomery(server, "export", "typed", "--out", str(tmp_path / "weights"))
+    assert f"version {shown['result']['version']} of bloomery-tiny" in said
     assert "published as version" in bloomery(server, "job", "events", "typed")
     assert [point["step"] for point in as_json(server, "job", "points", "typed")] == [1, 2]
     assert bloomery(server, "job", "points", "typed").splitlines()[0].split() == ["step", "loss", "learning_rate", "gradient_norm", "served/exact"]
@@ -138,6 +145,19 @@ def test_a_chain_is_made_of_a_file_followed_and_shown_with_what_comes_before_and
     assert '"begin", checkpoint' not in bloomery(server, "job", "eject", "staged-2")
 
 
+@pytest.mark.slow
+def test_who_stops_watching_is_told_that_the_job_goes_on(server: LiveServer) -> None:
+    job = ("job", "create", "watched", "--dataset", "cli-chats", "--epochs", "500", "--watch")
+    with subprocess.Popen([BLOOMERY, *job, "--data-dir", str(server.data_dir)], stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert any("is running" in line for line in watching.stdout)
+        watching.send_signal(signal.SIGINT)
+        said = watching.stdout.read()
+    assert watching.returncode == 130
+    assert "`watched` goes on: `bloomery job show watched --watch` follows it again" in said
+    assert as_json(server, "job", "cancel", "watched")["state"] in ("running", "cancelled")
+
+
 @pytest.mark.parametrize("option", ["seed=[1", "method.kind=: :", "seed"])
 def test_an_option_that_cannot_be_read_is_refused_by_its_name(option: str) -> None:
     with pytest.raises(InvalidInput, match="--set"):
@@ -146,9 +166,28 @@ def test_an_option_that_cannot_be_read_is_refused_by_its_name(option: str) -> No
 
 def test_what_is_wrong_is_one_line_with_the_field(server: LiveServer) -> None:
     said = bloomery(server, "job", "create", "wrong", "--dataset", "cli-chats", "--set", "method.batches.rowz=3", expect=2)
-    assert said == "error: `method.batches.rowz`: there is no such field\n"
+    assert said == "error: `method.batches.rowz`: there is no such field; there is `method.batches.rows` and `evaluation.rows`\n"
+    assert bloomery(server, "job", "create", "wrong", expect=2) == "error: `data`: this is missing; give --dataset NAME\n"
+    said = bloomery(server, "job", "create", "two words", "--dataset", "cli-chats", expect=2)
+    assert said == "error: `name`: a name is letters, digits, `.`, `_` and `-`, and begins with a letter or a digit\n"
     assert "--set takes FIELD=VALUE" in bloomery(server, "job", "create", "wrong", "--dataset", "cli-chats", "--set", "rank", expect=2)
     assert "leave out --watch" in bloomery(server, "job", "create", "wrong", "--dataset", "cli-chats", "--dry-run", "--watch", expect=2)
+
+
+def test_a_field_that_is_misspelled_is_told_before_the_one_that_is_missing_for_it() -> None:
+    with pytest.raises(InvalidInput, match=r"`dataset`: there is no such field; there is `data\.dataset`$"):
+        checked(JobSpec, {"name": "x", "base_model": "bloomery-tiny", "dataset": "chats", "method": {"kind": "sft"}})
+    with pytest.raises(InvalidInput, match=r"`nonsense`: there is no such field$"):
+        checked(JobSpec, {"nonsense": 1})
+
+
+def test_a_rate_as_people_write_it_is_a_number_in_options_and_files(tmp_path: Path) -> None:
+    spec: dict[str, Any] = {}
+    put_options(spec, ["a=1e-3", "b=2.5e4", "c=-1E+2", "d=1e", "e=0x1e", "f='1e-3'"])
+    assert spec == {"a": 0.001, "b": 25000.0, "c": -100.0, "d": "1e", "e": 30, "f": "1e-3"}
+    file = tmp_path / "job.yaml"
+    file.write_text("learning_rate: 1e-3\n")
+    assert read(file) == {"learning_rate": 0.001}
 
 
 def test_what_would_count_for_nothing_is_refused_by_flags_and_files_alike(server: LiveServer, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from bloomery.config.written import read_yaml
         ("a: 1\nb: [1, {a: 2}]", {"a": 1, "b": [1, {"a": 2}]}),
         ("base: &base {rank: 4, seed: 1}\njob: {<<: *base, rank: 8}", {"base": {"rank": 4, "seed": 1}, "job": {"rank": 8, "seed": 1}}),
         ("a: &a {x: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: [*a, *b], x: 3}", {"a": {"x": 1}, "b": {"x": 2}, "c": {"x": 3}}),
+        ("[1e-3, 2.5e4, -1E+2, 1e, 0x1e, '1e-3']", [0.001, 25000.0, -100.0, "1e", 30, "1e-3"]),
         ('{"a": {"b": 1}, "b": {"a": 1}}', {"a": {"b": 1}, "b": {"a": 1}}),
     ],
 )
