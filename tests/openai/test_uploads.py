@@ -84,6 +84,17 @@ def test_what_does_not_fit_is_refused_and_the_upload_goes_on(sdk: OpenAI) -> Non
     assert sdk.uploads.complete(upload, part_ids=[only]).status == "completed"
 
 
+def test_a_part_that_is_named_twice_is_refused_where_the_sizes_add_up_too(sdk: OpenAI) -> None:
+    line = lines(ROW)
+    upload = begun(sdk, 2 * len(line))
+    first, second = part(sdk, upload, line), part(sdk, upload, line)
+    with pytest.raises(openai.BadRequestError, match=f"`{first}` of upload `{upload}` is named more than once") as twice:
+        sdk.uploads.complete(upload, part_ids=[first, first])
+    assert twice.value.param == "part_ids"
+    # Two parts may say the same.
+    assert sdk.uploads.complete(upload, part_ids=[first, second]).status == "completed"
+
+
 def test_rows_that_are_none_are_named_when_an_upload_is_completed(sdk: OpenAI) -> None:
     content = lines(ROW, {"messages": []})
     upload = begun(sdk, len(content))

@@ -5,6 +5,7 @@ What is not completed within an hour is forgotten.
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -91,6 +92,9 @@ class Uploads:
         if unknown := [part for part in parts if part not in there]:
             named = ", ".join(f"`{shown(part)}`" for part in unknown[:_TOLD])
             raise NotFound(f"upload `{upload}` has no part {named}", field="part_ids")
+        if twice := [part for part, times in Counter(parts).items() if times > 1]:
+            named = ", ".join(f"`{part}`" for part in twice[:_TOLD])
+            raise InvalidInput(f"{named} of upload `{upload}` is named more than once: name every part once, in order", field="part_ids")
         chosen = [there[part] for part in parts]
         if (size := sum(part.size_bytes for part in chosen)) != given.size_bytes:
             problem = f"the parts have {size} bytes, and the upload was announced with {given.size_bytes}"
