@@ -10,7 +10,7 @@ from bloomery.jobs.served import Measure, Served
 from bloomery.jobs.work import FINAL, Published, Work, adam_config
 from bloomery.recipes.grpo import OnStep, StepReport
 from bloomery.recipes.policy import Policy, PolicyConfig, Scheduled, Start
-from bloomery.recipes.replay import FIRST_SEQ
+from bloomery.recipes.replay import FIRST_SEQ, Saving
 from bloomery.types.errors import Gone, InvalidInput, WorkerError
 from bloomery.types.jobs import JobSpec
 from bloomery.types.methods import EarlyStopping, Optimizer
@@ -145,9 +145,9 @@ def _publish(work: Work, run: TrainingRun, done: int, steps: int, stopped: str) 
         work.note_early(done, stopped)
     names = {(kept.kind, kept.name) for kept in run.checkpoints()}
     if ("named", FINAL) not in names:
-        run.save_checkpoint(FINAL).result()
+        Saving(run.save_checkpoint(FINAL)).result()
     if ("snapshot", FINAL) not in names:
-        run.save_snapshot(FINAL).result()
+        Saving(run.save_snapshot(FINAL)).result()
     kept = {(each.kind, each.name): each for each in run.checkpoints()}
     checkpoint, snapshot = kept["named", FINAL], kept["snapshot", FINAL]
     assert checkpoint.digest is not None

@@ -4,8 +4,9 @@ One step of training is three operations of the run: gradients, update, snapshot
 run's operations in order, whoever dies, so all that a loop has to remember is which groups it has had, and under which number its step began. That is
 the cursor: a small file, replaced atomically before the first of them is submitted. A loop that is started again compares that number with the run's
 and knows which of them are there: none, and it makes the same groups again, from the same weights with the same seeds; some, and it submits the rest.
-It is written again when they are done, because the server drops results after some days, and weights without a name. What a round showed goes with
-it, and what the trainer measured is the server's to tell, so that no step goes untold either.
+It is written again when they are done, because the server drops results after some days, and weights without a name. A save that the server failed
+at, its disk was full say, ends the loop (`NotKept`); one that is started again saves anew. What a round showed goes with the cursor, and what the
+trainer measured is the server's to tell, so that no step goes untold either.
 
 The gradients of a step tell whether trainer and sampler computed the same of the tokens that are of the weights that it begins with (`agreement`).
 They are asked before the update is submitted, so that what is refused is not learnt, by a loop that is started again either.
@@ -14,14 +15,16 @@ They are asked before the update is submitted, so that what is refused is not le
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, get_args
+from typing import Any, Final, NamedTuple, Self, TypeVar, get_args
 
 import numpy as np
 
 from bloomery.client import Client, Pending, Sampler, TrainingRun
+from bloomery.client.training import OperationFailed
 from bloomery.recipes.agreement import Held, Served, compare, of_metrics
 from bloomery.recipes.cursors import NOTHING, Cursor, CursorStore, Shown, parsed, store_of, write_cursor
 from bloomery.recipes.holding import Bar
+from bloomery.recipes.replay import Saving
 from bloomery.recipes.rl_metrics import HELD, update_metrics
 from bloomery.recipes.sft import AdamConfig
 from bloomery.recipes.steps import kept_name
@@ -29,8 +32,11 @@ from bloomery.recipes.stopping import Stopping
 from bloomery.types.errors import Conflict, Corrupt, Gone, InvalidInput, NotFound
 from bloomery.types.losses import TEMPERATURE
 from bloomery.types.operations import CheckpointResult, Datum, ForwardBackwardResult, LoadResult, OptimStepResult, SnapshotResult
+from bloomery.types.wire import Wire
 
-_OPERATIONS: Final = 3
+Saved = TypeVar("Saved", CheckpointResult, SnapshotResult)
+_UNTIL_SAVED: Final = 2
+"""Operations of a step before its saves: gradients and update."""
 _FIRST: Final = "start"
 
 
@@ -234,8 +240,8 @@ class Policy:
     def _finish_what_was_begun(self) -> None:
         cursor, there, timeout_s = self.cursor, self.run.next_seq - self.cursor.seq, self._config.training_timeout_s
         beginning = 1 + (self._config.start is not None and not cursor.first)
-        expected = _OPERATIONS + cursor.keeps if cursor.batch else beginning * (not cursor.version)
-        if there < 0 or not self._only_checkpoints(cursor.seq + expected):
+        until_saved, snapshots = (_UNTIL_SAVED, 1) if cursor.batch else (0, 0) if cursor.version else (beginning - 1, 1)
+        if there < 0 or not self._only_saves(cursor.seq + until_saved, snapshots):
             state = f"the next operation of run `{cursor.run_id}` is {self.run.next_seq}, and the cursor {self._store} stands at {cursor.seq}"
             raise Conflict(f"{state}: one of them was restored from an earlier day, or another program uses the run; begin anew with another file")
         if not cursor.version:
@@ -271,26 +277,35 @@ class Policy:
             load = self.run.load(run_id, checkpoint, optimizer=optimizer) if there == 0 else self.run.submitted(seq, LoadResult)
             load.result(timeout_s)
         name = None if self.cursor.first else _FIRST
-        snapshot = self.run.save_snapshot(name) if there < beginning else self.run.submitted(seq + beginning - 1, SnapshotResult)
-        return snapshot.result(timeout_s).version
+        return self._saved(seq + beginning - 1, SnapshotResult, lambda: self.run.save_snapshot(name)).result(timeout_s).version
 
-    def _only_checkpoints(self, first: int) -> bool:
-        """Whether all operations from this one on only keep what was there: somebody saved a checkpoint by the way."""
+    def _only_saves(self, first: int, snapshots: int) -> bool:
+        """Whether all operations from this one on only keep what was there, so many of them as a snapshot, or failed at it: somebody saved a
+        checkpoint by the way, or this loop anew what the server could not keep."""
+        found = [self._came_to(seq) for seq in range(first, self.run.next_seq)]
+        saves = all(isinstance(each, CheckpointResult | SnapshotResult | None) for each in found)
+        return saves and sum(isinstance(each, SnapshotResult) for each in found) <= snapshots
+
+    def _came_to(self, seq: int) -> Wire | None:
+        """What became of an operation, whatever its kind; None where the server failed at it."""
         try:
-            for seq in range(first, self.run.next_seq):
-                self.run.submitted(seq, CheckpointResult).result(self._config.training_timeout_s)
-        except Conflict:
-            return False
-        return True
+            return self.run.submitted(seq, Wire).result(self._config.training_timeout_s)
+        except OperationFailed:
+            return None
+
+    def _saved(self, first: int, kind: type[Saved], save: Callable[[], Pending[Saved]]) -> Saving[Saved]:
+        """The save of this kind that is there from this operation on; where none is, or the server failed at it, another."""
+        there = (seq for seq in range(first, self.run.next_seq) if isinstance(self._came_to(seq), kind))
+        return Saving(save() if (seq := next(there, None)) is None else self.run.submitted(seq, kind))
 
     def _submit(self, there: int) -> "_Submitted":
         """What follows the gradients of a step, of whose operations the first `there` were submitted before."""
         run, seq, name = self.run, self.cursor.seq, kept_name(self.cursor.round + 1) if self.cursor.keeps else None
         update = run.submitted(seq + 1, OptimStepResult) if there > 1 else run.optim_step(**self._config.update(self.cursor.round))
-        snapshot = run.submitted(seq + 2, SnapshotResult) if there > 2 else run.save_snapshot(name)
+        snapshot = self._saved(seq + _UNTIL_SAVED, SnapshotResult, lambda: run.save_snapshot(name))
         if name is None:
             return _Submitted(update, snapshot, None)
-        return _Submitted(update, snapshot, run.submitted(seq + 3, CheckpointResult) if there > 3 else run.save_checkpoint(name))
+        return _Submitted(update, snapshot, self._saved(seq + _UNTIL_SAVED + 1, CheckpointResult, lambda: run.save_checkpoint(name)))
 
     def _hold_all(self, cursor: Cursor, gradients: Pending[ForwardBackwardResult]) -> int:
         """Tokens of an update on policy: how many there are of which the trainer has the numbers that were served, or Corrupt."""
@@ -337,11 +352,11 @@ class _Submitted(NamedTuple):
     """What follows the gradients of a step; `checkpoint` where that is kept under a name."""
 
     update: Pending[OptimStepResult]
-    snapshot: Pending[SnapshotResult]
-    checkpoint: Pending[CheckpointResult] | None
+    snapshot: Saving[SnapshotResult]
+    checkpoint: Saving[CheckpointResult] | None
 
     def version(self, timeout_s: float) -> str:
-        """Once everything is there."""
+        """Once everything is there; NotKept where the server could not keep it."""
         if self.checkpoint is not None:
             self.checkpoint.result(timeout_s)
         return self.snapshot.result(timeout_s).version

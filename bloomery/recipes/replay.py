@@ -102,13 +102,13 @@ class Replayed:
     def save_checkpoint(self, name: str) -> Awaited[CheckpointResult]:
         """Keep the resumable state."""
         if (seq := self._again()) is None:
-            return _Saving(self._run.save_checkpoint(name))
+            return Saving(self._run.save_checkpoint(name))
         return _Kept(self._run.submitted(seq, CheckpointResult), lambda: self._checkpoint(seq), lambda: self.save_checkpoint(name))
 
     def save_snapshot(self, name: str | None = None) -> Awaited[SnapshotResult]:
         """Publish the weights."""
         if (seq := self._again()) is None:
-            return _Saving(self._run.save_snapshot(name))
+            return Saving(self._run.save_snapshot(name))
         # What has no name is not waited for: by the time that it is known to have failed, the weights may be others.
         again = None if name is None else lambda: self.save_snapshot(name)
         return _Kept(self._run.submitted(seq, SnapshotResult), lambda: self._snapshot(seq), again)
@@ -162,7 +162,7 @@ class NotKept(WorkerError):
     """The server could not keep weights, its disk is full say. That is the operation's result for good: a recipe that runs again saves anew."""
 
 
-class _Saving(Awaited[Outcome]):
+class Saving(Awaited[Outcome]):
     """A save. Behind one under a name a recipe submits nothing but others before it is there."""
 
     def __init__(self, pending: Awaited[Outcome]) -> None:
