@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from bloomery.cli.chain import stages_of
@@ -13,7 +14,7 @@ from bloomery.services.jobs.gates import obstacle
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.types.jobs import Begin, Compared, CreateChain, Data, Evaluation, Gate, Job, JobResult, JobSpec, JobState
 from bloomery.types.leases import FinishJob, ReportJob
-from bloomery.types.methods import DirectPreference, Measure, Reinforcement
+from bloomery.types.methods import DirectPreference, Distillation, Measure, Reinforcement
 from tests.api.server import URL, Server, serving
 
 CHAT = '{"text": "a", "label": "b"}'
@@ -101,6 +102,55 @@ def test_a_job_waits_for_the_one_that_it_begins_with_and_begins_where_that_ended
     lease = client.runner("r").claim(0)
     assert lease is not None
     assert lease.job.spec == ready.spec
+
+
+def test_what_an_unended_job_needs_is_neither_deleted_nor_let_expire(server: Server, client: Client) -> None:
+    client.jobs.create(sft("first"))
+    lease = client.runner("r").claim(0)
+    assert lease is not None
+    # Its own, which it has saved so far.
+    theirs = Client(URL, lease.token, transport=server.transport)
+    run = theirs.create_run("tiny", 16, seed=1)
+    run.save_snapshot("begin").result()
+    theirs.working(lease.job.id).report(ReportJob(run=run.id))
+    refused(server, run.id, "sampler_weights/begin", "job `first` (running) has saved, and goes on with")
+    client.jobs.cancel("first")
+    theirs.working(lease.job.id).finish(FinishJob(state="cancelled"))
+    assert forget(server, run.id, "sampler_weights/begin").status_code == 200
+    # Where another job begins: one that was paused while it waited is not told yet.
+    client.jobs.create(sft("before"))
+    client.jobs.create(dpo("after", "before"))
+    client.jobs.pause("after")
+    result = end(server, "before")
+    assert result is not None
+    refused(server, result.run, "weights/final", "job `after` (paused) begins at")
+    client.jobs.resume("after")
+    refused(server, result.run, "weights/final", "job `after` (queued) begins at")
+    # A teacher.
+    learns = Distillation(teacher=result.version, max_tokens=8)
+    client.jobs.create(JobSpec(name="student", base_model="tiny", data=Data(dataset="prompts"), method=learns))
+    refused(server, result.run, "sampler_weights/final", "job `student` (queued) learns from")
+    # Who keeps it changes nothing for them, and once they have ended it goes.
+    assert server.http.put(f"/api/v1/training_runs/{result.run}/checkpoints/weights/final/ttl", json={"ttl_seconds": None}).status_code == 200
+    for job in ("after", "student"):
+        client.jobs.cancel(job)
+    assert [forget(server, result.run, path).status_code for path in ("weights/final", "sampler_weights/final")] == [200, 200]
+
+
+def refused(server: Server, run: str, path: str, needs: str) -> None:
+    """Its end is, however it is asked for."""
+    for answer in (forget(server, run, path), expire(server, run, path)):
+        # This contract's word for a conflict: its SDK would ask again upon another.
+        assert answer.status_code == 400
+        assert f"`tinker://{run}/{path}` is what {needs}: cancel the job, or wait for its end" in answer.text
+
+
+def forget(server: Server, run: str, path: str) -> httpx.Response:
+    return server.http.delete(f"/api/v1/training_runs/{run}/checkpoints/{path}")
+
+
+def expire(server: Server, run: str, path: str) -> httpx.Response:
+    return server.http.put(f"/api/v1/training_runs/{run}/checkpoints/{path}/ttl", json={"ttl_seconds": 60})
 
 
 def test_whoever_asks_for_a_job_hears_of_the_next_stage_when_the_one_before_ends(server: Server, client: Client) -> None:

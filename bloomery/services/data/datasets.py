@@ -23,6 +23,7 @@ from bloomery.services.data.curation import Curation, curated_rows
 from bloomery.services.data.importing import Built, Ground, Prepared, made, prepare_files, prepare_rows, prepare_split, validate_file
 from bloomery.services.data.reading import Source, unpacked
 from bloomery.services.data.stored_rows import Blob, Opened, StoredRows
+from bloomery.services.needed import needs_dataset
 from bloomery.services.one_row import one_row
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
@@ -41,7 +42,6 @@ from bloomery.types.datasets import (
 )
 from bloomery.types.errors import Conflict, InvalidInput, NotFound, naming
 from bloomery.types.ids import new_id, now_us
-from bloomery.types.jobs import JobSpec, JobState
 from bloomery.types.resources import Page, Split
 
 OPENED_BYTES: Final = 128 << 20
@@ -120,10 +120,8 @@ class Datasets:
 
         def forget(connection: Connection) -> None:
             row = _named(connection, p.project, name)
-            if (job := _job_that_needs(connection, p.project, name)) is not None:
-                raise Conflict(
-                    f"data set `{name}` is what job `{job.name}` ({job.state}) trains on: cancel the job, or wait for its end", field="name"
-                )
+            if (needed := needs_dataset(connection, p.project, name)) is not None:
+                raise Conflict(f"data set `{name}` {needed}", field="name")
             versions = select(rows.dataset_version.c.id).where(rows.dataset_version.c.dataset_id == row.id)
             connection.execute(delete(rows.dataset_item).where(rows.dataset_item.c.version_id.in_(versions)))
             connection.execute(delete(rows.dataset_version).where(rows.dataset_version.c.dataset_id == row.id))
@@ -352,13 +350,6 @@ def _items(project: str, version_id: str, built: Built) -> Iterator[dict[str, An
 def _named(connection: Connection, project: str, name: str) -> DatabaseRow[Any]:
     query = select(rows.dataset).where(rows.dataset.c.project == project, rows.dataset.c.name == name)
     return one_row(connection, query, f"data set `{name}`", field="name")
-
-
-def _job_that_needs(connection: Connection, project: str, name: str) -> DatabaseRow[Any] | None:
-    table = rows.job.c
-    query = select(rows.job).where(table.project == project, table.state.in_([state for state in JobState if not state.ended]))
-    found: Sequence[DatabaseRow[Any]] = connection.execute(query).all()
-    return next((row for row in found if JobSpec.model_validate_json(row.spec).data.dataset == name), None)
 
 
 def _version(project: str, dataset_id: str, version: str) -> Select[Any]:

@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, delete, func, ins
 
 from bloomery.services.access.principal import Principal
 from bloomery.services.kinds import EXTERNAL, NAMED, PENDING, READY, SNAPSHOT, SOURCE
+from bloomery.services.needed import needs_saved
 from bloomery.services.training.run_rows import TINKER
 from bloomery.store import rows
 from bloomery.store.database import Database
@@ -150,18 +151,29 @@ class Checkpoints:
         return {(row.run_id, row.kind): row for row in found}
 
     async def set_ttl(self, p: Principal, path: str, ttl_s: int | None) -> None:
-        """Let it expire in `ttl_s`; None keeps it."""
+        """Let it expire in `ttl_s`, unless a job that has not ended needs it; None keeps it."""
         p.require("train")
         check_ttl(ttl_s)
         found = await self.own(p, path)
-        statement = update(rows.checkpoint).where(rows.checkpoint.c.id == found.id).values(expires_us=expiry_us(ttl_s, now_us()))
-        await self._database.write(lambda connection: connection.execute(statement))
+
+        def change(connection: Connection) -> None:
+            if ttl_s is not None:
+                _require_unneeded(connection, p.project, found)
+            statement = update(rows.checkpoint).where(rows.checkpoint.c.id == found.id)
+            connection.execute(statement.values(expires_us=expiry_us(ttl_s, now_us())))
+
+        await self._database.write(change)
 
     async def delete(self, p: Principal, path: str) -> None:
-        """Forget it; a version that a deployment serves stays served."""
+        """Forget it, unless a job that has not ended needs it; a version that a deployment serves stays served."""
         p.require("train")
         found = await self.own(p, path)
-        await self._database.write(lambda connection: connection.execute(delete(rows.checkpoint).where(rows.checkpoint.c.id == found.id)))
+
+        def forget(connection: Connection) -> None:
+            _require_unneeded(connection, p.project, found)
+            connection.execute(delete(rows.checkpoint).where(rows.checkpoint.c.id == found.id))
+
+        await self._database.write(forget)
 
     async def _one(self, allowed: ColumnElement[bool], wanted: "_Named", field: str = "path") -> CheckpointRow:
         table = rows.checkpoint.c
@@ -215,6 +227,11 @@ def of_run(run_id: str) -> ColumnElement[bool]:
         alias.contract == TINKER, alias.kind == "run", alias.name == run_id, alias.project == rows.checkpoint.c.project
     )
     return or_(rows.checkpoint.c.run_id == run_id, rows.checkpoint.c.run_id.in_(named))
+
+
+def _require_unneeded(connection: Connection, project: str, found: CheckpointRow) -> None:
+    if (needed := needs_saved(connection, project, found)) is not None:
+        raise Conflict(f"`{found.path}` {needed}", field="path")
 
 
 def _parse(path: str) -> _Named:
