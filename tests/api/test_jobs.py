@@ -17,10 +17,11 @@ from bloomery.client import Client
 from bloomery.config import ModelConfig
 from bloomery.services.access.principal import SCOPES, Principal
 from bloomery.services.jobs.job_rows import add_job
-from bloomery.services.jobs.leases import MAX_DEATHS, Leases
+from bloomery.services.jobs.leases import MAX_DEATHS, Leases, pause_s
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthorized
+from bloomery.types.ids import now_us
 from bloomery.types.jobs import JOB_NEXT, Data, JobPoint, JobProgress, JobResult, JobSpec, JobState
 from bloomery.types.leases import MAX_REASON, FinishJob, Lease, NewJobEvent, ReportJob
 from bloomery.types.methods import DirectPreference, Distillation, Optimizer, Reinforcement, Schedule, Supervised
@@ -96,6 +97,7 @@ def test_whoever_waits_for_a_job_is_given_the_next_one(client: Client) -> None:
 
 
 def test_a_process_works_with_its_lease_alone_and_only_at_its_job(server: Server, client: Client) -> None:
+    server.services.leases.first_pause_s = 0.0
     job, other = make(client, "a"), make(client, "b")
     lease = client.runner("r").claim(0)
     assert lease is not None
@@ -161,6 +163,7 @@ def test_whoever_follows_jobs_misses_nothing_when_the_clock_is_set_back(server: 
 
 
 def test_a_lease_ends_with_its_process_its_runner_its_time_and_its_job(server: Server, client: Client) -> None:
+    server.services.leases.first_pause_s = 0.0
     job, runner = make(client, "a"), client.runner("r")
 
     def claimed() -> Client:
@@ -259,6 +262,9 @@ def test_a_job_that_arrives_in_the_last_moment_is_not_lost(server: Server, clien
         looked: asyncio.Event
         let_go: asyncio.Event
 
+        async def read(self, look: Callable[[Connection], Any]) -> Any:
+            return await self.database.read(look)
+
         async def write(self, change: Callable[[Connection], Any]) -> Any:
             answer = await self.database.write(change)
             if "_claim_now" in change.__qualname__:
@@ -283,6 +289,7 @@ def test_a_job_that_arrives_in_the_last_moment_is_not_lost(server: Server, clien
 
 
 def test_a_job_whose_processes_die_without_a_step_fails(server: Server, client: Client) -> None:
+    server.services.leases.first_pause_s = 0.0
     job, runner = make(client, "a"), client.runner("r")
     for life in range(1, MAX_DEATHS + 3):
         lease = runner.claim(0)
@@ -297,7 +304,68 @@ def test_a_job_whose_processes_die_without_a_step_fails(server: Server, client: 
     assert client.jobs.get(job).reason == f"its process ended with status 3, {MAX_DEATHS} times in a row without a step between"
 
 
+def test_a_pause_grows_with_each_death_in_a_row_and_there_is_none_behind_the_first() -> None:
+    assert [pause_s(deaths) for deaths in range(1, 7)] == [0, 2, 8, 32, 60, 60]
+
+
+def test_a_job_whose_processes_die_one_behind_the_other_gets_the_next_after_a_pause(server: Server, client: Client) -> None:
+    job, runner = make(client, "a"), client.runner("r")
+
+    def dies() -> str | None:
+        """Whether a process had it; its token then."""
+        if (lease := runner.claim(0)) is None:
+            return None
+        runner.ended(job, lease.job.epoch, "ended with status 3")
+        return lease.token
+
+    def pauses() -> list[str]:
+        return [event.message for event in client.jobs.events(job) if "gets a process in" in event.message]
+
+    server.services.leases.first_pause_s = 50.0
+    # At once behind the first.
+    assert [dies() is not None for _ in range(3)] == [True, True, False]
+    assert pauses() == ["is queued, and gets a process in 50 s"]
+    # Others go first, and who does not want to wait has it at once.
+    make(client, "b")
+    other = runner.claim(0)
+    assert other is not None
+    assert other.job.spec.name == "b"
+    client.jobs.pause(job)
+    client.jobs.resume(job)
+    assert [dies() is not None for _ in range(3)] == [True, True, False]
+    # Whoever waits for a job has it when the pause is over, and a restart of the api changes nothing of that.
+    server.stop()
+    server.start()
+    assert runner.claim(0) is None
+    server.call(due_now(server, job))
+    lease = runner.claim(20)
+    assert lease is not None
+    assert (lease.job.id, len(pauses())) == (job, 2)
+    # A step begins the count anew.
+    of(server, lease.token).working(job).report(ReportJob(progress=JobProgress(step=1, steps=4)))
+    runner.ended(job, lease.job.epoch, "was killed by SIGKILL")
+    assert runner.claim(0) is not None
+
+
+async def due_now(server: Server, job: str) -> None:
+    """The pause of a job is over in an instant, while somebody waits."""
+    soon = update(rows.job).where(rows.job.c.id == job).values(due_us=now_us() + 200_000)
+    await server.services.leases._database.write(lambda connection: connection.execute(soon))
+
+
+def test_a_pause_that_is_longer_than_any_is_of_a_clock_that_was_set_back(server: Server, client: Client) -> None:
+    job, runner = make(client, "a"), client.runner("r")
+    later = update(rows.job).where(rows.job.c.id == job).values(due_us=now_us() + 3_600_000_000)
+
+    async def set_back() -> None:
+        await server.services.leases._database.write(lambda connection: connection.execute(later))
+
+    server.call(set_back())
+    assert runner.claim(0) is not None
+
+
 def test_a_job_whose_processes_say_what_they_die_of_fails_with_that(server: Server, client: Client) -> None:
+    server.services.leases.first_pause_s = 0.0
     job, runner = make(client, "a"), client.runner("r")
     for life in range(1, MAX_DEATHS + 1):
         lease = runner.claim(0)

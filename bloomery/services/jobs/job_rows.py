@@ -83,8 +83,9 @@ def add_job(connection: Connection, project: str, job_id: str, spec: JobSpec) ->
     return job_of(one_job(connection, project, job_id))
 
 
-def switch(connection: Connection, row: Row[Any], state: JobState, *, reason: str | None = None, **values: Any) -> None:
-    """Change a job's state, by compare-and-swap of state and lease, and note it as an event; unless it runs on, nobody has the lease any more."""
+def switch(connection: Connection, row: Row[Any], state: JobState, *, reason: str | None = None, pause_s: float = 0.0, **values: Any) -> None:
+    """Change a job's state, by compare-and-swap of state and lease, and note it as an event; unless it runs on, nobody has the lease any more. One
+    that waits for a process is given none within `pause_s`."""
     before = JobState(row.state)
     if state not in JOB_NEXT[before]:
         wanted = "resumed" if state is JobState.QUEUED else state
@@ -94,13 +95,14 @@ def switch(connection: Connection, row: Row[Any], state: JobState, *, reason: st
     if state is not JobState.RUNNING:
         changed |= {"runner": None, "lease_until_us": None, "lease_hash": None}
     if state is JobState.QUEUED:
-        changed |= {"queued_us": now, "wanted": "run"}
+        changed |= {"queued_us": now, "due_us": now_us() + int(pause_s * 1e6) if pause_s else None, "wanted": "run"}
     if state.ended:
         changed |= {"finished_us": now}
     statement = update(rows.job).where(rows.job.c.id == row.id, rows.job.c.state == before, rows.job.c.epoch == row.epoch).values(changed)
     if not rows.changed(connection, statement):
         raise Conflict(f"job `{row.name}` was changed meanwhile: look at it again")
     said = state.words if reason is None else f"{state.words}: {reason}"
+    said += f", and gets a process in {pause_s:g} s" if pause_s else ""
     level: Literal["error", "info"] = "error" if state is JobState.FAILED else "info"
     note(connection, row.project, row.id, NewJobEvent(level=level, message=shown(said, MAX_REASON), data={CHANGED_TO: state}))
     if state.ended:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import ColumnElement, Connection, Row, func, select, update
 
 from bloomery.services.access.auth import Auth, fingerprint
 from bloomery.services.access.principal import Principal
@@ -30,6 +30,8 @@ HEARD_S: Final = 60.0
 """A runner that said nothing for so long is taken for gone; it asks for a job again after half a minute at most."""
 MAX_DEATHS: Final = 5
 """A job whose processes died so often in a row, without one step between two, will not get better by itself."""
+FIRST_PAUSE_S: Final = 2.0
+LONGEST_PAUSE_S: Final = 60.0
 SCOPES_OF_A_JOB: Final[frozenset[Scope]] = frozenset({"infer", "read", "train"})
 
 
@@ -38,6 +40,8 @@ class Leases:
 
     def __init__(self, database: Database, auth: Auth, jobs: Jobs, *, lease_s: float = LEASE_S) -> None:
         self._database, self._auth, self._jobs, self._lease_s = database, auth, jobs, lease_s
+        self.first_pause_s = FIRST_PAUSE_S
+        """Behind the second death in a row."""
         self._lives: Counter[str] = Counter()
         """How often each runner has started, as far as this process knows."""
         self._heard_s: dict[str, float] = {}
@@ -70,11 +74,14 @@ class Leases:
                 return lease
             until_s = asyncio.get_running_loop().time() + wait_s
             while lease is None and self._lives[runner] == life:
+                due_in_s = await self._due_in_s()
+                due_s = until_s if due_in_s is None else asyncio.get_running_loop().time() + due_in_s
                 try:
-                    async with asyncio.timeout_at(until_s):
+                    async with asyncio.timeout_at(min(until_s, due_s)):
                         await arrived.wait()
                 except TimeoutError:
-                    return None
+                    if until_s <= due_s:
+                        return None
                 arrived.clear()
                 if self._lives[runner] == life:
                     # Not within the time: a job that was given out, and of which nobody heard, would wait for its lease to end.
@@ -186,7 +193,8 @@ class Leases:
         def change(connection: Connection) -> list[Row[Any]]:
             found = list(connection.execute(select(rows.job).where(rows.job.c.state == JobState.RUNNING, *conditions)))
             for row in found:
-                _let_go(connection, row, why, deaths=row.deaths + deadly)
+                deaths = row.deaths + deadly
+                _let_go(connection, row, why, deaths=deaths, pause_s=pause_s(deaths, self.first_pause_s) if deadly else 0.0)
             return found
 
         let_go = await self._database.write(change)
@@ -196,8 +204,26 @@ class Leases:
             self._jobs.queued.tell()
         return [row.id for row in let_go]
 
+    async def _due_in_s(self) -> float | None:
+        """When the next of the jobs that pause may have a process; None where none pauses."""
+        now, table = now_us(), rows.job.c
+        query = select(func.min(table.due_us)).where(table.state == JobState.QUEUED, ~_due(now))
+        next_us: int | None = await self._database.read(lambda connection: connection.scalar(query))
+        return None if next_us is None else (next_us - now) / 1e6
+
     def _until_us(self) -> int:
         return now_us() + int(self._lease_s * 1e6)
+
+
+def pause_s(deaths: int, first_s: float = FIRST_PAUSE_S) -> float:
+    """None behind the first, which something from outside may have been; four times as long behind each that follows without a step between."""
+    return 0.0 if deaths < 2 else min(first_s * 4.0 ** (deaths - 2), LONGEST_PAUSE_S)
+
+
+def _due(now: int) -> ColumnElement[bool]:
+    """What pauses no more. A pause that is longer than any is of a clock that was set back since."""
+    due_us = rows.job.c.due_us
+    return due_us.is_(None) | (due_us <= now) | (due_us > now + int(LONGEST_PAUSE_S * 1e6))
 
 
 def _borrower(project: str, job_id: str) -> Principal:
@@ -215,7 +241,7 @@ def _next(connection: Connection) -> Row[Any] | None:
         .correlate(table)
         .scalar_subquery()
     )
-    query = select(table).where(table.c.state == JobState.QUEUED).order_by(running, table.c.queued_us, table.c.id).limit(1)
+    query = select(table).where(table.c.state == JobState.QUEUED, _due(now_us())).order_by(running, table.c.queued_us, table.c.id).limit(1)
     return connection.execute(query).first()
 
 
@@ -229,8 +255,8 @@ def _came_to(said: FinishJob, wanted: Wanted) -> JobState:
     return JobState.QUEUED if wanted == "run" and said.reason is None else JobState.PAUSED
 
 
-def _let_go(connection: Connection, row: Row[Any], why: str, *, deaths: int) -> None:
-    """Nobody has the job any more: it does what it was asked to do, and otherwise waits again."""
+def _let_go(connection: Connection, row: Row[Any], why: str, *, deaths: int, pause_s: float) -> None:
+    """Nobody has the job any more: it does what it was asked to do, and otherwise waits again, for a process in `pause_s`."""
     last_words = _last_words(connection, row.id)
     note(connection, row.project, row.id, NewJobEvent(level="warning", message=shown(why, MAX_REASON)))
     if row.wanted == "cancel":
@@ -241,7 +267,7 @@ def _let_go(connection: Connection, row: Row[Any], why: str, *, deaths: int) -> 
         reason = f"{why}, {deaths} times in a row without a step between{last_words}"
         switch(connection, row, JobState.FAILED, reason=shown(reason, MAX_REASON))
     else:
-        switch(connection, row, JobState.QUEUED, deaths=deaths)
+        switch(connection, row, JobState.QUEUED, pause_s=pause_s, deaths=deaths)
 
 
 def _last_words(connection: Connection, job: str) -> str:

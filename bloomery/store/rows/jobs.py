@@ -28,6 +28,7 @@ job = Table(
     integer("created_us"),
     integer("updated_us"),
     integer("queued_us"),  # since when it waits: the order in which jobs get a process
+    integer("due_us", null=True),  # until when it waits for no process, because its last ones died
     integer("started_us", null=True),
     integer("finished_us", null=True),
     UniqueConstraint("project", "name", name="job_name"),
