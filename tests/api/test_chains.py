@@ -28,7 +28,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
         client = server.client()
         for name, row in (("chats", CHAT), ("pairs", PAIR), ("prompts", PROMPT)):
             client.datasets.create(name)
-            client.datasets.add_version(name, {"train": row, "eval": row.replace('"a"', '"held out"')})
+            held_out = [row.replace('"a"', f'"held {which}"') for which in ("out", "back")]
+            client.datasets.add_version(name, {"train": row, "eval": "\n".join(held_out)})
         client.graders.create("right", {"type": "string_check", "name": "c", "input": "{{sample.output_text}}", "reference": "a", "operation": "eq"})
         yield server
 
@@ -288,11 +289,26 @@ def test_a_chain_that_is_asked_for_twice_is_made_once(server: Server, client: Cl
         ([sft("a", evaluation=Evaluation(answers=0)), dpo("b", "a", Gate(measure="exact"))], InvalidInput, "begin.gate", "no rows are answered"),
         ([sft("a", evaluation=Evaluation(split="validation")), dpo("b", "a", Gate(measure="loss"))], InvalidInput, "begin.gate", "no rows in `valid"),
         ([sft("a"), dpo("b", "nobody")], InvalidInput, "begin.job", "begins at no stage before it"),
-        ([dpo("b", "a"), sft("a")], NotFound, "begin.job", "no job `a`"),
+        ([dpo("b", "a"), sft("a")], InvalidInput, "begin.job", "begins at stage `a`, which does not stand before it"),
+        ([dpo("b", "a", Gate(measure="loss")), dpo("a", "b", Gate(measure="loss"))], InvalidInput, "begin.job", "begins at stage `a`, which does"),
+        ([dpo("a", "a")], InvalidInput, "begin.job", "begins at stage `a`, which does not stand before it"),
+        ([dpo("b", "gone")], NotFound, "begin.job", "no job `gone`"),
+        ([sft("a"), dpo("b", "a", Gate(measure="loss", bound=-0.1))], InvalidInput, "begin.gate", "`loss` of at most -0.1, which it never is"),
+        ([sft("a"), dpo("b", "a", Gate(measure="exact", bound=1.01))], InvalidInput, "begin.gate", "`exact` of at least 1.01, which it never is"),
+        (
+            [sft("a", evaluation=Evaluation(rows=1)), dpo("b", "a", Gate(measure="loss"))],
+            InvalidInput,
+            "begin.gate",
+            "hold more out, or give a `bound`",
+        ),
+        ([sft("a", evaluation=Evaluation(answers=1)), dpo("b", "a", Gate(measure="exact"))], InvalidInput, "begin.gate", "hold more out, or give"),
         ([sft("a"), dpo("a", "a")], InvalidInput, "name", "has the name of a stage before it"),
         ([sft("a"), dpo("b", "a", data=Data(dataset="gone"))], NotFound, "data.dataset", "no data set `gone`"),
     ],
-    ids=["rank", "alpha", "kind", "rows", "context", "measure", "answers", "held out", "begin", "order", "name", "data"],
+    ids=[
+        *("rank", "alpha", "kind", "rows", "context", "measure", "answers", "held out", "begin", "order", "both", "itself", "gone"),
+        *("loss", "exact", "one row", "one answer", "name", "data"),
+    ],
 )
 def test_what_is_wrong_with_one_stage_keeps_all_of_them_from_being_made(
     client: Client, stages: Sequence[JobSpec], kind: type[Exception], field: str, said: str

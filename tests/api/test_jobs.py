@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -250,6 +251,34 @@ def test_whoever_waits_for_a_job_waits_no_longer_once_its_runner_gives_back_what
         return [await leases.release(ADMIN, "r"), await asyncio.wait_for(waiting, 60)]
 
     assert server.call(story()) == [[], None]
+
+
+@pytest.mark.parametrize(
+    ("stopping", "field", "said"),
+    [
+        ({"patience": 0}, "patience", "greater than or equal to 1"),
+        ({"patience": -1}, "patience", "greater than or equal to 1"),
+        ({"patience": 1, "min_delta": -0.1}, "min_delta", "greater than or equal to 0"),
+        ({"patience": 1, "min_delta": math.nan}, "min_delta", "finite"),
+        ({"patience": 1, "min_delta": math.inf}, "min_delta", "finite"),
+        # Of 10 steps the second, fourth, sixth and eighth are looked at before the last.
+        ({"patience": 4}, "patience", "`patience` is 4, and before the last of 10 steps there are 4 evaluations"),
+        ({"patience": 3}, None, ""),
+    ],
+)
+def test_what_would_never_end_a_job_early_is_refused(server: Server, client: Client, stopping: dict[str, Any], field: str | None, said: str) -> None:
+    client.datasets.create("prompts")
+    client.datasets.add_version("prompts", {"train": '{"prompt": "a"}', "eval": '{"prompt": "b"}'})
+    method = {"kind": "distill", "teacher": "tiny", "max_tokens": 8, "steps": 10, "early_stopping": stopping}
+    asked = {"name": "a", "base_model": "tiny", "data": {"dataset": "prompts"}, "method": method, "evaluation": {"every": 2}}
+    # By hand: no client of ours writes what is no number.
+    answer = server.http.post("/api/v1/jobs/resolve", content=json.dumps(asked), headers={"content-type": "application/json"})
+    if field is None:
+        assert answer.status_code == 200
+        return
+    error = answer.json()["error"]
+    assert (answer.status_code, error["field"]) == (400, f"method.early_stopping.{field}")
+    assert said in error["message"]
 
 
 def test_a_job_that_arrives_in_the_last_moment_is_not_lost(server: Server, client: Client) -> None:

@@ -83,7 +83,7 @@ def test_three_stages_begin_where_the_one_before_ended_whoever_dies_between_them
 
 @pytest.mark.slow
 def test_a_gate_that_does_not_open_ends_the_chain_behind_it(client: Client) -> None:
-    client.jobs.create_chain(chain("shut", Gate(measure="loss", bound=-1.0), None))
+    client.jobs.create_chain(chain("shut", Gate(measure="loss", bound=0.0), None))
     first, second, third = ended(client, "shut")
     assert (first.state, second.state, third.state) == (JobState.SUCCEEDED, JobState.FAILED, JobState.FAILED)
     assert "its gate does not hold: `loss` of job `shut-1` is " in str(second.reason)

@@ -42,8 +42,11 @@ class Chains:
         """The stages as their jobs would have them; nothing is made."""
         p.require("train")
         earlier: dict[str, JobSpec] = {}
+        names = {spec.name for spec in asked.stages}
         for place, spec in enumerate(asked.stages):
             try:
+                if spec.begin is not None and spec.begin.job in names - earlier.keys():
+                    raise InvalidInput(f"begins at stage `{spec.begin.job}`, which does not stand before it", field="begin.job")
                 if earlier and (spec.begin is None or spec.begin.job not in earlier):
                     raise InvalidInput(_NO_BEGIN, field="begin.job")
                 if spec.name in earlier:

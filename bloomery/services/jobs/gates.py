@@ -1,7 +1,24 @@
 """Whether a job may begin where another ended: that one succeeded, and what was measured of it is what the gate asks for."""
 
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
 from bloomery.types.errors import InvalidInput
 from bloomery.types.jobs import Compared, Gate, Job, JobSpec
+from bloomery.types.methods import Measure
+
+
+class _Never(NamedTuple):
+    """Bounds of a measure that nothing reaches."""
+
+    beyond: Callable[[float], bool]
+    asked: str
+    why: str
+
+
+_SHARE: Final = _Never(lambda bound: bound > 1, "of at least", "it is a share, of 1 at most")
+_DISTANCE: Final = _Never(lambda bound: bound < 0, "of at most", "it is 0 or more")
+_NEVER: Final[Mapping[Measure, _Never]] = {"exact": _SHARE, "prefers": _SHARE, "loss": _DISTANCE, "kl/teacher": _DISTANCE}
 
 
 def check_gate(gate: Gate, before: JobSpec, held_out: int) -> None:
@@ -14,6 +31,12 @@ def check_gate(gate: Gate, before: JobSpec, held_out: int) -> None:
     if not held_out or (gate.measure == "exact" and not before.evaluation.answers):
         lacks = "no rows are answered: set its `evaluation.answers`" if held_out else f"no rows in `{before.evaluation.split}`: hold some out"
         raise InvalidInput(f"the gate asks for `{gate.measure}` of job `{before.name}`, which has {lacks}", field="begin.gate")
+    measured = min(held_out, before.evaluation.rows, before.evaluation.answers if gate.measure == "exact" else held_out)
+    if gate.bound is None and measured == 1:
+        problem = f"the gate asks for a better `{gate.measure}` of job `{before.name}`, by more than an interval"
+        raise InvalidInput(f"{problem}, and a single row has none: hold more out, or give a `bound`", field="begin.gate")
+    if gate.bound is not None and (never := _NEVER.get(gate.measure)) is not None and never.beyond(gate.bound):
+        raise InvalidInput(f"the gate asks for `{gate.measure}` {never.asked} {gate.bound:g}, which it never is: {never.why}", field="begin.gate")
 
 
 def obstacle(before: Job, gate: Gate | None) -> str | None:

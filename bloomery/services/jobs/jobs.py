@@ -339,5 +339,12 @@ def _check_pace(spec: JobSpec, version: DatasetVersion) -> None:
             raise InvalidInput(f"{problem}: hold some out (`bloomery dataset split`), or leave it at 0", field=name)
     if spec.evaluation.served_every and isinstance(spec.method, Supervised) and not spec.evaluation.answers:
         raise InvalidInput("`evaluation.served_every` looks at answers, and `evaluation.answers` is 0: set it", field="evaluation.answers")
-    if spec.method.early_stopping is not None and not spec.evaluation.every:
+    stopping = spec.method.early_stopping
+    if stopping is not None and not spec.evaluation.every:
         raise InvalidInput("`early_stopping` looks at evaluations, and there are none: set `evaluation.every`", field="method.early_stopping")
+    # Of the other methods the steps are known once the rows are dealt.
+    if stopping is not None and isinstance(spec.method, Reinforcement | Distillation):
+        looks = (spec.method.steps - 1) // spec.evaluation.every
+        if stopping.patience >= looks:
+            problem = f"`patience` is {stopping.patience}, and before the last of {spec.method.steps} steps there are {looks} evaluations"
+            raise InvalidInput(f"{problem}, the first of which ends nothing", field="method.early_stopping.patience")
