@@ -6,8 +6,9 @@ reads them is another process than who steps, as other clients are. Gaps are bet
 token of a stream ends no gap. `gap_at_swaps_ms` is the longest of any stream from asking for a swap to one step behind its first token, in the
 median of the swaps, and `gap_before_swaps_ms` that of as long a time just before: what it grows by is to be less than a step and a flip. A server's
 swap is asked for by `optim_step`, so that training and publishing count too; `gap_at_moves_ms` is from promoting what is published to one step
-behind the first token of a prompt that nobody has read. That prompt makes every stream wait, swap or none: `gap_at_requests_ms` is of another such
-prompt before each swap, and what `gap_at_moves_ms` is longer by is what streams feel of the swap alone.
+behind the first token of a prompt that nobody has read. That prompt makes every stream wait, swap or none: `gap_at_requests_ms` is of as long a time
+up to one step behind the first token of another such prompt, before each swap, and what `gap_at_moves_ms` is longer by is what streams feel of the
+swap alone.
 """
 
 import argparse
@@ -97,13 +98,6 @@ class Swapped(NamedTuple):
     token_s: float
 
 
-class Requested(NamedTuple):
-    """When a prompt that nobody has read was sent, and when the first token of its answer was seen."""
-
-    sent_s: float
-    token_s: float
-
-
 class Gap(NamedTuple):
     """Between two tokens of a stream, and when the second was seen."""
 
@@ -121,7 +115,8 @@ class Load:
     first_s: dict[str, float] = field(default_factory=dict)
     """When the first token that says a version was seen, since the last swap was asked for."""
     swaps: list[Swapped] = field(default_factory=list)
-    requests: list[Requested] = field(default_factory=list)
+    requests: list[float] = field(default_factory=list)
+    """When the first token of a prompt that nobody has read was seen, before each of a server's swaps."""
 
     def see(self, version: str | None, before_s: float | None) -> float:
         """A token; returns when."""
@@ -151,7 +146,9 @@ class Load:
         windows_s["before_swaps"] = [(2 * asked_s - end_s, asked_s) for asked_s, end_s in windows_s["at_swaps"]]
         if self.requests:
             windows_s["at_moves"] = [(swap.move_s, swap.token_s + step_s) for swap in self.swaps]
-            windows_s["at_requests"] = [(request.sent_s, request.token_s + step_s) for request in self.requests]
+            windows_s["at_requests"] = [
+                (token_s - (swap.token_s - swap.move_s), token_s + step_s) for swap, token_s in zip(self.swaps, self.requests, strict=True)
+            ]
         longest_s = {name: [self._longest_s(*window_s) for window_s in each] for name, each in windows_s.items()}
         return {f"gap_{name}_ms": round(statistics.median(each) * 1000, 2) if each else None for name, each in longest_s.items()}
 
@@ -329,12 +326,12 @@ def _server(asked: argparse.Namespace) -> dict[str, object]:
             readers = spawn.Process(target=_read_chats, args=(server.url, server.key, streams, stopped, theirs))
             readers.start()
             assert ours.recv() == "begun"
-            seen = [(_request_to_token(client, next(numbers)), _step_to_token(client, run, data, next(numbers))) for _ in range(swaps)]
+            seen = [(_token_s(client, next(numbers)), _step_to_token(client, run, data, next(numbers))) for _ in range(swaps)]
             stopped.wait(0 if swaps else asked.seconds)
             stopped.set()
             load: Load = ours.recv()
             readers.join()
-            load.requests += [requested for requested, _ in seen]
+            load.requests += [token_s for token_s, _ in seen]
             load.swaps += [swapped for _, swapped in seen]
             found[way] = load.figures()
         return found
@@ -378,11 +375,10 @@ def _step_to_token(client: Client, run: TrainingRun, data: Sequence[Datum], numb
     return Swapped(began_s, move_s, time.monotonic())
 
 
-def _request_to_token(client: Client, number: int) -> Requested:
-    """The same request with no swap before it."""
-    sent_s = time.monotonic()
+def _token_s(client: Client, number: int) -> float:
+    """When the first token of the same request is seen with no swap before it."""
     _first_token(client, number)
-    return Requested(sent_s, time.monotonic())
+    return time.monotonic()
 
 
 def _first_token(client: Client, number: int) -> str:
