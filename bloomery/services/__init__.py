@@ -7,6 +7,6 @@ graders under their names, and what they say. `clients`: what SDK clients have h
 managed training. `housekeeping`: what is looked back at, and what goes.
 
 Each package imports some of those before it (`tests/test_layers.py` says which). All share `kinds`, the words of rows on checkpoints and runs;
-`held`, which says which blobs of weights rows keep; `one_row`, which finds what somebody names; `listeners`, who hear of a change; and `threads`, to
-which work on large bodies goes.
+`held`, which says which blobs of weights rows keep; `needed`, which says what jobs that have not ended keep; `one_row`, which finds what somebody
+names; `listeners`, who hear of a change; and `threads`, to which work on large bodies goes.
 """

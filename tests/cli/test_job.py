@@ -130,7 +130,7 @@ def test_a_chain_is_made_of_a_file_followed_and_shown_with_what_comes_before_and
     file = tmp_path / "chain.yaml"
     stage = "{method: {kind: sft, batches: {rows: 8}}, begin: {gate: {measure: loss, bound: GATE}}}"
     shared = "name: staged\nbase_model: bloomery-tiny\ndata: {dataset: cli-chats}\nseed: 1\nevaluation: {answers: 0}\nstages:\n- {}\n"
-    file.write_text(f"{shared}- {stage.replace('GATE', '1000')}\n- {stage.replace('GATE', '-1')}\n")
+    file.write_text(f"{shared}- {stage.replace('GATE', '1000')}\n- {stage.replace('GATE', '0')}\n")
     planned = as_json(server, "job", "create", "--file", str(file), "--epochs", "1", "--dry-run")
     assert [(each["spec"]["name"], each["estimate"]["rows"]) for each in planned] == [("staged-1", 16), ("staged-2", 16), ("staged-3", 16)]
     assert "no job `staged-1`" in bloomery(server, "job", "show", "staged-1", expect=2)
