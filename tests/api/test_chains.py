@@ -132,10 +132,38 @@ def test_what_an_unended_job_needs_is_neither_deleted_nor_let_expire(server: Ser
     client.jobs.create(JobSpec(name="student", base_model="tiny", data=Data(dataset="prompts"), method=learns))
     refused(server, result.run, "sampler_weights/final", "job `student` (queued) learns from")
     # Who keeps it changes nothing for them, and once they have ended it goes.
-    assert server.http.put(f"/api/v1/training_runs/{result.run}/checkpoints/weights/final/ttl", json={"ttl_seconds": None}).status_code == 200
+    assert expire(server, result.run, "weights/final", None).status_code == 200
     for job in ("after", "student"):
         client.jobs.cancel(job)
     assert [forget(server, result.run, path).status_code for path in ("weights/final", "sampler_weights/final")] == [200, 200]
+
+
+def test_a_job_begins_at_nothing_that_expires_and_learns_from_nothing_that_does(server: Server, client: Client) -> None:
+    client.jobs.create(sft("first"))
+    result = end(server, "first")
+    assert result is not None
+    learns = Distillation(teacher=result.version, max_tokens=8)
+    student = JobSpec(name="student", base_model="tiny", data=Data(dataset="prompts"), method=learns)
+    for path in ("weights/final", "sampler_weights/final"):
+        assert expire(server, result.run, path).status_code == 200
+    with pytest.raises(InvalidInput, match=f"`tinker://{result.run}/weights/final` expires, .* take its end away first") as began:
+        client.jobs.create(dpo("after", "first"))
+    with pytest.raises(InvalidInput, match=f"the weights of `{result.version}` expire, or have no name") as taught:
+        client.jobs.create(student)
+    assert (began.value.field, taught.value.field) == ("begin.checkpoint", "method.teacher")
+    for path in ("weights/final", "sampler_weights/final"):
+        assert expire(server, result.run, path, None).status_code == 200
+    assert {client.jobs.create(spec).state for spec in (dpo("after", "first"), student)} == {JobState.QUEUED}
+
+
+def test_a_teacher_has_a_name_or_is_deployed(server: Server, client: Client) -> None:
+    version = client.create_run("tiny", 16, seed=1).save_snapshot().result().version
+    method = Distillation(teacher=version, max_tokens=8)
+    student = JobSpec(name="student", base_model="tiny", data=Data(dataset="prompts"), method=method)
+    with pytest.raises(InvalidInput, match="have no name and go after a while"):
+        client.jobs.create(student)
+    client.deployments.create("smith", version)
+    assert client.jobs.create(student).state is JobState.QUEUED
 
 
 def refused(server: Server, run: str, path: str, needs: str) -> None:
@@ -150,8 +178,8 @@ def forget(server: Server, run: str, path: str) -> httpx.Response:
     return server.http.delete(f"/api/v1/training_runs/{run}/checkpoints/{path}")
 
 
-def expire(server: Server, run: str, path: str) -> httpx.Response:
-    return server.http.put(f"/api/v1/training_runs/{run}/checkpoints/{path}/ttl", json={"ttl_seconds": 60})
+def expire(server: Server, run: str, path: str, ttl_s: int | None = 60) -> httpx.Response:
+    return server.http.put(f"/api/v1/training_runs/{run}/checkpoints/{path}/ttl", json={"ttl_seconds": ttl_s})
 
 
 def test_whoever_asks_for_a_job_hears_of_the_next_stage_when_the_one_before_ends(server: Server, client: Client) -> None:

@@ -228,6 +228,9 @@ class Jobs:
             if mine.vocabulary_hash != theirs.vocabulary_hash:
                 problem = f"`{method.teacher}` is of base model `{found.base_model}`, whose tokenizer is another than that of `{base.alias}`"
                 raise InvalidInput(f"{problem}: a student learns from a teacher with its own", field="method.teacher")
+        if not await self._versions.stays(found):
+            problem = f"the weights of `{method.teacher}` expire, or have no name and go after a while, and a job may need them for longer"
+            raise InvalidInput(f"{problem}: save them under a name without an end, or take their end away", field="method.teacher")
         return found
 
     async def _grader(self, p: Principal, name: str, version: int | None, field: str) -> GraderVersion:
@@ -262,7 +265,9 @@ class Jobs:
         assert begin.run is not None
         assert begin.checkpoint is not None
         with naming("begin.checkpoint", NotFound):
-            await self._checkpoints.named(p, begin.run, NAMED, begin.checkpoint)
+            kept = await self._checkpoints.named(p, begin.run, NAMED, begin.checkpoint)
+        if kept.expires_us is not None:
+            raise InvalidInput(f"`{kept.path}` expires, and a job may need it for longer: take its end away first", field="begin.checkpoint")
         run = await self._runs.get(p, begin.run)
         if run.base_hash != base_hash:
             raise InvalidInput(f"run `{begin.run}` is of base model `{run.base_model}`: a job begins at weights of its own base model", field="begin")

@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, select
+from sqlalchemy import ColumnElement, Connection, Select, or_, select
 
 from bloomery.services.access.principal import Principal
 from bloomery.services.engines.models import Models
@@ -45,6 +45,16 @@ class Versions:
         if (base := self._models.named(name)) is not None:
             return Version(Weights(version=base.base_hash), base.base_hash, base.alias)
         return await self._snapshot(p, name, rows.checkpoint.c.version == name)
+
+    async def stays(self, version: Version) -> bool:
+        """Whether it is there until somebody deletes it: some row of it never expires, and has a name or is held by a deployment."""
+        if version.weights.key is None:
+            return True
+        table = rows.checkpoint.c
+        deployed = select(rows.revision.c.id).where(rows.revision.c.key == table.key).exists()
+        lasting = (table.expires_us.is_(None), or_(table.name.is_not(None), deployed))
+        query = select(table.id).where(table.kind == SNAPSHOT, table.version == version.weights.version, *lasting).limit(1)
+        return await self._database.read(lambda connection: connection.execute(query).first() is not None)
 
     async def _snapshot(self, p: Principal, name: str, condition: ColumnElement[bool]) -> Version:
         query = _snapshots().where(readable(p), condition).order_by(rows.checkpoint.c.created_us.desc()).limit(1)
