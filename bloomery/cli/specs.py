@@ -58,7 +58,8 @@ def checked(kind: type[Spec], given: dict[str, Any], flags: Mapping[str, str] | 
         found = misfit(problem, given)
         field = str(problem["loc"][-1])
         if problem["type"] == "extra_forbidden" and (near := _near(kind, field)):
-            raise InvalidInput(f"{found.message}; there is {' and '.join(f'`{path}`' for path in near)}", field=found.field) from None
+            there = "another `kind` has it" if found.field in near else f"there is {' and '.join(f'`{path}`' for path in near)}"
+            raise InvalidInput(f"{found.message}; {there}", field=found.field) from None
         if problem["type"] == "missing" and (flag := (flags or {}).get(found.field or "")):
             raise InvalidInput(f"{found.message}; give {flag}", field=found.field) from None
         raise found from None

@@ -177,6 +177,9 @@ def test_what_is_wrong_is_one_line_with_the_field(server: LiveServer) -> None:
 def test_a_field_that_is_misspelled_is_told_before_the_one_that_is_missing_for_it() -> None:
     with pytest.raises(InvalidInput, match=r"`dataset`: there is no such field; there is `data\.dataset`$"):
         checked(JobSpec, {"name": "x", "base_model": "bloomery-tiny", "dataset": "chats", "method": {"kind": "sft"}})
+    other = {"name": "x", "base_model": "bloomery-tiny", "data": {"dataset": "chats"}, "method": {"kind": "sft", "group_size": 4}}
+    with pytest.raises(InvalidInput, match=r"`method\.group_size`: there is no such field; another `kind` has it$"):
+        checked(JobSpec, other)
     with pytest.raises(InvalidInput, match=r"`nonsense`: there is no such field$"):
         checked(JobSpec, {"nonsense": 1})
 
