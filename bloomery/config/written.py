@@ -13,6 +13,9 @@ def read_yaml(text: str | bytes) -> Any:
         return yaml.load(text, _Whole)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
+    except (LookupError, AttributeError):
+        # What PyYAML's own constructors raise, of `!!bool maybe` say.
+        raise ValueError("a value is none of the type that its tag (`!!`) names") from None
     except RecursionError:
         raise ValueError("it goes too deep to be read") from None
 
