@@ -13,6 +13,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final, NamedTuple, Self
 from weakref import ReferenceType, WeakSet, ref
 
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 
 MAX_KEPT: Final = 256
 """Programs, graphs, and steps that might come again: of every number of rows, under some compositions of adapters."""
+_LEAST_ADDRESS: Final = 1 << 32
+"""Of what a program may be moved from: counts, strides and the bits of floats are less."""
 
 
 class _Memory(NamedTuple):
@@ -47,11 +50,17 @@ class _Memory(NamedTuple):
     def of(cls, weights: Sequence[Decoder | FusedAdapter]) -> Self:
         """Of a decoder, and of adapters in the order of their rows: where one comes twice, one does in every step that is alike."""
         distinct = list(dict.fromkeys(weights))
-        tensors = [tensor for each in distinct for tensor in (each.parameters() if isinstance(each, Decoder) else each.tensors)]
+        tensors = [
+            tensor for each in distinct for tensor in (chain(each.parameters(), each.buffers()) if isinstance(each, Decoder) else each.tensors)
+        ]
         kinds = tuple(each.config if isinstance(each, Decoder) else each.layout for each in distinct)
         pattern = tuple(map(distinct.index, weights))
         shapes = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
         return cls((kinds, pattern, shapes), tuple((tensor.data_ptr(), tensor.nbytes) for tensor in tensors))
+
+    def may_become(self, other: "_Memory") -> bool:
+        """Whether a program for these weights can be moved to others: in the same layout, at addresses that no other number is as large as."""
+        return self.layout == other.layout and all(start >= _LEAST_ADDRESS for start, _ in self.places)
 
     def moves_to(self, other: "_Memory") -> list[Move]:
         """What makes a program for these weights one for others in the same layout."""
@@ -117,7 +126,7 @@ class RecordedSteps:
         weights = weights_of(decoder, adapters)
         alike = tuple((start, stop, adapter is None) for adapter, start, stop in adapters.segments), attention.storage, torch.get_num_threads()
         step = tuple(map(id, weights)), alike
-        seen, recorded = step in self._kept, self._kept.pop(step, None)
+        seen, recorded = step in self._kept, self._kept.get(step)
         if recorded is None or not _is_of(recorded, weights):
             recorded = self._moved(alike, weights)
         if recorded is not None:
@@ -131,6 +140,7 @@ class RecordedSteps:
         else:
             hidden_RD = decoder.hidden(tokens_R, positions_R, attention, adapters)
         self._kept[step] = recorded
+        self._kept.move_to_end(step)
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         return hidden_RD
@@ -141,7 +151,7 @@ class RecordedSteps:
         for (_, other), kept in reversed(self._kept.items()):
             if other == alike and isinstance(kept, _Recorded) and kept.proved:
                 memory = memory or _Memory.of(weights)
-                if kept.memory.layout == memory.layout:
+                if kept.memory.may_become(memory):
                     if kept.was_moved:
                         return kept.moved(weights, memory)
                     unmoved = unmoved or kept
@@ -162,7 +172,7 @@ class RecordedSteps:
         recorded.proved = torch.equal(found_RD, hidden_RD)
         if recorded.proved:
             return hidden_RD, recorded
-        log.error("a program gave other bits than the step that it was recorded from: steps of this model are computed call by call")
+        log.error("a program gave other bits than the step that it is for: steps of this model are computed call by call")
         self._unrecordable.add(decoder)
         return hidden_RD, None
 

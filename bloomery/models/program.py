@@ -125,7 +125,7 @@ class Program:
         self._point()
 
     def moved(self, moves: Sequence[Move]) -> "Program":
-        """The same calls with other memory. No number that is not an address is as large as one."""
+        """The same calls with other memory. Whoever moves sees to it that no number of theirs that is no address lies where old memory did."""
         twin = copy(self)
         twin._words = _moved(self._words, moves) if moves else self._words.copy()
         twin._point()
