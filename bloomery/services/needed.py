@@ -56,18 +56,26 @@ def needs_dataset(connection: Connection, project: str, name: str) -> Needed | N
     return next((Needed(row, "trains on") for row, spec in unended_jobs(connection, project) if spec.data.dataset == name), None)
 
 
-def needs_saved(connection: Connection, project: str, saved: "Saved") -> Needed | None:
+def needs_saved(connection: Connection, project: str, saved: Saved) -> Needed | None:
     """The first job that needs what a run saved."""
     for row, spec in unended_jobs(connection, project):
         if row.run_id == saved.run_id and saved.kind in (NAMED, SNAPSHOT):
             return Needed(row, "has saved, and goes on with")
         if isinstance(spec.method, Distillation) and saved.kind == SNAPSHOT and spec.method.teacher_version == saved.version:
             return Needed(row, "learns from")
-        if saved.kind == NAMED and (place := _beginning(connection, row, spec)) is not None:
-            run, checkpoint = place
-            if run in (saved.run_id, saved.tinker_id) and checkpoint == saved.name:
-                return Needed(row, "begins at")
+        if _begins_at(connection, row, spec, saved):
+            return Needed(row, "begins at")
     return None
+
+
+def begins_there(connection: Connection, project: str, saved: Saved) -> Needed | None:
+    """The first job that begins at a saved state, be it another's or its own."""
+    return next((Needed(row, "begins at") for row, spec in unended_jobs(connection, project) if _begins_at(connection, row, spec, saved)), None)
+
+
+def _begins_at(connection: Connection, row: Row[Any], spec: JobSpec, saved: Saved) -> bool:
+    place = _beginning(connection, row, spec) if saved.kind == NAMED else None
+    return place is not None and place[0] in (saved.run_id, saved.tinker_id) and place[1] == saved.name
 
 
 def _beginning(connection: Connection, row: Row[Any], spec: JobSpec) -> tuple[str, str] | None:

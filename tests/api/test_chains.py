@@ -127,6 +127,10 @@ def test_what_an_unended_job_needs_is_neither_deleted_nor_let_expire(server: Ser
     refused(server, result.run, "weights/final", "job `after` (paused) begins at")
     client.jobs.resume("after")
     refused(server, result.run, "weights/final", "job `after` (queued) begins at")
+    # Nor does another take its name.
+    again = server.http.post("/api/v1/save_weights", json={"model_id": result.run, "path": "final", "seq_id": 3, "overwrite": True})
+    found = server.http.post("/api/v1/retrieve_future", json={"request_id": again.json()["request_id"]}).json()
+    assert (found["category"], f"weights `final` of run `{result.run}` is what job `after` (queued) begins at" in found["error"]) == ("user", True)
     # A teacher.
     learns = Distillation(teacher=result.version, max_tokens=8)
     client.jobs.create(JobSpec(name="student", base_model="tiny", data=Data(dataset="prompts"), method=learns))

@@ -97,7 +97,7 @@ def switch(connection: Connection, row: Row[Any], state: JobState, *, reason: st
     if state is JobState.QUEUED:
         changed |= {"queued_us": now, "due_us": now_us() + int(pause_s * 1e6) if pause_s else None, "wanted": "run"}
     if state.ended:
-        changed |= {"finished_us": now}
+        changed |= {"finished_us": now_us()}
     statement = update(rows.job).where(rows.job.c.id == row.id, rows.job.c.state == before, rows.job.c.epoch == row.epoch).values(changed)
     if not rows.changed(connection, statement):
         raise Conflict(f"job `{row.name}` was changed meanwhile: look at it again")
