@@ -1,6 +1,6 @@
 """Jobs that begin where others end: they wait, begin or fail in the moment in which those end, and a chain of them is made whole or not at all."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from bloomery.cli.chain import stages_of
 from bloomery.cli.eject import script
 from bloomery.client import Client
 from bloomery.services.jobs.gates import obstacle
+from bloomery.services.jobs.job_rows import add_job
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.types.jobs import Begin, Compared, CreateChain, Data, Evaluation, Gate, Job, JobResult, JobSpec, JobState
 from bloomery.types.leases import FinishJob, ReportJob
@@ -160,16 +161,6 @@ def test_a_job_begins_at_nothing_that_expires_and_learns_from_nothing_that_does(
     assert {client.jobs.create(spec).state for spec in (dpo("after", "first"), student)} == {JobState.QUEUED}
 
 
-def test_a_teacher_has_a_name_or_is_deployed(server: Server, client: Client) -> None:
-    version = client.create_run("tiny", 16, seed=1).save_snapshot().result().version
-    method = Distillation(teacher=version, max_tokens=8)
-    student = JobSpec(name="student", base_model="tiny", data=Data(dataset="prompts"), method=method)
-    with pytest.raises(InvalidInput, match="have no name and go after a while"):
-        client.jobs.create(student)
-    client.deployments.create("smith", version)
-    assert client.jobs.create(student).state is JobState.QUEUED
-
-
 def refused(server: Server, run: str, path: str, needs: str) -> None:
     """Its end is, however it is asked for."""
     for answer in (forget(server, run, path), expire(server, run, path)):
@@ -184,6 +175,33 @@ def forget(server: Server, run: str, path: str) -> httpx.Response:
 
 def expire(server: Server, run: str, path: str, ttl_s: int | None = 60) -> httpx.Response:
     return server.http.put(f"/api/v1/training_runs/{run}/checkpoints/{path}/ttl", json={"ttl_seconds": ttl_s})
+
+
+@pytest.mark.parametrize("gone", [forget, expire])
+def test_weights_that_go_while_a_job_is_checked_leave_none_behind(server: Server, client: Client, gone: Callable[..., httpx.Response]) -> None:
+    client.jobs.create(sft("first"))
+    result = end(server, "first")
+    assert result is not None
+    learns = Distillation(teacher=result.version, max_tokens=8)
+    student = JobSpec(name="student", base_model="tiny", data=Data(dataset="prompts"), method=learns)
+    checked = [client.jobs.resolve(spec) for spec in (dpo("after", "first"), student)]
+    for path in ("weights/final", "sampler_weights/final"):
+        assert gone(server, result.run, path).status_code == 200
+    for spec, field in zip(checked, ("begin.checkpoint", "method.teacher"), strict=True):
+        with pytest.raises(NotFound, match="meanwhile, or expire") as refused:
+            server.call(server.services.jobs._database.write(lambda connection, spec=spec: add_job(connection, "default", "job-late", spec)))
+        assert refused.value.field == field
+    assert [job.spec.name for job in client.jobs.list()] == ["first"]
+
+
+def test_a_teacher_has_a_name_or_is_deployed(server: Server, client: Client) -> None:
+    version = client.create_run("tiny", 16, seed=1).save_snapshot().result().version
+    method = Distillation(teacher=version, max_tokens=8)
+    student = JobSpec(name="student", base_model="tiny", data=Data(dataset="prompts"), method=method)
+    with pytest.raises(InvalidInput, match="have no name and go after a while"):
+        client.jobs.create(student)
+    client.deployments.create("smith", version)
+    assert client.jobs.create(student).state is JobState.QUEUED
 
 
 def test_whoever_asks_for_a_job_hears_of_the_next_stage_when_the_one_before_ends(server: Server, client: Client) -> None:

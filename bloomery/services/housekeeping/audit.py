@@ -45,7 +45,7 @@ class Audit:
     async def storage(self, p: Principal) -> Storage:
         """What the project's checkpoints take up; blobs that several share are counted for each."""
         p.require("read", "admin")
-        query = select(func.count(), func.sum(rows.checkpoint.c.size_bytes)).where(owned(p), rows.checkpoint.c.name.is_not(None))
+        query = select(func.count(), func.sum(rows.checkpoint.c.size_bytes)).where(owned(p.project), rows.checkpoint.c.name.is_not(None))
         count, size = await self._database.read(lambda connection: connection.execute(query).one())
         return Storage(count, int(size or 0))
 

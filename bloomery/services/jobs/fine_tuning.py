@@ -175,7 +175,7 @@ class FineTuning:
         def look(connection: Connection) -> FineTunedCheckpointPage:
             row = _one(connection, p, job)
             table = rows.checkpoint.c
-            query = select(rows.checkpoint).where(owned(p), table.run_id == row.run_id, table.kind == SNAPSHOT, table.name.is_not(None))
+            query = select(rows.checkpoint).where(owned(p.project), table.run_id == row.run_id, table.kind == SNAPSHOT, table.name.is_not(None))
             kept = [each for each in connection.execute(query.order_by(table.seq.desc())) if _KEPT.fullmatch(each.name)]
             ids = [_checkpoint_id(each) for each in kept]
             if after is not None and after not in ids:
@@ -195,7 +195,7 @@ class FineTuning:
         query = (
             select(*columns)
             .select_from(rows.checkpoint.join(named, beside).join(rows.run, rows.run.c.id == snapshot.run_id))
-            .where(owned(p), snapshot.version == model, snapshot.kind == SNAPSHOT)
+            .where(owned(p.project), snapshot.version == model, snapshot.kind == SNAPSHOT)
             .limit(1)
         )
         row = await self._database.read(lambda connection: connection.execute(query).first())

@@ -11,12 +11,14 @@ from sqlalchemy import Connection, Row, Select, func, insert, select, update
 
 from bloomery.services.jobs.gates import obstacle
 from bloomery.services.one_row import one_row
+from bloomery.services.training.checkpoints import checkpoint_lasts
+from bloomery.services.weights.versions import version_lasts
 from bloomery.store import rows
 from bloomery.types.errors import Conflict, NotFound, shown
 from bloomery.types.ids import now_us
 from bloomery.types.jobs import CHANGED_TO, JOB_NEXT, Job, JobEvent, JobPoint, JobPoints, JobProgress, JobResult, JobSpec, JobState
 from bloomery.types.leases import MAX_REASON, NewJobEvent
-from bloomery.types.methods import Reinforcement
+from bloomery.types.methods import Distillation, Reinforcement
 
 MAX_POINTS: Final = 50_000
 """Values in one answer; whoever wants more asks again behind the last step."""
@@ -64,9 +66,7 @@ def add_job(connection: Connection, project: str, job_id: str, spec: JobSpec) ->
     """Insert one that waits."""
     if connection.execute(named(project, spec.name)).first() is not None:
         raise Conflict(f"there is a job `{spec.name}` already: choose another name", field="name")
-    # The data set may be gone since the spec was checked.
-    if connection.execute(select(rows.dataset_version.c.id).where(rows.dataset_version.c.id == spec.data.version)).first() is None:
-        raise NotFound(f"no data set `{spec.data.dataset}`", field="data.dataset")
+    _require_still_there(connection, project, spec)
     now = change_us(connection)
     before = None if spec.begin is None or spec.begin.job is None else one_job(connection, project, spec.begin.job)
     waits = spec.begin is not None and spec.begin.waits
@@ -81,6 +81,20 @@ def add_job(connection: Connection, project: str, job_id: str, spec: JobSpec) ->
     else:
         note(connection, project, job_id, NewJobEvent(message="waits for a process"))
     return job_of(one_job(connection, project, job_id))
+
+
+def _require_still_there(connection: Connection, project: str, spec: JobSpec) -> None:
+    """What the job needs may be gone, or have an end, since the spec was checked; from now on the job keeps it."""
+    if connection.execute(select(rows.dataset_version.c.id).where(rows.dataset_version.c.id == spec.data.version)).first() is None:
+        raise NotFound(f"no data set `{spec.data.dataset}`", field="data.dataset")
+    begin, method = spec.begin, spec.method
+    place = None if begin is None or begin.run is None or begin.checkpoint is None else (begin.run, begin.checkpoint)
+    if place is not None and not checkpoint_lasts(connection, project, *place):
+        problem = f"checkpoint `{place[1]}` of run `{place[0]}`, at which the job begins"
+        raise NotFound(f"{problem}, was deleted meanwhile, or expires: name another", field="begin.checkpoint")
+    if isinstance(method, Distillation) and method.teacher_version is not None and not version_lasts(connection, method.teacher_version):
+        problem = f"the weights of `{method.teacher}`, from which the job learns"
+        raise NotFound(f"{problem}, were deleted meanwhile, or expire: name others", field="method.teacher")
 
 
 def switch(connection: Connection, row: Row[Any], state: JobState, *, reason: str | None = None, pause_s: float = 0.0, **values: Any) -> None:

@@ -113,23 +113,23 @@ class Checkpoints:
     async def find(self, p: Principal, path: str) -> CheckpointRow:
         """What a `tinker://` path names, to be read."""
         p.require("read", "train")
-        return await self._one(readable(p), _parse(path))
+        return await self._one(readable(p.project), _parse(path))
 
     async def own(self, p: Principal, path: str) -> CheckpointRow:
         """What a `tinker://` path names, to be changed: whoever may read it need not own it."""
         p.require("train")
-        return await self._one(owned(p), _parse(path))
+        return await self._one(owned(p.project), _parse(path))
 
     async def named(self, p: Principal, run_id: str, kind: str, name: str) -> CheckpointRow:
         """By run (its id or its tinker id), kind and name."""
         p.require("read", "train")
-        return await self._one(readable(p), _Named(run_id, kind, name), field="name")
+        return await self._one(readable(p.project), _Named(run_id, kind, name), field="name")
 
     async def name_at(self, p: Principal, run_id: str, kind: str, seq: int) -> str | None:
         """The name under which an operation saved, while that is there."""
         p.require("read", "train")
         table = rows.checkpoint.c
-        query = select(table.name).where(owned(p), table.kind == kind, table.seq == seq, of_run(run_id))
+        query = select(table.name).where(owned(p.project), table.kind == kind, table.seq == seq, of_run(run_id))
         return await self._database.read(lambda connection: connection.scalar(query))
 
     async def signed(self, checkpoint_id: str) -> CheckpointRow:
@@ -143,7 +143,7 @@ class Checkpoints:
     async def list(self, p: Principal, *, run_id: str | None = None, kind: str | None = None, limit: int = 100, offset: int = 0) -> CheckpointPage:
         """Named checkpoints and snapshots, or those of one kind, newest first."""
         p.require("read", "train")
-        conditions = [owned(p), rows.checkpoint.c.name.is_not(None)]
+        conditions = [owned(p.project), rows.checkpoint.c.name.is_not(None)]
         if kind is not None:
             conditions.append(rows.checkpoint.c.kind == kind)
         if run_id is not None:
@@ -154,7 +154,7 @@ class Checkpoints:
         """The newest named one of each kind of these runs, by run id and kind."""
         p.require("read", "train")
         table = rows.checkpoint.c
-        named = (owned(p), table.name.is_not(None), table.run_id.in_(run_ids))
+        named = (owned(p.project), table.name.is_not(None), table.run_id.in_(run_ids))
         newest = select(table.run_id, table.kind, func.max(table.seq)).where(*named).group_by(table.run_id, table.kind)
         query = _checkpoints().where(tuple_(table.run_id, table.kind, table.seq).in_(newest))
         found = await self._database.read(lambda connection: [_checkpoint(row) for row in connection.execute(query)])
@@ -220,14 +220,14 @@ def new_key(run_id: str, seq: int) -> str:
     return f"checkpoints/{run_id}/{seq}-{secrets.token_hex(8)}.safetensors"
 
 
-def owned(p: Principal) -> ColumnElement[bool]:
-    """What belongs to the caller's project and can be had: finished, not expired, not automatic."""
-    return there() & (rows.checkpoint.c.project == p.project)
+def owned(project: str) -> ColumnElement[bool]:
+    """What belongs to a project and can be had: finished, not expired, not automatic."""
+    return there() & (rows.checkpoint.c.project == project)
 
 
-def readable(p: Principal) -> ColumnElement[bool]:
-    """What the caller may read and sample from: what it owns, and what others published."""
-    return there() & ((rows.checkpoint.c.project == p.project) | rows.checkpoint.c.published_us.is_not(None))
+def readable(project: str) -> ColumnElement[bool]:
+    """What a project may read and sample from: what it owns, and what others published."""
+    return there() & ((rows.checkpoint.c.project == project) | rows.checkpoint.c.published_us.is_not(None))
 
 
 def of_run(run_id: str) -> ColumnElement[bool]:
@@ -237,6 +237,13 @@ def of_run(run_id: str) -> ColumnElement[bool]:
         alias.contract == TINKER, alias.kind == "run", alias.name == run_id, alias.project == rows.checkpoint.c.project
     )
     return or_(rows.checkpoint.c.run_id == run_id, rows.checkpoint.c.run_id.in_(named))
+
+
+def checkpoint_lasts(connection: Connection, project: str, run_id: str, name: str) -> bool:
+    """Whether a named checkpoint is there, for this project to read, until somebody deletes it."""
+    table = rows.checkpoint.c
+    lasting = (readable(project), table.kind == NAMED, table.name == name, of_run(run_id), table.expires_us.is_(None))
+    return connection.execute(select(table.id).where(*lasting).limit(1)).first() is not None
 
 
 def _require_unneeded(connection: Connection, project: str, found: CheckpointRow) -> None:

@@ -71,7 +71,7 @@ class Publishing:
 
 
 def _set(connection: Connection, p: Principal, found: CheckpointRow, published_us: int | None, event: str) -> None:
-    mine = update(rows.checkpoint).where(owned(p), rows.checkpoint.c.id == found.id)
+    mine = update(rows.checkpoint).where(owned(p.project), rows.checkpoint.c.id == found.id)
     connection.execute(mine.values(published_us=published_us))
     record_event(connection, p.project, event, found.run_id, path=found.path, by=p.key_id)
 

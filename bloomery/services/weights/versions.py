@@ -47,17 +47,11 @@ class Versions:
         return await self._snapshot(p, name, rows.checkpoint.c.version == name)
 
     async def stays(self, version: Version) -> bool:
-        """Whether it is there until somebody deletes it: some row of it never expires, and has a name or is held by a deployment."""
-        if version.weights.key is None:
-            return True
-        table = rows.checkpoint.c
-        deployed = select(rows.revision.c.id).where(rows.revision.c.key == table.key).exists()
-        lasting = (table.expires_us.is_(None), or_(table.name.is_not(None), deployed))
-        query = select(table.id).where(table.kind == SNAPSHOT, table.version == version.weights.version, *lasting).limit(1)
-        return await self._database.read(lambda connection: connection.execute(query).first() is not None)
+        """Whether it is there until somebody deletes it."""
+        return await self._database.read(lambda connection: version_lasts(connection, version.weights.version))
 
     async def _snapshot(self, p: Principal, name: str, condition: ColumnElement[bool]) -> Version:
-        query = _snapshots().where(readable(p), condition).order_by(rows.checkpoint.c.created_us.desc()).limit(1)
+        query = _snapshots().where(readable(p.project), condition).order_by(rows.checkpoint.c.created_us.desc()).limit(1)
         found = await self._database.read(lambda connection: _first(connection, query))
         if found is None:
             raise NotFound(await self._unknown(p, name), field="model")
@@ -73,6 +67,17 @@ class Versions:
         return (
             f"no model `{shown(name)}`: there are {known}, and snapshots by their version or `tinker://` path; one without a name goes after a while"
         )
+
+
+def version_lasts(connection: Connection, version: str) -> bool:
+    """Whether weights are there until somebody deletes them: of a base model, or some row of them never expires, and has a name or is held by a
+    deployment."""
+    table = rows.checkpoint.c
+    deployed = select(rows.revision.c.id).where(rows.revision.c.key == table.key).exists()
+    lasting = (table.expires_us.is_(None), or_(table.name.is_not(None), deployed))
+    saved = select(table.id).where(table.kind == SNAPSHOT, table.version == version, *lasting)
+    base = select(rows.base_model.c.alias).where(rows.base_model.c.base_hash == version)
+    return any(connection.execute(query.limit(1)).first() is not None for query in (base, saved))
 
 
 def _snapshots() -> Select[str, str, str, str]:
