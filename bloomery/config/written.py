@@ -1,8 +1,9 @@
 """YAML that people write: read to its end or refused, and never with something left out of it without a word."""
 
+import math
 import re
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -33,6 +34,14 @@ class _Whole(yaml.SafeLoader):  # type: ignore[misc]
                 raise yaml.MarkedYAMLError(problem=f"`{key.value}` stands there more than once: leave one of them", problem_mark=key.start_mark)
         return node
 
+    def construct_yaml_float(self, node: Any) -> float | str:
+        """A number that no float can hold stays the text that it is; infinity is written `.inf`."""
+        value = float(super().construct_yaml_float(node))
+        return str(node.value) if math.isinf(value) and not node.value.lower().endswith(".inf") else value
 
-# To YAML 1.1 a number without a point is a text, however it goes on; to YAML 1.2, and to whoever writes a learning rate, 1e-3 is one.
-_Whole.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
+
+_FLOAT: Final = "tag:yaml.org,2002:float"
+# To YAML 1.1 a number without a point is a text, however it goes on; to YAML 1.2, and to whoever writes a learning rate, 1e-3 is one. No float has an
+# exponent of more digits, and hashes may look as if they had.
+_Whole.add_implicit_resolver(_FLOAT, re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]{1,3}$"), list("-+0123456789"))
+_Whole.add_constructor(_FLOAT, _Whole.construct_yaml_float)

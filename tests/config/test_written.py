@@ -1,5 +1,6 @@
 """YAML that people write is read whole, or refused."""
 
+import math
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from bloomery.config.written import read_yaml
         ("base: &base {rank: 4, seed: 1}\njob: {<<: *base, rank: 8}", {"base": {"rank": 4, "seed": 1}, "job": {"rank": 8, "seed": 1}}),
         ("a: &a {x: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: [*a, *b], x: 3}", {"a": {"x": 1}, "b": {"x": 2}, "c": {"x": 3}}),
         ("[1e-3, 2.5e4, -1E+2, 1e, 0x1e, '1e-3']", [0.001, 25000.0, -100.0, "1e", 30, "1e-3"]),
+        ("[12e34567, 1e-0003, 1e999, -1.0e+999, 1e308, -.inf]", ["12e34567", "1e-0003", "1e999", "-1.0e+999", 1e308, -math.inf]),
         ('{"a": {"b": 1}, "b": {"a": 1}}', {"a": {"b": 1}, "b": {"a": 1}}),
     ],
 )
