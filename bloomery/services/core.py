@@ -55,7 +55,7 @@ from bloomery.services.jobs.estimates import Estimates
 from bloomery.services.jobs.fine_tuning import FineTuning
 from bloomery.services.jobs.followed import Followed
 from bloomery.services.jobs.jobs import Jobs
-from bloomery.services.jobs.leases import Leases
+from bloomery.services.jobs.leases import FIRST_PAUSE_S, Leases
 from bloomery.services.jobs.model_cards import ModelCards
 from bloomery.services.serving.meters import Meters
 from bloomery.services.serving.rendering import Rendering
@@ -141,16 +141,16 @@ class Services:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: ApiConfig, *, patience: Patience | None = None) -> AsyncIterator[Self]:
-        """Compose and start; stop cleanly at the end. `patience`: of runs, if not the usual one."""
+    async def open(cls, config: ApiConfig, *, patience: Patience | None = None, first_pause_s: float = FIRST_PAUSE_S) -> AsyncIterator[Self]:
+        """Compose and start; stop cleanly at the end. `patience`: of runs, if not the usual one; `first_pause_s`: of jobs whose processes die."""
         async with AsyncExitStack() as stack:
             services = cls(config, stack)
-            await services._compose(patience)
+            await services._compose(patience, first_pause_s)
             await services._start()
             yield services
             await _drain(services.links, services._activity)
 
-    async def _compose(self, patience: Patience | None) -> None:
+    async def _compose(self, patience: Patience | None, first_pause_s: float) -> None:
         inbox: Inbox = asyncio.Queue()
         self.links = {model.base_hash: EngineLink(model.base_hash, Path(model.socket), inbox) for model in self._config.models}
         self.models = self._stack.enter_context(Models(self._config.models, self.links))
@@ -164,7 +164,7 @@ class Services:
         await self._compose_grading()
         self._compose_batches()
         self._compose_evaluations()
-        await self._compose_jobs()
+        await self._compose_jobs(first_pause_s)
         self.garbage = Garbage(self._database, self._blobs, Ephemeral(self._database, self.sessions))
         self.started_us = now_us()
 
@@ -250,7 +250,7 @@ class Services:
         self.evaluations = Evaluations(self._database, self.datasets, self.graders, self.sampling, self.endpoints)
         self.evals = Evals(self._database, self._blobs, self.datasets, self.files, self.graders, self.evaluations)
 
-    async def _compose_jobs(self) -> None:
+    async def _compose_jobs(self, first_pause_s: float) -> None:
         self.attacks = Attacks(self._database, self.datasets, self.graders)
         self.jobs = Jobs(
             database=self._database,
@@ -265,7 +265,7 @@ class Services:
             versions=self.versions,
             deployments=self.deployments,
         )
-        self.leases = Leases(self._database, self.auth, self.jobs)
+        self.leases = Leases(self._database, self.auth, self.jobs, first_pause_s=first_pause_s)
         await self.leases.load()
         self.followed = Followed(self._database)
         self.chains = Chains(self._database, self.jobs, self.row_tokens)

@@ -19,6 +19,7 @@ from bloomery.client import Client
 from bloomery.config import AgentConfig, ApiConfig, EndpointConfig, RecordMode
 from bloomery.config.data_dir import DataDir
 from bloomery.services.core import Services
+from bloomery.services.jobs.leases import FIRST_PAUSE_S
 from bloomery.store.blobs import Blobs
 from tests.services.fake_engine import BASE, FakeEngine, fake_base
 from tests.store.template import migrated
@@ -39,6 +40,8 @@ class Server:
         self.engine = FakeEngine(directory / "s", Blobs(directory / "blobs"))
         self.transport = _Transport(self)
         self.http = httpx.Client(base_url=URL, headers={"x-api-key": KEY}, transport=self.transport)
+        self.first_pause_s = FIRST_PAUSE_S
+        """Of jobs whose processes die, from the next start on."""
         self.app: FastAPI | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -78,7 +81,7 @@ class Server:
 
     async def _open(self) -> Services:
         self._stack = AsyncExitStack()
-        services = await self._stack.enter_async_context(Services.open(self.config))
+        services = await self._stack.enter_async_context(Services.open(self.config, first_pause_s=self.first_pause_s))
         await services.links[BASE].wait_ready()
         return services
 

@@ -18,7 +18,7 @@ from bloomery.client import Client
 from bloomery.config import ModelConfig
 from bloomery.services.access.principal import SCOPES, Principal
 from bloomery.services.jobs.job_rows import add_job
-from bloomery.services.jobs.leases import MAX_DEATHS, Leases, pause_s
+from bloomery.services.jobs.leases import FIRST_PAUSE_S, MAX_DEATHS, Leases, pause_s
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthorized
@@ -26,7 +26,7 @@ from bloomery.types.ids import now_us
 from bloomery.types.jobs import JOB_NEXT, Data, JobPoint, JobProgress, JobResult, JobSpec, JobState
 from bloomery.types.leases import MAX_REASON, FinishJob, Lease, NewJobEvent, ReportJob
 from bloomery.types.methods import DirectPreference, Distillation, Optimizer, Reinforcement, Schedule, Supervised
-from tests.api.server import KEY, URL, Server, serving
+from tests.api.server import KEY, URL, Server
 from tests.render.builders import byte_level, small_config, write
 from tests.services.fake_engine import CONTEXT, VOCABULARY
 
@@ -34,9 +34,20 @@ ADMIN = Principal("default", "key", SCOPES)
 ROW = '{"text": "a", "label": "b"}'
 
 
+AT_ONCE = pytest.mark.parametrize("first_pause_s", [0.0])
+"""A job whose process dies has the next at once, however often."""
+
+
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with serving(tmp_path) as server:
+def first_pause_s() -> float:
+    return FIRST_PAUSE_S
+
+
+@pytest.fixture
+def server(tmp_path: Path, first_pause_s: float) -> Iterator[Server]:
+    server = Server(tmp_path, "full")
+    server.first_pause_s = first_pause_s
+    with server.running():
         yield server
 
 
@@ -97,8 +108,8 @@ def test_whoever_waits_for_a_job_is_given_the_next_one(client: Client) -> None:
     assert found == ["late"]
 
 
+@AT_ONCE
 def test_a_process_works_with_its_lease_alone_and_only_at_its_job(server: Server, client: Client) -> None:
-    server.services.leases.first_pause_s = 0.0
     job, other = make(client, "a"), make(client, "b")
     lease = client.runner("r").claim(0)
     assert lease is not None
@@ -163,8 +174,8 @@ def test_whoever_follows_jobs_misses_nothing_when_the_clock_is_set_back(server: 
     assert [point.step for point in follower.points(job, since_us=until_us)] == [2]
 
 
+@AT_ONCE
 def test_a_lease_ends_with_its_process_its_runner_its_time_and_its_job(server: Server, client: Client) -> None:
-    server.services.leases.first_pause_s = 0.0
     job, runner = make(client, "a"), client.runner("r")
 
     def claimed() -> Client:
@@ -317,8 +328,8 @@ def test_a_job_that_arrives_in_the_last_moment_is_not_lost(server: Server, clien
     assert job.state is JobState.RUNNING
 
 
+@AT_ONCE
 def test_a_job_whose_processes_die_without_a_step_fails(server: Server, client: Client) -> None:
-    server.services.leases.first_pause_s = 0.0
     job, runner = make(client, "a"), client.runner("r")
     for life in range(1, MAX_DEATHS + 3):
         lease = runner.claim(0)
@@ -334,9 +345,10 @@ def test_a_job_whose_processes_die_without_a_step_fails(server: Server, client: 
 
 
 def test_a_pause_grows_with_each_death_in_a_row_and_there_is_none_behind_the_first() -> None:
-    assert [pause_s(deaths) for deaths in range(1, 7)] == [0, 2, 8, 32, 60, 60]
+    assert [pause_s(deaths) for deaths in range(1, MAX_DEATHS)] == [0, 2, 8, 32]
 
 
+@pytest.mark.parametrize("first_pause_s", [50.0])
 def test_a_job_whose_processes_die_one_behind_the_other_gets_the_next_after_a_pause(server: Server, client: Client) -> None:
     job, runner = make(client, "a"), client.runner("r")
 
@@ -350,7 +362,6 @@ def test_a_job_whose_processes_die_one_behind_the_other_gets_the_next_after_a_pa
     def pauses() -> list[str]:
         return [event.message for event in client.jobs.events(job) if "gets a process in" in event.message]
 
-    server.services.leases.first_pause_s = 50.0
     # At once behind the first.
     assert [dies() is not None for _ in range(3)] == [True, True, False]
     assert pauses() == ["is queued, and gets a process in 50 s"]
@@ -393,8 +404,8 @@ def test_a_pause_that_is_longer_than_any_is_of_a_clock_that_was_set_back(server:
     assert runner.claim(0) is not None
 
 
+@AT_ONCE
 def test_a_job_whose_processes_say_what_they_die_of_fails_with_that(server: Server, client: Client) -> None:
-    server.services.leases.first_pause_s = 0.0
     job, runner = make(client, "a"), client.runner("r")
     for life in range(1, MAX_DEATHS + 1):
         lease = runner.claim(0)

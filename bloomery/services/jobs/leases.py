@@ -31,17 +31,15 @@ HEARD_S: Final = 60.0
 MAX_DEATHS: Final = 5
 """A job whose processes died so often in a row, without one step between two, will not get better by itself."""
 FIRST_PAUSE_S: Final = 2.0
-LONGEST_PAUSE_S: Final = 60.0
+"""Behind the second death in a row."""
 SCOPES_OF_A_JOB: Final[frozenset[Scope]] = frozenset({"infer", "read", "train"})
 
 
 class Leases:
     """Gives jobs out and takes them back; `load` first."""
 
-    def __init__(self, database: Database, auth: Auth, jobs: Jobs, *, lease_s: float = LEASE_S) -> None:
-        self._database, self._auth, self._jobs, self._lease_s = database, auth, jobs, lease_s
-        self.first_pause_s = FIRST_PAUSE_S
-        """Behind the second death in a row."""
+    def __init__(self, database: Database, auth: Auth, jobs: Jobs, *, lease_s: float = LEASE_S, first_pause_s: float = FIRST_PAUSE_S) -> None:
+        self._database, self._auth, self._jobs, self._lease_s, self._first_pause_s = database, auth, jobs, lease_s, first_pause_s
         self._lives: Counter[str] = Counter()
         """How often each runner has started, as far as this process knows."""
         self._heard_s: dict[str, float] = {}
@@ -168,7 +166,7 @@ class Leases:
             given = connection.execute(select(rows.job).where(rows.job.c.state == JobState.RUNNING, rows.job.c.lease_hash == lease_hash)).first()
             if given is not None:
                 return given, job_of(given)
-            row = _next(connection)
+            row = _next(connection, self._due(now_us()))
             if row is None:
                 return None
             values = {"runner": runner, "lease_until_us": self._until_us(), "lease_hash": lease_hash, "epoch": row.epoch + 1}
@@ -194,7 +192,7 @@ class Leases:
             found = list(connection.execute(select(rows.job).where(rows.job.c.state == JobState.RUNNING, *conditions)))
             for row in found:
                 deaths = row.deaths + deadly
-                _let_go(connection, row, why, deaths=deaths, pause_s=pause_s(deaths, self.first_pause_s) if deadly else 0.0)
+                _let_go(connection, row, why, deaths=deaths, pause_s=pause_s(deaths, self._first_pause_s) if deadly else 0.0)
             return found
 
         let_go = await self._database.write(change)
@@ -207,9 +205,14 @@ class Leases:
     async def _due_in_s(self) -> float | None:
         """When the next of the jobs that pause may have a process; None where none pauses."""
         now, table = now_us(), rows.job.c
-        query = select(func.min(table.due_us)).where(table.state == JobState.QUEUED, ~_due(now))
+        query = select(func.min(table.due_us)).where(table.state == JobState.QUEUED, ~self._due(now))
         next_us: int | None = await self._database.read(lambda connection: connection.scalar(query))
         return None if next_us is None else (next_us - now) / 1e6
+
+    def _due(self, now: int) -> ColumnElement[bool]:
+        """What pauses no more. A pause that is longer than any is of a clock that was set back since."""
+        due_us, longest_s = rows.job.c.due_us, pause_s(MAX_DEATHS - 1, self._first_pause_s)
+        return due_us.is_(None) | (due_us <= now) | (due_us > now + int(longest_s * 1e6))
 
     def _until_us(self) -> int:
         return now_us() + int(self._lease_s * 1e6)
@@ -217,13 +220,7 @@ class Leases:
 
 def pause_s(deaths: int, first_s: float = FIRST_PAUSE_S) -> float:
     """None behind the first, which something from outside may have been; four times as long behind each that follows without a step between."""
-    return 0.0 if deaths < 2 else min(first_s * 4.0 ** (deaths - 2), LONGEST_PAUSE_S)
-
-
-def _due(now: int) -> ColumnElement[bool]:
-    """What pauses no more. A pause that is longer than any is of a clock that was set back since."""
-    due_us = rows.job.c.due_us
-    return due_us.is_(None) | (due_us <= now) | (due_us > now + int(LONGEST_PAUSE_S * 1e6))
+    return 0.0 if deaths < 2 else first_s * 4.0 ** (deaths - 2)
 
 
 def _borrower(project: str, job_id: str) -> Principal:
@@ -231,7 +228,7 @@ def _borrower(project: str, job_id: str) -> Principal:
     return Principal(project, job_id, SCOPES_OF_A_JOB)
 
 
-def _next(connection: Connection) -> Row[Any] | None:
+def _next(connection: Connection, due: ColumnElement[bool]) -> Row[Any] | None:
     table = rows.job
     other = table.alias("other")
     running = (
@@ -241,7 +238,7 @@ def _next(connection: Connection) -> Row[Any] | None:
         .correlate(table)
         .scalar_subquery()
     )
-    query = select(table).where(table.c.state == JobState.QUEUED, _due(now_us())).order_by(running, table.c.queued_us, table.c.id).limit(1)
+    query = select(table).where(table.c.state == JobState.QUEUED, due).order_by(running, table.c.queued_us, table.c.id).limit(1)
     return connection.execute(query).first()
 
 
