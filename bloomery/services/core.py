@@ -84,7 +84,8 @@ TIDY_EVERY_S: Final = 300.0
 class Services:
     """What routes call.
 
-    The packages are composed in the order of their layers: each is made of what stands before it.
+    The packages are composed in the order of their layers: each is made of what stands before it. `versions`
+    alone is made before its package, because runs publish through it.
     """
 
     started_us: int

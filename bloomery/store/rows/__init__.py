@@ -3,7 +3,8 @@
 Ids are TEXT, times are integer microseconds UTC (`*_us`, set by the caller: the database has no clock here), JSON is TEXT, and states change by
 compare-and-swap (`changed`). Every row belongs to a project. Payloads never live here: rows hold blob keys.
 
-Tables stand in modules named as the packages of `services`, and here all of them are put together: the schema is whole only when every one is loaded.
+Tables stand in modules named as the packages of `services`, but for `events`, to which several add; `columns` has what tables are made of.
+Here all of them are put together: the schema is whole only when every one is loaded.
 """
 
 from sqlalchemy import Connection, Update
