@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
+from bloomery.types.ids import NAME
+
 Category = Literal["user", "server"]
 
-NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-"""Of data sets, jobs, deployments and whatever else its maker calls as he likes."""
 _DIRECTORIES: Final = re.compile(r"(?<![\w.:/])/(?:[^\s/'\"]+/)+")
 """Of an absolute path, as it stands in a text."""
 _QUOTED_DIRECTORIES: Final = re.compile(r"(['\"])/(?:(?!\1).)*/")

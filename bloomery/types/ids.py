@@ -2,6 +2,10 @@
 
 import os
 import time
+from typing import Final
+
+NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""Of data sets, jobs, deployments and whatever else its maker calls as he likes."""
 
 
 def new_id(kind: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bloomery.types.errors import NAME
+from bloomery.types.ids import NAME
 from bloomery.types.keys import Scope
 
 Consent = Literal["none", "eval", "train"]
