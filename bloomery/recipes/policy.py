@@ -240,8 +240,8 @@ class Policy:
     def _finish_what_was_begun(self) -> None:
         cursor, there, timeout_s = self.cursor, self.run.next_seq - self.cursor.seq, self._config.training_timeout_s
         beginning = 1 + (self._config.start is not None and not cursor.first)
-        until_saved, snapshots = (_UNTIL_SAVED, 1) if cursor.batch else (0, 0) if cursor.version else (beginning - 1, 1)
-        if there < 0 or not self._only_saves(cursor.seq + until_saved, snapshots):
+        left = _left_behind(cursor, beginning)
+        if there < 0 or not self._only_saves(cursor.seq + left.until_saved, left.snapshots):
             state = f"the next operation of run `{cursor.run_id}` is {self.run.next_seq}, and the cursor {self._store} stands at {cursor.seq}"
             raise Conflict(f"{state}: one of them was restored from an earlier day, or another program uses the run; begin anew with another file")
         if not cursor.version:
@@ -346,6 +346,22 @@ class Policy:
     def _serve(self) -> None:
         self._numbers[self.cursor.version] = self.cursor.step
         self.sampler = self._samplers[self.cursor.version] = self._client.sampler(self.cursor.version)
+
+
+class _Left(NamedTuple):
+    """What a loop that died may have left in its run behind its cursor."""
+
+    until_saved: int
+    """So many operations, behind which all only save."""
+    snapshots: int
+    """So many of these publish, at most."""
+
+
+def _left_behind(cursor: Cursor, beginning: int) -> _Left:
+    """By what the loop was at: a step, nothing, or the `beginning`, which takes so many operations."""
+    if cursor.batch:
+        return _Left(_UNTIL_SAVED, 1)
+    return _Left(0, 0) if cursor.version else _Left(beginning - 1, 1)
 
 
 class _Submitted(NamedTuple):
