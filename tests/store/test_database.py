@@ -38,6 +38,20 @@ def test_rows_of_an_earlier_schema_are_kept(tmp_path: Path, revision: str) -> No
     assert found == [("s", "k", None, None, None)]
 
 
+def test_jobs_of_an_earlier_schema_are_kept_and_found_by_their_change_and_none_of_them_pauses(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'db'}")
+    job = {"id": "j", "project": "p", "name": "n", "method": "sft", "spec": "{}", "state": "queued", "wanted": "run", "epoch": 3, "deaths": 2}
+    job |= {"progress": "{}", "created_us": 1, "updated_us": 2, "queued_us": 3}
+    with engine.begin() as connection:
+        migrate(connection, "0019")
+        connection.exec_driver_sql(f"INSERT INTO job ({', '.join(job)}) VALUES ({', '.join('?' * len(job))})", tuple(job.values()))
+    engine.dispose()
+    with Database(tmp_path / "db") as db:
+        query = select(rows.job).with_hint(rows.job, "INDEXED BY job_by_change", "sqlite").where(rows.job.c.updated_us > 1)
+        (found,) = asyncio.run(db.read(lambda c: c.execute(query).all()))
+    assert {name: value for name, value in found._mapping.items() if value is not None} == job
+
+
 def test_opening_again_keeps_the_rows(tmp_path: Path) -> None:
     with Database(tmp_path / "a b%c.db") as db:
         asyncio.run(db.write(_add("one")))
