@@ -172,6 +172,11 @@ def test_whoever_follows_jobs_misses_nothing_when_the_clock_is_set_back(server: 
     client.jobs.create(JobSpec(name="c", base_model="tiny", data=Data(dataset="rows")))
     assert {each.job.spec.name for each in follower.changed(since_us)} == {"a", "b", "c"}
     assert [point.step for point in follower.points(job, since_us=until_us)] == [2]
+    # Whoever asks how long one took hears what the clock said.
+    ended = client.jobs.get(job)
+    assert ended.started_us is not None
+    assert ended.finished_us is not None
+    assert ended.started_us <= ended.finished_us < since_us < ended.updated_us
 
 
 @AT_ONCE
