@@ -116,9 +116,10 @@ def test_the_likeliest_are_taken_at_zero(client: Client) -> None:
 @pytest.mark.parametrize("rollouts", [COLD, HOT, replace(COLD, piece_tokens=5)], ids=["cold", "hot", "in pieces"])
 def test_a_loop_at_a_temperature_is_held_to_the_bit_and_learns(client: Client, tmp_path: Path, loop: Loop, rollouts: RolloutConfig) -> None:
     reports = loop(client, tmp_path / "cursor", Record().grade, PROBLEMS, steps=3, rollouts=rollouts, kl_rollouts=100)
+    # A step may be taken while no group is finished: whoever is ahead has made its groups before.
+    assert {report.metrics["agreement/held_share"] for report in reports if "agreement/held_share" in report.metrics} == {1}
+    assert sum(report.metrics["agreement/scored_tokens"] for report in reports) > 0
     for report in reports:
-        assert report.metrics["agreement/held_share"] == 1
-        assert report.metrics["agreement/scored_tokens"] > 0
         assert abs(report.metrics["agreement/drawn_deviation"]) < 6
         assert report.metrics["gradient_norm"] > 0
         if not report.metrics["lag/max"]:
