@@ -251,6 +251,7 @@ NOT_ASKED_BY_CALLERS = {
     "Exports": {"of"},
     "Files": {"put"},
     "External": {"open"},
+    "Versions": {"stays"},
 }
 
 
