@@ -1,6 +1,6 @@
 """What jobs that have not ended need: it stays until they have it no longer."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import Connection, Row, select
@@ -63,19 +63,16 @@ def needs_saved(connection: Connection, project: str, saved: Saved) -> Needed | 
             return Needed(row, "has saved, and goes on with")
         if isinstance(spec.method, Distillation) and saved.kind == SNAPSHOT and spec.method.teacher_version == saved.version:
             return Needed(row, "learns from")
-        if _begins_at(connection, row, spec, saved):
+    return None if saved.kind != NAMED else needs_name(connection, project, (saved.run_id, saved.tinker_id), saved.name)
+
+
+def needs_name(connection: Connection, project: str, run: Collection[str | None], name: str | None) -> Needed | None:
+    """The first job that begins at the checkpoint of this name of a run, which is called by any of its own."""
+    for row, spec in unended_jobs(connection, project):
+        place = _beginning(connection, row, spec)
+        if place is not None and place[0] in run and place[1] == name:
             return Needed(row, "begins at")
     return None
-
-
-def begins_there(connection: Connection, project: str, saved: Saved) -> Needed | None:
-    """The first job that begins at a saved state, be it another's or its own."""
-    return next((Needed(row, "begins at") for row, spec in unended_jobs(connection, project) if _begins_at(connection, row, spec, saved)), None)
-
-
-def _begins_at(connection: Connection, row: Row[Any], spec: JobSpec, saved: Saved) -> bool:
-    place = _beginning(connection, row, spec) if saved.kind == NAMED else None
-    return place is not None and place[0] in (saved.run_id, saved.tinker_id) and place[1] == saved.name
 
 
 def _beginning(connection: Connection, row: Row[Any], spec: JobSpec) -> tuple[str, str] | None:

@@ -127,7 +127,12 @@ def switch(connection: Connection, row: Row[Any], state: JobState, *, reason: st
 
 def change_us(connection: Connection) -> int:
     """When a job changes that changes now: behind all others. Clocks are set back, and who follows jobs asks for what came since."""
-    return max(now_us(), 1 + (connection.scalar(select(func.max(rows.job.c.updated_us))) or 0))
+    return _behind(connection.scalar(select(func.max(rows.job.c.updated_us))))
+
+
+def _behind(last_us: int | None) -> int:
+    """Now, but later than what was told last."""
+    return max(now_us(), 1 + (last_us or 0))
 
 
 def go_on(connection: Connection, row: Row[Any], **values: Any) -> None:
@@ -160,7 +165,7 @@ def put_points(connection: Connection, project: str, job_id: str, points: list[J
     """Store what was measured. A step that is told again, by a process that began again, keeps the time of the first."""
     table = rows.job_point
     # Behind all that was told before, whatever the clock says: who follows the job asks for what came since.
-    now = max(now_us(), 1 + (connection.scalar(select(func.max(table.c.created_us)).where(table.c.job_id == job_id)) or 0))
+    now = _behind(connection.scalar(select(func.max(table.c.created_us)).where(table.c.job_id == job_id)))
     told = {(point.step, name): value for point in points for name, value in point.values.items()}
     steps = {step for step, _ in told}
     of_job = table.c.job_id == job_id

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, delete, func, ins
 
 from bloomery.services.access.principal import Principal
 from bloomery.services.kinds import EXTERNAL, NAMED, PENDING, READY, SNAPSHOT, SOURCE
-from bloomery.services.needed import begins_there, needs_saved
+from bloomery.services.needed import needs_name, needs_saved
 from bloomery.services.training.run_rows import TINKER
 from bloomery.store import rows
 from bloomery.store.database import Database
@@ -88,16 +88,6 @@ class Announcement(NamedTuple):
     ttl_s: int | None = None
     overwrite: bool = False
     metadata: Mapping[str, Any] = MappingProxyType({})
-
-
-class _Replaced(NamedTuple):
-    """What is about to be saved under a name that may be taken."""
-
-    run_id: str
-    tinker_id: str | None
-    kind: str
-    name: str | None
-    version: None = None
 
 
 class Checkpoints:
@@ -273,10 +263,10 @@ def _announce(connection: Connection, announced: Announcement) -> str:
             otherwise = ", or overwrite it (`overwrite=True`)" if tinker_id and announced.kind == NAMED else ""
             what = f"run `{tinker_id or announced.run_id}` has {FOLDERS[announced.kind]} `{announced.name}` already"
             raise Conflict(f"{what}: choose another name{otherwise}", field="name")
-    if announced.overwrite:
-        replaced = _Replaced(announced.run_id, connection.scalar(_tinker_name(announced.run_id)), announced.kind, announced.name)
-        if (needed := begins_there(connection, announced.project, replaced)) is not None:
-            raise Conflict(f"{FOLDERS[announced.kind]} `{announced.name}` of run `{replaced.tinker_id or announced.run_id}` {needed}", field="name")
+    if announced.overwrite and announced.kind == NAMED:
+        tinker_id = connection.scalar(_tinker_name(announced.run_id))
+        if (needed := needs_name(connection, announced.project, (announced.run_id, tinker_id), announced.name)) is not None:
+            raise Conflict(f"{FOLDERS[NAMED]} `{announced.name}` of run `{tinker_id or announced.run_id}` {needed}", field="name")
     metadata = json.dumps(dict(announced.metadata))
     # Announced before, but not journaled then: what is asked now counts.
     known = connection.execute(select(table.id, table.key).where(*mine, table.seq == announced.seq)).one_or_none()
