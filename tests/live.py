@@ -33,9 +33,10 @@ class LiveServer(NamedTuple):
         return {row["name"]: row for row in rows}
 
     def pids(self) -> dict[str, int]:
-        """Process ids by name: `api`, `engine-<alias>`, and `supervisor`."""
-        alive = {name: row["pid"] for name, row in self.children().items() if isinstance(row["pid"], int)}
-        return {**alive, "supervisor": self.process.pid}
+        """Ids of the processes that run, by name: `api`, `engine-<alias>`, and `supervisor`. Who was just killed is not among them, though
+        the supervisor may not know it yet."""
+        known = ((name, row["pid"]) for name, row in self.children().items())
+        return {**{name: pid for name, pid in known if isinstance(pid, int) and alive(pid)}, "supervisor": self.process.pid}
 
     def pid(self, name: str) -> int:
         """The process of that name, waited for where it is being started again."""
