@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +12,12 @@ import typer
 from typer.core import TyperGroup
 
 from bloomery.cli.main import app
-from tests.live import LiveServer
+from tests.live import LiveServer, free_port
 
 ROOT = Path(__file__).parent.parent
 QUICKSTART = ROOT / "docs" / "quickstart.md"
 PAGES = [ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCKS_S = 200
+BLOCKS_S = 500
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -26,17 +25,10 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(sh|python|yaml)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def free_port() -> str:
-    """For a server that cannot choose one itself: the page says it before there is a server."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 @pytest.mark.slow
 def test_the_blocks_of_the_quickstart_run_in_order(tmp_path: Path) -> None:
     parts = [content if language == "sh" else f"python <<'PYTHON'\n{content}PYTHON\n" for language, content in blocks(QUICKSTART)]
-    port = free_port()
+    port = str(free_port())
     # The block that stops the server is the last but one to talk to it; a failed block must not leave it behind.
     script = "set -e\ntrap 'bloomery stop >/dev/null 2>&1 || true' EXIT\n" + "\n".join(parts).replace("8700", port)
     environment = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}

@@ -1,7 +1,6 @@
 """Where Eval Protocol runs: the package as it was published, in a virtual environment that sees the project's packages behind its own."""
 
 import os
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Final
 import httpx
 
 from tests.cookbook.setup import ROOT, environment
-from tests.live import READY_S, wait_until
+from tests.live import READY_S, STOP_S, wait_until
 
 REQUIREMENTS: Final = ROOT / "requirements-eval-protocol.txt"
 ENVIRONMENT: Final = ROOT / "build" / "eval-protocol"
@@ -28,14 +27,6 @@ def surroundings(folder: Path, more: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **own, **more}
 
 
-def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
 def rollout_server(port: int, gateway_url: str, folder: Path) -> Iterator[None]:
     """The server of `tests.eval_protocol.server`, as its user starts it."""
@@ -50,7 +41,7 @@ def rollout_server(port: int, gateway_url: str, folder: Path) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(STOP_S)
 
 
 def _answers(port: int) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from tests.cookbook.setup import ROOT
 from tests.eval_protocol.setup import interpreter
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
+pytestmark = pytest.mark.slow
 
 
 def graded(entry: str, *outputs: str) -> list[dict[str, Any]]:

@@ -15,11 +15,11 @@ from bloomery.recipes.remote_rollouts import Finished, RemoteRollouts, Score, pr
 from bloomery.recipes.rewards import Reward
 from bloomery.recipes.rollouts import Group, RolloutConfig
 from bloomery.render import ChatTokenizer
-from tests.eval_protocol.setup import free_port, interpreter, rollout_server, surroundings
-from tests.live import LiveServer
+from tests.eval_protocol.setup import interpreter, rollout_server, surroundings
+from tests.live import LiveServer, free_port
 from tests.recipes.loops import BASE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
+pytestmark = pytest.mark.slow
 
 CONFIG: Final = RolloutConfig(group_size=2, max_tokens=8, attempts=1, seed=5)
 _RUN_S: Final = 200.0

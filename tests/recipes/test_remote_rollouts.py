@@ -16,6 +16,7 @@ import pytest
 from bloomery.recipes.agent_door import Door
 from bloomery.recipes.agents import Episode
 from bloomery.recipes.remote_rollouts import Finished, RemoteRollouts, RolloutFailed, problem
+from tests.live import free_port
 
 
 def log(gateway: str, rollout_id: str, status: Any, path: str = "/logs", client: Any = httpx, **more: Any) -> httpx.Response:
@@ -153,14 +154,13 @@ def test_records_that_are_of_no_rollout_here_are_refused_and_notes_without_a_sta
 
 
 def test_a_server_that_keeps_its_connection_is_heard_by_the_next_loop_at_the_same_port() -> None:
-    gateways = []
+    gateways, port = [], free_port()
 
     def answer(_: dict[str, Any]) -> int:
         return log(gateways[-1], "7.0-abc", {"code": 100, "message": "done"}, client=kept).status_code
 
     with httpx.Client() as kept, serving(answer) as url:
         for _ in range(2):
-            port = int(gateways[0].rpartition(":")[2]) if gateways else 0
             with RemoteRollouts(url, lambda _: 1.0, port=port) as remote:
                 gateways.append(remote.gateway_url)
                 assert remote(episode_of(30)) == 1.0
