@@ -25,7 +25,7 @@ from tests.live import wait_until
 SOUND = Program("def grade(output):\n    return float(output)", "grade")
 COUNTING = Program("count = 0\ndef grade(output):\n    global count\n    count += 1\n    return count", "grade")
 HANGING = Program("import time\ndef grade(output):\n    if output == 'hang':\n        time.sleep(1000)\n    return float(output)", "grade")
-_DEADLINE_S = 30.0
+_DEADLINE_S = 120.0
 
 
 def inputs(*outputs: str, **item: Any) -> list[GradeInput]:
@@ -80,16 +80,16 @@ async def test_a_directory_is_its_processes_own_and_removed_afterwards(graders: 
 
 
 async def test_after_a_timeout_the_rest_goes_on_in_a_fresh_process(graders: Graders) -> None:
-    results = await graders.grade(HANGING, inputs("1", "hang", "2"), Limits(wall_s=0.5))
+    results = await graders.grade(HANGING, inputs("1", "hang", "2"), Limits(wall_s=2.0))
     assert [result.score for result in results] == [1.0, None, 2.0]
     assert results[1].error is not None
-    assert (results[1].error.kind, results[1].error.detail) == ("timeout", "it took longer than 0.5 s")
+    assert (results[1].error.kind, results[1].error.detail) == ("timeout", "it took longer than 2 s")
 
 
 @pytest.mark.parametrize(
     ("source", "kind", "says"),
     [
-        ("import time\ntime.sleep(1000)", "timeout", "while it was loaded: it took longer than 0.5 s"),
+        ("import time\ntime.sleep(1000)", "timeout", "while it was loaded: it took longer than 2 s"),
         ("import os\nos._exit(7)", "killed", "while it was loaded: its process ended with status 7"),
         ("print('first')\n1 / 0", "raised", "while it was loaded: line 2, in <module>: ZeroDivisionError: division by zero\nit printed: first"),
         ("def grade(", "raised", "while it was loaded: SyntaxError"),
@@ -99,7 +99,7 @@ async def test_after_a_timeout_the_rest_goes_on_in_a_fresh_process(graders: Grad
     ],
 )
 async def test_a_program_that_cannot_be_loaded_is_tried_once(graders: Graders, source: str, kind: str, says: str) -> None:
-    program, limits = Program(source, "grade"), Limits(load_s=0.5)
+    program, limits = Program(source, "grade"), Limits(load_s=2.0)
     results = await graders.grade(program, inputs("1", "2", "3"), limits)
     assert len(results) == 3
     for result in results:
@@ -302,7 +302,7 @@ async def test_errors_tell_no_directory_of_the_server(graders: Graders) -> None:
 def test_the_loop_that_the_api_runs_on_is_as_good() -> None:
     async def graded() -> list[float | None]:
         async with Graders(places=1) as graders:
-            results = await graders.grade(HANGING, inputs("1", "hang", "2"), Limits(wall_s=0.5))
+            results = await graders.grade(HANGING, inputs("1", "hang", "2"), Limits(wall_s=2.0))
             return [result.score for result in results]
 
     assert uvloop.run(graded()) == [1.0, None, 2.0]

@@ -288,7 +288,7 @@ def test_an_agent_that_hangs_is_late_alone_and_what_it_asks_afterwards_is_nobody
 
     def agent(episode: Episode) -> float:
         if episode.rollout_id.endswith(".1"):
-            release.wait(60)
+            release.wait(300)
             with suppress(openai.AuthenticationError):
                 once(episode)
                 return 1.0
@@ -297,10 +297,10 @@ def test_an_agent_that_hangs_is_late_alone_and_what_it_asks_afterwards_is_nobody
             once(episode)
         return 1.0
 
-    with Agents(agent, tokenizer, timeout_s=3) as agents:
+    with Agents(agent, tokenizer, timeout_s=10) as agents:
         group = agents.rollouts(lambda: sampler, CONFIG).group(7, PROBLEM)
         release.set()
-        assert refused.wait(30)
+        assert refused.wait(120)
     assert [member.rollout.id for member in group.members] == ["7.0"]
     assert [(failure.rollout_id, failure.kind, failure.final) for failure in group.failures] == [("7.1", "timeout", True)]
 

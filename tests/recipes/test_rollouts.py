@@ -189,7 +189,7 @@ def test_a_grader_that_hangs_loses_its_member_at_the_deadline_and_nobody_elses(s
             release.wait(60)
         return 1.0
 
-    config = RolloutConfig(group_size=4, max_tokens=2, attempts=1, grade_timeout_s=0.5)
+    config = RolloutConfig(group_size=4, max_tokens=2, attempts=1, grade_timeout_s=3)
     group = Rollouts(lambda: sampler, grade, config).group(0, PROBLEM)
     release.set()
     assert [member.rollout.id for member in group.members] == ["0.0", "0.2", "0.3"]
