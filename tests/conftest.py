@@ -6,6 +6,7 @@ import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import settings
 
@@ -25,6 +26,9 @@ os.environ["TINKER_TELEMETRY"] = "0"
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+# So does how long an answer takes, and httpx gives up after five seconds unless it is told otherwise.
+for phase in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, phase, 60.0)
 
 _server = pytest.StashKey[LiveServer]()
 
