@@ -154,7 +154,7 @@ def test_who_waits_too_long_for_his_turn_is_told_at_what_the_writer_is_and_chang
         begun, go_on = Event(), Event()
         first = asyncio.create_task(db.write(_blocking(begun, go_on)))
         assert await asyncio.to_thread(begun.wait, 60)
-        with pytest.raises(Unavailable, match=r"`db` did not begin this change within 0.01 s; its writer has been at `_blocking` for 0 s"):
+        with pytest.raises(Unavailable, match=r"`db` did not begin this change within 0.5 s; its writer has been at `_blocking` for \d+ s"):
             await db.write(_add("a"))
         go_on.set()
         await first
@@ -169,12 +169,13 @@ def test_who_waits_too_long_for_his_turn_is_told_at_what_the_writer_is_and_chang
         busy = [asyncio.create_task(db.read(look)) for _ in range(READERS)]
         for _ in busy:
             assert await asyncio.to_thread(begun.acquire, timeout=60)
-        with pytest.raises(Unavailable, match=f"`db` did not begin this query, as {READERS} others take long within 0.01 s"):
+        with pytest.raises(Unavailable, match=f"`db` did not begin this query, as {READERS} others take long within 0.5 s"):
             await db.read(_count)
         go_on.set()
         await asyncio.gather(*busy)
 
-    with Database(tmp_path / "db", patience_s=0.01) as db:
+    # Those who are first are to begin within it, however busy the machine is.
+    with Database(tmp_path / "db", patience_s=0.5) as db:
         asyncio.run(story(db))
         asyncio.run(readers(db))
     with Database(tmp_path / "db") as db:
