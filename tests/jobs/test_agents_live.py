@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +20,7 @@ from bloomery.cli.eject import script
 from bloomery.client import Client
 from bloomery.types.jobs import Data, Evaluation, Job, JobSpec, JobState
 from bloomery.types.methods import Reinforcement
-from tests.jobs.test_jobs_live import WORKER, kill
+from tests.jobs.test_jobs_live import WORKER, kill, wait_until_seen
 from tests.jobs.test_kills_live import measured
 from tests.jobs.test_methods_live import BASE, lines
 from tests.live import LiveServer, free_port, running_server, wait_until
@@ -116,7 +115,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         file = folder / "agents.yaml"
         other, its = free_port(), free_port()
         file.write_text(
-            f"counter: {{url: '{elsewhere.url}', port: {port}, timeout_s: 60}}\ndoubter: {{url: 'http://127.0.0.1:{other}', port: {its}}}\n"
+            f"counter: {{url: '{elsewhere.url}', port: {port}, timeout_s: 600}}\ndoubter: {{url: 'http://127.0.0.1:{other}', port: {its}}}\n"
         )
         server = stack.enter_context(running_server(folder / "data", "--agents", str(file), jobs=2))
         client = stack.enter_context(Client(server.url, server.key))
@@ -161,7 +160,7 @@ def test_a_job_of_an_agent_is_struck_and_ejected_and_ends_with_the_same_weights(
 
     disturbed = client.jobs.create(spec("disturbed", "spread")).id
     for step, name in ((1, WORKER), (2, "api")):
-        wait_until(lambda step=step: client.jobs.get(disturbed).progress.step >= step)  # type: ignore[misc]
+        wait_until_seen(running.server, lambda asking, step=step: asking.jobs.get(disturbed).progress.step >= step)  # type: ignore[misc]
         kill(running.server, name)
     struck = done(client, disturbed)
     assert struck.result is not None
@@ -199,11 +198,9 @@ def test_a_job_whose_agent_never_answers_is_paused_and_cancelled_at_once_and_goe
 
 def stopped(client: Client, agent: Elsewhere, job: str, how: str) -> None:
     wait_until(lambda: agent.left > 0)
-    started = time.monotonic()
     getattr(client.jobs, how)(job)
-    wait_until(lambda: client.jobs.get(job).state in (JobState.PAUSED, JobState.CANCELLED), 60)
-    # The agent has 60 s for a rollout, which is tried three times.
-    assert time.monotonic() - started < 20
+    # Long before the agent is late, which has ten minutes for a rollout.
+    wait_until(lambda: client.jobs.get(job).state in (JobState.PAUSED, JobState.CANCELLED))
     assert client.jobs.get(job).state is {"pause": JobState.PAUSED, "cancel": JobState.CANCELLED}[how]
 
 
@@ -231,7 +228,7 @@ def test_the_server_of_the_page_is_all_that_a_job_of_an_agent_needs(running: Run
     code = code.replace("3000", str(own)).replace("8701", str(told))
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as agent:
         try:
-            wait_until(lambda: listens(own), 30)
+            wait_until(lambda: listens(own))
             method = Reinforcement(agent="doubter", grader="spread", steps=1, groups_per_step=2, group_size=4, max_tokens=12)
             running.client.jobs.create(JobSpec(name="doubts", base_model=BASE, data=Data(dataset="counts"), method=method, rank=4, seed=1))
             done(running.client, "doubts")

@@ -3,8 +3,8 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,10 +14,10 @@ import pytest
 from bloomery.client import Client
 from bloomery.models import tiny
 from bloomery.recipes.pairs import SYSTEM, WORDS
-from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound
+from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound, Unavailable
 from bloomery.types.jobs import Begin, Data, Evaluation, Job, JobSpec, JobState, Watch
 from bloomery.types.methods import Batches, EarlyStopping, Optimizer, Schedule, Supervised
-from tests.live import LiveServer, running_server, wait_until
+from tests.live import LiveServer, alive, running_server, wait_until
 
 BASE = "bloomery-tiny"
 ENGINE = f"engine-{BASE}"
@@ -173,16 +173,41 @@ def test_what_cannot_be_done_is_refused_before_there_is_a_job(client: Client, ch
 
 def workers(server: LiveServer) -> list[int]:
     """The processes of jobs."""
-    runner = server.pid("jobs")
-    return [int(pid) for task in Path(f"/proc/{runner}/task").iterdir() for pid in (task / "children").read_text().split()]
+    runner, found = server.pid("jobs"), list[int]()
+    # Threads of the runner end while they are looked at, and so may it.
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{runner}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found += map(int, (task / "children").read_text().split())
+    return [pid for pid in found if alive(pid)]
 
 
 def kill(server: LiveServer, *names: str) -> None:
     """All of these processes at once; those that are starting again are waited for."""
+    pids = [server.pid(name) for name in names if name != WORKER]
+    working: list[int] = []
+
+    def somebody_works() -> bool:
+        working[:] = workers(server)
+        return bool(working)
+
     if WORKER in names:
-        wait_until(lambda: bool(workers(server)))
-    for pid in [pid for name in names for pid in (workers(server) if name == WORKER else [server.pid(name)])]:
+        wait_until(somebody_works)
+    for pid in pids + working:
         os.kill(pid, signal.SIGKILL)
+
+
+def wait_until_seen(server: LiveServer, condition: Callable[[Client], bool]) -> None:
+    """By a client that asks again at once while nobody answers: one that is patient pauses for seconds in the end, and misses what passes by."""
+    with Client(server.url, server.key, patience_s=0) as impatient:
+
+        def holds() -> bool:
+            try:
+                return condition(impatient)
+            except Unavailable:
+                return False
+
+        wait_until(holds)
 
 
 @pytest.mark.slow
@@ -196,7 +221,7 @@ def test_a_job_ends_with_the_weights_it_would_have_had_whoever_dies(tmp_path: Pa
         disturbed = client.jobs.create(spec("disturbed", "pairs", method=long)).id
 
         def at(step: int) -> None:
-            wait_until(lambda: client.jobs.get(disturbed).progress.step >= step)
+            wait_until_seen(server, lambda asking: asking.jobs.get(disturbed).progress.step >= step)
 
         for step, name in ((2, WORKER), (25, "jobs"), (45, ENGINE), (60, "api")):
             at(step)

@@ -9,9 +9,9 @@ import pytest
 from bloomery.client import Client
 from bloomery.types.jobs import Data, Evaluation, Job, JobSpec, JobState
 from bloomery.types.methods import Batches, DirectPreference, Distillation, EarlyStopping, OddsRatioPreference, Optimizer, Reinforcement, Supervised
-from tests.jobs.test_jobs_live import ENGINE, WORKER, kill
+from tests.jobs.test_jobs_live import ENGINE, WORKER, kill, wait_until_seen
 from tests.jobs.test_methods_live import BASE, GRADER, chat, lines, pairs, preference, prompt
-from tests.live import running_server, wait_until
+from tests.live import running_server
 from tests.services.runs_stage import datum
 
 NEVER_BETTER = EarlyStopping(patience=1, min_delta=1000.0)
@@ -86,7 +86,7 @@ def test_a_job_that_loses_any_of_its_processes_at_any_moment_ends_as_if_nothing_
         # The first of the two: what attacks of its grader come to, the second finds known.
         disturbed = create("disturbed")
         for moment, names in (BEFORE_IT_REINFORCES if isinstance(asked, Reinforcement) else []) + STRIKES:
-            wait_until(lambda moment=moment: client.jobs.get(disturbed).state.ended or moment(client, disturbed))  # type: ignore[misc]
+            wait_until_seen(server, lambda asking, moment=moment: asking.jobs.get(disturbed).state.ended or moment(asking, disturbed))  # type: ignore[misc]
             assert not client.jobs.get(disturbed).state.ended, client.jobs.get(disturbed).reason
             kill(server, *names)
         job = client.jobs.wait(disturbed, 300)
