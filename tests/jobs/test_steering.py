@@ -1,7 +1,6 @@
 """A job is paused or cancelled whatever it waits for, over the real api."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,6 @@ from tests.jobs.test_reporting import begun
 from tests.live import wait_until
 
 FAILED = FinishJob(state="failed", reason="its work came to its end")
-SOON_S = 10.0
 
 
 class Worked(NamedTuple):
@@ -74,9 +72,7 @@ def steers(worked: Worked, work: Waits, deed: Callable[[], Any]) -> FinishJob:
 def test_work_that_waits_for_good_is_let_go_when_its_job_is_steered(tmp_path: Path, wanted: str, state: JobState) -> None:
     work = Waits()
     with working(tmp_path) as worked:
-        started = time.monotonic()
         said = steers(worked, work, lambda: getattr(worked.client.jobs, wanted)(worked.job))
-        assert time.monotonic() - started < SOON_S
         assert said.state == state
         # What retries or threads keep of it is of no use any more.
         for _ in range(2):
