@@ -19,7 +19,7 @@ def says(body: dict[str, Any]) -> Any:
     if asked.startswith("refuse "):
         return int(asked.removeprefix("refuse "))
     if asked == "together":
-        together.wait(10)
+        together.wait(120)
     return "no verdict" if asked == "talk" else {"steps": [{"description": "d", "conclusion": "c"}], "result": 0.75}
 
 

@@ -67,7 +67,7 @@ def spec(name: str, **changes: Any) -> EvaluationSpec:
 
 
 def ended(client: Client, evaluation: Evaluation) -> Evaluation:
-    wait_until(lambda: client.evaluations.get(evaluation.id).state.ended, 60)
+    wait_until(lambda: client.evaluations.get(evaluation.id).state.ended)
     return client.evaluations.get(evaluation.id)
 
 
@@ -197,7 +197,7 @@ def test_a_grader_that_hangs_is_ended_row_by_row_and_the_others_go_on(client: Cl
     source = "def score(output, answer):\n    while answer == 'no':\n        pass\n    return 1.0"
     client.graders.create("hanging", {"type": "function", "source": source, "entry": "score"})
     found = client.evaluations.create(spec("hangs", graders=["hanging", "right"], data={"dataset": "asked", "rows": 3}))
-    wait_until(lambda: client.evaluations.get(found.id).state.ended, 120)
+    wait_until(lambda: client.evaluations.get(found.id).state.ended)
     result = client.evaluations.get(found.id).result
     assert result is not None
     hanging, right = result.models[0].graders
@@ -320,7 +320,7 @@ def test_of_those_who_end_one_at_once_one_does(client: Client, server: ScriptedS
     for each in both:
         each.start()
     for each in both:
-        each.join(30)
+        each.join(120)
     assert sorted(told) == ["cancelled", "conflict"]
 
 

@@ -11,7 +11,7 @@ from bloomery.api.exchange import unless_gone
 
 def play(story: Callable[[], Awaitable[None]]) -> None:
     async def run() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await story()
 
     asyncio.run(run())

@@ -59,7 +59,7 @@ class Stand:
 
 def play(story: Callable[[Stand], Awaitable[None]], *, fails: int = 0, **bounds: int) -> None:
     async def run() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await story(Stand(Echo(fails), **bounds))
 
     asyncio.run(run())

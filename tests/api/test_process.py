@@ -29,7 +29,7 @@ def test_the_process_answers_and_stops_cleanly(tmp_path: Path) -> None:
         soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
         assert soft == hard
         process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=30)
+        _, log = process.communicate(timeout=120)
     finally:
         process.kill()
         process.wait()

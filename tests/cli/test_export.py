@@ -90,7 +90,7 @@ def whole(client: tinker.ServiceClient, data: list[types.Datum]) -> Trained:
 
 def export(server: LiveServer, path: str, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     argv = [BLOOMERY, "export", path, "--out", str(out), "--data-dir", str(server.data_dir), *options]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300)
 
 
 def scored(model: torch.nn.Module, data: list[types.Datum]) -> list[np.ndarray]:

@@ -139,13 +139,13 @@ def test_answers_that_were_served_are_scored_once_and_shown(live_server: LiveSer
         client.deployments.create("scored-front", "bloomery-tiny")
         client.graders.create("scored", {"type": "function", "source": "def score(output): return 0.25", "entry": "score"})
         asked = client.chat("scored-front", [{"role": "user", "content": "Say a."}], max_tokens=2)["id"]
-        wait_until(lambda: len(client.spans.list(deployment="scored-front")) == 1, 60)
+        wait_until(lambda: len(client.spans.list(deployment="scored-front")) == 1)
         command = ("score", "scored", "--deployment", "scored-front", "--hours", "1")
         (found,) = json.loads(run(live_server, *command, "--json", "--limit", "5").stdout)
         assert (found["span"], found["result"]["score"]) == (asked, 0.25)
         assert client.spans.get(asked).feedback[0].metric == "scored@1"
         client.chat("scored-front", [{"role": "user", "content": "Say b."}], max_tokens=2)
-        wait_until(lambda: len(client.spans.list(deployment="scored-front")) == 2, 60)
+        wait_until(lambda: len(client.spans.list(deployment="scored-front")) == 2)
     assert "1 of 1 answers have a score: 0.25 on average" in run(live_server, *command).stdout
 
 

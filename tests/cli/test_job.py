@@ -81,16 +81,16 @@ def test_a_job_is_paused_resumed_and_cancelled(server: LiveServer) -> None:
         return found
 
     bloomery(server, "job", "create", "steered", "--dataset", "cli-chats", "--epochs", "900", "--set", "evaluation.answers=0")
-    wait_until(lambda: as_json(server, "job", "show", "steered")["progress"]["step"] > 0, 120)
+    wait_until(lambda: as_json(server, "job", "show", "steered")["progress"]["step"] > 0)
     assert bloomery(server, "job", "pause", "steered") == "steered is running, and pauses within seconds\n"
-    wait_until(lambda: state() == "paused", 60)
+    wait_until(lambda: state() == "paused")
     assert "cannot be paused" in bloomery(server, "job", "pause", "steered", expect=2)
     assert as_json(server, "job", "resume", "steered")["state"] in ("queued", "running")
     assert bloomery(server, "job", "cancel", "steered") in (
         "steered is cancelled\n",
         "steered is running, and ends within seconds\n",
     )
-    wait_until(lambda: state() == "cancelled", 60)
+    wait_until(lambda: state() == "cancelled")
 
 
 def test_a_dry_run_shows_every_field_and_makes_nothing(server: LiveServer) -> None:

@@ -21,7 +21,7 @@ import pytest
 from tests.cookbook.setup import CHAT_MODEL, ROOT, SERVED, Place, prepare
 from tests.live import LiveServer, running_server, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.slow
 
 PAGE: Final = ROOT / "docs" / "cookbook.md"
 RECIPE_S: Final = 400.0

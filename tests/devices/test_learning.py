@@ -14,7 +14,10 @@ DEVICES = [
     pytest.param(NAME, marks=pytest.mark.slow),
     pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]),
 ]
-DEADLINE_S = 900.0
+DEADLINE_S = 1800.0
+
+pytestmark = pytest.mark.timeout(DEADLINE_S + 60)
+"""The first test waits for all of them."""
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ async def read(reader: asyncio.StreamReader) -> FromEngine:
 def test_a_silent_executor_does_not_silence_its_process_and_nothing_comes_before_the_welcome(tmp_path: Path) -> None:
     async def story() -> None:
         inbox: Inbox = SimpleQueue()
-        async with asyncio.timeout(20), Server(tmp_path / "s", inbox, alive_every_s=0.01) as server:
+        async with asyncio.timeout(60), Server(tmp_path / "s", inbox, alive_every_s=0.01) as server:
             for conversation in (1, 2):
                 reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
                 while inbox.empty() or inbox.get() != Connected(conversation):

@@ -27,7 +27,7 @@ def test_what_is_deployed_gets_its_card_by_itself(tmp_path, options) -> None:
             run.optim_step(1e-3).result()
         version = run.save_snapshot("kept").result().version
         assert client.deployments.create("served", version).fidelity is None
-        wait_until(lambda: client.deployments.get("served").fidelity is not None, 90)
+        wait_until(lambda: client.deployments.get("served").fidelity is not None)
         card = client.deployments.get("served").fidelity
         assert card is not None
         assert card == client.versions.fidelity("served") == client.versions.fidelity(version)

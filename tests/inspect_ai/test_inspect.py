@@ -10,7 +10,7 @@ from openai import OpenAI
 from tests.inspect_ai.setup import GONE, MODEL, OTHER, deploy, inspect, short
 from tests.live import LiveServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

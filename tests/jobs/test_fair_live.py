@@ -37,7 +37,6 @@ def client(live_server: LiveServer) -> Iterator[Client]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_job_of_large_steps_and_one_of_another_method_both_go_on_while_both_run(client: Client, name: str) -> None:
     """By steps that one takes while the other takes some, whatever time that is. A large step is some 20 passes. Were turns whole operations, a step

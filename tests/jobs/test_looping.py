@@ -59,9 +59,9 @@ def test_what_a_process_was_publishing_when_it_died_is_waited_for_and_not_publis
 
     with ThreadPoolExecutor(1) as pool:
         loop = pool.submit(looped, work, 3, never, never, stopped="it stood still")
-        wait_until(lambda: transport.waits.is_set() or loop.done(), 30)
+        wait_until(lambda: transport.waits.is_set() or loop.done())
         server.hold_engine(False)
-        published = loop.result(30).published
+        published = loop.result(120).published
     assert (published.run, published.version) == (run.id, submitted.result().version)
     assert len([kept for kept in run.checkpoints() if kept.name == FINAL]) == 2
     # Whoever ended the loop may have died before that was told.

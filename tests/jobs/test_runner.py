@@ -36,10 +36,10 @@ def test_a_slot_outlives_whatever_a_job_comes_to(tmp_path: Path, monkeypatch: py
         thread = threading.Thread(target=working.run)
         thread.start()
         try:
-            assert two.wait(30)
+            assert two.wait(120)
         finally:
             working.stop(0, None)
-            thread.join(30)
+            thread.join(120)
         assert not thread.is_alive()
     assert given[:2] == ["first", "second"]
     assert "a slot failed, and goes on" in caplog.text

@@ -52,7 +52,7 @@ def work(server: Server, client: Client) -> Iterator[Work]:
 def is_told(client: Client, *points: tuple[int, float]) -> None:
     """Now or soon: the reporter tells what there is twice in a second."""
     expected = [(step, {"served/exact": value}) for step, value in points]
-    wait_until(lambda: [(point.step, point.values) for point in client.jobs.points("a")] == expected, 30)
+    wait_until(lambda: [(point.step, point.values) for point in client.jobs.points("a")] == expected)
 
 
 def look_at(work: Work, measure: Measure, *steps: int) -> None:
@@ -71,7 +71,7 @@ def test_training_goes_on_while_somebody_looks(client: Client, work: Work) -> No
     trained = threading.Event()
 
     def measure(_: Sampler) -> dict[str, float]:
-        return {"exact": float(trained.wait(30))}
+        return {"exact": float(trained.wait(120))}
 
     with Served(work, measure) as served:
         served.look(2, "tiny")
@@ -91,14 +91,14 @@ def test_a_training_that_is_steered_away_waits_for_no_look(client: Client, work:
 
     def measure(_: Sampler) -> dict[str, float]:
         begun.set()
-        over.wait(30)
+        over.wait(120)
         return {"exact": 1.0}
 
     def pause() -> None:
         with Served(work, measure) as served:
             served.look(2, "tiny")
             served.look(4, "tiny")
-            assert begun.wait(30)
+            assert begun.wait(120)
             raise Steered("pause")
 
     with pytest.raises(Steered):
@@ -112,7 +112,7 @@ def test_weights_that_are_gone_are_noted_and_what_else_goes_wrong_is_raised(clie
         raise NotFound("no model `x`")
 
     look_at(work, gone, 2)
-    wait_until(lambda: client.jobs.events("a")[-1].message == "step 2 was not looked at as it is served: no model `x`", 30)
+    wait_until(lambda: client.jobs.events("a")[-1].message == "step 2 was not looked at as it is served: no model `x`")
 
     def broken(_: Sampler) -> dict[str, float]:
         raise InvalidInput("a prompt is too long")
@@ -128,18 +128,18 @@ def test_a_loop_looks_at_every_so_many_steps_and_at_what_a_process_that_died_had
         raise Steered("pause")
 
     def gone_on(*_: object) -> Policy:
-        wait_until(lambda: [point.values.get("served/exact") for point in client.jobs.points("a")] == [None, 0.5, None, None], 30)
+        wait_until(lambda: [point.values.get("served/exact") for point in client.jobs.points("a")] == [None, 0.5, None, None])
         raise Steered("pause")
 
     held = threading.Event()
 
     def hold(_: Sampler) -> dict[str, float]:
-        held.wait(30)
+        held.wait(120)
         return {}
 
     with pytest.raises(Steered):
         looped(work, 4, begun, hold, stopped="never")
-    wait_until(lambda: [event.data.get("looked_at") for event in client.jobs.events("a")].count("tiny") == 1, 30)
+    wait_until(lambda: [event.data.get("looked_at") for event in client.jobs.events("a")].count("tiny") == 1)
     assert all("served/exact" not in point.values for point in client.jobs.points("a"))
     with pytest.raises(Steered):
         looped(work, 4, gone_on, lambda _: {"exact": 0.5}, stopped="never")

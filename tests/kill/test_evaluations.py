@@ -18,7 +18,6 @@ LENGTH = {"type": "function", "source": "def score(output): return float(len(out
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_killed_api_asks_and_grades_only_what_is_missing(tmp_path: Path) -> None:
     with (
         running_server(tmp_path / "data") as server,

@@ -195,10 +195,10 @@ class ScriptedServer(Server):
                 yield self
             finally:
                 server.should_exit = True
-                serving.result(30)
+                serving.result(120)
 
 
 async def _until_started(server: uvicorn.Server) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not server.started:
             await asyncio.sleep(0.01)

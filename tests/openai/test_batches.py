@@ -49,7 +49,7 @@ def begun(sdk: OpenAI, *requests: Any, endpoint: Any = CHAT, **options: Any) -> 
 
 
 def ended(sdk: OpenAI, batch: str) -> Batch:
-    wait_until(lambda: sdk.batches.retrieve(batch).status in ENDED, 30)
+    wait_until(lambda: sdk.batches.retrieve(batch).status in ENDED)
     return sdk.batches.retrieve(batch)
 
 
@@ -247,7 +247,7 @@ def test_a_cancelled_batch_keeps_what_was_answered(sdk: OpenAI, server: Scripted
     server.scripted.script = Script(silent_about=6)
     asked = [line(number, {"model": "tiny", "prompt": [5 + number % 2]}, url="/v1/completions") for number in range(10)]
     batch = begun(sdk, *asked, endpoint="/v1/completions")
-    wait_until(lambda: counts(sdk, batch) == (10, 5, 0), 30)
+    wait_until(lambda: counts(sdk, batch) == (10, 5, 0))
     assert sdk.batches.cancel(batch).status in ("cancelling", "cancelled")
     cancelled = ended(sdk, batch)
     assert cancelled.status == "cancelled"
@@ -279,7 +279,7 @@ def test_what_is_not_answered_when_the_time_is_over_is_told(sdk: OpenAI, server:
 
     busy = [begun(sdk, *asked, endpoint="/v1/completions") for _ in range(4)]
     for batch in busy:
-        wait_until(lambda batch=batch: counts(sdk, batch) == (2, 1, 0), 30)
+        wait_until(lambda batch=batch: counts(sdk, batch) == (2, 1, 0))
     late = begun(sdk, line(1))
     hurry(late, 1)
     for batch in busy[1:]:
@@ -332,7 +332,7 @@ def test_a_batch_is_answered_for_its_key_and_no_longer_than_that_is_good(server:
         with server.sdk(api_key=key) as sdk:
             asked = [line(number, {"model": "tiny", "prompt": [6 if number < 32 else 5]}, url="/v1/completions") for number in range(40)]
             batch = begun(sdk, *asked, endpoint="/v1/completions")
-            wait_until(lambda: len(server.scripted.requests) == 32, 30)
+            wait_until(lambda: len(server.scripted.requests) == 32)
         admin.keys.revoke("revoked-soon", project="revoked")
         again = admin.keys.create("another", ["infer"], project="revoked").key
     for request in list(server.scripted.requests):
@@ -363,7 +363,7 @@ def test_long_batches_of_one_project_keep_no_other_project_waiting(sdk: OpenAI, 
     server.scripted.script = Script(silent_about=6)
     silent = line(0, {"model": "tiny", "prompt": [6]}, url="/v1/completions")
     long = [begun(sdk, silent, endpoint="/v1/completions") for _ in range(5)]
-    wait_until(lambda: len(server.scripted.requests) == 4, 30)
+    wait_until(lambda: len(server.scripted.requests) == 4)
     said = line(0, {"model": "tiny", "prompt": [5]}, url="/v1/completions")
     assert ended(alone, begun(alone, said, endpoint="/v1/completions")).status == "completed"
     assert sdk.batches.retrieve(long[-1]).status == "validating"
@@ -428,7 +428,7 @@ def test_files_of_a_batch_may_have_an_end_and_nothing_else_of_it_stays(alone: Op
 def test_the_file_of_a_batch_may_be_deleted_while_it_is_answered(alone: OpenAI, server: ScriptedServer) -> None:
     server.scripted.script = Script(silent_about=6)
     batch = begun(alone, line(0, {"model": "tiny", "prompt": [6]}, url="/v1/completions"), endpoint="/v1/completions")
-    wait_until(lambda: len(server.scripted.requests) == 1, 30)
+    wait_until(lambda: len(server.scripted.requests) == 1)
     alone.files.delete(alone.batches.retrieve(batch).input_file_id)
     server.call(server.services.garbage.collect(ADMIN, grace_us=0))
     server.scripted.script = Script()

@@ -89,7 +89,7 @@ def test_what_cannot_be_embedded_is_refused_by_name(sdk: OpenAI, change: dict[st
 
 def test_the_refusal_of_a_later_text_is_told_while_an_earlier_one_is_in_the_making(server: ScriptedServer) -> None:
     server.scripted.script = Script(refuses="prompt", silent_about=7)
-    with server.sdk(timeout=30) as client, pytest.raises(openai.BadRequestError, match="is too much"):
+    with server.sdk(timeout=120) as client, pytest.raises(openai.BadRequestError, match="is too much"):
         client.embeddings.create(model="tiny", input=[[7, 8], [8, 9]])
     # Who waits in vain is not worked for.
     wait_until(lambda: len(server.scripted.aborted) == 1)

@@ -54,7 +54,7 @@ def source(rows: Any = None, **changes: Any) -> Any:
 
 def done(sdk: OpenAI, eval_id: str, data_source: Any, status: str = "completed", **options: Any) -> RunCreateResponse:
     run = sdk.evals.runs.create(eval_id, data_source=data_source, **options)
-    wait_until(lambda: sdk.evals.runs.retrieve(run.id, eval_id=eval_id).status in ("completed", "failed", "canceled"), 60)
+    wait_until(lambda: sdk.evals.runs.retrieve(run.id, eval_id=eval_id).status in ("completed", "failed", "canceled"))
     ended = cast(RunCreateResponse, sdk.evals.runs.retrieve(run.id, eval_id=eval_id))
     assert ended.status == status, ended.error
     return ended
@@ -135,7 +135,7 @@ def test_who_shows_runs_that_have_ended_reads_none_of_their_answers(sdk: OpenAI,
     for _ in range(3):
         done(sdk, found.id, source())
     database = server.services.files._database
-    wait_until(lambda: server.call(database.read(uncounted)) is None, 60)
+    wait_until(lambda: server.call(database.read(uncounted)) is None)
     with reads() as read, Client(URL, key, transport=server.transport) as client:
         runs = sdk.evals.runs.list(found.id).data
         assert [run.result_counts.model_dump() for run in runs] == [{"errored": 0, "failed": 2, "passed": 1, "total": 3}] * 3

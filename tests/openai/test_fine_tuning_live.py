@@ -96,10 +96,10 @@ def test_a_running_job_is_cancelled_and_its_checkpoints_stay(sdk: OpenAI) -> Non
     rows = uploaded(sdk, [chat(each) for each in pairs(64, 1)])
     method: Any = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 900, "batch_size": 8}}}
     job = sdk.fine_tuning.jobs.create(model=BASE, training_file=rows, method=method, seed=1).id
-    wait_until(lambda: bool(sdk.fine_tuning.jobs.checkpoints.list(job).data), 120)
+    wait_until(lambda: bool(sdk.fine_tuning.jobs.checkpoints.list(job).data))
     assert sdk.fine_tuning.jobs.retrieve(job).estimated_finish
     sdk.fine_tuning.jobs.cancel(job)
-    wait_until(lambda: sdk.fine_tuning.jobs.retrieve(job).status == "cancelled", 60)
+    wait_until(lambda: sdk.fine_tuning.jobs.retrieve(job).status == "cancelled")
     assert sdk.fine_tuning.jobs.checkpoints.list(job).data
     with pytest.raises(openai.ConflictError):
         sdk.fine_tuning.jobs.resume(job)

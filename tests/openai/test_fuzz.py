@@ -416,7 +416,7 @@ def _fuzz(server: ScriptedServer, operation: Any, mode: GenerationMode, known: K
                 case.body = ROWS
             named = {name: QUERY.get(name, value) for name, value in (case.query or {}).items()}
             case.query = {name: value for name, value in named.items() if value is not None}
-        answer = case.call(base_url=server.url, session=sends, headers={"x-api-key": key}, timeout=30)
+        answer = case.call(base_url=server.url, session=sends, headers={"x-api-key": key}, timeout=120)
         check(case, answer)
         if not fits(case):
             assert answer.status_code >= 400, f"{case.method} {case.formatted_path}: taken though it does not fit the document: {case.body!r:.300}"

@@ -181,7 +181,6 @@ def answered(sdk: OpenAI, row: dict[str, Any]) -> str:
     return choice.message.content
 
 
-@pytest.mark.timeout(1000)
 def test_local_completions_scores_and_generates(live_server: LiveServer, sdk: OpenAI, tasks: Path) -> None:
     found = evaluate(live_server, tasks, "local-completions", "completions", ["modules_scored", "modules_written"])
     assert_scores(found, sdk)
@@ -190,7 +189,6 @@ def test_local_completions_scores_and_generates(live_server: LiveServer, sdk: Op
     assert_answers(found, answers)
 
 
-@pytest.mark.timeout(1000)
 def test_local_chat_completions_answers(live_server: LiveServer, sdk: OpenAI, tasks: Path) -> None:
     found = evaluate(live_server, tasks, "local-chat-completions", "chat/completions", ["modules_written"], "--apply_chat_template")
     answers = [answered(sdk, row) for row in ROWS]

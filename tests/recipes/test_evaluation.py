@@ -62,7 +62,7 @@ def _in_common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
 def test_the_python_of_the_page_runs_in_order(live_server: LiveServer, tmp_path: Path) -> None:
     code = "\n".join(block for _, block in blocks(ROOT / "docs" / "reuse.md")).replace("http://127.0.0.1:8700", live_server.url)
     environment = {**os.environ, "BLOOMERY_API_KEY": live_server.key}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     one, all_of_them = done.stdout.splitlines()
     kept, lengths = ([int(number) for number in re.findall(r"\d+", part)] for part in one.split(") ["))

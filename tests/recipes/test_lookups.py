@@ -74,7 +74,7 @@ def test_the_python_of_the_page_runs_with_the_real_sdk(live_server: LiveServer, 
     (_, code), *_ = blocks(ROOT / "docs" / "rl-agents.md")
     environment = {**os.environ, "BLOOMERY_API_KEY": live_server.key}
     code = code.replace("http://127.0.0.1:8700", live_server.url).replace("steps=5", "steps=1")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     metrics = json.loads(done.stdout)
     assert (metrics["groups/made"], metrics["agents/answers"], metrics["failures/lost"]) == (4, 2, 0)
@@ -95,7 +95,7 @@ def test_the_program_goes_on_where_it_was_stopped(live_server: LiveServer, tmp_p
         "16",
     ]
     for steps, kinds in (("1", ["before", "warm", "step", "after"]), ("2", ["step", "after"])):
-        done = subprocess.run([*argv, "--examples", "16", "--steps", steps], env=environment, capture_output=True, text=True, timeout=180, check=True)
+        done = subprocess.run([*argv, "--examples", "16", "--steps", steps], env=environment, capture_output=True, text=True, timeout=300, check=True)
         assert [json.loads(line)["kind"] for line in done.stdout.splitlines()] == kinds
 
 

@@ -26,7 +26,7 @@ def server(tmp_path: Path) -> Iterator[ScriptedServer]:
 def served(client: Client, model: str, count: int = 1, **options: object) -> list[str]:
     known = len(client.spans.list())
     made = [client.chat(model, ASKED, **options)["id"] for _ in range(count)]
-    wait_until(lambda: len(client.spans.list()) == known + count, 30)
+    wait_until(lambda: len(client.spans.list()) == known + count)
     return made
 
 

@@ -68,7 +68,7 @@ class Api:
 
     async def until_events(self, kinds: list[str]) -> None:
         """Let others work until exactly these were recorded."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await self.events() != kinds:
                 await asyncio.sleep(0.002)
 
@@ -112,7 +112,7 @@ def play(directory: Path, story: Callable[[FakeEngine], Awaitable[None]], **opti
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let others work until the condition holds."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.002)
 

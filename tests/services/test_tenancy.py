@@ -757,7 +757,7 @@ async def populate(services: Services) -> World:
     evaluated = await services.evaluations.create(ME, evaluation(name="evaluation-of-default", data="data-of-default"))
     eval_ = await services.evals.create(ME, EVAL)
     run_of_eval = await services.evals.run(ME, eval_.id, RUN)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not all([(await services.evaluations.get(ME, each)).state.ended for each in (evaluated.id, run_of_eval.id)]):
             await asyncio.sleep(0.01)
     return World(

@@ -42,7 +42,7 @@ class Served:
         async def run() -> T:
             return await work()
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(120)
 
 
 @contextmanager
@@ -81,9 +81,9 @@ def served(
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     try:
-        assert ready.wait(30), "the server did not start"
+        assert ready.wait(120), "the server did not start"
         yield found[0]
     finally:
         for end in stop:
             end()
-        thread.join(30)
+        thread.join(120)

@@ -223,9 +223,9 @@ def slow_line(url: str, bytes_per_s: float) -> Iterator[str]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    listening, end = found.result(10)
+    listening, end = found.result(120)
     try:
         yield f"http://127.0.0.1:{listening}"
     finally:
         end()
-        thread.join(10)
+        thread.join(120)

@@ -31,7 +31,7 @@ WAITING: Final = 3
 """Those that have none."""
 LOST: Final = DONE + WAITING + 1
 """One that was acknowledged and never begun, and of which half is lost."""
-WITHIN_S: Final = 60.0
+WITHIN_S: Final = 240.0
 
 
 class Record(NamedTuple):

@@ -40,7 +40,7 @@ def test_a_sample_that_is_waited_for_keeps_its_sampler(tmp_path: Path) -> None:
         fetched = httpx.post(f"{server.url}/api/v1/retrieve_future", json={"request_id": f"sample|{sampler_id}|0"}, headers={"x-api-key": KEY})
         assert fetched.status_code == 200
         server.do(server.services.garbage.expire)
-        assert ask(sampler).result(timeout=30).sequences
+        assert ask(sampler).result(timeout=120).sequences
 
 
 def test_a_loop_that_saves_for_a_new_sampler_in_every_step_keeps_the_newest(tmp_path: Path) -> None:
@@ -52,13 +52,13 @@ def test_a_loop_that_saves_for_a_new_sampler_in_every_step_keeps_the_newest(tmp_
             samplers.append(run.save_weights_and_get_sampling_client().result())
         days_later(server)
         for sampler in samplers:
-            assert ask(sampler).result(timeout=30).sequences
+            assert ask(sampler).result(timeout=120).sequences
         server.services.garbage.ephemeral.keeping = Keeping(newest_per_run=2)
         days_later(server)
         with pytest.raises(tinker.APIStatusError, match="save the run's weights again for another sampler") as refused:
-            ask(samplers[0]).result(timeout=30)
+            ask(samplers[0]).result(timeout=120)
         assert (refused.value.status_code, refused.value.body["code"], refused.value.body["category"]) == (410, "gone", "user")  # type: ignore[index,call-overload]
         for sampler in samplers[1:]:
-            assert ask(sampler).result(timeout=30).sequences
+            assert ask(sampler).result(timeout=120).sequences
         again = run.save_weights_and_get_sampling_client().result()
-        assert ask(again).result(timeout=30).sequences
+        assert ask(again).result(timeout=120).sequences

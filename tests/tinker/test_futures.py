@@ -230,7 +230,7 @@ def told(ended: Ended) -> list[tuple[str, int | None]]:
 
 
 async def ended_all(futures: SampleFutures) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not all(entry.task.done() for entry in futures._entries.values()):
             await asyncio.sleep(0)
     await asyncio.sleep(0)

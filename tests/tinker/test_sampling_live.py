@@ -54,6 +54,7 @@ def test_closing_the_client_in_the_middle_of_a_sample_stops_the_engine(live_serv
         wait_until(lambda: status(live_server)["tokens_sampled"] > before)
         client.close("interrupted").result()
         wait_until(lambda: status(live_server)["running_sequences"] == 0)
+        wait_until(lambda: spans_of(live_server, session) != [])
         (span,) = spans_of(live_server, session)
         assert span["status"] == "cancelled"
         assert 0 < span["out_tokens"] < 4 * most

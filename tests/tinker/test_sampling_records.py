@@ -57,7 +57,7 @@ def test_reading_waits_for_what_was_recorded_before_and_for_nothing_later(tmp_pa
 
 def test_spans_wait_for_each_other_and_who_reads_waits_for_none(tmp_path: Path) -> None:
     async def story(database: Database) -> None:
-        async with Traffic(database, AsyncBlobs(Blobs(tmp_path / "blobs")), "full", linger_s=3600) as traffic, asyncio.timeout(30):
+        async with Traffic(database, AsyncBlobs(Blobs(tmp_path / "blobs")), "full", linger_s=3600) as traffic, asyncio.timeout(60):
             for number in range(3):
                 traffic.record(rollout(number))
                 # As long as it takes to write a row, a few times over.
@@ -77,9 +77,9 @@ def test_spans_wait_for_each_other_and_who_reads_waits_for_none(tmp_path: Path) 
 def test_a_recorder_whose_disk_stands_still_does_not_hold_up_a_clean_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def story(database: Database) -> None:
         release = threading.Event()
-        standstill = asyncio.create_task(database.write(lambda connection: release.wait(60)))
+        standstill = asyncio.create_task(database.write(lambda connection: release.wait(300)))
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 async with Traffic(database, AsyncBlobs(Blobs(tmp_path / "blobs")), "full", last_flush_s=0.1) as traffic:
                     traffic.record(chat("chatcmpl-1"))
         finally:

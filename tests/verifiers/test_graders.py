@@ -10,7 +10,7 @@ import pytest
 from tests.cookbook.setup import ROOT, environment
 from tests.verifiers.setup import ENVIRONMENT, REQUIREMENTS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(("entry", "scores"), [("with_state", [1.0, 0.0]), ("asynchronous", [3.0, 3.0])])

@@ -26,7 +26,7 @@ from tests.live import LiveServer, free_port, running_server, wait_until
 from tests.test_docs import blocks
 from tests.verifiers.setup import ENVIRONMENT, REQUIREMENTS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
+pytestmark = pytest.mark.slow
 
 BASE = "bloomery-tiny"
 AWAY = """
@@ -71,7 +71,7 @@ def around(folder: Path, **more: str) -> dict[str, str]:
 
 def serve(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     argv = [str(environment(ENVIRONMENT, REQUIREMENTS)), "-m", "bloomery.recipes.serve_verifiers", *arguments]
-    return subprocess.run(argv, cwd=folder, env=around(folder), capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(argv, cwd=folder, env=around(folder), capture_output=True, text=True, timeout=300, check=False)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from tests.live import LiveServer
 from tests.openai.tool_model import TEMPLATE
 from tests.verifiers.setup import run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
+pytestmark = pytest.mark.slow
 
 Row = dict[str, Any]
 FAULTY = ["raises", "raises-later", "nan", "breaks", "crashes", "cold"]

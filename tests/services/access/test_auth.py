@@ -134,7 +134,7 @@ def test_a_caller_who_hangs_up_does_not_keep_a_key_alive(tmp_path: Path) -> None
         revoking = asyncio.create_task(auth.revoke(admin, "leaked"))
         await asyncio.sleep(0)
         revoking.cancel()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await known_to(auth, made.key):
                 await asyncio.sleep(0.002)
         assert [key.name for key in (await auth.list(admin)).data] == ["development"]

@@ -36,7 +36,7 @@ def test_a_link_is_ready_once_the_engine_said_who_it_is(tmp_path: Path) -> None:
         assert not link.ready
         assert "problem" in link.detail()
         async with link:
-            connection = await link.wait_ready(10)
+            connection = await link.wait_ready(60)
             assert link.ready
             assert connection.base_hash == BASE
             assert link.detail()["numerics"] == "fake-numerics"
@@ -51,7 +51,7 @@ def test_a_link_waits_for_an_engine_that_starts_late_and_finds_it_again_after_a_
             with pytest.raises(Unavailable, match=f"{BASE} did not answer within 0.01 s"):
                 await link.wait_ready(0.01)
             await engine.start()
-            first = await link.wait_ready(10)
+            first = await link.wait_ready(60)
             await engine.crash()
             await engine.start()
             await until(lambda: link.connection not in (None, first))
@@ -71,7 +71,7 @@ def test_a_welcome_is_waited_for_as_long_as_an_executor_may_be_silent(tmp_path: 
 
     async def run() -> None:
         link = EngineLink(BASE, tmp_path / "s", None, Silence(process=1, executor=6, look_s=0.05))
-        async with asyncio.timeout(20), await asyncio.start_unix_server(busy, tmp_path / "s"), link:
+        async with asyncio.timeout(60), await asyncio.start_unix_server(busy, tmp_path / "s"), link:
             await until(lambda: link.silent)
             assert link.problem == "Silent: it did not say who it is for 0.3 s"
         for connection in connections:
@@ -98,7 +98,7 @@ def test_a_stranger_at_the_socket_is_no_engine(tmp_path: Path, greeting: bytes) 
 
     async def run() -> None:
         server = await asyncio.start_unix_server(stranger, tmp_path / "s")
-        async with asyncio.timeout(20), server, EngineLink(BASE, tmp_path / "s", asyncio.Queue()) as link:
+        async with asyncio.timeout(60), server, EngineLink(BASE, tmp_path / "s", asyncio.Queue()) as link:
             await until(lambda: "not reached yet" not in link.detail()["problem"])
             assert not link.ready
 
@@ -109,7 +109,7 @@ def test_messages_about_runs_arrive_in_order_behind_their_welcome(tmp_path: Path
     async def story(engine: FakeEngine) -> None:
         inbox: asyncio.Queue = asyncio.Queue()
         async with EngineLink(BASE, engine.socket, inbox) as link:
-            connection = await link.wait_ready(10)
+            connection = await link.wait_ready(60)
             for seq in range(3):
                 engine._post(CheckpointWritten(run_id="r", seq=seq, key="k", digest="d"))
             received = [await inbox.get() for _ in range(4)]
@@ -223,7 +223,7 @@ def test_a_lost_engine_ends_its_requests_so_that_they_can_be_asked_again(tmp_pat
 def test_a_request_that_a_process_standing_still_has_no_room_for_ends_with_the_connection(tmp_path: Path) -> None:
     async def story(engine: FakeEngine) -> None:
         async with EngineLink(BASE, engine.socket, asyncio.Queue(), Silence(process=3, look_s=0.05)) as link:
-            await link.wait_ready(10)
+            await link.wait_ready(60)
             engine.stand_still()
             with pytest.raises(EngineLost):
                 await collect(link, ask("r", prompt=[5] * 3_000_000))
@@ -235,7 +235,7 @@ def test_a_request_that_a_process_standing_still_has_no_room_for_ends_with_the_c
 def test_draining_checkpoints_what_the_engine_holds(tmp_path: Path) -> None:
     async def story(engine: FakeEngine) -> None:
         async with new_link(engine) as link:
-            await link.wait_ready(10)
+            await link.wait_ready(60)
             assert await link.drain(10)
             await engine.crash()
             await until(lambda: not link.ready)
@@ -246,7 +246,7 @@ def test_draining_checkpoints_what_the_engine_holds(tmp_path: Path) -> None:
 
 def test_a_large_message_passes_both_ways(tmp_path: Path) -> None:
     async def run() -> None:
-        async with fake_engine(tmp_path / "s", Blobs(tmp_path / "blobs")) as engine, new_link(engine) as link, asyncio.timeout(30):
+        async with fake_engine(tmp_path / "s", Blobs(tmp_path / "blobs")) as engine, new_link(engine) as link, asyncio.timeout(60):
             events = await collect(link, ask("r", prompt=[5] * 3_000_000, tokens=1, score=True))
             assert isinstance(events[0], PromptScored)
             assert events[0].logprobs.shape == (3_000_000,)

@@ -296,7 +296,7 @@ def test_loaded_weights_that_were_deleted_are_held_until_no_replay_needs_them(tm
 
 async def until_broken(api: Api, run_id: str) -> None:
     """Let others work until the row says so, which is written when those who waited know already."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await api.runs.get(ME, run_id)).state != "broken":
             await asyncio.sleep(0.002)
 
