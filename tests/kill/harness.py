@@ -174,10 +174,11 @@ class Stops(threading.Thread):
                 self.all_struck.touch()
 
     def _recovered(self) -> bool:
-        """Operations of several tenants are in flight, and none that was at the strike before: no operation dies twice, which would fail it."""
+        """Operations of more than two tenants are in flight, one of which may have had results that were only not told yet, and none that was at the
+        strike before: no operation dies twice, which would fail it."""
         diary, last = self._diary, self.moments[-1] if self.moments else 0.0
         done = {(line["tenant"], line["done"]) for line in diary if "done" in line}
-        return len(done) >= FIRST_RESULTS and diary[-1]["at"] > last and in_flight(diary, last) <= done and len(at_work(diary)) > 1
+        return len(done) >= FIRST_RESULTS and diary[-1]["at"] > last and in_flight(diary, last) <= done and len(at_work(diary)) > 2
 
 
 def _stands(pid: int) -> bool:
