@@ -1,6 +1,8 @@
 """What a stream says when much is there at once, and a thousand of them on an api process of its own."""
 
 import asyncio
+import resource
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -30,7 +32,17 @@ def test_the_end_of_a_choice_does_not_wait_for_the_others(sdk: OpenAI, server: S
     assert (ended.index, ended.finish_reason) == (0, "stop")
 
 
+@pytest.fixture
+def many_open_files() -> Iterator[None]:
+    """A thousand connections are more than a process may have by itself on many machines, beside what it has."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("many_open_files")
 def test_a_thousand_streams_are_served_together_without_an_error() -> None:
     figures = asyncio.run(many(streams=1000, tokens=8, step_s=0.1))
     assert figures["errors"] == 0
