@@ -29,6 +29,7 @@ from bloomery.models.decoder import Decoder
 from bloomery.models.form import Form, plain_form
 from bloomery.models.kernel_probe import probe
 from bloomery.models.numerics import numerics_id
+from bloomery.models.rests import resting
 from bloomery.sync.proof import Proof, as_it_is, prove
 from bloomery.types.arrays import Array
 from bloomery.types.errors import Conflict, NotSupported, Unavailable
@@ -243,7 +244,11 @@ class EmbeddedEngine:
 
     async def _aside(self, whom: str, work: Callable[[], T]) -> T:
         """Have another thread do what takes longer than the sampler may stand still."""
-        return await within(self._deadlines.weights_s, whom, asyncio.to_thread(work))
+        return await within(self._deadlines.weights_s, whom, asyncio.to_thread(self._with_rests, work))
+
+    def _with_rests(self, work: Callable[[], T]) -> T:
+        with resting(lambda: self._sampler.busy):
+            return work()
 
     async def _read(self, weights: Weights) -> Model:
         return await self._aside(f"version {weights.version} to be read", lambda: self._source.load(weights))

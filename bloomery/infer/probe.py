@@ -21,6 +21,7 @@ from bloomery.infer.versions import Model
 from bloomery.models.decoder import Decoder
 from bloomery.models.form import Form
 from bloomery.models.pads import packed_starts
+from bloomery.models.rests import rest
 from bloomery.types.errors import Corrupt
 from bloomery.types.generation import SamplingParams
 from bloomery.types.probe import PREFILLED, Floats, ProbeAnswer, Sides, judge, logprob_bytes, logprobs_of, probe_tokens, rounding
@@ -100,6 +101,7 @@ def sampler_side(model: Model, tokens: tuple[int, ...], form: Form, computed_wit
     decoder = model.decoder
     cache = KeyValueCache(decoder.config, dtype=decoder.dtype, device=decoder.device)
     runner = Runner(cache, form, computed_with)
+    rest()
     sample = Sample("probe", 0, Stem(model.version, np.array(tokens, np.int32)), len(tokens), reusable=0)
     cache.place(sample)
     prompt = Feed(sample, model, tokens[: min(PREFILLED, len(tokens) - 1)], 0, wanted=0)
@@ -107,6 +109,7 @@ def sampler_side(model: Model, tokens: tuple[int, ...], form: Form, computed_wit
     question = Question(0, np.array(tokens[1 : prompt.stop + 1]), 0, none, none, 0, SamplingParams(max_tokens=0, seed=0))
     found = [runner.score(runner.prefill([prompt])[0], prompt, question).logprobs_T]
     for place in range(prompt.stop, len(tokens) - 1):
+        rest()
         after = runner.decode([Feed(sample, model, tokens[place : place + 1], place)])
         found.append(after.logprobs(torch.tensor(tokens[place + 1 : place + 2])).numpy())
     return np.concatenate(found).astype(np.float32)
@@ -115,6 +118,7 @@ def sampler_side(model: Model, tokens: tuple[int, ...], form: Form, computed_wit
 @torch.inference_mode()
 def trainer_side(model: Model, tokens: tuple[int, ...]) -> Floats:
     """The same as a training pass computes them."""
+    rest()
     hidden_RD = packed_hidden(model, [tokens])
     logprobs_R1 = packed_logprobs(model, [tokens], hidden_RD, packed_starts([len(tokens)]))
     found: Floats = logprobs_R1[: len(tokens) - 1, 0].cpu().numpy()

@@ -5,8 +5,11 @@ read back and held against that (`prove`), and asked the probe. So a tensor that
 that a sampler leaves out, is not served.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from threading import Lock
+from types import EllipsisType
+from typing import NamedTuple
 
 import torch
 from blake3 import blake3
@@ -16,8 +19,9 @@ from bloomery.infer.engine import Patch, Update
 from bloomery.infer.versions import Model
 from bloomery.models.decoder import Decoder
 from bloomery.models.fused_adapter import FusedAdapter, ScaledView
-from bloomery.models.load import fill, stored_tensors
+from bloomery.models.load import stored_tensors
 from bloomery.models.published_names import published_factor, published_name
+from bloomery.models.rests import rest
 from bloomery.models.tensor_bytes import values
 from bloomery.sync import live
 from bloomery.sync.proof import Expected, Proof, prove
@@ -34,9 +38,11 @@ class Staging:
         self._proof: Proof | None = None
         self._probed: Probed | None = None
         self._firsts, self._states = _known(model)
+        rest()
         self._adapter = None if model.adapter is None else model.adapter.copy()
         if self._adapter is None:
             self._decoder = _copy(model.decoder)
+            rest()
         self._views, self._ours = _views(self._decoder, self._adapter)
         self._applying, self._sealed = Lock(), False
 
@@ -52,12 +58,15 @@ class Staging:
                 raise Conflict("a commit of this update has begun: commit it again, or cancel it and begin another", field="name")
             for name, change in update.items():
                 _check(name, change, self._views.get(self._ours(name)))
+                rest()
             for name, change in update.items():
                 view = self._views[self._ours(name)]
+                new, place = _as_computed_with(change, view), _place(change, view)
                 # Before it is written: what breaks off in the middle is not what is expected.
                 published = self._published(name, view)
-                self._states[published] = self._expect(published, change, view)
-                _put(change, view)
+                self._states[published] = self._expect(published, change, new, place)
+                place.put(new)
+                rest()
 
     def seal(self) -> None:
         """Nothing is taken over any more, be it that requests run with these weights, or that others were made of them, as packed ones are."""
@@ -83,24 +92,19 @@ class Staging:
         """The name in full, where one without the prefix that PEFT wants was given."""
         return name if self._adapter is None else published_name(self._ours(name), stacked=view.values.dim() == 3)
 
-    def _expect(self, name: str, change: Update, view: ScaledView) -> StateHash:
+    def _expect(self, name: str, change: Update, new: Tensor, place: "_Place") -> StateHash:
         """Of a tensor after a change, from what is given and what that replaces."""
-        new = _as_computed_with(change, view)
         if not isinstance(change, Patch):
             return live.hash_tensor(new, self._firsts[name])
-        old = view.values[_places(change, view)]
-        return self._states[name] + live.changed(change.indices.long() + self._firsts[name], old, new)
+        return self._states[name] + live.changed(change.indices.long() + self._firsts[name], place.values[place.at], new)
 
 
 def _known(model: Model) -> tuple[dict[str, int], dict[str, StateHash]]:
     """Index of the first element of every tensor, and what it hashes to: as was proved before, or as it is."""
-    pieces = live.pieces(model.decoder, model.adapter)
-    firsts: dict[str, int] = {}
-    for part in (part for piece in pieces for part in piece.parts):
-        firsts[part.name] = min(part.first, firsts.get(part.name, part.first))
+    firsts = live.tensor_firsts(model.decoder, model.adapter)
     if model.proof is not None:
         return firsts, dict(model.proof.expected.tensors)
-    states = live.tensor_states(live.hash_piece(piece) for piece in pieces)
+    states = live.tensor_states(live.hash_pieces(live.pieces(model.decoder, model.adapter)))
     if live.has_packed_embedding(model.decoder):
         states.pop(live.PACKED_EMBEDDING, None)
     return firsts, states
@@ -112,6 +116,7 @@ def checksum(model: Model) -> str:
     for name, tensor in sorted(_numbers(model.decoder, model.adapter).items()):
         found.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
         found.update(values(tensor))
+        rest()
     return found.hexdigest()[:32]
 
 
@@ -121,8 +126,15 @@ def _numbers(decoder: Decoder, adapter: FusedAdapter | None) -> dict[str, Tensor
 
 def _copy(decoder: Decoder) -> Decoder:
     twin = Decoder(decoder.config, dtype=decoder.dtype, device=decoder.device).requires_grad_(False)
-    fill(twin, stored_tensors(decoder))
+    rest()
+    for own, other in zip(_memory(twin), _memory(decoder), strict=True):
+        own.copy_(other)
+        rest()
     return twin
+
+
+def _memory(decoder: Decoder) -> Iterator[Tensor]:
+    return chain(decoder.parameters(), decoder.buffers())
 
 
 def _views(decoder: Decoder, adapter: FusedAdapter | None) -> tuple[Mapping[str, ScaledView], Callable[[str], str]]:
@@ -145,24 +157,30 @@ def _check(name: str, change: Update, view: ScaledView | None) -> None:
         raise InvalidInput(f"the patch of `{name}` has {list(places.shape)} places and {list(change.values.shape)} values: one [n] each", field=name)
     if places.numel() and (int(places.min()) < 0 or int(places.max()) >= view.values.numel()):
         raise InvalidInput(f"the patch of `{name}` names a place outside of its {view.values.numel()}", field=name)
-    if len(places.unique()) < len(places):
+    # To sort them takes many times as long as to see that they are.
+    if not bool((places[1:] > places[:-1]).all()) and len(places.unique()) < len(places):
         raise InvalidInput(f"the patch of `{name}` names a place twice: which of the two values is meant?", field=name)
 
 
-def _put(change: Update, view: ScaledView) -> None:
-    new = _as_computed_with(change, view)
-    if isinstance(change, Patch):
-        view.values[_places(change, view)] = new
-    else:
-        view.values.copy_(new)
+class _Place(NamedTuple):
+    """Where a change goes: into all of a tensor, or to some of its elements."""
+
+    values: Tensor
+    at: tuple[Tensor, ...] | EllipsisType
+
+    def put(self, new: Tensor) -> None:
+        self.values[self.at] = new
+
+
+def _place(change: Update, view: ScaledView) -> _Place:
+    values = view.values
+    if not isinstance(change, Patch):
+        return _Place(values, ...)
+    indices = change.indices.to(values.device).long()
+    return _Place(values.view(-1), (indices,)) if values.is_contiguous() else _Place(values, torch.unravel_index(indices, values.shape))
 
 
 def _as_computed_with(change: Update, view: ScaledView) -> Tensor:
     """Cast and then scaled, as an adapter that is read from a disk is: the same bits."""
     given = (change.values if isinstance(change, Patch) else change).to(view.values.device, view.values.dtype)
     return live.scaled(given, view.scale)
-
-
-def _places(patch: Patch, view: ScaledView) -> tuple[Tensor, ...]:
-    places: tuple[Tensor, ...] = torch.unravel_index(patch.indices.to(view.values.device).long(), view.values.shape)
-    return places

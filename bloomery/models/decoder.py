@@ -16,6 +16,7 @@ from bloomery.models.block import Block, Shared, make_block, norm
 from bloomery.models.config import DecoderConfig
 from bloomery.models.experts import Routing
 from bloomery.models.per_layer import PerLayerInputs
+from bloomery.models.rests import rest
 from bloomery.models.rope import Rope, Rotation
 
 
@@ -125,6 +126,7 @@ class Decoder(nn.Module):
         shared: Shared = {}
         for block, extra_RP in zip(self._blocks[:-1], extras, strict=False):
             x_RD = block(x_RD, full_rotation if block.window is None else rotation, attention, adapters, routing, shared, extra_RP)
+            rest()
         last = self._blocks[-1]
         return Trunk(x_RD, last.mix(x_RD, full_rotation if last.window is None else rotation, attention, adapters, shared), extras[-1])
 

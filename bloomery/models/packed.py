@@ -14,6 +14,7 @@ from torch import nn
 from bloomery.models import products
 from bloomery.models.decoder import Decoder
 from bloomery.models.products import PACKABLE, packed
+from bloomery.models.rests import rest
 
 
 def pack(decoder: Decoder) -> Decoder:
@@ -21,8 +22,12 @@ def pack(decoder: Decoder) -> Decoder:
     if is_packed(decoder):
         return decoder
     # What is named here is not copied but taken as it is; both turn by the same table.
-    shared = *decoder.parameters(), decoder.rope, decoder.full_rope
-    twin = copy.deepcopy(decoder, {id(each): each for each in shared})
+    copied: dict[int, object] = {id(each): each for each in (*decoder.parameters(), decoder.rope, decoder.full_rope)}
+    for layer in decoder.layers:
+        # The copy of the whole finds it there.
+        copy.deepcopy(layer, copied)
+        rest()
+    twin = copy.deepcopy(decoder, copied)
     pack_in_place(twin)
     return twin
 
@@ -30,9 +35,11 @@ def pack(decoder: Decoder) -> Decoder:
 def pack_in_place(decoder: Decoder) -> None:
     """Pack one matrix after the other, so that there is never more than one twice."""
     decoder.head = packed(decoder.head_weight)
+    rest()
     for module, name, weight in _weights(decoder):
         delattr(module, name)
         setattr(module, name, packed(weight) if weight.dim() == 2 else nn.ParameterList(packed(matrix) for matrix in weight.unbind()))
+        rest()
 
 
 def is_packed(decoder: Decoder) -> bool:

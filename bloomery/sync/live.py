@@ -19,6 +19,7 @@ from bloomery.models.fused_adapter import FusedAdapter, ScaledView
 from bloomery.models.names import Place, stored_places
 from bloomery.models.products import is_packed, unpacked
 from bloomery.models.published_names import published_name
+from bloomery.models.rests import rest
 from bloomery.models.tensor_bytes import raw_bits
 from bloomery.sync.state_hash import MASK, SEEDS, UNSIGNED, Bits, StateHash, change, hash_elements
 from bloomery.types.errors import Corrupt
@@ -60,6 +61,15 @@ def hash_piece(piece: Piece) -> dict[str, StateHash]:
     """Of what is in memory now, by the names of its parts."""
     tensor = piece.read()
     return {part.name: hash_tensor(part.take(tensor), part.first) for part in piece.parts}
+
+
+def hash_pieces(pieces: Iterable[Piece]) -> list[dict[str, StateHash]]:
+    """One after the other, with rests between them."""
+    found = []
+    for piece in pieces:
+        rest()
+        found.append(hash_piece(piece))
+    return found
 
 
 def tensor_states(hashed: Iterable[Mapping[str, StateHash]]) -> dict[str, StateHash]:
@@ -112,6 +122,13 @@ def adapter_views(adapter: FusedAdapter) -> dict[str, ScaledView]:
     """Every factor under its published name, in canonical order."""
     named = {published_name(name, stacked=view.values.dim() == 3): view for name, view in adapter.factors().items()}
     return dict(sorted(named.items()))
+
+
+def tensor_firsts(decoder: Decoder, adapter: FusedAdapter | None) -> dict[str, int]:
+    """Index of the first element of each published tensor, of an adapter or of all of a decoder."""
+    if adapter is None:
+        return first_indices({name: math.prod(place.shape) for name, place in stored_places(decoder.config)})
+    return first_indices({name: view.values.numel() for name, view in adapter_views(adapter).items()})
 
 
 def first_indices(numels: Mapping[str, int]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from bloomery.models.decoder import Decoder
 from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.tensor_bytes import Packed
 from bloomery.sync import live
-from bloomery.sync.live import hash_piece, hash_tensor
+from bloomery.sync.live import Piece, hash_piece, hash_tensor
 from bloomery.sync.manifest import Manifest, TensorEntry
 from bloomery.sync.state_hash import StateHash, total
 from bloomery.types.errors import Corrupt
@@ -49,10 +49,13 @@ def expected(manifest: Manifest, entries: Sequence[TensorEntry], blob: bytes) ->
 class Proof:
     """Weights that were proved, and what every piece of them hashed to then."""
 
-    def __init__(self, known: Expected, decoder: Decoder, adapter: FusedAdapter | None, states: list[dict[str, StateHash]], seconds: float) -> None:
+    def __init__(
+        self, known: Expected, adapter: FusedAdapter | None, pieces: list[Piece], states: list[dict[str, StateHash]], seconds: float
+    ) -> None:
+        """`states`: of the `pieces`, which are all of a decoder where there is no adapter."""
         self.expected, self.seconds = known, seconds
         self._adapter = adapter
-        self._pieces, self._states = live.pieces(decoder, adapter), states
+        self._pieces, self._states = pieces, states
         self._next = 0
 
     @property
@@ -101,17 +104,19 @@ class Proof:
 def as_it_is(version: str, decoder: Decoder) -> Proof:
     """Of weights that nobody published: that they stay what they are now is all that it can show, at one pass over them."""
     began = time.perf_counter()
-    states = [hash_piece(piece) for piece in live.pieces(decoder, None)]
+    pieces = live.pieces(decoder, None)
+    states = live.hash_pieces(pieces)
     found = live.tensor_states(states)
     if live.has_packed_embedding(decoder):
         found.pop(live.PACKED_EMBEDDING)
-    return Proof(Expected(version, total(found.values()), found), decoder, None, states, time.perf_counter() - began)
+    return Proof(Expected(version, total(found.values()), found), None, pieces, states, time.perf_counter() - began)
 
 
 def prove(known: Expected, decoder: Decoder, adapter: FusedAdapter | None) -> Proof:
     """Read back every tensor that is computed with, in one pass; Corrupt where they are not those of the version."""
     began = time.perf_counter()
-    states = [hash_piece(piece) for piece in live.pieces(decoder, adapter)]
+    pieces = live.pieces(decoder, adapter)
+    states = live.hash_pieces(pieces)
     wrong = _wrong(known, live.tensor_states(states), decoder)
     if wrong:
         raise Corrupt(
@@ -120,7 +125,7 @@ def prove(known: Expected, decoder: Decoder, adapter: FusedAdapter | None) -> Pr
         )
     if adapter is not None:
         live.refuse_stray(adapter)
-    return Proof(known, decoder, adapter, states, time.perf_counter() - began)
+    return Proof(known, adapter, pieces, states, time.perf_counter() - began)
 
 
 def _wrong(known: Expected, found: Mapping[str, StateHash], decoder: Decoder) -> list[str]:

@@ -62,6 +62,16 @@ def test_patches_give_the_same_bits_as_the_whole_tensors(dtype, experts):
     assert same(staging.model().adapter, expected.model().adapter)
 
 
+def test_places_of_a_patch_may_come_in_any_order():
+    base = decoder()
+    sorted_first, unsorted = (Staging(Model("base", base, None), "new") for _ in range(2))
+    patches = {name: patch(tensor + 1) for name, tensor in stored_tensors(base).items()}
+    sorted_first.apply(patches)
+    unsorted.apply({name: Patch(each.indices.flip(0), each.values.flip(0), each.shape) for name, each in patches.items()})
+    unsorted.prove(as_it_is)
+    assert checksum(unsorted.model()) == checksum(sorted_first.model())
+
+
 @FORMS
 def test_a_whole_model_is_staged_beside_the_one_that_is_served(dtype, experts):
     base = decoder(dtype=dtype, experts=experts)
