@@ -188,6 +188,8 @@ class Services:
                 inbox=inbox,
                 patience=patience,
                 published=self.versions.published,
+                # Called once engines are connected, which is when all this is there.
+                succeeded=lambda successor: self.deployments.expect(successor),
             )
         )
         self.checkpoints = Checkpoints(self._database)
@@ -199,7 +201,9 @@ class Services:
         rollouts = {model.base_hash: _links_to(model.rollout_replicas, model.base_hash) for model in self._config.models}
         deployed: set[str] = set()
         self.fleet = Fleet(self.links, replicas, deployed, rollouts=rollouts)
-        self.deployments = Deployments(self._database, self.models, self.versions, Staging(self.fleet), deployed)
+        staging = Staging(self.fleet)
+        self._stack.push_async_callback(staging.close)
+        self.deployments = Deployments(self._database, self.models, self.versions, staging, deployed)
         await self.deployments.load()
         self.exports = Exports(blobs=self._blobs.blobs, versions=self.versions, deployments=self.deployments, models=self.models)
         self.publishing = Publishing(self._database, self.checkpoints)

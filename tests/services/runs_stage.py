@@ -17,6 +17,7 @@ from bloomery.services.engines.models import Models
 from bloomery.services.training.active import Patience
 from bloomery.services.training.activity import Activity
 from bloomery.services.training.checkpoints import Checkpoints
+from bloomery.services.training.history import Successor
 from bloomery.services.training.run_metrics import RunMetricsReader
 from bloomery.services.training.run_rows import RunRow
 from bloomery.services.training.runs import Runs
@@ -45,6 +46,8 @@ class Api:
     runs: Runs
     checkpoints: Checkpoints
     run_metrics: RunMetricsReader
+    successors: list[Successor]
+    """Told so far."""
 
     async def new_run(self, **options: Any) -> RunRow:
         """A run on the fake base."""
@@ -89,14 +92,29 @@ async def open_api(directory: Path, patience: Patience | None = None, bounds: Bo
         database = stack.enter_context(Database(migrated(directory / "bloomery.db")))
         blobs = AsyncBlobs(Blobs(directory / "blobs"))
         models, checkpoints = Models([fake_base(directory)], {BASE: link}), Checkpoints(database)
+        successors: list[Successor] = []
         activity = Activity(
-            database=database, blobs=blobs, directory=directory / "runs", links={BASE: link}, inbox=inbox, patience=patience, bounds=bounds
+            database=database,
+            blobs=blobs,
+            directory=directory / "runs",
+            links={BASE: link},
+            inbox=inbox,
+            patience=patience,
+            bounds=bounds,
+            succeeded=successors.append,
         )
         await stack.enter_async_context(activity)
         await stack.enter_async_context(link)
         runs = Runs(database=database, models=models, checkpoints=checkpoints, activity=activity)
         yield Api(
-            database=database, blobs=blobs, link=link, activity=activity, runs=runs, checkpoints=checkpoints, run_metrics=RunMetricsReader(database)
+            database=database,
+            blobs=blobs,
+            link=link,
+            activity=activity,
+            runs=runs,
+            checkpoints=checkpoints,
+            run_metrics=RunMetricsReader(database),
+            successors=successors,
         )
 
 

@@ -234,7 +234,7 @@ NOT_ASKED_BY_CALLERS = {
     "Auth": {"load", "check", "check_fingerprint", "note_use", "lend", "take_back", "principal"},
     "BatchRunner": {"running"},
     "Datasets": {"blob"},
-    "Deployments": {"load"},
+    "Deployments": {"load", "expect"},
     "Identity": {"check", "exchange"},
     "Fleet": {"beside", "group", "want"},
     "Garbage": {"expire", "tidy"},

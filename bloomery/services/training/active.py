@@ -16,7 +16,7 @@ from bloomery.services.engines.connection import Connection, EngineLost, RunMess
 from bloomery.services.kinds import ACTIVE, BROKEN
 from bloomery.services.listeners import Listeners
 from bloomery.services.training.backlog import Backlog
-from bloomery.services.training.history import RETRY_S, History, Make, RunFacts
+from bloomery.services.training.history import RETRY_S, History, Make, RunFacts, Succeeded
 from bloomery.services.training.place import Place, PlaceState
 from bloomery.services.training.replayed import agree, contradicts
 from bloomery.services.training.settle import Kept, divergence, note_checkpoint, restore_point, set_state
@@ -47,11 +47,19 @@ class ActiveRun:
     """Operations in, results out, strictly by `seq`."""
 
     def __init__(
-        self, facts: RunFacts, journal: Journal, database: Database, blobs: AsyncBlobs, published: Listeners, backlog: Backlog, patience: Patience
+        self,
+        facts: RunFacts,
+        journal: Journal,
+        database: Database,
+        blobs: AsyncBlobs,
+        published: Listeners,
+        succeeded: Succeeded,
+        backlog: Backlog,
+        patience: Patience,
     ) -> None:
         self.facts = facts
         self.used_us = now_us()
-        self.history = History(facts, journal, database, published, backlog, gap_s=patience.gap_s, changed=self._wake)
+        self.history = History(facts, journal, database, published, succeeded, backlog, gap_s=patience.gap_s, changed=self._wake)
         self._patience = patience
         self._journal, self._database, self._blobs = journal, database, blobs
         self._place = Place(facts.spec, facts.first_seq, facts.project)

@@ -19,6 +19,7 @@ from bloomery.services.kinds import ACTIVE, BROKEN
 from bloomery.services.listeners import Listeners
 from bloomery.services.training.active import ActiveRun, Patience
 from bloomery.services.training.backlog import Backlog
+from bloomery.services.training.history import Succeeded
 from bloomery.services.training.run_rows import RunRow, all_runs, one_run
 from bloomery.services.training.settle import set_state
 from bloomery.store.blobs import AsyncBlobs
@@ -49,13 +50,14 @@ class Activity:
         patience: Patience | None = None,
         bounds: Bounds = BOUNDS,
         published: Listeners | None = None,
+        succeeded: Succeeded = lambda successor: None,
     ) -> None:
-        """`bounds`: of the results of each run; `published` hear when weights that a run published have their row."""
+        """`bounds`: of the results of each run; `published` hear when weights that a run published have their row, `succeeded` of successors."""
         self._database, self._blobs, self._directory = database, blobs, directory
         self._links, self._inbox, self._patience, self._bounds = links, inbox, patience or Patience(), bounds
         self._all_bounded = False
         """Whether the runs that nobody has used since the start were looked at: without being used none grows."""
-        self._published = Listeners() if published is None else published
+        self._published, self._succeeded = Listeners() if published is None else published, succeeded
         self._pool = ThreadPoolExecutor(JOURNAL_THREADS, thread_name_prefix="journal")
         self._backlog = Backlog()
         self._runs: dict[str, ActiveRun] = {}
@@ -183,7 +185,7 @@ class Activity:
             return Journal(self._directory / row.id, self._pool, first_seq=row.first_seq, bounds=self._bounds)
 
         journal = await asyncio.get_running_loop().run_in_executor(self._pool, read)
-        run = ActiveRun(row.facts, journal, self._database, self._blobs, self._published, self._backlog, self._patience)
+        run = ActiveRun(row.facts, journal, self._database, self._blobs, self._published, self._succeeded, self._backlog, self._patience)
         try:
             await run.start(settled=row.settled_seq)
         except BaseException:

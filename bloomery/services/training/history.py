@@ -20,6 +20,7 @@ from bloomery.services.training.settle import RunKey, Settlement, last_checkpoin
 from bloomery.store.database import Database
 from bloomery.store.journal import Journal, JournaledResult
 from bloomery.types.errors import BloomeryError, Conflict, Corrupt, InvalidInput, NotFound, Stopped, TooLarge, Unavailable, reason
+from bloomery.types.generation import Weights
 from bloomery.types.operations import Effect, ForwardBackward, ForwardBackwardResult, Operation, Rejected, Result, RunSpec, SnapshotResult
 
 log = logging.getLogger(__name__)
@@ -48,8 +49,22 @@ class RunFacts(NamedTuple):
         return RunKey(self.project, self.spec.run_id)
 
 
+class Successor(NamedTuple):
+    """An adapter that a run published, and the version that it had published before."""
+
+    before: str
+    base_hash: str
+    weights: Weights
+
+
+Succeeded = Callable[[Successor], None]
+
+
 class History:
-    """Accepts operations and shows results; `changed` is called when there is something to do with them, `published` hear of weights with a row."""
+    """Accepts operations and shows results; `changed` is called when there is something to do with them.
+
+    `published` hear of weights with a row, `succeeded` of successors as soon as they are journaled: their blobs are durable, and rows follow.
+    """
 
     def __init__(
         self,
@@ -57,6 +72,7 @@ class History:
         journal: Journal,
         database: Database,
         published: Listeners,
+        succeeded: Succeeded,
         backlog: Backlog,
         *,
         gap_s: float,
@@ -78,6 +94,9 @@ class History:
         self._bounded_bytes = 0
         """Of results, that were left when they were bounded last."""
         self._database, self._published, self._gap_s, self._changed = database, published, gap_s, changed
+        self._succeeded = succeeded
+        self._version: str | None = None
+        """That was published last since the start."""
         self._backlog = RunBacklog(backlog)
         self._accepting: dict[int, asyncio.Task[None]] = {}
         self._recent: dict[int, Operation] = {}
@@ -176,6 +195,7 @@ class History:
         results = {seq: msgspec.structs.replace(result, request=await self._request(seq)) for seq, result in results.items()}
         await self.journal.append_results(results)
         for seq, result in results.items():
+            self._note_successor(result.result)
             await self._note_unsettled(seq, result)
             self._recent.pop(seq, None)
             self._requests.pop(seq, None)
@@ -231,6 +251,14 @@ class History:
 
     async def _request(self, seq: int) -> bytes:
         return self._requests[seq] if seq in self._requests else await self.journal.request(seq)
+
+    def _note_successor(self, result: Result) -> None:
+        if not isinstance(result, SnapshotResult):
+            return
+        before, self._version = self._version, result.version
+        # A whole model takes memory twice while it loads, and what others need for what nobody may ask for.
+        if self.facts.spec.lora.rank and before not in (None, result.version):
+            self._succeeded(Successor(before, self.facts.spec.base_hash, Weights(version=result.version, key=result.key)))
 
     def _accept_once(self, seq: int, make: Make, request: bytes = b"") -> asyncio.Task[None]:
         if seq not in self._accepting:

@@ -17,6 +17,7 @@ from bloomery.services.engines.models import Models
 from bloomery.services.held import require_kept
 from bloomery.services.listeners import Listeners
 from bloomery.services.one_row import one_row
+from bloomery.services.training.history import Successor
 from bloomery.services.weights.staging import Staging
 from bloomery.services.weights.target import Target
 from bloomery.services.weights.versions import Version, Versions
@@ -137,6 +138,11 @@ class Deployments:
         p.require("read", "train", "deploy")
         live = self._live.get((p.project, name))
         return None if live is None else Version(live.target.weights, live.target.base_hash, live.base_model)
+
+    def expect(self, successor: Successor) -> None:
+        """What a run published behind what a name serves is most likely to be promoted next: it is to be in memory by then."""
+        if any(live.target.weights.version == successor.before for live in self._live.values()):
+            self._staging.stage_ahead(successor.base_hash, successor.weights)
 
     async def _move(self, p: Principal, name: str, request: Repeatable | None, change: Callable[[Connection], Deployment]) -> Deployment:
         """Commit a change of what a name serves. Shielded: what is in memory follows what is stored, also when the caller has hung up meanwhile."""

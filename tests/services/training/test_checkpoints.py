@@ -11,10 +11,12 @@ from bloomery.services.housekeeping.ephemeral import Ephemeral
 from bloomery.services.housekeeping.garbage import Garbage
 from bloomery.services.kinds import EXTERNAL, NAMED, SNAPSHOT
 from bloomery.services.training.checkpoints import Announcement, CheckpointRow, check_name, check_ttl
+from bloomery.services.training.history import Successor
 from bloomery.services.training.runs import Runs
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.types.errors import InvalidInput, NotFound
+from bloomery.types.generation import Weights
 from bloomery.types.operations import CheckpointResult, Failed, LoadResult, LoraSpec, OptimStepResult, SnapshotResult
 from tests.services.fake_engine import BASE, FakeEngine, fake_base
 from tests.services.runs_stage import LORA, ME, STRANGER, Api, open_api, operation, play, step
@@ -55,6 +57,29 @@ def test_a_snapshot_has_a_version_and_with_a_name_a_path(tmp_path: Path) -> None
             assert [row.name for row in (await api.checkpoints.list(ME, run_id=run.id)).checkpoints] == ["served"]
             with pytest.raises(NotFound):
                 await api.checkpoints.named(ME, run.id, NAMED, "served")
+
+    play(tmp_path, story)
+
+
+def test_an_adapter_that_a_run_publishes_behind_another_one_is_told_of_and_a_whole_model_is_not(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path) as api:
+            whole = LoraSpec(rank=0, seed=1, train_attn=False, train_unembed=False)
+            for run in (await api.new_run(), await api.runs.create(ME, base_model="tiny", lora=whole, metadata={})):
+                await api.train(run.id, 1, 2)
+                await api.runs.snapshot(ME, run.id, 3)
+                # Weights that did not change are no others.
+                await api.runs.snapshot(ME, run.id, 4)
+                await api.results(run.id, 3, 4)
+                assert len(api.successors) == (run.lora.rank == 0)
+                await api.train(run.id, 5, 6)
+                await api.runs.snapshot(ME, run.id, 7)
+                first, second = await api.results(run.id, 4, 7)
+                assert isinstance(first, SnapshotResult)
+                assert isinstance(second, SnapshotResult)
+                if run.lora.rank:
+                    assert api.successors == [Successor(first.version, BASE, Weights(version=second.version, key=second.key))]
+            assert len(api.successors) == 1
 
     play(tmp_path, story)
 

@@ -30,3 +30,14 @@ def test_a_deployment_says_who_has_proved_its_live_version(live_server: LiveServ
         assert held["probe"]["tells"]
         assert held["probe"]["moved"] == held["probe"]["predicted"] > 0
         assert engine.detail["condemned"] == {}
+
+
+def test_what_a_run_publishes_behind_what_is_served_is_proved_before_it_is_promoted(live_server: LiveServer) -> None:
+    with Client(live_server.url, live_server.key) as client:
+        run = client.create_run("bloomery-tiny", rank=8, seed=4)
+        client.deployments.create("proved-ahead", run.save_snapshot().result().version)
+        run.forward_backward(supervised([40, 60]), "cross_entropy")
+        run.optim_step(1e-3)
+        published = run.save_snapshot().result().version
+        wait_until(lambda: published in client.status().engines[0].detail["proved_versions"])
+        assert client.deployments.get("proved-ahead").live.version != published

@@ -13,6 +13,7 @@ from bloomery.services.engines import link as engine_link
 from bloomery.services.engines.fleet import Fleet
 from bloomery.services.engines.link import EngineLink
 from bloomery.services.engines.models import Models
+from bloomery.services.training.history import Successor
 from bloomery.services.weights.deployments import Deployments
 from bloomery.services.weights.staging import Staging
 from bloomery.services.weights.versions import Versions
@@ -92,6 +93,40 @@ def test_every_replica_has_the_weights_before_a_name_is_moved_to_them_and_the_en
         assert (await promoting).live.version == "v02"
         assert (await stand.deployments.rollback(ME, "chat", 1)).live.version == "v1"
         assert stand.staged() == {"engine": [], "replica-0": [V1, V2, V1], "replica-1": [V1, V2, V1]}
+
+    play(tmp_path, story)
+
+
+def test_what_a_run_publishes_behind_what_is_served_is_in_memory_before_anybody_asks_for_the_move(tmp_path: Path) -> None:
+    async def story(stand: Stand) -> None:
+        await stand.deployments.create(ME, "chat", "v1", {})
+        late = stand.processes["replica-1"]
+        late.silent_about_staging = True
+        stand.deployments.expect(Successor("v1", BASE, V2))
+        await until(lambda: late.asked_to_stage == 2 and stand.processes["replica-0"].staged == [V1, V2])
+        assert await stand.live() == ("v1", 1)
+        # It may never be asked for, and whoever asks waits until all have it.
+        promoting = asyncio.create_task(stand.deployments.promote(ME, "chat", "v02", {}))
+        await until(lambda: late.asked_to_stage == 3)
+        assert await stand.live() == ("v1", 1)
+        late.silent_about_staging = False
+        late.answer_staging()
+        assert (await promoting).live.version == "v02"
+
+    play(tmp_path, story)
+
+
+def test_nothing_is_brought_ahead_behind_what_nobody_serves_and_what_fails_ahead_is_told_to_who_asks(tmp_path: Path) -> None:
+    async def story(stand: Stand) -> None:
+        await stand.deployments.create(ME, "chat", "v1", {})
+        replica = stand.processes["replica-0"]
+        stand.deployments.expect(Successor("v0", BASE, V2))
+        replica.refuse_to_stage = "tensor `model.norm.weight` is not what the manifest says"
+        stand.deployments.expect(Successor("v1", BASE, V2))
+        await until(lambda: replica.asked_to_stage == 2)
+        with pytest.raises(Corrupt, match="version `v02` cannot be served, and `chat` stays as it is"):
+            await stand.deployments.promote(ME, "chat", "v02", {})
+        assert stand.staged() == {"engine": [], "replica-0": [V1], "replica-1": [V1, V2, V2]}
 
     play(tmp_path, story)
 
