@@ -13,12 +13,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bloomery import __version__
 from bloomery.api import errors
-from bloomery.api.auth import Callers
+from bloomery.api.auth import LOGIN, Callers
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.headers import AnswerHeaders
 from bloomery.api.idempotency import Idempotent
 from bloomery.api.in_process import ask
 from bloomery.api.routes import FORMS, MAX_BODY_BYTES, bloomery, openai, tinker
+from bloomery.api.routes.bloomery.login import MAX_BODY_BYTES as LOGIN_BODY_BYTES
 from bloomery.api.routes.openai.requests import MAX_BODY_BYTES as OPENAI_BODY_BYTES
 from bloomery.api.routes.tinker.futures import SampleFutures
 from bloomery.api.routes.tinker.routed import KeptRouting
@@ -70,13 +71,20 @@ class BodyLimit:
         length = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
         # Further digits change nothing, and Python refuses to read thousands of them.
         told = int(length[:_DIGITS]) if length.isascii() and length.isdigit() else 0
-        short = scope["type"] == "http" and errors.speaks_openai(scope["path"]) and not FORMS.fullmatch(scope["path"])
-        most = OPENAI_BODY_BYTES if short else MAX_BODY_BYTES
+        most = _most_bytes(scope["path"]) if scope["type"] == "http" else MAX_BODY_BYTES
         if told <= most:
             return await self._app(scope, receive, send)
         refusal = TooLarge(f"the body has {told >> 20} MiB, at most {most >> 20} are taken: send it in parts", field="body")
+        if most == LOGIN_BODY_BYTES:
+            refusal = TooLarge(f"the body has {told} bytes, at most {most} are taken: send the key alone", field="body")
         answer = tinker.refusal(Request(scope), refusal) if tinker.answers(scope) else errors.respond(scope["path"], refusal)
         await answer(scope, receive, send)
+
+
+def _most_bytes(path: str) -> int:
+    if path == LOGIN:
+        return LOGIN_BODY_BYTES
+    return OPENAI_BODY_BYTES if errors.speaks_openai(path) and not FORMS.fullmatch(path) else MAX_BODY_BYTES
 
 
 @cache

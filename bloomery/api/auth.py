@@ -1,14 +1,20 @@
-"""Who calls: the key of a request becomes a principal, before anything else of the request is looked at."""
+"""Who calls: the key of a request, or its login, becomes a principal before anything else of the request is looked at."""
+
+from typing import Final
 
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bloomery.api.browser import caller_by_login, shown_login
+from bloomery.api.credentials import presented_key
 from bloomery.services.access.principal import Principal
-from bloomery.types.errors import Unauthorized
+from bloomery.services.core import Services
+from bloomery.types.errors import Forbidden, Unauthorized
 
-_BEARER = "bearer "
-KNOWN_CALLER = "bloomery.caller"
+KNOWN_CALLER: Final = "bloomery.caller"
 """In the scope of a request that this process sends itself: whose it is. What comes over a socket writes nothing there."""
+LOGIN: Final = "/api/v1/login"
+"""Where browsers show a key, in the body."""
 
 
 class Callers:
@@ -25,26 +31,29 @@ class Callers:
             request.state.caller = known
             return await self._app(scope, receive, send)
         try:
-            request.state.caller = await scope["app"].state.services.identity.check(presented_key(request))
-        except Unauthorized as refusal:
-            request.state.caller, receive = refusal, _without_body(receive)
+            request.state.caller = await who_calls(request)
+        except (Forbidden, Unauthorized) as refusal:
+            request.state.caller = refusal
+            # But for who is about to say who he is.
+            if (scope["method"], scope["path"]) != ("POST", LOGIN):
+                receive = _without_body(receive)
         await self._app(scope, receive, send)
 
 
+async def who_calls(request: Request) -> Principal:
+    """The principal behind the key or token in `X-API-Key` or `Authorization: Bearer`, or without any behind the login in the cookie."""
+    if (login := shown_login(request)) is not None:
+        return await caller_by_login(request, login)
+    services: Services = request.app.state.services
+    return await services.identity.check(presented_key(request))
+
+
 async def caller(request: Request) -> Principal:
-    """The principal behind the key or token in `X-API-Key` or `Authorization: Bearer`."""
-    found: Principal | Unauthorized = request.state.caller
-    if isinstance(found, Unauthorized):
+    """Who calls, as it was found out when the request came."""
+    found: Principal | Unauthorized | Forbidden = request.state.caller
+    if not isinstance(found, Principal):
         raise found
     return found
-
-
-def presented_key(request: Request) -> str | None:
-    """The key as the caller sent it; `X-API-Key` wins."""
-    if key := request.headers.get("x-api-key"):
-        return key
-    authorization = request.headers.get("authorization", "")
-    return authorization[len(_BEARER) :].strip() if authorization.lower().startswith(_BEARER) else None
 
 
 def _without_body(receive: Receive) -> Receive:

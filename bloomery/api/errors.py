@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from bloomery.types.errors import BloomeryError, Deadly, InvalidInput, NotFound, RateLimited, Stopped, misfit
+from bloomery.types.errors import BloomeryError, Deadly, InvalidInput, NotFound, RateLimited, Stopped, TooLarge, misfit
 
 STATUS: Final[Mapping[str, int]] = {
     "invalid": 400,
@@ -120,6 +120,8 @@ async def _answer_http(request: Request, error: Exception) -> JSONResponse:
     refusal: BloomeryError = InvalidInput(f"{request.method} {request.url.path}: {error.detail}")
     if error.status_code == 404:
         refusal = NotFound(f"no route {request.method} {request.url.path}")
+    elif error.status_code == 413:
+        refusal = TooLarge("the body is larger than this route takes: send what it asks for and nothing else", field="body")
     answer = respond(request.url.path, refusal)
     answer.status_code = error.status_code
     return answer

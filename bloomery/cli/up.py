@@ -21,6 +21,10 @@ from bloomery.config import DEFAULT_DEVICE, DEFAULT_JOBS, DEFAULT_LOG_LEVEL, DEF
 def up(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = DEFAULT_PORT,
     host: Annotated[str, typer.Option(help="Another than loopback needs BLOOMERY_API_KEY set.")] = "127.0.0.1",
+    public_host: Annotated[
+        list[str] | None,
+        typer.Option("--public-host", metavar="NAME", help="A name of this server, as browsers may ask for it (docs/security.md). Repeatable."),
+    ] = None,
     data_dir: DataDirOption = DATA_DIR,
     model: ModelOption = None,
     record: Annotated[RecordMode, typer.Option(help="What to keep of traffic: nothing, all but texts and tokens, or all.")] = "full",
@@ -82,5 +86,6 @@ def up(
         agents=agents,
         graders=graders,
         track=track or [],
+        public_hosts=public_host or [],
     )
     run(options)

@@ -166,6 +166,8 @@ class ApiConfig(_FromJson):
     """Agents elsewhere that jobs of reinforcement may train."""
     graders: GraderLevel = "L1"
     """Where code of graders runs: in a jail, or in one within a container."""
+    public_hosts: tuple[str, ...] = ()
+    """Names, in small letters, under which browsers may ask for this server, beside its addresses and the name of its machine."""
     log_level: LogLevel = DEFAULT_LOG_LEVEL
 
 

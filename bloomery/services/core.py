@@ -89,6 +89,8 @@ class Services:
     """
 
     started_us: int
+    public_hosts: frozenset[str]
+    """Names under which browsers may ask for this server, beside its own."""
     auth: Auth
     identity: Identity
     audit: Audit
@@ -139,6 +141,7 @@ class Services:
         self._config, self._data, self._stack = config, DataDir(Path(config.data_dir)), stack
         self._database = stack.enter_context(Database(self._data.database))
         self._blobs = AsyncBlobs(Blobs(self._data.blobs))
+        self.public_hosts = frozenset(config.public_hosts)
 
     @classmethod
     @asynccontextmanager

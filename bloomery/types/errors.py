@@ -82,7 +82,7 @@ class InvalidToken(Unauthorized):
 
 
 class Forbidden(BloomeryError):
-    """The key lacks the scope."""
+    """The key lacks the scope, or a browser's request does not prove that it comes from the page of this server."""
 
     code, category = "forbidden", "user"
 

@@ -386,6 +386,22 @@ class NewKey(Key):
     key: str
 
 
+class LogIn(Resource):
+    """The key that a browser is to be let in with."""
+
+    key: str = Field(min_length=1, max_length=512)
+
+
+class Login(Resource):
+    """Who is logged in: the name of the key, its project and scopes. `csrf` is what every change repeats as `x-csrf-token`."""
+
+    key: str
+    project: str
+    scopes: list[Scope]
+    csrf: str
+    ends_us: int
+
+
 # The server
 
 

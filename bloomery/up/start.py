@@ -35,7 +35,7 @@ from bloomery.types.errors import Conflict, InvalidInput
 from bloomery.types.ids import now_us
 from bloomery.types.keys import PREFIX
 from bloomery.up import agents, base_models, cores, devices, endpoints, health, keys, layout, names, trackers
-from bloomery.up.addresses import is_address
+from bloomery.up.addresses import is_address, wrong_host
 from bloomery.up.base_models import CheckedModel
 from bloomery.up.checkpoints import CheckpointsAfter, checkpoints_after
 from bloomery.up.children import REPLICA, ROLLOUTS, RUNNER, Child, Program
@@ -78,6 +78,7 @@ class UpOptions:
     agents: Path | None = None
     graders: GraderLevel = "L1"
     track: Sequence[str] = ()
+    public_hosts: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +89,7 @@ class _Plan:
     checkpoints_after: CheckpointsAfter
     endpoints: tuple[EndpointConfig, ...]
     agents: tuple[AgentConfig, ...]
+    public_hosts: tuple[str, ...]
     trackers: tuple[TrackerConfig, ...]
     models: Sequence[CheckedModel]
     hashes: Sequence[str]
@@ -107,6 +109,7 @@ class _Plan:
 def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
     """Serve in the foreground until a stop signal; what is refused is refused before anything is written."""
     _check_host(options.host, environment)
+    public_hosts = _public_hosts(options.public_hosts)
     after = checkpoints_after(environment)
     devices.check(options.device)
     outside = endpoints.read(options.endpoints, environment) if options.endpoints else ()
@@ -135,6 +138,7 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
                 checkpoints_after=after,
                 endpoints=outside,
                 agents=remote,
+                public_hosts=public_hosts,
                 trackers=tracked,
                 models=models,
                 hashes=hashes,
@@ -233,6 +237,7 @@ def _api_config(plan: _Plan, configs: tuple[ModelConfig, ...]) -> ApiConfig:
         endpoints=plan.endpoints,
         agents=plan.agents,
         graders=options.graders,
+        public_hosts=plan.public_hosts,
         log_level=options.log_level,
     )
 
@@ -328,6 +333,14 @@ def _check_host(host: str, environment: Mapping[str, str]) -> None:
         raise InvalidInput(
             f"--host {host} lets other machines in: set {keys.VARIABLE} to a key of your own first (it starts with {PREFIX})", field="host"
         )
+
+
+def _public_hosts(names: Sequence[str]) -> tuple[str, ...]:
+    """As they are compared with what browsers ask for."""
+    for name in names:
+        if (wrong := wrong_host(name)) is not None:
+            raise InvalidInput(f"--public-host: {wrong}: give the name alone, as in bloomery.example.com", field="public_host")
+    return tuple(name.lower().removesuffix(".") for name in names)
 
 
 def _check_memory(models: Sequence[CheckedModel], dtype: str, replicas: int | None, rollouts: int) -> int:

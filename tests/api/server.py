@@ -32,11 +32,11 @@ URL = "http://server"
 class Server:
     """An api and its engine; `http` is a client of it."""
 
-    def __init__(self, directory: Path, record: RecordMode, endpoints: tuple[EndpointConfig, ...] = (), agents: tuple[AgentConfig, ...] = ()) -> None:
+    def __init__(self, directory: Path, record: RecordMode, **options: Any) -> None:
         (directory / "api_key").write_text(f"{KEY}\n")
         migrated(DataDir(directory).database)
         models = (fake_base(directory),)
-        self.config = ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record=record, models=models, endpoints=endpoints, agents=agents)
+        self.config = ApiConfig(data_dir=str(directory), host="127.0.0.1", port=0, record=record, models=models, **options)
         self.engine = FakeEngine(directory / "s", Blobs(directory / "blobs"))
         self.transport = _Transport(self)
         self.http = httpx.Client(base_url=URL, headers={"x-api-key": KEY}, transport=self.transport)
@@ -120,8 +120,13 @@ async def _pass_on(app: FastAPI, request: httpx.Request) -> httpx.Response:
 
 @contextmanager
 def serving(
-    directory: Path, *, record: RecordMode = "full", endpoints: tuple[EndpointConfig, ...] = (), agents: tuple[AgentConfig, ...] = ()
+    directory: Path,
+    *,
+    record: RecordMode = "full",
+    endpoints: tuple[EndpointConfig, ...] = (),
+    agents: tuple[AgentConfig, ...] = (),
+    public_hosts: tuple[str, ...] = (),
 ) -> Iterator[Server]:
     """A running server."""
-    with Server(directory, record, endpoints, agents).running() as server:
+    with Server(directory, record, endpoints=endpoints, agents=agents, public_hosts=public_hosts).running() as server:
         yield server

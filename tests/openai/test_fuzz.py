@@ -31,6 +31,7 @@ from bloomery.types.jobs import Data, JobResult, JobSpec
 from bloomery.types.leases import FinishJob
 from bloomery.types.operations import Result, SaveSnapshot, SnapshotResult
 from bloomery.types.protocol import Execute
+from tests.api.server import KEY
 from tests.live import wait_until
 from tests.openai.server import Script, ScriptedEngine, ScriptedServer
 from tests.services.fake_engine import BASE, HeldRun
@@ -65,6 +66,7 @@ TAKEN = {
     "DELETE /api/v1/datasets/{name}",
     "DELETE /api/v1/evaluations/{evaluation}",
     "DELETE /api/v1/keys/{name}",
+    "DELETE /api/v1/login",
     "DELETE /v1/evals/{eval_id}",
     "DELETE /v1/evals/{eval_id}/runs/{run_id}",
     "DELETE /v1/files/{file}",
@@ -155,6 +157,7 @@ TAKEN = {
     "POST /api/v1/jobs/{job}/pause",
     "POST /api/v1/jobs/{job}/report",
     "POST /api/v1/jobs/{job}/resume",
+    "POST /api/v1/login",
     "POST /api/v1/runners/claim",
     "POST /api/v1/runners/ended/{job}",
     "POST /api/v1/runners/release",
@@ -177,7 +180,9 @@ TAKEN = {
     "POST /v1/responses",
 }
 """Operations that must have answered 2xx: what is refused by its outline is never looked into."""
-FUZZED = TAKEN | BEGUN_FROM_GOOD | FORMS | UPLOADS | OVER_TOO_SOON
+OF_A_LOGIN = {"GET /api/v1/login"}
+"""Here everybody shows a key: tests/api/test_login.py."""
+FUZZED = TAKEN | BEGUN_FROM_GOOD | FORMS | UPLOADS | OVER_TOO_SOON | OF_A_LOGIN
 CHECK: Final = {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "yes", "operation": "eq"}
 DATA: Final = Data(dataset="data")
 ROWS: Final = b"".join(json.dumps({"text": f"number {number}", "label": str(number % 3)}).encode() + b"\n" for number in range(20))
@@ -338,6 +343,7 @@ def known(fuzzed: ScriptedServer) -> Known:
     }
     fields_of = {
         "jobs": {"data": DATA.model_dump(), "begin": None},
+        "keys": {"key": KEY},
         "evaluations": {"data": {"dataset": "data", "split": "train"}, "models": ["tiny"], "graders": ["checks"]},
     }
     return Known(paths, fields, fields_of, lend)

@@ -235,7 +235,7 @@ NOT_ASKED_BY_CALLERS = {
     "BatchRunner": {"running"},
     "Datasets": {"blob"},
     "Deployments": {"load", "expect"},
-    "Identity": {"check", "exchange"},
+    "Identity": {"check", "exchange", "log_in", "logged_in", "renew"},
     "Fleet": {"beside", "group", "want"},
     "Garbage": {"expire", "tidy"},
     "CustomLosses": {"require_offered"},

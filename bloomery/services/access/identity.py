@@ -1,18 +1,27 @@
-"""Who calls, by a key or by a token that stands for it.
+"""Who calls, by a key, by a token that stands for it, or by the login of a browser.
 
 A key is exchanged for a token that says whose it is and lives for an hour at most. The token is as good as its key, and never longer: it names the
 key by what is stored of it, so one that was revoked takes its tokens along. A token is exchanged like a key, but its end stays where it is.
+
+A login is such a token, too, for another audience: it lives for half a day and is renewed, because somebody looks at it. Browsers add the cookie that
+it is sent in by themselves, so it names a word that every change has to repeat.
 """
 
+import secrets
 from typing import Any, Final, NamedTuple
 
 from bloomery.services.access.auth import Auth, fingerprint
 from bloomery.services.access.principal import Principal
 from bloomery.services.access.tokens import MARK, Tokens
 from bloomery.types.ids import now_us
+from bloomery.types.resources import Key
 
 LOGIN: Final = "login"
+BROWSER: Final = "browser"
+"""The audiences of tokens that stand for a key, and of logins."""
 LIFETIME_S: Final = 3600
+LOGIN_S: Final = 12 * 3600
+_CSRF_BYTES: Final = 24
 _ISSUER: Final = "passport-bloomery"
 """The tinker SDK reads the identity only from tokens whose issuer begins like this."""
 
@@ -24,6 +33,22 @@ class Owner(NamedTuple):
     organization: str
     email: str
     """Nobody's mailbox: the domain leads nowhere."""
+
+
+class Login(NamedTuple):
+    """A login just made or renewed: what the browser keeps, the key that it stands for, the word that changes repeat, and when it ends."""
+
+    token: str
+    key: Key
+    csrf: str
+    ends_us: int
+
+
+class LoggedIn(NamedTuple):
+    """Who calls by a login, and the word that a change has to repeat."""
+
+    principal: Principal
+    csrf: str
 
 
 class Identity:
@@ -53,6 +78,28 @@ class Identity:
             claims["key"] = fingerprint(credential)
         owner = owner_of(key.project, key.name)
         return self._tokens.sign(LOGIN, claims | {"sub": owner.urn, "org_id": owner.organization, "email": owner.email}, expires_s=min(ends))
+
+    async def log_in(self, key: str) -> Login:
+        """A login for a key; for a token, which has an end of its own, there is none."""
+        return await self._login(await self._auth.check(key), fingerprint(key), secrets.token_urlsafe(_CSRF_BYTES))
+
+    async def renew(self, token: str) -> Login:
+        """The login of this token, which lives on. Its word stays, for other pages of the same browser know it."""
+        said = self._tokens.read(BROWSER, token)
+        return await self._login(await self._auth.check_fingerprint(said["key"]), said["key"], said["csrf"])
+
+    async def logged_in(self, token: str) -> LoggedIn:
+        """Who is behind the token of a login, while both it and its key are good."""
+        said = self._tokens.read(BROWSER, token)
+        return LoggedIn(await self._auth.check_fingerprint(said["key"]), said["csrf"])
+
+    async def _login(self, p: Principal, key_hash: str, csrf: str) -> Login:
+        key = await self._auth.mine(p)
+        ends_s = now_us() // 1_000_000 + LOGIN_S
+        if key.expires_us is not None:
+            ends_s = min(ends_s, key.expires_us // 1_000_000)
+        token = self._tokens.sign(BROWSER, {"key": key_hash, "csrf": csrf}, expires_s=ends_s)
+        return Login(token, key, csrf, ends_s * 1_000_000)
 
 
 def owner_of(project: str, key_name: str) -> Owner:

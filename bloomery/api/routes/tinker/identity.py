@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request
 
-from bloomery.api.auth import presented_key
+from bloomery.api.credentials import presented_key
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.tinker.errors import TinkerRoute
 from bloomery.services.access.identity import owner_of
