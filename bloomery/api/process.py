@@ -4,7 +4,8 @@ import asyncio
 import logging
 import resource
 import signal
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -41,11 +42,15 @@ async def _serve(config: ApiConfig) -> None:
             timeout_graceful_shutdown=stopping.REQUESTS_S,
             server_header=False,
         )
-        await _Server(settings).serve()
+        await _Server(settings, at_stop=services.live.close).serve()
 
 
 class _Server(uvicorn.Server):
-    """Leaves the process alive after a stop signal: its services have yet to drain the engines."""
+    """Leaves the process alive after a stop signal: its services have yet to drain the engines. What would never end by itself is ended `at_stop`."""
+
+    def __init__(self, config: uvicorn.Config, at_stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._at_stop = at_stop
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -53,6 +58,11 @@ class _Server(uvicorn.Server):
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.handle_exit, number, None)
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End what is open, and wait for it no longer than `REQUESTS_S`."""
+        self._at_stop()
+        await super().shutdown(sockets)
 
 
 class _CutAtStop(logging.Filter):

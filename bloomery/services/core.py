@@ -24,6 +24,7 @@ from bloomery.services.batches.answers import Finisher
 from bloomery.services.batches.batches import Batches
 from bloomery.services.batches.runner import BatchRunner
 from bloomery.services.clients.custom_losses import CustomLosses
+from bloomery.services.clients.live import Live
 from bloomery.services.clients.session_search import SessionSearch
 from bloomery.services.clients.sessions import Sessions
 from bloomery.services.data.curation import Curation
@@ -136,6 +137,7 @@ class Services:
     evals: Evals
     row_tokens: RowTokens
     garbage: Garbage
+    live: Live
 
     def __init__(self, config: ApiConfig, stack: AsyncExitStack) -> None:
         self._config, self._data, self._stack = config, DataDir(Path(config.data_dir)), stack
@@ -170,6 +172,7 @@ class Services:
         self._compose_evaluations()
         await self._compose_jobs(first_pause_s)
         self.garbage = Garbage(self._database, self._blobs, Ephemeral(self._database, self.sessions))
+        self.live = Live()
         self.started_us = now_us()
 
     async def _compose_access(self) -> None:
@@ -294,7 +297,11 @@ class Services:
 
     async def _start(self) -> None:
         """What works beside the routes, once everything is there."""
-        for link in (link for each in self._processes.values() for link in each.values()):
+        links = [link for each in self._processes.values() for link in each.values()]
+        self._stack.enter_context(
+            self.live.told_by(self._database, {"processes": [link.changed for link in links], "deployments": [self.cards.measured]})
+        )
+        for link in links:
             await self._stack.enter_async_context(link)
         await self._stack.enter_async_context(self.cards)
         askable = Askable(self._served, self.endpoints)

@@ -3,6 +3,8 @@
 `write` hands a function to the writer thread, which runs all that wait in one transaction, each behind its own savepoint: they share one
 fsync and fail alone. `read` runs a function on a pooled read-only connection. Functions get a SQLAlchemy connection and never keep it.
 
+Who watches hears behind each commit which tables it changed.
+
 Nobody waits longer than `PATIENCE_S` for his turn. Who has it waits `BUSY_MS` for other processes, and then as long as the work takes: of a change
 that was begun nobody can say that it was not made.
 """
@@ -18,8 +20,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, TableClause, create_engine, event
 from sqlalchemy.exc import DatabaseError
+from sqlalchemy.sql.dml import UpdateBase
 
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.migrations import migrate
@@ -56,7 +59,11 @@ class Database:
     def __init__(self, path: Path, *, patience_s: float = PATIENCE_S) -> None:
         self._file, self._patience_s = path.name, patience_s
         self._stack = ExitStack()
+        self._touched: set[str] = set()
+        """Tables that the transaction of now changes."""
+        self._watcher: Callable[[frozenset[str]], None] | None = None
         self._writer = self._open(path, "BEGIN IMMEDIATE")
+        event.listen(self._writer, "before_execute", self._note_table)
         self._reader = self._open(path, "BEGIN", "PRAGMA query_only = ON")
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._places = asyncio.Semaphore(WAITING_WRITES)
@@ -99,6 +106,18 @@ class Database:
         """Run a query against a consistent snapshot."""
         until_s = asyncio.get_running_loop().time() + self._patience_s
         return await self._outcome(self._readers.submit(self._look, look), until_s, f"did not begin this query, as {READERS} others take long")
+
+    @contextmanager
+    def watched(self, watcher: Callable[[frozenset[str]], None]) -> Iterator[None]:
+        """Until left, have the writer's thread call this behind each commit with the names of the tables that it changed. There is one at a time.
+
+        Of a change that failed beside others that did not, tables may be named, too.
+        """
+        self._watcher = watcher
+        try:
+            yield
+        finally:
+            self._watcher = None
 
     async def _outcome(self, future: "Future[T]", until_s: float, problem: str) -> T:
         """What comes of it, if it is begun until then."""
@@ -143,6 +162,7 @@ class Database:
     def _commit(self, group: list["_Write"]) -> None:
         """One transaction; whatever goes wrong belongs to whoever waits for the write, never to this thread."""
         outcomes: list[tuple[_Write, Any, Exception | None]] = []
+        self._touched.clear()
         try:
             with self._writer.begin() as connection:
                 for write in group:
@@ -151,12 +171,19 @@ class Database:
             failpoint("store.row.committed")
         except Exception as error:
             outcomes = [(write, None, error) for write in group]
+            self._touched.clear()
         self._at_hand = None
+        if self._touched and (watcher := self._watcher) is not None:
+            watcher(frozenset(self._touched))
         for write, value, problem in outcomes:
             if problem is not None:
                 write.future.set_exception(problem)
             else:
                 write.future.set_result(value)
+
+    def _note_table(self, _connection: Connection, statement: Any, *_: Any) -> None:
+        if isinstance(statement, UpdateBase) and isinstance(statement.table, TableClause):
+            self._touched.add(statement.table.name)
 
     def _open(self, path: Path, begin: str, *pragmas: str) -> Engine:
         engine = create_engine(f"sqlite:///{path}", pool_size=READERS, connect_args={"timeout": BUSY_MS / 1000, "check_same_thread": False})

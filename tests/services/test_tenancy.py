@@ -173,6 +173,7 @@ SCOPES_OF = {
     "Leases.release": "admin",
     "RowTokens.preview": LOOK,
     "RowTokens.statistics": LOOK,
+    "Live.listening": LOOK,
     "RunMetricsReader.series": LOOK,
     "Models.list": "infer read train deploy",
     "Publishing.copy": "train",
@@ -240,6 +241,7 @@ NOT_ASKED_BY_CALLERS = {
     "Garbage": {"expire", "tidy"},
     "CustomLosses": {"require_offered"},
     "Leases": {"load", "expire"},
+    "Live": {"close", "tell", "told_by"},
     "Meters": {"check_samples", "exposition", "most_waiting", "refused", "request"},
     "Models": {"load", "all", "named", "resolve", "size", "tokenizer", "check_room"},
     "Rendering": {"prompt", "encode"},
@@ -540,6 +542,8 @@ HAVE_TESTS_OF_THEIR_OWN = {
     # tests/services/access/test_auth.py: an admin changes keys of its own project alone.
     "Auth.create",
     "Auth.revoke",
+    # tests/services/clients/test_live.py: it says what kinds of things change, and nothing of whose.
+    "Live.listening",
     # tests/services/clients/test_custom_losses.py: a loss belongs to a project.
     "CustomLosses.attach",
     "CustomLosses.create",

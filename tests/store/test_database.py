@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Event, Semaphore
 
 import pytest
-from sqlalchemy import Connection, create_engine, func, insert, select, update
+from sqlalchemy import Connection, create_engine, delete, func, insert, select, update
 from sqlalchemy.exc import OperationalError
 
 from bloomery.store import rows
@@ -239,3 +239,33 @@ def _schema(path: Path) -> list[tuple[str, list[str]]]:
     connection.close()
     ours = [(name, " ".join(sql.split())) for name, sql in found if not name.startswith(("sqlite_", "alembic_"))]
     return [(name, sorted(re.split(r", (?![^(]*\))", sql.replace("( ", "(", 1).replace(" )", ")").removesuffix(")")))) for name, sql in ours]
+
+
+def test_who_watches_hears_behind_each_commit_which_tables_it_changed(tmp_path: Path) -> None:
+    told: list[frozenset[str]] = []
+
+    def change(connection: Connection) -> None:
+        connection.execute(update(rows.run).values(step=1))
+        connection.execute(delete(rows.span).where(rows.span.c.id == "none"))
+
+    def fail(connection: Connection) -> None:
+        change(connection)
+        raise ValueError("not today")
+
+    async def story(db: Database) -> None:
+        await db.write(change)
+        with db.watched(told.append):
+            await db.read(_count)
+            await db.write(lambda connection: connection.execute(select(rows.run.c.id)).all())
+            await db.write(change)
+            with pytest.raises(ValueError, match="not today"):
+                await db.write(fail)
+            await db.write(
+                lambda connection: connection.execute(insert(rows.project), [{"id": each, "name": each, "created_us": 1} for each in "ab"])
+            )
+        await db.write(lambda connection: connection.execute(update(rows.run).values(step=3)))
+
+    with Database(tmp_path / "db") as db:
+        asyncio.run(story(db))
+    # Of the one that failed more is told than was changed, and never less.
+    assert told == [{"run", "span"}, {"run", "span"}, {"project"}]

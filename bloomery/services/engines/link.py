@@ -69,6 +69,8 @@ class EngineLink:
         """Whether a process is at the other end and says nothing."""
         self.turned = Listeners()
         """When it comes, goes, begins to work, and has nothing more in hand."""
+        self.changed = Listeners()
+        """When it comes or goes, or says something new of itself."""
         self._seen = (False, False)
         """Whether it was there and whether it worked, as its listeners were told."""
         self._socket, self._silence = socket, silence
@@ -262,6 +264,7 @@ class EngineLink:
         self.connection, self.away_since_s, self.silent = connection, None, False
         self._connected.set()
         self._note_turn()
+        self.changed.tell()
         if self._inbox is not None:
             self._inbox.put_nowait(Received(connection, connection.welcome))
 
@@ -272,6 +275,7 @@ class EngineLink:
         self.connection, self.status, self.away_since_s = None, None, time.monotonic()
         self._connected.clear()
         self._note_turn()
+        self.changed.tell()
         for stream in self._streams.values():
             stream.fail(EngineLost(f"{self._what} went away: {self.problem}"))
         for waiting in self._asked.values():
@@ -286,8 +290,10 @@ class EngineLink:
                     if (stream := self._streams.get(event.request_id)) is not None:
                         stream.put(event)
             case EngineStatus():
-                self.status = message
+                before, self.status = self.status, message
                 self._note_turn()
+                if message != before:
+                    self.changed.tell()
             case Alive():
                 pass
             case Drained():

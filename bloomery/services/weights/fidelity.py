@@ -25,6 +25,7 @@ from bloomery.services.engines.fleet import Fleet
 from bloomery.services.engines.link import EngineLink
 from bloomery.services.engines.models import Models
 from bloomery.services.kinds import READY, SNAPSHOT
+from bloomery.services.listeners import Listeners
 from bloomery.services.weights.deployments import Deployments, RevisionState
 from bloomery.services.weights.versions import Versions
 from bloomery.store import rows
@@ -103,6 +104,8 @@ class Cards:
     ) -> None:
         self._database, self._blobs, self._models, self._versions, self._deployments = database, blobs, models, versions, deployments
         self._fleet, self._engines, self._pace = fleet, engines, pace
+        self.measured = Listeners()
+        """When there is a card that was not there before."""
         self._cards: dict[str, Fidelity | None] = {}
         """Of every version that was looked at; None where there is none yet."""
         self._tries: Counter[str] = Counter()
@@ -263,6 +266,7 @@ class Cards:
             card = await engine.compare(order)
             await self._blobs.put(card_key(version), card.model_dump_json().encode())
             self._cards[version] = card
+            self.measured.tell()
             del self._tries[version]
             (log.info if card.verdict == "pass" else log.error)("fidelity of %s: %s", version, card.model_dump_json())
             return card
