@@ -1,6 +1,6 @@
-"""The HTTP application: three contracts over one set of services, the page at `/`, and `/healthz`."""
+"""The HTTP application: three contracts over one set of services, the dashboard at `/`, and `/healthz`."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache, partial
 from typing import Final
@@ -18,6 +18,7 @@ from bloomery.api.deps import Caller, Svc
 from bloomery.api.headers import AnswerHeaders
 from bloomery.api.idempotency import Idempotent
 from bloomery.api.in_process import ask
+from bloomery.api.page import page_router
 from bloomery.api.routes import FORMS, MAX_BODY_BYTES, bloomery, openai, tinker
 from bloomery.api.routes.bloomery.login import MAX_BODY_BYTES as LOGIN_BODY_BYTES
 from bloomery.api.routes.openai.requests import MAX_BODY_BYTES as OPENAI_BODY_BYTES
@@ -25,18 +26,9 @@ from bloomery.api.routes.tinker.futures import SampleFutures
 from bloomery.api.routes.tinker.routed import KeptRouting
 from bloomery.services.core import Services
 from bloomery.types.errors import TooLarge
-from bloomery.ui import Asset, assets
+from bloomery.ui import site
 
 _DIGITS: Final = 18
-SECURITY_HEADERS: Final = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
 
 
 def create_app(services: Services) -> FastAPI:
@@ -92,7 +84,7 @@ def _surface() -> APIRouter:
     """All routes, which find their services by the request: what they take and give is worked out once, by the first application of a process."""
     surface = APIRouter()
     # They are tried in this order, and what is served has the least time to lose.
-    for router in (openai.router, tinker.router, tinker.oai.router, bloomery.router, _process_router(), _page_router()):
+    for router in (openai.router, tinker.router, tinker.oai.router, bloomery.router, _process_router(), page_router(site())):
         surface.include_router(router)
     return surface
 
@@ -120,17 +112,3 @@ def _process_router() -> APIRouter:
         return Response(services.meters.exposition(), media_type=METRICS_TYPE)
 
     return router
-
-
-def _page_router() -> APIRouter:
-    router = APIRouter(include_in_schema=False)
-    for path, asset in assets().items():
-        router.add_api_route(path, _serve(asset), methods=["GET", "HEAD"])
-    return router
-
-
-def _serve(asset: Asset) -> Callable[[], Awaitable[Response]]:
-    async def serve() -> Response:
-        return Response(asset.content, media_type=asset.media_type, headers=SECURITY_HEADERS)
-
-    return serve
