@@ -15,7 +15,16 @@ from bloomery.cli.options import (
     ReplicasOption,
     ThreadsOption,
 )
-from bloomery.config import DEFAULT_DEVICE, DEFAULT_JOBS, DEFAULT_LOG_LEVEL, DEFAULT_MAX_WAITING, DEFAULT_PORT, LogLevel, RecordMode
+from bloomery.config import (
+    DEFAULT_DEVICE,
+    DEFAULT_JOBS,
+    DEFAULT_KEEP_ROLLOUTS,
+    DEFAULT_LOG_LEVEL,
+    DEFAULT_MAX_WAITING,
+    DEFAULT_PORT,
+    LogLevel,
+    RecordMode,
+)
 
 
 def up(
@@ -28,6 +37,10 @@ def up(
     data_dir: DataDirOption = DATA_DIR,
     model: ModelOption = None,
     record: Annotated[RecordMode, typer.Option(help="What to keep of traffic: nothing, all but texts and tokens, or all.")] = "full",
+    keep_rollouts: Annotated[
+        int,
+        typer.Option("--keep-rollouts", min=0, help="Newest steps of each run whose rollouts are kept, of those before every tenth. 0: none."),
+    ] = DEFAULT_KEEP_ROLLOUTS,
     dtype: DTypeOption = "float32",
     threads: ThreadsOption = None,
     custom_losses: Annotated[
@@ -72,6 +85,7 @@ def up(
         port=port,
         models=model or [],
         record=record,
+        keep_rollouts=keep_rollouts,
         dtype=dtype,
         threads=threads,
         custom_losses=custom_losses,

@@ -7,6 +7,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from bloomery.client.http import Http
+from bloomery.client.rollouts import RunRollouts
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, Unavailable, WorkerError
 from bloomery.types.operations import (
     AdamParams,
@@ -80,6 +81,7 @@ class TrainingRun:
     def __init__(self, http: Http, run: Run) -> None:
         self.id = run.id
         self.base_model = run.base_model
+        self.rollouts = RunRollouts(http, run.id)
         self._http = http
         self._next_seq = run.next_seq
         self._unclear: str | None = None

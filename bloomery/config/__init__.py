@@ -20,6 +20,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 DEFAULT_PORT: Final = 8700
 DEFAULT_MAX_WAITING: Final = 1024
 DEFAULT_JOBS: Final = 2
+DEFAULT_KEEP_ROLLOUTS: Final = 200
 DEFAULT_CHECKPOINT_S: Final = 10.0
 DEFAULT_DEVICE: Final = "cpu"
 DEFAULT_LOG_LEVEL: Final = "info"
@@ -160,6 +161,8 @@ class ApiConfig(_FromJson):
     """Whether losses that callers define are computed here."""
     max_waiting: int = DEFAULT_MAX_WAITING
     """Samples of served requests that may wait for an engine's first token."""
+    keep_rollouts: int = DEFAULT_KEEP_ROLLOUTS
+    """Of the newest steps of each run; 0: none are recorded."""
     endpoints: tuple[EndpointConfig, ...] = ()
     """Models elsewhere that graders and evaluations may ask."""
     agents: tuple[AgentConfig, ...] = ()

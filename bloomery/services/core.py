@@ -64,6 +64,7 @@ from bloomery.services.serving.sampling import Sampling
 from bloomery.services.training.active import Patience
 from bloomery.services.training.activity import Activity
 from bloomery.services.training.checkpoints import Checkpoints
+from bloomery.services.training.rollouts import Rollouts
 from bloomery.services.training.run_metrics import RunMetricsReader
 from bloomery.services.training.runs import Runs
 from bloomery.services.weights.deployments import Deployments
@@ -105,6 +106,7 @@ class Services:
     external: External
     exports: Exports
     run_metrics: RunMetricsReader
+    rollouts: Rollouts
     custom_losses: CustomLosses
     sessions: Sessions
     session_search: SessionSearch
@@ -171,7 +173,7 @@ class Services:
         self._compose_batches()
         self._compose_evaluations()
         await self._compose_jobs(first_pause_s)
-        self.garbage = Garbage(self._database, self._blobs, Ephemeral(self._database, self.sessions))
+        self.garbage = Garbage(self._database, self._blobs, Ephemeral(self._database, self.sessions), keep_rollouts=self._config.keep_rollouts)
         self.live = Live()
         self.started_us = now_us()
 
@@ -201,6 +203,7 @@ class Services:
         self.checkpoints = Checkpoints(self._database)
         self.runs = Runs(database=self._database, models=self.models, checkpoints=self.checkpoints, activity=self._activity)
         self.run_metrics = RunMetricsReader(self._database)
+        self.rollouts = Rollouts(self._database, self._blobs, self.models, refused=_why_no_rollouts(self._config))
 
     async def _compose_weights(self) -> None:
         replicas = {model.base_hash: _links_to(model.replicas, model.base_hash) for model in self._config.models}
@@ -307,6 +310,13 @@ class Services:
         askable = Askable(self._served, self.endpoints)
         await self._stack.enter_async_context(Evaluating(self._database, self.evaluations, self.datasets, self.graders, askable))
         await self._stack.enter_async_context(_housekeeping(self, self._activity))
+
+
+def _why_no_rollouts(config: ApiConfig) -> str | None:
+    """Whoever has no texts of traffic kept wants none of rollouts on the disk either."""
+    if config.record != "full":
+        return f"no rollouts are kept: the server was started with `--record {config.record}`, and rollouts are texts"
+    return None if config.keep_rollouts else "no rollouts are kept: the server was started with `--keep-rollouts 0`"
 
 
 def _links_to(replicas: Sequence[ReplicaConfig], base_hash: str) -> dict[str, EngineLink]:

@@ -14,6 +14,7 @@ from typing import Final
 
 from bloomery import __version__
 from bloomery.config import (
+    DEFAULT_KEEP_ROLLOUTS,
     AgentConfig,
     ApiConfig,
     EndpointConfig,
@@ -74,6 +75,7 @@ class UpOptions:
     device: str
     log_level: LogLevel
     jobs: int
+    keep_rollouts: int = DEFAULT_KEEP_ROLLOUTS
     endpoints: Path | None = None
     agents: Path | None = None
     graders: GraderLevel = "L1"
@@ -234,6 +236,7 @@ def _api_config(plan: _Plan, configs: tuple[ModelConfig, ...]) -> ApiConfig:
         models=configs,
         custom_losses=options.custom_losses,
         max_waiting=options.max_waiting,
+        keep_rollouts=options.keep_rollouts,
         endpoints=plan.endpoints,
         agents=plan.agents,
         graders=options.graders,

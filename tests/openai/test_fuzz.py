@@ -31,6 +31,7 @@ from bloomery.types.jobs import Data, JobResult, JobSpec
 from bloomery.types.leases import FinishJob
 from bloomery.types.operations import Result, SaveSnapshot, SnapshotResult
 from bloomery.types.protocol import Execute
+from bloomery.types.rollouts import RecordedStep
 from tests.api.server import KEY
 from tests.live import wait_until
 from tests.openai.server import Script, ScriptedEngine, ScriptedServer
@@ -49,6 +50,7 @@ BEGUN_FROM_GOOD = {
     "POST /api/v1/runs/{run_id}/operations/{seq}/checkpoint",
     "POST /api/v1/runs/{run_id}/operations/{seq}/load",
     "POST /api/v1/runs/{run_id}/operations/{seq}/snapshot",
+    "POST /api/v1/runs/{run_id}/rollouts/{step}",
     "POST /api/v1/samples",
 }
 """What it takes to be taken is more than the document can say, or has been said before: test_fuzz_changed.py."""
@@ -105,6 +107,9 @@ TAKEN = {
     "GET /api/v1/runs/{run_id}/checkpoints",
     "GET /api/v1/runs/{run_id}/metrics",
     "GET /api/v1/runs/{run_id}/operations/{seq}",
+    "GET /api/v1/runs/{run_id}/rollouts",
+    "GET /api/v1/runs/{run_id}/rollouts/export",
+    "GET /api/v1/runs/{run_id}/rollouts/{step}",
     "GET /api/v1/snapshots",
     "GET /api/v1/spans",
     "GET /api/v1/spans/{span_id}",
@@ -267,6 +272,7 @@ def known(fuzzed: ScriptedServer) -> Known:
     with fuzzed.client() as client:
         run = client.create_run("tiny", 4)
         version = run.save_snapshot("kept").result().version
+        run.rollouts.add(1, RecordedStep(groups=()))
         client.deployments.create("router", version)
         for name in ("data", "data-that-goes"):
             client.datasets.create(name)
@@ -312,7 +318,7 @@ def known(fuzzed: ScriptedServer) -> Known:
         steered = client.jobs.create(JobSpec(name="steered", base_model="tiny", data=DATA)).id
     of_eval = {"eval_id": eval_, "run_id": run_of_eval, "output_item_id": f"{run_of_eval}-item-0"}
     paths = {
-        "runs": {"run_id": run.id, "seq": 1},
+        "runs": {"run_id": run.id, "seq": 1, "step": 1},
         "versions": {"version": version, "name": "adapter_config.json"},
         "deployments": {"name": "router"},
         "traffic": {"span_id": span},

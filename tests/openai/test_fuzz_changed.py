@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from bloomery.api.routes.bloomery.runs import MSGPACK
 from bloomery.types.arrays import Array
 from bloomery.types.operations import AdamParams, Datum, ForwardBackward, OptimStep, Result
+from bloomery.types.rollouts import RecordedGroup, RecordedRollout, RecordedSegment, RecordedStep
 from tests.api.server import KEY
 from tests.openai.server import CONTEXT
 from tests.openai.test_fuzz import BEGUN_FROM_GOOD, FuzzedServer, check, fits, operations, taken
@@ -29,6 +30,8 @@ from tests.tinker.test_fuzz_json import change
 pytestmark = pytest.mark.slow
 
 OPERATION = "POST /api/v1/runs/{run_id}/operations/{seq}"
+ROLLOUTS = "POST /api/v1/runs/{run_id}/rollouts/{step}"
+BINARY = (OPERATION, ROLLOUTS)
 RESULTS = msgspec.msgpack.Decoder(Result)
 
 
@@ -91,7 +94,21 @@ def optim_step(world: World) -> Good:
     return Good(world.next, plain(OptimStep(adam=AdamParams(learning_rate=1e-3, weight_decay=0.1, grad_clip_norm=1.0))))
 
 
-def plain(operation: ForwardBackward | OptimStep) -> Any:
+def rollouts(world: World) -> Good:
+    segment = RecordedSegment(
+        tokens=Array.of(np.array([1, 2], np.int32)),
+        sampled=((0, 2),),
+        logprobs=Array.of(np.zeros(2, np.float32)),
+        advantages=Array.of(np.ones(2, np.float32)),
+        trained=((0, 2),),
+        versions=((0, 2, "v"),),
+    )
+    rollout = RecordedRollout(id="0.0", segments=(segment,), stopped=True, reward=1.0, parts={"a": 1.0}, reason="why")
+    group = RecordedGroup(number=0, problem="p", prompt=Array.of(np.array([1], np.int32)), rollouts=(rollout,), messages=({"role": "user"},))
+    return Good({"run_id": world.run, "step": world.number}, plain(RecordedStep(groups=(group,))))
+
+
+def plain(operation: ForwardBackward | OptimStep | RecordedStep) -> Any:
     return msgspec.to_builtins(operation, builtin_types=(bytes,))
 
 
@@ -135,6 +152,7 @@ GOOD: list[tuple[str, Callable[[World], Good]]] = [
     (f"{OPERATION}/checkpoint", lambda w: Good(w.next, {"name": f"c-{w.number}"})),
     (f"{OPERATION}/snapshot", lambda w: Good(w.next, {"name": f"s-{w.number}"})),
     (f"{OPERATION}/load", lambda w: Good(w.fresh(), {"run_id": w.source, "name": "kept", "optimizer": False})),
+    (ROLLOUTS, rollouts),
     ("POST /api/v1/samples", drafted),
     ("POST /api/v1/datasets/{name}/versions", rows),
     ("POST /api/v1/datasets/{name}/versions", table),
@@ -210,7 +228,7 @@ def test_what_is_no_operation_is_refused(world: World, content: bytes) -> None:
 
 def send(world: World, label: str, asked: Good) -> int:
     """The status of the answer, which is the contract's; what was accepted comes to its result."""
-    body, media_type = as_said(label, asked.body), MSGPACK if label == OPERATION else "application/json"
+    body, media_type = as_said(label, asked.body), MSGPACK if label in BINARY else "application/json"
     case = world.operations[label].Case(path_parameters=asked.path, body=body, media_type=media_type)
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = world.http.post(case.formatted_path, content=content, headers={"content-type": media_type})
@@ -223,7 +241,7 @@ def send(world: World, label: str, asked: Good) -> int:
 
 def as_said(label: str, body: Any) -> Any:
     """The body as the contract has it."""
-    if label == OPERATION and not isinstance(body, bytes):
+    if label in BINARY and not isinstance(body, bytes):
         try:
             return msgspec.msgpack.encode(body)
         except (OverflowError, UnicodeEncodeError):

@@ -39,6 +39,8 @@ from bloomery.types.graders import AttackGrader, AttackRow, CalibrateGrader, Cre
 from bloomery.types.jobs import Begin, CreateChain, Data, JobSpec
 from bloomery.types.operations import CheckpointResult, SnapshotResult
 from bloomery.types.resources import GiveFeedback
+from bloomery.types.rollouts import RecordedStep, RolloutFilter
+from bloomery.types.wire import encode
 from tests.services.fake_engine import BASE, FakeEngine, fake_base
 from tests.services.runs_stage import LORA, ME, STRANGER, operation, play
 from tests.services.stage import chat
@@ -171,6 +173,10 @@ SCOPES_OF = {
     "Leases.claim": "admin",
     "Leases.ended": "admin",
     "Leases.release": "admin",
+    "Rollouts.add": "train",
+    "Rollouts.export": LOOK,
+    "Rollouts.groups": LOOK,
+    "Rollouts.steps": LOOK,
     "RowTokens.preview": LOOK,
     "RowTokens.statistics": LOOK,
     "Live.listening": LOOK,
@@ -318,6 +324,7 @@ def evaluation(*, name: str = "x", data: str = "own-rows", version: str | None =
 
 EVAL = NewEval(name="eval-of-default", item_schema={}, criteria=[CHECK])
 RUN = NewRun(kind="jsonl", shown={"source": {}}, rows=[Given(item={"a": "item-of-default"})])
+ROLLOUTS = encode(RecordedStep(groups=()))
 VERSION = Version(Weights(version=BASE), BASE, "tiny")
 
 ARE_NOT_FOUND: dict[str, list[Attempt]] = {
@@ -471,6 +478,10 @@ ARE_NOT_FOUND: dict[str, list[Attempt]] = {
     ],
     "Publishing.publish": [lambda s, w: s.publishing.publish(STRANGER, w.path)],
     "Publishing.unpublish": [lambda s, w: s.publishing.unpublish(STRANGER, w.path)],
+    "Rollouts.add": [lambda s, w: s.rollouts.add(STRANGER, w.run, 1, ROLLOUTS), lambda s, w: s.rollouts.add(STRANGER, w.tinker_run, 1, ROLLOUTS)],
+    "Rollouts.export": [lambda s, w: s.rollouts.export(STRANGER, w.run, RolloutFilter())],
+    "Rollouts.groups": [lambda s, w: s.rollouts.groups(STRANGER, w.run, 1, RolloutFilter(), limit=1)],
+    "Rollouts.steps": [lambda s, w: s.rollouts.steps(STRANGER, w.run), lambda s, w: s.rollouts.steps(STRANGER, w.tinker_run)],
     "Runs.checkpoint": [lambda s, w: s.runs.checkpoint(STRANGER, w.run, 9, "x"), lambda s, w: s.runs.checkpoint(STRANGER, w.tinker_run, 9, "x")],
     "Runs.get": [lambda s, w: s.runs.get(STRANGER, w.run), lambda s, w: s.runs.get(STRANGER, w.tinker_run)],
     "Runs.load": [lambda s, w: load_into_own(s, w)],
@@ -733,6 +744,7 @@ async def populate(services: Services) -> World:
     await services.runs.snapshot(ME, run.id, 5, "exported-by-default", kind=EXTERNAL)
     assert isinstance(await services.runs.result(ME, run.id, 3, 20), CheckpointResult)
     assert isinstance(await services.runs.result(ME, run.id, 5, 20), SnapshotResult)
+    await services.rollouts.add(ME, run.id, 1, ROLLOUTS)
     snapshot = await services.runs.result(ME, run.id, 4, 20)
     assert isinstance(snapshot, SnapshotResult)
     version = await services.versions.find(ME, snapshot.version)
@@ -810,6 +822,7 @@ async def everything(services: Services, world: World) -> list[Any]:
     return [
         (await services.runs.get(ME, world.run))._replace(updated_us=0),
         await services.checkpoints.list(ME),
+        await services.rollouts.steps(ME, world.run),
         session,
         await services.sessions.samplers(ME, world.session),
         await services.deployments.get(ME, world.deployment),

@@ -17,7 +17,7 @@ from bloomery.services.listeners import Listeners
 from bloomery.store.database import Database
 from bloomery.types.errors import Unavailable
 
-Topic = Literal["runs", "jobs", "points", "datasets", "evaluations", "graders", "deployments", "spans", "feedback", "keys", "processes"]
+Topic = Literal["runs", "rollouts", "jobs", "points", "datasets", "evaluations", "graders", "deployments", "spans", "feedback", "keys", "processes"]
 
 TOPIC_OF: Final[Mapping[str, Topic | None]] = {
     "alias": None,
@@ -50,6 +50,7 @@ TOPIC_OF: Final[Mapping[str, Topic | None]] = {
     "openai_eval_run": "evaluations",
     "project": "keys",
     "revision": "deployments",
+    "rollout_step": "rollouts",
     "run": "runs",
     "run_metric": "points",
     "sampling_session": None,

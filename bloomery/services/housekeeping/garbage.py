@@ -1,5 +1,5 @@
-"""What nobody needs any more: traffic past its retention, checkpoints past their time to live, weights that nobody keeps, what was proved of bases
-that nothing belongs to any more, and unreferenced blobs.
+"""What nobody needs any more: traffic past its retention, rollouts of old steps, checkpoints past their time to live, weights that nobody keeps,
+what was proved of bases that nothing belongs to any more, and unreferenced blobs.
 
 A blob is written before the row that refers to it, so one that no row refers to is deleted only after a grace period. Those of weights that were
 let go or have expired are deleted behind their rows, at once. What is left then (of deleted and replaced checkpoints, of traffic, of a death between
@@ -12,10 +12,12 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, delete, select
 
+from bloomery.config import DEFAULT_KEEP_ROLLOUTS
 from bloomery.services.access.principal import Principal
 from bloomery.services.access.repeats import forget_old
 from bloomery.services.held import held_blobs, let_go_blobs
 from bloomery.services.housekeeping.ephemeral import Ephemeral
+from bloomery.services.training.rollouts import forget_old as forget_old_rollouts
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
@@ -28,7 +30,20 @@ ROWS_AT_ONCE: Final = 500
 """Checkpoints that go in one transaction: other writers wait for it."""
 SWEEP_EVERY_US: Final = 6 * 3_600 * 1_000_000
 """Housekeeping looks through all blobs: much less often than through rows, for it lists every file."""
-_FOLDERS: Final = ("checkpoints", "snapshots", "manifests", "fidelity", "probes", "bases", "bodies", "batches", "datasets", "evaluations", "files")
+_FOLDERS: Final = (
+    "checkpoints",
+    "snapshots",
+    "manifests",
+    "fidelity",
+    "probes",
+    "bases",
+    "bodies",
+    "batches",
+    "datasets",
+    "evaluations",
+    "files",
+    "rollouts",
+)
 _OTHER_KEYS: Final = (
     rows.span.c.body_ref,
     rows.dataset_version.c.key,
@@ -38,6 +53,7 @@ _OTHER_KEYS: Final = (
     rows.evaluation.c.rows_key,
     rows.file.c.key,
     rows.upload_part.c.key,
+    rows.rollout_step.c.key,
 )
 """Of blobs that are no weights."""
 _BASES: Final = (rows.base_model.c.base_hash, rows.run.c.base_hash, rows.deployment.c.base_hash)
@@ -47,8 +63,9 @@ _BASES: Final = (rows.base_model.c.base_hash, rows.run.c.base_hash, rows.deploym
 class Garbage:
     """Collects for the whole server, whatever the project."""
 
-    def __init__(self, database: Database, blobs: AsyncBlobs, ephemeral: Ephemeral) -> None:
-        self.ephemeral = ephemeral
+    def __init__(self, database: Database, blobs: AsyncBlobs, ephemeral: Ephemeral, *, keep_rollouts: int = DEFAULT_KEEP_ROLLOUTS) -> None:
+        """`keep_rollouts`: of the newest steps of each run."""
+        self.ephemeral, self._keep_rollouts = ephemeral, keep_rollouts
         self._database = database
         self._blobs = blobs
         self._swept_us = 0
@@ -62,10 +79,10 @@ class Garbage:
         return _total(expired, await self._sweep(now - GRACE_US))
 
     async def expire(self) -> Collected:
-        """Forget the traffic and the checkpoints that are past their time, and weights that nobody keeps."""
+        """Forget the traffic and the checkpoints that are past their time, rollouts of old steps, and weights that nobody keeps."""
         now = now_us()
         spans, gone = await self._database.write(lambda connection: (_expire(connection, now), _expire_checkpoints(connection, now)))
-        blobs: list[str] = []
+        blobs = await self._database.write(lambda connection: forget_old_rollouts(connection, self._keep_rollouts))
         while gone is not None:
             blobs += gone
             gone = await self._database.write(lambda connection: _expire_checkpoints(connection, now))

@@ -18,7 +18,7 @@ from bloomery.store.rows.evaluations import evaluation, evaluation_answer, evalu
 from bloomery.store.rows.events import event
 from bloomery.store.rows.grading import calibration, grader, grader_attack
 from bloomery.store.rows.jobs import fine_tuning, job, job_event, job_point
-from bloomery.store.rows.training import checkpoint, run, run_metric
+from bloomery.store.rows.training import checkpoint, rollout_step, run, run_metric
 from bloomery.store.rows.weights import base_model, deployment, revision
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "openai_eval_run",
     "project",
     "revision",
+    "rollout_step",
     "run",
     "run_metric",
     "sampling_session",

@@ -69,3 +69,23 @@ run_metric = Table(
     real("value", null=True),  # NULL: not a finite number
     integer("created_us"),
 )
+
+rollout_step = Table(
+    "rollout_step",
+    metadata,
+    string("project"),
+    string("run_id", key=True),
+    integer("step", key=True),
+    string("hash"),  # of what was recorded
+    string("key"),  # blob of it
+    integer("groups"),
+    integer("left_out"),
+    integer("rollouts"),
+    integer("failures"),
+    integer("tokens"),
+    real("reward_mean", null=True),
+    real("reward_min", null=True),
+    real("reward_max", null=True),
+    integer("size_bytes"),
+    integer("created_us"),
+)

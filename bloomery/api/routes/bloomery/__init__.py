@@ -12,6 +12,7 @@ from bloomery.api.routes.bloomery import (
     keys,
     live,
     login,
+    rollouts,
     runs,
     samples,
     server,
@@ -20,7 +21,7 @@ from bloomery.api.routes.bloomery import (
 )
 
 router = APIRouter(prefix="/api/v1", max_body_size=MAX_BODY_BYTES)
-for part in (runs, samples, versions, deployments, traffic, datasets, graders, evaluations, jobs, keys, login, server, live):
+for part in (runs, rollouts, samples, versions, deployments, traffic, datasets, graders, evaluations, jobs, keys, login, server, live):
     router.include_router(part.router)
 
 __all__ = ["router"]

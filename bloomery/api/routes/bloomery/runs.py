@@ -29,7 +29,7 @@ from bloomery.types.wire import encode
 
 MSGPACK: Final = "application/msgpack"
 MAX_WAIT_S: Final = 30.0
-_BYTES: Final[dict[str, Any]] = {"content": {MSGPACK: {"schema": {"type": "string", "format": "binary"}}}}
+BYTES: Final[dict[str, Any]] = {"content": {MSGPACK: {"schema": {"type": "string", "format": "binary"}}}}
 """A body of msgpack, which the published document has no words for."""
 _operations: Final[msgspec.msgpack.Decoder[ForwardBackward | OptimStep]] = msgspec.msgpack.Decoder(ForwardBackward | OptimStep)
 
@@ -84,10 +84,10 @@ async def snapshots(services: Svc, caller: Caller, limit: Limit = 50, offset: Of
     return await _saved(services, caller, offset=offset, kind=SNAPSHOT, limit=limit)
 
 
-@router.post(OPERATION, status_code=202, openapi_extra={"requestBody": {"required": True, **_BYTES}})
+@router.post(OPERATION, status_code=202, openapi_extra={"requestBody": {"required": True, **BYTES}})
 async def submit(run_id: str, seq: Seq, request: Request, services: Svc, caller: Caller) -> Submitted:
     """Submit a `ForwardBackward` or `OptimStep` as msgpack. Numbers have no gaps; the same again changes nothing, another body is a 409."""
-    payload = await _body(request)
+    payload = await body_of(request)
     operation = await off_loop(len(payload), _decode, payload)
     if isinstance(operation, ForwardBackward) and operation.custom is not None:
         services.custom_losses.require_offered()
@@ -118,7 +118,7 @@ async def load(run_id: str, seq: Seq, body: LoadFrom, services: Svc, caller: Cal
     return Submitted(run_id=run_id, seq=seq)
 
 
-@router.get(OPERATION, response_class=Response, responses={200: _BYTES, 202: {"description": "No result yet", "model": Waiting}})
+@router.get(OPERATION, response_class=Response, responses={200: BYTES, 202: {"description": "No result yet", "model": Waiting}})
 async def result(
     run_id: str, seq: Seq, services: Svc, caller: Caller, wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0
 ) -> Response:
@@ -146,9 +146,10 @@ def _known_by_meaning(body: CreateRun, request: Repeatable | None, own_key: str 
     return replace(request, hash=meaning)
 
 
-async def _body(request: Request) -> bytes:
+async def body_of(request: Request) -> bytes:
+    """All of it, where it is msgpack."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != MSGPACK:
-        raise InvalidInput(f"send the operation as {MSGPACK}", field="content-type")
+        raise InvalidInput(f"send the body as {MSGPACK}", field="content-type")
     return await request.body()
 
 
