@@ -6,7 +6,7 @@ from typing import Final
 
 from bloomery.client import Sampler
 from bloomery.jobs.comparison import Both, paired
-from bloomery.jobs.looping import looped, policy_config, stopping_config
+from bloomery.jobs.looping import looped, policy_config, recorder_of, stopping_config
 from bloomery.jobs.rows import problems, rows_of
 from bloomery.jobs.work import Work
 from bloomery.recipes import distill
@@ -39,7 +39,7 @@ def train(work: Work) -> JobResult:
         work,
         method.steps,
         lambda cursor, stepped: distill.train(
-            work.client, given, config, cursor, steps=method.steps, held_out=held_out if every else (), on_step=stepped
+            work.client, given, config, cursor, steps=method.steps, held_out=held_out if every else (), on_step=stepped, recorder=recorder_of(work)
         ),
         look,
         stopped="the distance to the teacher fell no more",

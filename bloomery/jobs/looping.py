@@ -10,7 +10,10 @@ from bloomery.jobs.served import Measure, Served
 from bloomery.jobs.work import FINAL, Published, Work, adam_config
 from bloomery.recipes.grpo import OnStep, StepReport
 from bloomery.recipes.policy import Policy, PolicyConfig, Scheduled, Start
+from bloomery.recipes.recording import Recorder
 from bloomery.recipes.replay import FIRST_SEQ, Saving
+from bloomery.recipes.rollouts import Problem
+from bloomery.types.datasets import PromptRow
 from bloomery.types.errors import Gone, InvalidInput, WorkerError
 from bloomery.types.jobs import JobSpec
 from bloomery.types.methods import EarlyStopping, Optimizer
@@ -78,6 +81,17 @@ def looped(work: Work, steps: int, train: Callable[[JobCursor, OnStep], Policy],
     # Of a loop that is over nobody looks again: what its last looks said is kept before there is anything by which that is known.
     cursor.write_again()
     return Looped(_publish(work, policy.run, policy.cursor.round, steps, stopped), policy.cursor.first)
+
+
+def recorder_of(work: Work) -> Recorder:
+    """What a job trains on is recorded, and what of it is lost is told among its events."""
+    return Recorder(note=lambda lost: work.reporter.note(lost, level="warning", key=lost), messages=_conversation)
+
+
+def _conversation(problem: Problem) -> list[dict[str, Any]]:
+    """The prompt of a row, which an agent's server is told within more."""
+    row: PromptRow = problem.data["ground_truth"] if isinstance(problem.data, Mapping) else problem.data
+    return row.messages
 
 
 def policy_config(spec: JobSpec, optimizer: Optimizer, steps: int, run_options: dict[str, object], request: str) -> PolicyConfig:

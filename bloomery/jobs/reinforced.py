@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from bloomery.client import Sampler
 from bloomery.jobs.comparison import Both, paired
-from bloomery.jobs.looping import JobCursor, Looped, looped, policy_config, stopping_config
+from bloomery.jobs.looping import JobCursor, Looped, looped, policy_config, recorder_of, stopping_config
 from bloomery.jobs.reporting import StandsStill
 from bloomery.jobs.rewarding import HELD_OUT, beside, conversation, rewarding, scores_by
 from bloomery.jobs.rows import problems, rows_of
@@ -128,10 +128,11 @@ def _loop(work: Work, method: Reinforcement, given: Sequence[Problem], held_out:
     looked_at = held_out if every else ()
 
     def go_on(cursor: JobCursor, stepped: OnStep) -> Policy:
+        more: dict[str, Any] = {"steps": method.steps, "held_out": looked_at, "on_step": stepped, "recorder": recorder_of(work)}
         if isinstance(config, async_grpo.AsyncGrpoConfig):
-            policy = async_grpo.train(work.client, given, rewarded, config, cursor, steps=method.steps, held_out=looked_at, on_step=stepped)
+            policy = async_grpo.train(work.client, given, rewarded, config, cursor, **more)
         else:
-            policy = grpo.train(work.client, given, rewarded, config, cursor, steps=method.steps, held_out=looked_at, on_step=stepped)
+            policy = grpo.train(work.client, given, rewarded, config, cursor, **more)
         if not policy.step:
             name = work.spec.name
             why = (

@@ -54,7 +54,7 @@ def scores_by(client: Client, grader: str, version: int | None) -> Scores:
             kind = Unavailable if result.error.kind == "unavailable" else WorkerError
             raise kind(f"{result.error.kind}: {result.error.detail}")
         assert result.score is not None
-        return Reward(said.rollout_id, result.score, result.metrics)
+        return Reward(said.rollout_id, result.score, result.metrics, reason=result.reason or "")
 
     return score
 

@@ -117,7 +117,7 @@ class Session:
             if fault is None:
                 named = body.get("rollout_id", self.rollout_id)
                 whose = self.rollout_id if named == self.attempt_id else named
-                self.reward = Reward(whose, body["reward"], body.get("parts", {}), body.get("turns", {}))
+                self.reward = Reward(whose, body["reward"], body.get("parts", {}), body.get("turns", {}), body.get("reason", ""))
         if fault is not None:
             raise InvalidInput(fault.message, field=fault.field)
 
@@ -237,10 +237,10 @@ def _digest(*told: Any) -> str:
 
 def _fault_of(report: Mapping[str, Any]) -> Fault | None:
     """What is wrong with it, whosever it is."""
-    unknown = report.keys() - {"reward", "rollout_id", "turns", "parts"}
+    unknown = report.keys() - {"reward", "rollout_id", "turns", "parts", "reason"}
     if unknown or "reward" not in report:
-        return Fault("wrong_type", "a report has `reward`, and may have `turns`, `parts` and `rollout_id`", min(unknown, default="reward"))
+        return Fault("wrong_type", "a report has `reward`, and may have `turns`, `parts`, `reason` and `rollout_id`", min(unknown, default="reward"))
     whose = report.get("rollout_id", "")
     if not isinstance(whose, str):
         return Fault("wrong_type", f"`rollout_id` is a {type(whose).__name__}, not a string", "rollout_id")
-    return fault_of(Reward(whose, report["reward"], report.get("parts", {}), report.get("turns", {})))
+    return fault_of(Reward(whose, report["reward"], report.get("parts", {}), report.get("turns", {}), report.get("reason", "")))

@@ -25,6 +25,7 @@ from bloomery.recipes.cursors import Cursor, CursorStore, alone, fingerprint
 from bloomery.recipes.failures import Losses
 from bloomery.recipes.grpo import GrpoConfig, OnStep, Parts, check
 from bloomery.recipes.policy import Policy, PolicyConfig, at_temperature
+from bloomery.recipes.recording import Recorder, Recording, Taught
 from bloomery.recipes.rl_metrics import Seconds, anchor_metrics, stale_share, times
 from bloomery.recipes.rollouts import Environment, Grade, Group, Problem
 from bloomery.recipes.segments import Segment
@@ -65,9 +66,10 @@ def train(
     steps: int,
     held_out: Sequence[Problem] = (),
     on_step: OnStep = lambda _: None,
+    recorder: Recorder | None = None,
 ) -> Policy:
     """Go on until `steps` steps are done, or `patience` is over, also where a loop was killed that had the same cursor at `path`: it tells its last
-    step once more."""
+    step once more. With a `recorder` the server keeps what each step is trained on."""
     check(problems, grade, config, held_out)
     check_staleness(config)
     with alone(path):
@@ -77,7 +79,8 @@ def train(
         parts = Parts(policy, problems, grade, config, held_out, every=config.max_head_offpolicy_versions > 0)
         losses = Losses(config.max_lost_rounds)
         parts.reports.tell(on_step)
-        with Makers(parts.make, config, policy.cursor) as makers:
+        recording = Recording(recorder, policy.run, policy.cursor.round)
+        with recording, Makers(parts.make, config, policy.cursor) as makers:
             while policy.cursor.round < steps and not parts.reports.ended:
                 # Makers also waited while the last step was measured and told, which is no part of this one.
                 started, _ = time.monotonic(), makers.admission.take_idle_s()
@@ -95,7 +98,11 @@ def train(
                     losses.end(kept.compared, shown.failures)
                 timed = partial(_timed, makers, config.concurrency, shown.metrics, started, taken)
                 keep_every = config.checkpoint_every if policy.cursor.round + 1 < steps else 0
-                policy.train([row.datum for row in taught], numbers, served=served, shown=shown, timed=timed, keep_every=keep_every)
+                old = frozenset(
+                    version for row in data for version in row.segment.versions if policy.lag(version) > config.max_head_offpolicy_versions
+                )
+                begun = recording.of(Taught(policy.cursor.round + 1, groups, kept, data, old))
+                policy.train([row.datum for row in taught], numbers, served=served, shown=shown, timed=timed, keep_every=keep_every, begun=begun)
                 if policy.cursor.round < steps:
                     # Behind the last step nobody would train on what were made.
                     makers.admission.leave(len(kept.trained))

@@ -18,7 +18,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 
 from bloomery.client import Client, Sampler
-from bloomery.recipes.advantages import Weighed, mean_over_tokens, pull_to_reference
+from bloomery.recipes.advantages import Sorted, Weighed, mean_over_tokens, pull_to_reference
 from bloomery.recipes.agreement import k3
 from bloomery.recipes.attempts import patiently
 from bloomery.recipes.checks import (
@@ -37,6 +37,7 @@ from bloomery.recipes.failures import Losses, reasons
 from bloomery.recipes.grpo import OnStep, Reports, problem_of
 from bloomery.recipes.holding import Holding
 from bloomery.recipes.policy import Policy, PolicyConfig, at_temperature
+from bloomery.recipes.recording import Recorder, Recording, Taught
 from bloomery.recipes.rl_metrics import sampled_metrics
 from bloomery.recipes.rollouts import Group, Problem, RolloutConfig, Rollouts, without_foreign
 from bloomery.recipes.segments import Segment
@@ -83,9 +84,10 @@ def train(
     steps: int,
     held_out: Sequence[Problem] = (),
     on_step: OnStep = lambda _: None,
+    recorder: Recorder | None = None,
 ) -> Policy:
     """Go on until `steps` steps are done, or `patience` is over, also where a loop was killed that had the same cursor at `path`: it tells its last
-    step once more."""
+    step once more. With a `recorder` the server keeps the student's answers that each step is trained on; a teacher's are not recorded."""
     check(problems, config, held_out)
     teacher = client.sampler(config.teacher)
     with alone(path), ThreadPoolExecutor(config.concurrency) as pool:
@@ -93,20 +95,23 @@ def train(
         parts = _Parts(policy, teacher, problems, config, held_out)
         losses = Losses(config.max_lost_rounds)
         parts.reports.tell(on_step)
-        for step in range(policy.cursor.round, steps):
-            if parts.reports.ended:
-                break
-            numbers, started = range(step * config.prompts_per_step, (step + 1) * config.prompts_per_step), time.monotonic()
-            groups = list(pool.map(parts.make, numbers))
-            data, served, found = parts.teach(groups)
-            shown = Shown({**sampled_metrics(groups), **found}, reasons(groups))
-            compared = sum(bool(group.members) for group in groups)
-            if step + 1 == steps and not policy.step:
-                losses.end(compared, shown.failures)
-            keep_every = config.checkpoint_every if step + 1 < steps else 0
-            policy.train(data, numbers, served=served, shown=shown, timed=partial(_timed, started, time.monotonic()), keep_every=keep_every)
-            parts.reports.tell(on_step)
-            losses.note(compared, shown.failures)
+        with Recording(recorder if config.mode == "on_policy" else None, policy.run, policy.cursor.round) as recording:
+            for step in range(policy.cursor.round, steps):
+                if parts.reports.ended:
+                    break
+                numbers, started = range(step * config.prompts_per_step, (step + 1) * config.prompts_per_step), time.monotonic()
+                groups = list(pool.map(parts.make, numbers))
+                data, served, weighed, found = parts.teach(groups)
+                shown, timed = Shown({**sampled_metrics(groups), **found}, reasons(groups)), partial(_timed, started, time.monotonic())
+                answered = tuple(group for group in groups if group.members)
+                if step + 1 == steps and not policy.step:
+                    losses.end(len(answered), shown.failures)
+                keep_every = config.checkpoint_every if step + 1 < steps else 0
+                kept = Sorted(answered, (), tuple(group for group in groups if not group.members))
+                begun = recording.of(Taught(step + 1, groups, kept, weighed, rewarded=False))
+                policy.train(data, numbers, served=served, shown=shown, timed=timed, keep_every=keep_every, begun=begun)
+                parts.reports.tell(on_step)
+                losses.note(len(answered), shown.failures)
         policy.told()
     return policy
 
@@ -174,17 +179,18 @@ class _Parts:
         made = self._rollouts.group(number, problem_of(self._problems, number, self._config.rollouts.seed))
         return self._holding.held(without_foreign(made, self._policy.knows)) if self._config.mode == "on_policy" else made
 
-    def teach(self, groups: Sequence[Group]) -> tuple[list[Datum], list[Segment], dict[str, float]]:
-        """What is trained on, what of it was served by the student, and what it shows."""
+    def teach(self, groups: Sequence[Group]) -> tuple[list[Datum], list[Segment], list[Weighed], dict[str, float]]:
+        """What is trained on, what of it was served by the student and what that is worth, and what it shows."""
         segments = _segments(groups)
         if not segments:
-            return [], [], {}
+            return [], [], [], {}
         if self._config.mode == "teacher_answers":
-            return learnt(segments), [], {}
+            return learnt(segments), [], [], {}
         theirs = scored(self._teacher, segments, self._config.rollouts)
-        taught = mean_over_tokens(worth(segments, theirs))
+        weighed = worth(segments, theirs)
+        taught = mean_over_tokens(weighed)
         found = {DISTANCE: distance([each.logprobs for each in segments], theirs), "agreement/scored_tokens": float(self._holding.looked().tokens)}
-        return [row.datum for row in taught], [row.segment for row in taught], found
+        return [row.datum for row in taught], [row.segment for row in taught], weighed, found
 
     def _evaluated(self, step: int) -> dict[str, float]:
         config = self._config

@@ -82,7 +82,7 @@ def _judged(each: Graded, problem: Problem) -> Graded | Failure:
         return Failure(rollout.id, "foreign_reward", f"the rollout is of problem {rollout.problem.id}, and its group of {problem.id}", final=True)
     if not any(segment.places for segment in rollout.segments):
         return Failure(rollout.id, "no_tokens", "no token of it was sampled, so there is nothing to train on", final=True)
-    return judge(rollout, Reward(rollout.id, each.reward, each.parts, dict(each.turns)))
+    return judge(rollout, Reward(rollout.id, each.reward, each.parts, dict(each.turns), each.reason))
 
 
 def _other_than(given: Any, number: int, problem: Problem) -> str | None:

@@ -38,6 +38,7 @@ from bloomery.recipes.environments import groups_by
 from bloomery.recipes.failures import Losses, Reason, reasons
 from bloomery.recipes.holding import Holding
 from bloomery.recipes.policy import Policy, PolicyConfig, at_temperature
+from bloomery.recipes.recording import Recorder, Recording, Taught
 from bloomery.recipes.reference import Reference
 from bloomery.recipes.rl_metrics import Looked, Seconds, round_metrics, times
 from bloomery.recipes.rollouts import Environment, Grade, Group, MakesGroups, Problem, RolloutConfig, without_foreign
@@ -105,9 +106,10 @@ def train(
     steps: int,
     held_out: Sequence[Problem] = (),
     on_step: OnStep = lambda _: None,
+    recorder: Recorder | None = None,
 ) -> Policy:
     """Go on until `steps` steps are done, or `patience` is over, also where a loop was killed that had the same cursor at `path`: it tells its last
-    step once more."""
+    step once more. With a `recorder` the server keeps what each step is trained on."""
     if type(config) is not GrpoConfig:
         raise InvalidInput(f"`config` is a {type(config).__name__}, whose other settings this loop would ignore: give a GrpoConfig", field="config")
     check(problems, grade, config, held_out)
@@ -116,24 +118,27 @@ def train(
         parts = Parts(policy, problems, grade, config, held_out, every=False)
         losses = Losses(config.max_lost_rounds)
         parts.reports.tell(on_step)
-        for step in range(policy.cursor.round, steps):
-            if parts.reports.ended:
-                break
-            numbers = range(step * config.groups_per_step, (step + 1) * config.groups_per_step)
-            started = time.monotonic()
-            groups = list(pool.map(parts.make, numbers))
-            sampled = time.monotonic()
-            kept = sort_groups(groups, config.min_group_size, config.zero_variance)
-            weighed = parts.teach(kept.trained)
-            shown = parts.shown(groups, kept, weighed)
-            taught = mean_over_tokens(weighed)
-            timed = partial(_timed, shown.metrics, started, sampled)
-            data, served = [row.datum for row in taught], [row.segment for row in taught]
-            if step + 1 == steps and not policy.step:
-                losses.end(kept.compared, shown.failures)
-            policy.train(data, numbers, served=served, shown=shown, timed=timed, keep_every=config.checkpoint_every if step + 1 < steps else 0)
-            parts.reports.tell(on_step)
-            losses.note(kept.compared, shown.failures)
+        with Recording(recorder, policy.run, policy.cursor.round) as recording:
+            for step in range(policy.cursor.round, steps):
+                if parts.reports.ended:
+                    break
+                numbers = range(step * config.groups_per_step, (step + 1) * config.groups_per_step)
+                started = time.monotonic()
+                groups = list(pool.map(parts.make, numbers))
+                sampled = time.monotonic()
+                kept = sort_groups(groups, config.min_group_size, config.zero_variance)
+                weighed = parts.teach(kept.trained)
+                shown = parts.shown(groups, kept, weighed)
+                taught = mean_over_tokens(weighed)
+                timed = partial(_timed, shown.metrics, started, sampled)
+                data, served = [row.datum for row in taught], [row.segment for row in taught]
+                if step + 1 == steps and not policy.step:
+                    losses.end(kept.compared, shown.failures)
+                keep_every = config.checkpoint_every if step + 1 < steps else 0
+                begun = recording.of(Taught(step + 1, groups, kept, weighed))
+                policy.train(data, numbers, served=served, shown=shown, timed=timed, keep_every=keep_every, begun=begun)
+                parts.reports.tell(on_step)
+                losses.note(kept.compared, shown.failures)
         policy.told()
     return policy
 

@@ -186,6 +186,7 @@ class Policy:
         shown: Shown = NOTHING,
         timed: Callable[[], dict[str, float]] = dict,
         keep_every: int = 0,
+        begun: Callable[[], None] = lambda: None,
     ) -> dict[str, float]:
         """One update from the data, which the groups of `batch` gave, and its version published; the metrics of the loss and of the update.
 
@@ -193,7 +194,7 @@ class Policy:
         gave no data are had all the same: nothing is trained then, and there is no new version. Corrupt where tokens are of versions that this loop
         did not publish, or were drawn at another temperature than the loss computes. What the round `shown` so far is kept with the cursor, and what
         `timed` measures when all is trained, which is lost with a loop that dies before. Of every `keep_every` rounds (0: of none) one is kept under
-        a name, resumable and to be served: where nothing was trained, the next that trains.
+        a name, resumable and to be served: where nothing was trained, the next that trains. `begun` is called once no other data can be this round's.
         """
         versions = {version for sequence in served for version in sequence.versions}
         self._refuse_unknown(versions)
@@ -204,6 +205,7 @@ class Policy:
         if not data:
             self.cursor = replace(cursor.after(cursor.batch), shown=shown.more(timed()))
             write_cursor(self._store, self.cursor)
+            begun()
             return {}
         cursor = replace(cursor, keeps=_is_kept(cursor, keep_every))
         known = {"learning_rate": self._config.update(cursor.round)["learning_rate"]}
@@ -213,6 +215,7 @@ class Policy:
         self.cursor = cursor = replace(cursor, shown=shown.more(known))
         write_cursor(self._store, cursor)
         gradients = self.run.forward_backward(data, self._config.loss, dict(self._config.loss_config), logprobs=told)
+        begun()
         timeout_s = self._config.training_timeout_s
         held = self._hold_newest(cursor, served, gradients.result(timeout_s)) if told else self._hold_all(cursor, gradients)
         submitted = self._submit(1)

@@ -30,6 +30,8 @@ class Reward:
     parts: Mapping[str, float] = field(default_factory=dict)
     turns: Mapping[str, float] = field(default_factory=dict)
     """What single answers of an agent earned beside that, by the id of the answer."""
+    reason: str = ""
+    """Why, in words: shown beside the rollout where those are recorded."""
 
 
 class Fault(NamedTuple):
@@ -44,6 +46,8 @@ def fault_of(told: Reward) -> Fault | None:
     """What there is in a reward that can neither be trained on nor shown."""
     named: dict[str, Any] = {"turns": told.turns, "parts": told.parts}
     numbers: dict[str, Any] = {"reward": told.value}
+    if not isinstance(told.reason, str):
+        return Fault("wrong_type", f"`reason` is a {type(told.reason).__name__}, not a text", "reason")
     for field_name, given in named.items():
         if not isinstance(given, Mapping):
             return Fault("wrong_type", f"`{field_name}` is a {type(given).__name__}, not a mapping of names to numbers", field_name)

@@ -69,6 +69,8 @@ class Graded(NamedTuple):
     parts: Mapping[str, float]
     turns: tuple[tuple[str, float], ...] = ()
     """Rewards of single answers, in the order in which they were asked for."""
+    reason: str = ""
+    """What the grader says of it."""
 
 
 class Failure(NamedTuple):
@@ -283,7 +285,7 @@ def _judged(rollout: Rollout, told: Reward) -> Graded | Failure:
     if others := sorted(told.turns.keys() - set(rollout.answers)):
         return Failure(rollout.id, "foreign_reward", f"the reward is of answers that this rollout did not get: {', '.join(others)}", final=False)
     turns = tuple((answer, float(told.turns[answer])) for answer in rollout.answers if answer in told.turns)
-    return Graded(rollout, float(told.value), {name: float(part) for name, part in told.parts.items()}, turns)
+    return Graded(rollout, float(told.value), {name: float(part) for name, part in told.parts.items()}, turns, told.reason)
 
 
 def told_by(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from bloomery.recipes.pairs import SYSTEM, WORDS
 from bloomery.types.errors import InvalidInput, NotFound
 from bloomery.types.jobs import Begin, Data, Evaluation, Job, JobSpec, JobState, Watch
 from bloomery.types.methods import Batches, DirectPreference, Distillation, EarlyStopping, OddsRatioPreference, Optimizer, Reinforcement, Supervised
+from bloomery.types.rollouts import RolloutGroup
 from tests.live import LiveServer
 
 BASE = "bloomery-tiny"
@@ -96,6 +97,28 @@ def kept_and_served(client: Client, job: Job) -> int:
     return len(told)
 
 
+def agrees_with_its_points(client: Client, job: Job) -> list[RolloutGroup]:
+    """What was recorded of every step is what its points say, token by token as the versions that it names have it; the groups of the first step."""
+    assert job.result is not None
+    run, points = client.run(job.result.run), client.jobs.points(job.id)
+    steps = run.rollouts.steps(order="oldest")
+    assert [step.step for step in steps] == [point.step for point in points]
+    for step, point in zip(steps, points, strict=True):
+        if step.reward_mean is not None:
+            assert step.reward_mean == pytest.approx(point.values["reward/raw"])
+        assert step.tokens == point.values["tokens/sampled"]
+    groups = list(run.rollouts.groups(1))
+    for group in groups:
+        assert group.messages == asked(pairs(64, 1)[int(group.problem.removeprefix("train-")) - 1])
+        segment = group.rollouts[0].segments[0]
+        assert "".join(segment.texts or []) == segment.text
+        ((start, stop, version),) = segment.versions
+        assert (start, stop) == (0, len(segment.tokens))
+        again = client.sampler(version).score([*group.prompt_tokens, *segment.tokens]).prompt_logprobs(60)
+        assert segment.logprobs == list(again[len(group.prompt_tokens) :])
+    return groups
+
+
 def done(client: Client, spec: JobSpec) -> Job:
     job = client.jobs.wait(client.jobs.create(spec).id, 300)
     assert job.state is JobState.SUCCEEDED, job.reason
@@ -157,6 +180,10 @@ def test_reinforcement_raises_the_reward_of_the_grader(client: Client, warm: Job
     job = after_warm(client, f"rewards-{asynchronous}", "prompts", method, evaluation=Evaluation(every=6, served_every=6), checkpoint_every=2)
     assert job.result is not None
     assert kept_and_served(client, job) >= 1
+    groups = agrees_with_its_points(client, job)
+    assert {each.reason for group in groups for each in group.rollouts} <= {None, "no JSON"}
+    assert all(each.reason == "no JSON" for group in groups for each in group.rollouts if each.parts == {"json": 0.0})
+    assert all((group.dropped is None) == (len({each.reward for each in group.rollouts}) > 1) == group.trained for group in groups)
     (reward,) = job.result.compared
     assert (reward.name, reward.rows) == ("reward", 8)
     assert reward.after > reward.before
@@ -260,6 +287,8 @@ def test_a_student_comes_nearer_to_the_teacher_that_a_deployment_served_when_the
     ]
     assert all({"loss", "gradient_norm", "learning_rate"} <= point.values.keys() for point in points)
     if mode == "on_policy":
+        groups = agrees_with_its_points(client, ended)
+        assert all(each.reward is None and each.advantage is not None for group in groups for each in group.rollouts)
         assert points[-1].values["kl/teacher"] < 0.7 * points[0].values["kl/teacher"]  # type: ignore[operator]
 
 
