@@ -13,12 +13,14 @@ JOBS ?= 2
 # Bytecode is kept though the environment may say otherwise: servers under test are many processes, and each would compile the package again.
 PYTEST := HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 CODE := bloomery tests bench
+DASHBOARD := bloomery/ui/dist/index.html
+PAGES := $(shell find web/src web/public -type f 2>/dev/null) web/index.html web/package-lock.json web/vite.config.ts web/svelte.config.js
 
-.PHONY: bubblewrap setup demo test test-slow test-all test-gpu test-web test-cookbook lint check fix golden types contract fidelity charts clean
+.PHONY: bubblewrap setup demo web dashboard test test-slow test-all test-gpu test-web test-cookbook lint check fix golden types contract fidelity charts clean
 
-setup: $(READY)
+setup: $(READY) dashboard
 
-demo: $(READY)
+demo: $(READY) dashboard
 	$(BIN)/bloomery demo $(ARGS)
 
 test: $(READY)
@@ -38,9 +40,23 @@ bubblewrap:
 test-gpu: $(READY)
 	$(PYTEST) -m gpu $(ARGS)
 
-# The page in Debian's Chromium, installed here when it is missing (which takes root, or sudo); without it the tests fail.
-test-web: $(READY)
+# The dashboard, built from web/ into the package.
+web:
+	@command -v npm >/dev/null || { echo "no npm found: install Node.js 20.19 or newer, which brings it, then make web again" >&2; exit 1; }
+	@$(MAKE) -s $(DASHBOARD)
+
+# The same where it can be built, and a word where it cannot: everything else works without it.
+dashboard:
+	@{ command -v npm >/dev/null && $(MAKE) -s $(DASHBOARD); } || echo "the dashboard is not built: with Node.js 20.19 or newer, make web builds it"
+
+$(DASHBOARD): $(PAGES)
+	@echo "building the dashboard"
+	@cd web && npm ci --silent --no-audit --no-fund && npm run --silent build -- --logLevel warn
+
+# The dashboard in Debian's Chromium, installed here when it is missing (which takes root, or sudo); without it the tests fail.
+test-web: $(READY) web
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
+	$(PIP) -r requirements-web.txt
 	$(PYTEST) -m web $(ARGS)
 
 # The recipes of the published tinker-cookbook, which installs itself into build/cookbook the first time; part of test-all.
@@ -62,7 +78,7 @@ fix: $(READY)
 golden: $(READY)
 	$(BIN)/python -m tests.cli.golden
 
-# Rewrites web/src/api.d.ts, the types of the HTTP API for the page, from the OpenAPI document of this code.
+# Rewrites web/src/api.d.ts, the types of the HTTP API for the dashboard, from the OpenAPI document of this code.
 types: $(READY)
 	@command -v npm >/dev/null || { echo "no npm found: install Node.js 20 or newer, which brings it, then make types again" >&2; exit 1; }
 	cd web && npm ci --no-audit --no-fund
@@ -82,7 +98,7 @@ charts: $(READY)
 	$(BIN)/python -m bench.rl_chart
 
 clean:
-	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
+	rm -rf .venv build dist bloomery/ui/dist web/node_modules .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch first: an open range, or the default index on Linux, would bring gigabytes of GPU libraries onto a machine without a GPU.

@@ -60,12 +60,14 @@ class Data(Resource):
     version: str | None = None
     """Id or manifest; without it the newest when the job is made, which the job then names."""
     train: Split = "train"
+    """The split that is trained on."""
 
 
 class Gate(Resource):
     """What has to have come of a job for another to begin there: one measure of its comparison."""
 
     measure: Measure
+    """Of those that the method of the job measures."""
     bound: Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)] | None = None
     """What the measure has reached at least, or of one of which less is better at most; None: it is better than what the job began with had it, by
     more than the 95 % interval of the difference."""
@@ -78,8 +80,11 @@ class Begin(Resource):
     """
 
     job: str | None = None
+    """Its id or name."""
     run: str | None = None
+    """Whose checkpoint it is."""
     checkpoint: Name | None = None
+    """Its name."""
     optimizer: bool = False
     """Whether the optimizer's state goes on, too."""
     gate: Gate | None = None
@@ -128,11 +133,13 @@ class JobSpec(Resource):
     name: Name
     """Of the job, and of the model that comes of it."""
     base_model: Name
+    """Of those that the server has."""
     data: Data
     method: Method = Supervised()
     rank: Annotated[int, Field(ge=0, le=128)] = 16
     """Of the adapter; 0 trains all parameters."""
     alpha: Positive = 32.0
+    """The adapter counts `alpha / rank` times."""
     begin: Begin | None = None
     max_context: Count | None = None
     """Rows with more tokens are refused before anything is trained, and so are prompts that leave no room for an answer; None: as many as the model

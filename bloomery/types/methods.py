@@ -24,9 +24,11 @@ class Schedule(Resource):
     """The learning rate over the steps: up in a line during the warm-up, then as `kind` says, down to `floor` of the peak behind the last step."""
 
     kind: Literal["constant", "linear", "cosine"] = "linear"
+    """How it goes on behind the warm-up: as it is, or down in a line or a cosine."""
     warmup_share: Share = 0.1
     """Of all steps; at least one step warms up."""
     floor: Share = 0.0
+    """Of the peak; what it falls to."""
 
     @property
     def floor_is_idle(self) -> bool:
@@ -38,19 +40,25 @@ class Optimizer(Resource):
     """AdamW and how its learning rate goes."""
 
     learning_rate: Positive
+    """At its peak. Adapters take larger ones than all parameters do, small models larger ones than large models."""
     schedule: Schedule = Schedule()
     weight_decay: NotNegative = 0.0
+    """Of each weight, times the learning rate, every step."""
     grad_clip_norm: NotNegative = 0.0
     """0 clips nothing."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """How long gradients are remembered: the share of the mean before that stays each step."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """The same of squared gradients."""
     eps: Annotated[float, Field(ge=1e-30, le=1)] = 1e-8
+    """Added to the root of the mean squared gradient, by which a step is divided."""
 
 
 class Batches(Resource):
     """How rows are dealt: every row once per epoch, in an order that depends on the seed alone."""
 
     epochs: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 3.0
+    """How often every row is seen; 0.5 is half of them once."""
     rows: Count | None = None
     """Rows (or pairs) of a step."""
     tokens: Count | None = None
@@ -72,7 +80,9 @@ class EarlyStopping(Resource):
     distillation the distance to the teacher; what is published are the weights of then."""
 
     patience: Count
+    """So many evaluations in a row without a better one end the job."""
     min_delta: NotNegative = 0.0
+    """By how much one has to be better than the best before."""
 
 
 class _Method(Resource):
@@ -150,7 +160,9 @@ class Clip(Resource):
     """Between which ratios of new to old probabilities a token's gradient counts; None: as the loss has it by itself."""
 
     low: Annotated[float, Field(ge=0, le=1)] | None = None
+    """0.8 of `grpo` and `dapo`, 0.9997 of `gspo`."""
     high: Annotated[float, Field(ge=1, le=1e6)] | None = None
+    """1.2 of `grpo`, 1.28 of `dapo`, 1.0004 of `gspo`."""
 
 
 class Reinforcement(_Method):
@@ -171,16 +183,21 @@ class Reinforcement(_Method):
     held_out_grader: Name | None = None
     """Another grader, which nothing is trained on: where the reward rises and its score falls, the reward is had without what it stands for."""
     held_out_grader_version: VersionNumber | None = None
+    """Without it the newest when the job is made, which the job then names."""
     held_out_share: Annotated[float, Field(gt=0, le=1)] | None = None
     """Of the answers of every step, which the held-out grader scores too; None: a quarter, where there is one."""
     loss: Literal["grpo", "dapo", "gspo"] = "grpo"
+    """The clipped ratio of each token (`grpo`), with more room upwards (`dapo`), or that of the whole answer (`gspo`)."""
     clip: Clip = Clip()
     optimizer: Optimizer = Optimizer(learning_rate=1e-3, schedule=Schedule(kind="constant", warmup_share=0.0), grad_clip_norm=1.0)
     """Its schedule goes over all steps, those that teach nothing too."""
     steps: Count = 50
+    """Each samples, grades and trains once."""
     early_stopping: EarlyStopping | None = None
     groups_per_step: Annotated[int, Field(ge=1, le=1024)] = 8
+    """Prompts of a step."""
     group_size: Annotated[int, Field(ge=2, le=1024)] = 8
+    """Answers of each prompt, which are compared with one another."""
     max_tokens: Count = 256
     """Of an answer, of which an agent gets one each turn."""
     temperature: Annotated[float, Field(ge=COLDEST, le=HOTTEST, allow_inf_nan=False)] = 1.0
@@ -253,8 +270,10 @@ class Distillation(_Method):
     """Whether the model's own answers are compared with the teacher, token by token, or the teacher's are learnt."""
     optimizer: Optimizer = Optimizer(learning_rate=1e-3, schedule=Schedule(kind="constant", warmup_share=0.0), grad_clip_norm=1.0)
     steps: Count = 50
+    """Each asks the teacher and trains once."""
     early_stopping: EarlyStopping | None = None
     prompts_per_step: Annotated[int, Field(ge=1, le=1024)] = 8
+    """Prompts of a step."""
     samples: Annotated[int, Field(ge=1, le=1024)] = 4
     """Answers of each prompt."""
     max_tokens: Count = 256

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bloomery.types.documented import describe_fields
 from bloomery.types.ids import NAME
 from bloomery.types.keys import Scope
 
@@ -22,7 +23,7 @@ Name = Annotated[str, Field(min_length=1, max_length=128, pattern=NAME)]
 class Resource(BaseModel):
     """Base of everything below: nothing is taken for what it is not. The bound is far off; having one makes every text be checked to be Unicode."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", str_max_length=1 << 30)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", str_max_length=1 << 30, json_schema_extra=describe_fields)
 
 
 Item = TypeVar("Item", bound=BaseModel)

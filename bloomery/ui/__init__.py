@@ -6,7 +6,6 @@ It reads the public API and nothing else.
 from pathlib import Path
 from typing import Final
 
-from bloomery.ui import old_page
 from bloomery.ui.asset import Asset
 
 __all__ = ["PAGES", "Asset", "site", "words"]
@@ -33,7 +32,7 @@ _WORDS: Final = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Bloomery</title>
 <h1>Bloomery is running, and its dashboard was not built</h1>
-<p>To get it, install Node.js 20 or newer, run <code>make web</code> in the checkout and start the server again; or install a wheel of
+<p>To get it, install Node.js 20.19 or newer, run <code>make web</code> in the checkout and start the server again; or install a wheel of
 Bloomery, which brings it.</p>
 <p>Everything works without it, from the command line (<code>bloomery --help</code>) and by the API (<code>/api/v1/openapi.json</code>).</p>
 </html>
@@ -44,8 +43,7 @@ def site(folder: Path = DIST) -> dict[str, Asset]:
     """Everything that browsers are sent, by the path of its route; read now, so that what changes on disk later changes no answer."""
     if (folder / "index.html").is_file():
         return _built(folder)
-    # Goes with its files.
-    return old_page.assets() or words()
+    return words()
 
 
 def words() -> dict[str, Asset]:

@@ -22,9 +22,6 @@ NEEDED = {
     "bloomery/models/tiny/weights/tokenizer_config.json",
     "bloomery/store/migrations/env.py",
     "bloomery/store/migrations/versions/0001_first_schema.py",
-    "bloomery/ui/app.js",
-    "bloomery/ui/index.html",
-    "bloomery/ui/style.css",
 }
 
 

@@ -1,11 +1,9 @@
 """Samples of the Training API, with the unmodified SDK over a fake engine: what they wait for, what is recorded of them, and what ends them."""
 
 import asyncio
-import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -203,16 +201,6 @@ def test_lists_show_the_kinds_that_are_asked_for(tmp_path: Path) -> None:
         }
         assert kinds == {"": ["completion", "sample"], "?kind=sample": ["sample"], "?kind=chat&kind=completion": ["completion"]}
         assert httpx.get(f"{server.url}/api/v1/spans?kind=rollout", headers={"x-api-key": KEY}).status_code == 400
-
-
-def test_the_page_shows_served_answers_first_and_samples_of_training_on_demand(tmp_path: Path) -> None:
-    with served(tmp_path, record="full") as server, connected(server) as client:
-        ask(sampler_of(client)).result()
-        page = httpx.get(server.url).text
-        offered = [unescape(value) for value in re.findall(r'<option value="([^"]*)">', page.partition('id="kinds"')[2].partition("</select>")[0])]
-        shown = [[span["kind"] for span in get(server, f"/spans?limit=50&{query}")["data"]] for query in offered]
-        assert shown == [[], ["sample"], ["sample"]]
-        assert 'field("kinds").value' in httpx.get(f"{server.url}/ui/app.js").text
 
 
 def test_a_rollout_can_be_judged(server: Served, service: tinker.ServiceClient) -> None:

@@ -1,0 +1,221 @@
+"""Every page, in a real browser with a real server behind it."""
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bloomery.client import Client
+from tests.live import LiveServer
+from tests.web.world import BASE, HOSTILE, World
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [pytest.mark.web, pytest.mark.timeout(600)]
+
+
+def test_home_says_what_is_live_what_trains_and_that_every_process_is_well(page: "Page", world: World) -> None:
+    page.goto("/")
+    live = page.get_by_role("region", name="What is live")
+    live.get_by_role("link", name=world.deployment).wait_for()
+    assert "revision 2" in live.inner_text()
+    live.get_by_text("pass, equal bits").wait_for()
+    trains = page.get_by_role("region", name="What trains")
+    for name in ("taught", "rewarded", HOSTILE):
+        assert trains.get_by_role("link", name=name, exact=True).count() == 1
+    processes = page.get_by_role("region", name="Processes").inner_text()
+    assert f"engine of {BASE}" in processes
+    assert "equal bits" in processes
+    assert "ready" in processes
+
+
+def test_what_people_and_models_wrote_never_runs(page: "Page", world: World) -> None:
+    for place in ("/", "/runs", f"/runs/{world.program}", "/traces", "/datasets/damaged"):
+        page.goto(place)
+        page.get_by_role("heading", level=1).wait_for()
+        page.wait_for_load_state("networkidle")
+        assert "stolen" not in page.title() or HOSTILE in page.title()
+        assert page.locator("img[src=x]").count() == 0
+    page.goto("/traces")
+    page.get_by_role("row").filter(has_text="length").click()
+    page.get_by_text(HOSTILE, exact=True).first.wait_for()
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_a_run_shows_its_curves_what_came_of_it_and_what_happened(page: "Page", world: World) -> None:
+    page.goto(f"/runs/{world.rewarded.id}")
+    for title in (
+        "Loss",
+        "Reward",
+        "Reward by component",
+        "Distance to the beginning",
+        "Trainer and sampler",
+        "Entropy",
+        "Length",
+        "Staleness",
+        "Idle",
+        "Learning rate",
+        "Gradient norm",
+    ):
+        chart = page.get_by_role("region", name=title, exact=True)
+        chart.locator("canvas").wait_for()
+    came = page.get_by_role("region", name="What came of it")
+    assert "reward" in came.inner_text()
+    page.get_by_role("region", name="What happened").get_by_role("listitem").first.wait_for()
+
+
+def test_runs_are_compared_on_one_axis_smoothed_and_over_time(page: "Page", world: World) -> None:
+    page.goto("/runs")
+    for name in ("taught", "rewarded"):
+        page.get_by_role("checkbox", name=f"compare {name}").check()
+    page.get_by_role("link", name="Compare 2").click()
+    loss = page.get_by_role("region", name="Loss", exact=True)
+    loss.locator("canvas").wait_for()
+    assert {"taught: loss", "rewarded: loss"} <= set(re.findall(r"(\w+: loss)", loss.inner_text()))
+    page.get_by_role("slider").fill("0.9")
+    page.get_by_label("logarithmic").check()
+    page.get_by_label("over time").check()
+    address = page.url
+    assert "smooth=0.9" in address
+    assert "y=log" in address
+    assert "x=time" in address
+    page.reload()
+    loss.locator("canvas").wait_for()
+    assert page.get_by_label("logarithmic").is_checked()
+
+
+def test_a_deployment_is_rolled_back_and_forth(page: "Page", world: World, client: Client) -> None:
+    page.goto(f"/deployments/{world.deployment}")
+    assert "100 % of" in page.get_by_role("region", name="Fidelity").inner_text(timeout=90_000)
+    page.get_by_role("button", name="Roll back to it").click()
+    page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
+    page.get_by_role("dialog").wait_for(state="detached")
+    page.get_by_role("region", name="Live").get_by_text("revision 1").wait_for()
+    assert client.deployments.get(world.deployment).live.number == 1
+    page.get_by_role("button", name="Roll back to it").click()
+    page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
+    page.get_by_role("region", name="Live").get_by_text("revision 2").wait_for()
+
+
+def test_a_trace_is_opened_judged_and_corrected(page: "Page", world: World, client: Client) -> None:
+    page.goto("/traces")
+    page.get_by_role("row").filter(has_text="helpful: true").first.click()
+    trace = page.get_by_role("region", name=re.compile("Request"))
+    trace.get_by_text("assistant", exact=True).wait_for()
+    identity = page.url.split("/")[-1].split("?")[0]
+    trace.get_by_label("Why").fill("wrong word")
+    trace.get_by_role("button", name="Bad").click()
+    trace.get_by_text("wrong word").wait_for()
+    trace.get_by_label("What would have been right").fill("{}")
+    trace.get_by_role("button", name="Give this answer").click()
+    trace.get_by_text("correction").wait_for()
+    said = {(each.metric, str(each.value)) for each in client.feedback_of(identity)} if hasattr(client, "feedback_of") else None
+    assert said is None or ("correction", "{}") in said
+
+
+def test_two_models_answer_side_by_side_token_by_token(page: "Page", world: World) -> None:
+    page.goto(f"/playground?model={world.deployment}&beside={BASE}")
+    page.get_by_label("Most tokens").fill("12")
+    page.get_by_label("Message").fill("red is moon")
+    page.get_by_label("Message").press("Enter")
+    for side in ("left", "right"):
+        answer = page.get_by_role("region", name=side).get_by_role("group", name="answer")
+        answer.locator("span").nth(2).wait_for()
+        assert "log-probability" in (answer.locator("span").first.get_attribute("title") or "")
+    page.get_by_role("region", name="left").get_by_role("button", name="Save as example").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Data set").fill("from-the-playground")
+    dialog.get_by_label("The answer").fill("as it should be")
+    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_text("version 1 of from-the-playground").wait_for()
+
+
+def test_a_grader_is_written_tried_on_rows_and_kept(page: "Page", world: World) -> None:
+    page.goto("/graders/new")
+    page.get_by_label("Name").fill("written-here")
+    page.get_by_label("Source").fill("def score(output, pairs):\n    return float(len(pairs))\n")
+    page.get_by_label("Rows of a data set").select_option("prompts")
+    page.get_by_label("output 1").wait_for()
+    page.get_by_role("button", name="Run").click()
+    page.get_by_role("cell", name="2", exact=True).first.wait_for()
+    page.get_by_role("button", name="Keep", exact=True).click()
+    page.get_by_role("heading", name="written-here").wait_for()
+    page.get_by_text("What is known of version 1").wait_for()
+
+
+def test_answers_are_labelled_by_keyboard_blind_and_a_judge_is_calibrated(page: "Page", world: World) -> None:
+    page.goto(f"/labelling?evaluation={world.evaluation}")
+    page.get_by_role("region", name="answer to label").wait_for()
+    assert world.deployment not in page.get_by_role("region", name="answer to label").inner_text()
+    for key in "pfpfpfpf":
+        page.keyboard.press(key)
+    page.get_by_text("8 / 16").wait_for()
+    page.keyboard.press("u")
+    page.get_by_text("7 / 16").wait_for()
+    page.get_by_role("button", name="With 7 labels").click()
+    page.get_by_text(re.compile("kappa")).wait_for()
+
+
+def test_pairs_that_people_prefer_become_a_data_set(page: "Page", world: World, client: Client) -> None:
+    page.goto(f"/labelling?evaluation={world.evaluation}&mode=pairs")
+    pair = page.get_by_role("region", name="answers to compare")
+    pair.wait_for()
+    assert BASE not in pair.inner_text()
+    page.keyboard.press("1")
+    page.get_by_label("Keep them as the data set").fill("preferred")
+    page.get_by_role("button", name="Keep 1 pairs").click()
+    page.get_by_text("version 1 of preferred").wait_for()
+    assert client.datasets.get("preferred").versions[0].kind == "preference"
+
+
+def test_a_key_is_made_shown_once_and_revoked(page: "Page", client: Client) -> None:
+    page.goto("/keys")
+    page.get_by_role("button", name="New key").click()
+    page.get_by_role("dialog").get_by_label("Name").fill("for-a-test")
+    page.get_by_role("dialog").get_by_label("Requests a minute").fill("7")
+    page.get_by_role("button", name="Create").click()
+    secret = page.get_by_role("dialog").locator("code").inner_text()
+    assert secret.startswith("tml-")
+    page.get_by_role("button", name="Done").click()
+    row = page.get_by_role("row").filter(has_text="for-a-test")
+    assert "7 requests" in row.inner_text()
+    row.get_by_role("button", name="Revoke").click()
+    page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    row.wait_for(state="detached")
+    assert "for-a-test" not in {key.name for key in client.keys.list()}
+
+
+def test_what_changes_elsewhere_is_shown_without_being_asked_for(page: "Page", client: Client) -> None:
+    page.goto("/graders")
+    page.get_by_role("heading", name="Graders").wait_for()
+    page.get_by_text("live", exact=True).wait_for()
+    client.graders.create("from-elsewhere", {"type": "string_check", "operation": "eq", "input": "a", "reference": "a"})
+    page.get_by_role("link", name="from-elsewhere").wait_for(timeout=5_000)
+
+
+def test_rows_are_reached_and_opened_by_keyboard(page: "Page", world: World) -> None:
+    page.goto("/deployments")
+    row = page.get_by_role("row").filter(has_text=world.deployment)
+    row.focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name=world.deployment).wait_for()
+    page.go_back()
+    page.get_by_role("heading", name="Deployments").wait_for()
+
+
+def test_it_is_dark_where_that_is_wanted_and_stays_so(page: "Page") -> None:
+    page.get_by_role("button", name="Dark").click()
+    assert page.evaluate("document.documentElement.dataset.light") == "dark"
+    page.reload()
+    page.get_by_role("button", name="Light").wait_for()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(23, 20, 18)"
+
+
+def test_a_wrong_key_is_refused_and_a_logout_is_one(page: "Page", server: LiveServer) -> None:
+    page.get_by_role("button", name="Log out").click()
+    page.get_by_label("API key").fill(server.key)
+    page.get_by_role("button", name="Open").click()
+    page.get_by_role("heading", name="Home").wait_for()
+    assert server.key not in page.url
+    assert server.key not in str(page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie])"))

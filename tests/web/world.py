@@ -1,0 +1,108 @@
+"""A server with something on every page: data, graders, jobs of two methods, deployments, traffic, judgements, an evaluation."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from bloomery.client import Client
+from bloomery.recipes.sft import datum
+from bloomery.types.evaluations import EvaluationSpec
+from bloomery.types.jobs import Begin, Data, Evaluation, Job, JobSpec
+from bloomery.types.methods import Batches, Optimizer, Reinforcement, Supervised
+from tests.jobs.test_methods_live import GRADER, asked, chat, lines, pairs, prompt
+
+BASE = "bloomery-tiny"
+HOSTILE = "<img src=x onerror=\"document.title='stolen'\"><script>document.title='stolen'</script>"
+"""Where it runs, the title of the page changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What there is, by what tests look for."""
+
+    taught: Job
+    rewarded: Job
+    deployment: str
+    program: str
+    """A run that a program trained."""
+    evaluation: str
+
+
+def build(client: Client) -> World:
+    """Make it all, which takes a minute or two."""
+    with_rows(client)
+    taught = client.jobs.create(
+        JobSpec(
+            name="taught",
+            base_model=BASE,
+            data=Data(dataset="chats"),
+            method=Supervised(optimizer=Optimizer(learning_rate=3e-3), batches=Batches(epochs=3, rows=8)),
+            evaluation=Evaluation(every=10, answers=8, max_tokens=48),
+            seed=1,
+        )
+    )
+    program = programmed(client)
+    taught = client.jobs.wait(taught.id, 600)
+    assert taught.result is not None, taught.reason
+    rewarded = client.jobs.create(
+        JobSpec(
+            name="rewarded",
+            base_model=BASE,
+            data=Data(dataset="prompts"),
+            method=Reinforcement(grader="right", steps=4, groups_per_step=4, group_size=4, max_tokens=48),
+            evaluation=Evaluation(rows=8),
+            begin=Begin(job="taught"),
+            seed=1,
+        )
+    )
+    client.deployments.create("front", BASE)
+    client.deployments.promote("front", taught.result.version, {"why": "it is better"})
+    for number, given in enumerate(pairs(6, 5)):
+        answer = client.chat("front", asked(given), max_tokens=48, seed=number)
+        client.feedback(answer["id"], "helpful", number % 2 == 0)
+    client.chat("front", [{"role": "user", "content": HOSTILE}], max_tokens=4)
+    evaluated = client.evaluations.create(
+        EvaluationSpec.model_validate(
+            {
+                "name": "compared",
+                "data": {"dataset": "prompts", "split": "eval", "rows": 8},
+                "models": [{"model": "front"}, {"model": BASE}],
+                "graders": [{"grader": "right"}, {"grader": "short"}],
+                "params": {"max_tokens": 48},
+            }
+        )
+    )
+    rewarded = client.jobs.wait(rewarded.id, 600)
+    assert rewarded.result is not None, rewarded.reason
+    client.evaluations.wait(evaluated.id, 300)
+    return World(taught, rewarded, "front", program, evaluated.id)
+
+
+def with_rows(client: Client) -> None:
+    """Data sets, one of them with rows that were left out, and graders."""
+    client.datasets.create("chats")
+    client.datasets.add_version(
+        "chats", {"train": lines([chat(each) for each in pairs(96, 1)]), "eval": lines([chat(each) for each in pairs(16, 9)])}
+    )
+    client.datasets.create("prompts")
+    client.datasets.add_version(
+        "prompts", {"train": lines([prompt(each) for each in pairs(48, 2)]), "eval": lines([prompt(each) for each in pairs(16, 8)])}
+    )
+    broken: list[Any] = [chat(each) for each in pairs(6, 3)]
+    broken += [{"messages": []}, {"messages": [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": HOSTILE}]}, {"nothing": 1}]
+    client.datasets.create("damaged")
+    client.datasets.upload("damaged", "\n".join(map(json.dumps, broken)).encode(), format="jsonl", on_error="skip")
+    client.graders.create("right", {"type": "function", "source": GRADER, "entry": "score"})
+    client.graders.create(
+        "short", {"type": "function", "source": "def score(output):\n    return 1.0 if len(output) < 40 else 0.0\n", "entry": "score"}
+    )
+
+
+def programmed(client: Client) -> str:
+    """A run that a program drives, with a name that is no markup."""
+    run = client.create_run(BASE, 8, seed=1, name=HOSTILE)
+    steps = [(run.forward_backward([datum([5, 6, 7, 8], [0.0, 1.0, 1.0, 1.0])]), run.optim_step(1e-3)) for _ in range(5)]
+    for _, step in steps:
+        step.result()
+    run.save_snapshot("one").result()
+    return run.id

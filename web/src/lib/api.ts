@@ -1,0 +1,99 @@
+// Requests to the public API, as whoever is logged in. The cookie that says who that is cannot be read by scripts.
+import type { paths } from "../api";
+import type { Answer } from "../answers";
+
+/** What the server refused, in its words: they say what to change. */
+export class Refused extends Error {
+  constructor(
+    readonly status: number,
+    message: string,
+    readonly field: string | null = null,
+  ) {
+    super(message);
+  }
+}
+
+type Values = Record<string, string | number | boolean | null | undefined | readonly string[]>;
+
+let csrf = "";
+let loggedOut: () => void = () => {};
+
+/** What every request that changes something has to carry, and who hears that the login has ended. */
+export function identify(token: string, whenLoggedOut: () => void): void {
+  csrf = token;
+  loggedOut = whenLoggedOut;
+}
+
+/** The answer of a route of the document: `get("/api/v1/runs/{run_id}", { run_id: "..." }, { limit: 50 })`. */
+export function get<Route extends keyof paths>(route: Route, path: Record<string, string> = {}, query: Values = {}, signal?: AbortSignal): Promise<Answer<Route>> {
+  return ask("GET", address(route, path, query), undefined, signal) as Promise<Answer<Route>>;
+}
+
+/** Carry something out; `change("POST", "/api/v1/jobs/{job}/pause", { job })`. */
+export function change<Result = unknown>(
+  method: "POST" | "DELETE",
+  route: keyof paths,
+  path: Record<string, string> = {},
+  body?: unknown,
+  query: Values = {},
+): Promise<Result> {
+  return ask(method, address(route, path, query), body) as Promise<Result>;
+}
+
+/** Everything that a route lists, page by page, up to `most` rows. */
+export async function getAll<Route extends keyof paths>(
+  route: Route,
+  path: Record<string, string> = {},
+  query: Values = {},
+  most = 10_000,
+): Promise<Answer<Route> extends { data: infer Rows } ? Rows : never> {
+  const rows: unknown[] = [];
+  for (let more = true; more && rows.length < most; ) {
+    const limit = Math.min(500, most - rows.length);
+    const page = (await get(route, path, { ...query, limit, offset: rows.length })) as { data: unknown[]; has_more?: boolean };
+    rows.push(...page.data);
+    more = Boolean(page.has_more) && page.data.length > 0;
+  }
+  return rows as never;
+}
+
+/** A request as it is; the playground streams answers with it. */
+export async function send(method: string, url: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
+  const headers: Record<string, string> = {};
+  if (method !== "GET") headers["x-csrf-token"] = csrf;
+  const raw = body instanceof Blob;
+  if (body !== undefined && !raw) headers["content-type"] = "application/json";
+  if (method !== "GET" && url.startsWith("/api/")) headers["idempotency-key"] = drawn();
+  let answer: Response;
+  try {
+    answer = await fetch(url, { method, headers, body: body === undefined ? null : raw ? body : JSON.stringify(body), credentials: "same-origin", signal: signal ?? null });
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    throw new Refused(0, "the server does not answer");
+  }
+  if (answer.ok) return answer;
+  const told = (await answer.json().catch(() => null)) as { error?: { message?: string; field?: string | null; param?: string | null } } | null;
+  if (answer.status === 401 && !url.endsWith("/login")) loggedOut();
+  throw new Refused(answer.status, told?.error?.message ?? `the server answers ${answer.status}`, told?.error?.field ?? told?.error?.param ?? null);
+}
+
+/** A name that nobody else chooses. `randomUUID` is only there behind https and on this machine. */
+function drawn(): string {
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+async function ask(method: string, url: string, body?: unknown, signal?: AbortSignal): Promise<unknown> {
+  const answer = await send(method, url, body, signal);
+  return answer.status === 204 ? undefined : answer.json();
+}
+
+function address(route: string, path: Record<string, string>, query: Values): string {
+  const filled = route.replace(/\{(\w+)\}/g, (_, name: string) => encodeURIComponent(path[name] ?? ""));
+  const wanted = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) {
+    if (value === undefined || value === null || value === "") continue;
+    for (const each of Array.isArray(value) ? value : [value]) wanted.append(name, String(each));
+  }
+  const text = wanted.toString();
+  return text ? `${filled}?${text}` : filled;
+}

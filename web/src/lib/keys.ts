@@ -1,0 +1,13 @@
+// Keys that do something on a page.
+
+/** What each key does, while nobody writes in a field or answers a question. */
+export function onKeys(keys: Record<string, () => void>): (event: KeyboardEvent) => void {
+  return (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if ((event.target as Element).closest?.("input, select, textarea, dialog")) return;
+    const action = keys[event.key.toLowerCase()];
+    if (!action) return;
+    event.preventDefault();
+    action();
+  };
+}

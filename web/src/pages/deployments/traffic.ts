@@ -1,0 +1,30 @@
+// What spans say of a deployment's traffic.
+import type { Row } from "../../answers";
+
+type Span = Row<"/api/v1/spans">;
+
+/** Requests and tokens of each minute, which `x` names in seconds since 1970; minutes without any are zeros. */
+export function perMinute(spans: readonly Span[]): { x: number[]; requests: number[]; tokens: number[] } {
+  if (spans.length === 0) return { x: [], requests: [], tokens: [] };
+  const minute = (span: Span): number => Math.floor(span.started_us / 60e6);
+  const places = spans.map(minute);
+  const first = places.reduce((least, place) => Math.min(least, place));
+  const last = places.reduce((most, place) => Math.max(most, place));
+  // A quarter of an hour at least, and a day at most: who looks at more minutes sees no single one.
+  const from = Math.max(Math.min(first, last - 15), last - 1440);
+  const requests = new Array<number>(last - from + 1).fill(0);
+  const tokens = [...requests];
+  spans.forEach((span, number) => {
+    const place = places[number]! - from;
+    if (place < 0) return;
+    requests[place]! += 1;
+    tokens[place]! += span.in_tokens + span.out_tokens;
+  });
+  return { x: requests.map((_, place) => (from + place) * 60), requests, tokens };
+}
+
+export function quantile(values: readonly number[], share: number): number | null {
+  if (values.length === 0) return null;
+  const sorted = [...values].sort((a, b) => a - b);
+  return sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))]!;
+}

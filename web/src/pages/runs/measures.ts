@@ -1,0 +1,42 @@
+// Which measures are looked at together, in the order in which one asks for them.
+
+export type Measures = {
+  title: string;
+  /** Names, or what names begin with where they end in a star. */
+  names: readonly string[];
+  help: string;
+};
+
+export const GROUPS: readonly Measures[] = [
+  { title: "Loss", names: ["loss", "evaluation/loss"], help: "of the rows trained on, and of held-out ones" },
+  { title: "Reward", names: ["reward/raw", "reward/filtered", "evaluation/reward", "served/reward", "reward/held_out"], help: "of all rollouts, of those that were trained on, of held-out prompts, and by the grader that nothing is trained on" },
+  { title: "Reward by component", names: ["reward/part/*"], help: "means of the parts that graders gave" },
+  { title: "Spread of rewards", names: ["reward/group_std", "reward/raw_low", "reward/raw_high"], help: "standard deviation within groups, and the 95 % interval of the mean" },
+  { title: "Preferences", names: ["margin", "accuracy", "served/margin", "served/prefers", "rewards/chosen", "rewards/rejected"], help: "how much likelier the preferred answer is, and how often" },
+  { title: "Distance to the beginning", names: ["kl/reference", "kl/teacher", "evaluation/kl/teacher", "served/kl/teacher"], help: "in nats a token, to the weights that training began with or to the teacher" },
+  { title: "Trainer and sampler", names: ["ratio/k3", "ratio/largest_difference"], help: "how far the trainer's numbers are from those sampled with: 0 where bits are promised" },
+  { title: "Entropy", names: ["rollouts/entropy_estimate"], help: "mean of minus the log-probability of what was sampled" },
+  { title: "Length", names: ["rollouts/length"], help: "tokens of an answer" },
+  { title: "Shares of rollouts", names: ["groups/zero_variance_share", "ratio/clipped_share", "rollouts/cut_off_share", "lag/masked_share", "grading/invalid_share", "rollouts/of_several_versions_share"], help: "groups rewarded alike, clipped tokens, answers cut off, tokens too old to train on, calls of the grader without a score" },
+  { title: "Staleness", names: ["lag/mean", "lag/max"], help: "versions between what sampled a token and what was trained" },
+  { title: "Throughput", names: ["tokens/trained_per_s", "tokens/sampled_per_s"], help: "tokens a second" },
+  { title: "Idle", names: ["idle/trainer_share", "idle/rollouts_share", "overlap/share"], help: "share of the wall time in which one waited for the other, and in which both worked" },
+  { title: "Seconds of a step", names: ["seconds/step", "seconds/rollouts", "seconds/training", "seconds/evaluation"], help: "wall time" },
+  { title: "Learning rate", names: ["learning_rate"], help: "of the step" },
+  { title: "Gradient norm", names: ["gradient_norm"], help: "before it is clipped" },
+  { title: "Exact answers", names: ["served/exact", "evaluation/exact"], help: "held-out rows that were answered as they are" },
+  { title: "Failures", names: ["failures/*"], help: "rollouts without a reward, and attempts that were repeated" },
+];
+
+/** Of the names that there are those of a group. */
+export function ofGroup(group: Measures, names: Iterable<string>): string[] {
+  const there = [...names];
+  return group.names.flatMap((name) => (name.endsWith("*") ? there.filter((each) => each.startsWith(name.slice(0, -1))).sort() : there.includes(name) ? [name] : []));
+}
+
+/** What is in no group. */
+export function others(names: Iterable<string>): string[] {
+  const there = [...names];
+  const grouped = new Set(GROUPS.flatMap((group) => ofGroup(group, there)));
+  return there.filter((name) => !grouped.has(name)).sort();
+}

@@ -1,0 +1,21 @@
+// Tokens as texts with a number each, and colours for the numbers.
+
+export type Token = {
+  text: string;
+  /** What the colour says, from -1 (bad, unlikely) over 0 to 1 (good, likely); null has none. */
+  tint: number | null;
+  /** Drawn through: no loss is taken here. */
+  masked?: boolean;
+  /** Told when somebody points at it. */
+  title: string;
+};
+
+/** Likely tokens have no colour, unlikely ones more and more of it: 0 at probability 1, -1 at 0.1 % or less. */
+export function tintOfLogprob(logprob: number): number {
+  return Math.max(-1, logprob / 6.9);
+}
+
+/** A token whose text cannot be seen. */
+export function visible(text: string): string {
+  return text.replaceAll("\n", "⏎\n").replaceAll("\t", "⇥\t");
+}
