@@ -9,7 +9,8 @@ places, and so many tokens of each step's prefill, that no other class takes whi
 prefill little in a step, because a step is as long as the gap between its tokens. Whoever has a place beyond the floor
 of his class makes room for a class before his, and when the cache cannot hold all who run, the last in that order go back to the queue and are
 prefilled again later; that costs time and changes no token. What a draft guesses of a sample is prefilled behind its tokens, and what comes of it is
-for others to say: the sample decodes when nothing is guessed any more. Who waits for more room than there is lets those of classes before his pass,
+for others to say: the sample decodes when nothing is guessed any more. Where few decode, a step also feeds some tokens that may come behind the last
+one of a sample (`retrace`), within the blocks that it has. Who waits for more room than there is lets those of classes before his pass,
 as many as have places together; then nobody passes any more, or a steady load of short requests would keep the room that a long one waits for.
 """
 
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bloomery.infer.blocks import blocks_for
+from bloomery.infer.retrace import whole_width
 from bloomery.models.pads import BLOCK_PLACES, ROW_PAD
 from bloomery.types.generation import Priority
 
@@ -39,6 +41,8 @@ _PREFILL_BESIDE: Final = 4
 _LEAST_PREFILL: Final = 2 * ROW_PAD
 LEAST_SHARED = 16
 """Tokens: for fewer a copy is not worth its while, unless they are all that is missing."""
+_FEW_ROWS: Final = 16
+"""Of a decode step. Up to so many another row takes a fraction of the time of another step, with more of them about its share."""
 _ENDLESS: Final = sys.maxsize
 """Tokens of a chunk that is as long as any sequence."""
 
@@ -97,6 +101,8 @@ class Sample:
     priority: Priority = "rollout"
     drafted: int = 0
     """Tokens behind those that its draft guesses and prefill feeds too; every one that is drawn as guessed becomes one of `length`."""
+    ahead: int = 0
+    """Tokens that may be guessed behind its last and fed by a decode step, within the blocks that it has anyway."""
     passed: int = 0
     """Samples of classes before its own that got places while it waited for room, and the times that it was sent back."""
     blocks: list[int] = field(default_factory=list)
@@ -150,6 +156,8 @@ class Plan(NamedTuple):
     forks: tuple[Fork, ...]
     """From what this step's prefill computes."""
     decode: tuple[Sample, ...]
+    ahead: tuple[int, ...]
+    """Of each of those the tokens that are guessed, and fed behind its last."""
     passed: tuple[Sample, ...]
     """Who finds no room, once for each of those in `admit` that passes him, and who is sent back."""
 
@@ -191,7 +199,8 @@ def plan_step(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limi
     step = _Step(places.stay, kept, limits.chunk_rows)
     wanting = [*(sample for sample in places.stay if sample.missing), *places.newcomers]
     queues = {priority: queue for priority in CLASSES if (queue := [sample for sample in wanting if sample.priority == priority])}
-    budget = limits.token_budget - len(step.decode)
+    ahead = _ahead(step.decode, min(_FEW_ROWS, limits.slots))
+    budget = limits.token_budget - len(step.decode) - sum(ahead)
     floor = max(_LEAST_PREFILL, budget // _PREFILL_FLOOR)
     beside = budget // _PREFILL_BESIDE
     decoding = [CLASSES.index(sample.priority) for sample in step.decode]
@@ -201,7 +210,21 @@ def plan_step(waiting: Sequence[Sample], running: Sequence[Sample], limits: Limi
         budget -= step.serve(queue, budget - others * floor)
     leave = tuple(sample for sample in running if sample not in step.stay)
     passed = (waits for sample, waits in places.passing if sample in step.admit)
-    return Plan(leave, tuple(step.admit), tuple(step.found), tuple(step.prefill), tuple(step.forks), tuple(step.decode), (*passed, *leave))
+    begun = (0,) * (len(step.decode) - len(ahead))
+    decode = tuple(step.decode), (*ahead, *begun)
+    return Plan(leave, tuple(step.admit), tuple(step.found), tuple(step.prefill), tuple(step.forks), *decode, (*passed, *leave))
+
+
+def _ahead(decode: Sequence[Sample], most_rows: int) -> tuple[int, ...]:
+    """Guesses of each of those who decode, if there are few; but for him for whose rows somebody of a class before his would wait."""
+    first = min((CLASSES.index(sample.priority) for sample in decode), default=0)
+    wanting = [sample.ahead if CLASSES.index(sample.priority) == first else 0 for sample in decode]
+    left, others, found = max(0, most_rows - len(decode)), sum(wanted > 0 for wanted in wanting), []
+    for wanted in wanting:
+        own = whole_width(min(wanted, left // others)) if wanted else 0
+        left, others = left - own, others - (wanted > 0)
+        found.append(own)
+    return tuple(found)
 
 
 class _Step:

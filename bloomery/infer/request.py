@@ -8,6 +8,7 @@ import numpy as np
 from bloomery.infer.grammar import Guide
 from bloomery.infer.inquiry import Inquiry
 from bloomery.infer.plan import Sample, Stem
+from bloomery.infer.retrace import Retrace
 from bloomery.infer.sampling import Draw
 from bloomery.infer.versions import Model
 from bloomery.types.errors import InvalidInput
@@ -44,6 +45,10 @@ class Request:
             self.continuations[index] += begun
         self._drafts = {index: draft for index, draft in enumerate(generate.drafts) if draft[: len(self.continuations[index])] == self._so_far(index)}
         """Of the samples whose tokens so far are what their drafts say."""
+        self._retraces: dict[int, Retrace] = {}
+        """Of those that have parted from theirs."""
+        self._guesses: dict[int, tuple[int, ...]] = {}
+        """What those say of the next tokens."""
         self.samples = self._make_samples()
         """All of them as the plan sees them."""
         self._said = sorted(set(self.prompt)) if generate.params.repetition_penalty != 1 else []
@@ -71,8 +76,8 @@ class Request:
         return self.tokens(index, start, stop) + list(self.guessed(index)[max(0, start - known) : max(0, stop - known)])
 
     def guessed(self, index: int) -> tuple[int, ...]:
-        """What the draft of a sample says of the tokens behind those that it has."""
-        return self._drafts.get(index, ())[len(self.continuations[index]) :]
+        """What the draft of a sample says of the tokens behind those that it has, or, where it has parted from that, may say."""
+        return self._guesses[index] if index in self._guesses else self._drafts.get(index, ())[len(self.continuations[index]) :]
 
     def drafted(self, index: int) -> int:
         """Tokens of that to be fed next. The last token of a draft is fed to nobody: the row before it says whether it is drawn.
@@ -81,6 +86,20 @@ class Request:
         """
         count = max(0, len(self._drafts.get(index, ())) - len(self.continuations[index]) - 1)
         return min(count, _GUIDED_DRAFT) if index in self._guides else count
+
+    def worth_guessing(self, index: int) -> int:
+        """Tokens behind the next one of a sample that has parted from its draft: what may be right of them, and not the last that it may have."""
+        retrace = self._retraces.get(index)
+        return 0 if retrace is None else max(0, min(retrace.width, self.generate.params.max_tokens - len(self.continuations[index]) - 1))
+
+    def guess(self, index: int, most: int) -> int:
+        """Guess at so many; returns how many `guessed` says then, until its next token is there."""
+        self._guesses[index] = self._retraces[index].guesses(self.continuations[index], most)
+        return len(self._guesses[index])
+
+    def note_guesses(self, index: int, fed: int, right: int) -> None:
+        """So many of what was guessed were fed, and the first of them were right."""
+        self._retraces[index].note(fed, right)
 
     def cached_stem(self, sample: Sample) -> Stem:
         """The tokens of a sample that lie in the cache."""
@@ -123,11 +142,15 @@ class Request:
     def append(self, index: int, token: int) -> bool:
         """Take a sampled token; returns whether the draft of its sample said so."""
         draft, sampled = self._drafts.get(index, ()), self.continuations[index]
+        if index in self._retraces:
+            self._retraces[index].see(sampled, token)
         if draft[len(sampled) : len(sampled) + 1] == (token,):
             sampled.append(token)
             return True
         sampled.append(token)
-        self._drafts.pop(index, None)
+        self._guesses.pop(index, None)
+        if (parted := self._drafts.pop(index, None)) is not None and self._retraceable:
+            self._retraces[index] = Retrace(parted)
         return False
 
     def end(self, index: int, context: int) -> FinishReason | None:
@@ -154,6 +177,11 @@ class Request:
         for sample in self.samples:
             sample.reusable = sample.shared
         return scored
+
+    @property
+    def _retraceable(self) -> bool:
+        """Not where a guide takes token after token, nor where it is told of each what was computed when it was fed."""
+        return not (self._guides or self.generate.routing)
 
     def _so_far(self, index: int) -> tuple[int, ...]:
         return tuple(self.continuations[index])

@@ -238,7 +238,7 @@ class Sampler:
         self._versions.forget_idle(())
 
     def step(self) -> list[SamplerEvent]:
-        """One step of everything that runs: one token at most of every sample, but of those whose drafts are right."""
+        """One step of everything that runs: one token at most of every sample, but of those whose drafts are right, or right again."""
         self._receive()
         if self.paused != "keep":
             self._stepper.advance()

@@ -7,8 +7,10 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import wait
+from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -23,9 +25,11 @@ from bloomery.infer.grammar import Grammars
 from bloomery.infer.plan import Chunk, Limits, Plan, Sample, plan_step
 from bloomery.infer.queues import Queues
 from bloomery.infer.request import Request
+from bloomery.infer.retrace import whole_width
 from bloomery.infer.runner import Feed, NextTokens, Runner
 from bloomery.infer.scoring import Question
 from bloomery.infer.waits import Waits
+from bloomery.models.pads import BLOCK_PLACES
 from bloomery.types.arrays import Array
 from bloomery.types.errors import WorkerError, reason
 from bloomery.types.generation import PromptEmbedded, PromptFound, PromptRouted, SampledToken
@@ -57,7 +61,7 @@ class Stepper:
         return min(self._steps_s, default=math.inf)
 
     def advance(self) -> None:
-        """One token at most of every sample, but of those whose drafts are right."""
+        """One token at most of every sample, but of those whose drafts are right, or right again."""
         queues, began_s = self._queues, time.perf_counter()
         plan = plan_step(queues.waiting, queues.running, self._limits, self._cache.kept)
         self.preemptions += len(plan.preempt)
@@ -73,7 +77,7 @@ class Stepper:
         self._commit_prompts([*plan.admit, *(chunk.sample for chunk in plan.prefill)])
         late = set(queues.following)
         decode = [sample for sample in plan.decode if sample.request_id in queues.requests and sample not in late]
-        self._decode(decode)
+        self._decode(decode, dict(zip(plan.decode, plan.ahead, strict=True)))
         self._sample_in_prefill([end for end in ends if end.feed.sample.request_id in queues.requests])
         self._verify(guesses)
         self._follow(late, idle=not (plan.prefill or decode))
@@ -141,9 +145,15 @@ class Stepper:
         expert_weights = Array.of(self._cache.expert_weights(sample, sample.shared)) if weights else None
         return PromptRouted(request_id=sample.request_id, experts=experts, expert_weights=expert_weights)
 
-    def _decode(self, samples: Sequence[Sample]) -> None:
+    def _decode(self, samples: Sequence[Sample], ahead: Mapping[Sample, int]) -> None:
         if samples:
-            self._choose(samples, self._runner.decode([self._feed(sample, sample.length - 1, sample.length) for sample in samples]))
+            fed = {sample: self._guess(sample, most) for sample in samples if (most := ahead[sample])}
+            # Whatever is guessed has a row of its own, as the sample's last token has.
+            feeds = [self._feed(sample, start, start + 1) for sample in samples for start in _positions(sample, fed.get(sample, 0))]
+            self._choose(samples, self._runner.decode(feeds), fed)
+
+    def _guess(self, sample: Sample, most: int) -> int:
+        return whole_width(self._queues.request(sample).guess(sample.index, most))
 
     def _sample_in_prefill(self, ends: Sequence["_End"]) -> None:
         for end in [end for end in ends if self._queues.request(end.feed.sample).generate.embed]:
@@ -161,20 +171,39 @@ class Stepper:
         self._queues.events.append(PromptEmbedded(request_id=sample.request_id, vector=Array.of(vector_D)))
         self._queues.finish(sample, "length")
 
-    def _choose(self, samples: Sequence[Sample], next_tokens: NextTokens) -> None:
+    def _choose(self, samples: Sequence[Sample], next_tokens: NextTokens, ahead: Mapping[Sample, int] = MappingProxyType({})) -> None:
         requests = [self._queues.request(sample) for sample in samples]
-        drawn = Drawn.of(next_tokens, [request.draw(sample.index) for request, sample in zip(requests, samples, strict=True)])
+        each_ahead = [ahead.get(sample, 0) for sample in samples]
+        rows = zip(requests, samples, each_ahead, strict=True)
+        drawn = Drawn.of(next_tokens, [request.draw(sample.index, place) for request, sample, most in rows for place in range(most + 1)])
         asked = [request.generate for request in requests]
         fed_experts = _by_sample(samples, [each.routing for each in asked], self._cache.last_experts)
         fed_weights = _by_sample(samples, [each.routing_weights for each in asked], self._cache.last_expert_weights)
-        for row, (sample, request) in enumerate(zip(samples, requests, strict=True)):
-            if self._commit(sample, drawn.told(row, sample.request_id, fed_experts.get(sample), fed_weights.get(sample))):
+        first_rows = accumulate((most + 1 for most in each_ahead), initial=0)
+        for row, sample, request, most in zip(first_rows, samples, requests, each_ahead, strict=False):
+            if most:
+                self._retrace(sample, request, drawn, row, most)
+            elif self._commit(sample, drawn.told(row, sample.request_id, fed_experts.get(sample), fed_weights.get(sample))):
                 token = request.continuations[sample.index][-1]
                 guide = None if request.stops(token) else request.guide(sample.index)
                 if guide is None or self._grammars is None:
                     self._go_on(sample)
                 else:
                     self._queues.following[sample] = self._grammars.follow(guide, token)
+
+    def _retrace(self, sample: Sample, request: Request, drawn: Drawn, row: int, fed: int) -> None:
+        """Its next token, and those behind it as long as so many that were fed are what is drawn; what is cached of the others goes."""
+        first, guesses, right = sample.length - 1, request.guessed(sample.index)[:fed], 0
+        while self._commit(sample, drawn.told(row + right, sample.request_id)):
+            token = request.continuations[sample.index][-1]
+            if right < fed and token == guesses[right] and not request.stops(token):
+                right += 1
+                continue
+            request.note_guesses(sample.index, fed, right)
+            if right < fed:
+                self._cache.cut(sample, first + right + 1)
+            self._go_on(sample)
+            return
 
     def _verify(self, guesses: Sequence[Guess]) -> None:
         """Tokens that were guessed right, and the first that was not as it should be; what is cached of the guess from there on goes."""
@@ -246,6 +275,10 @@ class Stepper:
             self._queues.finish(sample, reason)
         elif (refusal := request.refusal(sample.index)) is not None:
             self._queues.fail(sample.request_id, refusal)
+        elif self._cache.states is None:
+            # To the end of its last block, and of what it may have.
+            most = min(-sample.length % BLOCK_PLACES, self._context - sample.length - 1)
+            sample.ahead = min(request.worth_guessing(sample.index), most)
 
     def _feed(self, sample: Sample, start: int, stop: int) -> Feed:
         request = self._queues.request(sample)
@@ -267,6 +300,11 @@ class _End(NamedTuple):
 class _Prefilled(NamedTuple):
     ends: list[_End]
     guesses: list[Guess]
+
+
+def _positions(sample: Sample, ahead: int) -> range:
+    """Of its last token, and of those that are guessed behind it."""
+    return range(sample.length - 1, sample.length + ahead)
 
 
 def _by_sample(samples: Sequence[Sample], asked: Sequence[bool], last: Callable[[Sequence[Sample]], NDArray[Any]]) -> dict[Sample, Array]:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from bloomery.infer.blocks import Blocks, blocks_for
 from bloomery.infer.plan import CLASSES, LEAST_SHARED, Chunk, Fork, Kept, Limits, Plan, Sample, Stem, blocks_of, in_common, plan_step
 from bloomery.infer.prefixes import Prefixes
+from bloomery.infer.retrace import WIDTHS
 from bloomery.infer.states import Beginning
 from bloomery.models.pads import BLOCK_PLACES
 from bloomery.types.generation import Priority
@@ -60,11 +61,12 @@ def fits(samples: Sequence[Sample], limits: Limits) -> bool:
 class Simulation:
     """Obeys plans; every sample ends when it has sampled `quota` tokens, and of those that ended `keeping` times as much is kept as one here needs.
 
-    Of what drafts guess one token in `wrong_in` is not drawn.
+    Of what drafts guess one token in `wrong_in` is not drawn; where they are `guessing` every other sample has parted from its draft.
     """
 
-    def __init__(self, limits: Limits, *, keeping: int = 0, wrong_in: int = 9) -> None:
+    def __init__(self, limits: Limits, *, keeping: int = 0, wrong_in: int = 9, guessing: bool = False) -> None:
         self.limits, self.noise = limits, np.random.default_rng(wrong_in)
+        self.guessing = guessing
         self.wrong_in = wrong_in
         self.waiting: list[Sample] = []
         self.running: list[Sample] = []
@@ -104,8 +106,8 @@ class Simulation:
         assert len(self.running) <= self.limits.slots
         assert fits(self.running, self.limits)
         self.check_blocks()
-        for sample in plan.decode:
-            self.decode(sample)
+        for sample, ahead in zip(plan.decode, plan.ahead, strict=True):
+            self.decode(sample, ahead)
         for chunk in plan.prefill:
             self.verify(chunk.sample)
         for sample in [sample for sample in self.running if not sample.decodes and not sample.missing]:
@@ -192,7 +194,7 @@ class Simulation:
         self.answered[sample.request_id] = max(reached, stop)
 
     def check(self, plan: Plan) -> None:
-        spent = sum(chunk.stop - chunk.start for chunk in plan.prefill) + len(plan.decode)
+        spent = sum(chunk.stop - chunk.start for chunk in plan.prefill) + len(plan.decode) + sum(plan.ahead)
         assert spent > 0 or plan.preempt or plan.admit, "nothing happens although someone waits or runs"
         assert spent <= self.limits.token_budget
         computed = [(chunk.sample.request_id, place) for chunk in plan.prefill for place in range(chunk.start, min(chunk.stop, chunk.sample.shared))]
@@ -205,6 +207,12 @@ class Simulation:
         assert len(set(plan.decode)) == len(plan.decode)
         ready = [sample for sample in self.running if sample.decodes and not sample.missing and sample not in plan.preempt]
         assert set(ready) <= set(plan.decode), "whoever can decode does"
+        # Beside those who decode already, whoever's prefill ends in this step does.
+        assert sum(plan.ahead) <= max(0, min(16, self.limits.slots) - len(ready)), "many rows leave no time for guesses"
+        for sample, ahead in zip(plan.decode, plan.ahead, strict=True):
+            assert ahead in WIDTHS
+            assert ahead <= sample.ahead
+            assert not ahead or min(CLASSES.index(each.priority) for each in ready) == CLASSES.index(sample.priority)
 
     def check_floor(self, priority: Priority, plan: Plan) -> None:
         running, leaving = of(priority, self.running), of(priority, plan.preempt)
@@ -217,14 +225,20 @@ class Simulation:
         full = not fits([*first, *(sample for sample in self.running if sample not in plan.preempt), *leaving[:1]], self.limits)
         assert not leaving or kept >= self.limits.floor(priority) or full or not came_before, "a class before takes nothing of the floor"
 
-    def decode(self, sample: Sample) -> None:
+    def decode(self, sample: Sample, ahead: int) -> None:
         assert sample in self.running
         assert sample.decodes
         assert sample.missing == 0
         self.advance(sample, sample.length)
-        sample.cached = sample.length
-        sample.length += 1
-        self.quota[sample] -= 1
+        before = len(sample.blocks)
+        self.advance(sample, sample.length + ahead)
+        assert len(sample.blocks) == before, "guesses take no room"
+        right = ahead and int(self.noise.integers(ahead + 1))
+        sample.cached = sample.length + right
+        sample.length += right + 1
+        self.quota[sample] -= right + 1
+        if self.guessing and sample.index % 2:
+            sample.ahead = max(0, min(int(self.noise.integers(9)), -sample.length % BLOCK_PLACES, self.quota[sample] - 1))
         if not self.quota[sample]:
             self.finish(sample)
 
@@ -365,9 +379,9 @@ small_limits = st.builds(
 
 
 @settings(max_examples=150, deadline=None)
-@given(arriving=arrivals(), limits=small_limits, pause=st.integers(0, 5), keeping=st.integers(0, 4))
-def test_everyone_is_served_within_the_budget_and_in_order(arriving, limits, pause, keeping):
-    engine, submitted = Simulation(limits, keeping=keeping), 0
+@given(arriving=arrivals(), limits=small_limits, pause=st.integers(0, 5), keeping=st.integers(0, 4), guessing=st.booleans())
+def test_everyone_is_served_within_the_budget_and_in_order(arriving, limits, pause, keeping, guessing):
+    engine, submitted = Simulation(limits, keeping=keeping, guessing=guessing), 0
     for arrival in arriving:
         engine.submit(arrival.samples, arrival.quota)
         submitted += len(arrival.samples)
@@ -381,7 +395,7 @@ def test_everyone_is_served_within_the_budget_and_in_order(arriving, limits, pau
 @settings(max_examples=150, deadline=None)
 @given(arriving=arrivals(), limits=small_limits, pause=st.integers(0, 5), keeping=st.integers(0, 4), leaving=departures)
 def test_those_who_leave_in_mid_flight_take_nothing_with_them_and_the_others_are_served(arriving, limits, pause, keeping, leaving):
-    serve_and_lose(Simulation(limits, keeping=keeping), arriving, leaving, pause=pause)
+    serve_and_lose(Simulation(limits, keeping=keeping, guessing=True), arriving, leaving, pause=pause)
 
 
 @settings(max_examples=60, deadline=None)
@@ -749,3 +763,21 @@ def test_every_class_prefills_in_every_step():
     plan = engine.step()
     tokens = {chunk.sample.priority: chunk.stop - chunk.start for chunk in plan.prefill}
     assert tokens == {"production": 72, "rollout": 12, "evaluation": 12}
+
+
+def test_guesses_are_fed_by_few_in_the_first_class_that_decodes():
+    engine = Simulation(Limits(slots=32, token_budget=300))
+    for place, priority in enumerate(("rollout", "rollout", "evaluation")):
+        engine.submit(samples_of(f"r{place}", prompt=4, priority=priority), quota=90)
+    engine.step()
+    for sample in engine.running:
+        sample.ahead = 20
+    assert engine.plan().ahead == (3, 7, 0)
+    engine.running[0].ahead = 2
+    assert engine.plan().ahead == (1, 7, 0)
+    engine.submit(samples_of("many", prompt=4, count=14), quota=90)
+    while len(engine.step().decode) != 17:
+        pass
+    for sample in engine.running:
+        sample.ahead = 20
+    assert engine.plan().ahead == (0,) * 17
