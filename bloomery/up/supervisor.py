@@ -176,6 +176,9 @@ class Supervisor:
         self._terminate(self._runners, stopping.RUNNER_S)
         self._terminate([self._api], stopping.API_S)
         self._terminate([*self._engines, *self._rollouts, *self._replicas], stopping.ENGINE_S)
+        # Python takes its handlers away before it ends, and one more Ctrl-C would then make a clean stop look like a death.
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         self._write_state()
 
     def _terminate(self, children: list[Child], within_s: float) -> None:
