@@ -9,18 +9,22 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import msgspec
+import numpy as np
 from torch import Tensor
 
 from bloomery.infer.cache import KeyValueCache
 from bloomery.infer.drawn import Drawn
 from bloomery.infer.request import Request
 from bloomery.infer.runner import Feed, Runner
+from bloomery.infer.sampling import choose_along, draws_along
+from bloomery.infer.scoring import chunk_rows
 from bloomery.types.arrays import Array
 from bloomery.types.errors import WorkerError, blame
 from bloomery.types.generation import SampledToken
 
 _ROWS: Final = 64
-"""Whose logits exist at once: a draft may be wrong from its beginning."""
+"""Whose logits exist at once, at first: a draft may be wrong from its beginning. One that is right has more and more, as each call reads the head."""
+_GROWTH: Final = 4
 
 
 class Guess(NamedTuple):
@@ -53,16 +57,41 @@ def _drawn(guess: Guess, request: Request, runner: Runner) -> Iterator[SampledTo
     """What the rows give, one after the other. A guided one is drawn when those before it are taken."""
     feed, sample = guess.feed, guess.feed.sample
     guessed = request.guessed(sample.index)
-    first, at_once = sample.length - 1, _ROWS if request.guide(sample.index) is None else 1
-    for start in range(first, feed.stop, _ROWS):
-        count = min(_ROWS, feed.stop - start)
-        next_tokens = runner.after_each(guess.hidden_RD, feed, start, count)
-        for row in range(0, count, at_once):
-            rows = range(row, min(row + at_once, count))
-            drawn = Drawn.of(next_tokens.part(rows.start, rows.stop), [request.draw(sample.index, start + each - first) for each in rows])
-            # As long as whoever asks goes on, every token before is what was guessed.
-            right = [token == guessed[start + each - first] for each, token in zip(rows, drawn.tokens, strict=True)]
-            yield from (drawn.told(each, sample.request_id, kept=right[each]) for each in range(len(rows)))
+    first = start = sample.length - 1
+    on_host, guided = feed.model.decoder.device.type == "cpu", request.guide(sample.index) is not None
+    check = _plainly if on_host and not guided and draws_along(request.draw(sample.index)) else _with_all
+    count, most = _ROWS, max(_ROWS, chunk_rows(feed.model.decoder.config.vocab_size))
+    while start < feed.stop:
+        count = min(count, feed.stop - start)
+        # As long as whoever asks goes on, every token before is what was guessed.
+        yield from check(guess, request, runner, range(start, start + count), guessed[start - first :])
+        start, count = start + count, min(_GROWTH * count, most)
+
+
+def _plainly(guess: Guess, request: Request, runner: Runner, positions: range, guessed: tuple[int, ...]) -> Iterator[SampledToken]:
+    """Where all are drawn from the model's own distribution: in one pass, and nothing is made of what comes behind the first that differs."""
+    sample = guess.feed.sample
+    logits_BV = runner.logits_after_each(guess.hidden_RD, guess.feed, positions.start, len(positions)).numpy()
+    draw = request.draw(sample.index, positions.start - sample.length + 1)
+    tokens_B, logsumexp_B = choose_along(logits_BV, draw)
+    tokens = tokens_B.tolist()
+    right = next((row for row, token in enumerate(tokens) if token != guessed[row]), len(tokens))
+    logprobs = (np.take_along_axis(logits_BV, tokens_B[:, None], 1)[:, 0] - logsumexp_B).tolist()
+    for row, (token, logprob) in enumerate(zip(tokens[: right + 1], logprobs, strict=False)):
+        position = draw.position + row
+        yield SampledToken(request_id=sample.request_id, sample=sample.index, position=position, token=token, logprob=logprob, kept=row < right)
+
+
+def _with_all(guess: Guess, request: Request, runner: Runner, positions: range, guessed: tuple[int, ...]) -> Iterator[SampledToken]:
+    """With all that shapes a distribution, and all that is told of it."""
+    sample, count = guess.feed.sample, len(positions)
+    next_tokens, ahead = runner.after_each(guess.hidden_RD, guess.feed, positions.start, count), positions.start - sample.length + 1
+    at_once = count if request.guide(sample.index) is None else 1
+    for row in range(0, count, at_once):
+        rows = range(row, min(row + at_once, count))
+        drawn = Drawn.of(next_tokens.part(rows.start, rows.stop), [request.draw(sample.index, ahead + each) for each in rows])
+        right = [guessed[each : each + 1] == (token,) for each, token in zip(rows, drawn.tokens, strict=True)]
+        yield from (drawn.told(each, sample.request_id, kept=right[each]) for each in range(len(rows)))
 
 
 def _with_experts(tokens: list[SampledToken], guess: Guess, request: Request, cache: KeyValueCache) -> list[SampledToken]:

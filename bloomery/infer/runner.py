@@ -127,10 +127,14 @@ class Runner:
     @torch.inference_mode()
     def after_each(self, hidden_RD: Tensor, feed: Feed, first: int, count: int) -> NextTokens:
         """What comes after each of the tokens at so many positions of a prefilled feed that is wanted from the first of them or before."""
-        skipped = first - feed.start - feed.wanted_rows.start
-        start = skipped // ROW_PAD * ROW_PAD
-        logits_RV = self._logits(hidden_RD[start : pad_to(skipped + count, ROW_PAD)], feed.model)
-        return _next_tokens(logits_RV, range(skipped - start, skipped - start + count), [feed.temperature] * count)
+        logits_RV, rows = self._logits_of_each(hidden_RD, feed, first, count)
+        return _next_tokens(logits_RV, rows, [feed.temperature] * count)
+
+    @torch.inference_mode()
+    def logits_after_each(self, hidden_RD: Tensor, feed: Feed, first: int, count: int) -> Tensor:
+        """The logits of that alone [B, V], for whoever reduces them by himself: native kernels take rows one by one."""
+        logits_RV, rows = self._logits_of_each(hidden_RD, feed, first, count)
+        return logits_RV[rows.start : rows.stop]
 
     @torch.inference_mode()
     def score(self, hidden_RD: Tensor, feed: Feed, question: Question) -> PromptScores:
@@ -185,6 +189,13 @@ class Runner:
         for feed in feeds:
             feed.sample.cached = feed.stop
         return hidden_RD
+
+    def _logits_of_each(self, hidden_RD: Tensor, feed: Feed, first: int, count: int) -> tuple[Tensor, range]:
+        """In whole pads, and the rows that are asked for."""
+        skipped = first - feed.start - feed.wanted_rows.start
+        start = skipped // ROW_PAD * ROW_PAD
+        logits_RV = self._logits(hidden_RD[start : pad_to(skipped + count, ROW_PAD)], feed.model)
+        return logits_RV, range(skipped - start, skipped - start + count)
 
     def _logits(self, hidden_RD: Tensor, model: Model) -> Tensor:
         return logits(hidden_RD, self._twin(model.decoder).head_weight, _head_factors(model.adapter), model.decoder.config.logit_softcap)

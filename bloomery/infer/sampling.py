@@ -98,13 +98,27 @@ def choose(logits_BV: Floats, draws: Sequence[Draw], drawn_logsumexp_B: Floats |
     tokens_B = np.empty(len(draws), np.int64)
     if plain:
         # In one call, of all that is drawn from the model's own distribution.
-        tokens_B[plain] = multinomial.draw(logits_BV[plain] if shaped else logits_BV, *_coordinates([draws[row] for row in plain]))
+        tokens_B[plain] = multinomial.draw(logits_BV[plain] if shaped else logits_BV, *_coordinates([draws[row] for row in plain]))[0]
     if not shaped:
         return DrawnTokens(tokens_B, {})
     reduced = [drawn_logsumexp_B[row] if drawn_logsumexp_B is not None and draws[row].tempers else None for row in shaped]
     found_B, processed = _choose_by_numpy(logits_BV[shaped] if plain else logits_BV, [draws[row] for row in shaped], reduced)
     tokens_B[shaped] = found_B
     return DrawnTokens(tokens_B, {shaped[row]: each for row, each in processed.items()})
+
+
+def draws_along(first: Draw) -> bool:
+    """Whether this and what comes behind it in a sample is drawn from the model's own distribution by native kernels, and nothing else is told."""
+    return bindings.present() and not (first.shapes or first.top)
+
+
+def choose_along(logits_BV: Floats, first: Draw) -> tuple[Integers, Floats]:
+    """The same for rows of one sample, whose first draw this is, at one position after the other; and the `logsumexp` of each, from the same pass.
+
+    Where `draws_along` says so.
+    """
+    seeds_B, samples_B = (np.full(len(logits_BV), value, np.uint64) for value in (first.params.seed & _SEED_MASK, first.sample))
+    return multinomial.draw(logits_BV, seeds_B, np.arange(first.position, first.position + len(logits_BV), dtype=np.uint64), samples_B)
 
 
 def _choose_by_numpy(logits_BV: Floats, draws: Sequence[Draw], reduced: Sequence[np.float32 | None]) -> DrawnTokens:

@@ -108,6 +108,16 @@ def test_a_draft_that_is_right_takes_no_decode_step(model):
     assert engine.tokens_prefilled == 44 + 2 * 40
 
 
+@pytest.mark.parametrize("wrong", [0, 1, 62, 63, 64, 65, 140, 149])
+def test_a_long_draft_is_right_up_to_its_first_wrong_token_wherever_that_is(model, wrong):
+    ask = request("r", prompt(45), max_tokens=150)
+    plain = events_of(sampler(model), ask)
+    (truth,) = continuations(plain, 1)
+    events = events_of(sampler(model), drafted(ask, ((*truth[:wrong], (truth[wrong] + 1) % VOCAB, *truth[wrong + 1 :]),)))
+    assert told(events) == told(plain)
+    assert kept(events) == wrong
+
+
 @st.composite
 def guessed(draw: st.DrawFn, truth: Drafts, length: int) -> Drafts:
     """Of each sample: nothing, garbage, or its beginning with something wrong somewhere, or behind it."""

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bloomery.infer.sampling import Draw, choose, uniforms
+from bloomery.infer.sampling import Draw, choose, choose_along, uniforms
 from bloomery.models.head import logsumexp, token_logprobs
-from bloomery.models.native import bindings, multinomial
+from bloomery.models.native import bindings, multinomial, softmax
 from bloomery.models.pointwise import rms_norm, rotate, swiglu
 from bloomery.types.generation import SamplingParams
 
@@ -131,6 +131,11 @@ def test_a_token_is_drawn_by_the_number_of_its_seed_position_and_sample(width: i
     draws = [Draw(row % 3, row * 1000, SamplingParams(max_tokens=1, seed=(row << 60) - row)) for row in range(40)]
     expected = multinomial.invert(logits - logits.max(-1, keepdims=True), uniforms(draws)[:, None])[:, 0]
     assert np.array_equal(choose(logits, draws).tokens_B, expected)
+    # And of one sample, whose draws follow each other, with the reduction that all log-probabilities are made with.
+    found, reduced = choose_along(logits, draws[0])
+    follow = [draws[0]._replace(position=row) for row in range(40)]
+    assert np.array_equal(found, choose(logits, follow).tokens_B)
+    assert np.array_equal(reduced, softmax.logsumexp(torch.from_numpy(logits)).numpy())
     # Beside others, of which one is drawn otherwise, too.
     draws[7] = draws[7]._replace(params=SamplingParams(max_tokens=1, temperature=0.0, seed=7))
     beside = choose(logits[5:9], draws[5:9])

@@ -175,20 +175,26 @@ typedef struct {
     int64_t width;
 } line;
 
-/* The weights of a block of columns; returns `before` with all of them added, one after the other. */
-static double weigh(float *weights, const line *of, int64_t block, double before) {
+/* The weights of a block of columns; returns `before` with all of them added, one after the other. `mass` grows as `mass_of` adds them up. */
+static inline double weigh(float *weights, const line *of, int64_t block, double before, double *mass) {
     const float *x = of->x + block * BLOCK;
     const int64_t width = of->width - block * BLOCK < BLOCK ? of->width - block * BLOCK : BLOCK;
-    ALONG(width) SET(weights, exponential(GET(x) - of->top));
+    lanes total = {};
+    ALONG(width) {
+        const lanes share = exponential(GET(x) - of->top);
+        SET(weights, share);
+        total += count == LANES ? share : some((const float *)&share, count);
+    }
+    *mass += sum(total);
     for (int64_t place = 0; place < width; place++) before += weights[place];
     return before;
 }
 
 /* The mass up to the end of each block goes to `sums`; returns the whole. */
-static double mass_by_block(double *sums, const line *of) {
+static double mass_by_block(double *sums, const line *of, double *mass) {
     float weights[BLOCK];
     double whole = 0;
-    for (int64_t block = 0; block * BLOCK < of->width; block++) sums[block] = whole = weigh(weights, of, block, whole);
+    for (int64_t block = 0; block * BLOCK < of->width; block++) sums[block] = whole = weigh(weights, of, block, whole, mass);
     return whole;
 }
 
@@ -202,8 +208,8 @@ static int64_t found_at(double number, const double *sums, double whole, const l
     /* Rounded up to the whole: the last that has weight. */
     while (block && !(sums[block] > sums[block - 1])) block--;
     const int64_t size = of->width - block * BLOCK < BLOCK ? of->width - block * BLOCK : BLOCK;
-    double before = block ? sums[block - 1] : 0;
-    weigh(weights, of, block, 0);
+    double before = block ? sums[block - 1] : 0, mass = 0;
+    weigh(weights, of, block, 0, &mass);
     int64_t found = 0;
     while (found < size && !((before += weights[found]) > target)) found++;
     if (found == size)
@@ -216,7 +222,8 @@ void invert(int64_t *out, const float *x, const double *numbers, double *sums, i
     const int64_t blocks = (width + BLOCK - 1) / BLOCK;
     ROWS {
         const line own = {x + row * width, 0, width};
-        const double whole = mass_by_block(sums + row * blocks, &own);
+        double mass = 0;
+        const double whole = mass_by_block(sums + row * blocks, &own, &mass);
         for (int64_t draw = 0; draw < draws; draw++) out[row * draws + draw] = found_at(numbers[row * draws + draw], sums + row * blocks, whole, &own);
     }
 }
@@ -234,14 +241,16 @@ static double uniform(uint64_t seed, uint64_t position, uint64_t sample) {
     return ((double)((uint64_t)counter[0] << 20 | counter[1] >> 12) + 0.5) * 0x1p-52;
 }
 
-/* A token from every row of logits x, each with its own seed, position and sample. */
+/* A token from every row of logits x, each with its own seed, position and sample; `logs` gets the `logsumexp` of the row, from the same weights. */
 void draw(
-    int64_t *out, const float *x, const uint64_t *seeds, const uint64_t *positions, const uint64_t *samples, double *sums, int64_t rows,
+    int64_t *out, float *logs, const float *x, const uint64_t *seeds, const uint64_t *positions, const uint64_t *samples, double *sums, int64_t rows,
     int64_t width) {
     const int64_t blocks = (width + BLOCK - 1) / BLOCK;
     ROWS {
         const line own = {x + row * width, greatest(x + row * width, width), width};
-        const double whole = mass_by_block(sums + row * blocks, &own);
+        double mass = 0;
+        const double whole = mass_by_block(sums + row * blocks, &own, &mass);
+        logs[row] = own.top + (float)__builtin_log(mass);
         out[row] = found_at(uniform(seeds[row], positions[row], samples[row]), sums + row * blocks, whole, &own);
     }
 }

@@ -20,11 +20,11 @@ def invert(logs_BV: npt.NDArray[np.float32], numbers_Bk: npt.NDArray[np.float64]
 
 def draw(
     logits_BV: npt.NDArray[np.float32], seeds_B: npt.NDArray[np.uint64], positions_B: npt.NDArray[np.uint64], samples_B: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.int64]:
-    """A token from every row [B], by `invert` of `logits - max` with the number of its seed, position and sample."""
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """A token from every row [B], by `invert` of `logits - max` with the number of its seed, position and sample; and what `logsumexp` gives [B]."""
     logits_BV = np.ascontiguousarray(logits_BV, np.float32)
-    found_B = np.empty(len(logits_BV), np.int64)
+    found_B, logsumexp_B = np.empty(len(logits_BV), np.int64), np.empty(len(logits_BV), np.float32)
     sums = np.empty((len(logits_BV), -(-logits_BV.shape[1] // bindings.BLOCK)))
-    arrays = found_B, logits_BV, seeds_B, positions_B, samples_B, sums
+    arrays = found_B, logsumexp_B, logits_BV, seeds_B, positions_B, samples_B, sums
     bindings.call("draw", *(array.ctypes.data for array in arrays), *logits_BV.shape)
-    return found_B
+    return found_B, logsumexp_B
