@@ -153,6 +153,10 @@ class Request:
             self._retraces[index] = Retrace(parted)
         return False
 
+    def append_kept(self, index: int, tokens: Sequence[int]) -> None:
+        """Take tokens of which the draft of their sample is known to say every one."""
+        self.continuations[index] += tokens
+
     def end(self, index: int, context: int) -> FinishReason | None:
         """Why a sample ends with its last token, if it does; known when its guide has taken it."""
         continuation, guide = self.continuations[index], self._guides.get(index)

@@ -222,8 +222,21 @@ class Stepper:
                 continue
             if not self._cache.cut(sample, first + len(tokens)):
                 self._queues.preempt([sample])
-            if all(self._commit(sample, token) for token in tokens):
+            self._commit_kept(sample, request, tokens[:-1])
+            if self._commit(sample, tokens[-1]):
                 self._go_on(sample)
+
+    def _commit_kept(self, sample: Sample, request: Request, tokens: list[SampledToken]) -> None:
+        """Tokens that are what the draft of the sample says, all at once; there is one more behind them, with which the request may end."""
+        if not tokens:
+            return
+        request.append_kept(sample.index, [token.token for token in tokens])
+        version = request.version_news(sample.index)
+        first = tokens[0] if version is None else msgspec.structs.replace(tokens[0], version=version)
+        self._queues.events += [first, *tokens[1:]]
+        self.tokens_sampled += len(tokens)
+        self.tokens_kept += len(tokens)
+        sample.length += len(tokens)
 
     def _commit(self, sample: Sample, token: SampledToken) -> bool:
         """Whether its request goes on, or would if this were not the last token."""
