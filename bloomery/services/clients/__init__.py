@@ -1,1 +1,2 @@
-"""What SDK clients have here: `sessions` with their samplers, which `session_search` looks through, and `custom_losses` that they defined."""
+"""What clients have here: `sessions` of SDKs with their samplers, which `session_search` looks through, `custom_losses` that they defined, and `live`,
+which tells pages what has just changed."""

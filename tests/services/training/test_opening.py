@@ -28,6 +28,8 @@ def test_what_waits_fails_as_the_engine_says_and_the_next_operation_opens_the_ru
         async with open_api(tmp_path, Patience(reopen_s=0.0)) as api:
             run = await api.new_run()
             await until(lambda: len(engine.opened) == 1)
+            # What the first refusal says is heard before anybody waits for it.
+            await turns_of_the_loop()
             for seq in (1, 2):
                 await api.runs.submit(ME, run.id, seq, operation(seq))
                 (told,) = await api.results(run.id, seq)
