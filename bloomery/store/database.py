@@ -10,6 +10,7 @@ that was begun nobody can say that it was not made.
 """
 
 import asyncio
+import logging
 import queue
 import sqlite3
 import threading
@@ -27,6 +28,8 @@ from sqlalchemy.sql.dml import UpdateBase
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.migrations import migrate
 from bloomery.types.errors import BloomeryError, Unavailable
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -174,7 +177,11 @@ class Database:
             self._touched.clear()
         self._at_hand = None
         if self._touched and (watcher := self._watcher) is not None:
-            watcher(frozenset(self._touched))
+            try:
+                watcher(frozenset(self._touched))
+            except Exception:
+                # Whoever waits for a write is answered, whatever becomes of those who watch.
+                log.exception("who watches cannot be told what was written")
         for write, value, problem in outcomes:
             if problem is not None:
                 write.future.set_exception(problem)

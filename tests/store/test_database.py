@@ -269,3 +269,16 @@ def test_who_watches_hears_behind_each_commit_which_tables_it_changed(tmp_path: 
         asyncio.run(story(db))
     # Of the one that failed more is told than was changed, and never less.
     assert told == [{"run", "span"}, {"run", "span"}, {"project"}]
+
+
+def test_who_watches_and_fails_keeps_nobody_from_his_answer(tmp_path: Path) -> None:
+    def fail(_tables: frozenset[str]) -> None:
+        raise RuntimeError("the loop is closed")
+
+    async def story(db: Database) -> int:
+        with db.watched(fail):
+            await db.write(lambda connection: connection.execute(insert(rows.project).values(id="a", name="a", created_us=1)))
+            return await db.write(lambda connection: connection.execute(update(rows.project).values(name="b")).rowcount)
+
+    with Database(tmp_path / "db") as db:
+        assert asyncio.run(story(db)) >= 1

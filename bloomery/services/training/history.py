@@ -52,6 +52,7 @@ class RunFacts(NamedTuple):
 class Successor(NamedTuple):
     """An adapter that a run published, and the version that it had published before."""
 
+    project: str
     before: str
     base_hash: str
     weights: Weights
@@ -258,7 +259,7 @@ class History:
         before, self._version = self._version, result.version
         # A whole model takes memory twice while it loads, and what others need for what nobody may ask for.
         if self.facts.spec.lora.rank and before not in (None, result.version):
-            self._succeeded(Successor(before, self.facts.spec.base_hash, Weights(version=result.version, key=result.key)))
+            self._succeeded(Successor(self.facts.project, before, self.facts.spec.base_hash, Weights(version=result.version, key=result.key)))
 
     def _accept_once(self, seq: int, make: Make, request: bytes = b"") -> asyncio.Task[None]:
         if seq not in self._accepting:

@@ -141,7 +141,9 @@ class Deployments:
 
     def expect(self, successor: Successor) -> None:
         """What a run published behind what a name serves is most likely to be promoted next: it is to be in memory by then."""
-        if any(live.target.weights.version == successor.before for live in self._live.values()):
+        served = (live.target for (project, _), live in self._live.items() if project == successor.project)
+        # Two projects may have published the same adapter, and so may two runs on different bases.
+        if any((target.weights.version, target.base_hash) == (successor.before, successor.base_hash) for target in served):
             self._staging.stage_ahead(successor.base_hash, successor.weights)
 
     async def _move(self, p: Principal, name: str, request: Repeatable | None, change: Callable[[Connection], Deployment]) -> Deployment:

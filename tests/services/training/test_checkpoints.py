@@ -78,7 +78,7 @@ def test_an_adapter_that_a_run_publishes_behind_another_one_is_told_of_and_a_who
                 assert isinstance(first, SnapshotResult)
                 assert isinstance(second, SnapshotResult)
                 if run.lora.rank:
-                    assert api.successors == [Successor(first.version, BASE, Weights(version=second.version, key=second.key))]
+                    assert api.successors == [Successor(ME.project, first.version, BASE, Weights(version=second.version, key=second.key))]
             assert len(api.successors) == 1
 
     play(tmp_path, story)

@@ -102,7 +102,7 @@ def test_what_a_run_publishes_behind_what_is_served_is_in_memory_before_anybody_
         await stand.deployments.create(ME, "chat", "v1", {})
         late = stand.processes["replica-1"]
         late.silent_about_staging = True
-        stand.deployments.expect(Successor("v1", BASE, V2))
+        stand.deployments.expect(Successor(ME.project, "v1", BASE, V2))
         await until(lambda: late.asked_to_stage == 2 and stand.processes["replica-0"].staged == [V1, V2])
         assert await stand.live() == ("v1", 1)
         # It may never be asked for, and whoever asks waits until all have it.
@@ -120,9 +120,11 @@ def test_nothing_is_brought_ahead_behind_what_nobody_serves_and_what_fails_ahead
     async def story(stand: Stand) -> None:
         await stand.deployments.create(ME, "chat", "v1", {})
         replica = stand.processes["replica-0"]
-        stand.deployments.expect(Successor("v0", BASE, V2))
+        stand.deployments.expect(Successor(ME.project, "v0", BASE, V2))
+        stand.deployments.expect(Successor("another", "v1", BASE, V2))
+        stand.deployments.expect(Successor(ME.project, "v1", "another base", V2))
         replica.refuse_to_stage = "tensor `model.norm.weight` is not what the manifest says"
-        stand.deployments.expect(Successor("v1", BASE, V2))
+        stand.deployments.expect(Successor(ME.project, "v1", BASE, V2))
         await until(lambda: replica.asked_to_stage == 2)
         with pytest.raises(Corrupt, match="version `v02` cannot be served, and `chat` stays as it is"):
             await stand.deployments.promote(ME, "chat", "v02", {})
