@@ -85,6 +85,14 @@ def test_runs_are_compared_on_one_axis_smoothed_and_over_time(page: "Page", worl
     assert page.get_by_label("logarithmic").is_checked()
 
 
+def test_what_opened_a_question_has_the_focus_again(page: "Page", world: World) -> None:
+    page.goto("/keys")
+    page.get_by_role("button", name="New key").press("Enter")
+    page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    page.get_by_role("dialog").wait_for(state="detached")
+    assert page.evaluate("document.activeElement.textContent").strip() == "New key"
+
+
 def test_a_deployment_is_rolled_back_and_forth(page: "Page", world: World, client: Client) -> None:
     page.goto(f"/deployments/{world.deployment}")
     assert "100 % of" in page.get_by_role("region", name="Fidelity").inner_text(timeout=90_000)

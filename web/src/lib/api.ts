@@ -40,7 +40,7 @@ export function change<Result = unknown>(
   return ask(method, address(route, path, query), body) as Promise<Result>;
 }
 
-/** Everything that a route lists, page by page, up to `most` rows. */
+/** Everything that a route lists, page by page, up to `most` rows. What comes to the front of a list meanwhile moves rows to the next page, which has them once more. */
 export async function getAll<Route extends keyof paths>(
   route: Route,
   path: Record<string, string> = {},
@@ -48,10 +48,19 @@ export async function getAll<Route extends keyof paths>(
   most = 10_000,
 ): Promise<Answer<Route> extends { data: infer Rows } ? Rows : never> {
   const rows: unknown[] = [];
-  for (let more = true; more && rows.length < most; ) {
-    const limit = Math.min(500, most - rows.length);
-    const page = (await get(route, path, { ...query, limit, offset: rows.length })) as { data: unknown[]; has_more?: boolean };
-    rows.push(...page.data);
+  const ids = new Set<string>();
+  let more = true;
+  for (let offset = 0; more && offset < most; ) {
+    const limit = Math.min(500, most - offset);
+    const page = (await get(route, path, { ...query, limit, offset })) as { data: { id?: unknown }[]; has_more?: boolean };
+    for (const row of page.data) {
+      if (typeof row.id === "string") {
+        if (ids.has(row.id)) continue;
+        ids.add(row.id);
+      }
+      rows.push(row);
+    }
+    offset += page.data.length;
     more = Boolean(page.has_more) && page.data.length > 0;
   }
   return rows as never;

@@ -16,8 +16,11 @@ export function figure(value: number | null | undefined): string {
   return String(Number(value.toPrecision(4)));
 }
 
+/** Three digits that count; what is not all is never 100 %. */
 export function percent(share: number | null | undefined): string {
-  return share === null || share === undefined ? "–" : `${Number((share * 100).toPrecision(3))} %`;
+  if (share === null || share === undefined) return "–";
+  const rounded = Number((share * 100).toPrecision(3));
+  return `${share < 1 && rounded >= 100 ? 99.9 : rounded} %`;
 }
 
 export function bytes(count: number): string {
@@ -30,11 +33,16 @@ export function bytes(count: number): string {
 
 export function duration(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined) return "–";
-  if (seconds < 0.001) return `${Math.round(seconds * 1e6)} µs`;
-  if (seconds < 1) return `${Math.round(seconds * 1e3)} ms`;
-  if (seconds < 60) return `${Number(seconds.toPrecision(3))} s`;
-  const minutes = Math.floor(seconds / 60);
-  if (minutes < 60) return `${minutes} min ${Math.round(seconds % 60)} s`;
+  // Rounded before a unit is chosen, so that none is full: 60 s are a minute.
+  const micros = Math.round(seconds * 1e6);
+  if (micros < 1000) return `${micros} µs`;
+  const millis = Math.round(seconds * 1e3);
+  if (millis < 1000) return `${millis} ms`;
+  const few = Number(seconds.toPrecision(3));
+  if (few < 60) return `${few} s`;
+  const all = Math.round(seconds);
+  const minutes = Math.floor(all / 60);
+  if (minutes < 60) return `${minutes} min ${all % 60} s`;
   const hours = Math.floor(minutes / 60);
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }

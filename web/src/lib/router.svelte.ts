@@ -10,7 +10,7 @@ class Router {
 
   /** The parts of the path behind its slashes. */
   get parts(): string[] {
-    return this.path.split("/").filter(Boolean).map(decodeURIComponent);
+    return this.path.split("/").filter(Boolean).map(decoded);
   }
 
   go(address: string): void {
@@ -34,6 +34,15 @@ class Router {
   #read(): void {
     this.path = location.pathname;
     this.query = new URLSearchParams(location.search);
+  }
+}
+
+/** As it stands where it is no encoding: the address may be anybody's. */
+function decoded(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
   }
 }
 
