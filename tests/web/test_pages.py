@@ -85,6 +85,20 @@ def test_runs_are_compared_on_one_axis_smoothed_and_over_time(page: "Page", worl
     assert page.get_by_label("logarithmic").is_checked()
 
 
+def test_a_clone_leaves_open_what_was_filled_in_and_what_it_would_take_is_of_what_stands_there(page: "Page", world: World) -> None:
+    page.goto(f"/jobs?clone={world.rewarded.id}")
+    version = page.locator('[id="field-method.grader_version"]')
+    version.wait_for()
+    assert version.input_value() == "1"
+    assert page.locator('[id="field-begin.run"]').input_value() == ""
+    taken = page.get_by_role("complementary", name="What it would take")
+    estimated = taken.locator("dl[aria-busy=false]")
+    estimated.wait_for()
+    page.get_by_label("Grader", exact=True).select_option("short")
+    assert version.input_value() == ""
+    estimated.wait_for()
+
+
 def test_what_opened_a_question_has_the_focus_again(page: "Page", world: World) -> None:
     page.goto("/keys")
     page.get_by_role("button", name="New key").press("Enter")

@@ -18,6 +18,31 @@ test("a number never claims more than it is", async () => {
   );
 });
 
+test("a form begins with every field of an object, and names with dots stay names", async () => {
+  const { nested, Schemas } = await load("lib/schema.ts");
+  const schemas = new Schemas({
+    components: {
+      schemas: {
+        Spec: {
+          type: "object",
+          properties: {
+            method: { discriminator: { propertyName: "kind", mapping: { sft: "#/components/schemas/Sft" } } },
+            begin: { anyOf: [{ $ref: "#/components/schemas/Begin" }, { type: "null" }] },
+            metadata: { type: "object", additionalProperties: { type: "string" } },
+          },
+        },
+        Sft: { type: "object", properties: { kind: { const: "sft" }, layers: { type: "array" } } },
+        Begin: { type: "object", properties: { job: { type: "string" } } },
+      },
+    },
+  });
+  const spec = { method: { kind: "sft", layers: [1, 2] }, begin: { job: "job_1" }, metadata: { "team.name": "a", plain: "b" } };
+  const fields = schemas.flattened(schemas.named("Spec"), spec);
+  assert.deepEqual(fields.map(([path]) => path), ["method.kind", "method.layers", "begin.job", "metadata"]);
+  assert.deepEqual(nested(new Map(fields)), spec);
+  assert.deepEqual(schemas.flattened(schemas.named("Spec"), { begin: null }), [["begin", null]]);
+});
+
 test("a list that moves while it is read has every row once, and none is left out", async () => {
   const { getAll } = await load("lib/api.ts");
   const rows = Array.from({ length: 1200 }, (_, place) => ({ id: `row_${place}` }));

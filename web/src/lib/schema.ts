@@ -3,21 +3,14 @@ import { send } from "./api";
 
 export type Schema = {
   type?: string;
-  title?: string;
   description?: string;
   default?: unknown;
   const?: unknown;
   enum?: readonly (string | number)[];
   properties?: Record<string, Schema>;
-  required?: readonly string[];
   additionalProperties?: boolean | Schema;
   anyOf?: readonly Schema[];
-  oneOf?: readonly Schema[];
   discriminator?: { propertyName: string; mapping: Record<string, string> };
-  items?: Schema;
-  minimum?: number;
-  maximum?: number;
-  exclusiveMinimum?: number;
   $ref?: string;
 };
 
@@ -63,6 +56,15 @@ export class Schemas {
     const mapping = schema.discriminator?.mapping ?? {};
     return new Map(Object.entries(mapping).map(([kind, reference]) => [kind, this.followed({ $ref: reference })]));
   }
+
+  /** The paths and values of every field of an object, for a form that begins with them. What has no fields of its own is one value, whatever its keys are. */
+  flattened(schema: Schema, whole: unknown, path = ""): [string, unknown][] {
+    if (whole === null || typeof whole !== "object") return [[path, whole]];
+    const parts = whole as Record<string, unknown>;
+    const { properties } = this.kinds(schema).get(String(parts[schema.discriminator?.propertyName ?? ""])) ?? schema;
+    if (!properties) return [[path, whole]];
+    return Object.entries(parts).flatMap(([name, part]) => this.flattened(this.field(properties[name] ?? {}).schema, part, path ? `${path}.${name}` : name));
+  }
 }
 
 /** What was chosen, by the path of its field. */
@@ -80,12 +82,6 @@ export function nested(chosen: Chosen): Record<string, unknown> {
     part[last] = value !== null && typeof value === "object" && !Array.isArray(value) ? { ...value, ...((part[last] as object | undefined) ?? {}) } : value;
   }
   return whole;
-}
-
-/** The paths and values of everything in an object, for a form that begins with them. Empty objects and lists count as values. */
-export function flattened(part: unknown, path = ""): [string, unknown][] {
-  const isPart = part !== null && typeof part === "object" && !Array.isArray(part) && Object.keys(part).length > 0;
-  return isPart ? Object.entries(part).flatMap(([name, each]) => flattened(each, path ? `${path}.${name}` : name)) : [[path, part]];
 }
 
 /** What is at a path of an object. */
