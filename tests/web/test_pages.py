@@ -85,6 +85,35 @@ def test_runs_are_compared_on_one_axis_smoothed_and_over_time(page: "Page", worl
     assert page.get_by_label("logarithmic").is_checked()
 
 
+def test_a_curve_is_drawn_on_where_it_is_and_stays_as_far_in_as_one_looked(page: "Page", world: World) -> None:
+    page.goto(f"/runs/{world.taught.id}?smooth=0.5")
+    loss = page.get_by_role("region", name="Loss", exact=True)
+    canvas = loss.locator("canvas").first
+    canvas.wait_for()
+    page.get_by_role("region", name="Throughput", exact=True).locator("canvas").wait_for()
+    before = canvas.element_handle()
+    box = loss.locator(".u-over").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50, steps=4)
+    page.mouse.up()
+    near = loss.locator("canvas").first.evaluate("drawn => drawn.toDataURL()")
+    page.get_by_role("slider").fill("0.9")
+    assert before.evaluate("drawn => drawn.isConnected")
+    assert "smooth=0.9" in page.url
+    loss.locator(".u-over").dblclick()
+    assert loss.locator("canvas").first.evaluate("drawn => drawn.toDataURL()") != near
+
+
+def test_an_address_that_nobody_made_breaks_nothing(page: "Page", world: World) -> None:
+    page.evaluate("history.pushState(null, '', '/nothing/%'); dispatchEvent(new PopStateEvent('popstate'))")
+    page.get_by_role("heading", level=1).wait_for()
+    page.goto(f"/runs/compare?of={world.taught.id},{world.taught.id}")
+    page.get_by_role("heading", name="Compare 1 runs").wait_for()
+    page.get_by_role("region", name="Loss", exact=True).locator("canvas").wait_for()
+
+
 def test_a_clone_leaves_open_what_was_filled_in_and_what_it_would_take_is_of_what_stands_there(page: "Page", world: World) -> None:
     page.goto(f"/jobs?clone={world.rewarded.id}")
     version = page.locator('[id="field-method.grader_version"]')

@@ -18,6 +18,38 @@ test("a number never claims more than it is", async () => {
   );
 });
 
+test("what is measured late of a step stands at that step, once", async () => {
+  const { Measured } = await load("lib/points.ts");
+  const measured = new Measured();
+  const point = (step, values) => ({ step, created_us: step * 1e6, values });
+  measured.add([point(1, { loss: 3 }), point(2, { loss: 2 }), point(3, { loss: null, "served/exact": 0.3 })]);
+  const before = measured.curves;
+  measured.add([point(2, { loss: 2 }), point(3, { loss: null, "served/exact": 0.3 })]);
+  assert.equal(measured.curves, before, "the same again is no change");
+  measured.add([point(2, { loss: 2, "served/exact": 0.2 }), point(3, { loss: 1 }), point(4, { loss: 0 })]);
+  assert.notEqual(measured.curves, before);
+  assert.deepEqual(measured.curves.get("served/exact"), { x: [2, 3], time: [2, 3], y: [0.2, 0.3] });
+  assert.deepEqual(measured.curves.get("loss"), { x: [1, 2, 3, 4], time: [1, 2, 3, 4], y: [3, 2, 1, 0] });
+});
+
+test("times ascend even where a step was told of again", async () => {
+  const { Measured } = await load("lib/points.ts");
+  const measured = new Measured();
+  measured.add([{ step: 1, created_us: 10e6, values: { loss: 1 } }, { step: 3, created_us: 30e6, values: { loss: 1 } }, { step: 2, created_us: 99e6, values: { loss: 1 } }]);
+  assert.deepEqual(measured.curves.get("loss").time, [10, 30, 30]);
+});
+
+test("tokens a second are those between two reports, however many steps each told of", async () => {
+  const { perSecond } = await load("lib/points.ts");
+  const rate = perSecond({ x: [1, 2, 3, 4, 5], time: [10, 10, 12, 12, 16], y: [500, 700, 100, 300, 200] });
+  assert.deepEqual(rate, { x: [4, 5], time: [12, 16], y: [200, 50] });
+  const { withRate } = await load("pages/runs/measures.ts");
+  const tokens = { x: [1, 2], time: [0, 2], y: [10, 10] };
+  assert.deepEqual([...withRate(new Map([["tokens", tokens]])).values()].at(-1).y, [5]);
+  const measured = new Map([["tokens", tokens], ["tokens/trained_per_s", tokens]]);
+  assert.equal(withRate(measured), measured);
+});
+
 test("a form begins with every field of an object, and names with dots stay names", async () => {
   const { nested, Schemas } = await load("lib/schema.ts");
   const schemas = new Schemas({

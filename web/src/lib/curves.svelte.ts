@@ -1,44 +1,28 @@
-// What runs and jobs measured, by step: read once, and then only what is new.
+// What runs and jobs measured, by step: read once, and then what is new or came late.
 import { untrack } from "svelte";
 
 import { get } from "./api";
 import { reading, type Reading } from "./live.svelte";
+import { Measured, type Curves, type Point } from "./points";
 
-/** One measure: at step `x[i]`, at `time[i]` seconds since 1970, it was `y[i]`. */
-export type Curve = { x: number[]; time: number[]; y: (number | null)[] };
+export type { Curve, Curves } from "./points";
 
-/** All measures of a run by their names. A new object for every change, so that who shows it notices. */
-export type Curves = ReadonlyMap<string, Curve>;
+/** A step may be measured further when training has long left it: what is read again each time, in steps of a job. */
+const LOOK_BACK = 64;
 
-type Point = { step: number; created_us: number; values: Record<string, number | null> };
-
-class Known {
-  curves = new Map<string, Curve>();
-  after = -1;
-
-  add(points: readonly Point[], after: number): void {
-    for (const { step, created_us, values } of points) {
-      for (const [name, value] of Object.entries(values)) {
-        let curve = this.curves.get(name);
-        if (!curve) this.curves.set(name, (curve = { x: [], time: [], y: [] }));
-        curve.x.push(step);
-        curve.time.push(created_us / 1e6);
-        curve.y.push(value);
-      }
-    }
-    this.after = after;
-    this.curves = new Map(this.curves);
-  }
-}
-
-/** The measures of each of these jobs (`job_...`) and runs, by id, kept up to date. */
-export function curvesOf(ids: () => readonly string[]): Reading<ReadonlyMap<string, Curves>> {
+/** The measures of each of these jobs (`job_...`) and runs, by id, kept up to date. A job that `ended` meanwhile is read as a whole once more. */
+export function curvesOf(ids: () => readonly string[], ended: (id: string) => boolean | undefined = () => undefined): Reading<ReadonlyMap<string, Curves>> {
   const known = new Map<string, Known>();
+  let told: ReadonlyMap<string, Curves> = new Map();
+  // As text, so that the same again is no change.
+  const wanted = $derived(JSON.stringify(ids().map((id) => [id, ended(id) ?? null])));
   return reading(
     async () => {
-      const wanted = ids();
-      await untrack(() => Promise.all(wanted.map((id) => readOn(id, known))));
-      return new Map(wanted.map((id) => [id, known.get(id)!.curves]));
+      const each = JSON.parse(wanted) as [string, boolean | null][];
+      const curves = new Map(await untrack(() => Promise.all(each.map(async ([id, over]) => [id, await readOn(id, over, known)] as const))));
+      // Nothing is drawn again for nothing.
+      if (curves.size !== told.size || [...curves].some(([id, those]) => told.get(id) !== those)) told = curves;
+      return told;
     },
     "points",
     "runs",
@@ -46,15 +30,38 @@ export function curvesOf(ids: () => readonly string[]): Reading<ReadonlyMap<stri
   );
 }
 
-async function readOn(id: string, all: Map<string, Known>): Promise<void> {
+class Known {
+  readonly measured = new Measured();
+  /** The last step of a job, or operation of a run. */
+  last = -1;
+  /** Whether it has ended; null: that was never told. */
+  over: boolean | null = null;
+  /** What is under way; of one run nothing is read twice at a time. */
+  reading: Promise<unknown> = Promise.resolve();
+}
+
+async function readOn(id: string, over: boolean | null, all: Map<string, Known>): Promise<Curves> {
   let known = all.get(id);
   if (!known) all.set(id, (known = new Known()));
+  const whole = over === true && known.over === false;
+  known.over = over ?? known.over;
+  const next = known.reading.then(() => readBehind(id, known, whole));
+  known.reading = next.catch(() => {
+    // Else the end of a job that could not be read would never be.
+    if (whole) known.over = false;
+  });
+  await next;
+  return known.measured.curves;
+}
+
+async function readBehind(id: string, known: Known, whole: boolean): Promise<void> {
+  let after = whole ? -1 : isJob(id) ? Math.max(-1, known.last - LOOK_BACK) : known.last;
   for (let more = true; more; ) {
-    const { after } = known;
-    const behind = await read(id, after);
-    if (known.after !== after) return; // somebody else has read on meanwhile
-    more = behind.points.length > 0;
-    if (more) known.add(behind.points, behind.last);
+    const { points, last } = await read(id, after);
+    known.measured.add(points);
+    more = points.length > 0 && last !== known.last;
+    after = last;
+    known.last = Math.max(known.last, last);
   }
 }
 

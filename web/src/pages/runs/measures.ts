@@ -1,5 +1,10 @@
 // Which measures are looked at together, in the order in which one asks for them.
 
+import { perSecond, type Curves } from "../../lib/points";
+
+/** Of what tells the tokens of each step and nothing of its pace. */
+const RATE = "tokens a second";
+
 export type Measures = {
   title: string;
   /** Names, or what names begin with where they end in a star. */
@@ -19,14 +24,22 @@ export const GROUPS: readonly Measures[] = [
   { title: "Length", names: ["rollouts/length"], help: "tokens of an answer" },
   { title: "Shares of rollouts", names: ["groups/zero_variance_share", "ratio/clipped_share", "rollouts/cut_off_share", "lag/masked_share", "grading/invalid_share", "rollouts/of_several_versions_share"], help: "groups rewarded alike, clipped tokens, answers cut off, tokens too old to train on, calls of the grader without a score" },
   { title: "Staleness", names: ["lag/mean", "lag/max"], help: "versions between what sampled a token and what was trained" },
-  { title: "Throughput", names: ["tokens/trained_per_s", "tokens/sampled_per_s"], help: "tokens a second" },
+  { title: "Throughput", names: ["tokens/trained_per_s", "tokens/sampled_per_s", RATE], help: "tokens a second" },
   { title: "Idle", names: ["idle/trainer_share", "idle/rollouts_share", "overlap/share"], help: "share of the wall time in which one waited for the other, and in which both worked" },
   { title: "Seconds of a step", names: ["seconds/step", "seconds/rollouts", "seconds/training", "seconds/evaluation"], help: "wall time" },
   { title: "Learning rate", names: ["learning_rate"], help: "of the step" },
-  { title: "Gradient norm", names: ["gradient_norm"], help: "before it is clipped" },
+  { title: "Gradient norm", names: ["gradient_norm", "grad_norm"], help: "before it is clipped" },
   { title: "Exact answers", names: ["served/exact", "evaluation/exact"], help: "held-out rows that were answered as they are" },
   { title: "Failures", names: ["failures/*"], help: "rollouts without a reward, and attempts that were repeated" },
 ];
+
+/** With the pace, where it was not measured and can be told by when each step was. */
+export function withRate(curves: Curves): Curves {
+  const tokens = curves.get("tokens");
+  if (!tokens || curves.has("tokens/trained_per_s") || curves.has("tokens/sampled_per_s")) return curves;
+  const rate = perSecond(tokens);
+  return rate.x.length > 0 ? new Map(curves).set(RATE, rate) : curves;
+}
 
 /** Of the names that there are those of a group. */
 export function ofGroup(group: Measures, names: Iterable<string>): string[] {

@@ -60,6 +60,11 @@ export function ofRun(run: Run): Training {
   };
 }
 
+/** Whether a job has ended, where one is known. */
+export function ended(job: Job | null | undefined): boolean | undefined {
+  return job ? job.finished_us !== null : undefined;
+}
+
 export function trained(rank: number): string {
   return rank === 0 ? "all parameters" : `rank ${rank}`;
 }
