@@ -4,16 +4,47 @@ import { onDestroy } from "svelte";
 /** Kinds of things that change. */
 export type Topic = "runs" | "rollouts" | "jobs" | "points" | "datasets" | "evaluations" | "graders" | "deployments" | "spans" | "feedback" | "keys" | "processes";
 
-/** Nothing tells these of themselves often enough to wait for it. */
+/** How often it is looked while nobody tells what changes. */
 const LOOK_AGAIN_MS = 15_000;
+/** A browser tries again by itself, but not where it was refused. */
+const CALL_AGAIN_MS = 5_000;
+/** Between two readings of the same, or twice as long as the last took: others wait for the same server. */
+const REST_MS = 1_000;
 
 class Live {
   /** Whether changes are being told now. */
   connected = $state(false);
+  #wanted = false;
   #source: EventSource | null = null;
+  #again: ReturnType<typeof setTimeout> | undefined;
   #listeners = new Set<(topics: Set<string> | null) => void>();
 
   begin(): void {
+    if (this.#wanted) return;
+    this.#wanted = true;
+    document.addEventListener("visibilitychange", this.#seen);
+    this.#seen();
+  }
+
+  end(): void {
+    this.#wanted = false;
+    document.removeEventListener("visibilitychange", this.#seen);
+    this.#close();
+  }
+
+  /** Call `listener` with what changed, null for everything; gives what ends it. */
+  listen(listener: (topics: Set<string> | null) => void): () => void {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  /** Of the six connections that a browser has to a server, pages that nobody sees hold none. */
+  #seen = (): void => {
+    if (document.hidden) this.#close();
+    else this.#open();
+  };
+
+  #open(): void {
     if (this.#source) return;
     const source = new EventSource("/api/v1/live");
     source.onopen = () => {
@@ -21,21 +52,21 @@ class Live {
       // What changed while nobody listened is not told afterwards.
       this.#tell(null);
     };
-    source.onerror = () => (this.connected = false);
+    source.onerror = () => {
+      this.connected = false;
+      if (source.readyState !== EventSource.CLOSED) return;
+      this.#close();
+      this.#again = setTimeout(this.#seen, CALL_AGAIN_MS);
+    };
     source.addEventListener("changed", (event) => this.#tell(new Set((JSON.parse(event.data) as { topics: string[] }).topics)));
     this.#source = source;
   }
 
-  end(): void {
+  #close(): void {
+    clearTimeout(this.#again);
     this.#source?.close();
     this.#source = null;
     this.connected = false;
-  }
-
-  /** Call `listener` with what changed, null for everything; gives what ends it. */
-  listen(listener: (topics: Set<string> | null) => void): () => void {
-    this.#listeners.add(listener);
-    return () => this.#listeners.delete(listener);
   }
 
   #tell(topics: Set<string> | null): void {
@@ -52,21 +83,36 @@ export class Reading<Value> {
   problem = $state("");
   #read: () => Promise<Value>;
   #running = false;
+  /** Whether it is to be read once more behind what is under way: at once where somebody asked for it, or when it has rested. */
   #again = false;
+  #changed = false;
+  #rested = 0;
+  #waiting: ReturnType<typeof setTimeout> | undefined;
   /** Of the readings that were begun, the newest alone counts. */
   #turn = 0;
 
   constructor(read: () => Promise<Value>, topics: readonly Topic[]) {
     this.#read = read;
     const stop = live.listen((changed) => {
-      if (changed === null || topics.some((topic) => changed.has(topic))) void this.refresh();
+      if (changed === null || topics.some((topic) => changed.has(topic))) this.#soon();
     });
-    const timer = setInterval(() => document.hidden || void this.refresh(), LOOK_AGAIN_MS);
+    // What has no topics never changes.
+    const timer = topics.length > 0 ? setInterval(() => live.connected || document.hidden || this.#soon(), LOOK_AGAIN_MS) : undefined;
     onDestroy(() => {
       this.#turn++;
       stop();
       clearInterval(timer);
+      clearTimeout(this.#waiting);
     });
+  }
+
+  /** Read what has changed: at once where it has rested, and several changes in one. */
+  #soon(): void {
+    this.#changed = true;
+    if (this.#running || this.#waiting !== undefined) return;
+    const wait_ms = this.#rested - performance.now();
+    if (wait_ms > 0) this.#waiting = setTimeout(() => void this.start(), wait_ms);
+    else void this.start();
   }
 
   /** Read again; behind the reading that is under way where there is one, for it may have looked before the change. */
@@ -78,8 +124,11 @@ export class Reading<Value> {
   /** Read now, whatever is under way: what that brings is of something else. */
   async start(): Promise<void> {
     const turn = ++this.#turn;
+    const begun = performance.now();
     this.#running = true;
-    this.#again = false;
+    this.#again = this.#changed = false;
+    clearTimeout(this.#waiting);
+    this.#waiting = undefined;
     try {
       const value = await this.#read();
       if (turn !== this.#turn) return;
@@ -90,7 +139,10 @@ export class Reading<Value> {
     }
     if (turn !== this.#turn) return;
     this.#running = false;
+    const now = performance.now();
+    this.#rested = now + Math.max(REST_MS, 2 * (now - begun));
     if (this.#again) await this.start();
+    else if (this.#changed) this.#soon();
   }
 }
 
