@@ -60,7 +60,7 @@ def build(client: Client) -> World:
     for number, given in enumerate(pairs(6, 5)):
         answer = client.chat("front", asked(given), max_tokens=48, seed=number)
         client.feedback(answer["id"], "helpful", number % 2 == 0)
-    client.chat("front", [{"role": "user", "content": HOSTILE}], max_tokens=4)
+    client.chat("front", [{"role": "user", "content": HOSTILE}], max_tokens=4, seed=0)
     evaluated = client.evaluations.create(
         EvaluationSpec.model_validate(
             {
