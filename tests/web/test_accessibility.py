@@ -26,6 +26,9 @@ def test_no_page_has_a_serious_fault(browser: "Browser", server: LiveServer, wor
         "/jobs",
         "/graders",
         "/graders/right",
+        "/graders/new",
+        "/rollouts",
+        f"/rollouts/{world.rewarded.run}",
         "/deployments",
     ]
     places += [
@@ -39,6 +42,7 @@ def test_no_page_has_a_serious_fault(browser: "Browser", server: LiveServer, wor
         "/datasets/damaged?as=text",
         "/evaluations",
         f"/evaluations/{world.evaluation}",
+        f"/evaluations/compare?of={world.evaluation}",
         "/evaluations/leaderboard",
         "/evaluations/judges",
     ]

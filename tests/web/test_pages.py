@@ -204,7 +204,12 @@ def test_answers_are_labelled_by_keyboard_blind_and_a_judge_is_calibrated(page: 
     page.keyboard.press("u")
     page.get_by_text("7 / 16").wait_for()
     page.get_by_role("button", name="With 7 labels").click()
-    page.get_by_text(re.compile("^kappa")).wait_for()
+    card = page.get_by_role("status").get_by_role("region", name=re.compile("^card of"))
+    card.get_by_text("7 answers with labels of people").wait_for()
+    assert "right@1" in card.inner_text()
+    page.get_by_label("beside the judge").select_option("short@1")
+    card.wait_for(state="detached")
+    page.get_by_role("heading", name="Calibrate short@1").wait_for()
 
 
 def test_pairs_that_people_prefer_become_a_data_set(page: "Page", world: World, client: Client) -> None:

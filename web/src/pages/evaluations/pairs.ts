@@ -24,14 +24,15 @@ export type Show = "all" | "better" | "worse" | "differ" | "invalid";
 export const MOST = 5000;
 const PAGE = 500;
 
-export async function itemsOf({ evaluation, model }: Side): Promise<{ items: Item[]; cut: boolean }> {
+/** Answers of an evaluation, of one of its models or of all: up to `most`, and whether there are more. */
+export async function itemsOf({ evaluation, model }: { evaluation: string; model?: string }, most = MOST): Promise<{ items: Item[]; cut: boolean }> {
   const items: Item[] = [];
   for (let after = -1, more = true; more; ) {
     const page = await get("/api/v1/evaluations/{evaluation}/items", { evaluation }, { model, after, limit: PAGE });
     items.push(...page.data);
     after = page.data.at(-1)?.number ?? after;
     more = page.has_more && page.data.length > 0;
-    if (more && items.length >= MOST) return { items, cut: true };
+    if (more && items.length >= most) return { items, cut: true };
   }
   return { items, cut: false };
 }
