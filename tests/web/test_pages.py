@@ -150,7 +150,10 @@ def test_a_deployment_is_rolled_back_and_forth(page: "Page", world: World, clien
 
 
 def test_a_trace_is_opened_judged_and_corrected(page: "Page", world: World, client: Client) -> None:
-    page.goto("/traces")
+    page.goto("/traces?feedback=good")
+    page.get_by_role("row").filter(has_text="helpful: true").first.wait_for()
+    assert page.get_by_role("row").filter(has_text="helpful: false").count() == 0
+    page.get_by_label("Search requests").fill("helpful")
     page.get_by_role("row").filter(has_text="helpful: true").first.click()
     trace = page.get_by_role("region", name=re.compile("Request"))
     trace.get_by_text("assistant", exact=True).wait_for()
@@ -158,10 +161,41 @@ def test_a_trace_is_opened_judged_and_corrected(page: "Page", world: World, clie
     trace.get_by_label("Why").fill("wrong word")
     trace.get_by_role("button", name="Bad").click()
     trace.get_by_text("wrong word").wait_for()
+    trace.get_by_label("Why").fill("another reason")
     trace.get_by_label("What would have been right").fill("{}")
     trace.get_by_role("button", name="Give this answer").click()
     trace.get_by_text("correction").wait_for()
+    assert trace.get_by_label("Why").input_value() == "another reason"
+    assert page.get_by_label("Search requests").input_value() == "helpful"
     assert ("correction", "{}") in {(each.metric, each.value) for each in client.spans.get(identity).feedback}
+
+
+def test_a_trace_that_consents_goes_into_a_data_set_as_it_was_corrected(page: "Page", world: World, client: Client) -> None:
+    answer = client.chat(world.deployment, [{"role": "user", "content": "red is moon"}], max_tokens=8, headers={"x-bloomery-consent": "train"})
+    client.feedback(answer["id"], "correction", "as it should be", type="demonstration")
+    page.goto(f"/traces/{answer['id']}")
+    page.get_by_role("button", name="Add to a data set").click()
+    dialog = page.get_by_role("dialog")
+    assert dialog.get_by_label("The answer").input_value() == "as it should be"
+    dialog.get_by_label("Data set").fill("from-a-trace")
+    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_text("version 1 of from-a-trace").wait_for()
+    (row,) = client.datasets.rows("from-a-trace", client.datasets.get("from-a-trace").versions[0].id, "train")
+    assert [message["content"] for message in row.model_dump()["messages"]] == ["red is moon", "as it should be"]
+
+
+def test_what_is_refused_is_no_part_of_the_conversation_and_given_back(page: "Page", world: World) -> None:
+    page.goto(f"/playground?model={BASE}")
+    page.get_by_label("Temperature").fill("9")
+    page.get_by_label("Message", exact=True).fill("red is moon")
+    page.get_by_label("Message", exact=True).press("Enter")
+    page.get_by_role("region", name="left").get_by_role("alert").wait_for()
+    assert page.get_by_label("Message", exact=True).input_value() == "red is moon"
+    assert page.get_by_role("button", name="Save as example").count() == 0
+    page.get_by_label("Temperature").fill("")
+    page.get_by_label("Most tokens").fill("4")
+    page.get_by_label("Message", exact=True).press("Enter")
+    page.get_by_role("region", name="left").get_by_role("group", name="answer").locator("span").first.wait_for()
 
 
 def test_two_models_answer_side_by_side_token_by_token(page: "Page", world: World) -> None:

@@ -13,10 +13,12 @@ class Router {
     return this.path.split("/").filter(Boolean).map(decoded);
   }
 
-  go(address: string): void {
-    if (address !== location.pathname + location.search) history.pushState(null, "", address);
+  /** `replace`: this page takes the place of the one before in the history; `stay`: what is in sight stays there. */
+  go(address: string, { replace = false, stay = false } = {}): void {
+    if (replace) history.replaceState(null, "", address);
+    else if (address !== location.pathname + location.search) history.pushState(null, "", address);
     this.#read();
-    scrollTo(0, 0);
+    if (!stay) scrollTo(0, 0);
   }
 
   /** Change the query in place: what was chosen on a page is in its address, so that it can be sent to somebody. */

@@ -31,6 +31,8 @@ export class Conversation {
   model = $state("");
   turns = $state<Turn[]>([]);
   problem = $state("");
+  /** What was asked last and not answered, be it refused or stopped: it is no part of the conversation. */
+  unanswered = $state("");
   streaming = $state(false);
   #stop: AbortController | null = null;
 
@@ -44,11 +46,12 @@ export class Conversation {
     return system ? [{ role: "system", content: system }, ...said] : said;
   }
 
-  async ask(asked: string, { system, temperature, max_tokens, seed }: Settings): Promise<void> {
+  /** Say something, and hear the answer to its end; whether there was one. */
+  async ask(asked: string, { system, temperature, max_tokens, seed }: Settings): Promise<boolean> {
     const began = performance.now();
     this.turns.push({ asked, said: "", tokens: [], id: "", version: "", reason: "", seconds: 0 });
     const turn = this.turns.at(-1)!;
-    this.problem = "";
+    this.problem = this.unanswered = "";
     this.streaming = true;
     this.#stop = new AbortController();
     try {
@@ -64,10 +67,16 @@ export class Conversation {
         turn.reason = choice?.finish_reason ?? turn.reason;
         turn.seconds = (performance.now() - began) / 1000;
       }
+      if (!turn.reason) throw new Error("the answer broke off before its end");
+      return true;
     } catch (error) {
       if (!this.#stop.signal.aborted) this.problem = (error as Error).message;
+      this.turns = this.turns.filter((each) => each !== turn);
+      this.unanswered = asked;
+      return false;
+    } finally {
+      this.streaming = false;
     }
-    this.streaming = false;
   }
 
   stop(): void {
@@ -77,7 +86,7 @@ export class Conversation {
   forget(): void {
     this.stop();
     this.turns = [];
-    this.problem = "";
+    this.problem = this.unanswered = "";
   }
 }
 
@@ -86,20 +95,25 @@ function shown({ token, logprob, top_logprobs }: Shown): Token {
   return { text: token, tint: tintOfLogprob(logprob), title: `log-probability ${figure(logprob)}, ${percent(Math.exp(logprob))}\n${others}` };
 }
 
-/** The events of a stream, until its end. */
+/** The events of a stream, until its end. Whoever stops reading them ends the sampling too. */
 async function* chunks(answer: Response): AsyncGenerator<Chunk> {
   const reader = answer.body!.pipeThrough(new TextDecoderStream()).getReader();
   let kept = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    kept += value;
-    const events = kept.split("\n\n");
-    kept = events.pop()!;
-    for (const event of events) {
-      const data = event.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim()).join("\n");
-      if (data === "[DONE]") return;
-      if (data) yield JSON.parse(data) as Chunk;
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      kept += value;
+      const events = kept.split(/\r?\n\r?\n/);
+      kept = events.pop()!;
+      for (const event of events) {
+        const data = event.split(/\r?\n/).filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim()).join("\n");
+        if (data === "[DONE]") return;
+        if (data) yield JSON.parse(data) as Chunk;
+      }
     }
+  } finally {
+    // What has ended, or failed, cannot be cancelled any more, and need not be.
+    await reader.cancel().catch(() => undefined);
   }
 }

@@ -3,14 +3,28 @@ import type { Message } from "../../parts/messages";
 
 type Body = Record<string, unknown>;
 
-export function saidIn(body: Body | null): Message[] | null {
+function asked(body: Body | null): Message[] | null {
   const request = body?.request as Body | undefined;
-  const choices = (body?.choices ?? []) as Body[];
   if (!request) return null;
-  const asked = Array.isArray(request.messages) ? (request.messages as Message[]) : request.prompt === undefined ? [] : [{ role: "prompt", content: typeof request.prompt === "string" ? request.prompt : JSON.stringify(request.prompt) }];
-  const answers = choices.map((choice, place): Message => {
-    const message = (choice.message ?? { role: "assistant", content: choice.text }) as Message;
-    return choices.length > 1 ? { ...message, role: `${message.role} ${place + 1}` } : message;
-  });
-  return [...asked, ...answers];
+  if (Array.isArray(request.messages)) return request.messages as Message[];
+  return request.prompt === undefined ? [] : [{ role: "prompt", content: typeof request.prompt === "string" ? request.prompt : JSON.stringify(request.prompt) }];
+}
+
+function answers(body: Body | null): Message[] {
+  return ((body?.choices ?? []) as Body[]).map((choice) => (choice.message ?? { role: "assistant", content: choice.text }) as Message);
+}
+
+export function saidIn(body: Body | null): Message[] | null {
+  const before = asked(body);
+  const all = answers(body);
+  return before && [...before, ...all.map((message, place) => (all.length > 1 ? { ...message, role: `${message.role} ${place + 1}` } : message))];
+}
+
+/** What can be learned of it: the question with the answer that was given as the right one, or else with the first; null where no text was kept. */
+export function exampleOf(body: Body | null, correction: string | null): { messages: Message[]; tools: unknown } | null {
+  const before = asked(body);
+  const given = answers(body)[0];
+  const answer = correction !== null ? { role: "assistant", content: correction } : given;
+  if (!before?.length || !answer) return null;
+  return { messages: [...before, answer], tools: (body?.request as Body).tools };
 }
