@@ -24,6 +24,7 @@ def test_home_says_what_is_live_what_trains_and_that_every_process_is_well(page:
     trains = page.get_by_role("region", name="What trains")
     for name in ("taught", "rewarded", HOSTILE):
         trains.get_by_role("link", name=name, exact=True).wait_for()
+    page.get_by_role("region", name="Processes").get_by_text("runner ").first.wait_for()
     processes = page.get_by_role("region", name="Processes").inner_text()
     assert f"engine of {BASE}" in processes
     assert "equal bits" in processes
@@ -134,6 +135,18 @@ def test_what_opened_a_question_has_the_focus_again(page: "Page", world: World) 
     page.get_by_role("dialog").get_by_role("button", name="Close").click()
     page.get_by_role("dialog").wait_for(state="detached")
     assert page.evaluate("document.activeElement.textContent").strip() == "New key"
+
+
+def test_the_newest_step_is_followed_where_that_is_asked_for_alone(page: "Page", world: World) -> None:
+    page.goto(f"/rollouts/{world.rewarded.run}")
+    page.get_by_role("region", name=re.compile(r"^group \d+$")).first.wait_for()
+    steps = page.get_by_label("Step", exact=True)
+    assert steps.input_value().isdigit()
+    steps.select_option("newest")
+    page.wait_for_url("**step=newest")
+    page.get_by_role("button", name="The step before").click()
+    page.wait_for_url(re.compile(r"step=\d+"))
+    page.get_by_role("region", name=re.compile(r"^group \d+$")).first.wait_for()
 
 
 def test_a_deployment_is_rolled_back_and_forth(page: "Page", world: World, client: Client) -> None:

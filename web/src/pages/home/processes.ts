@@ -1,4 +1,4 @@
-// Engines and replicas, and what each proved of its weights before it took traffic.
+// Engines, replicas and runners, and what each that has weights proved of them before it took traffic.
 import type { Answer } from "../../answers";
 
 type Status = Answer<"/api/v1/status">;
@@ -11,16 +11,32 @@ type Detail = {
   condemned?: Record<string, unknown>;
 };
 
-export type Process = { name: string; state: string; kind: string | undefined; root: string; probe: string; versions: string; scrubbed: string; condemned: string };
+/** What `/healthz` says beside: those that ask for jobs, and replicas that are there and say nothing. */
+export type Health = { replicas: { silent: string[] }; runners: string[] };
 
-export function processesOf(status: Status): Process[] {
+/** It answers 503 while an engine starts, with the same beside. */
+export async function health(): Promise<Health> {
+  const answer = await fetch("/healthz").catch(() => null);
+  const told = (await answer?.json().catch(() => null)) as Health | null | undefined;
+  if (!told?.runners) throw new Error("the server does not say how it is");
+  return told;
+}
+
+export type Process = { name: string; state: string; kind: string | undefined; serves: string; root: string; probe: string; versions: string; scrubbed: string; condemned: string };
+
+export function processesOf(status: Status, { replicas: { silent }, runners }: Health): Process[] {
+  const known = new Set(status.replicas.map(({ name }) => name));
+  /** Of these bases replicas answer, and engines only train. */
+  const replicated = new Set(status.replicas.flatMap(({ base_hash, serves, wanted }) => (wanted && serves === "production" ? [base_hash] : [])));
   return [
-    ...status.engines.map((engine) => shown(`engine of ${engine.aliases.join(", ")}`, engine.ready ? (engine.stands_in ? "stands in" : "ready") : "starting", engine.stands_in ? "warn" : undefined, engine.detail)),
-    ...status.replicas.map((replica) => shown(replica.name, replica.ready ? "ready" : replica.wanted ? "starting" : "leaving", undefined, replica.detail)),
+    ...status.engines.map((engine) => shown(`engine of ${engine.aliases.join(", ")}`, engine.ready ? (engine.stands_in ? "stands in" : "ready") : "starting", engine.stands_in ? "warn" : undefined, replicated.has(engine.base_hash) ? "training" : "training, production", engine.detail)),
+    ...status.replicas.map((replica) => shown(replica.name, silent.includes(replica.name) ? "silent" : replica.ready ? "ready" : replica.wanted ? "starting" : "leaving", undefined, replica.serves, replica.detail)),
+    ...silent.filter((name) => !known.has(name)).map((name) => shown(name, "silent", undefined, "", {})),
+    ...runners.map((name): Process => ({ name: `runner ${name}`, state: "ready", kind: undefined, serves: "jobs", root: "", probe: "–", versions: "–", scrubbed: "–", condemned: "–" })),
   ];
 }
 
-function shown(name: string, state: string, kind: string | undefined, told: Record<string, unknown>): Process {
+function shown(name: string, state: string, kind: string | undefined, serves: string, told: Record<string, unknown>): Process {
   const detail = told as Detail;
   const versions = Object.values(detail.proved_versions ?? {});
   const differences = versions.flatMap((version) => (version.probe ? [version.probe.max_abs] : []));
@@ -28,6 +44,7 @@ function shown(name: string, state: string, kind: string | undefined, told: Reco
     name,
     state,
     kind,
+    serves,
     root: detail.proved?.root ?? "",
     probe: detail.proved ? answered(detail.proved.probe_max_abs) : "–",
     versions: differences.length ? `${versions.length}, probes ${answered(Math.max(...differences))}` : String(versions.length),

@@ -8,10 +8,21 @@ export type Colour = (typeof COLOURS)[number];
 
 type Segment = Schema<"RolloutSegment">;
 
-export function tokensOf(segment: Segment, colour: Colour): Token[] {
+/** How many tokens of each segment are within the first `most` of all. */
+export function beginning(segments: readonly Segment[], most: number): number[] {
+  let left = most;
+  return segments.map(({ tokens }) => {
+    const count = Math.min(left, tokens.length);
+    left -= count;
+    return count;
+  });
+}
+
+/** The first `count` tokens of a segment. */
+export function tokensOf(segment: Segment, colour: Colour, count: number): Token[] {
   // The colours of advantages are by the largest of the segment: their size depends on how rewards are scaled.
   const largest = segment.advantages.reduce<number>((most, each) => Math.max(most, Math.abs(each ?? 0)), 0) || 1;
-  return segment.tokens.map((token, place): Token => {
+  return segment.tokens.slice(0, count).map((token, place): Token => {
     const logprob = segment.logprobs[place] ?? null;
     const advantage = segment.advantages[place] ?? null;
     const trained = Boolean(segment.trained[place]);
