@@ -1,11 +1,11 @@
 """Requests of browsers, which are known by a cookie: the login that it holds, and what a request that shows nothing else has to prove.
 
-Browsers send a cookie along whoever wrote the page that asks. So the name that was asked for must be one of this server (another one may have been
-pointed at this address a moment ago: DNS rebinding), and whatever changes something comes from its own page and repeats a word that only this page
-was told (cross-site request forgery). Requests with a key prove enough by it: no page has one that it was not given.
+Browsers send a cookie along whoever wrote the page that asks, and to every server of the host, whatever its port. So the name that was asked for must
+be one of this server (another one may have been pointed at this address a moment ago: DNS rebinding), the page one of its own, and the request
+repeats a word that only this page was told: neither another page (cross-site request forgery) nor another server that was sent the cookie has it.
+Requests with a key prove enough by it: no page has one that it was not given.
 """
 
-import hmac
 import ipaddress
 import re
 import socket
@@ -22,19 +22,20 @@ from bloomery.types.errors import Forbidden, shown
 from bloomery.types.ids import now_us
 
 CSRF: Final = "x-csrf-token"
-_SAFE: Final = ("GET", "HEAD", "OPTIONS")
-_HOST: Final = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^\[\]:/@\s]+))(?::\d*)?", re.IGNORECASE)
+_BY_COOKIE: Final = (("GET", "/api/v1/live"), ("DELETE", "/api/v1/login"))
+"""What a cookie alone is good for. Browsers send no header with an event source, which tells topics and nothing of them; and who logs out may have
+lost the word."""
+_HOST: Final = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^\[\]:/@\s]+))(?::(?P<port>\d*))?", re.IGNORECASE)
 
 
 async def caller_by_login(request: Request, token: str) -> Principal:
     """Who is behind a login that comes without a key; Forbidden where the request does not prove what it has to."""
     services: Services = request.app.state.services
     _check_host(request, services.public_hosts)
+    _check_origin(request)
     found = await services.identity.logged_in(token)
-    if request.method not in _SAFE:
-        _check_origin(request)
-        if not hmac.compare_digest(request.headers.get(CSRF, "").encode(), found.csrf.encode()):
-            raise Forbidden(f"a login alone changes nothing: repeat its `csrf` in the header `{CSRF}`, or show a key", field=CSRF)
+    if (request.method, request.scope["path"]) not in _BY_COOKIE and not found.proved_by(request.headers.get(CSRF, "")):
+        raise Forbidden(f"a cookie alone proves nothing: repeat the `csrf` of the login in the header `{CSRF}`, or show a key", field=CSRF)
     return found.principal
 
 
@@ -53,20 +54,26 @@ def shown_login(request: Request) -> str | None:
 def keep(request: Request, response: Response, made: Login) -> None:
     """Have the browser keep a login until it ends, where no script reads it and no page of others has it sent."""
     lives_s = max(made.ends_us - now_us(), 0) // 1_000_000
-    over_tls = request.url.scheme == "https"
-    response.set_cookie(_cookie(request), made.token, max_age=lives_s, path="/", secure=over_tls, httponly=True, samesite="strict")
+    response.set_cookie(_cookie(request), made.token, max_age=lives_s, path="/", secure=made.tls, httponly=True, samesite="strict")
     response.headers["cache-control"] = "no-store"
 
 
 def forget(request: Request, response: Response) -> None:
     """Have the browser forget its login."""
-    response.delete_cookie(_cookie(request), path="/", secure=request.url.scheme == "https", httponly=True, samesite="strict")
+    response.delete_cookie(_cookie(request), path="/", secure=over_tls(request), httponly=True, samesite="strict")
+
+
+def over_tls(request: Request) -> bool:
+    """Whether the browser speaks TLS, if only to a proxy: then its page says so, where it sends something."""
+    return request.url.scheme == "https" or request.headers.get("origin", "").lower().startswith("https://")
 
 
 def _cookie(request: Request) -> str:
-    # Browsers keep cookies by host alone: two servers of one would take each other's away.
-    server = request.scope.get("server")
-    return f"bloomery-{server[1] if server else 0}"
+    # Browsers keep cookies by host alone: two servers of one would take each other's away. The port is the one that the browser knows, which behind a
+    # proxy is not the one that is listened on.
+    found = _HOST.fullmatch(request.headers.get("host", ""))
+    port = found["port"] if found else None
+    return f"bloomery-{port}" if port else "bloomery"
 
 
 def _check_host(request: Request, public_hosts: frozenset[str]) -> None:

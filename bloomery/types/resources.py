@@ -394,13 +394,19 @@ class LogIn(Resource):
 
 
 class Login(Resource):
-    """Who is logged in: the name of the key, its project and scopes. `csrf` is what every change repeats as `x-csrf-token`."""
+    """Who is logged in: the name of the key, its project and scopes."""
 
     key: str
     project: str
     scopes: list[Scope]
-    csrf: str
     ends_us: int
+
+
+class NewLogin(Login):
+    """A login just made."""
+
+    csrf: str
+    """What every request repeats as `x-csrf-token`; told this once, and not kept."""
 
 
 # The server

@@ -86,6 +86,7 @@ def test_a_stream_ends_with_its_key(server: ScriptedServer) -> None:
 def test_a_stream_ends_with_its_login(server: ScriptedServer) -> None:
     login = httpx.post(f"{server.url}/api/v1/login", json={"key": create_key(server, "browser", "train")})
     ((name, token),) = login.cookies.items()
+    # Browsers send no header of the page's with these.
     with watching(server, cookie=f"{name}={token}") as lines:
         with server.client() as client:
             client.create_run("tiny", 4)

@@ -1,8 +1,9 @@
-"""A browser shows its key once; the cookie that it gets for it stands for the key, and for no page but the server's own."""
+"""A browser shows its key once; the cookie that it gets for it stands for the key, with a word that no page but the server's own was told."""
 
 import json
 import logging
 import time
+from base64 import urlsafe_b64decode
 from collections.abc import Iterator
 from http.cookies import SimpleCookie
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from bloomery.services.access.identity import BROWSER, LOGIN_S
+from bloomery.api.browser import CSRF
+from bloomery.services.access.identity import BROWSER, LOGIN_S, LOGINS_S, fingerprint
 from bloomery.types.ids import now_us
 from tests.api.server import KEY, Server, serving
 
@@ -34,9 +36,23 @@ def browser(server: Server) -> Iterator[httpx.Client]:
 
 
 def log_in(browser: httpx.Client, key: str = KEY, **headers: str) -> dict[str, Any]:
+    """Logged in as the page does it: from now on every request of this browser repeats the word, where the test has it do nothing else."""
     answer = browser.post("/api/v1/login", json={"key": key}, headers=headers)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
+    browser.headers[CSRF] = found["csrf"]
+    return found
+
+
+def bare(server: Server) -> httpx.Client:
+    """A client that shows what a test says, and nothing else."""
+    return httpx.Client(base_url=HOME, transport=server.transport)
+
+
+def claims(token: str) -> dict[str, Any]:
+    """What a token says to whoever reads it."""
+    text = token.split(".")[1]
+    found: dict[str, Any] = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     return found
 
 
@@ -58,6 +74,7 @@ def test_a_key_is_shown_once_and_then_a_cookie_that_no_script_reads_stands_for_i
     assert 0 < int(cookie["max-age"]) <= LOGIN_S
     assert answer.headers["cache-control"] == "no-store"
     assert KEY not in answer.text + cookie.value
+    browser.headers[CSRF] = said["csrf"]
     for path in ("/api/v1/runs", "/v1/models", "/api/v1/auth/apikey/me", "/metrics"):
         assert browser.get(path).status_code == 200, path
 
@@ -69,6 +86,21 @@ def test_over_tls_the_cookie_never_leaves_it_and_two_servers_of_a_host_have_one_
         assert cookie["secure"] is True
         browser.post("http://localhost:8701/api/v1/login", json={"key": KEY})
         assert sorted(browser.cookies) == ["bloomery-8700", "bloomery-8701"]
+
+
+def test_behind_a_proxy_that_speaks_tls_the_page_says_so_and_the_cookie_has_the_port_that_the_browser_knows(server: Server) -> None:
+    over_tls = {"host": "localhost:8443", "origin": "https://localhost:8443"}
+    with bare(server) as browser:
+        made = browser.post("/api/v1/login", json={"key": KEY}, headers=over_tls)
+        ((name, cookie),) = SimpleCookie(made.headers["set-cookie"]).items()
+        assert (name, cookie["secure"]) == ("bloomery-8443", True)
+        # Browsers send no origin with this one.
+        shown = {"host": "localhost:8443", CSRF: made.json()["csrf"], "cookie": f"{name}={cookie.value}"}
+        renewed = browser.get("/api/v1/login", headers=shown)
+        ((name, cookie),) = SimpleCookie(renewed.headers["set-cookie"]).items()
+        assert (name, cookie["secure"]) == ("bloomery-8443", True)
+        usual = browser.post("/api/v1/login", json={"key": KEY}, headers={"host": "localhost", "origin": "https://localhost"})
+        assert [*SimpleCookie(usual.headers["set-cookie"])] == ["bloomery"]
 
 
 def test_whoever_shows_no_good_key_is_not_let_in(server: Server, browser: httpx.Client) -> None:
@@ -90,21 +122,58 @@ def test_whoever_shows_no_good_key_is_not_let_in(server: Server, browser: httpx.
 
 def test_a_login_is_renewed_with_the_word_that_it_had_and_ends_when_the_browser_says_so(browser: httpx.Client) -> None:
     first = log_in(browser)
+    csrf = first.pop("csrf")
     token = browser.cookies["bloomery-8700"]
     renewed = browser.get("/api/v1/login")
     assert renewed.status_code == 200
     assert renewed.json()["ends_us"] >= first["ends_us"]
     assert {**renewed.json(), "ends_us": 0} == {**first, "ends_us": 0}
-    assert browser.cookies["bloomery-8700"].count(".") == token.count(".") == 2
-    assert browser.delete("/api/v1/login").status_code == 403
-    gone = browser.delete("/api/v1/login", headers={"x-csrf-token": first["csrf"]})
+    assert {**claims(token), "iat": 0, "exp": 0} == {**claims(browser.cookies["bloomery-8700"]), "iat": 0, "exp": 0}
+    assert browser.get("/api/v1/login", headers={CSRF: ""}).status_code == 403
+    # Who has lost the word logs out all the same.
+    assert browser.delete("/api/v1/login", headers={CSRF: "", "origin": "http://127.0.0.1:8701"}).status_code == 403
+    gone = browser.delete("/api/v1/login", headers={CSRF: ""})
     assert (gone.status_code, gone.content) == (204, b"")
     assert dict(browser.cookies) == {}
-    assert browser.get("/api/v1/login").status_code == 401
+    assert browser.get("/api/v1/login", headers={CSRF: csrf}).status_code == 401
 
 
-def test_what_changes_something_repeats_the_word_and_comes_from_the_page_of_this_server(server: Server, browser: httpx.Client) -> None:
+def test_a_login_ends_a_week_after_the_key_was_shown_however_often_it_is_renewed(server: Server, browser: httpx.Client) -> None:
     csrf = log_in(browser)["csrf"]
+    said, now_s = claims(browser.cookies["bloomery-8700"]), int(time.time())
+    assert 0 <= now_s - said["began"] < 60
+    old = server.services._tokens.sign(BROWSER, {**said, "began": now_s + 1800 - LOGINS_S}, expires_s=now_s + 60)
+    renewed = bare(server).get("/api/v1/login", headers={CSRF: csrf, "cookie": f"bloomery-8700={old}"})
+    assert renewed.json()["ends_us"] == (now_s + 1800) * 1_000_000
+    (cookie,) = SimpleCookie(renewed.headers["set-cookie"]).values()
+    assert (claims(cookie.value)["exp"], claims(cookie.value)["began"]) == (now_s + 1800, now_s + 1800 - LOGINS_S)
+
+
+def test_what_a_cookie_alone_shows_is_nobodys_login(server: Server, browser: httpx.Client) -> None:
+    """Browsers send the cookies of a host to every port of it: another server there reads the cookie, and may send it itself."""
+    csrf = log_in(browser)["csrf"]
+    token = browser.cookies["bloomery-8700"]
+    assert csrf not in json.dumps(claims(token))
+    assert claims(token)["csrf_hash"] == fingerprint(csrf)
+    with bare(server) as thief:
+        thief.cookies.set("bloomery-8700", token)
+        for word in ("", csrf[:-1], claims(token)["csrf_hash"], "ÿ"):
+            headers = {CSRF: word.encode("latin-1")}
+            answers = [
+                *(thief.get(path, headers=headers) for path in ("/api/v1/login", "/api/v1/runs", "/v1/models", "/api/v1/auth/apikey/me", "/metrics")),
+                *(thief.request(method, "/api/v1/runs", headers=headers) for method in ("POST", "DELETE", "PUT", "HEAD", "OPTIONS")),
+                thief.post("/api/v1/auth/token", headers=headers),
+                thief.delete("/api/v1/keys/development", headers=headers),
+            ]
+            for answer in answers:
+                assert answer.status_code in (403, 405), (word, answer.request)
+                assert "set-cookie" not in answer.headers
+                assert csrf not in answer.text
+
+
+def test_every_request_repeats_the_word_and_comes_from_the_page_of_this_server(server: Server, browser: httpx.Client) -> None:
+    csrf = log_in(browser)["csrf"]
+    del browser.headers[CSRF]
     wrong: list[dict[str, str]] = [
         {},
         {"x-csrf-token": ""},
@@ -114,10 +183,10 @@ def test_what_changes_something_repeats_the_word_and_comes_from_the_page_of_this
         {"x-csrf-token": csrf, "origin": "null"},
     ]
     for headers in wrong:
-        answer = browser.post("/api/v1/runs", json=NEW, headers=headers)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), headers
-        assert browser.get("/api/v1/runs", headers=headers).status_code == 200
+        for answer in (browser.post("/api/v1/runs", json=NEW, headers=headers), browser.get("/api/v1/runs", headers=headers)):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), headers
     for headers in ({}, {"origin": HOME}):
+        assert browser.get("/api/v1/runs", headers={"x-csrf-token": csrf, **headers}).status_code == 200
         assert browser.post("/api/v1/runs", json=NEW, headers={"x-csrf-token": csrf, **headers}).status_code == 201
     other = browser.post("/v1/chat/completions", json={"model": "tiny"})
     assert (other.status_code, set(other.json()["error"])) == (403, {"message", "type", "param", "code"})
@@ -128,6 +197,9 @@ def test_what_changes_something_repeats_the_word_and_comes_from_the_page_of_this
 
 def test_a_name_that_somebody_pointed_here_gets_nothing(server: Server, browser: httpx.Client) -> None:
     csrf = log_in(browser)["csrf"]
+    token = browser.cookies["bloomery-8700"]
+    # Whatever port a name has, its cookie is there.
+    login = {CSRF: csrf, "cookie": "; ".join(f"{name}={token}" for name in ("bloomery", "bloomery-80", "bloomery-8700"))}
     strange = [
         "evil.example",
         "evil.example:8700",
@@ -142,14 +214,14 @@ def test_a_name_that_somebody_pointed_here_gets_nothing(server: Server, browser:
     ]
     for host in strange:
         for answer in (
-            browser.get("/api/v1/runs", headers={"host": host}),
-            browser.post("/api/v1/runs", json=NEW, headers={"host": host, "x-csrf-token": csrf}),
-            browser.post("/api/v1/login", json={"key": KEY}, headers={"host": host}),
+            bare(server).get("/api/v1/runs", headers={"host": host, **login}),
+            bare(server).post("/api/v1/runs", json=NEW, headers={"host": host, **login}),
+            bare(server).post("/api/v1/login", json={"key": KEY}, headers={"host": host}),
         ):
             assert (answer.status_code, answer.json()["error"]["field"]) == (403, "host"), host
             assert "--public-host" in answer.text
     for host in ("localhost", "LOCALHOST.:8700", "127.0.0.1", "10.1.2.3:80", "[::1]", "[::1]:8700"):
-        assert browser.get("/api/v1/runs", headers={"host": host}).status_code == 200, host
+        assert bare(server).get("/api/v1/runs", headers={"host": host, **login}).status_code == 200, host
     # A key proves enough, under whatever name.
     assert server.http.get("/api/v1/runs", headers={"host": "evil.example"}).status_code == 200
 
@@ -157,8 +229,10 @@ def test_a_name_that_somebody_pointed_here_gets_nothing(server: Server, browser:
 def test_a_name_that_the_server_was_started_with_is_its_own(tmp_path: Path) -> None:
     server_of_that_name = serving(tmp_path, public_hosts=("bloomery.example",))
     with server_of_that_name as server, httpx.Client(base_url="http://Bloomery.example", transport=server.transport) as browser:
-        csrf = log_in(browser, origin="https://bloomery.example")["csrf"]
-        headers = {"x-csrf-token": csrf, "origin": "https://bloomery.example"}
+        made = browser.post("/api/v1/login", json={"key": KEY}, headers={"origin": "https://bloomery.example"})
+        (cookie,) = SimpleCookie(made.headers["set-cookie"]).values()
+        # It is for TLS alone, which ends before this server.
+        headers = {CSRF: made.json()["csrf"], "origin": "https://bloomery.example", "cookie": f"bloomery={cookie.value}"}
         assert browser.post("/api/v1/runs", json=NEW, headers=headers).status_code == 201
 
 
@@ -186,7 +260,7 @@ def test_a_login_is_as_good_as_its_key_and_never_longer(server: Server, browser:
 def test_a_token_of_one_kind_is_none_of_the_other(server: Server, browser: httpx.Client) -> None:
     log_in(browser)
     login, token = browser.cookies["bloomery-8700"], server.http.post("/api/v1/auth/token").json()["jwt"]
-    over = server.services._tokens.sign(BROWSER, {"key": "x", "csrf": "x"}, expires_s=int(time.time()))
+    over = server.services._tokens.sign(BROWSER, {"key": "x", "csrf_hash": "x"}, expires_s=int(time.time()))
     browser.cookies.clear()
     assert browser.get("/api/v1/runs", headers={"x-api-key": login}).status_code == 401
     for cookie in (token, over, login[:-1], KEY, "", "ÿ"):

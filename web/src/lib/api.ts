@@ -1,6 +1,9 @@
-// Requests to the public API, as whoever is logged in. The cookie that says who that is cannot be read by scripts.
+// Requests to the public API, as whoever is logged in. The cookie that says who that is cannot be read by scripts, and proves nothing without a word
+// that was told when it was made.
 import type { paths } from "../api";
 import type { Answer } from "../answers";
+
+const CSRF = "x-csrf-token";
 
 /** What the server refused, in its words: they say what to change. */
 export class Refused extends Error {
@@ -11,18 +14,29 @@ export class Refused extends Error {
   ) {
     super(message);
   }
+
+  /** Whether it says that nobody is logged in: the login is over, or the word is not the one that goes with it. */
+  get nobody(): boolean {
+    return this.status === 401 || this.field === CSRF;
+  }
 }
 
 type Values = Record<string, string | number | boolean | null | undefined | readonly string[]>;
 
-let csrf = "";
 let loggedOut: () => void = () => {};
 
-/** What every request that changes something has to carry, and who hears that the login has ended. */
-export function identify(token: string, whenLoggedOut: () => void): void {
-  csrf = token;
-  loggedOut = whenLoggedOut;
+/** Who hears that the login has ended. */
+export function whenLoggedOut(listener: () => void): void {
+  loggedOut = listener;
 }
+
+/** The word that every request carries. Browsers keep it for this port alone, and the cookie for the host; every tab of this page has the newest. */
+export const word = {
+  name: "bloomery-csrf",
+  read: (): string => localStorage.getItem(word.name) ?? "",
+  keep: (told: string): void => localStorage.setItem(word.name, told),
+  forget: (): void => localStorage.removeItem(word.name),
+};
 
 /** The answer of a route of the document: `get("/api/v1/runs/{run_id}", { run_id: "..." }, { limit: 50 })`. */
 export function get<Route extends keyof paths>(route: Route, path: Record<string, string> = {}, query: Values = {}, signal?: AbortSignal): Promise<Answer<Route>> {
@@ -66,10 +80,26 @@ export async function getAll<Route extends keyof paths>(
   return rows as never;
 }
 
-/** A request as it is; the playground streams answers with it. */
-export async function send(method: string, url: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
+/** Hand over what a route answers with as a file; a link would not carry the word. */
+export async function download(route: keyof paths, path: Record<string, string>, query: Values, name: string): Promise<void> {
+  const file = URL.createObjectURL(await (await send("GET", address(route, path, query))).blob());
+  const link = Object.assign(document.createElement("a"), { href: file, download: name });
+  link.click();
+  // The browser has taken it by then; until it is revoked it stays in memory.
+  setTimeout(() => URL.revokeObjectURL(file), 60_000);
+}
+
+/** Whose key this is; nobody is logged in or out by that. */
+export async function ownerOf(key: string): Promise<{ name: string; project: string }> {
+  const said = (await (await send("GET", "/api/v1/auth/apikey/me", undefined, undefined, key)).json()) as { name: string; details: { org_details: { name: string } } };
+  return { name: said.name, project: said.details.org_details.name };
+}
+
+/** A request as it is, by the login or a key; the playground streams answers with it. */
+export async function send(method: string, url: string, body?: unknown, signal?: AbortSignal, key?: string): Promise<Response> {
   const headers: Record<string, string> = {};
-  if (method !== "GET") headers["x-csrf-token"] = csrf;
+  headers[CSRF] = word.read();
+  if (key) headers["x-api-key"] = key;
   const raw = body instanceof Blob;
   if (body !== undefined && !raw) headers["content-type"] = "application/json";
   if (method !== "GET" && url.startsWith("/api/")) headers["idempotency-key"] = drawn();
@@ -82,8 +112,9 @@ export async function send(method: string, url: string, body?: unknown, signal?:
   }
   if (answer.ok) return answer;
   const told = (await answer.json().catch(() => null)) as { error?: { message?: string; field?: string | null; param?: string | null } } | null;
-  if (answer.status === 401 && !url.endsWith("/login")) loggedOut();
-  throw new Refused(answer.status, told?.error?.message ?? `the server answers ${answer.status}`, told?.error?.field ?? told?.error?.param ?? null);
+  const refused = new Refused(answer.status, told?.error?.message ?? `the server answers ${answer.status}`, told?.error?.field ?? told?.error?.param ?? null);
+  if (refused.nobody && !key && !url.endsWith("/login")) loggedOut();
+  throw refused;
 }
 
 /** A name that nobody else chooses. `randomUUID` is only there behind https and on this machine. */

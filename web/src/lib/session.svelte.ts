@@ -1,53 +1,105 @@
 // Who is logged in.
-import type { Answer } from "../answers";
-import { identify, Refused, send } from "./api";
+import type { Answer, Schema } from "../answers";
+import { ownerOf, Refused, send, whenLoggedOut, word } from "./api";
 import { live } from "./live.svelte";
 
 type Login = Answer<"/api/v1/login">;
 
+const RENEWED_EVERY_MS = 3_600_000;
+const ENDED = "the login has ended: enter a key again";
+
 class Session {
   /** Null: nobody. Undefined: not known yet. */
   login = $state<Login | null>();
-  /** Why the last login ended, or could not begin. */
+  /** A key in the address that is another than the one which is logged in: it is asked whether it should be. */
+  offered = $state<{ key: string; name: string; project: string } | null>(null);
+  /** Why the last login ended, could not begin, or could not be ended. */
   problem = $state("");
 
-  /** Whose cookie this is, if it is anybody's; a key in the address comes first, and does not stay there. */
+  /** Whose login this is, if it is anybody's, and then whether a key in the address, which does not stay there, takes its place. */
   async begin(): Promise<void> {
     const key = new URLSearchParams(location.hash.slice(1)).get("key");
-    if (key !== null) {
-      history.replaceState(null, "", location.pathname + location.search);
-      return this.enter(key);
-    }
-    await this.#ask("GET");
+    if (key !== null) history.replaceState(null, "", location.pathname + location.search);
+    whenLoggedOut(() => this.#end(ENDED));
+    setInterval(() => this.login && void this.#renew(), RENEWED_EVERY_MS);
+    // Another tab has logged in or out.
+    addEventListener("storage", (event) => event.key === word.name && void this.#renew());
+    if (word.read()) await this.#renew();
+    if (key === null || this.problem) this.login ??= null;
+    else if (this.login) await this.#offer(key, this.login);
+    else await this.enter(key);
   }
 
   async enter(key: string): Promise<void> {
-    await this.#ask("POST", { key });
+    try {
+      const { csrf, ...login } = (await (await send("POST", "/api/v1/login", { key })).json()) as Schema<"NewLogin">;
+      word.keep(csrf);
+      this.offered = null;
+      // What is told from now on is told to this one.
+      live.end();
+      this.#show(login);
+    } catch (error) {
+      this.login ??= null;
+      this.problem = (error as Error).message;
+    }
+  }
+
+  /** The key of the address is not wanted. */
+  stay(): void {
+    this.offered = null;
+    this.problem = "";
   }
 
   async leave(): Promise<void> {
-    await send("DELETE", "/api/v1/login").catch(() => undefined);
+    try {
+      await send("DELETE", "/api/v1/login");
+    } catch (error) {
+      if (!over(error)) {
+        this.problem = `still logged in: ${(error as Error).message}`;
+        return;
+      }
+    }
+    word.forget();
     this.#end("");
   }
 
-  async #ask(method: "GET" | "POST", body?: { key: string }): Promise<void> {
+  /** Who is logged in, now for longer. */
+  async #renew(): Promise<void> {
     try {
-      const login = (await (await send(method, "/api/v1/login", body)).json()) as Login;
-      identify(login.csrf, () => this.#end("the login has ended: enter a key again"));
-      this.login = login;
-      this.problem = "";
-      live.begin();
+      this.#show((await (await send("GET", "/api/v1/login")).json()) as Login);
     } catch (error) {
-      const nobody = error instanceof Refused && error.status === 401 && method === "GET";
-      this.#end(nobody ? "" : (error as Error).message);
+      if (over(error)) this.#end(this.login ? ENDED : "");
+      // A server that is away comes back, and the login is as good as before.
+      else if (!this.login) this.problem = (error as Error).message;
     }
+  }
+
+  async #offer(key: string, known: Login): Promise<void> {
+    try {
+      const owner = await ownerOf(key);
+      if (owner.name !== known.key || owner.project !== known.project) this.offered = { key, ...owner };
+    } catch (error) {
+      this.problem = `the key in the address: ${(error as Error).message}`;
+    }
+  }
+
+  #show(login: Login): void {
+    this.login = login;
+    this.problem = "";
+    live.begin();
   }
 
   #end(problem: string): void {
     live.end();
     this.login = null;
+    this.offered = null;
     this.problem = problem;
   }
+}
+
+/** Whether this says that nobody is logged in: by the cookie, or because the word is gone or another's. */
+function over(error: unknown): boolean {
+  return error instanceof Refused && error.nobody;
 }
 
 export const session = new Session();

@@ -1,14 +1,17 @@
-"""Logging a browser in with a key, which it shows once: from then on a cookie that no script can read stands for it."""
+"""Logging a browser in with a key, which it shows once.
 
-from typing import Final
+From then on a cookie that no script can read stands for it, together with a word that only the page that logged in was told.
+"""
+
+from typing import Any, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from bloomery.api.browser import forget, keep, own_page, shown_login
+from bloomery.api.browser import forget, keep, over_tls, own_page, shown_login
 from bloomery.api.deps import Caller, Svc
 from bloomery.services.access import identity
 from bloomery.types.errors import Unauthorized
-from bloomery.types.resources import LogIn, Login
+from bloomery.types.resources import LogIn, Login, NewLogin
 
 MAX_BODY_BYTES: Final = 4096
 
@@ -16,17 +19,21 @@ router = APIRouter(prefix="/login", tags=["keys"], max_body_size=MAX_BODY_BYTES)
 
 
 @router.post("", dependencies=[Depends(own_page)])
-async def log_in(body: LogIn, request: Request, response: Response, services: Svc) -> Login:
-    """A login for a key, kept by the browser for 12 hours, or until its key ends."""
-    return _kept(request, response, await services.identity.log_in(body.key))
+async def log_in(body: LogIn, request: Request, response: Response, services: Svc) -> NewLogin:
+    """A login for a key, kept by the browser for 12 hours, or until its key ends; each of its requests repeats `csrf` as `x-csrf-token`."""
+    made = await services.identity.log_in(body.key, tls=over_tls(request))
+    keep(request, response, made.login)
+    return NewLogin(**_shown(made.login), csrf=made.csrf)
 
 
 @router.get("")
 async def renew(request: Request, response: Response, services: Svc, caller: Caller) -> Login:
-    """Who is logged in; the login lives for another 12 hours."""
+    """Who is logged in; the login lives for another 12 hours, and ends 7 days after the key was shown."""
     if (token := shown_login(request)) is None:
         raise Unauthorized("this request shows a key and no login: POST the key here for one")
-    return _kept(request, response, await services.identity.renew(token))
+    made = await services.identity.renew(token)
+    keep(request, response, made)
+    return Login(**_shown(made))
 
 
 @router.delete("", status_code=204)
@@ -35,7 +42,5 @@ async def log_out(request: Request, response: Response, caller: Caller) -> None:
     forget(request, response)
 
 
-def _kept(request: Request, response: Response, made: identity.Login) -> Login:
-    keep(request, response, made)
-    key = made.key
-    return Login(key=key.name, project=key.project, scopes=key.scopes, csrf=made.csrf, ends_us=made.ends_us)
+def _shown(made: identity.Login) -> dict[str, Any]:
+    return {"key": made.key.name, "project": made.key.project, "scopes": made.key.scopes, "ends_us": made.ends_us}
