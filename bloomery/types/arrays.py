@@ -1,9 +1,10 @@
 """`Array`: a small dense tensor as bytes, with numpy at both ends."""
 
 import math
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from bloomery.types.wire import Wire
@@ -16,7 +17,8 @@ class Array(Wire, frozen=True):
     """Little-endian, C-contiguous values: `len(data) == prod(shape) * itemsize`."""
 
     dtype: DType
-    shape: tuple[int, ...]
+    # The product of millions of sizes takes hours.
+    shape: Annotated[tuple[int, ...], Meta(max_length=8)]
     data: bytes
 
     @classmethod
