@@ -14,14 +14,14 @@ _BROKE_OFF: Final = "bloomery.broke_off"
 T = TypeVar("T")
 
 
-async def read_bytes(request: Request, most_bytes: int) -> bytes:
-    """The body, read no further than to where it is too large."""
+async def read_bytes(request: Request, most_bytes: int, otherwise: str = "shorten it") -> bytes:
+    """The body, read no further than to where it is too large; `otherwise` is what to do then."""
     body = bytearray()
     try:
         async for part in request.stream():
             body += part
             if len(body) > most_bytes:
-                raise TooLarge(f"the body is over the limit of {most_bytes >> 20} MiB: shorten it", field="body")
+                raise TooLarge(f"the body is over the limit of {most_bytes >> 20} MiB: {otherwise}", field="body")
     except ClientDisconnect:
         raise InvalidInput("the body broke off: its sender hung up", field="body") from None
     return bytes(body)

@@ -17,6 +17,7 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
+from msgspec import Raw
 
 from bloomery.client import TrainingRun
 from bloomery.grade.template import unicode
@@ -27,6 +28,7 @@ from bloomery.types.arrays import Array
 from bloomery.types.errors import BloomeryError, Conflict
 from bloomery.types.rollouts import (
     MAX_REASON_CHARS,
+    NO_MESSAGES,
     Dropped,
     NamedSpan,
     RecordedFailure,
@@ -36,6 +38,7 @@ from bloomery.types.rollouts import (
     RecordedStep,
     Span,
     fitting,
+    packed_messages,
 )
 
 log = logging.getLogger(__name__)
@@ -54,7 +57,8 @@ class Recorder:
     note: Callable[[str], None] = log.warning
     """Told what is lost, from any thread."""
     messages: Callable[[Problem], Sequence[Mapping[str, Any]] | None] = lambda _: None
-    """The prompt of a problem as a conversation, where it is one: whoever makes a data set of rollouts needs it."""
+    """The prompt of a problem as a conversation, where it is one: whoever makes a data set of rollouts needs it. One that is no JSON, or more than a
+    group may have, is left out."""
 
 
 class Taught(NamedTuple):
@@ -166,7 +170,6 @@ def recorded_step(taught: Taught, messages: Callable[[Problem], Sequence[Mapping
 
     def recorded(group: Group) -> RecordedGroup:
         none: list[Sequence[Weighed] | None] = [None] * len(group.members)
-        said = messages(group.problem)
         return RecordedGroup(
             number=group.number,
             problem=_cut(str(group.problem.id), _NAME_CHARS),
@@ -174,10 +177,18 @@ def recorded_step(taught: Taught, messages: Callable[[Problem], Sequence[Mapping
             rollouts=tuple(_rollout(member, row, taught) for member, row in zip(group.members, rows.get(group.number, none), strict=True)),
             failures=tuple(map(_failure, group.failures)),
             dropped=None if group.number in rows else dropped[group.number],
-            messages=None if said is None else tuple(map(dict, said)),
+            messages=_messages(messages(group.problem)),
         )
 
     return fitting(map(recorded, taught.groups))
+
+
+def _messages(said: Sequence[Mapping[str, Any]] | None) -> Raw:
+    try:
+        return packed_messages(said)
+    except ValueError as error:
+        log.info("a prompt is recorded without its messages: %s", error)
+        return NO_MESSAGES
 
 
 def _dropped(kept: Sorted) -> dict[int, Dropped]:

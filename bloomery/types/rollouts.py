@@ -4,10 +4,12 @@
 Places are those of a segment's [N] tokens, from 0; a span is from one of them to before another.
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, field
+import msgspec
+from msgspec import Meta, Raw, field
 from pydantic import Field
 
 from bloomery.types.arrays import Array
@@ -19,6 +21,30 @@ MAX_STEP_BYTES: Final = 16 << 20
 MAX_REASON_CHARS: Final = 4096
 """Of what a grader says of one rollout, or why an attempt failed."""
 MAX_STEP: Final = (1 << 31) - 1
+# Bytes that are small and become large in memory are what the other limits are for.
+MAX_GROUPS: Final = 4096
+"""Of a step."""
+MAX_ATTEMPTS: Final = 1024
+"""Rollouts of a group, and as many failures."""
+MAX_SEGMENTS: Final = 4096
+"""Of a rollout."""
+MAX_SPANS: Final = 1 << 16
+"""Of a segment, of each kind."""
+MAX_PARTS: Final = 256
+"""Of a reward."""
+MAX_TURNS: Final = 4096
+"""Rewards of single answers of a rollout."""
+MAX_REWARD: Final = 1e100
+"""Either way, of parts and turns too: sums and means of such are finite."""
+MAX_STEP_ATTEMPTS: Final = 1 << 16
+"""Rollouts and failures of a step, and its segments."""
+MAX_STEP_SPANS: Final = 1 << 18
+"""Of all segments of a step, and as many rewards with parts and turns."""
+MAX_MESSAGES_BYTES: Final = 256 << 10
+"""Of a group, as msgpack."""
+MAX_MESSAGES: Final = 1024
+MAX_LEVELS: Final = 32
+"""Of what is in a message: JSON that is much deeper is not written by everyone."""
 
 Dropped = Literal["zero_variance", "too_small"]
 """Why a group is not in the batch: its members were all rewarded alike, or too many of them failed."""
@@ -27,6 +53,10 @@ NamedSpan = tuple[int, int, str]
 _Name = Annotated[str, Meta(max_length=256)]
 _Said = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
 _Count = Annotated[int, Meta(ge=0, le=MAX_STEP)]
+_Spans = Annotated[tuple[Span, ...], Meta(max_length=MAX_SPANS)]
+_NamedSpans = Annotated[tuple[NamedSpan, ...], Meta(max_length=MAX_SPANS)]
+
+NO_MESSAGES: Final = Raw(b"\xc0")
 
 
 class RecordedSegment(Wire, frozen=True):
@@ -34,16 +64,17 @@ class RecordedSegment(Wire, frozen=True):
 
     tokens: Array
     """int32 [N]."""
-    sampled: tuple[Span, ...]
+    sampled: _Spans
+    """No span is empty, here and below."""
     logprobs: Array
     """float32 [S]: as they were served."""
     advantages: Array | None = None
     """float32 [S], before the batch's mean is taken; None where the group is not in it."""
-    trained: tuple[Span, ...] = ()
+    trained: _Spans = ()
     """Sampled tokens that count in the batch."""
-    versions: tuple[NamedSpan, ...] = ()
+    versions: _NamedSpans = ()
     """Of the weights that sampled tokens are of."""
-    answers: tuple[NamedSpan, ...] = ()
+    answers: _NamedSpans = ()
     """Of an agent: which of its answers sampled tokens belong to."""
     after_prompt: bool = False
     """Whether the prompt of the group stands before its tokens."""
@@ -54,13 +85,13 @@ class RecordedRollout(Wire, frozen=True):
     """One rollout that came to an end."""
 
     id: _Name
-    segments: tuple[RecordedSegment, ...]
+    segments: Annotated[tuple[RecordedSegment, ...], Meta(max_length=MAX_SEGMENTS)]
     stopped: bool
     """By an end token; otherwise its length cut it off."""
     reward: float | None = None
     """None where nobody rewards."""
-    parts: dict[_Name, float] = field(default_factory=dict)
-    turns: dict[_Name, float] = field(default_factory=dict)
+    parts: Annotated[dict[_Name, float], Meta(max_length=MAX_PARTS)] = field(default_factory=dict)
+    turns: Annotated[dict[_Name, float], Meta(max_length=MAX_TURNS)] = field(default_factory=dict)
     """Rewards of single answers."""
     reason: _Said | None = None
     """What the grader says of it."""
@@ -82,19 +113,55 @@ class RecordedGroup(Wire, frozen=True):
     problem: _Name
     prompt: Array
     """int32 [P]; of agents, which ask in their own words, it may be empty."""
-    rollouts: tuple[RecordedRollout, ...]
-    failures: tuple[RecordedFailure, ...] = ()
+    rollouts: Annotated[tuple[RecordedRollout, ...], Meta(max_length=MAX_ATTEMPTS)]
+    failures: Annotated[tuple[RecordedFailure, ...], Meta(max_length=MAX_ATTEMPTS)] = ()
     dropped: Dropped | None = None
-    messages: tuple[dict[str, Any], ...] | None = None
-    """The prompt as a conversation, where it was one."""
+    messages: Raw = NO_MESSAGES
+    """The prompt as a conversation, where it was one: as `packed_messages` gives them, for `messages_of`."""
 
 
 class RecordedStep(Wire, frozen=True):
     """What a step was trained on, and what it left out."""
 
-    groups: tuple[RecordedGroup, ...]
+    groups: Annotated[tuple[RecordedGroup, ...], Meta(max_length=MAX_GROUPS)]
     left_out: _Count = 0
     """Groups that are not here, because there is no room for them."""
+
+
+_messages: Final = msgspec.msgpack.Decoder(Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)] | None)
+
+
+def packed_messages(said: Sequence[Mapping[str, Any]] | None) -> Raw:
+    """As a group has them; ValueError where it may not."""
+    try:
+        packed = Raw(encode(None if said is None else [dict(message) for message in said]))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"`messages` are not JSON: {error}") from None
+    messages_of(packed)
+    return packed
+
+
+def messages_of(packed: Raw) -> list[dict[str, Any]] | None:
+    """What a group has of them, each an object of JSON; ValueError where it is something else, or too much of it."""
+    # An empty object is one byte here, and 72 when it is read.
+    if len(packed) > MAX_MESSAGES_BYTES:
+        raise ValueError(f"`messages` have {len(packed)} bytes, and {MAX_MESSAGES_BYTES} are kept: leave them out")
+    try:
+        messages: list[dict[str, Any]] | None = _messages.decode(packed)
+        _check_levels(messages or [])
+        json.dumps(messages, allow_nan=False)
+    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, RecursionError) as error:
+        raise ValueError(f"`messages` are not JSON: {error}") from None
+    return messages
+
+
+def _check_levels(values: list[Any]) -> None:
+    for _ in range(MAX_LEVELS):
+        nested = [value.values() if isinstance(value, dict) else value for value in values if isinstance(value, (dict, list))]
+        values = [inner for value in nested for inner in value]
+        if not values:
+            return
+    raise ValueError(f"`messages` are nested more than {MAX_LEVELS} levels deep")
 
 
 def fitting(groups: Iterable[RecordedGroup], max_bytes: int = MAX_STEP_BYTES) -> RecordedStep:

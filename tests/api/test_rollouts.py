@@ -1,31 +1,50 @@
 """Rollouts of steps over HTTP, from who records them to who reads them; the engine is a fake."""
 
+import asyncio
 import json
 import os
+import threading
+import tracemalloc
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
+from blake3 import blake3
+from msgspec import Raw
 from msgspec.structs import replace
 from sqlalchemy import select
 
 from bloomery.client import Client
 from bloomery.config.data_dir import DataDir
 from bloomery.render import ChatTokenizer
+from bloomery.services.training.recorded import pack, unpack
+from bloomery.services.training.rollout_texts import START, Texts, filtered
+from bloomery.services.training.rollout_texts import exported as exported_from
+from bloomery.services.training.rollouts import forget_old
 from bloomery.store import rows
 from bloomery.types.arrays import Array
 from bloomery.types.errors import Conflict, Corrupt, Forbidden, Gone, InvalidInput, NotFound, NotSupported, TooLarge
 from bloomery.types.rollouts import (
+    MAX_ATTEMPTS,
+    MAX_LEVELS,
+    MAX_MESSAGES,
+    MAX_MESSAGES_BYTES,
+    MAX_SEGMENTS,
+    MAX_SPANS,
     MAX_STEP_BYTES,
     RecordedFailure,
     RecordedGroup,
     RecordedRollout,
     RecordedSegment,
     RecordedStep,
+    RolloutFilter,
     RolloutGroup,
     fitting,
+    packed_messages,
 )
 from bloomery.types.wire import encode
 from tests.api.server import Server, serving
@@ -77,7 +96,7 @@ def recorded(tokenizer: ChatTokenizer) -> RecordedStep:
     """A group that is trained, one whose members are alike, and one that failed."""
     right, wrong = rollout(tokenizer, "0.0", RIGHT, 1.0, reason="says it"), rollout(tokenizer, "0.1", WRONG, 0.0)
     alike = replace(right.segments[0], advantages=None, trained=())
-    prompt, messages = ids(tokenizer.encode(PROMPT)), ({"role": "user", "content": PROMPT},)
+    prompt, messages = ids(tokenizer.encode(PROMPT)), packed_messages([{"role": "user", "content": PROMPT}])
     return RecordedStep(
         groups=(
             RecordedGroup(number=0, problem="a", prompt=prompt, rollouts=(right, wrong), messages=messages),
@@ -208,7 +227,12 @@ def test_what_is_wrong_with_a_body_is_said(server: Server, client: Client, token
         (of(logprobs=ids([1])), "give a float32"),
         (RecordedStep(groups=(group, group)), "same number"),
         (RecordedStep(groups=(replace(group, rollouts=(replace(group.rollouts[0], reward=float("nan")),)),)), "not finite"),
-        (RecordedStep(groups=(replace(group, messages=({"x": b"y"},)),)), "not JSON"),
+        (of(answers=((0, 1, "one"), (1, 1, "two"))), "none of them empty"),
+        *((RecordedStep(groups=(replace(group, messages=Raw(encode(said))),)), why) for said, why in WRONG_MESSAGES),
+        *((RecordedStep(groups=(replace(group, rollouts=(replace(group.rollouts[0], **far),)),)), "further than 1e[+]100") for far in TOO_FAR),
+        (RecordedStep(groups=(replace(group, rollouts=(group.rollouts[0],) * (MAX_ATTEMPTS + 1)),)), "length <= 1024"),
+        (RecordedStep(groups=(replace(group, rollouts=(replace(group.rollouts[0], segments=(segment,) * (MAX_SEGMENTS + 1)),)),)), "length <= 4096"),
+        (RecordedStep(groups=tuple(replace(group, number=number, rollouts=(many(segment),)) for number in range(5))), "more than 262144 spans"),
     ):
         with pytest.raises(InvalidInput, match=why):
             run.rollouts.add(1, broken)
@@ -219,6 +243,94 @@ def test_what_is_wrong_with_a_body_is_said(server: Server, client: Client, token
         answer = server.http.post(f"/api/v1/runs/{run.id}/rollouts/1", content=content, headers={"content-type": headers})
         assert answer.status_code == 400
     assert run.rollouts.steps() == []
+
+
+WRONG_MESSAGES: tuple[tuple[Any, str], ...] = (
+    ([{"x": b"y"}], "not JSON"),
+    ([{"x": float("inf")}], "not JSON"),
+    ({"x": 1}, "not JSON"),
+    ([[]], "not JSON"),
+    ([{}] * (MAX_MESSAGES + 1), "length <= 1024"),
+    ([{"x": [{}] * MAX_MESSAGES_BYTES}], "262144 are kept"),
+    ([{"x": reduce(lambda inner, _: [inner], range(MAX_LEVELS), [])}], "more than 32 levels"),
+)
+TOO_FAR: tuple[dict[str, Any], ...] = ({"reward": 1.7e308}, {"parts": {"a": -1.7e308}}, {"turns": {"a": 1.1e100}}, {"reward": float("inf")})
+
+
+def many(segment: RecordedSegment) -> RecordedRollout:
+    """65,536 spans."""
+    count = MAX_SPANS
+    spans = tuple((place, place + 1, "") for place in range(count))
+    numbers = Array.of(np.zeros(count, np.float32))
+    long = replace(
+        segment,
+        tokens=ids([1] * count),
+        sampled=((0, count),),
+        logprobs=numbers,
+        advantages=numbers,
+        trained=((0, count),),
+        versions=(),
+        answers=spans,
+    )
+    return RecordedRollout(id="long", segments=(long,), stopped=True)
+
+
+def test_small_bytes_that_are_large_in_memory_are_refused_before_they_are(tokenizer: ChatTokenizer) -> None:
+    group = recorded(tokenizer).groups[0]
+    none = (8 << 20).to_bytes(4, "big")
+    empty = Raw(b"\xdd" + none + b"\x80" * (8 << 20))
+    spans = Raw(b"\xdd" + none + b"\x92\x00\x00" * (4 << 20))
+    sizes = Raw(b"\xdd" + none + b"\xcc\xff" * (7 << 20))
+    bodies = [
+        encode({"groups": empty}),
+        encode({"groups": [replace(group, messages=empty)]}),
+        encode({"groups": [{"number": 0, "problem": "", "prompt": group.prompt, "rollouts": empty}]}),
+        encode({"groups": [replace(group, rollouts=(), failures=empty)]}),  # type: ignore[arg-type]
+        encode({"groups": [{"number": 0, "problem": "", "prompt": {"dtype": "int32", "data": b"", "shape": sizes}, "rollouts": []}]}),
+        encode(
+            {"groups": [replace(group, rollouts=(replace(group.rollouts[0], segments=(replace(group.rollouts[0].segments[0], answers=spans),)),))]}
+        ),
+    ]
+    tracemalloc.start()
+    try:
+        for body in bodies:
+            assert len(body) <= MAX_STEP_BYTES
+            tracemalloc.reset_peak()
+            with pytest.raises(InvalidInput):
+                pack(body)
+            assert tracemalloc.get_traced_memory()[1] < 2 * MAX_STEP_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_of_a_body_that_does_not_say_its_length_no_more_is_read_than_is_kept(server: Server, client: Client) -> None:
+    parts = (bytes(1 << 20) for _ in range((MAX_STEP_BYTES >> 20) + 1))
+    path = f"/api/v1/runs/{client.create_run('tiny', 4).id}/rollouts/1"
+    answer = server.http.post(path, content=parts, headers={"content-type": "application/msgpack"})
+    assert (answer.status_code, "over the limit of 16 MiB: leave groups out" in answer.text) == (413, True)
+
+
+def test_a_blob_that_says_it_is_larger_than_any_step_is_damaged() -> None:
+    huge = zstandard.compress(bytes(2 * MAX_STEP_BYTES + 1))
+    for blob in (huge, b"", b"no frame", huge[:6]):
+        with pytest.raises(Corrupt):
+            unpack(blob, "")
+    tracemalloc.start()
+    try:
+        with pytest.raises(Corrupt, match="it says that it has more"):
+            unpack(huge, "")
+        assert tracemalloc.get_traced_memory()[1] < MAX_STEP_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_page_ends_before_its_messages_are_too_many(client: Client, tokenizer: ChatTokenizer) -> None:
+    run, group = client.create_run("tiny", 4), recorded(tokenizer).groups[0]
+    said = packed_messages([{"role": "user", "content": "x" * (MAX_MESSAGES_BYTES // 2)}])
+    run.rollouts.add(1, RecordedStep(groups=tuple(replace(group, number=number, messages=said) for number in range(3))))
+    page = client._http.get(f"/api/v1/runs/{run.id}/rollouts/1")
+    assert ([each["group"] for each in page["data"]], page["has_more"]) == ([0], True)
+    assert [each.group for each in read(client, run.id)] == [0, 1, 2]
 
 
 def test_groups_without_room_are_counted(tokenizer: ChatTokenizer) -> None:
@@ -243,6 +355,69 @@ def test_an_export_has_a_line_for_each_rollout_and_says_what_cannot_be_read(serv
     first = lines[0]
     assert (first["prompt"], first["answer"], first["reward"], first["messages"]) == (PROMPT, RIGHT, 1.0, [{"role": "user", "content": PROMPT}])
     assert [line["id"] for line in exported(server, run.id, **{"from": 3, "to": 9, "min_reward": 0.5})] == ["0.0"]
+
+
+def test_an_export_that_is_made_piece_by_piece_has_every_rollout_once(tokenizer: ChatTokenizer) -> None:
+    group, texts = recorded(tokenizer).groups[0], Texts(tokenizer)
+    long = replace(many(group.rollouts[0].segments[0]), reward=0.5)
+    rollouts = tuple(replace(long, id=str(place)) for place in range(3))
+    step = RecordedStep(groups=(group, replace(group, number=1, rollouts=rollouts), replace(group, number=2, rollouts=(long, *group.rollouts))))
+    for wanted in (RolloutFilter(), RolloutFilter(max_reward=0.5)):
+        place, found, pieces = START, list[tuple[int, str]](), 0
+        while place is not None:
+            some = exported_from(step, wanted, texts, place)
+            found += [(each["group"], each["id"]) for each in some.rollouts]
+            place, pieces = some.next, pieces + 1
+        assert found == [(each.number, rollout.id) for each in filtered(step, wanted, texts) for rollout in each.rollouts]
+        assert pieces > 2
+
+
+def test_no_more_steps_are_in_memory_than_there_are_turns_whoever_hangs_up(server: Server) -> None:
+    rollouts, most, now, lock, going = server.services.rollouts, 0, 0, threading.Lock(), threading.Event()
+
+    def work() -> None:
+        nonlocal most, now
+        with lock:
+            now += 1
+            most = max(most, now)
+        going.wait(30)
+        with lock:
+            now -= 1
+
+    async def ask() -> None:
+        asking = [asyncio.ensure_future(rollouts._in_turn(work)) for _ in range(6)]
+        async with asyncio.timeout(30):
+            while now < 2:
+                await asyncio.sleep(0)
+        for each in asking[:2]:
+            each.cancel()
+        await asyncio.wait(asking[:2])
+        assert rollouts._turns.locked()
+        going.set()
+        await asyncio.gather(*asking[2:])
+
+    server.call(ask())
+    assert most == 2
+
+
+def test_a_step_that_cannot_be_shown_is_a_line_of_an_export(server: Server, client: Client, tokenizer: ChatTokenizer) -> None:
+    run, step = client.create_run("tiny", 4), recorded(tokenizer)
+    run.rollouts.add(1, step)
+    run.rollouts.add(2, step)
+    deep = Raw(encode([{"x": reduce(lambda inner, _: [inner], range(260), [])}]))
+    plain = encode(RecordedStep(groups=(replace(step.groups[0], messages=deep),)))
+    blob_of(server, 1).write_bytes(zstandard.compress(plain))
+    digest = blake3(plain).hexdigest()
+
+    async def change() -> None:
+        work = rows.rollout_step.update().values(hash=digest).where(rows.rollout_step.c.step == 1)
+        await server.services._database.write(lambda connection: connection.execute(work))
+
+    server.call(change())
+    broken, *others = exported(server, run.id)
+    assert ("cannot be shown" in broken["error"], [line["id"] for line in others]) == (True, ["0.0", "0.1", "1.0"])
+    with pytest.raises(Corrupt, match="cannot be shown"):
+        read(client, run.id, 1)
 
 
 def test_what_is_shown_can_be_sent_to_a_data_set(client: Client, tokenizer: ChatTokenizer) -> None:
@@ -288,6 +463,28 @@ def test_the_newest_steps_stay_and_of_those_before_every_tenth(server: Server, c
     everything = server.services.garbage._sweep(1 << 62)
     server.call(everything)
     assert len(list(DataDir(Path(server.config.data_dir)).blobs.glob("rollouts/*/*"))) == 6
+
+
+def test_of_a_run_that_is_too_large_the_oldest_steps_go_and_only_of_one_that_grew(server: Server, client: Client, tokenizer: ChatTokenizer) -> None:
+    run = client.create_run("tiny", 4)
+    made = [run.rollouts.add(step, recorded(tokenizer)) for step in (10, 20, 30, 31)]
+
+    def forget(**how: Any) -> list[int]:
+        server.call(server.services._database.write(lambda connection: forget_old(connection, 2, **how)))
+        return [each.step for each in run.rollouts.steps(order="oldest")]
+
+    two = made[2].size_bytes + made[3].size_bytes
+    assert forget() == [10, 20, 30, 31]
+    assert forget(since_us=made[3].created_us + 1, most_bytes=two) == [10, 20, 30, 31]
+    assert forget(since_us=made[3].created_us, most_bytes=two) == [30, 31]
+
+
+def test_who_repeats_a_step_whose_blob_is_gone_has_it_again(server: Server, client: Client, tokenizer: ChatTokenizer) -> None:
+    run = client.create_run("tiny", 4)
+    made = run.rollouts.add(1, recorded(tokenizer))
+    blob_of(server, 1).unlink()
+    assert run.rollouts.add(1, recorded(tokenizer)) == made
+    assert len(read(client, run.id)) == 3
 
 
 def test_who_wants_no_texts_kept_has_no_rollouts_kept(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from bloomery.api.routes.bloomery.runs import MSGPACK
 from bloomery.types.arrays import Array
 from bloomery.types.operations import AdamParams, Datum, ForwardBackward, OptimStep, Result
-from bloomery.types.rollouts import RecordedGroup, RecordedRollout, RecordedSegment, RecordedStep
+from bloomery.types.rollouts import RecordedGroup, RecordedRollout, RecordedSegment, RecordedStep, packed_messages
+from bloomery.types.wire import encode
 from tests.api.server import KEY
 from tests.openai.server import CONTEXT
 from tests.openai.test_fuzz import BEGUN_FROM_GOOD, FuzzedServer, check, fits, operations, taken
@@ -104,12 +105,14 @@ def rollouts(world: World) -> Good:
         versions=((0, 2, "v"),),
     )
     rollout = RecordedRollout(id="0.0", segments=(segment,), stopped=True, reward=1.0, parts={"a": 1.0}, reason="why")
-    group = RecordedGroup(number=0, problem="p", prompt=Array.of(np.array([1], np.int32)), rollouts=(rollout,), messages=({"role": "user"},))
+    group = RecordedGroup(
+        number=0, problem="p", prompt=Array.of(np.array([1], np.int32)), rollouts=(rollout,), messages=packed_messages([{"role": "user"}])
+    )
     return Good({"run_id": world.run, "step": world.number}, plain(RecordedStep(groups=(group,))))
 
 
 def plain(operation: ForwardBackward | OptimStep | RecordedStep) -> Any:
-    return msgspec.to_builtins(operation, builtin_types=(bytes,))
+    return msgspec.msgpack.decode(encode(operation))
 
 
 def drafted(world: World) -> Good:

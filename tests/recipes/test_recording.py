@@ -22,7 +22,7 @@ from bloomery.recipes.recording import Recorder, Recording, Taught, recorded_ste
 from bloomery.recipes.rewards import Reward, fault_of
 from bloomery.recipes.rollouts import Failure, Graded, Group, Problem, Rollout, judge
 from bloomery.recipes.segments import Turn
-from bloomery.types.rollouts import RecordedSegment, RolloutGroup
+from bloomery.types.rollouts import MAX_LEVELS, MAX_MESSAGES_BYTES, RecordedSegment, RolloutGroup, messages_of
 from tests.live import LiveServer
 from tests.recipes.loops import BASE, POLICY, PROBLEMS, SMALL, Killed, Record, mortal_client
 
@@ -82,7 +82,17 @@ def test_the_conversation_of_a_prompt_goes_with_it() -> None:
     step = recorded_step(
         taught([Group(0, PROMPT, (graded("0.0", 1.0), graded("0.1", 0.0)), ())]), lambda problem: [{"role": "user", "content": problem.id}]
     )
-    assert step.groups[0].messages == ({"role": "user", "content": "p"},)
+    assert messages_of(step.groups[0].messages) == [{"role": "user", "content": "p"}]
+
+
+def test_a_conversation_that_a_group_may_not_have_is_left_out_and_the_step_is_not() -> None:
+    groups = [Group(0, PROMPT, (graded("0.0", 1.0), graded("0.1", 0.0)), ())]
+    deep: Any = "x"
+    for _ in range(MAX_LEVELS):
+        deep = [deep]
+    for said in ({"content": "x" * MAX_MESSAGES_BYTES}, {"content": deep}, {"content": b"x"}, {"content": float("nan")}, {"content": object()}):
+        (group,) = recorded_step(taught(groups), lambda _, said=said: [said]).groups  # type: ignore[misc]
+        assert (len(group.rollouts), messages_of(group.messages)) == (2, None)
 
 
 def test_the_reason_of_a_grader_goes_with_its_reward_and_is_text() -> None:

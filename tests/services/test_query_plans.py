@@ -16,6 +16,7 @@ from bloomery.services.held import held_blobs, require_kept
 from bloomery.services.housekeeping.ephemeral import Keeping, is_due
 from bloomery.services.jobs.followed import told_since
 from bloomery.services.jobs.job_rows import change_us
+from bloomery.services.training.rollouts import forget_old as forget_old_rollouts
 from bloomery.services.training.run_rows import run_of_request
 from bloomery.store.database import Database
 from bloomery.types.errors import Gone
@@ -73,6 +74,11 @@ def test_what_a_request_was_answered_is_found_by_its_key_and_forgotten_by_its_ag
     found = plan(tmp_path, lambda connection: was_done(connection, caller, Repeatable("key", "hash")))
     assert "sqlite_autoindex_answered_1 (project=? AND key_id=? AND name=?)" in found
     assert "answered_by_time (created_us<?)" in plan(tmp_path, lambda connection: forget_old(connection, 0), change=True)
+
+
+def test_runs_whose_rollouts_became_more_are_found_by_when(tmp_path: Path) -> None:
+    found = plan(tmp_path, lambda connection: forget_old_rollouts(connection, 1, 1), change=True)
+    assert "rollout_step_by_time (created_us>?)" in found
 
 
 def test_what_a_job_was_told_to_have_measured_is_found_by_when(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ ROWS_AT_ONCE: Final = 500
 """Checkpoints that go in one transaction: other writers wait for it."""
 SWEEP_EVERY_US: Final = 6 * 3_600 * 1_000_000
 """Housekeeping looks through all blobs: much less often than through rows, for it lists every file."""
+_WRITING_US: Final = 60 * 1_000_000
+"""Longer than a transaction takes."""
 _FOLDERS: Final = (
     "checkpoints",
     "snapshots",
@@ -68,7 +70,7 @@ class Garbage:
         self.ephemeral, self._keep_rollouts = ephemeral, keep_rollouts
         self._database = database
         self._blobs = blobs
-        self._swept_us = 0
+        self._swept_us = self._forgot_us = 0
 
     async def tidy(self) -> Collected:
         """What housekeeping does now and then: `expire`, and less often `collect` too."""
@@ -82,7 +84,9 @@ class Garbage:
         """Forget the traffic and the checkpoints that are past their time, rollouts of old steps, and weights that nobody keeps."""
         now = now_us()
         spans, gone = await self._database.write(lambda connection: (_expire(connection, now), _expire_checkpoints(connection, now)))
-        blobs = await self._database.write(lambda connection: forget_old_rollouts(connection, self._keep_rollouts))
+        blobs = await self._database.write(lambda connection: forget_old_rollouts(connection, self._keep_rollouts, self._forgot_us))
+        # What was being written then may say that it is older.
+        self._forgot_us = now - _WRITING_US
         while gone is not None:
             blobs += gone
             gone = await self._database.write(lambda connection: _expire_checkpoints(connection, now))

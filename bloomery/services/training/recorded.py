@@ -1,28 +1,59 @@
 """Recorded steps as bytes: checked when they come in, summed up, compressed, and read again. Pure: no database, no disk."""
 
-import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from itertools import chain, pairwise
 from statistics import fmean
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import zstandard
 from blake3 import blake3
+from msgspec import Meta, Raw
 
 from bloomery.types.arrays import Array
 from bloomery.types.errors import Corrupt, InvalidInput, TooLarge
-from bloomery.types.rollouts import MAX_STEP_BYTES, RecordedGroup, RecordedRollout, RecordedSegment, RecordedStep
+from bloomery.types.rollouts import (
+    MAX_ATTEMPTS,
+    MAX_GROUPS,
+    MAX_REWARD,
+    MAX_SEGMENTS,
+    MAX_STEP_ATTEMPTS,
+    MAX_STEP_BYTES,
+    MAX_STEP_SPANS,
+    RecordedGroup,
+    RecordedRollout,
+    RecordedSegment,
+    RecordedStep,
+    messages_of,
+)
 from bloomery.types.wire import encode
 
-_decoder: Final[msgspec.msgpack.Decoder[RecordedStep]] = msgspec.msgpack.Decoder(RecordedStep)
-_MAX_ROLLOUTS: Final = 1 << 16
-"""Of a step, and as many failures: a page of them is made at once."""
-_MAX_SEGMENTS: Final = 4096
-_MAX_NUMBERS: Final = 256
-"""Parts of a reward."""
+
+class _Rollout(RecordedRollout, frozen=True, kw_only=True):
+    segments: Annotated[tuple[Raw, ...], Meta(max_length=MAX_SEGMENTS)]  # type: ignore[assignment]
+
+
+class _Group(RecordedGroup, frozen=True, kw_only=True):
+    rollouts: Annotated[tuple[Raw, ...], Meta(max_length=MAX_ATTEMPTS)]  # type: ignore[assignment]
+
+
+class _Step(RecordedStep, frozen=True, kw_only=True):
+    groups: Annotated[tuple[Raw, ...], Meta(max_length=MAX_GROUPS)]  # type: ignore[assignment]
+
+
+_decoder: Final = msgspec.msgpack.Decoder(RecordedStep)
+# The same piece by piece: what a body becomes in memory is known before it is there.
+_step: Final = msgspec.msgpack.Decoder(_Step)
+_group: Final = msgspec.msgpack.Decoder(_Group)
+_rollout: Final = msgspec.msgpack.Decoder(_Rollout)
+_segment: Final = msgspec.msgpack.Decoder(RecordedSegment)
+_MAX_PLAIN_BYTES: Final = 2 * MAX_STEP_BYTES
+"""Of a step that is kept: what its sender left out is written there."""
+
+T = TypeVar("T")
 
 
 class Packed(NamedTuple):
@@ -36,11 +67,8 @@ def pack(body: bytes) -> Packed:
     """What a caller sends, checked; InvalidInput says what is wrong with it."""
     if len(body) > MAX_STEP_BYTES:
         raise TooLarge(f"the step has {len(body)} bytes, and {MAX_STEP_BYTES} are kept: leave groups out, and count them in `left_out`", field="body")
-    try:
-        step = _decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the body is no `RecordedStep`: {error}", field="body") from None
-    _check(step)
+    _check(body)
+    step = _decoder.decode(body)
     # Equal steps are equal here, in whatever order a caller writes their fields.
     plain = encode(step)
     blob = zstandard.compress(plain)
@@ -50,11 +78,14 @@ def pack(body: bytes) -> Packed:
 def unpack(blob: bytes, digest: str) -> RecordedStep:
     """The step of that hash; Corrupt where the bytes are another."""
     try:
-        plain = zstandard.ZstdDecompressor().decompress(blob, max_output_size=2 * MAX_STEP_BYTES)
+        # A frame that tells its size is given as much memory, whatever the limit.
+        if zstandard.frame_content_size(blob) > _MAX_PLAIN_BYTES:
+            raise Corrupt(f"it says that it has more than {_MAX_PLAIN_BYTES} bytes")
+        plain = zstandard.ZstdDecompressor().decompress(blob, max_output_size=_MAX_PLAIN_BYTES)
         if blake3(plain).hexdigest() != digest:
             raise Corrupt("its bytes are not those that were written")
         return _decoder.decode(plain)
-    except (zstandard.ZstdError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (zstandard.ZstdError, msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
         raise Corrupt(f"its bytes cannot be read ({type(error).__name__})") from None
 
 
@@ -78,37 +109,60 @@ def sampled_tokens(rollout: RecordedRollout) -> int:
     return sum(len(segment.logprobs.data) // 4 for segment in rollout.segments)
 
 
-def _check(step: RecordedStep) -> None:
-    numbers = [group.number for group in step.groups]
-    if len(set(numbers)) < len(numbers):
-        raise InvalidInput("two groups have the same number", field="groups")
-    if sum(len(group.rollouts) + len(group.failures) for group in step.groups) > _MAX_ROLLOUTS:
-        raise InvalidInput(f"the step has more than {_MAX_ROLLOUTS} rollouts and failures", field="groups")
-    for place, group in enumerate(step.groups):
+def _check(body: bytes) -> None:
+    try:
+        groups = _decoded(_step, body).groups
+    except ValueError as problem:
+        raise InvalidInput(f"the body is no `RecordedStep`: {problem}", field="body") from None
+    numbers: set[int] = set()
+    sizes: Counter[str] = Counter()
+    for place, raw in enumerate(groups):
         try:
-            _check_group(group)
+            group = _decoded(_group, raw)
+            _check_group(group, sizes)
         except ValueError as problem:
-            raise InvalidInput(f"group {group.number}: {problem}", field=f"groups.{place}") from None
+            raise InvalidInput(f"group {place} of the body: {problem}", field=f"groups.{place}") from None
+        if group.number in numbers:
+            raise InvalidInput("two groups have the same number", field="groups")
+        numbers.add(group.number)
 
 
-def _check_group(group: RecordedGroup) -> None:
+def _decoded(decoder: msgspec.msgpack.Decoder[T], raw: bytes | Raw) -> T:
+    try:
+        return decoder.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"it is malformed: {error}") from None
+
+
+def _check_group(group: _Group, sizes: Counter[str]) -> None:
+    """`sizes` are those of the step so far."""
     _check_tokens("prompt", group.prompt)
-    if group.messages is not None:
+    messages_of(group.messages)
+    _count(sizes, "rollouts and failures", len(group.rollouts) + len(group.failures), MAX_STEP_ATTEMPTS)
+    for place, raw in enumerate(group.rollouts):
         try:
-            json.dumps(group.messages, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"`messages` are not JSON: {error}") from None
-    for rollout in group.rollouts:
-        numbers = [*rollout.parts.values(), *rollout.turns.values(), *([] if rollout.reward is None else [rollout.reward])]
-        if not all(map(math.isfinite, numbers)):
-            raise ValueError(f"rollout `{rollout.id}` has a reward that is not finite")
-        if len(numbers) > _MAX_NUMBERS + _MAX_SEGMENTS or len(rollout.segments) > _MAX_SEGMENTS:
-            raise ValueError(f"rollout `{rollout.id}` has too many parts or segments")
-        for segment in rollout.segments:
-            try:
-                _check_segment(segment)
-            except ValueError as problem:
-                raise ValueError(f"rollout `{rollout.id}`: {problem}") from None
+            _check_rollout(_decoded(_rollout, raw), sizes)
+        except ValueError as problem:
+            raise ValueError(f"rollout {place}: {problem}") from None
+
+
+def _check_rollout(rollout: _Rollout, sizes: Counter[str]) -> None:
+    rewards = [*rollout.parts.values(), *rollout.turns.values(), *([] if rollout.reward is None else [rollout.reward])]
+    # None of these comparisons is true of what is no number.
+    if not all(abs(reward) <= MAX_REWARD for reward in rewards):
+        raise ValueError(f"it has a reward that is not finite or further than {MAX_REWARD:g} from 0")
+    _count(sizes, "rewards with parts and turns", len(rewards), MAX_STEP_SPANS)
+    _count(sizes, "segments", len(rollout.segments), MAX_STEP_ATTEMPTS)
+    for raw in rollout.segments:
+        _check_segment(segment := _decoded(_segment, raw))
+        spans = (segment.sampled, segment.trained, segment.versions, segment.answers)
+        _count(sizes, "spans", sum(map(len, spans)), MAX_STEP_SPANS)
+
+
+def _count(sizes: Counter[str], what: str, more: int, most: int) -> None:
+    sizes[what] += more
+    if sizes[what] > most:
+        raise ValueError(f"with it the step has more than {most} {what}: leave groups out, and count them in `left_out`")
 
 
 def _check_segment(segment: RecordedSegment) -> None:
@@ -136,8 +190,8 @@ def _check_tokens(name: str, tokens: Array) -> int:
 def _check_spans(name: str, spans: Sequence[tuple[int, int]], most: int) -> int:
     """How many tokens are in them."""
     ends = [0, *chain.from_iterable(spans), most]
-    if any(later < earlier for earlier, later in pairwise(ends)):
-        raise ValueError(f"`{name}` is not spans of places from 0 to {most}, one behind the other")
+    if any(later < earlier for earlier, later in pairwise(ends)) or any(start == stop for start, stop in spans):
+        raise ValueError(f"`{name}` is not spans of places from 0 to {most}, one behind the other and none of them empty")
     return sum(stop - start for start, stop in spans)
 
 

@@ -4,7 +4,7 @@ import codecs
 import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,10 +22,16 @@ from bloomery.types.rollouts import (
     RolloutFilter,
     RolloutGroup,
     RolloutSegment,
+    messages_of,
 )
 
 PAGE_TOKENS: Final = 1 << 15
-"""A page ends before it has more, if it has a group: each takes some sixty bytes of JSON."""
+"""A page ends before it has more, if it has a group: each takes some sixty bytes of JSON. What else a group has counts as so many."""
+_EXPORT_TOKENS: Final = 1 << 16
+"""As much of a step is made at a time where it is exported, and one rollout more."""
+_PIECE_TOKENS: Final = 16
+"""Of a rollout, a segment or a failure, its tokens apart."""
+_TOKEN_BYTES: Final = 4
 
 
 class Spelled(NamedTuple):
@@ -72,11 +78,29 @@ def page(step: RecordedStep, wanted: RolloutFilter, texts: Texts, *, limit: int,
     shown: list[RolloutGroup] = []
     tokens = 0
     for group in found:
-        if len(shown) == limit or (shown and tokens + _tokens(group) > PAGE_TOKENS):
+        size = _size(group)
+        if len(shown) == limit or (shown and tokens + size > PAGE_TOKENS):
             return Shown(shown, True)
-        tokens += _tokens(group)
+        tokens += size
         shown.append(shown_group(group, texts))
     return Shown(shown, False)
+
+
+class Place(NamedTuple):
+    """In an export of a step: before which rollout of which group, as they lie there and are wanted."""
+
+    group: int
+    rollout: int
+
+
+START: Final = Place(0, 0)
+
+
+class Exported(NamedTuple):
+    """Some rollouts as they are exported, each with what its group says, and where the next are; None where there are none."""
+
+    rollouts: list[dict[str, Any]]
+    next: Place | None
 
 
 def filtered(step: RecordedStep, wanted: RolloutFilter, texts: Texts) -> Iterator[RecordedGroup]:
@@ -105,8 +129,29 @@ def _chosen(group: RecordedGroup, wanted: RolloutFilter, texts: Texts) -> tuple[
     return tuple(chosen) if says(group.prompt) else tuple(each for each in chosen if any(says(segment.tokens) for segment in each.segments))
 
 
-def _tokens(group: RecordedGroup) -> int:
-    return group.prompt.shape[0] + sum(segment.tokens.shape[0] for rollout in group.rollouts for segment in rollout.segments)
+def exported(step: RecordedStep, wanted: RolloutFilter, texts: Texts, place: Place = START) -> Exported:
+    """Some rollouts from a place on."""
+    made: list[dict[str, Any]] = []
+    tokens = 0
+    for number, group in enumerate(step.groups[place.group :], place.group):
+        for chosen in filtered(msgspec.structs.replace(step, groups=(group,)), wanted, texts):
+            head = msgspec.structs.replace(chosen, rollouts=(), failures=())
+            whose = shown_group(head, texts).model_dump(exclude={"prompt_texts", "failures", "rollouts"})
+            for which in range(place.rollout if number == place.group else 0, len(chosen.rollouts)):
+                if tokens > _EXPORT_TOKENS:
+                    return Exported(made, Place(number, which))
+                rollout = chosen.rollouts[which]
+                tokens += _size(msgspec.structs.replace(head, rollouts=(rollout,)))
+                # Texts of single tokens would be most of the line, and say nothing that the others do not.
+                made.append(whose | shown_rollout(rollout, texts).model_dump(exclude={"segments": {"__all__": {"texts"}}}))
+    return Exported(made, None)
+
+
+def _size(group: RecordedGroup) -> int:
+    """In tokens."""
+    segments = [segment for rollout in group.rollouts for segment in rollout.segments]
+    pieces = len(segments) + len(group.rollouts) + len(group.failures)
+    return group.prompt.shape[0] + sum(segment.tokens.shape[0] for segment in segments) + _PIECE_TOKENS * pieces + len(group.messages) // _TOKEN_BYTES
 
 
 def shown_group(group: RecordedGroup, texts: Texts) -> RolloutGroup:
@@ -119,15 +164,16 @@ def shown_group(group: RecordedGroup, texts: Texts) -> RolloutGroup:
         prompt_tokens=prompt,
         prompt=spelled.text,
         prompt_texts=spelled.pieces,
-        messages=None if group.messages is None else list(group.messages),
+        messages=messages_of(group.messages),
         trained=group.dropped is None,
         dropped=group.dropped,
-        rollouts=[_shown_rollout(rollout, texts) for rollout in group.rollouts],
+        rollouts=[shown_rollout(rollout, texts) for rollout in group.rollouts],
         failures=[RolloutFailure(**msgspec.structs.asdict(failure)) for failure in group.failures],
     )
 
 
-def _shown_rollout(rollout: RecordedRollout, texts: Texts) -> Rollout:
+def shown_rollout(rollout: RecordedRollout, texts: Texts) -> Rollout:
+    """With texts."""
     return Rollout(
         id=rollout.id,
         reward=rollout.reward,

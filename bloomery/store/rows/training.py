@@ -88,4 +88,5 @@ rollout_step = Table(
     real("reward_max", null=True),
     integer("size_bytes"),
     integer("created_us"),
+    Index("rollout_step_by_time", "created_us"),
 )

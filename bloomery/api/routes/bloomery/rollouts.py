@@ -1,19 +1,20 @@
 """Rollouts of a run's steps: recorded as msgpack by whoever trains, read as JSON."""
 
-import asyncio
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from bloomery.api.deps import Caller, Svc
+from bloomery.api.exchange import read_bytes
 from bloomery.api.routes.bloomery.paging import Limit, Offset
-from bloomery.api.routes.bloomery.runs import BYTES, body_of
+from bloomery.api.routes.bloomery.runs import BYTES, require_msgpack
 from bloomery.services.training.rollouts import Order
 from bloomery.types.resources import Page
-from bloomery.types.rollouts import MAX_STEP, RolloutFilter, RolloutPage, RolloutStep
+from bloomery.types.rollouts import MAX_STEP, MAX_STEP_BYTES, RolloutFilter, RolloutPage, RolloutStep
 
 JSONL: Final = "application/jsonl"
+ROOM: Final = "leave groups out, and count them in `left_out`"
 Step = Annotated[int, Path(ge=0, le=MAX_STEP)]
 Few = Annotated[int, Query(ge=1, le=100)]
 Reward = Annotated[float | None, Query(allow_inf_nan=False)]
@@ -54,11 +55,11 @@ async def export(run_id: str, services: Svc, caller: Caller, which: Wanted, firs
 async def groups(run_id: str, step: Step, services: Svc, caller: Caller, which: Wanted, limit: Few = 10, offset: Offset = 0) -> Response:
     """The rollouts of a step by group, with texts, log-probabilities, advantages and versions token by token."""
     found = await services.rollouts.groups(caller, run_id, step, which, limit=limit, offset=offset)
-    # A page may have megabytes, which others would wait for on the loop.
-    return Response(await asyncio.to_thread(found.model_dump_json), media_type="application/json")
+    return Response(found, media_type="application/json")
 
 
 @router.post("/{step}", status_code=201, openapi_extra={"requestBody": {"required": True, **BYTES}})
 async def record(run_id: str, step: Step, request: Request, services: Svc, caller: Caller) -> RolloutStep:
     """Keep a `RecordedStep` as msgpack. The same again changes nothing, another one for the same step is a 409."""
-    return await services.rollouts.add(caller, run_id, step, await body_of(request))
+    require_msgpack(request)
+    return await services.rollouts.add(caller, run_id, step, await read_bytes(request, MAX_STEP_BYTES, ROOM))

@@ -87,7 +87,8 @@ async def snapshots(services: Svc, caller: Caller, limit: Limit = 50, offset: Of
 @router.post(OPERATION, status_code=202, openapi_extra={"requestBody": {"required": True, **BYTES}})
 async def submit(run_id: str, seq: Seq, request: Request, services: Svc, caller: Caller) -> Submitted:
     """Submit a `ForwardBackward` or `OptimStep` as msgpack. Numbers have no gaps; the same again changes nothing, another body is a 409."""
-    payload = await body_of(request)
+    require_msgpack(request)
+    payload = await request.body()
     operation = await off_loop(len(payload), _decode, payload)
     if isinstance(operation, ForwardBackward) and operation.custom is not None:
         services.custom_losses.require_offered()
@@ -146,11 +147,10 @@ def _known_by_meaning(body: CreateRun, request: Repeatable | None, own_key: str 
     return replace(request, hash=meaning)
 
 
-async def body_of(request: Request) -> bytes:
-    """All of it, where it is msgpack."""
+def require_msgpack(request: Request) -> None:
+    """As which the body is read."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != MSGPACK:
         raise InvalidInput(f"send the body as {MSGPACK}", field="content-type")
-    return await request.body()
 
 
 def _decode(body: bytes) -> ForwardBackward | OptimStep:
