@@ -3,8 +3,9 @@
     grpo.train(client, problems, grade, config, path, steps=30, recorder=Recorder())
 
 A step is told when its gradients were submitted, by a thread of its own while the trainer works: no other groups can become this step's then, and
-nothing waits for it. It never ends a loop either: what the server refuses, or does not take in time, is lost and said so, once. A process that is
-killed may have trained a step and told nothing of it; the next one says which.
+nothing waits for it. It never ends a loop either: what the server refuses, or does not take in time, is lost, which is said of the first such step
+and summed up at the end; where no step will be taken it says that too, and tells no more. A process that is killed may have trained a step and told
+nothing of it; the next one says which.
 """
 
 import logging
@@ -12,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, NamedTuple, Self
@@ -25,7 +27,7 @@ from bloomery.recipes.advantages import Sorted, Weighed
 from bloomery.recipes.rollouts import Failure, Graded, Group, Problem
 from bloomery.recipes.segments import Segment
 from bloomery.types.arrays import Array
-from bloomery.types.errors import BloomeryError, Conflict
+from bloomery.types.errors import BloomeryError, Forbidden, NotFound, NotSupported, Unauthorized
 from bloomery.types.rollouts import (
     MAX_REASON_CHARS,
     NO_MESSAGES,
@@ -48,6 +50,8 @@ _WAITING: Final = 4
 _LAST_S: Final = 10.0
 """How long those that are left at the end of a loop may take."""
 _NAME_CHARS: Final = 256
+_FOR_GOOD: Final = (NotSupported, Unauthorized, Forbidden, NotFound)
+"""The server keeps none, this key may not, or there is no such run. What else is refused may be the matter of one step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,44 +81,45 @@ class Recording:
     """Tells steps of a run while it is entered; without a `recorder`, none. `done`: steps that were trained before."""
 
     def __init__(self, recorder: Recorder | None, run: TrainingRun, done: int, *, last_s: float = _LAST_S) -> None:
-        self._recorder, self._run, self._done, self._last_s = recorder or Recorder(), run, done, last_s
+        self._wanted, self._recorder = recorder is not None, recorder or Recorder()
+        self._run, self._done, self._last_s = run, done, last_s
         self._queue: queue.Queue[Taught | None] = queue.Queue(_WAITING)
         self._telling: Taught | None = None
         self._lost: list[int] = []
-        self._refused = recorder is None
-        """No more are told: the server keeps none, or this key may not."""
+        self._refused = False
+        """For good: no more are told."""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._tell_all, daemon=True, name="recording")
 
     def __enter__(self) -> Self:
-        if not self._refused:
+        if self._wanted:
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._thread.ident is None:
+        if not self._wanted:
             return
         deadline = time.monotonic() + self._last_s
-        try:
-            self._queue.put(None, timeout=self._last_s)
-        except queue.Full:
-            self._ending.set()
-        self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            self._ending.set()
-            left = [taught.step for taught in (self._telling, *self._queue.queue) if taught is not None]
-            self._lose(left, f"the server did not take them within {self._last_s:g} s of the loop's end")
-        if len(self._lost) > 1 and not self._refused:
-            self._recorder.note(
-                f"the rollouts of {len(self._lost)} steps were not recorded in all, from step {min(self._lost)} to step {max(self._lost)}"
-            )
+            with suppress(queue.Full):
+                self._queue.put(None, timeout=self._last_s)
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+        why = f"the server did not take them within {self._last_s:g} s of the loop's end" if self._thread.is_alive() else "who tells them has died"
+        self._ending.set()
+        self._lose(self._left(), why)
+        if len(self._lost) > 1:
+            first, last = min(self._lost), max(self._lost)
+            self._note(f"the rollouts of {len(self._lost)} steps were not recorded in all, from step {first} to step {last}")
 
     def of(self, taught: Taught) -> Callable[[], None]:
         """To be called once it is certain that this is what the step is trained on; returns at once."""
         return lambda: self._put(taught)
 
     def _put(self, taught: Taught) -> None:
+        if not self._wanted:
+            return
         if self._refused:
+            self._lost.append(taught.step)
             return
         try:
             self._queue.put_nowait(taught)
@@ -123,19 +128,26 @@ class Recording:
 
     def _tell_all(self) -> None:
         self._find_missing()
-        while (taught := self._queue.get()) is not None and not self._ending.is_set():
+        while (taught := self._queue.get()) is not None:
             self._telling = taught
-            if not self._refused:
-                self._tell(taught)
+            if self._ending.is_set():
+                # It is among those that are left.
+                return
+            self._tell(taught)
             self._telling = None
 
     def _tell(self, taught: Taught) -> None:
+        if self._refused:
+            self._lost.append(taught.step)
+            return
         try:
             self._run.rollouts.add(taught.step, recorded_step(taught, self._recorder.messages))
+        except _FOR_GOOD as error:
+            self._refused = True
+            self._lost.append(taught.step)
+            self._note(f"the rollouts of step {taught.step} are not recorded, and none from here on; training goes on: {error.message}")
         except BloomeryError as error:
             self._lose([taught.step], error.message)
-            # What is refused for what it is, or for who asks, is refused again; another body for a step that is there is that step's affair.
-            self._refused = error.category == "user" and not isinstance(error, Conflict)
         except Exception as error:
             # Groups hold objects of foreign code; whatever is the matter with one, the loop goes on.
             log.exception("step %d cannot be recorded", taught.step)
@@ -145,18 +157,36 @@ class Recording:
         """Steps that the process before this one trained and did not tell; of a loop that recorded none, nothing."""
         try:
             newest = self._run.rollouts.steps(limit=1) if self._done else []
-        except BloomeryError as error:
-            log.info("which rollouts are recorded is not known: %s", error.message)
+        except Exception as error:
+            # Whatever an answer is that is none of the server's: steps can be told all the same.
+            log.info("which rollouts are recorded is not known: %s", error)
             return
         if newest and newest[0].step < self._done:
             missing = [*range(newest[0].step + 1, self._done + 1)]
-            self._recorder.note(f"the rollouts of {_numbers(missing)} were lost with the process that trained on them")
+            self._note(f"the rollouts of {_numbers(missing)} were lost with the process that trained on them")
+
+    def _left(self) -> list[int]:
+        """Steps that wait, and the one that is being told."""
+        left: list[int] = []
+        with suppress(queue.Empty):
+            while True:
+                taught = self._queue.get_nowait()
+                left += [] if taught is None else [taught.step]
+        telling = self._telling
+        return left if telling is None else [telling.step, *left]
 
     def _lose(self, steps: Sequence[int], why: str) -> None:
         first = not self._lost
         self._lost += steps
         if first and steps:
-            self._recorder.note(f"the rollouts of {_numbers(steps)} are not recorded, and training goes on: {why}")
+            self._note(f"the rollouts of {_numbers(steps)} are not recorded, and training goes on: {why}")
+
+    def _note(self, said: str) -> None:
+        try:
+            self._recorder.note(said)
+        except Exception:
+            # Foreign code, and no reason for anything to end.
+            log.exception("nobody is told that %s", said)
 
 
 def _numbers(steps: Sequence[int]) -> str:

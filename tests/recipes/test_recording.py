@@ -189,13 +189,13 @@ def test_a_step_whose_process_died_before_it_was_told_is_named_and_one_that_is_m
 
 
 class Refusing(httpx.BaseTransport):
-    """Answers what is recorded itself, with what `answer` gives."""
+    """Answers what is recorded itself, with what `answer` gives, and with `reads` what is asked of it too."""
 
-    def __init__(self, answer: Callable[[], httpx.Response]) -> None:
-        self._answer, self._wire, self.asked = answer, httpx.HTTPTransport(), 0
+    def __init__(self, answer: Callable[[], httpx.Response], *, reads: bool = False) -> None:
+        self._answer, self._reads, self._wire, self.asked = answer, reads, httpx.HTTPTransport(), 0
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        if request.method == "POST" and "/rollouts/" in request.url.path:
+        if "/rollouts" in request.url.path and (self._reads or request.method == "POST"):
             self.asked += 1
             return self._answer()
         return self._wire.handle_request(request)
@@ -205,8 +205,8 @@ class Refusing(httpx.BaseTransport):
 
 
 @contextmanager
-def refused(server: LiveServer, answer: Callable[[], httpx.Response]) -> Iterator[tuple[Client, Refusing]]:
-    transport = Refusing(answer)
+def refused(server: LiveServer, answer: Callable[[], httpx.Response], *, reads: bool = False) -> Iterator[tuple[Client, Refusing]]:
+    transport = Refusing(answer, reads=reads)
     with Client(server.url, server.key, transport=transport) as client:
         yield client, transport
 
@@ -218,7 +218,68 @@ def test_a_server_that_keeps_none_is_asked_once_and_trains(live_server: LiveServ
         policy = train(client, PROBLEMS, Record().grade, CONFIG, tmp_path / "cursor", steps=3, recorder=Recorder(note=lost.append))
         assert policy.run.state().step == 3
         assert transport.asked == 1
-    assert lost == ["the rollouts of step 1 are not recorded, and training goes on: no rollouts are kept"]
+    assert lost == [
+        "the rollouts of step 1 are not recorded, and none from here on; training goes on: no rollouts are kept",
+        "the rollouts of 3 steps were not recorded in all, from step 1 to step 3",
+    ]
+
+
+def test_a_step_that_is_refused_for_what_it_is_ends_no_recording(live_server: LiveServer) -> None:
+    for status, code in ((400, "invalid"), (413, "too_large"), (409, "conflict"), (429, "rate_limit_exceeded"), (410, "gone")):
+        lost: list[str] = []
+        error = {"error": {"message": "not this one", "code": code, "field": None}}
+        with refused(live_server, lambda: httpx.Response(status, json=error)) as (client, transport):  # noqa: B023
+            told(client, Recorder(note=lost.append), 3)
+            assert transport.asked >= 3, code
+        assert lost == [
+            "the rollouts of step 1 are not recorded, and training goes on: not this one",
+            "the rollouts of 3 steps were not recorded in all, from step 1 to step 3",
+        ]
+
+
+def test_what_is_no_answer_and_who_cannot_be_told_end_nothing(live_server: LiveServer) -> None:
+    asked: list[str] = []
+
+    def note(said: str) -> None:
+        asked.append(said)
+        raise KeyError("nobody listens")
+
+    with refused(live_server, lambda: httpx.Response(201, json={"step": "none"}), reads=True) as (client, transport):
+        told(client, Recorder(note=note), 3, done=5)
+        assert transport.asked == 4
+    assert [said.partition(" are ")[0] for said in asked] == [
+        "the rollouts of step 6",
+        "the rollouts of 3 steps were not recorded in all, from step 6 to step 8",
+    ]
+
+
+def test_a_thread_that_died_is_not_waited_for_and_what_it_left_is_named(live_server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[str] = []
+    died: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", died.append)
+
+    def dies(_: Problem) -> None:
+        raise Killed
+
+    with Client(live_server.url, live_server.key) as client:
+        run = client.create_run(BASE, 4)
+        with Recording(Recorder(note=lost.append, messages=dies), run, 0, last_s=30) as recording:
+            for step in (1, 2):
+                recording.of(taught(ONE)._replace(step=step))()
+            recording._thread.join(30)
+            for step in range(3, 12):
+                recording.of(taught(ONE)._replace(step=step))()
+    assert died
+    assert lost[-1] == "the rollouts of 11 steps were not recorded in all, from step 1 to step 11"
+
+
+ONE = [Group(0, PROMPT, (graded("0.0", 1.0), graded("0.1", 0.0)), ())]
+
+
+def told(client: Client, recorder: Recorder, steps: int, done: int = 0) -> None:
+    with Recording(recorder, client.create_run(BASE, 4), done) as recording:
+        for step in range(done + 1, done + 1 + steps):
+            recording.of(taught(ONE)._replace(step=step))()
 
 
 def test_a_server_that_fails_at_it_loses_every_step_and_says_so_twice(live_server: LiveServer, tmp_path: Path) -> None:
