@@ -141,7 +141,7 @@ def test_what_opened_a_question_has_the_focus_again(page: "Page", world: World) 
 def test_the_newest_step_is_followed_where_that_is_asked_for_alone(page: "Page", world: World) -> None:
     page.goto(f"/rollouts/{world.rewarded.run}")
     page.get_by_role("region", name=re.compile(r"^group \d+$")).first.wait_for()
-    steps = page.get_by_label("Step", exact=True)
+    steps = page.get_by_role("combobox", name=re.compile("^Step"))
     assert steps.input_value().isdigit()
     steps.select_option("newest")
     page.wait_for_url("**step=newest")
@@ -198,18 +198,20 @@ def test_a_trace_that_consents_goes_into_a_data_set_as_it_was_corrected(page: "P
     assert [message["content"] for message in row.model_dump()["messages"]] == ["red is moon", "as it should be"]
 
 
-def test_what_is_refused_is_no_part_of_the_conversation_and_given_back(page: "Page", world: World) -> None:
+def test_an_answer_that_breaks_off_is_no_part_of_the_conversation_and_its_question_is_given_back(page: "Page", world: World) -> None:
     page.goto(f"/playground?model={BASE}")
-    page.get_by_label("Temperature").fill("9")
-    page.get_by_label("Message", exact=True).fill("red is moon")
-    page.get_by_label("Message", exact=True).press("Enter")
-    page.get_by_role("region", name="left").get_by_role("alert").wait_for()
-    assert page.get_by_label("Message", exact=True).input_value() == "red is moon"
-    assert page.get_by_role("button", name="Save as example").count() == 0
+    begun = 'data: {"id": "one", "choices": [{"delta": {"content": "begun"}, "finish_reason": null}]}\r\n\r\n'
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=begun), times=1)
     page.get_by_label("Temperature").fill("")
     page.get_by_label("Most tokens").fill("4")
+    page.get_by_label("Message", exact=True).fill("red is moon")
+    page.get_by_label("Message", exact=True).press("Enter")
+    page.get_by_role("region", name="left").get_by_text("broke off before its end").wait_for()
+    assert page.get_by_label("Message", exact=True).input_value() == "red is moon"
+    assert page.get_by_role("button", name="Save as example").count() == 0
     page.get_by_label("Message", exact=True).press("Enter")
     page.get_by_role("region", name="left").get_by_role("group", name="answer").locator("span").first.wait_for()
+    assert page.get_by_text("begun", exact=True).count() == 0
 
 
 def test_two_models_answer_side_by_side_token_by_token(page: "Page", world: World) -> None:

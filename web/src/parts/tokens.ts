@@ -4,7 +4,7 @@ export type Token = {
   text: string;
   /** What the colour says, from -1 (bad, unlikely) over 0 to 1 (good, likely); null has none. */
   tint: number | null;
-  /** Drawn through: no loss is taken here. */
+  /** In italics, and quiet where it has no colour: no loss is taken here. */
   masked?: boolean;
   /** Told when somebody points at it. */
   title: string;
