@@ -92,7 +92,7 @@ class Staging:
         """The name in full, where one without the prefix that PEFT wants was given."""
         return name if self._adapter is None else published_name(self._ours(name), stacked=view.values.dim() == 3)
 
-    def _expect(self, name: str, change: Update, new: Tensor, place: "_Place") -> StateHash:
+    def _expect(self, name: str, change: Update, new: Tensor, place: "Place") -> StateHash:
         """Of a tensor after a change, from what is given and what that replaces."""
         if not isinstance(change, Patch):
             return live.hash_tensor(new, self._firsts[name])
@@ -162,22 +162,23 @@ def _check(name: str, change: Update, view: ScaledView | None) -> None:
         raise InvalidInput(f"the patch of `{name}` names a place twice: which of the two values is meant?", field=name)
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Where a change goes: into all of a tensor, or to some of its elements."""
 
     values: Tensor
     at: tuple[Tensor, ...] | EllipsisType
 
     def put(self, new: Tensor) -> None:
+        """Write it there."""
         self.values[self.at] = new
 
 
-def _place(change: Update, view: ScaledView) -> _Place:
+def _place(change: Update, view: ScaledView) -> Place:
     values = view.values
     if not isinstance(change, Patch):
-        return _Place(values, ...)
+        return Place(values, ...)
     indices = change.indices.to(values.device).long()
-    return _Place(values.view(-1), (indices,)) if values.is_contiguous() else _Place(values, torch.unravel_index(indices, values.shape))
+    return Place(values.view(-1), (indices,)) if values.is_contiguous() else Place(values, torch.unravel_index(indices, values.shape))
 
 
 def _as_computed_with(change: Update, view: ScaledView) -> Tensor:

@@ -14,8 +14,7 @@ import torch
 
 from bloomery.infer import staging
 from bloomery.infer.chain import Chain
-from bloomery.infer.engine import Update
-from bloomery.models.fused_adapter import ScaledView
+from bloomery.infer.staging import Place
 from bloomery.models.published_names import PUBLISHED_PREFIX
 from bloomery.types.errors import Conflict, Corrupt
 from bloomery.types.generation import Weights
@@ -30,7 +29,7 @@ DELIVERED = ("adapter never delivered", "adapter settings not wired", "cached re
 """Faults of adapters."""
 WHOLE = ("torn file", "partly written model", "permuted tensor", "cached reload of a model")
 """Of models."""
-Put = Callable[[Update, ScaledView], None]
+Put = Callable[[Place, torch.Tensor], None]
 
 
 class Serving(NamedTuple):
@@ -93,15 +92,15 @@ async def test_a_sound_version_is_flipped_to_and_one_that_is_not_what_was_publis
 
 def nothing_arrives(put: Put) -> Put:
     """The copy stays what it was copied from."""
-    return lambda change, view: None
+    return lambda place, new: None
 
 
 def written_past_its_place(put: Put) -> Put:
     """One number more than was given."""
 
-    def past(change: Update, view: ScaledView) -> None:
-        put(change, view)
-        view.values[(-1,) * view.values.dim()] += 2**-10
+    def past(place: Place, new: torch.Tensor) -> None:
+        put(place, new)
+        place.values[(-1,) * place.values.dim()] += 2**-10
 
     return past
 
@@ -118,7 +117,7 @@ async def test_an_update_that_was_written_otherwise_than_it_was_given_is_not_com
     async with serving(made, name) as served:
         chain = served.chain
         with monkeypatch.context() as patch:
-            patch.setattr(staging, "_put", fault(staging._put))
+            patch.setattr(staging.Place, "put", fault(staging.Place.put))
             await chain.stage_update("faulty", update)
         for _ in range(2):
             with pytest.raises(Corrupt, match="are not those of version faulty"):
