@@ -372,8 +372,8 @@ def test_kill_9_between_rows_and_blobs_leaves_garbage_and_nothing_else(tmp_path:
     looped(tmp_path, story)
     layout.bring_up_to_date(DataDir(tmp_path))
     blobs = Blobs(tmp_path / "blobs")
-    # Its first commit is that of expired traffic, the second lets go.
-    assert collect(tmp_path, BLOOMERY_FAILPOINTS="store.row.committed@2").returncode == -signal.SIGKILL
+    # Its first commits are those of expired traffic and of rollouts, the third lets go.
+    assert collect(tmp_path, BLOOMERY_FAILPOINTS="store.row.committed@3").returncode == -signal.SIGKILL
     with closing(sqlite3.connect(tmp_path / "bloomery.db")) as database:
         assert database.execute("SELECT count(*) FROM checkpoint WHERE kind = 'snapshot'").fetchone() == (0,)
         assert database.execute("SELECT key, gone_us IS NOT NULL FROM sampling_session").fetchall() == [(None, 1)]
