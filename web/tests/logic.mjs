@@ -4,6 +4,9 @@ import { after, test } from "node:test";
 
 import { createServer } from "vite";
 
+// What a browser keeps for a page: here nothing.
+globalThis.localStorage ??= { getItem: () => null, setItem: () => {}, removeItem: () => {} };
+
 const vite = await createServer({ server: { middlewareMode: true, hmr: false, ws: false, watch: null }, appType: "custom", optimizeDeps: { noDiscovery: true, include: [] }, logLevel: "error" });
 const load = (path) => vite.ssrLoadModule(`/src/${path}`);
 
