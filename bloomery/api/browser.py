@@ -25,6 +25,8 @@ CSRF: Final = "x-csrf-token"
 _BY_COOKIE: Final = (("GET", "/api/v1/live"), ("DELETE", "/api/v1/login"))
 """What a cookie alone is good for. Browsers send no header with an event source, which tells topics and nothing of them; and who logs out may have
 lost the word."""
+_OVER_TLS: Final = "__Host-"
+"""How the name of a cookie begins that browsers take over TLS alone, and for this very host: nobody without TLS or with another name writes it."""
 _HOST: Final = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^\[\]:/@\s]+))(?::(?P<port>\d*))?", re.IGNORECASE)
 
 
@@ -48,19 +50,24 @@ async def own_page(request: Request) -> None:
 
 def shown_login(request: Request) -> str | None:
     """The token of the login that came with a request which shows no key."""
-    return None if presented_key(request) else request.cookies.get(_cookie(request))
+    if presented_key(request):
+        return None
+    name = _cookie(request)
+    return request.cookies.get(_OVER_TLS + name, request.cookies.get(name))
 
 
 def keep(request: Request, response: Response, made: Login) -> None:
     """Have the browser keep a login until it ends, where no script reads it and no page of others has it sent."""
     lives_s = max(made.ends_us - now_us(), 0) // 1_000_000
-    response.set_cookie(_cookie(request), made.token, max_age=lives_s, path="/", secure=made.tls, httponly=True, samesite="strict")
+    name = _cookie(request, tls=made.tls)
+    response.set_cookie(name, made.token, max_age=lives_s, path="/", secure=made.tls, httponly=True, samesite="strict")
     response.headers["cache-control"] = "no-store"
 
 
 def forget(request: Request, response: Response) -> None:
     """Have the browser forget its login."""
-    response.delete_cookie(_cookie(request), path="/", secure=over_tls(request), httponly=True, samesite="strict")
+    tls = over_tls(request)
+    response.delete_cookie(_cookie(request, tls=tls), path="/", secure=tls, httponly=True, samesite="strict")
 
 
 def over_tls(request: Request) -> bool:
@@ -68,12 +75,12 @@ def over_tls(request: Request) -> bool:
     return request.url.scheme == "https" or request.headers.get("origin", "").lower().startswith("https://")
 
 
-def _cookie(request: Request) -> str:
+def _cookie(request: Request, *, tls: bool = False) -> str:
     # Browsers keep cookies by host alone: two servers of one would take each other's away. The port is the one that the browser knows, which behind a
     # proxy is not the one that is listened on.
     found = _HOST.fullmatch(request.headers.get("host", ""))
     port = found["port"] if found else None
-    return f"bloomery-{port}" if port else "bloomery"
+    return (_OVER_TLS if tls else "") + (f"bloomery-{port}" if port else "bloomery")
 
 
 def _check_host(request: Request, public_hosts: frozenset[str]) -> None:

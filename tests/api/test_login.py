@@ -79,13 +79,29 @@ def test_a_key_is_shown_once_and_then_a_cookie_that_no_script_reads_stands_for_i
         assert browser.get(path).status_code == 200, path
 
 
-def test_over_tls_the_cookie_never_leaves_it_and_two_servers_of_a_host_have_one_each(server: Server) -> None:
+def test_over_tls_the_cookie_never_leaves_it_and_nobody_without_tls_or_of_another_name_writes_it(server: Server) -> None:
+    with httpx.Client(base_url="https://localhost:8700", transport=server.transport) as browser:
+        answer = browser.post("/api/v1/login", json={"key": KEY}, headers={"origin": "https://localhost:8700"})
+        ((name, cookie),) = SimpleCookie(answer.headers["set-cookie"]).items()
+        # What browsers ask of a name that begins so.
+        assert name == "__Host-bloomery-8700"
+        assert (cookie["secure"], cookie["path"], cookie["domain"]) == (True, "/", "")
+        browser.headers[CSRF] = answer.json()["csrf"]
+        browser.cookies.set("bloomery-8700", "another's")
+        assert browser.get("/api/v1/login").status_code == 200
+        gone = browser.delete("/api/v1/login", headers={"origin": "https://localhost:8700"})
+        ((name, cookie),) = SimpleCookie(gone.headers["set-cookie"]).items()
+        assert (name, cookie["secure"], cookie["max-age"]) == ("__Host-bloomery-8700", True, "0")
+
+
+def test_two_servers_of_a_host_have_a_cookie_each_and_neither_ends_the_login_of_the_other(server: Server) -> None:
     with httpx.Client(transport=server.transport) as browser:
-        answer = browser.post("https://localhost:8700/api/v1/login", json={"key": KEY}, headers={"origin": "https://localhost:8700"})
-        (cookie,) = SimpleCookie(answer.headers["set-cookie"]).values()
-        assert cookie["secure"] is True
-        browser.post("http://localhost:8701/api/v1/login", json={"key": KEY})
+        ports = {port: f"http://localhost:{port}/api/v1/login" for port in (8700, 8701)}
+        words = {port: {CSRF: browser.post(login, json={"key": KEY}).json()["csrf"]} for port, login in ports.items()}
         assert sorted(browser.cookies) == ["bloomery-8700", "bloomery-8701"]
+        assert [browser.get(login, headers=words[port]).status_code for port, login in ports.items()] == [200, 200]
+        assert browser.delete(ports[8701], headers=words[8701]).status_code == 204
+        assert [browser.get(login, headers=words[port]).status_code for port, login in ports.items()] == [200, 401]
 
 
 def test_behind_a_proxy_that_speaks_tls_the_page_says_so_and_the_cookie_has_the_port_that_the_browser_knows(server: Server) -> None:
@@ -93,14 +109,14 @@ def test_behind_a_proxy_that_speaks_tls_the_page_says_so_and_the_cookie_has_the_
     with bare(server) as browser:
         made = browser.post("/api/v1/login", json={"key": KEY}, headers=over_tls)
         ((name, cookie),) = SimpleCookie(made.headers["set-cookie"]).items()
-        assert (name, cookie["secure"]) == ("bloomery-8443", True)
+        assert (name, cookie["secure"]) == ("__Host-bloomery-8443", True)
         # Browsers send no origin with this one.
         shown = {"host": "localhost:8443", CSRF: made.json()["csrf"], "cookie": f"{name}={cookie.value}"}
         renewed = browser.get("/api/v1/login", headers=shown)
         ((name, cookie),) = SimpleCookie(renewed.headers["set-cookie"]).items()
-        assert (name, cookie["secure"]) == ("bloomery-8443", True)
+        assert (name, cookie["secure"]) == ("__Host-bloomery-8443", True)
         usual = browser.post("/api/v1/login", json={"key": KEY}, headers={"host": "localhost", "origin": "https://localhost"})
-        assert [*SimpleCookie(usual.headers["set-cookie"])] == ["bloomery"]
+        assert [*SimpleCookie(usual.headers["set-cookie"])] == ["__Host-bloomery"]
 
 
 def test_whoever_shows_no_good_key_is_not_let_in(server: Server, browser: httpx.Client) -> None:
@@ -232,7 +248,7 @@ def test_a_name_that_the_server_was_started_with_is_its_own(tmp_path: Path) -> N
         made = browser.post("/api/v1/login", json={"key": KEY}, headers={"origin": "https://bloomery.example"})
         (cookie,) = SimpleCookie(made.headers["set-cookie"]).values()
         # It is for TLS alone, which ends before this server.
-        headers = {CSRF: made.json()["csrf"], "origin": "https://bloomery.example", "cookie": f"bloomery={cookie.value}"}
+        headers = {CSRF: made.json()["csrf"], "origin": "https://bloomery.example", "cookie": f"{cookie.key}={cookie.value}"}
         assert browser.post("/api/v1/runs", json=NEW, headers=headers).status_code == 201
 
 

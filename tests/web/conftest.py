@@ -1,8 +1,8 @@
 """A real browser before a real server. `make test-web` installs Chromium and Playwright; without them these tests fail, they do not skip."""
 
+import re
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -56,16 +56,14 @@ def page(browser: "Browser", server: LiveServer) -> Iterator["Page"]:
     complaints: list[str] = []
     page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(f"/#key={server.key}")
-    page.get_by_role("heading", name="Home").wait_for()
+    log_in(page, server.key)
     yield page
     context.close()
     assert not complaints
 
 
-@pytest.fixture
-def shots(request: pytest.FixtureRequest) -> Path:
-    """Where tests leave what they saw."""
-    directory = Path(request.config.rootpath) / "build" / "screenshots"
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
+def log_in(page: "Page", key: str) -> None:
+    """As the address that `bloomery up` prints does it, up to the home page."""
+    page.goto(f"/#key={key}")
+    page.get_by_role("button", name=re.compile("^Log in to")).click()
+    page.get_by_role("heading", name="Home").wait_for()

@@ -10,7 +10,7 @@ from playwright.sync_api import sync_playwright
 
 from bloomery.client import Client
 from tests.live import running_server
-from tests.web.conftest import SIZE, WAIT_MS
+from tests.web.conftest import SIZE, WAIT_MS, log_in
 from tests.web.world import build
 
 PLACE: Final = Path(__file__).parents[2] / "docs" / "dashboard"
@@ -36,8 +36,7 @@ def main() -> None:
             for name, (place, light) in pages.items():
                 page = browser.new_context(viewport=SIZE, base_url=server.url, color_scheme=light).new_page()
                 page.set_default_timeout(WAIT_MS)
-                page.goto(f"/#key={server.key}")
-                page.get_by_role("heading", name="Home").wait_for()
+                log_in(page, server.key)
                 page.goto(place)
                 page.get_by_text("live", exact=True).wait_for()
                 page.wait_for_timeout(2_000)

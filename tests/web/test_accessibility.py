@@ -6,7 +6,7 @@ import pytest
 
 from tests.live import LiveServer
 from tests.web.api_types import WEB
-from tests.web.conftest import SIZE, WAIT_MS
+from tests.web.conftest import SIZE, WAIT_MS, log_in
 from tests.web.world import World
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def test_no_page_has_a_serious_fault(browser: "Browser", server: LiveServer, wor
     context = browser.new_context(viewport=SIZE, base_url=server.url, bypass_csp=True, color_scheme=light)
     page = context.new_page()
     page.set_default_timeout(WAIT_MS)
-    page.goto(f"/#key={server.key}")
-    page.get_by_role("heading", name="Home").wait_for()
+    log_in(page, server.key)
     found: dict[str, list[str]] = {}
     for place in places:
         page.goto(place)

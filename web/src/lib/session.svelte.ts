@@ -11,12 +11,12 @@ const ENDED = "the login has ended: enter a key again";
 class Session {
   /** Null: nobody. Undefined: not known yet. */
   login = $state<Login | null>();
-  /** A key in the address that is another than the one which is logged in: it is asked whether it should be. */
+  /** A key in the address that is not logged in: it is asked whether it should be. */
   offered = $state<{ key: string; name: string; project: string } | null>(null);
   /** Why the last login ended, could not begin, or could not be ended. */
   problem = $state("");
 
-  /** Whose login this is, if it is anybody's, and then whether a key in the address, which does not stay there, takes its place. */
+  /** Whose login this is, if it is anybody's. A key in the address, which does not stay there, logs nobody in unasked: any page may lead here. */
   async begin(): Promise<void> {
     const key = new URLSearchParams(location.hash.slice(1)).get("key");
     if (key !== null) history.replaceState(null, "", location.pathname + location.search);
@@ -25,9 +25,8 @@ class Session {
     // Another tab has logged in or out.
     addEventListener("storage", (event) => event.key === word.name && void this.#renew());
     if (word.read()) await this.#renew();
-    if (key === null || this.problem) this.login ??= null;
-    else if (this.login) await this.#offer(key, this.login);
-    else await this.enter(key);
+    if (key !== null && !this.problem) await this.#offer(key);
+    this.login ??= null;
   }
 
   async enter(key: string): Promise<void> {
@@ -74,10 +73,10 @@ class Session {
     }
   }
 
-  async #offer(key: string, known: Login): Promise<void> {
+  async #offer(key: string): Promise<void> {
     try {
       const owner = await ownerOf(key);
-      if (owner.name !== known.key || owner.project !== known.project) this.offered = { key, ...owner };
+      if (owner.name !== this.login?.key || owner.project !== this.login.project) this.offered = { key, ...owner };
     } catch (error) {
       this.problem = `the key in the address: ${(error as Error).message}`;
     }
