@@ -24,7 +24,7 @@ from bloomery.render import ChatTokenizer
 from bloomery.services.training.recorded import pack, unpack
 from bloomery.services.training.rollout_texts import START, Texts, filtered
 from bloomery.services.training.rollout_texts import exported as exported_from
-from bloomery.services.training.rollouts import forget_old
+from bloomery.services.training.rollouts import MAX_AHEAD, forget_old
 from bloomery.store import rows
 from bloomery.types.arrays import Array
 from bloomery.types.errors import Conflict, Corrupt, Forbidden, Gone, InvalidInput, NotFound, NotSupported, TooLarge
@@ -339,6 +339,22 @@ def test_groups_without_room_are_counted(tokenizer: ChatTokenizer) -> None:
     fitted = fitting([group, large, replace(group, number=2)], 3 * len(encode(group)))
     assert ([each.number for each in fitted.groups], fitted.left_out) == ([0, 2], 1)
     assert len(encode(fitted)) <= 3 * len(encode(group))
+
+
+def test_a_step_far_beyond_all_that_its_run_has_had_is_refused(client: Client) -> None:
+    run, step = client.create_run("tiny", 4), RecordedStep(groups=())
+    with pytest.raises(InvalidInput, match=f"has had 0 operations, and its newest recorded step is 0: step {MAX_AHEAD + 1} is none of it yet"):
+        run.rollouts.add(MAX_AHEAD + 1, step)
+    assert run.rollouts.steps() == []
+    # Rounds of which none trained, from the first on or behind one that was recorded.
+    run.rollouts.add(MAX_AHEAD, step)
+    run.rollouts.add(2 * MAX_AHEAD, step)
+    with pytest.raises(InvalidInput, match=f"its newest recorded step is {2 * MAX_AHEAD}:"):
+        run.rollouts.add(3 * MAX_AHEAD + 1, step)
+    trained = client.create_run("tiny", 4)
+    trained.save_snapshot().result()
+    trained.rollouts.add(MAX_AHEAD + 1, step)
+    assert [each.step for each in trained.rollouts.steps()] == [MAX_AHEAD + 1]
 
 
 def test_an_export_has_a_line_for_each_rollout_and_says_what_cannot_be_read(server: Server, client: Client, tokenizer: ChatTokenizer) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
-from sqlalchemy import Connection, Row, Select, delete, insert, select
+from sqlalchemy import Connection, Row, Select, delete, func, insert, select
 from sqlalchemy.sql.dml import ReturningDelete
 
 from bloomery.services.access.principal import Principal
@@ -25,7 +25,7 @@ from bloomery.services.training.run_rows import RunRow, one_run
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
-from bloomery.types.errors import BloomeryError, Conflict, Corrupt, Gone, NotFound, NotSupported
+from bloomery.types.errors import BloomeryError, Conflict, Corrupt, Gone, InvalidInput, NotFound, NotSupported
 from bloomery.types.ids import now_us
 from bloomery.types.resources import Page
 from bloomery.types.rollouts import RecordedStep, RolloutFilter, RolloutPage, RolloutStep
@@ -34,6 +34,8 @@ KEPT_EVERY: Final = 10
 """Of the steps before the newest, those whose number it divides stay."""
 MAX_RUN_BYTES: Final = 4 << 30
 """Of a run on the disk: of a larger one the oldest steps go."""
+MAX_AHEAD: Final = 1024
+"""How far a step may be beyond all that is known of its run: loops count rounds, and those without anything to train on leave no trace but this."""
 _TURNS: Final = 2
 """Steps that are in memory at a time."""
 _STEPS_AT_ONCE: Final = 500
@@ -58,6 +60,7 @@ class Rollouts:
         run = await self._run(p, run_id)
         if self._refused is not None:
             raise NotSupported(self._refused, field="record")
+        await self._database.read(lambda connection: _check_near(connection, run, step))
         packed = await self._in_turn(lambda: pack(body))
         key = f"rollouts/{run.id}/{step}-{packed.values['hash'][:32]}"
         await self._database.read(lambda connection: _known(connection, run, step, packed))
@@ -197,6 +200,15 @@ def _deleted(run_id: str, steps: Sequence[int]) -> ReturningDelete[Any]:
 
 def _of(run: RunRow) -> Select[Any]:
     return select(rows.rollout_step).where(rows.rollout_step.c.run_id == run.id, rows.rollout_step.c.project == run.project)
+
+
+def _check_near(connection: Connection, run: RunRow, step: int) -> None:
+    table = rows.rollout_step.c
+    newest = connection.scalar(select(func.max(table.step)).where(table.run_id == run.id)) or 0
+    most = max(run.settled_seq, newest) + MAX_AHEAD
+    if step > most:
+        known = f"run `{run.id}` has had {run.settled_seq} operations, and its newest recorded step is {newest}"
+        raise InvalidInput(f"{known}: step {step} is none of it yet, up to {most} it may be one; number steps by rounds, from 1", field="step")
 
 
 def _known(connection: Connection, run: RunRow, step: int, packed: Packed) -> Row[Any] | None:
