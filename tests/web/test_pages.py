@@ -43,69 +43,6 @@ def test_what_people_and_models_wrote_never_runs(page: "Page", world: World) -> 
     assert page.locator("img[src=x]").count() == 0
 
 
-def test_a_run_shows_its_curves_what_came_of_it_and_what_happened(page: "Page", world: World) -> None:
-    page.goto(f"/runs/{world.rewarded.id}")
-    for title in (
-        "Loss",
-        "Reward",
-        "Reward by component",
-        "Distance to the beginning",
-        "Trainer and sampler",
-        "Entropy",
-        "Length",
-        "Staleness",
-        "Idle",
-        "Learning rate",
-        "Gradient norm",
-    ):
-        chart = page.get_by_role("region", name=title, exact=True)
-        chart.locator("canvas").wait_for()
-    came = page.get_by_role("region", name="What came of it")
-    assert "reward" in came.inner_text()
-    page.get_by_role("region", name="What happened").get_by_role("listitem").first.wait_for()
-
-
-def test_runs_are_compared_on_one_axis_smoothed_and_over_time(page: "Page", world: World) -> None:
-    page.goto("/runs")
-    for name in ("taught", "rewarded"):
-        page.get_by_role("checkbox", name=f"compare {name}").check()
-    page.get_by_role("link", name="Compare 2").click()
-    loss = page.get_by_role("region", name="Loss", exact=True)
-    loss.locator("canvas").wait_for()
-    assert {"taught: loss", "rewarded: loss"} <= set(re.findall(r"(\w+: loss)", loss.inner_text()))
-    page.get_by_role("slider").fill("0.9")
-    page.get_by_label("logarithmic").check()
-    page.get_by_label("over time").check()
-    address = page.url
-    assert "smooth=0.9" in address
-    assert "y=log" in address
-    assert "x=time" in address
-    page.reload()
-    loss.locator("canvas").wait_for()
-    assert page.get_by_label("logarithmic").is_checked()
-
-
-def test_a_curve_is_drawn_on_where_it_is_and_stays_as_far_in_as_one_looked(page: "Page", world: World) -> None:
-    page.goto(f"/runs/{world.taught.id}?smooth=0.5")
-    loss = page.get_by_role("region", name="Loss", exact=True)
-    canvas = loss.locator("canvas").first
-    canvas.wait_for()
-    page.get_by_role("region", name="Throughput", exact=True).locator("canvas").wait_for()
-    before = canvas.element_handle()
-    box = loss.locator(".u-over").bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 50)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50, steps=4)
-    page.mouse.up()
-    near = loss.locator("canvas").first.evaluate("drawn => drawn.toDataURL()")
-    page.get_by_role("slider").fill("0.9")
-    assert before.evaluate("drawn => drawn.isConnected")
-    assert "smooth=0.9" in page.url
-    loss.locator(".u-over").dblclick()
-    assert loss.locator("canvas").first.evaluate("drawn => drawn.toDataURL()") != near
-
-
 def test_an_address_that_nobody_made_breaks_nothing(page: "Page", world: World) -> None:
     page.evaluate("history.pushState(null, '', '/nothing/%'); dispatchEvent(new PopStateEvent('popstate'))")
     page.get_by_role("heading", level=1).wait_for()

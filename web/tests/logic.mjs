@@ -95,3 +95,20 @@ test("a list that moves while it is read has every row once, and none is left ou
   assert.deepEqual(ids, Array.from({ length: 1200 }, (_, place) => `row_${place}`));
   assert.deepEqual(asked, [0, 500, 1000]);
 });
+
+test("keys show half as much, twice as much, what is beside it and all, and never what is not there", async () => {
+  const { keyed } = await load("lib/span.ts");
+  const whole = { min: 0, max: 64 };
+  const by = (...keys) => keys.reduce((shown, key) => keyed(key, shown, whole, 4) ?? shown, whole);
+  assert.deepEqual(by("+"), { min: 16, max: 48 });
+  assert.deepEqual(by("+", "="), { min: 24, max: 40 });
+  assert.deepEqual(by("+", "+", "-"), by("+"));
+  assert.deepEqual(by("+", "ArrowRight"), { min: 24, max: 56 });
+  assert.deepEqual(by("+", "ArrowRight", "ArrowRight", "ArrowRight"), { min: 32, max: 64 });
+  assert.deepEqual(by("+", "ArrowLeft", "ArrowLeft", "ArrowLeft", "-"), whole);
+  assert.deepEqual(by("+", "ArrowLeft", "ArrowLeft", "+"), { min: 8, max: 24 });
+  assert.deepEqual(by("+", "+", "+", "+", "+", "+"), { min: 30, max: 34 });
+  for (const key of ["0", "Home"]) assert.deepEqual(by("+", "ArrowRight", key), whole);
+  for (const key of ["-", "0", "Home", "ArrowLeft", "ArrowRight", "x"]) assert.equal(keyed(key, whole, whole, 4), undefined, key);
+  assert.equal(keyed("+", { min: 5, max: 5 }, { min: 5, max: 5 }, 0), undefined);
+});

@@ -1,0 +1,114 @@
+"""Curves in a real browser: those of one run and of several, drawn on as they grow, zoomed and moved along by pointer and by keyboard."""
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.web.world import World
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+pytestmark = [pytest.mark.web, pytest.mark.timeout(600)]
+
+
+def test_a_run_shows_its_curves_what_came_of_it_and_what_happened(page: "Page", world: World) -> None:
+    page.goto(f"/runs/{world.rewarded.id}")
+    for title in (
+        "Loss",
+        "Reward",
+        "Reward by component",
+        "Distance to the beginning",
+        "Trainer and sampler",
+        "Entropy",
+        "Length",
+        "Staleness",
+        "Idle",
+        "Learning rate",
+        "Gradient norm",
+    ):
+        chart = page.get_by_role("region", name=title, exact=True)
+        chart.locator("canvas").wait_for()
+    came = page.get_by_role("region", name="What came of it")
+    assert "reward" in came.inner_text()
+    page.get_by_role("region", name="What happened").get_by_role("listitem").first.wait_for()
+
+
+def test_runs_are_compared_on_one_axis_smoothed_and_over_time(page: "Page", world: World) -> None:
+    page.goto("/runs")
+    for name in ("taught", "rewarded"):
+        page.get_by_role("checkbox", name=f"compare {name}").check()
+    page.get_by_role("link", name="Compare 2").click()
+    loss = page.get_by_role("region", name="Loss", exact=True)
+    loss.locator("canvas").wait_for()
+    assert {"taught: loss", "rewarded: loss"} <= set(re.findall(r"(\w+: loss)", loss.inner_text()))
+    page.get_by_role("slider").fill("0.9")
+    page.get_by_label("logarithmic").check()
+    page.get_by_label("over time").check()
+    address = page.url
+    assert "smooth=0.9" in address
+    assert "y=log" in address
+    assert "x=time" in address
+    page.reload()
+    loss.locator("canvas").wait_for()
+    assert page.get_by_label("logarithmic").is_checked()
+
+
+def test_a_curve_is_drawn_on_where_it_is_and_stays_as_far_in_as_one_looked(page: "Page", world: World) -> None:
+    page.goto(f"/runs/{world.taught.id}?smooth=0.5")
+    loss = page.get_by_role("region", name="Loss", exact=True)
+    canvas = loss.locator("canvas").first
+    canvas.wait_for()
+    page.get_by_role("region", name="Throughput", exact=True).locator("canvas").wait_for()
+    before = canvas.element_handle()
+    box = loss.locator(".u-over").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50, steps=4)
+    page.mouse.up()
+    near = loss.locator("canvas").first.evaluate("drawn => drawn.toDataURL()")
+    page.get_by_role("slider").fill("0.9")
+    assert before.evaluate("drawn => drawn.isConnected")
+    assert "smooth=0.9" in page.url
+    loss.locator(".u-over").dblclick()
+    assert loss.locator("canvas").first.evaluate("drawn => drawn.toDataURL()") != near
+
+
+def test_a_chart_is_zoomed_and_moved_along_by_keyboard_and_says_what_it_shows(page: "Page", world: World) -> None:
+    page.goto(f"/runs/{world.taught.id}")
+    loss = page.get_by_role("region", name="Loss", exact=True)
+    chart = loss.get_by_role("application")
+    loss.locator("canvas").wait_for()
+    page.get_by_role("region", name="Throughput", exact=True).locator("canvas").wait_for()
+    described = chart.get_attribute("aria-describedby")
+    assert page.locator(f"[id='{described}']").inner_text() == "plus and minus zoom, the arrow keys move along, 0 shows all"
+    chart.focus()
+    whole = drawn(loss)
+    shown: list[tuple[float, float]] = []
+    for key in ("+", "+", "ArrowRight", "ArrowLeft", "-"):
+        page.keyboard.press(key)
+        shown.append(spans(loss.get_by_role("status").inner_text())[0])
+    first, last = spans(loss.get_by_role("status").inner_text())[1]
+    sizes = [end - begin for begin, end in shown]
+    assert sizes == pytest.approx([size * (last - first) for size in (1 / 2, 1 / 4, 1 / 4, 1 / 4, 1 / 2)], abs=0.2)
+    assert shown[2][0] - shown[1][0] == pytest.approx((last - first) / 16, abs=0.2)
+    assert shown[3] == shown[1]
+    assert shown[4] == shown[0]
+    near = drawn(loss)
+    assert near != whole
+    for key in ("Home", "+", "0"):
+        page.keyboard.press(key)
+    assert spans(loss.get_by_role("status").inner_text())[0] == (first, last)
+    page.wait_for_function("([canvas, before]) => canvas.toDataURL() === before", arg=[loss.locator("canvas").element_handle(), whole])
+
+
+def drawn(chart: "Locator") -> str:
+    """What its lines look like."""
+    return str(chart.locator("canvas").evaluate("canvas => new Promise(done => requestAnimationFrame(() => done(canvas.toDataURL())))"))
+
+
+def spans(said: str) -> list[tuple[float, float]]:
+    """What is shown, and of what."""
+    return [(float(begin.replace(",", "")), float(end.replace(",", ""))) for begin, end in re.findall(r"([\d.,]+) to ([\d.,]+)", said)]
