@@ -1,0 +1,51 @@
+"""Which codec a chunk gets, by the sizes that come of it alone: the same chunk has the same bytes on every machine."""
+
+from enum import IntEnum
+from typing import Final, NamedTuple, Protocol
+
+from bloomery.sync.codec import fast, fast_zstd, kernels, planes, raw
+from bloomery.sync.codec.numbers import Changes, Number
+from bloomery.sync.state_hash import Bits
+
+
+class Codec(IntEnum):
+    """As the records of chunks number them."""
+
+    EMPTY = 0
+    FAST = 1
+    FAST_ZSTD = 2
+    TIGHT = 3
+    RAW = 4
+    PLANES = 5
+
+
+class _Payloads(Protocol):
+    """What every module of a codec has."""
+
+    def encode(self, old: Bits, new: Bits, kind: Number) -> bytes | None: ...
+
+    def decode(self, payload: memoryview, old: Bits, kind: Number) -> Changes: ...
+
+
+CODECS: Final[dict[Codec, _Payloads]] = {Codec.FAST: fast, Codec.FAST_ZSTD: fast_zstd, Codec.RAW: raw, Codec.PLANES: planes}
+"""Those whose chunks have a payload."""
+
+
+class Encoded(NamedTuple):
+    """A payload, and which codec reads it."""
+
+    codec: Codec
+    payload: bytes
+
+
+def encode(old: Bits, new: Bits, kind: Number) -> Encoded:
+    """The shortest payload of changes; where none is worth it, all elements. Nothing where nothing changed."""
+    found = kernels.find(old, new, kind)
+    if not len(found.indices):
+        return Encoded(Codec.EMPTY, b"")
+    made = ((Codec.FAST, fast), (Codec.FAST_ZSTD, fast_zstd))
+    changes = min((Encoded(codec, module.encode_differences(*found, len(old), kind)) for codec, module in made), key=lambda each: len(each.payload))
+    if len(changes.payload) <= fast.WORTH * new.nbytes:
+        return changes
+    turned = planes.encode(old, new, kind)
+    return Encoded(Codec.RAW, raw.encode(old, new, kind)) if turned is None else Encoded(Codec.PLANES, turned)

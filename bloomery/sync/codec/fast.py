@@ -1,0 +1,47 @@
+"""Payloads of distances: how far it is to each changed element, whether it became smaller, and by how much where that is more than one.
+
+    u32 bytes of gaps | u32 bytes of exception gaps | gaps | signs | exception gaps | sizes | wide sizes
+
+with the streams of `plain.Streams`, in little-endian bytes. Whoever has a payload knows the differences without the old elements, so payloads can be
+added up, and turned around, without them.
+"""
+
+import struct
+from typing import Final
+
+from bloomery.sync.codec import kernels
+from bloomery.sync.codec.numbers import Changes, Differences, Number
+from bloomery.sync.codec.plain import split
+from bloomery.sync.state_hash import Bits
+from bloomery.types.errors import Corrupt
+
+_HEAD: Final = struct.Struct("<II")
+WORTH: Final = 0.6
+"""The share of the raw bytes from which on these are better: they are read faster, and nothing has to be there before."""
+
+
+def encode(old: Bits, new: Bits, kind: Number) -> bytes | None:
+    """None where all new elements are not much longer."""
+    found = kernels.find(old, new, kind)
+    payload = encode_differences(*found, len(old), kind)
+    return payload if len(payload) <= WORTH * new.nbytes else None
+
+
+def encode_differences(indices: Bits, by: Bits, count: int, kind: Number) -> bytes:
+    """Of `count` elements those at `indices` [n], ascending, moved `by` [n], none by zero."""
+    streams = kernels.pack(Differences(indices, by), kind)
+    return b"".join((_HEAD.pack(len(streams.gaps), len(streams.exception_gaps)), *map(bytes, streams)))
+
+
+def decode(payload: memoryview, old: Bits, kind: Number) -> Changes:
+    """What changed, and to what."""
+    found = differences(payload, len(old), kind)
+    return Changes(found.indices, kernels.moved(old, found, kind))
+
+
+def differences(payload: memoryview, count: int, kind: Number) -> Differences:
+    """The same of `count` elements that nobody has to have."""
+    if len(payload) < _HEAD.size:
+        raise Corrupt(f"{len(payload)} bytes are too few for a payload")
+    gap_bytes, exception_gap_bytes = _HEAD.unpack_from(payload)
+    return kernels.unpack(split(gap_bytes, exception_gap_bytes, payload[_HEAD.size :]), count, kind)
