@@ -16,7 +16,7 @@ CODE := bloomery tests bench
 DASHBOARD := bloomery/ui/dist/index.html
 PAGES := $(shell find web/src web/public -type f 2>/dev/null) web/index.html web/package-lock.json web/vite.config.ts web/svelte.config.js
 
-.PHONY: bubblewrap setup demo web dashboard test test-slow test-all test-gpu test-web test-cookbook lint check fix golden types contract fidelity charts clean
+.PHONY: bubblewrap chromium setup demo web dashboard test test-slow test-all test-gpu test-web test-cookbook lint check fix golden types contract fidelity charts clean
 
 setup: $(READY) dashboard
 
@@ -43,6 +43,8 @@ test-gpu: $(READY)
 # The dashboard, built from web/ into the package.
 web:
 	@command -v npm >/dev/null || { echo "no npm found: install Node.js 20.19 or newer, which brings it, then make web again" >&2; exit 1; }
+	@node -e 'const [major, minor] = process.versions.node.split("."); process.exit(major > 20 || (major == 20 && minor >= 19) ? 0 : 1)' \
+	|| { echo "Node.js $$(node --version) is too old for the dashboard: install 20.19 or newer, then make web again" >&2; exit 1; }
 	@$(MAKE) -s $(DASHBOARD)
 
 # The same where it can be built, and a word where it cannot: everything else works without it.
@@ -51,13 +53,19 @@ dashboard:
 
 $(DASHBOARD): $(PAGES)
 	@echo "building the dashboard"
-	@cd web && npm ci --silent --no-audit --no-fund && npm run --silent build -- --logLevel warn
+	@cd web && { npm ci --silent --no-audit --no-fund \
+	|| { echo "npm cannot install what web/package-lock.json names: have it reach a package registry, then make web again" >&2; exit 1; }; }
+	@cd web && npm run --silent build -- --logLevel warn
 
-# The dashboard in Debian's Chromium, installed here when it is missing (which takes root, or sudo); without it the tests fail.
-test-web: $(READY) web
-	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
-	$(PIP) -r requirements-web.txt
+# The dashboard in a real browser; whatever is missing for it is installed, or named.
+test-web: $(READY) web chromium
+	@$(PIP) -r requirements-web.txt || { echo "Playwright is missing, and pip cannot install it: have pip reach a package index for requirements-web.txt, then make test-web again" >&2; exit 1; }
 	$(PYTEST) -m web $(ARGS)
+
+# Debian's, which takes root.
+chromium:
+	@command -v chromium >/dev/null || { echo "installing Chromium" && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } \
+	|| { echo "no Chromium found, and apt-get cannot install it here: install the package chromium, which brings the program chromium, then make test-web again" >&2; exit 1; }
 
 # The recipes of the published tinker-cookbook, which installs itself into build/cookbook the first time; part of test-all.
 test-cookbook: $(READY)

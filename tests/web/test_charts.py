@@ -104,6 +104,21 @@ def test_a_chart_is_zoomed_and_moved_along_by_keyboard_and_says_what_it_shows(pa
     page.wait_for_function("([canvas, before]) => canvas.toDataURL() === before", arg=[loss.locator("canvas").element_handle(), whole])
 
 
+def test_arrow_keys_move_a_chart_that_has_the_focus_and_turn_steps_where_there_is_nothing_to_move(page: "Page", world: World) -> None:
+    page.goto(f"/rollouts/{world.rewarded.run}?step=2")
+    chart = page.get_by_role("region", name="rewards by step").get_by_role("application")
+    chart.locator("canvas").wait_for()
+    steps = page.get_by_role("combobox", name=re.compile("^Step"))
+    assert steps.input_value() == "2"
+    chart.focus()
+    page.keyboard.press("+")
+    page.keyboard.press("ArrowRight")
+    assert steps.input_value() == "2"
+    page.keyboard.press("0")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_url("**step=3")
+
+
 def drawn(chart: "Locator") -> str:
     """What its lines look like."""
     return str(chart.locator("canvas").evaluate("canvas => new Promise(done => requestAnimationFrame(() => done(canvas.toDataURL())))"))
