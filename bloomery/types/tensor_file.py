@@ -17,6 +17,8 @@ ITEM_BYTES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 1),
 }
 START_BYTES: Final = 8
+_MAX_HEADER_BYTES: Final = 100 << 20
+"""As many as the format allows."""
 _ALIGNMENT: Final = 8
 
 
@@ -65,14 +67,18 @@ def places(data: bytes | memoryview, *, size: int) -> dict[str, TensorPlace]:
         if name == "__metadata__":
             continue
         try:
+            if entry["dtype"] not in ITEM_BYTES:
+                raise Corrupt(f"tensor `{name}` of a weights file holds {entry['dtype']} numbers, which nobody reads here")
             spec = TensorSpec(entry["dtype"], tuple(entry["shape"]))
             first, last = entry["data_offsets"]
-            fits = last - first == spec.size_bytes and 0 <= first <= last <= size - begin
+            counts = all(type(size) is int and size >= 0 for size in (*spec.shape, first, last))
+            fits = counts and last - first == spec.size_bytes and last <= size - begin
         except (TypeError, KeyError, ValueError) as error:
             raise Corrupt(f"tensor `{name}` of a weights file has no form: {error!r}") from error
         if not fits:
             raise Corrupt(f"a weights file of {size} bytes does not hold its tensor `{name}`")
         found[name] = TensorPlace(spec, begin + first, begin + last)
+    _check_apart(found)
     return found
 
 
@@ -82,10 +88,21 @@ def metadata(data: bytes | memoryview) -> dict[str, str]:
     return found
 
 
+def _check_apart(places: Mapping[str, TensorPlace]) -> None:
+    """Whoever writes to a tensor writes to no other."""
+    stop, before = 0, ""
+    for name, place in sorted(places.items(), key=lambda item: item[1][1:]):
+        if place.start < stop and place.start < place.stop:
+            raise Corrupt(f"tensors `{before}` and `{name}` of a weights file lie in the same bytes")
+        stop, before = max(stop, place.stop), name
+
+
 def _header(data: bytes | memoryview, stop: int) -> dict[str, Any]:
+    if stop > _MAX_HEADER_BYTES:
+        raise Corrupt(f"a weights file claims a header of {stop} bytes: it is no safetensors file")
     try:
         found = json.loads(bytes(data[START_BYTES:stop]))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Corrupt(f"a weights file has no safetensors header: {error}") from error
     if not isinstance(found, dict):
         raise Corrupt("a weights file has no safetensors header")
