@@ -79,6 +79,15 @@ class Part(NamedTuple):
     at: int
 
 
+class ChunkSizes(NamedTuple):
+    """Of every chunk."""
+
+    numels: NDArray[np.int64]
+    """[chunks]"""
+    item_bytes: NDArray[np.int64]
+    """[chunks]"""
+
+
 class _Run(NamedTuple):
     first: int
     numel: int
@@ -153,6 +162,13 @@ class Layout:
     def chunks(self) -> Iterator[Chunk]:
         """All of them in order."""
         return map(self.chunk, range(self.chunk_count))
+
+    @cached_property
+    def chunk_sizes(self) -> ChunkSizes:
+        """Of all chunks at once; ask only where there may be so many."""
+        numels = [np.minimum(CHUNK_ELEMENTS, run.numel - np.arange(0, run.numel, CHUNK_ELEMENTS)) for run in self._runs]
+        items = [np.full(len(each), ITEM_BYTES[run.dtype]) for each, run in zip(numels, self._runs, strict=True)]
+        return ChunkSizes(*(np.concatenate([np.zeros(0, np.int64), *each], dtype=np.int64) for each in (numels, items)))
 
     def parts(self, chunk: Chunk) -> Iterator[Part]:
         """Which elements of which tensors a chunk consists of, in order."""

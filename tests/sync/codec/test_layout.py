@@ -78,6 +78,8 @@ def test_chunks_are_runs_of_one_dtype_cut_in_order(small_chunks):
         expected = [(dtype, run[start : start + small_chunks]) for dtype, run in runs(layout) for start in range(0, len(run), small_chunks)]
         assert [(chunk.dtype, list(range(chunk.first, chunk.first + chunk.numel))) for chunk in layout.chunks()] == expected
         assert [chunk.number for chunk in layout.chunks()] == list(range(layout.chunk_count))
+        assert layout.chunk_sizes.numels.tolist() == [chunk.numel for chunk in layout.chunks()]
+        assert layout.chunk_sizes.item_bytes.tolist() == [ITEM_BYTES[chunk.dtype] for chunk in layout.chunks()]
         weights = filled(layout)
         for chunk in layout.chunks():
             assert weights.read(chunk).tolist() == np.arange(chunk.first, chunk.first + chunk.numel).astype(chunk.unsigned).tolist()
