@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from bloomery.sync.manifest import digest
 from bloomery.sync.state_hash import UNSIGNED, Bits
-from bloomery.types.errors import Corrupt, NotSupported, TooLarge
+from bloomery.types.errors import Corrupt, NotSupported, TooLarge, shown
 from bloomery.types.tensor_file import ITEM_BYTES, TensorSpec
 
 CHUNK_ELEMENTS: Final = 1 << 20
@@ -113,7 +113,7 @@ class Layout:
         """Of tensors by their names. NotSupported names a dtype that has no whole bytes or is not known, TooLarge what no layout has room for."""
         for name, spec in specs.items():
             if spec.dtype not in _CODES:
-                raise NotSupported(f"tensor `{name}` holds {spec.dtype} numbers; deltas are of {', '.join(_CODES)}")
+                raise NotSupported(f"tensor `{shown(name)}` holds {spec.dtype} numbers; deltas are of {', '.join(_CODES)}")
         found = cls(_counted((name, *specs[name]) for name in sorted(specs)))
         _check_sizes(found.tensors, TooLarge)
         if len(found.table) > MAX_TABLE_BYTES:
@@ -187,11 +187,11 @@ class Layout:
         mine, others = ({tensor.name: tensor for tensor in layout.tensors} for layout in (self, other))
         for name in sorted(mine.keys() | others.keys()):
             if name not in others:
-                return f"`{name}` is there and should not be"
+                return f"`{shown(name)}` is there and should not be"
             if name not in mine:
-                return f"`{name}` is missing"
+                return f"`{shown(name)}` is missing"
             if (found := mine[name])[1:3] != (wanted := others[name])[1:3]:
-                return f"`{name}` is {found.dtype} {list(found.shape)}, not {wanted.dtype} {list(wanted.shape)}"
+                return f"`{shown(name)}` is {found.dtype} {list(found.shape)}, not {wanted.dtype} {list(wanted.shape)}"
         return None
 
 
@@ -288,7 +288,9 @@ def _check_sizes(tensors: tuple[Tensor, ...], error: type[Corrupt] | type[TooLar
         if not 0 < len(_utf8(tensor.name)) <= _MAX_NAME_BYTES:
             raise error(f"the name of a tensor has 1 to {_MAX_NAME_BYTES} bytes, not {len(_utf8(tensor.name))}")
         if len(tensor.shape) > _MAX_DIMENSIONS or any(size > MAX_ELEMENTS for size in tensor.shape):
-            raise error(f"tensor `{tensor.name}` has a shape that no layout has room for: at most {_MAX_DIMENSIONS} sizes of at most {MAX_ELEMENTS}")
+            raise error(
+                f"tensor `{shown(tensor.name)}` has a shape that no layout has room for: at most {_MAX_DIMENSIONS} sizes of at most {MAX_ELEMENTS}"
+            )
 
 
 def _entries(table: bytes) -> Iterator[tuple[str, str, tuple[int, ...]]]:
@@ -353,11 +355,11 @@ def _utf8(name: str) -> bytes:
     try:
         return name.encode()
     except UnicodeEncodeError:
-        raise Corrupt(f"the name of a tensor is no text: {name!r}") from None
+        raise Corrupt(f"the name of a tensor is no text: {shown(repr(name))}") from None
 
 
 def _text(name: bytes) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError:
-        raise Corrupt(f"the name of a tensor is no text: {name!r}") from None
+        raise Corrupt(f"the name of a tensor is no text: {shown(repr(name))}") from None

@@ -1,0 +1,217 @@
+"""Deltas as objects: `encode` makes one of two sets of weights, `Delta.parse` reads one, whatever bytes it is given.
+
+Both hold one chunk at a time beside the weights and the object, which may be mapped files. What is done with deltas is in `applying` and `merge`.
+"""
+
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from typing import Any, BinaryIO, Final, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bloomery.sync.codec import choose, container, fast, fast_zstd, kernels
+from bloomery.sync.codec.choose import CODECS, Codec
+from bloomery.sync.codec.container import WHOLE, Entry, Head, Kind, Records
+from bloomery.sync.codec.layout import Chunk, Layout, Weights
+from bloomery.sync.codec.numbers import NUMBERS, Changes, Differences, Number
+from bloomery.sync.codec.ordered import in_order
+from bloomery.sync.state_hash import Bits, StateHash, change, hash_elements
+from bloomery.types.errors import Conflict
+
+Choice = Literal["auto", "fast", "fast+zstd", "tight", "raw", "planes"]
+"""`auto`: for every chunk the shortest payload. Another codec gives way to `raw` where it cannot write a chunk, or not in fewer bytes."""
+CHOICES: Final[dict[Choice, Codec | None]] = {
+    "auto": None,
+    "fast": Codec.FAST,
+    "fast+zstd": Codec.FAST_ZSTD,
+    "tight": Codec.TIGHT,
+    "raw": Codec.RAW,
+    "planes": Codec.PLANES,
+}
+
+
+class Distances(Protocol):
+    """A codec that says by how much elements move, and so can be read without the old ones."""
+
+    def differences(self, payload: memoryview, count: int, kind: Number) -> Differences: ...
+
+    def encode_differences(self, indices: Bits, by: Bits, count: int, kind: Number) -> bytes: ...
+
+
+DISTANCES: Final[dict[Codec, Distances]] = {Codec.FAST: fast, Codec.FAST_ZSTD: fast_zstd}
+States = NDArray[np.uint64]
+"""State hashes of all chunks [chunks, 2]."""
+Told = Callable[[Chunk], object]
+"""Is told of every chunk that is done."""
+_DENSE: Final = 8
+"""An element that changed costs as much to hash by itself as so many that are hashed in a row."""
+
+
+class Delta:
+    """An object that was parsed; its bytes are read when they are asked for, and must stay."""
+
+    def __init__(self, head: Head, data: memoryview) -> None:
+        self.head, self._data = head, data
+
+    @classmethod
+    def parse(cls, data: bytes | memoryview, *, trusted: bool = False) -> "Delta":
+        """Of a whole object, mapped or in memory; Corrupt unless it is one. `trusted`: whoever calls has just hashed these bytes himself."""
+        view = memoryview(data).cast("B")
+        return cls(container.parse(view, trusted=trusted), view)
+
+    @property
+    def kind(self) -> Kind:
+        """A base starts from nothing."""
+        return self.head.kind
+
+    @property
+    def layout(self) -> Layout:
+        """Of the weights before and after."""
+        return self.head.layout
+
+    @property
+    def records(self) -> Records:
+        """By chunk."""
+        return self.head.records
+
+    @property
+    def old_root(self) -> StateHash:
+        """Of the weights that it starts from."""
+        return self.head.old_root
+
+    @property
+    def new_root(self) -> StateHash:
+        """Of the weights that it leads to."""
+        return self.head.new_root
+
+    def payload(self, number: int) -> memoryview:
+        """Of a chunk."""
+        record = self.records[number]
+        return self._data[record.offset : record.offset + record.length]
+
+    def differences(self, number: int) -> Differences:
+        """By how much which elements of a chunk move, of a payload that can be read without the old ones."""
+        record, chunk, payload = self.records[number], self.layout.chunk(number), self.payload(number)
+        container.check_payload(record, payload)
+        found = DISTANCES[record.codec].differences(payload, chunk.numel, NUMBERS[chunk.dtype])
+        container.check_count(record, found.indices)
+        return found
+
+    def changes(self, number: int, old: Bits) -> Changes:
+        """What becomes of a chunk's elements `old` [numel], whose state is not looked at; Corrupt where the payload does not say."""
+        return self.head.changes(number, self.payload(number), old)
+
+
+class Written(NamedTuple):
+    """An object that was made."""
+
+    head: Head
+    changed: int
+    """Elements that differ, which records of raw chunks do not say."""
+
+
+def encode(old: Weights | None, new: Weights, codec: Choice = "auto", states: States | None = None) -> bytes:
+    """What changed from `old` to `new`, or a base where nothing was before. `states`: of `old`, where they are known; else they are computed."""
+    file = BytesIO()
+    write(file, old, new, codec=codec, states=states)
+    return file.getvalue()
+
+
+def write(
+    file: BinaryIO,
+    old: Weights | None,
+    new: Weights,
+    *,
+    codec: Choice = "auto",
+    states: States | None = None,
+    workers: int = 1,
+    told: Told | None = None,
+) -> Written:
+    """The same into an empty file that can be read too, by so many threads."""
+    layout = new.layout
+    if old is not None and (difference := layout.difference(old.layout)):
+        raise Conflict(f"a delta is of weights with the same tensors, and these have others: {difference}")
+
+    def entry(chunk: Chunk) -> "Encoded":
+        if old is None:
+            return encoded_base(chunk, new.read(chunk))
+        before = old.read(chunk)
+        h_old = hash_elements(before, chunk.first) if states is None else state_of(states[chunk.number])
+        return encoded(chunk, before, new.read(chunk), h_old, codec)
+
+    changed = 0
+
+    def entries() -> Iterator[Entry]:
+        nonlocal changed
+        for chunk, made in in_order(entry, layout.chunks(), workers):
+            changed += made.changed
+            yield made.entry
+            if told is not None:
+                told(chunk)
+
+    head = container.write(file, "base" if old is None else "delta", layout, entries())
+    return Written(head, changed)
+
+
+class Encoded(NamedTuple):
+    """A chunk's entry, and how many of its elements differ."""
+
+    entry: Entry
+    changed: int
+
+
+def encoded(chunk: Chunk, old: Bits, new: Bits, h_old: StateHash, codec: Choice = "auto") -> Encoded:
+    """One chunk of a delta."""
+    kind, wanted = NUMBERS[chunk.dtype], CHOICES[codec]
+    indices = kernels.find(old, new, kind).indices
+    if not len(indices):
+        chosen, payload = Codec.EMPTY, b""
+    elif wanted is None:
+        chosen, payload = choose.encode(old, new, kind)
+    else:
+        chosen, payload = _by(wanted, old, new, chunk)
+    h_new = after(chunk, h_old, old, Changes(indices, new[indices]))
+    return Encoded(Entry(chosen, payload, chunk.numel if chosen in WHOLE else len(indices), h_old, h_new), len(indices))
+
+
+def encoded_base(chunk: Chunk, new: Bits) -> Encoded:
+    """One chunk of a base."""
+    state = hash_elements(new, chunk.first)
+    if not (changed := int(np.count_nonzero(new))):
+        return Encoded(Entry(Codec.EMPTY, b"", 0, StateHash(), state), 0)
+    return Encoded(whole(chunk, new, StateHash(), state), changed)
+
+
+def whole(chunk: Chunk, new: Bits, h_old: StateHash, h_new: StateHash) -> Entry:
+    """One chunk that is written whole, whatever was there."""
+    return Entry(*_by(Codec.PLANES, new, new, chunk), chunk.numel, h_old, h_new)
+
+
+def after(chunk: Chunk, h_old: StateHash, old: Bits, changes: Changes) -> StateHash:
+    """The state hash of a chunk that had `h_old` and the elements `old`, once these have changed: at the cost of these where they are few."""
+    indices, values = changes
+    if len(indices) * _DENSE < chunk.numel:
+        return h_old + change(indices.astype(np.uint64) + np.uint64(chunk.first), old[indices], values)
+    new = old.copy()
+    new[indices] = values
+    return hash_elements(new, chunk.first)
+
+
+def states_of(weights: Weights) -> States:
+    """Of weights as they are, in one pass over them."""
+    found = np.zeros((weights.layout.chunk_count, 2), np.uint64)
+    for chunk in weights.layout.chunks():
+        state = hash_elements(weights.read(chunk), chunk.first)
+        found[chunk.number] = state.one, state.two
+    return found
+
+
+def state_of(row: NDArray[Any]) -> StateHash:
+    """One of `States`."""
+    return StateHash(int(row[0]), int(row[1]))
+
+
+def _by(codec: Codec, old: Bits, new: Bits, chunk: Chunk) -> tuple[Codec, bytes]:
+    payload = CODECS[codec].encode(old, new, NUMBERS[chunk.dtype])
+    return (Codec.RAW, new.tobytes()) if payload is None else (codec, payload)
