@@ -136,6 +136,15 @@ def test_whoever_shows_no_good_key_is_not_let_in(server: Server, browser: httpx.
     assert browser.get("/api/v1/login").status_code == 401
 
 
+def test_no_page_of_others_logs_a_browser_in(browser: httpx.Client) -> None:
+    for origin in ("http://evil.example", "http://127.0.0.1:8701", "https://127.0.0.1", "null"):
+        # As a form of theirs can send it, which browsers ask nobody about.
+        for kind in ("text/plain", "application/json"):
+            body = json.dumps({"key": KEY}).encode()
+            answer = browser.post("/api/v1/login", content=body, headers={"origin": origin, "content-type": kind})
+            assert (answer.status_code, answer.json()["error"]["field"], "set-cookie" in answer.headers) == (403, "origin", False), origin
+
+
 def test_a_login_is_renewed_with_the_word_that_it_had_and_ends_when_the_browser_says_so(browser: httpx.Client) -> None:
     first = log_in(browser)
     csrf = first.pop("csrf")

@@ -21,7 +21,7 @@ def main() -> None:
     found = shutil.which("chromium") or sys.exit("Chromium is not installed: run `make test-web`")
     PLACE.mkdir(exist_ok=True)
     with TemporaryDirectory() as scratch, running_server(Path(scratch) / "data", jobs=1) as server, Client(server.url, server.key) as client:
-        world = build(client)
+        world = build(client, "by hand")
         run = world.rewarded.run
         pages = {
             "home": ("/", "light"),

@@ -28,9 +28,9 @@ class World:
     evaluation: str
 
 
-def build(client: Client) -> World:
-    """Make it all, which takes a minute or two."""
-    with_rows(client)
+def build(client: Client, said: str = HOSTILE) -> World:
+    """Make it all, which takes a minute or two. `said`: what a program, a row and a question are called, or say."""
+    with_rows(client, said)
     taught = client.jobs.create(
         JobSpec(
             name="taught",
@@ -41,7 +41,7 @@ def build(client: Client) -> World:
             seed=1,
         )
     )
-    program = programmed(client)
+    program = programmed(client, said)
     taught = client.jobs.wait(taught.id, 600)
     assert taught.result is not None, taught.reason
     rewarded = client.jobs.create(
@@ -60,7 +60,7 @@ def build(client: Client) -> World:
     for number, given in enumerate(pairs(6, 5)):
         answer = client.chat("front", asked(given), max_tokens=48, seed=number)
         client.feedback(answer["id"], "helpful", number % 2 == 0)
-    client.chat("front", [{"role": "user", "content": HOSTILE}], max_tokens=4, seed=0)
+    client.chat("front", [{"role": "user", "content": said}], max_tokens=4, seed=0)
     evaluated = client.evaluations.create(
         EvaluationSpec.model_validate(
             {
@@ -78,7 +78,7 @@ def build(client: Client) -> World:
     return World(taught, rewarded, "front", program, evaluated.id)
 
 
-def with_rows(client: Client) -> None:
+def with_rows(client: Client, said: str) -> None:
     """Data sets, one of them with rows that were left out, and graders."""
     client.datasets.create("chats")
     client.datasets.add_version(
@@ -89,7 +89,7 @@ def with_rows(client: Client) -> None:
         "prompts", {"train": lines([prompt(each) for each in pairs(48, 2)]), "eval": lines([prompt(each) for each in pairs(16, 8)])}
     )
     broken: list[Any] = [chat(each) for each in pairs(6, 3)]
-    broken += [{"messages": []}, {"messages": [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": HOSTILE}]}, {"nothing": 1}]
+    broken += [{"messages": []}, {"messages": [{"role": "user", "content": said}, {"role": "assistant", "content": said}]}, {"nothing": 1}]
     client.datasets.create("damaged")
     client.datasets.upload("damaged", "\n".join(map(json.dumps, broken)).encode(), format="jsonl", on_error="skip")
     client.graders.create("right", {"type": "function", "source": GRADER, "entry": "score"})
@@ -98,9 +98,9 @@ def with_rows(client: Client) -> None:
     )
 
 
-def programmed(client: Client) -> str:
-    """A run that a program drives, with a name that is no markup."""
-    run = client.create_run(BASE, 8, seed=1, name=HOSTILE)
+def programmed(client: Client, name: str) -> str:
+    """A run that a program drives."""
+    run = client.create_run(BASE, 8, seed=1, name=name)
     steps = [(run.forward_backward([datum([5, 6, 7, 8], [0.0, 1.0, 1.0, 1.0])]), run.optim_step(1e-3)) for _ in range(5)]
     for _, step in steps:
         step.result()
