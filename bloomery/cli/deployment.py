@@ -9,7 +9,8 @@ from bloomery.cli.flags import Noun
 from bloomery.cli.options import DATA_DIR, DataDirOption
 from bloomery.cli.running import came_of, client_of
 from bloomery.cli.show import JsonOption, fidelity_words, print_json, print_table, utc
-from bloomery.types.resources import Deployment
+from bloomery.types.errors import InvalidInput
+from bloomery.types.resources import Deployment, Price
 
 app = Noun(name="deployment", help="Serve versions under names, and go back to earlier ones.", no_args_is_help=True)
 NewNameArgument = Annotated[str, typer.Argument(help="What callers give as `model`.")]
@@ -53,6 +54,35 @@ def rollback(
         _tell(client.deployments.rollback(name, revision), as_json)
 
 
+@app.command()
+def price(
+    name: NameArgument,
+    prompt: Annotated[float | None, typer.Option("--prompt", min=0, help="US dollars for a million tokens of prompts.")] = None,
+    completion: Annotated[float | None, typer.Option("--completion", min=0, help="The same of answers.")] = None,
+    cached: Annotated[
+        float | None, typer.Option("--cached", min=0, help="The same of prompt tokens that were computed before, where it differs.")
+    ] = None,
+    unset: Annotated[bool, typer.Option("--unset", help="Forget the price: what is served costs nothing that is known.")] = False,
+    as_json: JsonOption = False,
+    data_dir: DataDirOption = DATA_DIR,
+) -> None:
+    """Say what the tokens of a deployment cost from now on; its requests then show their cost."""
+    if unset and (prompt, completion, cached) != (None, None, None):
+        raise InvalidInput("a price is given or forgotten: leave --unset out, or the prices", field="unset")
+    if not unset and (prompt is None or completion is None):
+        raise InvalidInput("a price is of prompts and of answers: give --prompt and --completion, or --unset", field="prompt")
+    with client_of(data_dir) as client:
+        found = client.deployments.set_price(
+            name,
+            None
+            if prompt is None or completion is None
+            else Price(prompt_usd_per_mtok=prompt, cached_prompt_usd_per_mtok=cached, completion_usd_per_mtok=completion),
+        )
+    if as_json:
+        return print_json(found)
+    typer.echo(f"`{found.name}`: {_price_words(found.price)}")
+
+
 @app.command("list")
 def list_all(as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR) -> None:
     """Show all deployments."""
@@ -61,9 +91,18 @@ def list_all(as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR) ->
     if as_json:
         return print_json(found)
     rows = [
-        (each.name, each.base_model, str(each.live.number), each.live.version, fidelity_words(each.fidelity), utc(each.updated_us)) for each in found
+        (
+            each.name,
+            each.base_model,
+            str(each.live.number),
+            each.live.version,
+            fidelity_words(each.fidelity),
+            _price_words(each.price),
+            utc(each.updated_us),
+        )
+        for each in found
     ]
-    print_table(("NAME", "BASE MODEL", "REVISION", "VERSION", "FIDELITY", "SINCE"), rows)
+    print_table(("NAME", "BASE MODEL", "REVISION", "VERSION", "FIDELITY", "PRICE", "SINCE"), rows)
 
 
 @app.command()
@@ -82,3 +121,11 @@ def _tell(deployment: Deployment, as_json: bool) -> None:
         return print_json(deployment)
     live = deployment.live
     typer.echo(f"`{deployment.name}` serves version {live.version} (revision {live.number}), fidelity {fidelity_words(deployment.fidelity)}")
+
+
+def _price_words(price: Price | None) -> str:
+    """In US dollars for a million tokens."""
+    if price is None:
+        return "no price"
+    cached = "" if price.cached_prompt_usd_per_mtok is None else f" ({price.cached_prompt_usd_per_mtok:g} cached)"
+    return f"${price.prompt_usd_per_mtok:g}{cached} + ${price.completion_usd_per_mtok:g} per million"

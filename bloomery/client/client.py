@@ -31,12 +31,14 @@ from bloomery.types.resources import (
     Key,
     Model,
     NewKey,
+    Price,
     Run,
     Span,
     SpanDetail,
     Status,
     VersionFiles,
 )
+from bloomery.types.traffic import TrafficReport
 
 _MEASURE_S: Final = 600.0
 """A card is measured when those before it are, by processes that have other things to do."""
@@ -213,6 +215,10 @@ class Deployments:
         """Make an earlier revision live again."""
         return self._post(f"/{name}/rollback", {"revision": revision})
 
+    def set_price(self, name: str, price: Price | None) -> Deployment:
+        """Say what its tokens cost from now on; None: that is not known."""
+        return self._post(f"/{name}/price", {"price": None if price is None else price.model_dump()})
+
     def get(self, name: str) -> Deployment:
         """One deployment with its revisions."""
         return Deployment.model_validate(self._http.get(f"/api/v1/deployments/{name}"))
@@ -231,19 +237,14 @@ class Spans:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def list(
-        self,
-        *,
-        deployment: str | None = None,
-        episode: str | None = None,
-        kinds: Sequence[str] = (),
-        since_us: int | None = None,
-        until_us: int | None = None,
-        limit: int | None = None,
-    ) -> list[Span]:
-        """Spans without bodies, newest first: all that match, or the newest `limit` of them. `kinds` are chat, completion and sample."""
-        filters: dict[str, Any] = {"deployment": deployment, "episode": episode, "kind": [*kinds] or None, "since_us": since_us, "until_us": until_us}
-        return [Span.model_validate(item) for item in self._http.pages("/api/v1/spans", limit=limit, **filters)]
+    def list(self, *, kinds: Sequence[str] = (), limit: int | None = None, **wanted: Any) -> list[Span]:
+        """Spans without bodies, newest first: all that match, or the first `limit` of them. `kinds` are chat, completion and sample; `wanted` are
+        `deployment`, `episode`, `status`, `version`, `since_us`, `until_us`, `min_cost_usd` and another `order`: `dearest`, `slowest`."""
+        return [Span.model_validate(item) for item in self._http.pages("/api/v1/spans", limit=limit, **wanted, kind=[*kinds] or None)]
+
+    def totals(self, *, kinds: Sequence[str] = (), **wanted: Any) -> TrafficReport:
+        """What they come to, by the same filters: requests, tokens, time and cost, altogether and of each deployment."""
+        return TrafficReport.model_validate(self._http.get("/api/v1/spans/totals", kind=[*kinds] or None, **wanted))
 
     def get(self, span_id: str) -> SpanDetail:
         """One span with its body and feedback."""

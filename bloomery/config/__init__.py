@@ -3,9 +3,8 @@
 `data_dir` names the files of a data directory.
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
@@ -13,6 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from bloomery.types.errors import InvalidInput
 from bloomery.types.protocol import Role
+from bloomery.types.resources import Price
 
 RecordMode = Literal["off", "metadata", "full"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -70,17 +70,6 @@ class ModelConfig(_FromJson):
     """Who serves what is deployed of this base; without any the engine does."""
     rollout_replicas: tuple[ReplicaConfig, ...] = ()
     """Who samples versions that nobody deployed, for training and evaluation; without any the engine does."""
-
-
-UsdPerMtok = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Price(_FromJson):
-    """What a model of an endpoint costs, in US dollars per million tokens."""
-
-    prompt_usd_per_mtok: UsdPerMtok
-    completion_usd_per_mtok: UsdPerMtok
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,4 +218,4 @@ class TrackingConfig(_FromJson):
 
 def to_json(config: ModelConfig | ApiConfig | EngineConfig | JobsConfig | TrackingConfig) -> str:
     """The text that `from_json` of the same class reads."""
-    return json.dumps(asdict(config), indent=2)
+    return TypeAdapter(type(config)).dump_json(config, indent=2).decode()

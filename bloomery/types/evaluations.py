@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from bloomery.types.graders import VersionNumber
 from bloomery.types.grading import GradeResult
-from bloomery.types.resources import Name, Resource, Split
+from bloomery.types.resources import Name, Price, Resource, Split
 from bloomery.types.statistics import Mean, difference_of
 
 MAX_MODELS: Final = 16
@@ -27,7 +27,6 @@ Text = Annotated[str, Field(max_length=512)]
 Interval = Annotated[tuple[float, float], Field(strict=False)]
 ModelName = Annotated[str, Field(min_length=1, max_length=512)]
 GraderName = Annotated[str, Field(min_length=1, max_length=140, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[1-9][0-9]{0,8})?$")]
-UsdPerMtok = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
 class EvaluationState(StrEnum):
@@ -64,16 +63,9 @@ EVALUATION_NEXT: Final[dict[EvaluationState, frozenset[EvaluationState]]] = {
 # What is asked for
 
 
-class Price(Resource):
-    """What tokens cost, in US dollars per million."""
-
-    prompt_usd_per_mtok: UsdPerMtok
-    completion_usd_per_mtok: UsdPerMtok
-
-
 class EvaluatedModel(Resource):
     """A model by any name that can be asked for answers: a base model's, a version, a deployment's. What a deployment serves when the evaluation is
-    made is what is evaluated. Without a `price` tokens of this server's own models are free."""
+    made is what is evaluated. Without a `price` that of its deployment or endpoint counts; tokens of this server's other models are free."""
 
     model: ModelName
     price: Price | None = None

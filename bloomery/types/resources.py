@@ -153,11 +153,22 @@ class Model(Resource):
     ready: bool
 
 
-class EndpointPrice(Resource):
-    """What a model elsewhere costs, in US dollars per million tokens."""
+UsdPerMtok = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
-    prompt_usd_per_mtok: float
-    completion_usd_per_mtok: float
+
+class Price(Resource):
+    """What tokens cost, in US dollars per million: of a deployment what its owner says, of a model elsewhere what its provider asks."""
+
+    prompt_usd_per_mtok: UsdPerMtok
+    cached_prompt_usd_per_mtok: UsdPerMtok | None = None
+    """Of prompt tokens that another request had computed before; None: the same as of the others."""
+    completion_usd_per_mtok: UsdPerMtok
+
+    def of(self, prompt_tokens: int, completion_tokens: int, *, cached_tokens: int = 0) -> float:
+        """So many tokens in US dollars; `cached_tokens` of the prompt were computed before."""
+        cached = self.prompt_usd_per_mtok if self.cached_prompt_usd_per_mtok is None else self.cached_prompt_usd_per_mtok
+        fresh = (prompt_tokens - cached_tokens) * self.prompt_usd_per_mtok
+        return (fresh + cached_tokens * cached + completion_tokens * self.completion_usd_per_mtok) / 1e6
 
 
 class EndpointShown(Resource):
@@ -165,7 +176,7 @@ class EndpointShown(Resource):
 
     name: str
     base_url: str
-    models: dict[str, EndpointPrice | None] | None
+    models: dict[str, Price | None] | None
     """Those that it may be asked for, and their prices where these are known; None: any."""
     timeout_s: float
     concurrency: int
@@ -213,6 +224,12 @@ class Promote(Resource):
 
     version: str
     evidence: dict[str, Any] = {}
+
+
+class SetPrice(Resource):
+    """What the tokens of a deployment cost from now on; null: that is not known."""
+
+    price: Price | None
 
 
 class Rollback(Resource):
@@ -273,6 +290,8 @@ class Deployment(Resource):
     """The card of the live version; None until it was measured."""
     proved: list[ProvedOn] = []
     """Who has the live version in memory now."""
+    price: Price | None = None
+    """What its tokens cost; None: nobody said."""
     created_us: int
     updated_us: int
 
@@ -301,7 +320,11 @@ class Span(Resource):
     ttft_us: int | None
     duration_us: int | None
     in_tokens: int
+    cached_tokens: int
+    """Of `in_tokens`: those that another request had computed before."""
     out_tokens: int
+    cost_usd: float | None
+    """At the price that its deployment had then; None where it had none."""
     finish_reason: str | None
     seed: int | None
     input_hash: str | None

@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from bloomery.config import EndpointConfig, Price
+from bloomery.config import EndpointConfig
+from bloomery.types.resources import Price
 from tests.api.server import URL, Server, serving
 from tests.outside import KEY, Outside, outside
 

@@ -23,6 +23,7 @@ from bloomery.services.grading.graders import Graders, Tried
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound
 from bloomery.types.evaluations import Answered, Evaluation, EvaluationSpec, EvaluationState
 from bloomery.types.grading import GradeResult
+from bloomery.types.resources import Price
 from tests.live import wait_until
 from tests.openai.server import Script, ScriptedServer
 from tests.outside import KEY, outside
@@ -98,6 +99,21 @@ def test_every_row_is_asked_and_graded_and_the_figures_follow_from_it(client: Cl
     assert {request.priority for request in server.scripted.requests} == {"evaluation"}
 
 
+def test_a_deployment_is_as_dear_in_an_evaluation_as_its_price_says(client: Client) -> None:
+    client.deployments.create("dear", "tiny")
+    try:
+        client.deployments.set_price("dear", Price(prompt_usd_per_mtok=1e6, completion_usd_per_mtok=0.0))
+        found = done(
+            client, "dear-figures", models=["dear", {"model": "tiny", "price": {"prompt_usd_per_mtok": 0.0, "completion_usd_per_mtok": 1e6}}]
+        )
+    finally:
+        client.deployments.set_price("dear", None)
+    assert found.spec.models[0].price == Price(prompt_usd_per_mtok=1e6, completion_usd_per_mtok=0.0)
+    assert found.result is not None
+    dear, own = found.result.models
+    assert (dear.usd_per_1000, own.usd_per_1000) == (1000 * dear.prompt_tokens / 8, 1000 * own.completion_tokens / 8)
+
+
 def test_judges_of_an_evaluation_are_asked_behind_production_too(client: Client, server: ScriptedServer) -> None:
     server.scripted.requests.clear()
     server.scripted.script = Script(says=('{"steps": [], "result": "good"}',))
@@ -143,7 +159,7 @@ def test_a_model_elsewhere_stands_beside_ones_own_with_its_price_or_without(tmp_
     (tmp_path / "key").write_text(KEY)
     with outside(says) as elsewhere:
         server = ScriptedServer(tmp_path)
-        price = config.Price(prompt_usd_per_mtok=2.0, completion_usd_per_mtok=8.0)
+        price = Price(prompt_usd_per_mtok=2.0, completion_usd_per_mtok=8.0)
         models = {"known": price, "dear": None}
         vendor = config.EndpointConfig(name="vendor", key_file=str(tmp_path / "key"), base_url=elsewhere.url, models=models)
         server.config = replace(server.config, endpoints=(vendor,))

@@ -61,6 +61,10 @@ def test_a_deployment_and_a_key_are_made_and_moved_as_files_say(live_server: Liv
     promote = file_of(tmp_path, source="bloomery-tiny", json=True)
     assert json.loads(run(live_server, "deployment", "promote", "flags-smith", "--file", promote).stdout)["live"]["number"] == 2
     assert told(live_server, "deployment", "rollback", "--file", file_of(tmp_path, name="flags-smith", revision=1))["live"]["number"] == 1
+    priced = told(live_server, "deployment", "price", "flags-smith", "--prompt", "0.5", "--completion", "2")
+    assert priced["price"] == {"prompt_usd_per_mtok": 0.5, "cached_prompt_usd_per_mtok": None, "completion_usd_per_mtok": 2.0}
+    assert "$0.5 + $2 per million" in run(live_server, "deployment", "list").stdout
+    assert told(live_server, "deployment", "price", "flags-smith", "--unset")["price"] is None
     said = file_of(tmp_path, name="flags-key", scopes=["read", "infer"], days=30, rpm=60, tpm=5000)
     key = told(live_server, "key", "create", "--file", said)
     assert (key["scopes"], key["requests_per_minute"], key["tokens_per_minute"]) == (["infer", "read"], 60, 5000)

@@ -204,6 +204,7 @@ def test_deployments_traffic_and_data_sets(server: Server) -> None:
         assert client.feedback("chatcmpl-1", "correct", False).type == "bool"
         assert client.feedback("chatcmpl-1", "answer", "better", type="demonstration", author="ada").author == "ada"
         assert [span.id for span in client.spans.list()] == ["chatcmpl-1"]
+        assert (client.spans.totals().total.requests, client.spans.totals(kinds=["sample"]).total.requests) == (1, 0)
         detail = client.spans.get("chatcmpl-1")
         assert detail.body is not None
         assert [given.value for given in detail.feedback] == ["better", False]

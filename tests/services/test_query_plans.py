@@ -11,6 +11,7 @@ from sqlalchemy import Connection, event
 from bloomery.services.access.principal import Principal
 from bloomery.services.access.repeats import Repeatable, forget_old, was_done
 from bloomery.services.data.feedback import _check_metric
+from bloomery.services.data.traffic import _ordered, _spans
 from bloomery.services.evaluations.counts import uncounted
 from bloomery.services.held import held_blobs, require_kept
 from bloomery.services.housekeeping.ephemeral import Keeping, is_due
@@ -88,6 +89,12 @@ def test_what_a_job_was_told_to_have_measured_is_found_by_when(tmp_path: Path) -
 
 def test_the_last_change_of_any_job_is_known_without_a_look_at_each(tmp_path: Path) -> None:
     assert "SEARCH job USING COVERING INDEX job_by_change" in plan(tmp_path, change_us)
+
+
+def test_the_dearest_requests_are_found_without_those_that_have_no_cost(tmp_path: Path) -> None:
+    dearest = _ordered(_spans("p"), "dearest").limit(50)
+    found = plan(tmp_path, lambda connection: connection.execute(dearest).all())
+    assert "USING INDEX span_by_cost (project=?" in found
 
 
 def test_evaluations_whose_numbers_are_not_kept_yet_are_found_without_the_others(tmp_path: Path) -> None:

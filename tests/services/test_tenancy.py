@@ -24,6 +24,7 @@ from bloomery.services.access.principal import SCOPES, Principal
 from bloomery.services.clients.session_search import SessionFilter
 from bloomery.services.clients.sessions import Session
 from bloomery.services.core import Services
+from bloomery.services.data.traffic import SpanFilter
 from bloomery.services.kinds import EXTERNAL, NAMED
 from bloomery.services.weights.versions import Version
 from bloomery.types.arrays import Array
@@ -96,6 +97,7 @@ SCOPES_OF = {
     "Deployments.names": "infer read deploy",
     "Deployments.promote": "deploy",
     "Deployments.rollback": "deploy",
+    "Deployments.set_price": "deploy",
     "Deployments.target": "infer",
     "Chains.create": "train",
     "Chains.resolve": "train",
@@ -215,6 +217,7 @@ SCOPES_OF = {
     "Traffic.body": "read",
     "Traffic.get": "read",
     "Traffic.list": "read",
+    "Traffic.totals": "read",
     "Uploads.add": "train",
     "Uploads.cancel": "train",
     "Uploads.complete": "train",
@@ -390,6 +393,7 @@ ARE_NOT_FOUND: dict[str, list[Attempt]] = {
         lambda s, w: s.deployments.promote(STRANGER, "own", w.version, {}),
     ],
     "Deployments.rollback": [lambda s, w: s.deployments.rollback(STRANGER, w.deployment, 1)],
+    "Deployments.set_price": [lambda s, w: s.deployments.set_price(STRANGER, w.deployment, None)],
     "Chains.create": [lambda s, w: s.chains.create(STRANGER, chain(w))],
     "Chains.resolve": [lambda s, w: s.chains.resolve(STRANGER, chain(w))],
     "Estimates.of": [lambda s, w: s.estimates.of(STRANGER, JobSpec(name="x", base_model="tiny", data=Data(dataset=w.dataset)))],
@@ -546,7 +550,8 @@ SHOW_ONES_OWN: dict[str, Attempt] = {
     "Sessions.list": lambda s, w: s.sessions.list(STRANGER, limit=100, offset=0),
     "Sessions.run_names": lambda s, w: s.sessions.run_names(STRANGER, w.session),
     "Sessions.samplers": lambda s, w: s.sessions.samplers(STRANGER, w.session),
-    "Traffic.list": lambda s, w: s.traffic.list(STRANGER, deployment=w.deployment, episode=w.episode),
+    "Traffic.list": lambda s, w: s.traffic.list(STRANGER, SpanFilter(deployment=w.deployment, episode=w.episode)),
+    "Traffic.totals": lambda s, w: s.traffic.totals(STRANGER),
 }
 """What lists: nothing of another project's is in it, whatever it is asked for."""
 HAVE_TESTS_OF_THEIR_OWN = {

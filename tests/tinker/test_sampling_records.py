@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bloomery.services.data.span_rows import Inference
-from bloomery.services.data.traffic import Traffic
+from bloomery.services.data.traffic import SpanFilter, Traffic
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
 from bloomery.types.datasets import Curate, ImportRows
@@ -29,8 +29,8 @@ def test_samples_leave_half_of_the_queue_to_what_is_served(tmp_path: Path) -> No
         for number in range(6):
             stage.traffic.record(chat(f"chatcmpl-{number}"))
         assert (stage.traffic.state().queued, stage.traffic.state().dropped) == (10, 4)
-        assert len((await stage.traffic.list(ME, kinds=["sample"])).data) == 5
-        assert len((await stage.traffic.list(ME, kinds=["chat"])).data) == 5
+        assert len((await stage.traffic.list(ME, SpanFilter(kinds=["sample"]))).data) == 5
+        assert len((await stage.traffic.list(ME, SpanFilter(kinds=["chat"]))).data) == 5
 
     play(tmp_path, story, capacity=10)
 

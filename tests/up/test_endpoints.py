@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bloomery.config import Price
 from bloomery.types.errors import InvalidInput
+from bloomery.types.resources import Price
 from bloomery.up.endpoints import announce, read
 
 GOOD = """

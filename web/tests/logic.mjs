@@ -21,6 +21,11 @@ test("a number never claims more than it is", async () => {
   );
 });
 
+test("what a request cost is told in figures that count", async () => {
+  const { usd } = await load("lib/format.ts");
+  assert.deepEqual([null, 0, 1234.567, 1, 0.5, 0.0000767, 0.00000123, 2e-8].map(usd), ["–", "$0", "$1234.57", "$1.00", "$0.5", "$0.0000767", "$0.00000123", "$2.00e-8"]);
+});
+
 test("what is measured late of a step stands at that step, once", async () => {
   const { Measured } = await load("lib/points.ts");
   const measured = new Measured();

@@ -138,6 +138,7 @@ def _row(inference: Inference) -> dict[str, Any]:
         "in_tokens": len(inference.prompt_tokens),
         "out_tokens": sum(len(sample.tokens) for sample in inference.samples),
         "cached_tokens": inference.cached_tokens,
+        "cost_usd": _cost_usd(inference),
         "finish_reason": inference.samples[0].reason if inference.samples else None,
         "input_hash": None,
         "output_hash": None,
@@ -148,6 +149,14 @@ def _row(inference: Inference) -> dict[str, Any]:
         "config_hash": _digest({key: value for key, value in inference.request.items() if key not in _CONTENT_KEYS}),
         "retention_until_us": inference.started_us + inference.retention_days * _DAY_US,
     }
+
+
+def _cost_usd(inference: Inference) -> float | None:
+    price = inference.target.price
+    if price is None:
+        return None
+    completion_tokens = sum(len(sample.tokens) for sample in inference.samples)
+    return price.of(len(inference.prompt_tokens), completion_tokens, cached_tokens=inference.cached_tokens)
 
 
 def _tokens(inference: Inference) -> dict[str, Any]:

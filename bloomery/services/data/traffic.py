@@ -7,22 +7,25 @@ A task of `Traffic` takes batches, redacts them on a thread, writes bodies and t
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from sqlalchemy import Connection, Row, Select, delete, insert, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, case, delete, func, insert, select
 
 from bloomery.config import RecordMode, stopping
 from bloomery.obs import background
 from bloomery.services.access.principal import Principal
 from bloomery.services.data.redaction import pseudonym
-from bloomery.services.data.span_rows import Inference, Prepared, SpanKind, prepare, read_body
+from bloomery.services.data.span_rows import Inference, Prepared, SpanKind, SpanStatus, prepare, read_body
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
 from bloomery.types.errors import NotFound, Unavailable
 from bloomery.types.resources import Page, Span, TrafficState
+from bloomery.types.traffic import DeploymentTotals, SpanOrder, TrafficReport, TrafficTotals
 
 CAPACITY: Final = 4096
 """Spans waiting to be written; at more than that, spans are dropped and counted."""
@@ -32,6 +35,25 @@ LINGER_S: Final = 0.25
 """How long a span waits for others: a hundred rows in one transaction cost little more than one, and disturb those who are served as seldom."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpanFilter:
+    """Which spans are meant: those to which all of it applies."""
+
+    deployment: str | None = None
+    episode: str | None = None
+    kinds: Sequence[SpanKind] = ()
+    """Any where it is empty."""
+    status: SpanStatus | None = None
+    version: str | None = None
+    """Of the weights."""
+    since_us: int | None = None
+    until_us: int | None = None
+    min_cost_usd: float | None = None
+
+
+_ANY: Final = SpanFilter()
 
 
 class Traffic:
@@ -96,34 +118,21 @@ class Traffic:
         """Counters of this process."""
         return TrafficState(mode=self.mode, queued=self._queue.qsize(), recorded=self._recorded, dropped=self._dropped, failed=self._failed)
 
-    async def list(
-        self,
-        p: Principal,
-        *,
-        deployment: str | None = None,
-        episode: str | None = None,
-        kinds: Sequence[SpanKind] = (),
-        since_us: int | None = None,
-        until_us: int | None = None,
-        limit: int = 50,
-        offset: int = 0,
-    ) -> Page[Span]:
-        """Spans without bodies, newest first; of the given kinds, or of all when none is given."""
+    async def list(self, p: Principal, wanted: SpanFilter = _ANY, *, order: SpanOrder = "newest", limit: int = 50, offset: int = 0) -> Page[Span]:
+        """Spans without bodies."""
         p.require("read")
-        query = _spans(p.project).order_by(rows.span.c.started_us.desc(), rows.span.c.id.desc()).limit(limit + 1).offset(offset)
-        if deployment is not None:
-            query = query.where(rows.deployment.c.name == deployment)
-        if episode is not None:
-            query = query.where(rows.span.c.episode_id == pseudonym(episode))
-        if kinds:
-            query = query.where(rows.span.c.kind.in_(kinds))
-        if since_us is not None:
-            query = query.where(rows.span.c.started_us >= since_us)
-        if until_us is not None:
-            query = query.where(rows.span.c.started_us < until_us)
+        query = _ordered(_spans(p.project).where(*_wanted(wanted)), order).limit(limit + 1).offset(offset)
         await self.flush()
         found = await self._database.read(lambda connection: connection.execute(query).all())
         return Page(data=[_span(row) for row in found[:limit]], offset=offset, has_more=len(found) > limit)
+
+    async def totals(self, p: Principal, wanted: SpanFilter = _ANY) -> TrafficReport:
+        """What they come to."""
+        p.require("read")
+        query = _report(p.project).where(*_wanted(wanted))
+        await self.flush()
+        found = await self._database.read(lambda connection: connection.execute(query).all())
+        return TrafficReport(total=_total(found), deployments=[DeploymentTotals(deployment=row.deployment, **_figures([row])) for row in found])
 
     async def get(self, p: Principal, span_id: str) -> Span:
         """One span without its body."""
@@ -192,6 +201,59 @@ def _spans(project: str) -> Select[Any]:
         rows.revision, rows.span.c.revision_id == rows.revision.c.id
     )
     return select(rows.span, *names).select_from(joined).where(rows.span.c.project == project)
+
+
+def _wanted(wanted: SpanFilter) -> list[ColumnElement[bool]]:
+    span = rows.span.c
+    said: list[tuple[Any, Callable[[Any], ColumnElement[bool]]]] = [
+        (wanted.deployment, lambda name: rows.deployment.c.name == name),
+        (wanted.episode, lambda episode: span.episode_id == pseudonym(episode)),
+        (wanted.kinds or None, span.kind.in_),
+        (wanted.status, lambda status: span.status == status),
+        (wanted.version, lambda version: span.version == version),
+        (wanted.since_us, lambda since_us: span.started_us >= since_us),
+        (wanted.until_us, lambda until_us: span.started_us < until_us),
+        (wanted.min_cost_usd, lambda least: span.cost_usd >= least),
+    ]
+    return [condition(value) for value, condition in said if value is not None]
+
+
+def _ordered(query: Select[Any], order: SpanOrder) -> Select[Any]:
+    span = rows.span.c
+    newest = (span.started_us.desc(), span.id.desc())
+    if order == "dearest":
+        return query.where(span.cost_usd.is_not(None)).order_by(span.cost_usd.desc(), *newest)
+    if order == "slowest":
+        return query.where(span.duration_us.is_not(None)).order_by(span.duration_us.desc(), *newest)
+    return query.order_by(*newest)
+
+
+_SUMS: Final = ("in_tokens", "cached_tokens", "out_tokens", "duration_us", "cost_usd")
+
+
+def _report(project: str) -> Select[Any]:
+    """A row of each deployment, and one of what was asked of none."""
+    span = rows.span.c
+    sums = [func.sum(span[name]).label(name) for name in _SUMS]
+    counts = [
+        func.count().label("requests"),
+        func.count(span.cost_usd).label("priced"),
+        func.sum(case((span.status == "error", 1), else_=0)).label("errors"),
+    ]
+    joined = rows.span.outerjoin(rows.deployment, rows.span.c.deployment_id == rows.deployment.c.id)
+    grouped = select(rows.deployment.c.name.label("deployment"), *counts, *sums).select_from(joined).where(span.project == project)
+    return grouped.group_by(rows.deployment.c.name).order_by(func.count().desc(), rows.deployment.c.name)
+
+
+def _total(found: Sequence[Row[Any]]) -> TrafficTotals:
+    return TrafficTotals(**_figures(found))
+
+
+def _figures(found: Sequence[Row[Any]]) -> dict[str, Any]:
+    """Postgres adds whole numbers up to decimals."""
+    counted = {name: sum(int(row._mapping[name] or 0) for row in found) for name in ("requests", "errors", "priced", *_SUMS[:3])}
+    seconds = sum(int(row.duration_us or 0) for row in found) / 1e6
+    return counted | {"seconds": seconds, "cost_usd": math.fsum(row.cost_usd or 0.0 for row in found) if counted["priced"] else None}
 
 
 def _span(row: Row[Any]) -> Span:

@@ -223,7 +223,7 @@ class Evals:
         if given.model is None:
             return EvaluatedModel(model=NOBODY), Asked("given")
         asked = await self._evaluations.asked(p, given.model, field="data_source.model")
-        return self._evaluations.priced(p, EvaluatedModel(model=given.model)), asked
+        return self._evaluations.priced(p, EvaluatedModel(model=given.model), asked), asked
 
     async def _stored(self, p: Principal, found: Eval, given: NewRun, asking: Asking) -> Blob:
         """The rows of a run, in a blob."""

@@ -49,7 +49,6 @@ from bloomery.types.evaluations import (
     ItemStatus,
     Leaderboard,
     Placed,
-    Price,
 )
 from bloomery.types.graders import GraderVersion
 from bloomery.types.ids import new_id
@@ -186,10 +185,11 @@ class Evaluations:
         there = version.counts.get(f"{spec.data.split}.rows", 0)
         count = min(there, spec.data.rows or there)
         data = spec.data.model_copy(update={"version": version.id})
+        priced = [self.priced(p, each, asked) for each, asked in zip(spec.models, models, strict=True)]
         chosen = [each.model_copy(update={"version": found.version}) for each, found in zip(spec.graders, graders, strict=True)]
         new = NewEvaluation(
             id=new_id("evaluation"),
-            spec=spec.model_copy(update={"data": data, "graders": chosen, "models": [self.priced(p, each) for each in spec.models]}),
+            spec=spec.model_copy(update={"data": data, "graders": chosen, "models": priced}),
             models=models,
             graders=[each.hash for each in graders],
             manifest=version.manifest,
@@ -209,13 +209,13 @@ class Evaluations:
                 return Asked("endpoint")
             return Asked("own", await self._sampling.resolve(p, name))
 
-    def priced(self, p: Principal, model: EvaluatedModel) -> EvaluatedModel:
-        """With what the configuration says that it costs, where nothing else was said."""
+    def priced(self, p: Principal, model: EvaluatedModel, asked: Asked) -> EvaluatedModel:
+        """With what its deployment or the configuration says that it costs, where nothing else was said."""
         p.require("train")
-        if model.price is not None or not is_elsewhere(model.model) or (told := self._endpoints.named(p, model.model).price) is None:
+        if model.price is not None:
             return model
-        price = Price(prompt_usd_per_mtok=told.prompt_usd_per_mtok, completion_usd_per_mtok=told.completion_usd_per_mtok)
-        return model.model_copy(update={"price": price})
+        told = asked.target.price if asked.target is not None else self._endpoints.named(p, model.model).price if is_elsewhere(model.model) else None
+        return model.model_copy(update={"price": told})
 
     async def _grader(self, p: Principal, name: str, version: int | None, field: str) -> GraderVersion:
         with naming(field):

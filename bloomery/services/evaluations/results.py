@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Final, NamedTuple
 
-from bloomery.types.evaluations import Difference, EvaluationResult, GraderSummary, Measured, ModelSummary, Price
+from bloomery.types.evaluations import Difference, EvaluationResult, GraderSummary, Measured, ModelSummary
+from bloomery.types.resources import Price
 from bloomery.types.statistics import score_of
 
 NO_ANSWER: Final = "no_answer"
@@ -140,7 +141,7 @@ def _summary(named: Named, answers: Sequence[AnswerFigures], tallies: Sequence[_
 def _cost(price: Price | None, prompt_tokens: int, completion_tokens: int, answers: int) -> float | None:
     if price is None or not answers:
         return None
-    return (prompt_tokens * price.prompt_usd_per_mtok + completion_tokens * price.completion_usd_per_mtok) / 1e6 / answers * _THOUSAND
+    return price.of(prompt_tokens, completion_tokens) / answers * _THOUSAND
 
 
 def _graded(grader: GraderName, tally: _Tally) -> GraderSummary:

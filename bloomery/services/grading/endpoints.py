@@ -9,12 +9,13 @@ from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
 
-from bloomery.config import EndpointConfig, Price
+from bloomery.config import EndpointConfig
 from bloomery.grade.endpoints import Endpoint
 from bloomery.grade.models import Answer, Question, Vectors
 from bloomery.services.access.limits import RateLimits
 from bloomery.services.access.principal import Principal
 from bloomery.types.errors import Forbidden, NotFound, Unauthorized, Unavailable, shown
+from bloomery.types.resources import Price
 
 SEPARATOR: Final = ":"
 _OURS: Final = "tinker:"

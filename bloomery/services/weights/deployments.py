@@ -26,7 +26,7 @@ from bloomery.store.database import Database
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.types.generation import Weights
 from bloomery.types.ids import new_id, now_us
-from bloomery.types.resources import Deployment, Page, Revision
+from bloomery.types.resources import Deployment, Page, Price, Revision
 
 MAX_EVIDENCE_CHARS: Final = 65_536
 MAX_EVIDENCE_LEVELS: Final = 32
@@ -109,6 +109,13 @@ class Deployments:
             await self._staging.stage(name, earlier)
         return await self._move(p, name, request, lambda connection: _rollback(connection, p.project, name, number))
 
+    async def set_price(self, p: Principal, name: str, price: Price | None, *, request: Repeatable | None = None) -> Deployment:
+        """Say what its tokens cost from now on; what was recorded before keeps its cost."""
+        p.require("deploy")
+        if (made := await answer_before(self._database, p, request, Deployment)) is not None:
+            return made
+        return await self._move(p, name, request, lambda connection: _set_price(connection, p.project, name, price))
+
     async def get(self, p: Principal, name: str) -> Deployment:
         """One deployment with its revisions."""
         p.require("read", "deploy")
@@ -158,7 +165,8 @@ class Deployments:
 
     def _remember(self, row: Row[Any]) -> None:
         weights = Weights(version=row.version, key=row.key)
-        target = Target(weights, row.base_hash, row.name, row.number, row.name, deployment_id=row.deployment_id, revision_id=row.id)
+        found = {"deployment_id": row.deployment_id, "revision_id": row.id, "price": _price(row)}
+        target = Target(weights, row.base_hash, row.name, row.number, row.name, **found)
         self._live[row.project, row.name] = _Live(target, row.base_model)
         self.bases.add(row.base_hash)
         self.moved.tell()
@@ -225,6 +233,13 @@ def _rollback(connection: Connection, project: str, name: str, number: int) -> D
     return _make_live(connection, deployment, wanted.id, RevisionState(wanted.state))
 
 
+def _set_price(connection: Connection, project: str, name: str, price: Price | None) -> Deployment:
+    deployment = _row(connection, project, name)
+    values = {"price": None if price is None else price.model_dump_json()}
+    connection.execute(update(rows.deployment).where(rows.deployment.c.id == deployment.id).values(values))
+    return _load(connection, _row(connection, project, name))
+
+
 def _earlier(connection: Connection, project: str, name: str, number: int) -> Version | None:
     query = select(rows.revision, rows.deployment.c.base_hash, rows.deployment.c.base_model).select_from(_REVISIONS)
     row = connection.execute(query.where(*_of_name(project, name), rows.revision.c.number == number)).one_or_none()
@@ -252,7 +267,7 @@ def _switch(connection: Connection, revision_id: str, old: RevisionState, new: R
 
 _REVISIONS: Final = rows.revision.join(rows.deployment, rows.revision.c.deployment_id == rows.deployment.c.id)
 _LIVE: Final[Select[Any]] = (
-    select(rows.revision, rows.deployment.c.name, rows.deployment.c.base_hash, rows.deployment.c.base_model)
+    select(rows.revision, *(rows.deployment.c[name] for name in ("name", "base_hash", "base_model", "price")))
     .select_from(_REVISIONS)
     .where(rows.revision.c.state == RevisionState.LIVE)
 )
@@ -281,9 +296,14 @@ def _load(connection: Connection, row: Row[Any]) -> Deployment:
         base_hash=row.base_hash,
         live=next(revision for revision in revisions if revision.state == RevisionState.LIVE),
         revisions=revisions,
+        price=_price(row),
         created_us=row.created_us,
         updated_us=max(revision.updated_us for revision in revisions),
     )
+
+
+def _price(row: Row[Any]) -> Price | None:
+    return None if row.price is None else Price.model_validate_json(row.price)
 
 
 def _revision(row: Row[Any]) -> Revision:

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from bloomery.types.generation import Priority, Weights
+from bloomery.types.resources import Price
 
 
 class Target(NamedTuple):
@@ -16,6 +17,8 @@ class Target(NamedTuple):
     """The name as the caller gave it."""
     deployment_id: str | None = None
     revision_id: str | None = None
+    price: Price | None = None
+    """What its tokens cost now, where that is known."""
     patient: bool = False
     """Whether whoever asks it for an answer waits for none."""
 

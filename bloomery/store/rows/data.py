@@ -1,6 +1,6 @@
 """Recorded traffic and judgements of it, data sets, and files with the uploads that they come of."""
 
-from sqlalchemy import Index, Table, UniqueConstraint
+from sqlalchemy import Index, Table, UniqueConstraint, text
 
 from bloomery.store.rows.columns import integer, metadata, real, string
 
@@ -46,6 +46,7 @@ span = Table(
     Index("span_by_project", "project", "started_us"),
     Index("span_by_episode", "project", "episode_id"),
     Index("span_by_retention", "retention_until_us"),
+    Index("span_by_cost", "project", "cost_usd", sqlite_where=text("cost_usd IS NOT NULL"), postgresql_where=text("cost_usd IS NOT NULL")),
 )
 
 feedback = Table(

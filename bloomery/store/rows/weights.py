@@ -18,6 +18,7 @@ deployment = Table(
     string("base_hash"),
     integer("created_us"),
     integer("updated_us"),
+    string("price", null=True),  # JSON of a Price; None: nobody said
     UniqueConstraint("project", "name", name="deployment_name"),
 )
 

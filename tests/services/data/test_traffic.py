@@ -8,8 +8,9 @@ import pytest
 
 from bloomery.services.access.principal import Principal
 from bloomery.services.data.span_rows import RecordedSample
+from bloomery.services.data.traffic import SpanFilter
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
-from bloomery.types.resources import GiveFeedback
+from bloomery.types.resources import GiveFeedback, Price
 from tests.services.stage import BASE, ME, STRANGER, Stage, chat, play
 
 SECRET = "ada@example.com"
@@ -109,6 +110,43 @@ def test_what_was_recorded_before_a_clean_stop_is_there_afterwards(tmp_path: Pat
     play(tmp_path, second)
 
 
+def test_a_request_costs_what_its_deployment_asked_for_when_it_came(tmp_path: Path) -> None:
+    price = Price(prompt_usd_per_mtok=8.0, cached_prompt_usd_per_mtok=2.0, completion_usd_per_mtok=32.0)
+
+    async def story(stage: Stage) -> None:
+        await stage.deployments.create(ME, "router", "tiny", {})
+
+        async def ask(span_id: str, **fields: Any) -> None:
+            target = await stage.deployments.target(ME, "router")
+            assert target is not None
+            stage.traffic.record(chat(span_id, target=target, **fields))
+
+        await ask("chatcmpl-1", started_us=1)
+        assert (await stage.deployments.set_price(ME, "router", price)).price == price
+        await ask("chatcmpl-2", started_us=2, cached_tokens=2, duration_us=3_000_000)
+        await ask("chatcmpl-3", started_us=3, status="error", duration_us=2_000_000)
+        await (reopened := stage.deployments).load()
+        assert (await reopened.get(ME, "router")).price == price
+        assert (await stage.deployments.set_price(ME, "router", None)).price is None
+        await ask("chatcmpl-4", started_us=4)
+        stage.traffic.record(chat("chatcmpl-5", started_us=5))
+        # Of three tokens of a prompt two were computed before, and two are answered: 8 + 2 * 2 + 2 * 32, and 3 * 8 + 2 * 32.
+        costs = {span.id: span.cost_usd for span in (await stage.traffic.list(ME)).data}
+        assert costs == {"chatcmpl-1": None, "chatcmpl-2": 76e-6, "chatcmpl-3": 88e-6, "chatcmpl-4": None, "chatcmpl-5": None}
+        assert [span.id for span in (await stage.traffic.list(ME, order="dearest")).data] == ["chatcmpl-3", "chatcmpl-2"]
+        assert [span.id for span in (await stage.traffic.list(ME, order="slowest", limit=2)).data] == ["chatcmpl-2", "chatcmpl-3"]
+        assert [span.id for span in (await stage.traffic.list(ME, SpanFilter(min_cost_usd=80e-6))).data] == ["chatcmpl-3"]
+        assert [span.id for span in (await stage.traffic.list(ME, SpanFilter(status="error", version=BASE))).data] == ["chatcmpl-3"]
+        report = await stage.traffic.totals(ME)
+        assert (report.total.requests, report.total.errors, report.total.in_tokens, report.total.cached_tokens) == (5, 1, 15, 2)
+        assert (report.total.out_tokens, report.total.priced, report.total.cost_usd) == (10, 2, 164e-6)
+        assert [(each.deployment, each.requests, each.priced) for each in report.deployments] == [("router", 4, 2), (None, 1, 0)]
+        assert (await stage.traffic.totals(ME, SpanFilter(since_us=5))).total.cost_usd is None
+        assert (await stage.traffic.totals(STRANGER)).total.requests == 0
+
+    play(tmp_path, story)
+
+
 def test_lists_are_filtered_and_confined_to_the_project(tmp_path: Path) -> None:
     async def story(stage: Stage) -> None:
         await stage.deployments.create(ME, "router", "tiny", {})
@@ -118,7 +156,7 @@ def test_lists_are_filtered_and_confined_to_the_project(tmp_path: Path) -> None:
         stage.traffic.record(chat("chatcmpl-2", started_us=20))
 
         async def ids(**filters: Any) -> list[str]:
-            return [span.id for span in (await stage.traffic.list(ME, **filters)).data]
+            return [span.id for span in (await stage.traffic.list(ME, SpanFilter(**filters))).data]
 
         assert await ids() == ["chatcmpl-2", "chatcmpl-1"]
         assert await ids(deployment="router") == await ids(episode="e") == await ids(until_us=20) == ["chatcmpl-1"]

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from bloomery.services.evaluations.evaluation_rows import Place, place_of
 from bloomery.services.evaluations.results import FREE, AnswerFigures, GraderName, Named, ScoreFigures, percentile, summarise
-from bloomery.types.evaluations import EvaluationResult, Price
+from bloomery.types.evaluations import EvaluationResult
 from bloomery.types.grading import MOST_SCORE
+from bloomery.types.resources import Price
 from bloomery.types.statistics import normal_interval, wilson
 
 GRADER = GraderName("right@1", "h")

@@ -66,3 +66,10 @@ export function ago(us: number | null | undefined, now: number): string {
 export function short(hash: string | null | undefined): string {
   return hash ? hash.slice(0, 12) : "–";
 }
+
+/** US dollars, in three digits that count where they are less than one. */
+export function usd(value: number | null | undefined): string {
+  if (value === null || value === undefined) return "–";
+  if (value === 0) return "$0";
+  return `$${value >= 1 ? value.toFixed(2) : value >= 1e-6 ? Number(value.toPrecision(3)).toFixed(12).replace(/0+$/, "") : value.toExponential(2)}`;
+}

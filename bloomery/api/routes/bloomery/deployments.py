@@ -5,7 +5,7 @@ from fastapi import APIRouter
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.paging import Limit, Offset
-from bloomery.types.resources import CreateDeployment, Deployment, Page, Promote, Rollback
+from bloomery.types.resources import CreateDeployment, Deployment, Page, Promote, Rollback, SetPrice
 
 router = APIRouter(prefix="/deployments", tags=["deployments"])
 
@@ -39,3 +39,9 @@ async def promote(name: str, body: Promote, services: Svc, caller: Caller, reque
 async def rollback(name: str, body: Rollback, services: Svc, caller: Caller, request: Again) -> Deployment:
     """Make an earlier revision live again."""
     return await services.cards.on(await services.deployments.rollback(caller, name, body.revision, request=request))
+
+
+@router.post("/{name}/price")
+async def set_price(name: str, body: SetPrice, services: Svc, caller: Caller, request: Again) -> Deployment:
+    """Say what its tokens cost."""
+    return await services.cards.on(await services.deployments.set_price(caller, name, body.price, request=request))

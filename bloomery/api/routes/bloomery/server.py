@@ -1,7 +1,6 @@
 """The server itself: models, status, garbage collection."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
 from typing import Literal
 
 from fastapi import APIRouter
@@ -11,7 +10,7 @@ from bloomery.api.deps import Caller, Svc
 from bloomery.config import EndpointConfig
 from bloomery.services.core import Services
 from bloomery.services.engines.link import EngineLink
-from bloomery.types.resources import AgentShown, Collected, EndpointPrice, EndpointShown, EngineState, Model, Page, ReplicaState, Status
+from bloomery.types.resources import AgentShown, Collected, EndpointShown, EngineState, Model, Page, ReplicaState, Status
 
 router = APIRouter(tags=["server"])
 
@@ -55,9 +54,7 @@ async def collect_garbage(services: Svc, caller: Caller) -> Collected:
 
 
 def _endpoint(config: EndpointConfig) -> EndpointShown:
-    priced = {name: None if price is None else EndpointPrice(**asdict(price)) for name, price in (config.models or {}).items()}
-    models = None if config.models is None else priced
-    return EndpointShown(name=config.name, base_url=config.base_url, models=models, timeout_s=config.timeout_s, concurrency=config.concurrency)
+    return EndpointShown(name=config.name, base_url=config.base_url, models=config.models, timeout_s=config.timeout_s, concurrency=config.concurrency)
 
 
 def _engines(services: Services) -> list[EngineState]:

@@ -2,13 +2,15 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.paging import Limit, Offset
-from bloomery.services.data.span_rows import SpanKind
+from bloomery.services.data.span_rows import SpanKind, SpanStatus
+from bloomery.services.data.traffic import SpanFilter
 from bloomery.types.resources import Feedback, GiveFeedback, Page, Span, SpanDetail, TimeUs
+from bloomery.types.traffic import SpanOrder, TrafficReport
 
 _ALL = 500
 Kinds = Annotated[tuple[SpanKind, ...], Query()]
@@ -17,22 +19,41 @@ Kinds = Annotated[tuple[SpanKind, ...], Query()]
 router = APIRouter(tags=["traffic"])
 
 
-@router.get("/spans")
-async def list_spans(
-    services: Svc,
-    caller: Caller,
+def _filter(
     deployment: str | None = None,
     episode: str | None = None,
     kind: Kinds = (),
+    status: SpanStatus | None = None,
+    version: str | None = None,
     since_us: TimeUs | None = None,
     until_us: TimeUs | None = None,
-    limit: Limit = 50,
-    offset: Offset = 0,
-) -> Page[Span]:
-    """Recorded inferences without their bodies, newest first."""
-    return await services.traffic.list(
-        caller, deployment=deployment, episode=episode, kinds=kind, since_us=since_us, until_us=until_us, limit=limit, offset=offset
+    min_cost_usd: Annotated[float | None, Query(ge=0, allow_inf_nan=False)] = None,
+) -> SpanFilter:
+    return SpanFilter(
+        deployment=deployment,
+        episode=episode,
+        kinds=kind,
+        status=status,
+        version=version,
+        since_us=since_us,
+        until_us=until_us,
+        min_cost_usd=min_cost_usd,
     )
+
+
+Wanted = Annotated[SpanFilter, Depends(_filter)]
+
+
+@router.get("/spans")
+async def list_spans(services: Svc, caller: Caller, wanted: Wanted, order: SpanOrder = "newest", limit: Limit = 50, offset: Offset = 0) -> Page[Span]:
+    """Recorded inferences without their bodies."""
+    return await services.traffic.list(caller, wanted, order=order, limit=limit, offset=offset)
+
+
+@router.get("/spans/totals")
+async def totals(services: Svc, caller: Caller, wanted: Wanted) -> TrafficReport:
+    """What they come to: requests, tokens, time and cost."""
+    return await services.traffic.totals(caller, wanted)
 
 
 @router.get("/spans/{span_id}")
