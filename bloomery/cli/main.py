@@ -22,6 +22,7 @@ from bloomery.cli import (
     key,
     model,
     server,
+    sync,
     up,
 )
 from bloomery.types.errors import BloomeryError
@@ -65,7 +66,7 @@ for command in (
 ):
     app.command()(command)
 evaluation.app.command()(inspect_task.inspect)
-for nouns in (dataset.app, job.app, model.app, deployment.app, evaluation.app, grader.app, key.app):
+for nouns in (dataset.app, job.app, model.app, deployment.app, evaluation.app, grader.app, key.app, sync.app):
     app.add_typer(nouns)
 
 

@@ -19,7 +19,7 @@ def test_every_command_of_a_noun_has_an_answer_for_programs() -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
     nouns = {name: noun for name, noun in group.commands.items() if isinstance(noun, TyperGroup)}
-    assert nouns.keys() == {"dataset", "job", "model", "deployment", "eval", "grader", "key"}
+    assert nouns.keys() == {"dataset", "job", "model", "deployment", "eval", "grader", "key", "sync"}
     for noun, verbs in nouns.items():
         for verb, command in verbs.commands.items():
             has_json = any("--json" in option.opts for option in command.params)

@@ -20,7 +20,8 @@ from bloomery.types.tensor_file import ITEM_BYTES, TensorSpec
 _WEIGHTS: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack", ".npz"})
 """Of files that hold weights: those that nobody reads here would be the old ones beside the new."""
 _INDEX: Final = ".index.json"
-_OWN_INDEX: Final = "model.safetensors.index.json"
+OWN_INDEX: Final = "model.safetensors.index.json"
+"""Says which file of a directory has which tensor."""
 
 
 class _Place(NamedTuple):
@@ -36,6 +37,7 @@ class FileWeights:
         """NotFound, InvalidInput or Corrupt where there are no weights that can be read."""
         self.path, self.paths = path, _files(path)
         self._owned, self._writable = ExitStack(), writable
+        self._flat: dict[str, Bits] = {}
         try:
             self._open()
         except BaseException:
@@ -50,7 +52,7 @@ class FileWeights:
 
     def close(self) -> None:
         """Chunks that were read stay as they are."""
-        self._flat: dict[str, Bits] = {}
+        self._flat = {}
         self._owned.close()
 
     def read(self, chunk: Chunk) -> Bits:
@@ -122,11 +124,11 @@ def beside(directory: Path, weights: list[Path]) -> Beside:
     left: list[Path] = []
     for path in _below(directory):
         if path.is_file() and path not in weights:
-            stale = path.suffix in _WEIGHTS or (path.name.endswith(_INDEX) and path != directory / _OWN_INDEX)
+            stale = path.suffix in _WEIGHTS or (path.name.endswith(_INDEX) and path != directory / OWN_INDEX)
             (left if stale else kept).append(path.relative_to(directory))
         elif not path.is_file():
             left.append(path.relative_to(directory))
-    return Beside(kept, left)
+    return Beside(sorted(kept), sorted(left))
 
 
 def _below(directory: Path) -> Iterator[Path]:

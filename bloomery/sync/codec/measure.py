@@ -109,12 +109,20 @@ def codecs(delta: Delta) -> Mapping[str, dict[str, int]]:
     return found
 
 
-def counted(delta: Delta) -> tuple[int, int, int]:
-    """Of chunks whose records say how many elements differ: elements, those that differ, and bytes of payload."""
+class Counted(NamedTuple):
+    """Of chunks whose records say how many elements differ."""
+
+    elements: int
+    changed: int
+    payload_bytes: int
+
+
+def counted(delta: Delta) -> Counted:
+    """Of all chunks but those that are written whole, which say nothing of it."""
     records = delta.records.array
     of = ~np.isin(records["codec"], WHOLE)
     elements = int(delta.layout.chunk_sizes.numels[of].sum())
-    return elements, int(records["changed"][of].sum(dtype=np.int64)), int(records["length"][of].sum(dtype=np.int64))
+    return Counted(elements, int(records["changed"][of].sum(dtype=np.int64)), int(records["length"][of].sum(dtype=np.int64)))
 
 
 def label(codec: Codec) -> str:

@@ -1,0 +1,4 @@
+"""The composition root of `bloomery sync`: weight deltas between safetensors files, for trainers that are not ours.
+
+`actions` are the commands: files in, files out. `whole` makes what they write appear whole or not at all.
+"""
