@@ -1,10 +1,11 @@
 """Which codec a chunk gets, by the sizes that come of it alone: the same chunk has the same bytes on every machine."""
 
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
-from bloomery.sync.codec import fast, fast_zstd, kernels, planes, raw
-from bloomery.sync.codec.numbers import Changes, Number
+from bloomery.sync.codec import fast, fast_zstd, kernels, planes, raw, tight
+from bloomery.sync.codec.numbers import Changes, Differences, Number
 from bloomery.sync.state_hash import Bits
 
 
@@ -27,7 +28,7 @@ class _Payloads(Protocol):
     def decode(self, payload: memoryview, old: Bits, kind: Number) -> Changes: ...
 
 
-CODECS: Final[dict[Codec, _Payloads]] = {Codec.FAST: fast, Codec.FAST_ZSTD: fast_zstd, Codec.RAW: raw, Codec.PLANES: planes}
+CODECS: Final[dict[Codec, _Payloads]] = {Codec.FAST: fast, Codec.FAST_ZSTD: fast_zstd, Codec.TIGHT: tight, Codec.RAW: raw, Codec.PLANES: planes}
 """Those whose chunks have a payload."""
 
 
@@ -36,16 +37,27 @@ class Encoded(NamedTuple):
 
     codec: Codec
     payload: bytes
+    found: Differences
+    """What it says, or what it stands for."""
 
 
 def encode(old: Bits, new: Bits, kind: Number) -> Encoded:
     """The shortest payload of changes; where none is worth it, all elements. Nothing where nothing changed."""
     found = kernels.find(old, new, kind)
     if not len(found.indices):
-        return Encoded(Codec.EMPTY, b"")
-    made = ((Codec.FAST, fast), (Codec.FAST_ZSTD, fast_zstd))
-    changes = min((Encoded(codec, module.encode_differences(*found, len(old), kind)) for codec, module in made), key=lambda each: len(each.payload))
-    if len(changes.payload) <= fast.WORTH * new.nbytes:
-        return changes
+        return Encoded(Codec.EMPTY, b"", found)
+    changes = [
+        Encoded(codec, payload, found)
+        for codec, payload in _of_changes(old, found, kind)
+        if payload is not None and len(payload) <= fast.WORTH * new.nbytes
+    ]
+    if changes:
+        return min(changes, key=lambda encoded: len(encoded.payload))
     turned = planes.encode(old, new, kind)
-    return Encoded(Codec.RAW, raw.encode(old, new, kind)) if turned is None else Encoded(Codec.PLANES, turned)
+    return Encoded(Codec.RAW, raw.encode(old, new, kind), found) if turned is None else Encoded(Codec.PLANES, turned, found)
+
+
+def _of_changes(old: Bits, found: Differences, kind: Number) -> Iterator[tuple[Codec, bytes | None]]:
+    yield Codec.FAST, fast.encode_differences(*found, len(old), kind)
+    yield Codec.FAST_ZSTD, fast_zstd.encode_differences(*found, len(old), kind)
+    yield Codec.TIGHT, tight.encode_differences(old, found, kind)

@@ -15,7 +15,7 @@ from bloomery.types.errors import Corrupt
 
 from .chunks import EVERY, FULL, applied, damaged, pairs, special, survives, weights
 
-BF16, U8, F32 = NUMBERS["BF16"], NUMBERS["U8"], NUMBERS["F32"]
+BF16, U8, F64 = NUMBERS["BF16"], NUMBERS["U8"], NUMBERS["F64"]
 DISTANCES = pytest.mark.parametrize("codec", [fast, fast_zstd], ids=["fast", "fast_zstd"])
 
 
@@ -59,7 +59,8 @@ def test_a_full_chunk_comes_back(kind, share):
     for codec in (fast, fast_zstd):
         payload = codec.encode_differences(*differences(old, new, kind), FULL, kind)
         assert (applied(old, codec.decode(memoryview(payload), old, kind)) == new).all()
-    codec, payload = choose.encode(old, new, kind)
+    codec, payload, found = choose.encode(old, new, kind)
+    assert found.indices.tolist() == np.flatnonzero(old != new).tolist()
     if codec is Codec.EMPTY:
         assert share == 0
     else:
@@ -203,17 +204,23 @@ def test_planes_save_a_third_of_weights():
 
 def test_a_chunk_is_chosen_by_what_is_shortest():
     old, new = weights(BF16, 50_000, share=0.01)
-    assert choose.encode(old, old, BF16) == (Codec.EMPTY, b"")
-    assert choose.encode(old, new, BF16) == (Codec.FAST, fast.encode(old, new, BF16))
-    # So many that frames are worth their heads.
-    many, others = weights(BF16, FULL, share=0.01)
-    assert choose.encode(many, others, BF16) == (Codec.FAST_ZSTD, fast_zstd.encode(many, others, BF16))
+    assert choose.encode(old, old, BF16)[:2] == (Codec.EMPTY, b"")
+    # So few of eight bytes each that frames are not worth their heads.
+    wide, moved = old[:5000].astype(np.uint64), new[:5000].astype(np.uint64)
+    assert choose.encode(wide, moved, F64)[:2] == (Codec.FAST, fast.encode(wide, moved, F64))
     # All new: their differences would take as long as they do.
     rng = np.random.default_rng(0)
     weightlike = (rng.standard_normal(50_000).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     assert choose.encode(old, weightlike, BF16).codec is Codec.PLANES
     noise = rng.integers(0, 2**16, 50_000, np.uint16)
-    assert choose.encode(old, noise, BF16) == (Codec.RAW, noise.tobytes())
+    assert choose.encode(old, noise, BF16)[:2] == (Codec.RAW, noise.tobytes())
     assert fast.encode(old, noise, BF16) is None
     # One element of two bytes is shorter than any payload.
-    assert choose.encode(old[:1], noise[:1], BF16) == (Codec.RAW, noise[:1].tobytes())
+    assert choose.encode(old[:1], noise[:1], BF16)[:2] == (Codec.RAW, noise[:1].tobytes())
+
+
+def test_rows_that_change_as_a_whole_are_best_in_frames():
+    old, _ = weights(BF16, FULL, share=0.0)
+    new = old.copy()
+    new[5000:400_000] = BF16.ordered(BF16.ordered(old[5000:400_000]) + np.uint16(300))
+    assert choose.encode(old, new, BF16)[:2] == (Codec.FAST_ZSTD, fast_zstd.encode(old, new, BF16))
