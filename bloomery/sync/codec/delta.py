@@ -164,13 +164,11 @@ class Encoded(NamedTuple):
 def encoded(chunk: Chunk, old: Bits, new: Bits, h_old: StateHash, codec: Choice = "auto") -> Encoded:
     """One chunk of a delta."""
     kind, wanted = NUMBERS[chunk.dtype], CHOICES[codec]
-    indices = kernels.find(old, new, kind).indices
-    if not len(indices):
-        chosen, payload = Codec.EMPTY, b""
-    elif wanted is None:
-        chosen, payload = choose.encode(old, new, kind)
+    if wanted is None:
+        chosen, payload, (indices, _) = choose.encode(old, new, kind)
     else:
-        chosen, payload = _by(wanted, old, new, chunk)
+        indices = kernels.find(old, new, kind).indices
+        chosen, payload = _by(wanted, old, new, chunk) if len(indices) else (Codec.EMPTY, b"")
     h_new = after(chunk, h_old, old, Changes(indices, new[indices]))
     return Encoded(Entry(chosen, payload, chunk.numel if chosen in WHOLE else len(indices), h_old, h_new), len(indices))
 
