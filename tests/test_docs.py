@@ -75,6 +75,18 @@ def test_the_python_of_the_page_on_graders_grades_with_the_file_that_it_shows(li
     assert (done.returncode, done.stdout) == (0, "[1.0, 0.0]\n"), done.stderr
 
 
+@pytest.mark.slow
+def test_the_blocks_of_the_page_on_deltas_run_in_order(tmp_path: Path) -> None:
+    parts = [content if language == "sh" else f"python <<'PYTHON'\n{content}PYTHON\n" for language, content in blocks(ROOT / "docs/weight-sync.md")]
+    environment = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}
+    environment |= {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    script = "set -e\n" + "\n".join(parts)
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=BLOCKS_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "times smaller than the weights" in done.stdout
+    assert "bits each with them" in done.stdout
+
+
 def test_every_command_is_documented() -> None:
     text = "\n".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
     group = typer.main.get_command(app)

@@ -117,13 +117,15 @@ def _object(out: Path, head: Any) -> dict[str, Any]:
 
 
 def _show(found: dict[str, Any]) -> None:
-    share = "nothing that is counted" if found["changed_share"] is None else f"{found['changed_share']:.3%} of {found['counted_elements']:,} elements"
+    share = "" if found["changed_share"] is None else f" of {found['counted_elements']:,} ({found['changed_share']:.3%})"
     size = f"{_size(found['size_bytes'])}, {found['ratio']:,.1f} times smaller than the weights ({_size(found['weights_bytes'])})"
     typer.echo(f"{found['file']}: a {found['kind']} of {size}")
     typer.echo(f"layout    {found['layout']}, {len(found['tensors'])} tensors in {found['chunks']:,} chunks")
     typer.echo(f"from      {found['old_root']}")
     typer.echo(f"to        {found['new_root']}")
-    typer.echo(f"changed   {found['changed']:,} elements, {share}{_bits(found)}")
+    # Chunks that are written whole do not say what of them changed, unless it was counted.
+    counted = "" if found["counted_elements"] == found["elements"] else ", beside chunks that are written whole"
+    typer.echo(f"changed   {found['changed']:,} elements{share}{_bits(found)}{counted}")
     for bound, words in (("order0", "without the old weights"), ("conditioned", "with them")):
         if (of := found["bounds"][bound]) is not None:
             typer.echo(f"at least  {of['bits_per_changed']:.2f} bits each {words} ({of['ratio']:,.1f} times smaller)")
