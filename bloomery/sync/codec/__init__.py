@@ -5,6 +5,7 @@ safetensors files. `container` knows the bytes of an object, `delta` makes objec
 next, `merge` adds deltas up and turns them around, `measure` says what one consists of. `ordered` has chunks worked on by several threads.
 
 `numbers` knows element formats, and changes of them as whole numbers. Payloads of a chunk: `raw` and `planes` hold all new elements, `fast` and
-`fast_zstd` how far it is to each changed one and by how much it moved (`streams`), `tight` the same as `bits` that are counted within elements of
-one exponent; `choose` picks by the sizes that come of it. `kernels` computes for all of them, in numpy: `plain`, `plain_tight`.
+`fast_zstd` how far it is to each changed one and by how much it moved (`streams`), `tight` the same in bits that are counted within elements of one
+exponent; `choose` picks by the sizes that come of it. `kernels` says who computes: C (`native`), or numpy (`plain`, `plain_tight`, `bits`), the same
+bytes.
 """

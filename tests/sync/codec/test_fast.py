@@ -10,7 +10,9 @@ from hypothesis import given, settings
 
 from bloomery.sync.codec import choose, fast, fast_zstd, planes, raw
 from bloomery.sync.codec.choose import CODECS, Codec
+from bloomery.sync.codec.kernels import PLAIN
 from bloomery.sync.codec.numbers import NUMBERS, Differences
+from bloomery.sync.codec.plain import split
 from bloomery.types.errors import Corrupt
 
 from .chunks import EVERY, FULL, applied, damaged, pairs, special, survives, weights
@@ -22,6 +24,12 @@ DISTANCES = pytest.mark.parametrize("codec", [fast, fast_zstd], ids=["fast", "fa
 def differences(old, new, kind) -> Differences:
     at = np.flatnonzero(old != new).astype(np.uint32)
     return Differences(at, kind.ordered(new[at]) - kind.ordered(old[at]))
+
+
+def in_numpy(payload: bytes, count: int, kind) -> Differences:
+    """Its reasons name numbers."""
+    gap_bytes, exception_gap_bytes = struct.unpack_from("<II", payload)
+    return PLAIN.unpack(split(gap_bytes, exception_gap_bytes, memoryview(payload)[8:]), count, kind)
 
 
 @settings(max_examples=300, deadline=None)
@@ -105,7 +113,6 @@ def test_a_golden_payload():
 @pytest.mark.parametrize(
     ("payload", "count", "reason"),
     [
-        (b"", 10, "too few"),
         (struct.pack("<II", 3, 0) + b"\0", 10, "3 bytes of gaps where there are 1"),
         (struct.pack("<II", 1, 0) + b"\xff", 1000, "before they lead anywhere"),
         (struct.pack("<II", 1, 0) + bytes([10, 0]), 10, "behind the last of 10"),
@@ -121,14 +128,23 @@ def test_a_golden_payload():
 )
 def test_impossible_distances_are_refused_with_the_reason(payload, count, reason):
     with pytest.raises(Corrupt, match=reason):
+        in_numpy(payload, count, BF16)
+    with pytest.raises(Corrupt):
         fast.differences(memoryview(payload), count, BF16)
 
 
+def test_payloads_without_a_head_are_refused():
+    for codec, size in ((fast, 7), (fast_zstd, 31), (planes, 7)):
+        with pytest.raises(Corrupt, match="too few"):
+            codec.decode(memoryview(bytes(size)), np.zeros(10, np.uint16), BF16)
+
+
 def test_of_bytes_a_size_is_at_most_128_and_never_wide():
-    with pytest.raises(Corrupt, match="wide size that is none"):
-        fast.differences(memoryview(struct.pack("<II", 1, 1) + bytes([0, 0, 0, 255, 1])), 1, U8)
-    with pytest.raises(Corrupt, match="no difference has"):
-        fast.differences(memoryview(struct.pack("<II", 1, 1) + bytes([0, 1, 0, 127])), 1, U8)
+    for payload, reason in ((bytes([0, 0, 0, 255, 1]), "wide size that is none"), (bytes([0, 1, 0, 127]), "no difference has")):
+        with pytest.raises(Corrupt, match=reason):
+            in_numpy(struct.pack("<II", 1, 1) + payload, 1, U8)
+        with pytest.raises(Corrupt, match=reason):
+            fast.differences(memoryview(struct.pack("<II", 1, 1) + payload), 1, U8)
     assert fast.differences(memoryview(struct.pack("<II", 1, 1) + bytes([0, 1, 0, 126])), 1, U8).by.tolist() == [128]
 
 

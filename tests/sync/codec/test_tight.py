@@ -9,6 +9,7 @@ from hypothesis import given, settings
 
 from bloomery.sync.codec import bits, choose, fast_zstd, tight
 from bloomery.sync.codec.choose import Codec
+from bloomery.sync.codec.kernels import PLAIN
 from bloomery.sync.codec.numbers import NUMBERS, Differences, Number
 from bloomery.types.errors import Corrupt
 
@@ -192,6 +193,8 @@ def instead(place: int, *parts: str) -> memoryview:
 )
 def test_impossible_payloads_are_refused_with_the_reason(payload, reason):
     with pytest.raises(Corrupt, match=reason):
+        PLAIN.unpack_tight(payload, np.zeros(8, np.uint8), U8)
+    with pytest.raises(Corrupt):
         tight.decode(payload, np.zeros(8, np.uint8), U8)
 
 

@@ -1,0 +1,205 @@
+// What the codecs compute over the elements of a chunk (`plain.py`, `plain_tight.py`): the same numbers, and the same bytes, in one pass over memory.
+//
+// Little-endian machines only. Nothing that comes from a payload is used as a place before it was held against the end of what it leads into. With
+// AVX-512, 64 elements are compared at a time; everything else is C for any processor.
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef __AVX512BW__
+#include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+#if defined(__BMI2__) && !defined(__AVX512BW__)
+#include <immintrin.h>
+#endif
+
+enum { FAR = 255, CLASSES = 16, STEPS = 8, MOST_ONES = STEPS + 32, TILE = 512, WORDS = TILE / 64, CHUNK_BITS = 21 };
+
+// As `native.REASONS` names them.
+enum { NOWHERE = -1, BEHIND = -2, LENGTH = -3, PADDING = -4, WIDE = -5, SIZE = -6, ENDS = -7, NUMBER = -8, COUNT = -9, FORM = -10, PARAMETER = -11,
+       REST = -12, EMPTY = -13, LOWEST = -14, MEMORY = -15 };
+
+// ---- bits
+
+typedef struct { uint8_t *to; uint64_t held; int width; } Writer;
+
+static inline void put(Writer *w, uint64_t number, int width) {  // of at most 32 bits
+    w->held |= number << w->width;
+    w->width += width;
+    if (w->width >= 32) {
+        uint32_t low = (uint32_t)w->held;
+        memcpy(w->to, &low, 4);
+        w->to += 4;
+        w->held >>= 32;
+        w->width -= 32;
+    }
+}
+
+static inline void put_ones(Writer *w, int ones) {
+    if (ones >= 32) {
+        put(w, 0xFFFFFFFFu, 32);
+        ones -= 32;
+    }
+    put(w, ((uint64_t)1 << ones) - 1, ones + 1);
+}
+
+static inline void put_grown(Writer *w, uint32_t number, int k) {
+    uint32_t steps = number >> k;
+    if (steps < STEPS) {
+        put_ones(w, (int)steps);
+        put(w, number & (((uint64_t)1 << k) - 1), k);
+    } else {
+        int j = 31 - __builtin_clz(steps - (STEPS - 1));
+        put_ones(w, STEPS + j);
+        put(w, number - ((STEPS - 1 + ((uint64_t)1 << j)) << k), k + j);
+    }
+}
+
+static void put_count(Writer *w, uint32_t number) {
+    int below = 31 - __builtin_clz(number);
+    put(w, (uint64_t)below, 5);
+    put(w, number - ((uint32_t)1 << below), below);
+}
+
+static void finish(Writer *w) {
+    for (; w->width > 0; w->width -= 8, w->held >>= 8) *w->to++ = (uint8_t)w->held;
+}
+
+// `from` has zeros for 16 bytes behind its end, so that whatever begins before it is read in one piece. An error stays.
+typedef struct { const uint8_t *from; uint64_t at, end; int error; } Reader;
+
+static inline uint64_t ahead(const Reader *r) {
+    uint64_t found;
+    memcpy(&found, r->from + (r->at >> 3), 8);
+    return found >> (r->at & 7);
+}
+
+static inline uint32_t get(Reader *r, int width) {  // of at most 32 bits
+    uint64_t found = ahead(r) & (((uint64_t)1 << width) - 1);
+    if (r->at + (uint64_t)width > r->end) {
+        r->error = ENDS;
+        r->at = r->end;
+        return 0;
+    }
+    r->at += (uint64_t)width;
+    return (uint32_t)found;
+}
+
+static inline uint32_t get_grown(Reader *r, int k, uint64_t most) {
+    uint64_t rest = ~ahead(r);
+    int ones = rest ? __builtin_ctzll(rest) : 64;
+    if (ones >= MOST_ONES) {
+        r->error = NUMBER;
+        return 0;
+    }
+    int j = ones < STEPS ? 0 : ones - STEPS;
+    uint64_t begin = ones < STEPS ? (uint64_t)ones : STEPS - 1 + ((uint64_t)1 << j);
+    if (r->at + (uint64_t)ones + 1 > r->end) {
+        r->error = ENDS;
+        return 0;
+    }
+    if (k + j > 32) {
+        r->error = NUMBER;
+        return 0;
+    }
+    r->at += (uint64_t)ones + 1;
+    uint64_t found = (begin << k) + get(r, k + j);
+    if (found > most) {
+        r->error = NUMBER;
+        return 0;
+    }
+    return (uint32_t)found;
+}
+
+static uint32_t get_count(Reader *r) {
+    int below = (int)get(r, 5);
+    if (below >= CHUNK_BITS) {
+        r->error = COUNT;
+        return 1;
+    }
+    return ((uint32_t)1 << below) + get(r, below);
+}
+
+static int parameter(uint64_t total, uint64_t numbers) {
+    uint64_t mean = total / numbers;
+    return mean ? 63 - __builtin_clzll(mean) : 0;
+}
+
+// ---- classes
+
+// Which of 64 classes are this one.
+static inline uint64_t equal(const uint8_t *classes, uint8_t which) {
+#ifdef __AVX512BW__
+    return _mm512_cmpeq_epi8_mask(_mm512_loadu_si512(classes), _mm512_set1_epi8((char)which));
+#elif defined(__SSE2__)
+    uint64_t found = 0;
+    for (int part = 0; part < 4; part++) {
+        __m128i same = _mm_cmpeq_epi8(_mm_loadu_si128((const __m128i *)(classes + 16 * part)), _mm_set1_epi8((char)which));
+        found |= (uint64_t)(uint32_t)_mm_movemask_epi8(same) << (16 * part);
+    }
+    return found;
+#else
+    uint64_t found = 0;
+    for (int place = 0; place < 64; place++) found |= (uint64_t)(classes[place] == which) << place;
+    return found;
+#endif
+}
+
+// The place of the bit that has so many set ones below it.
+static inline int select_bit(uint64_t bits, uint32_t below) {
+#ifdef __BMI2__
+    return __builtin_ctzll(_pdep_u64((uint64_t)1 << below, bits));
+#else
+    while (below--) bits &= bits - 1;
+    return __builtin_ctzll(bits);
+#endif
+}
+
+// From which on sixteen exponents are those of the most.
+static int lowest_of(const uint32_t *exponents, int windows) {
+    uint64_t sum = 0, most = 0;
+    int found = 0;
+    for (int place = 0; place < CLASSES; place++) sum += exponents[place];
+    most = sum;
+    for (int first = 1; first < windows; first++) {
+        sum += exponents[first + CLASSES - 1];
+        sum -= exponents[first - 1];
+        if (sum > most) {
+            most = sum;
+            found = first;
+        }
+    }
+    return found;
+}
+
+typedef struct { uint32_t changes, exceptions, first; int gap_parameter, form, size_parameter; } Class;
+
+#define GLUE_(NAME, WIDTH) NAME##_##WIDTH
+#define GLUE(NAME, WIDTH) GLUE_(NAME, WIDTH)
+#define NAMED(NAME) GLUE(NAME, WIDTH)
+
+#define WIDTH 1
+#define T uint8_t
+#include "chunk.h"
+#include "tight.h"
+#undef WIDTH
+#undef T
+#define WIDTH 2
+#define T uint16_t
+#include "chunk.h"
+#include "tight.h"
+#undef WIDTH
+#undef T
+#define WIDTH 4
+#define T uint32_t
+#include "chunk.h"
+#include "tight.h"
+#undef WIDTH
+#undef T
+#define WIDTH 8
+#define T uint64_t
+#include "chunk.h"
+#undef WIDTH
+#undef T

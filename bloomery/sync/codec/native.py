@@ -1,0 +1,140 @@
+"""`kernel.c`, compiled for this machine when something is first encoded or decoded: what `plain` and `plain_tight` compute, many times as fast."""
+
+import sys
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bloomery.models.compiled import INTEGER, POINTER, Compiled
+from bloomery.sync.codec.numbers import Differences, Number
+from bloomery.sync.codec.plain import FAR, Streams
+from bloomery.sync.state_hash import Bits
+from bloomery.types.errors import Corrupt
+
+_FIND: Final = (POINTER, POINTER, INTEGER, INTEGER, POINTER, POINTER, POINTER)
+_MOVED: Final = (POINTER, INTEGER, POINTER, POINTER, INTEGER, INTEGER, POINTER, POINTER)
+_PACK: Final = (POINTER, POINTER, INTEGER, *[POINTER] * 6)
+_UNPACK: Final = (*[POINTER, INTEGER] * 5, INTEGER, POINTER, POINTER, POINTER)
+_PACK_TIGHT: Final = (POINTER, INTEGER, INTEGER, INTEGER, POINTER, POINTER, INTEGER, POINTER, POINTER)
+_UNPACK_TIGHT: Final = (POINTER, INTEGER, POINTER, INTEGER, INTEGER, INTEGER, POINTER, POINTER, INTEGER, POINTER)
+ARGUMENTS: Final = {
+    f"{name}_{item_bytes}": arguments
+    for name, arguments in (("find", _FIND), ("moved", _MOVED), ("pack", _PACK), ("unpack", _UNPACK))
+    for item_bytes in (1, 2, 4, 8)
+} | {
+    f"{name}_{item_bytes}": arguments
+    for name, arguments in (("pack_tight", _PACK_TIGHT), ("unpack_tight", _UNPACK_TIGHT))
+    for item_bytes in (1, 2, 4)
+}
+"""By function."""
+REASONS: Final = (
+    "gaps that end before they lead anywhere",
+    "gaps that lead behind the last element",
+    "streams that do not fit each other",
+    "signs of elements that are not there",
+    "a wide size that is none",
+    "a size that no difference has",
+    "the payload ends within a number",
+    "a number larger than is possible",
+    "more changes than there are elements",
+    "a form of sizes that is not that of these",
+    "a parameter that is not that of its numbers",
+    "bits behind the end of the payload",
+    "a payload without changes",
+    "classes that do not begin where they should",
+)
+"""Of what is refused, in the order of the enumeration in C."""
+_TIGHT_BYTES: Final = 24
+"""Of a change at most; and as many as the head of a payload has."""
+_HEAD_BYTES: Final = 256
+
+
+class Native:
+    """The functions of one library."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        self._compiled = compiled
+
+    @cached_property
+    def there(self) -> bool:
+        """Whether this machine has them."""
+        return sys.byteorder == "little" and self._compiled.functions is not None
+
+    def find(self, old: Bits, new: Bits, kind: Number) -> Differences:
+        """See `plain`, as for all of them."""
+        old, new, result = _aligned(old, kind.dtype), _aligned(new, kind.dtype), np.empty(1, np.int64)
+        if len(old) != len(new):
+            raise ValueError(f"{len(old)} elements become {len(new)}")
+        indices, by = np.empty(len(old), np.uint32), np.empty(len(old), kind.dtype)
+        self._call("find", kind, old, new, len(old), kind.flips, indices, by, result)
+        # Copies: what nobody touched of the room was never memory, and goes.
+        return Differences(indices[: result[0]].copy(), by[: result[0]].copy())
+
+    def moved(self, old: Bits, differences: Differences, kind: Number) -> Bits:
+        old, result = _aligned(old, kind.dtype), np.empty(1, np.int64)
+        indices, by = _aligned(differences.indices, np.dtype(np.uint32)), _aligned(differences.by, kind.dtype)
+        values = np.empty(len(indices), kind.dtype)
+        self._call("moved", kind, old, len(old), indices, by, len(indices), kind.flips, values, result)
+        if result[0] < 0:
+            raise IndexError(f"an element behind the last of {len(old)}")
+        return values
+
+    def pack(self, differences: Differences, kind: Number) -> Streams:
+        indices, by = _aligned(differences.indices, np.dtype(np.uint32)), _aligned(differences.by, kind.dtype)
+        changes, result = len(indices), np.empty(4, np.int64)
+        last = int(indices[-1]) if changes else 0
+        rooms = (changes + last // FAR + 1, changes + changes // FAR + 1, changes, changes * kind.item_bytes)
+        gaps, exception_gaps, sizes, wide = (np.empty(room, np.uint8) for room in rooms)
+        signs = np.zeros((changes + 7) // 8, np.uint8)
+        self._call("pack", kind, indices, by, changes, gaps, signs, exception_gaps, sizes, wide, result)
+        return Streams(gaps[: result[0]], signs, exception_gaps[: result[1]], sizes[: result[2]], wide[: result[3]])
+
+    def unpack(self, streams: Streams, count: int, kind: Number) -> Differences:
+        result, parts = np.empty(1, np.int64), [part for stream in streams for part in (stream, len(stream))]
+        indices, by = np.empty(len(streams.gaps), np.uint32), np.empty(len(streams.gaps), kind.dtype)
+        self._call("unpack", kind, *parts, count, indices, by, result)
+        changes = _read(result)
+        return Differences(indices[:changes], by[:changes])
+
+    def pack_tight(self, old: Bits, found: Differences, kind: Number) -> bytes:
+        old, result = _aligned(old, kind.dtype), np.empty(1, np.int64)
+        indices, by = _aligned(found.indices, np.dtype(np.uint32)), _aligned(found.by, kind.dtype)
+        if int(indices[-1]) >= len(old):
+            raise IndexError(f"an element behind the last of {len(old)}")
+        payload = np.empty(len(indices) * _TIGHT_BYTES + _HEAD_BYTES, np.uint8)
+        self._call("pack_tight", kind, old, len(old), kind.exponent_shift, kind.exponent_bits, indices, by, len(indices), payload, result)
+        _read(result)
+        return payload[: result[0]].tobytes()
+
+    def unpack_tight(self, payload: memoryview, old: Bits, kind: Number) -> Differences:
+        data, old, result = np.frombuffer(payload, np.uint8), _aligned(old, kind.dtype), np.empty(1, np.int64)
+        # Each has a bit for its sign.
+        room = min(len(old), 8 * len(data))
+        indices, by = np.empty(room, np.uint32), np.empty(room, kind.dtype)
+        self._call("unpack_tight", kind, data, len(data), old, len(old), kind.exponent_shift, kind.exponent_bits, indices, by, room, result)
+        changes = _read(result)
+        return Differences(indices[:changes].copy(), by[:changes].copy())
+
+    def _call(self, name: str, kind: Number, *arguments: Any) -> None:
+        function = getattr(self._compiled.functions, f"{name}_{kind.item_bytes}")
+        function(*(each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments))
+
+
+def _aligned(elements: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """In one piece, as C wants them."""
+    return np.require(elements, dtype, ["C_CONTIGUOUS", "ALIGNED"])
+
+
+def _read(result: NDArray[np.int64]) -> int:
+    found = int(result[0])
+    if found >= 0:
+        return found
+    if -found > len(REASONS):
+        raise MemoryError("no memory for the changes of a chunk")
+    raise Corrupt(REASONS[-found - 1])
+
+
+NATIVE: Final = Native(Compiled("codec", Path(__file__).parent, ARGUMENTS, instead="numpy"))

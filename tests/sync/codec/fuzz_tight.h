@@ -1,0 +1,64 @@
+// See fuzz.c: eight damaged payloads of each kind, of elements T of WIDTH bytes.
+
+static void NAMED(fuzz)(int shift, int exponent_bits, int64_t *read) {
+    int64_t n = 1 + (int64_t)(next_random() % 1200), result[4];
+    uint64_t flips = (1ull << (8 * WIDTH - 1)) - 1, share = 1 + next_random() % 100;
+    T *old = malloc((size_t)n * WIDTH), *new = malloc((size_t)n * WIDTH), *by = malloc((size_t)n * WIDTH);
+    uint32_t *indices = malloc((size_t)n * 4);
+    for (int64_t i = 0; i < n; i++) {
+        old[i] = (T)next_random();
+        T step = (T)(next_random() % 4 ? 1 : next_random() >> (next_random() % 64));
+        new[i] = next_random() % 100 < share ? NAMED(ordered)((T)(NAMED(ordered)(old[i], (T)flips) + step), (T)flips) : old[i];
+    }
+    NAMED(find)(old, new, n, flips, indices, by, result);
+    int64_t changes = result[0];
+    uint8_t *gaps = malloc((size_t)(changes + n / FAR + 1)), *signs = calloc((size_t)(changes + 7) / 8 + 1, 1),
+            *exception_gaps = malloc((size_t)(changes + changes / FAR + 1)), *sizes = malloc((size_t)changes + 1),
+            *wide = malloc((size_t)changes * WIDTH + 1), *payload = malloc((size_t)changes * 24 + 256), *again = malloc((size_t)n * 24 + 256);
+    NAMED(pack)(indices, by, changes, gaps, signs, exception_gaps, sizes, wide, result);
+    uint8_t *streams[5] = {gaps, signs, exception_gaps, sizes, wide};
+    int64_t lengths[5] = {result[0], (changes + 7) / 8, result[1], result[2], result[3]}, size = 0;
+    if (changes) {
+        NAMED(pack_tight)(old, n, shift, exponent_bits, indices, by, changes, payload, result);
+        size = result[0];
+        expect(size > 0 && size <= changes * 24 + 256, "a payload larger than its room");
+    }
+    for (int time = 0; time < 8; time++) {
+        uint8_t data[4096], *parts[5];
+        int64_t sizes_of[5];
+        for (int part = 0; part < 5; part++) {
+            int64_t length = lengths[part] > 4000 ? 4000 : lengths[part];
+            memcpy(data, streams[part], (size_t)length);
+            sizes_of[part] = next_random() % 4 ? length : (int64_t)damage(data, (size_t)length, sizeof data);
+            parts[part] = copy(data, (size_t)sizes_of[part]);
+        }
+        uint32_t *places = malloc((size_t)sizes_of[0] * 4 + !sizes_of[0]);
+        T *found = malloc((size_t)sizes_of[0] * WIDTH + !sizes_of[0]);
+        NAMED(unpack)(parts[0], sizes_of[0], parts[1], sizes_of[1], parts[2], sizes_of[2], parts[3], sizes_of[3], parts[4], sizes_of[4], n, places,
+                      found, result);
+        read[0] += result[0] >= 0;
+        for (int64_t i = 0; i < result[0]; i++) expect(places[i] < (uint64_t)n && (!i || places[i] > places[i - 1]) && found[i], "distances to nowhere");
+        for (int part = 0; part < 5; part++) free(parts[part]);
+        free(places);
+        free(found);
+        if (!changes || size > 4000) continue;
+        memcpy(data, payload, (size_t)size);
+        int64_t length = (int64_t)damage(data, (size_t)size, sizeof data), room = n < 8 * length ? n : 8 * length;
+        uint8_t *hostile = copy(data, (size_t)length);
+        places = malloc((size_t)room * 4 + !room);
+        found = malloc((size_t)room * WIDTH + !room);
+        NAMED(unpack_tight)(hostile, length, old, n, shift, exponent_bits, places, found, room, result);
+        read[1] += result[0] >= 0;
+        for (int64_t i = 0; i < result[0]; i++) expect(places[i] < (uint64_t)n && (!i || places[i] > places[i - 1]) && found[i], "bits that lead nowhere");
+        if (result[0] > 0) {
+            int64_t told[1];
+            NAMED(pack_tight)(old, n, shift, exponent_bits, places, found, result[0], again, told);
+            expect(told[0] == length && !memcmp(again, hostile, (size_t)length), "two encodings of the same changes");
+        }
+        free(hostile);
+        free(places);
+        free(found);
+    }
+    void *all[] = {old, new, by, indices, gaps, signs, exception_gaps, sizes, wide, payload, again};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}

@@ -1,0 +1,150 @@
+"""Whatever computes, the same bytes come of it, and the same is refused; in C nothing outside of what was allocated is touched."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import bloomery.sync.codec
+from bloomery.models.compiled import Compiled
+from bloomery.sync.codec import fast, tight
+from bloomery.sync.codec.kernels import PLAIN, Kernels
+from bloomery.sync.codec.native import ARGUMENTS, NATIVE, Native
+from bloomery.sync.codec.numbers import NUMBERS, Differences
+from bloomery.sync.codec.plain import Streams, split
+from bloomery.types.errors import Corrupt
+
+from .chunks import EVERY, FULL, damaged, pairs, weights
+
+FOLDER = Path(bloomery.sync.codec.__file__).parent
+COMPILER = pytest.mark.skipif(shutil.which("cc") is None or os.environ.get("BLOOMERY_NATIVE") == "0", reason="numpy computes everything here")
+BF16 = NUMBERS["BF16"]
+
+
+def compiled(*flags: str) -> Native:
+    return Native(Compiled("codec", FOLDER, ARGUMENTS, flags=flags, instead="numpy"))
+
+
+KERNELS: dict[str, Kernels] = {
+    "native": NATIVE,
+    # What other processors have: no comparison of 64 elements, no instruction that finds a bit, no vectors at all.
+    "without_avx512": compiled("-mno-avx512f"),
+    "without_vectors": compiled("-U__AVX512BW__", "-U__SSE2__", "-U__BMI2__"),
+}
+OTHERS = pytest.mark.parametrize("kernels", [pytest.param(each, id=name, marks=COMPILER) for name, each in KERNELS.items()])
+
+
+def said(streams: Streams) -> list[bytes]:
+    return [stream.tobytes() for stream in streams]
+
+
+def same(one: Differences, other: Differences) -> None:
+    assert one.indices.dtype == other.indices.dtype == np.uint32
+    assert one.by.dtype == other.by.dtype
+    assert one.indices.tolist() == other.indices.tolist()
+    assert one.by.tolist() == other.by.tolist()
+
+
+def agree(kernels: Kernels, old: np.ndarray, new: np.ndarray, kind) -> None:
+    found = PLAIN.find(old, new, kind)
+    same(kernels.find(old, new, kind), found)
+    assert kernels.moved(old, found, kind).tolist() == new[found.indices].tolist()
+    streams = PLAIN.pack(found, kind)
+    assert said(kernels.pack(found, kind)) == said(streams)
+    same(kernels.unpack(streams, len(old), kind), found)
+    if len(found.indices) and tight.possible(kind):
+        payload = kernels.pack_tight(old, found, kind)
+        assert payload == PLAIN.pack_tight(old, found, kind)
+        same(kernels.unpack_tight(memoryview(payload), old, kind), found)
+
+
+@OTHERS
+@settings(max_examples=150, deadline=None)
+@given(pair=pairs())
+def test_they_are_what_numpy_says(kernels, pair):
+    kind, old, new = pair
+    agree(kernels, old, new, kind)
+
+
+@OTHERS
+@EVERY
+def test_of_a_full_chunk_too(kernels, kind):
+    agree(kernels, *weights(kind, FULL - 3, share=0.01), kind)
+
+
+@OTHERS
+def test_of_one_where_everything_changed(kernels):
+    agree(kernels, *weights(BF16, FULL // 8 + 1, share=1.0), BF16)
+
+
+@OTHERS
+def test_elements_at_odd_addresses_are_read(kernels):
+    old, new = weights(BF16, 999, share=0.1)
+    moved = np.frombuffer(b"\0" + old.tobytes(), np.uint16, offset=1)
+    agree(kernels, moved, new, BF16)
+
+
+@OTHERS
+@pytest.mark.parametrize("name", ["BF16", "U8", "F32", "F16"])
+def test_they_refuse_what_numpy_refuses_and_read_what_it_reads(kernels, name):
+    kind, rng = NUMBERS[name], np.random.default_rng(3)
+    for share in (0.02, 0.4):
+        old, new = weights(kind, 700, share=share)
+        found = PLAIN.find(old, new, kind)
+        payloads = (fast.encode_differences(*found, len(old), kind), PLAIN.pack_tight(old, found, kind))
+        for _ in range(250):
+            for payload, each in zip(payloads, (_unpack, _unpack_tight), strict=True):
+                other = memoryview(damaged(payload, rng))
+                expected, given = (_answer(each, computing, other, old, kind) for computing in (PLAIN, kernels))
+                assert (expected is None) == (given is None)
+                if expected is not None:
+                    same(given, expected)
+
+
+def _unpack(kernels, payload, old, kind) -> Differences:
+    if len(payload) < 8:
+        raise Corrupt("too few")
+    gaps, exceptions = (int.from_bytes(payload[place : place + 4], "little") for place in (0, 4))
+    return kernels.unpack(split(gaps, exceptions, payload[8:]), len(old), kind)
+
+
+def _unpack_tight(kernels, payload, old, kind) -> Differences:
+    return kernels.unpack_tight(payload, old, kind)
+
+
+def _answer(decode, kernels, payload, old, kind) -> Differences | None:
+    try:
+        return decode(kernels, payload, old, kind)
+    except Corrupt:
+        return None
+
+
+@COMPILER
+def test_places_behind_the_end_are_not_read():
+    beyond = Differences(np.array([5], np.uint32), np.array([1], np.uint16))
+    with pytest.raises(IndexError):
+        NATIVE.moved(np.zeros(5, np.uint16), beyond, BF16)
+    with pytest.raises(IndexError):
+        NATIVE.pack_tight(np.zeros(5, np.uint16), beyond, BF16)
+    with pytest.raises(ValueError, match="5 elements become 4"):
+        NATIVE.find(np.zeros(5, np.uint16), np.zeros(4, np.uint16), BF16)
+
+
+@COMPILER
+@pytest.mark.parametrize("flags", [(), ("-mno-avx512f",), ("-U__AVX512BW__", "-U__SSE2__", "-U__BMI2__")], ids=["native", "avx2", "plain"])
+def test_hostile_payloads_touch_nothing_that_is_not_theirs(flags, tmp_path):
+    program, here = tmp_path / "fuzz", Path(__file__).parent
+    watched = ("-g", "-O1", "-march=native", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *flags, "-I", str(FOLDER), "-I", str(here))
+    made = subprocess.run(["cc", *watched, str(here / "fuzz.c"), "-o", str(program)], capture_output=True, text=True, timeout=120)
+    if "sanit" in made.stderr or "asan" in made.stderr:
+        pytest.skip("this compiler cannot watch memory")
+    assert made.returncode == 0, made.stderr
+    times = os.environ.get("BLOOMERY_FUZZ", "20000")
+    ran = subprocess.run([program, times, "1"], capture_output=True, text=True, timeout=1000, env={"ASAN_OPTIONS": "detect_leaks=0"})
+    assert ran.returncode == 0, ran.stderr
+    # Some are what could have been written all the same.
+    assert all(int(read) > 0 for read in ran.stdout.split())
