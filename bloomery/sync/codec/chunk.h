@@ -127,7 +127,8 @@ static int64_t NAMED(unpacked)(const uint8_t *gaps, int64_t gap_bytes, const uin
 #endif
         }
         int negative = by[at] != 1;
-        if (size > most || (size == most && !negative)) return SIZE;
+        // Of a byte 254 and 2 are zero.
+        if (!size || size > most || (size == most && !negative)) return SIZE;
         by[at++] = negative ? (T)(0 - size) : size;
     }
     (void)wide;

@@ -92,7 +92,8 @@ def _refuse_sizes(size: Bits, negative: NDArray[np.bool_], far: NDArray[np.intp]
     most = 1 << (8 * kind.item_bytes - 1)
     if (kind.item_bytes == 1 and len(far)) or (size[far] < FAR + _SMALL).any():
         raise Corrupt("a wide size that is none")
-    if (size > most).any() or (size[~negative] == most).any():
+    # Of a byte 254 and 2 are zero.
+    if (size == 0).any() or (size > most).any() or (size[~negative] == most).any():
         raise Corrupt("a size that no difference has")
 
 
