@@ -11,7 +11,15 @@ HEAVY = {"torch", "transformers", "sklearn", "scipy"}
 
 @pytest.mark.parametrize(
     "module",
-    ["bloomery.cli.main", "bloomery.api.app", "bloomery.client", "bloomery.up.start", "bloomery.services.core", "bloomery.grade.pool"],
+    [
+        "bloomery.cli.main",
+        "bloomery.api.app",
+        "bloomery.client",
+        "bloomery.up.start",
+        "bloomery.services.core",
+        "bloomery.grade.pool",
+        "bloomery.sync.chain.receiver",
+    ],
 )
 def test_importing_it_loads_nothing_heavy(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", REPORT.format(module=module, heavy=HEAVY)], capture_output=True, text=True, check=True)

@@ -1,0 +1,44 @@
+"""What readers tell the store that they hold, so that nobody removes what they need next. They tell it again with every version."""
+
+from typing import Final
+
+import msgspec
+
+from bloomery.sync.chain.manifest import Sequence
+from bloomery.types.errors import Corrupt, NotFound
+from bloomery.types.objects import Objects
+from bloomery.types.wire import Wire
+
+FOLDER: Final = "readers"
+_MAX_BYTES: Final = 1 << 12
+
+
+class Holds(Wire, frozen=True):
+    """A reader's version."""
+
+    sequence: Sequence
+
+
+def name_version(objects: Objects, name: str, sequence: int) -> None:
+    """Tell it."""
+    objects.put(f"{FOLDER}/{name}", msgspec.json.encode(Holds(sequence=sequence)))
+
+
+def leave(objects: Objects, name: str) -> None:
+    """A reader that is gone for good needs nothing."""
+    objects.delete(f"{FOLDER}/{name}")
+
+
+def held_by_others(objects: Objects, since_us: int) -> list[int]:
+    """Versions of readers who told them since that moment of the store's clock."""
+    found = []
+    for stored in objects.list(FOLDER):
+        if stored.modified_us >= since_us:
+            try:
+                data, _ = objects.get(stored.key, at_most=_MAX_BYTES)
+                found.append(msgspec.json.decode(data, type=Holds).sequence)
+            except NotFound:
+                continue
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise Corrupt(f"{objects.name}: `{stored.key}` is not what a reader holds: {error}; remove it if nobody reads") from error
+    return found

@@ -1,0 +1,132 @@
+"""What a writer remembers of the last steps, so that deltas over 4, 16 and 64 of them can be encoded without a copy of the weights from then.
+
+Of every element that changed it keeps what it was: the newest weights with these put back are the weights from before. Four steps become one span
+of four, four of those one of sixteen, and four of those one of 64. That is 6 bytes an element that changed of 16-bit weights, over at most 7 of the
+last 16 steps in full and 6 spans; where all of it is more than a share of the weights, the longest level is given up until it begins anew.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bloomery.sync.chain.manifest import LEVELS
+from bloomery.sync.codec.layout import Chunk, Layout, Weights
+from bloomery.sync.state_hash import Bits
+
+_FAN: Final = 4
+"""Pieces that a level is made of."""
+
+
+class Before(NamedTuple):
+    """Elements of a chunk as they were: indices [n] in order, and bits [n]."""
+
+    indices: NDArray[np.uint32]
+    bits: Bits
+
+    @property
+    def size_bytes(self) -> int:
+        """In memory."""
+        return int(self.indices.nbytes + self.bits.nbytes)
+
+
+class Piece(NamedTuple):
+    """What changed between two versions, as it was in the first of them, by the number of the chunk."""
+
+    start: int
+    stop: int
+    changed: Mapping[int, Before]
+
+    @property
+    def size_bytes(self) -> int:
+        """In memory."""
+        return sum(before.size_bytes for before in self.changed.values())
+
+
+class Reverted:
+    """Weights of an earlier version: those of now, with a piece put back. They are read, and never written to."""
+
+    def __init__(self, now: Weights, piece: Piece) -> None:
+        self.layout, self._now, self._changed = now.layout, now, piece.changed
+
+    def read(self, chunk: Chunk) -> Bits:
+        """See `Weights`."""
+        bits = self._now.read(chunk)
+        if (before := self._changed.get(chunk.number)) is None:
+            return bits
+        bits = bits.copy()
+        bits[before.indices] = before.bits
+        return bits
+
+    def write(self, chunk: Chunk, indices: NDArray[np.uint32], values: Bits) -> None:
+        """Of an earlier version nothing changes."""
+        raise TypeError("weights of an earlier version are read only")
+
+
+class Spans:
+    """The pieces of every level. Give it each step in order; a step that does not follow the one before it begins anew."""
+
+    def __init__(self, *, share: float) -> None:
+        """`share`: of the weights' own bytes, how many it may keep."""
+        self._share = share
+        self._levels: list[list[Piece]] = [[] for _ in LEVELS]
+        self._stop: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Kept in memory."""
+        return sum(piece.size_bytes for level in self._levels for piece in level)
+
+    def add(self, old: Weights, new: Weights, chunks: Iterable[int], stop: int) -> list[Piece]:
+        """Remember the step to version `stop`, in which no other chunks changed; the spans that end with it, the shortest first."""
+        if self._stop != stop - 1:
+            self.clear()
+        self._stop = stop
+        piece = Piece(stop - 1, stop, dict(_changed(old, new, chunks)))
+        found = []
+        for place, span in enumerate(LEVELS):
+            level = self._levels[place]
+            level.append(piece)
+            if stop % span:
+                break
+            self._levels[place] = []
+            if len(level) < _FAN or level[0].start != stop - span:
+                # The longer levels have a gap here, so theirs are not whole either.
+                for longer in self._levels[place + 1 :]:
+                    longer.clear()
+                break
+            piece = _joined(level)
+            found.append(piece)
+        self._make_room(new.layout)
+        return found
+
+    def clear(self) -> None:
+        """Forget everything: what comes next does not start from what came last."""
+        for level in self._levels:
+            level.clear()
+
+    def _make_room(self, layout: Layout) -> None:
+        for level in reversed(self._levels):
+            if self.size_bytes > self._share * layout.size_bytes:
+                level.clear()
+
+
+def _changed(old: Weights, new: Weights, chunks: Iterable[int]) -> Iterator[tuple[int, Before]]:
+    for number in chunks:
+        chunk = new.layout.chunk(number)
+        before = old.read(chunk)
+        indices = np.flatnonzero(before != new.read(chunk)).astype(np.uint32)
+        if len(indices):
+            yield number, Before(indices, before[indices])
+
+
+def _joined(pieces: list[Piece]) -> Piece:
+    """One piece of neighbouring ones: of an element that changed in several, what it was before the first."""
+    numbers = sorted({number for piece in pieces for number in piece.changed})
+    changed = {}
+    for number in numbers:
+        parts = [piece.changed[number] for piece in pieces if number in piece.changed]
+        indices, first = np.unique(np.concatenate([part.indices for part in parts]), return_index=True)
+        changed[number] = Before(indices, np.concatenate([part.bits for part in parts])[first])
+    return Piece(pieces[0].start, pieces[-1].stop, changed)

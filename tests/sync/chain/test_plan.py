@@ -1,0 +1,86 @@
+"""Every way is a way, and none is shorter."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bloomery.sync.chain.manifest import Manifest, Step
+from bloomery.sync.chain.objects import Ref
+from bloomery.sync.chain.plan import Link, Move, shortest
+from bloomery.types.errors import Gone
+
+sizes = st.integers(1, 50)
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> dict[int, Link]:
+    """Up to 20 versions, each with a delta or not, some merged ones, some bases."""
+    found = {}
+    base = 0
+    for number in range(draw(st.integers(1, 20))):
+        steps = []
+        if number and draw(st.booleans() | st.just(True)):
+            steps.append(step(number, "delta", number - 1, draw(sizes)))
+        steps += [step(number, "merged", number - span, draw(sizes)) for span in (4, 16) if number >= span and draw(st.booleans())]
+        if number == 0 or not steps or draw(st.integers(0, 5)) == 0:
+            steps.append(step(number, "base", None, draw(sizes) * 10))
+            base = number
+        found[number] = Link(manifest(number, base, steps), str(number))
+    return found
+
+
+def step(number: int, kind: str, start: int | None, size: int) -> Step:
+    return Step(kind=kind, start=start, object=Ref(blake3=f"{number:032x}{0 if start is None else start + 1:032x}", size=size))  # type: ignore[arg-type]
+
+
+def manifest(number: int, base: int, steps: list[Step]) -> Manifest:
+    return Manifest(
+        run="run-1",
+        epoch=1,
+        sequence=number,
+        parent="0" * 64 if number else None,
+        base=base,
+        old_root=None,
+        new_root="0" * 32,
+        layout="0" * 32,
+        steps=tuple(steps),
+    )
+
+
+def cheapest(versions: dict[int, Link], at: int, have: int | None) -> float:
+    """By trying everything."""
+    if at == have:
+        return 0
+    costs = [
+        each.object.size + (0 if each.start is None else cheapest(versions, each.start, have))
+        for each in versions[at].manifest.steps
+        if each.start is None or each.start in versions
+    ]
+    return min(costs, default=float("inf"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(chains(), st.data())
+def test_the_way_leads_there_and_no_other_is_cheaper(versions: dict[int, Link], data: st.DataObject) -> None:
+    to = data.draw(st.sampled_from(sorted(versions)))
+    have = data.draw(st.none() | st.integers(0, to))
+    way = shortest(versions, to, have=have)
+    assert sum(move.step.object.size for move in way) == cheapest(versions, to, have)
+    at = have
+    for place, move in enumerate(way):
+        assert move.start == at or (place == 0 and move.start is None)
+        assert move.step in versions[move.stop].manifest.steps
+        at = move.stop
+    assert at == to
+    assert not way or way == [Move(*move) for move in way]
+
+
+def test_where_no_way_leads_that_is_told() -> None:
+    versions = {5: Link(manifest(5, 3, [step(5, "delta", 4, 1)]), "5")}
+    with pytest.raises(Gone, match="no way leads to version 5: there is no base on it"):
+        shortest(versions, 5, have=None)
+    with pytest.raises(Gone, match="no way leads to version 5 from version 3"):
+        shortest(versions, 5, have=3)
+    assert [move.start for move in shortest(versions, 5, have=4)] == [4]
+    with pytest.raises(Gone):
+        shortest({0: Link(manifest(0, 0, [step(0, "base", None, 1)]), "0")}, 0, have=None, only_deltas=True)

@@ -1,0 +1,148 @@
+"""What is removed nobody can need, and not before its time."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bloomery.store.objects import Folder
+from bloomery.sync.chain.manifest import sequence_of
+from bloomery.sync.chain.objects import keep
+from bloomery.sync.chain.plan import read_versions
+from bloomery.sync.chain.publisher import PublishConfig, Publisher
+from bloomery.sync.chain.readers import leave, name_version
+from bloomery.sync.chain.receiver import Receiver
+from bloomery.sync.chain.retention import RetainConfig, Swept, sweep
+from bloomery.types.errors import Conflict, Corrupt
+from bloomery.types.objects import Objects
+from tests.sync.chain.models import RUN, empty, version, which
+
+PUBLISH = PublishConfig(base_every=3, base_after_s=1e9, base_share=1e9, span_share=100)
+AT_ONCE = RetainConfig(grace_s=0)
+LATER = RetainConfig(grace_s=3600)
+
+
+def chain(objects: Objects, upto: int) -> Publisher:
+    publisher = Publisher.open(objects, RUN, holder="trainer", config=PUBLISH)
+    newest = publisher.newest
+    for number in range(newest.manifest.sequence + 1 if newest else 0, upto + 1):
+        publisher.publish(version(number - 1) if number else None, version(number))
+    return publisher
+
+
+def swept(objects: Objects, publisher: Publisher, config: RetainConfig = AT_ONCE) -> Swept:
+    """Rounds until nothing is left to do."""
+    total = Swept([], [], [])
+    while any(found := sweep(objects, publisher.lease, config=config)):
+        total = Swept(*(one + two for one, two in zip(total, found, strict=True)))
+        if config.grace_s:
+            break
+    return total
+
+
+def numbers(objects: Objects) -> list[int]:
+    return [number for found in objects.list("v") if (number := sequence_of(found.key)) is not None]
+
+
+def join(objects: Objects, folder: Path, to: int) -> int | None:
+    weights = empty()
+    with Receiver.open(objects, weights, RUN, folder=folder) as receiver:
+        receiver.join(to)
+    return which(weights)
+
+
+def test_what_lies_before_the_older_of_two_bases_goes_and_the_rest_can_be_read(objects: Objects, tmp_path: Path) -> None:
+    publisher = chain(objects, 10)
+    swept(objects, publisher)
+    assert numbers(objects) == [6, 7, 8, 9, 10]
+    named = {ref.key for link in read_versions(objects, RUN, ()).values() for step in link.manifest.steps for ref in (step.object, step.parts) if ref}
+    assert {found.key for found in objects.list("obj")} == named
+    assert objects.list("gc/tombstones") == []
+    assert [join(objects, tmp_path / str(number), number) for number in numbers(objects)] == [6, 7, 8, 9, 10]
+    assert publisher.publish(version(10), version(11)).sequence == 11
+    assert swept(objects, publisher) == Swept([], [], [])
+
+
+def test_nothing_is_removed_before_its_time(folder: Folder) -> None:
+    publisher = chain(folder, 10)
+    there = [found.key for found in folder.list("obj")]
+    first = swept(folder, publisher, LATER)
+    assert first.removed == []
+    assert [sequence_of(key) for key in first.buried] == list(range(6))
+    again = swept(folder, publisher, LATER)
+    assert again == Swept([], [], [])
+    assert [found.key for found in folder.list("obj")] == there
+    assert numbers(folder) == list(range(11))
+
+
+def test_what_a_reader_holds_stays_with_the_base_behind_it_until_it_leaves(objects: Objects) -> None:
+    publisher = chain(objects, 10)
+    name_version(objects, "slow", 4)
+    swept(objects, publisher)
+    assert numbers(objects) == list(range(3, 11))
+    leave(objects, "slow")
+    swept(objects, publisher)
+    assert numbers(objects) == [6, 7, 8, 9, 10]
+
+
+def test_a_reader_that_told_nothing_for_long_has_left(folder: Folder) -> None:
+    publisher = chain(folder, 10)
+    name_version(folder, "gone", 4)
+    entry = folder._root / "readers" / "gone"
+    found = entry.stat()
+    os.utime(entry, ns=(found.st_atime_ns, found.st_mtime_ns - 2 * 86_400 * 10**9))
+    swept(folder, publisher)
+    assert numbers(folder) == [6, 7, 8, 9, 10]
+    assert folder.list("readers") == []
+
+
+def test_an_object_that_is_named_after_all_loses_its_tombstone(folder: Folder, tmp_path: Path) -> None:
+    publisher = chain(folder, 0)
+    stray = keep(folder, b"stray")
+    ahead = Publisher.open(Folder(tmp_path / "other"), RUN, holder="trainer", config=PUBLISH)
+    ahead.publish(None, version(0))
+    delta = ahead.publish(version(0), version(1)).manifest.steps[0].object
+    folder.put(delta.key, ahead._objects.get(delta.key, at_most=delta.size)[0])
+    assert set(sweep(folder, publisher.lease, config=LATER).buried) == {stray.key, delta.key}
+    publisher.publish(version(0), version(1))
+    assert sweep(folder, publisher.lease, config=LATER).kept == [delta.key]
+    swept(folder, publisher)
+    assert folder.head(stray.key) is None
+    assert join(folder, tmp_path / "reader", 1) == 1
+
+
+def test_what_was_put_again_after_its_tombstone_is_young_and_stays(folder: Folder) -> None:
+    publisher = chain(folder, 0)
+    stray = keep(folder, b"stray")
+    sweep(folder, publisher.lease, config=LATER)
+    keep(folder, b"stray")
+    found = sweep(folder, publisher.lease, config=AT_ONCE)
+    assert found.removed == []
+    assert folder.head(stray.key) is not None
+
+
+def test_only_who_has_the_lease_sweeps(folder: Folder) -> None:
+    publisher = chain(folder, 10)
+    chain(folder, 10)
+    with pytest.raises(Conflict, match="lost the lease"):
+        sweep(folder, publisher.lease, config=AT_ONCE)
+    assert numbers(folder) == list(range(11))
+
+
+def test_nothing_of_a_chain_that_cannot_be_read_is_removed(folder: Folder) -> None:
+    publisher = chain(folder, 10)
+    folder.put("v/000000000009", b"{}")
+    before = len(folder.list("obj"))
+    with pytest.raises(Corrupt, match="is no manifest"):
+        sweep(folder, publisher.lease, config=AT_ONCE)
+    assert len(folder.list("obj")) == before
+
+
+def test_half_written_files_of_long_ago_are_removed(folder: Folder) -> None:
+    publisher = chain(folder, 0)
+    left = folder._root / "obj" / "half#1"
+    left.write_bytes(b"half")
+    sweep(folder, publisher.lease, config=LATER)
+    assert left.exists()
+    sweep(folder, publisher.lease, config=AT_ONCE)
+    assert not left.exists()
