@@ -6,7 +6,7 @@ import msgspec
 
 from bloomery.sync.chain.manifest import Sequence
 from bloomery.types.errors import Corrupt, NotFound
-from bloomery.types.objects import Objects
+from bloomery.types.objects import Objects, check_key
 from bloomery.types.wire import Wire
 
 FOLDER: Final = "readers"
@@ -17,6 +17,11 @@ class Holds(Wire, frozen=True):
     """A reader's version."""
 
     sequence: Sequence
+
+
+def check_name(name: str) -> None:
+    """InvalidInput unless it can be part of a key."""
+    check_key(f"{FOLDER}/{name}")
 
 
 def name_version(objects: Objects, name: str, sequence: int) -> None:

@@ -31,7 +31,7 @@ from bloomery.sync.chain.decode import Decoded, Hop, opened, through
 from bloomery.sync.chain.download import Downloads, FetchConfig
 from bloomery.sync.chain.keys import Verifier
 from bloomery.sync.chain.plan import Move, Versions, read_versions, shortest
-from bloomery.sync.chain.readers import name_version
+from bloomery.sync.chain.readers import check_name, name_version
 from bloomery.sync.chain.recovery import Found, look
 from bloomery.sync.chain.repair import Rebuilder
 from bloomery.sync.chain.staging import STAGED, Changed, Staged, StagingFile
@@ -102,10 +102,13 @@ class Receiver:
         `folder` is this reader's own. Weights that are no version any more, as memory is after a restart, have to `join`; where only some of their
         chunks are none, these are made anew. The store is asked only for that.
         """
+        config = config or ReceiveConfig()
+        if config.name:
+            check_name(config.name)
         folder.mkdir(parents=True, exist_ok=True)
         state = states.load(folder, run, weights.layout.hash)
         found = look(weights, folder, state)
-        receiver = cls(objects, weights, folder, trusted, config or ReceiveConfig(), state, found.table)
+        receiver = cls(objects, weights, folder, trusted, config, state, found.table)
         try:
             receiver._recover(found)
         except BaseException:

@@ -11,9 +11,9 @@ from bloomery.sync.chain.objects import keep
 from bloomery.sync.chain.plan import read_versions
 from bloomery.sync.chain.publisher import PublishConfig, Publisher
 from bloomery.sync.chain.readers import leave, name_version
-from bloomery.sync.chain.receiver import Receiver
+from bloomery.sync.chain.receiver import ReceiveConfig, Receiver
 from bloomery.sync.chain.retention import RetainConfig, Swept, sweep
-from bloomery.types.errors import Conflict, Corrupt
+from bloomery.types.errors import Conflict, Corrupt, InvalidInput
 from bloomery.types.objects import Objects
 from tests.sync.chain.models import RUN, empty, version, which
 
@@ -83,6 +83,22 @@ def test_what_a_reader_holds_stays_with_the_base_behind_it_until_it_leaves(objec
     leave(objects, "slow")
     swept(objects, publisher)
     assert numbers(objects) == [6, 7, 8, 9, 10]
+
+
+def test_readers_say_what_they_hold_under_a_name_that_is_one(folder: Folder, tmp_path: Path) -> None:
+    chain(folder, 4)
+    with Receiver.open(folder, empty(), RUN, folder=tmp_path / "reader", config=ReceiveConfig(name="sampler-0")) as receiver:
+        receiver.join()
+        chain(folder, 10)
+        publisher = Publisher.open(folder, RUN, holder="trainer", config=PUBLISH)
+        swept(folder, publisher)
+        assert numbers(folder) == list(range(3, 11))
+        receiver.stage()
+        receiver.flip()
+        swept(folder, publisher)
+        assert numbers(folder) == [6, 7, 8, 9, 10]
+    with pytest.raises(InvalidInput, match="no key of an object"):
+        Receiver.open(folder, empty(), RUN, folder=tmp_path / "other", config=ReceiveConfig(name="../../v"))
 
 
 def test_a_reader_that_told_nothing_for_long_has_left(folder: Folder) -> None:
