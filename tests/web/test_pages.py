@@ -1,5 +1,6 @@
 """Every page, in a real browser with a real server behind it."""
 
+import itertools
 import re
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 pytestmark = [pytest.mark.web, pytest.mark.timeout(600)]
+BOXES = """(whole) => [...whole.children].map((part) => {
+    const { left, top } = part.getBoundingClientRect();
+    return [left, left + part.scrollWidth, top];
+})"""
 
 
 def test_home_says_what_is_live_what_trains_and_that_every_process_is_well(page: "Page", world: World) -> None:
@@ -83,6 +88,16 @@ def test_the_newest_step_is_followed_where_that_is_asked_for_alone(page: "Page",
     page.get_by_role("button", name="The step before").click()
     page.wait_for_url(re.compile(r"step=\d+"))
     page.get_by_role("region", name=re.compile(r"^group \d+$")).first.wait_for()
+
+
+def test_what_is_said_of_a_rollout_stands_beside_each_other_and_not_on_top(page: "Page", world: World) -> None:
+    page.goto(f"/rollouts/{world.rewarded.run}")
+    header = page.get_by_role("article", name=re.compile("^rollout ")).first.locator("header")
+    header.wait_for()
+    boxes = header.evaluate(BOXES)
+    assert len(boxes) == 3
+    for (_, end, top), (begin, _, below) in itertools.pairwise(boxes):
+        assert begin >= end or below > top
 
 
 def test_a_deployment_is_rolled_back_and_forth(page: "Page", world: World, client: Client) -> None:

@@ -48,7 +48,7 @@ function shown(name: string, state: string, kind: string | undefined, serves: st
     root: detail.proved?.root ?? "",
     probe: detail.proved ? answered(detail.proved.probe_max_abs) : "–",
     versions: differences.length ? `${versions.length}, probes ${answered(Math.max(...differences))}` : String(versions.length),
-    scrubbed: `${detail.scrub_rounds ?? 0} rounds`,
+    scrubbed: `${detail.scrub_rounds ?? 0} ${detail.scrub_rounds === 1 ? "round" : "rounds"}`,
     condemned: Object.keys(detail.condemned ?? {}).map((version) => version.slice(0, 12)).join(", ") || "none",
   };
 }
