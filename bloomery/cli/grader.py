@@ -18,11 +18,21 @@ from bloomery.cli.show import JsonOption, number, print_json, print_table, utc
 from bloomery.config.written import read_yaml
 from bloomery.recipes.online import score_served
 from bloomery.types.errors import InvalidInput, misfit
-from bloomery.types.graders import ATTACK_CALLS, ATTACK_TOKENS, AttackGrader, AttackRow, Calibration, GraderAttack, LabelledRow, OutputRow
+from bloomery.types.graders import (
+    ATTACK_CALLS,
+    ATTACK_TOKENS,
+    AttackGrader,
+    AttackRow,
+    Calibration,
+    ComparedPair,
+    GraderAttack,
+    LabelledRow,
+    OutputRow,
+)
 from bloomery.types.grading import GradeResult
 from bloomery.types.statistics import score_of
 
-Row = TypeVar("Row", OutputRow, LabelledRow)
+Row = TypeVar("Row", OutputRow, LabelledRow, ComparedPair)
 app = Noun(name="grader", help="Keep graders, and try them on outputs.", no_args_is_help=True)
 NameArgument = Annotated[str, typer.Argument(help="The grader.", autocompletion=complete.graders)]
 VersionOption = Annotated[int | None, typer.Option("--version", min=1, help="Another version than the newest.")]
@@ -185,17 +195,23 @@ def calibrate(
     name: NameArgument,
     labelled: Annotated[
         Path,
-        typer.Argument(exists=True, dir_okay=False, help="JSONL: `output`, `item`, and `label`: true, false, or a judge's label; `swapped`, if any."),
+        typer.Argument(
+            exists=True,
+            dir_okay=False,
+            help="JSONL: `output`, `item`, and `label`: true, false, or a judge's label; `swapped`, if any. Or pairs: `first`, `second` (each with "
+            "`output` and `item`) and `choice`: first, second or tie.",
+        ),
     ],
     threshold: Annotated[float | None, typer.Option("--threshold", help="A score of at least this passes.")] = None,
+    tie_within: Annotated[float, typer.Option("--tie-within", min=0, help="Of pairs: scores no further apart prefer neither.")] = 0.0,
     version: VersionOption = None,
     as_json: JsonOption = False,
     data_dir: DataDirOption = DATA_DIR,
 ) -> None:
-    """Measure a grader by what people say of the same outputs; exits with 1 where it is not good enough to gate."""
-    rows = _rows(labelled, LabelledRow)
+    """Measure a grader by what people say of the same outputs, or of which of two is better; exits with 1 where it is not good enough to gate."""
+    rows = _rows(labelled, ComparedPair) if _has_pairs(labelled) else _rows(labelled, LabelledRow)
     with client_of(data_dir) as client:
-        card = client.graders.calibrate(name, rows, version=version, threshold=threshold)
+        card = client.graders.calibrate(name, rows, version=version, threshold=threshold, tie_within=tie_within)
     if as_json:
         print_json(card)
     else:
@@ -223,14 +239,15 @@ def _card(card: Calibration) -> None:
     says = "may gate" if card.calibrated else f"cannot gate: {card.why}"
     typer.echo(f"card {card.id} of {utc(card.created_us)}: grader `{card.name}` version {card.version} {says}")
     kappa = f"{number(card.kappa)} [{number(card.kappa_low)}, {number(card.kappa_high)}]"
-    rows = [("kappa [95 %]", kappa, f"{card.rows - card.invalid} rows, {card.invalid} others without a verdict")]
-    rates = {
-        "agreement": card.agreement,
-        "majority baseline": card.majority_baseline,
-        "true positive rate": card.true_positive_rate,
-        "true negative rate": card.true_negative_rate,
-        "position flips": card.position_flips,
-    }
+    what = "rows" if card.pairs is None else "pairs"
+    rows = [("kappa [95 %]", kappa, f"{card.rows - card.invalid} {what}, {card.invalid} others without a verdict")]
+    rates = {"agreement": card.agreement, "majority baseline": card.majority_baseline}
+    if (pairs := card.pairs) is None:
+        rates |= {"true positive rate": card.true_positive_rate, "true negative rate": card.true_negative_rate}
+    else:
+        rates |= {"agreement without ties": pairs.decided, "people prefer the first": pairs.people_first, "it prefers the first": pairs.grader_first}
+        rows.append(("ties", f"{pairs.people_ties} of people, {pairs.grader_ties} of it", f"{pairs.both_ties} of both"))
+    rates["position flips"] = card.position_flips
     shares = (
         (each, f"{number(rate.value)} [{number(rate.low)}, {number(rate.high)}]", f"{rate.hits} of {rate.total}") for each, rate in rates.items()
     )
@@ -247,6 +264,15 @@ def _transcript(report: GraderAttack) -> None:
         typer.echo(f"\n{exploit.name}: {exploit.mean_score:.3g} on average in {exploit.rows} rows, {exploit.share:.0%} of the honest scale")
         for example in exploit.examples:
             typer.echo(f"  asked  {example.prompt[:200]!r}\n  said   {example.output[:200]!r}\n  paid   {example.score:g}")
+
+
+def _has_pairs(file: Path) -> bool:
+    """Whether its first row is one; what is no JSON is named by whoever reads it."""
+    try:
+        found = next((json.loads(line) for _, line in _lines(file)), None)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and "choice" in found
 
 
 def _rows(file: Path, kind: type[Row]) -> list[Row]:

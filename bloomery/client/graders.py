@@ -10,6 +10,7 @@ from bloomery.types.graders import (
     AttackRow,
     CalibrateGrader,
     Calibration,
+    ComparedPair,
     GraderAttack,
     GraderRun,
     GraderVersion,
@@ -61,9 +62,11 @@ class Graders:
         asked = WaiveGrader(version=version, reason=reason)
         return GraderVersion.model_validate(self._http.post_once(f"{_of(name)}/waive", asked.model_dump()))
 
-    def calibrate(self, name: str, rows: Sequence[LabelledRow], *, version: int | None = None, **options: Any) -> Calibration:
-        """Measure a version by what people say of these outputs; `options` are the other fields of `CalibrateGrader`."""
-        asked = CalibrateGrader(version=version, rows=list(rows), **options)
+    def calibrate(
+        self, name: str, rows: Sequence[LabelledRow] | Sequence[ComparedPair], *, version: int | None = None, **options: Any
+    ) -> Calibration:
+        """Measure a version by what people say of these outputs, or of these pairs; `options` are the other fields of `CalibrateGrader`."""
+        asked = CalibrateGrader.model_validate({"version": version, _kind_of(rows): list(rows), **options})
         # Under one key, so that a repetition that finds the card made asks no judge again.
         answer = self._http.request(
             "POST", f"{_of(name)}/calibrations", json=asked.model_dump(), repeatable=True, headers=self._http.once(), timeout=ATTACK_S
@@ -81,3 +84,7 @@ class Graders:
 
 def _of(name: str) -> str:
     return f"/api/v1/graders/{quote(name, safe='')}"
+
+
+def _kind_of(rows: Sequence[LabelledRow] | Sequence[ComparedPair]) -> str:
+    return "pairs" if rows and isinstance(rows[0], ComparedPair) else "rows"

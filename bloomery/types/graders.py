@@ -194,15 +194,42 @@ class LabelledRow(OutputRow):
     swapped: OutputRow | None = None
 
 
+Choice = Literal["first", "second", "tie"]
+
+
+class ComparedPair(Resource):
+    """Two answers to one question in the order in which somebody saw them, and which of them he prefers."""
+
+    first: OutputRow
+    second: OutputRow
+    choice: Choice
+
+
 class CalibrateGrader(Resource):
-    """Measure the newest version or another one by what people say of these outputs."""
+    """Measure the newest version or another one by what people say: of single outputs (`rows`), or of which of two is better (`pairs`)."""
 
     version: VersionNumber | None = None
-    rows: list[LabelledRow] = Field(min_length=2, max_length=MAX_ROWS)
+    rows: Annotated[list[LabelledRow], Field(min_length=2, max_length=MAX_ROWS)] | None = None
+    pairs: Annotated[list[ComparedPair], Field(min_length=2, max_length=MAX_ROWS)] | None = None
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """A score of at least this passes; None: the grader's `pass_threshold`, or the middle of a judge's range, or else 0.5."""
     swaps: dict[str, str] | None = None
     """Of a `label_model`: which label becomes which when a pair changes places; None: of two labels each the other, of more none any."""
+    tie_within: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Of `pairs`: scores that are no further apart prefer neither."""
+    verdicts: dict[str, Choice] | None = None
+    """Of `pairs` and a `label_model` that sees both answers, as `item.first` and `item.second`: what each of its labels prefers. None: each answer is
+    graded by itself, and the one with the higher score is preferred."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.rows is None) == (self.pairs is None):
+            raise ValueError("a card is of `rows` or of `pairs`: give one of them")
+        if self.rows is not None and (self.tie_within, self.verdicts) != (0.0, None):
+            raise ValueError("`tie_within` and `verdicts` are of `pairs`: leave them out beside `rows`")
+        if self.pairs is not None and (self.threshold, self.swaps) != (None, None):
+            raise ValueError("`threshold` and `swaps` are of `rows`: leave them out beside `pairs`")
+        return self
 
 
 class MeasuredRate(Resource):
@@ -213,6 +240,20 @@ class MeasuredRate(Resource):
     value: float | None
     low: float | None
     high: float | None
+
+
+class PairAgreement(Resource):
+    """Which of two answers a grader prefers, beside people: of the pairs that it has a verdict of."""
+
+    decided: MeasuredRate
+    """Of pairs where neither people nor the grader say `tie`: how often both prefer the same."""
+    people_ties: int
+    grader_ties: int
+    both_ties: int
+    people_first: MeasuredRate
+    """Of the pairs that people decided: how often for the one that they saw first. Far from a half they heed places."""
+    grader_first: MeasuredRate
+    """The same of the grader, over both orders; nothing of one that sees one answer at a time."""
 
 
 class Calibration(Resource):
@@ -226,7 +267,8 @@ class Calibration(Resource):
     rows: int
     invalid: int
     """Rows that it has no score for; they count nowhere else."""
-    threshold: float
+    threshold: float | None
+    """From which score on it passes; None of pairs."""
     kappa: float | None
     """Cohen's, with its 95 % interval; None where chance alone agrees always."""
     kappa_low: float | None
@@ -237,6 +279,8 @@ class Calibration(Resource):
     true_negative_rate: MeasuredRate
     position_flips: MeasuredRate
     """Of pairs that it saw in both orders, how often it prefers another output when they change places."""
+    pairs: PairAgreement | None = None
+    """Where people compared two answers: then `rows` are pairs, agreement is over `first`, `second` and `tie`, and nothing passes or fails."""
     calibrated: bool
     why: str | None
     created_us: int

@@ -8,7 +8,7 @@ import pytest
 from bloomery.config import EndpointConfig
 from bloomery.services.access.principal import SCOPES, Principal
 from bloomery.types.errors import Conflict
-from bloomery.types.graders import Calibration, CreateGrader, LabelledRow
+from bloomery.types.graders import Calibration, ComparedPair, CreateGrader, LabelledRow
 from tests.api.server import Server, serving
 from tests.outside import KEY, outside
 
@@ -43,7 +43,7 @@ def labelled(*counts: tuple[str, bool | str, int], swapped: str | None = None) -
     return [LabelledRow.model_validate({"output": says, "label": label, **other}) for says, label, count in counts for _ in range(count)]
 
 
-def card(server: Server, name: str, rows: list[LabelledRow], **options: Any) -> Calibration:
+def card(server: Server, name: str, rows: list[LabelledRow] | list[ComparedPair], **options: Any) -> Calibration:
     with server.client() as client:
         return client.graders.calibrate(name, rows, **options)
 
@@ -103,6 +103,66 @@ def test_always_saying_what_is_commonest_is_no_skill(server: Server) -> None:
     alike = card(server, "how", labelled(("9", True, 30)))
     assert (alike.kappa, alike.calibrated) == (None, False)
     assert "shows nothing" in (alike.why or "")
+
+
+def compared(*counts: tuple[str, str, str, int]) -> list[ComparedPair]:
+    """So many pairs of each: what the judge gives both, and what people prefer."""
+    return [
+        ComparedPair.model_validate({"first": {"output": one}, "second": {"output": other}, "choice": choice})
+        for one, other, choice, count in counts
+        for _ in range(count)
+    ]
+
+
+def test_a_judge_whose_scores_order_pairs_as_people_do_may_gate(server: Server) -> None:
+    made = card(
+        server,
+        "how",
+        compared(("9", "1", "first", 18), ("1", "9", "second", 16), ("9", "1", "second", 2), ("5", "5", "tie", 3), ("5", "4", "tie", 1)),
+    )
+    assert (made.calibrated, made.rows, made.invalid, made.threshold) == (True, 40, 0, None)
+    assert (made.agreement.hits, made.agreement.total, made.majority_baseline.hits) == (37, 40, 18)
+    assert made.pairs is not None
+    assert (made.pairs.decided.hits, made.pairs.decided.total, made.pairs.people_first.hits, made.pairs.people_first.total) == (34, 36, 18, 36)
+    assert (made.pairs.people_ties, made.pairs.grader_ties, made.pairs.both_ties) == (4, 3, 3)
+    assert made.pairs.decided.low is not None
+    assert made.pairs.decided.high is not None
+    assert made.pairs.decided.low < 34 / 36 < made.pairs.decided.high
+    assert (made.true_positive_rate.total, made.position_flips.total, made.pairs.grader_first.total) == (0, 0, 0)
+    assert may_gate(server, "how") is None
+    loose = card(server, "how", compared(("9", "1", "first", 10), ("5", "4", "tie", 10), ("no verdict", "1", "first", 1)), tie_within=1.0)
+    assert (loose.kappa, loose.invalid) == (1.0, 1)
+    with server.client() as client:
+        assert client.graders.calibrations("how")[:2] == [loose, made]
+
+
+def test_a_judge_that_sees_both_answers_of_a_pair_shows_how_it_heeds_their_places(server: Server) -> None:
+    seen = {
+        **LABELS,
+        "name": "both",
+        "labels": ["one", "other"],
+        "passing_labels": ["one"],
+        "input": [{"role": "user", "content": "{{ item.first }}"}],
+    }
+    server.call(server.services.graders.create(ME, CreateGrader(name="both", spec=seen)))
+    # It says what stands in the first place: `one` prefers that, `other` the second.
+    pairs = compared(("one", "other", "first", 10), ("other", "one", "second", 10), ("one", "one", "first", 5))
+    made = card(server, "both", pairs, verdicts={"one": "first", "other": "second"})
+    assert (made.position_flips.hits, made.position_flips.total, made.agreement.hits) == (5, 25, 25)
+    assert made.pairs is not None
+    assert (made.pairs.grader_first.hits, made.pairs.grader_first.total) == (30, 50)
+
+
+def test_a_card_is_of_outputs_or_of_pairs_and_takes_what_belongs_to_it(server: Server) -> None:
+    pair = compared(("9", "1", "first", 2))
+    bodies: list[tuple[dict[str, Any], str]] = [
+        ({}, "a card is of `rows` or of `pairs`"),
+        ({"pairs": [each.model_dump() for each in pair], "threshold": 0.5}, "`threshold` and `swaps` are of `rows`"),
+        ({"rows": [{"output": "x", "label": True}] * 2, "tie_within": 0.5}, "`tie_within` and `verdicts` are of `pairs`"),
+    ]
+    for body, problem in bodies:
+        answer = server.http.post("/api/v1/graders/how/calibrations", json=body)
+        assert (answer.status_code, problem in answer.json()["error"]["message"]) == (400, True)
 
 
 def test_rows_without_a_verdict_count_nowhere_and_too_many_are_below_the_bar(server: Server) -> None:

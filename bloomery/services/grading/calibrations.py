@@ -3,7 +3,7 @@
 A card is of the whole grader, because its hash is of all that decides a score: prompt, model and parameters of its judges, labels that pass, formula.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, Select, insert, select
@@ -15,10 +15,22 @@ from bloomery.grade.grader import Grader
 from bloomery.services.access.principal import Principal
 from bloomery.services.access.repeats import Repeatable, answer_before, once
 from bloomery.services.grading.graders import Graders
+from bloomery.services.grading.preferences import Preference, Preferring, decided_alike, first_in_both_orders, first_of, flips
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import Conflict, InvalidInput, shown
-from bloomery.types.graders import CalibrateGrader, Calibration, GraderVersion, LabelledRow, MeasuredRate, OutputRow, RunGrader
+from bloomery.types.graders import (
+    CalibrateGrader,
+    Calibration,
+    Choice,
+    ComparedPair,
+    GraderVersion,
+    LabelledRow,
+    MeasuredRate,
+    OutputRow,
+    PairAgreement,
+    RunGrader,
+)
 from bloomery.types.grading import GradeResult
 from bloomery.types.ids import new_id, now_us
 from bloomery.types.resources import Page
@@ -27,6 +39,7 @@ KAPPA_BAR: Final = 0.4
 """The lower end of the interval is above it: agreement that is called fair at most is none to gate by."""
 INVALID_BAR: Final = 0.1
 """So large a share of rows may lack a verdict."""
+_NOTHING: Final = Rate(0, 0)
 
 
 class Calibrations:
@@ -41,12 +54,12 @@ class Calibrations:
         if (made := await answer_before(self._database, p, request, Calibration)) is not None:
             return made
         version = await self._graders.get(p, name, given.version)
-        reading = _Reading.of(Grader.parse(version.spec), given)
-        said = await self._graded(p, version, given.rows)
-        swapped = [(row, place) for place, row in enumerate(given.rows) if row.swapped is not None]
-        again = await self._graded(p, version, [row.swapped for row, _ in swapped if row.swapped is not None]) if swapped else []
-        flips = [(said[place], other) for (_, place), other in zip(swapped, again, strict=True)]
-        card = _card(version, given.rows, said, flips, reading)
+        grader = Grader.parse(version.spec)
+        if given.pairs is not None:
+            card = await self._of_pairs(p, version, Preferring.of(grader.spec, given), given.pairs)
+        else:
+            rows_given = given.rows or []
+            card = await self._of_rows(p, version, _Reading.of(grader, given, rows_given), rows_given)
         return await self._database.write(once(p, request, Calibration, lambda connection: _keep(connection, p.project, card)))
 
     async def list(self, p: Principal, name: str, *, version: int | None = None, limit: int = 50, offset: int = 0) -> Page[Calibration]:
@@ -71,6 +84,19 @@ class Calibrations:
         ways = f"`bloomery grader calibrate {grader.name} labels.jsonl --version {grader.version}` measures it"
         raise Conflict(f"{which} may score and cannot gate: {problem}; {ways}", field="grader")
 
+    async def _of_rows(self, p: Principal, version: GraderVersion, reading: "_Reading", given: Sequence[LabelledRow]) -> Calibration:
+        said = await self._graded(p, version, given)
+        swapped = [(row, place) for place, row in enumerate(given) if row.swapped is not None]
+        again = await self._graded(p, version, [row.swapped for row, _ in swapped if row.swapped is not None]) if swapped else []
+        seen_twice = [(said[place], other) for (_, place), other in zip(swapped, again, strict=True)]
+        return _card(version, given, said, seen_twice, reading)
+
+    async def _of_pairs(self, p: Principal, version: GraderVersion, preferring: Preferring, given: Sequence[ComparedPair]) -> Calibration:
+        ones, others = preferring.sides(given)
+        said = zip(await self._graded(p, version, ones), await self._graded(p, version, others), strict=True)
+        read = [(pair.choice, preferring.read(*results)) for pair, results in zip(given, said, strict=True)]
+        return _card_of_pairs(version, [(choice, preference) for choice, preference in read if preference is not None], len(given))
+
     async def _graded(self, p: Principal, version: GraderVersion, outputs: Sequence[OutputRow]) -> Sequence[GradeResult]:
         plain = [OutputRow(**{name: getattr(row, name) for name in OutputRow.model_fields}) for row in outputs]
         return (await self._graders.run(p, version.name, RunGrader(version=version.version, rows=plain))).results
@@ -86,8 +112,8 @@ class _Reading(NamedTuple):
     swaps: dict[str, str]
 
     @classmethod
-    def of(cls, grader: Grader, given: CalibrateGrader) -> "_Reading":
-        spec, labels = grader.spec, [row.label for row in given.rows]
+    def of(cls, grader: Grader, given: CalibrateGrader, rows_given: Sequence[LabelledRow]) -> "_Reading":
+        spec, labels = grader.spec, [row.label for row in rows_given]
         names = {label for label in labels if isinstance(label, str)}
         if names and len(names | set(labels)) > len(names):
             raise InvalidInput("some labels are names and some say whether a row passes: give one kind", field="rows")
@@ -130,38 +156,66 @@ def _card(
     version: GraderVersion,
     given: Sequence[LabelledRow],
     said: Sequence[GradeResult],
-    flips: Sequence[tuple[GradeResult, GradeResult]],
+    seen_twice: Sequence[tuple[GradeResult, GradeResult]],
     reading: _Reading,
 ) -> Calibration:
     valid = [(row.label, result) for row, result in zip(given, said, strict=True) if result.valid]
     people, judge = [label for label, _ in valid], [reading.verdict(result, label) for label, result in valid]
     passed, passes = [reading.people_pass(label) for label in people], [reading.passes(result) for _, result in valid]
-    kappa = measured.cohens_kappa(people, judge) if valid else Kappa(None, None)
-    agreement = measured.agreement(people, judge) if valid else Rate(0, 0)
-    majority = measured.majority_baseline(people) if valid else Rate(0, 0)
-    both = [(first, other) for first, other in flips if first.valid and other.valid]
-    why = _why_not(len(valid), len(given), kappa, agreement, majority)
+    both = [(first, other) for first, other in seen_twice if first.valid and other.valid]
     return Calibration(
-        id=new_id("calibration"),
-        name=version.name,
-        version=version.version,
-        hash=version.hash,
-        judges=version.judges,
-        rows=len(given),
-        invalid=len(given) - len(valid),
+        **_agreeing(version, people, judge, len(given)),
         threshold=reading.threshold,
-        kappa=kappa.value,
-        kappa_low=None if kappa.interval is None else kappa.interval.low,
-        kappa_high=None if kappa.interval is None else kappa.interval.high,
-        agreement=_rate(agreement),
-        majority_baseline=_rate(majority),
-        true_positive_rate=_rate(measured.true_positive_rate(passed, passes) if valid else Rate(0, 0)),
-        true_negative_rate=_rate(measured.true_negative_rate(passed, passes) if valid else Rate(0, 0)),
+        true_positive_rate=_rate(measured.true_positive_rate(passed, passes) if valid else _NOTHING),
+        true_negative_rate=_rate(measured.true_negative_rate(passed, passes) if valid else _NOTHING),
         position_flips=_rate(Rate(sum(reading.flipped(*pair) for pair in both), len(both))),
-        calibrated=why is None,
-        why=why,
-        created_us=now_us(),
     )
+
+
+def _card_of_pairs(version: GraderVersion, valid: Sequence[tuple[Choice, Preference]], count: int) -> Calibration:
+    people, said = [choice for choice, _ in valid], [preference for _, preference in valid]
+    judge = [preference.choice for preference in said]
+    pairs = PairAgreement(
+        decided=_rate(decided_alike(people, judge)),
+        people_ties=people.count("tie"),
+        grader_ties=judge.count("tie"),
+        both_ties=[(one, other) for one, other in zip(people, judge, strict=True)].count(("tie", "tie")),
+        people_first=_rate(first_of(people)),
+        grader_first=_rate(first_in_both_orders(said)),
+    )
+    return Calibration(
+        **_agreeing(version, people, judge, count),
+        threshold=None,
+        true_positive_rate=_rate(_NOTHING),
+        true_negative_rate=_rate(_NOTHING),
+        position_flips=_rate(flips(said)),
+        pairs=pairs,
+    )
+
+
+def _agreeing(version: GraderVersion, people: Sequence[Hashable], judge: Sequence[Hashable], count: int) -> dict[str, Any]:
+    """What every card has: how far both agree, of `count` rows those with a verdict, and whether that is enough."""
+    kappa = measured.cohens_kappa(people, judge) if people else Kappa(None, None)
+    agreement = measured.agreement(people, judge) if people else _NOTHING
+    majority = measured.majority_baseline(people) if people else _NOTHING
+    why = _why_not(len(people), count, kappa, agreement, majority)
+    return {
+        "id": new_id("calibration"),
+        "name": version.name,
+        "version": version.version,
+        "hash": version.hash,
+        "judges": version.judges,
+        "rows": count,
+        "invalid": count - len(people),
+        "kappa": kappa.value,
+        "kappa_low": None if kappa.interval is None else kappa.interval.low,
+        "kappa_high": None if kappa.interval is None else kappa.interval.high,
+        "agreement": _rate(agreement),
+        "majority_baseline": _rate(majority),
+        "calibrated": why is None,
+        "why": why,
+        "created_us": now_us(),
+    }
 
 
 def _why_not(valid: int, count: int, kappa: Kappa, agreement: Rate, majority: Rate) -> str | None:
