@@ -41,6 +41,7 @@ from bloomery.services.engines.models import Models
 from bloomery.services.evaluations.answering import Askable
 from bloomery.services.evaluations.evals import Evals
 from bloomery.services.evaluations.evaluations import Evaluations
+from bloomery.services.evaluations.paired import Pairs
 from bloomery.services.evaluations.running import Evaluating
 from bloomery.services.grading.calibrations import Calibrations
 from bloomery.services.grading.endpoints import Endpoints
@@ -136,6 +137,7 @@ class Services:
     attacks: Attacks
     endpoints: Endpoints
     evaluations: Evaluations
+    pairs: Pairs
     evals: Evals
     row_tokens: RowTokens
     garbage: Garbage
@@ -262,6 +264,7 @@ class Services:
 
     def _compose_evaluations(self) -> None:
         self.evaluations = Evaluations(self._database, self.datasets, self.graders, self.sampling, self.endpoints)
+        self.pairs = Pairs(self._database, self.datasets)
         self.evals = Evals(self._database, self._blobs, self.datasets, self.files, self.graders, self.evaluations)
 
     async def _compose_jobs(self, first_pause_s: float) -> None:

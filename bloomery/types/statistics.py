@@ -82,13 +82,18 @@ def mcnemar(old: Sequence[bool], new: Sequence[bool]) -> Paired:
     """McNemar's test in its exact form: under no difference each discordant row is a fair coin."""
     gained = sum(right and not before for before, right in zip(old, new, strict=True))
     lost = sum(before and not right for before, right in zip(old, new, strict=True))
-    discordant = gained + lost
+    return Paired(gained, lost, sign_test(gained, lost))
+
+
+def sign_test(wins: int, losses: int) -> float:
+    """The two-sided exact p of the sign test: how likely a split at least so uneven is where each is a fair coin. Ties count nowhere."""
+    decided = wins + losses
     ways = outcomes = 1
-    for k in range(min(gained, lost)):
+    for k in range(min(wins, losses)):
         # Of k + 1 from those of k: each by itself would take seconds for some thousand rows.
-        ways = ways * (discordant - k) // (k + 1)
+        ways = ways * (decided - k) // (k + 1)
         outcomes += ways
-    return Paired(gained, lost, min(1.0, 2 * outcomes / 2**discordant))
+    return min(1.0, float(2 * outcomes / 2**decided))
 
 
 class Mismatch(NamedTuple):

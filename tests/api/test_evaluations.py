@@ -114,6 +114,46 @@ def test_a_deployment_is_as_dear_in_an_evaluation_as_its_price_says(client: Clie
     assert (dear.usd_per_1000, own.usd_per_1000) == (1000 * dear.prompt_tokens / 8, 1000 * own.completion_tokens / 8)
 
 
+def test_two_models_are_compared_row_by_row_by_the_server(client: Client, server: ScriptedServer) -> None:
+    server.scripted.script = Script(says=("yes",))
+    yes = done(client, "paired-yes", models=["tiny", "front"], graders=["right"])
+    server.scripted.script = Script(says=("no",))
+    done(client, "paired-no", models=["tiny"], graders=["right"], params={"samples": 2})
+    alike = client.evaluations.pairs("paired-yes", other="front")
+    assert (alike.rows, alike.ties, alike.p_value, alike.test, alike.unscored) == (8, 8, 1.0, "mcnemar", 0)
+    assert (alike.first.model, alike.other and alike.other.model, alike.grader) == ("tiny", "front", "right@1")
+    found = client.evaluations.pairs(yes.id, against="paired-no", limit=3)
+    assert (found.rows, found.wins, found.losses, found.interval) == (8, 4, 4, "bonett_price")
+    assert found.difference is not None
+    assert found.difference.interval is not None
+    assert found.difference.interval[0] < 0 == found.difference.value < found.difference.interval[1]
+    assert ([abs(row.difference or 0) for row in found.data], found.has_more, found.shown) == ([1, 1, 1], True, 8)
+    better = client.evaluations.pairs(yes.id, against="paired-no", show="better")
+    assert [(row.score, row.other_score, row.difference) for row in better.data] == [(1.0, 0.0, 1.0)] * 4
+    assert [len(row.other_numbers) for row in better.data] == [2] * 4
+    numbers = {item.number: item for item in client.evaluations.items(yes.id)}
+    assert all(numbers[row.numbers[0]].row == row.row and row.asked in str(numbers[row.numbers[0]].messages) for row in better.data)
+    assert [row.row for row in client.evaluations.pairs(yes.id, against="paired-no", order="row", offset=6).data] == [6, 7]
+    assert [row.difference for row in client.evaluations.pairs(yes.id, against="paired-no", order="worse").data] == [-1.0] * 4 + [1.0] * 4
+    alone = client.evaluations.pairs(yes.id, model="front", order="worse")
+    assert (alone.other, alone.difference, [row.score for row in alone.data]) == (None, None, [0.0] * 4 + [1.0] * 4)
+
+
+def test_what_was_asked_other_rows_or_graded_by_others_is_not_compared(client: Client) -> None:
+    add_rows(client, "other-rows", ROWS[:4])
+    done(client, "paired-here", models=["tiny"], graders=["right"])
+    done(client, "paired-there", models=["tiny"], graders=["right"], data={"dataset": "other-rows", "split": "eval"})
+    with pytest.raises(InvalidInput, match="not asked the same rows"):
+        client.evaluations.pairs("paired-here", against="paired-there")
+    for wrong, problem in (
+        ({"model": "gone"}, "model `gone` is not in"),
+        ({"grader": "gone"}, "grader `gone` is not in"),
+        ({"other": "x"}, "`x` is not in"),
+    ):
+        with pytest.raises(NotFound, match=problem):
+            client.evaluations.pairs("paired-here", **wrong)
+
+
 def test_judges_of_an_evaluation_are_asked_behind_production_too(client: Client, server: ScriptedServer) -> None:
     server.scripted.requests.clear()
     server.scripted.script = Script(says=('{"steps": [], "result": "good"}',))

@@ -86,6 +86,7 @@ TAKEN = {
     "GET /api/v1/evaluations",
     "GET /api/v1/evaluations/{evaluation}",
     "GET /api/v1/evaluations/{evaluation}/items",
+    "GET /api/v1/evaluations/{evaluation}/pairs",
     "GET /api/v1/feedback",
     "GET /api/v1/graders",
     "GET /api/v1/graders/{name}",

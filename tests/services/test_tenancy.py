@@ -25,6 +25,7 @@ from bloomery.services.clients.session_search import SessionFilter
 from bloomery.services.clients.sessions import Session
 from bloomery.services.core import Services
 from bloomery.services.data.traffic import SpanFilter
+from bloomery.services.evaluations.paired import PairsWanted
 from bloomery.services.kinds import EXTERNAL, NAMED
 from bloomery.services.weights.versions import Version
 from bloomery.types.arrays import Array
@@ -123,6 +124,7 @@ SCOPES_OF = {
     "Evaluations.leaderboard": LOOK,
     "Evaluations.list": LOOK,
     "Evaluations.priced": "train",
+    "Pairs.compare": LOOK,
     "Exports.file": LOOK,
     "Exports.lay_out": LOOK,
     "External.offer": LOOK,
@@ -459,6 +461,10 @@ ARE_NOT_FOUND: dict[str, list[Attempt]] = {
     "Evaluations.delete": [lambda s, w: s.evaluations.delete(STRANGER, w.evaluation), lambda s, w: s.evaluations.delete(STRANGER, w.evaluation_name)],
     "Evaluations.get": [lambda s, w: s.evaluations.get(STRANGER, w.evaluation), lambda s, w: s.evaluations.get(STRANGER, w.evaluation_name)],
     "Evaluations.items": [lambda s, w: s.evaluations.items(STRANGER, w.evaluation)],
+    "Pairs.compare": [
+        lambda s, w: s.pairs.compare(STRANGER, w.evaluation, PairsWanted()),
+        lambda s, w: s.pairs.compare(STRANGER, w.evaluation_name, PairsWanted()),
+    ],
     "Evaluations.leaderboard": [
         lambda s, w: s.evaluations.leaderboard(STRANGER, w.dataset, "own"),
         lambda s, w: s.evaluations.leaderboard(STRANGER, "own-rows", w.grader, split="train"),

@@ -7,8 +7,10 @@ from fastapi import APIRouter, Query
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.paging import Limit, Offset
+from bloomery.services.evaluations.paired import PairsWanted
 from bloomery.types.evaluations import Evaluation, EvaluationItems, EvaluationSpec, EvaluationState, ItemStatus, Leaderboard
 from bloomery.types.graders import VersionNumber
+from bloomery.types.paired import PairedRows, PairOrder, PairShow
 from bloomery.types.resources import Page, Split
 
 After = Annotated[int, Query(ge=-1, lt=1 << 63)]
@@ -45,6 +47,25 @@ async def items(
 ) -> EvaluationItems:
     """Answers with their scores behind the number `after`."""
     return await services.evaluations.items(caller, evaluation, after=after, limit=limit, status=status, model=model)
+
+
+@router.get("/evaluations/{evaluation}/pairs")
+async def pairs(
+    evaluation: str,
+    services: Svc,
+    caller: Caller,
+    model: str | None = None,
+    other: str | None = None,
+    against: str | None = None,
+    grader: str | None = None,
+    show: PairShow = "all",
+    order: PairOrder = "apart",
+    limit: Limit = 50,
+    offset: Offset = 0,
+) -> PairedRows:
+    """Two models on the same rows, of one evaluation or of two: where they differ, and how sure that is."""
+    wanted = PairsWanted(model=model, other=other, against=against, grader=grader, show=show, order=order)
+    return await services.pairs.compare(caller, evaluation, wanted, limit=limit, offset=offset)
 
 
 @router.post("/evaluations/{evaluation}/cancel")
