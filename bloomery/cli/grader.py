@@ -209,7 +209,12 @@ def calibrate(
     data_dir: DataDirOption = DATA_DIR,
 ) -> None:
     """Measure a grader by what people say of the same outputs, or of which of two is better; exits with 1 where it is not good enough to gate."""
-    rows = _rows(labelled, ComparedPair) if _has_pairs(labelled) else _rows(labelled, LabelledRow)
+    pairs = _has_pairs(labelled)
+    if pairs and threshold is not None:
+        raise InvalidInput("what passes is of single outputs, and the file has pairs: leave --threshold out", field="threshold")
+    if tie_within and not pairs:
+        raise InvalidInput("ties are of pairs, and the file has single outputs: leave --tie-within out", field="tie_within")
+    rows = _rows(labelled, ComparedPair) if pairs else _rows(labelled, LabelledRow)
     with client_of(data_dir) as client:
         card = client.graders.calibrate(name, rows, version=version, threshold=threshold, tie_within=tie_within)
     if as_json:

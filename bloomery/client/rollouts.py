@@ -26,11 +26,15 @@ class RunRollouts:
         """Steps that are kept, by default the newest first."""
         return [RolloutStep.model_validate(item) for item in self._http.pages(self._path, limit=limit, order=order)]
 
+    def page(self, step: int, **query: Any) -> RolloutPage:
+        """Some groups of a step, and how all its rewards and lengths are spread; `query` has `limit`, `offset` and filters."""
+        return RolloutPage.model_validate_json(self._http.request("GET", f"{self._path}/{step}", params=_given(**query)).content)
+
     def groups(self, step: int, **filters: Any) -> Iterator[RolloutGroup]:
         """The groups of a step, page by page; `filters` are the fields of `RolloutFilter`."""
         offset = 0
         while True:
-            page = RolloutPage.model_validate_json(self._http.request("GET", f"{self._path}/{step}", params=_given(offset=offset, **filters)).content)
+            page = self.page(step, offset=offset, **filters)
             yield from page.data
             offset += len(page.data)
             if not page.has_more:

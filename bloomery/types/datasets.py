@@ -4,6 +4,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from bloomery.types.histograms import Histogram
 from bloomery.types.resources import LabelSource, Name, Resource, Split, TimeUs
 
 FileFormat = Literal["jsonl", "csv", "parquet"]
@@ -270,6 +271,8 @@ class TokenStatistics(Resource):
     mean: float
     longest: int
     percentiles: dict[str, int]
+    lengths: Histogram | None
+    """Of the rows that were measured, in tokens before anything is cut off; None where all were refused."""
     truncated: int
     """Rows of which something is cut off."""
     without_loss: int

@@ -13,6 +13,7 @@ from msgspec import Meta, Raw, field
 from pydantic import Field
 
 from bloomery.types.arrays import Array
+from bloomery.types.histograms import Histogram
 from bloomery.types.resources import Resource
 from bloomery.types.wire import Wire, encode
 
@@ -272,6 +273,9 @@ class RolloutPage(Resource):
     """Some groups of a step; ask for the next with `offset` plus the length of `data`. Of long rollouts a page has fewer than were asked for."""
 
     step: RolloutStep
+    rewards: Histogram | None
+    """Of all rollouts of the step, whatever is filtered, and likewise `lengths` in sampled tokens; None where none has a reward."""
+    lengths: Histogram | None
     data: list[RolloutGroup]
     offset: int
     has_more: bool

@@ -130,6 +130,10 @@ def test_what_was_recorded_is_read_back_with_what_its_tokens_say(client: Client,
     assert (made.run, made.step, made.groups, made.left_out, made.rollouts, made.failures) == (run.id, 1, 3, 3, 3, 1)
     assert (made.reward_mean, made.reward_min, made.reward_max) == (pytest.approx(1.25 / 3), 0.0, 1.0)
     assert run.rollouts.steps() == [made]
+    spread = client.run(run.id).rollouts.page(1, limit=1)
+    assert spread.rewards is not None
+    assert spread.lengths is not None
+    assert (spread.rewards.low, spread.rewards.high, sum(spread.rewards.counts), sum(spread.lengths.counts)) == (0.0, 1.0, 3, 3)
     groups = read(client, run.id)
     assert [(group.group, group.problem, group.trained, group.dropped) for group in groups] == [
         (0, "a", True, None),

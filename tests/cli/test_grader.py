@@ -164,3 +164,20 @@ def test_a_card_says_whether_a_grader_is_good_enough_to_gate(live_server: LiveSe
     assert json.loads(run(live_server, "calibrations", "measured", "--json").stdout)[0]["calibrated"] is False
     labels.write_text('{"output": "x"}')
     assert run(live_server, "calibrate", "measured", str(labels)).exit_code == 2
+
+
+def test_a_card_of_pairs_is_made_of_a_file_of_choices(live_server: LiveServer, tmp_path: Path) -> None:
+    made(live_server, tmp_path, "longer", "float(len(output))")
+    pairs = tmp_path / "pairs.jsonl"
+    said = [("aaa", "a", "first"), ("a", "aaa", "second")] * 10 + [("aa", "a", "tie")] * 4
+    item = {"reference": "a"}
+    rows = [{"first": {"output": one, "item": item}, "second": {"output": other, "item": item}, "choice": choice} for one, other, choice in said]
+    pairs.write_text("\n".join(map(json.dumps, rows)))
+    found = run(live_server, "calibrate", "longer", str(pairs), "--tie-within", "1")
+    assert found.exit_code == 0, found.output
+    assert "24 pairs" in found.stdout
+    assert "4 of people, 4 of it" in found.stdout
+    card = json.loads(run(live_server, "calibrate", "longer", str(pairs), "--json").stdout)
+    assert (card["agreement"]["hits"], card["pairs"]["grader_ties"], card["pairs"]["decided"]["total"]) == (20, 0, 20)
+    refused = run(live_server, "calibrate", "longer", str(pairs), "--threshold", "1")
+    assert (refused.exit_code, "leave --threshold out" in refused.stderr) == (2, True), refused.output

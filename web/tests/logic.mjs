@@ -117,3 +117,21 @@ test("keys show half as much, twice as much, what is beside it and all, and neve
   for (const key of ["-", "0", "Home", "ArrowLeft", "ArrowRight", "x"]) assert.equal(keyed(key, whole, whole, 4), undefined, key);
   assert.equal(keyed("+", { min: 5, max: 5 }, { min: 5, max: 5 }, 0), undefined);
 });
+
+test("pairs on which judges disagree come first, and whose answer is shown first says nothing", async () => {
+  const { pairs } = await load("pages/labelling/queue.ts");
+  const item = (row, model, scores) => ({
+    number: 0, row, sample: 0, model, messages: [{ role: "user", content: "?" }], prompt: null, item: {}, created_us: 0,
+    answer: { text: `${model} ${row}` },
+    scores: scores.map((score, place) => ({ grader: `judge-${place}`, passed: null, result: { score } })),
+  });
+  const rows = Array.from({ length: 40 }, (_, row) => row);
+  // Of every tenth row one judge prefers one answer and the other judge the other.
+  const items = rows.flatMap((row) => [item(row, "a", [1, row % 10 ? 1 : 0]), item(row, "b", [0, row % 10 ? 0 : 1])]);
+  const queue = pairs(items, "a", "b");
+  assert.deepEqual(queue.slice(0, 4).map(({ first }) => first.row % 10), [0, 0, 0, 0]);
+  assert.deepEqual(queue.map(({ spread }) => spread), [...Array(4).fill(1), ...Array(36).fill(0)]);
+  const first = queue.filter(({ first }) => first.model === "a").length;
+  assert.ok(first > 8 && first < 32, `of 40 pairs ${first} show the same model first`);
+  assert.deepEqual(pairs(items.toReversed(), "b", "a").map(({ id, first }) => [id, first.model]).sort(), queue.map(({ id, first }) => [id, first.model === "a" ? "b" : "a"]).sort());
+});

@@ -19,6 +19,7 @@ from bloomery.services.data.stored_rows import Blob
 from bloomery.services.engines.models import Models
 from bloomery.types.datasets import AnyRow, PreferenceRow, PromptRow, RenderedRow, RenderedTokens, TokenStatistics
 from bloomery.types.errors import InvalidInput
+from bloomery.types.histograms import Histogram
 from bloomery.types.resources import Page, Split
 
 MEASURED: Final = 2_000
@@ -146,6 +147,7 @@ def _measure(tokenizer: ChatTokenizer, blob: Blob, model: str, split: Split, con
         mean=float(longest.mean()),
         longest=int(longest.max()),
         percentiles={f"p{percent}": int(np.percentile(longest, percent, method="inverted_cdf")) for percent in PERCENTILES},
+        lengths=Histogram.of([length.longest for length in lengths]),
         truncated=scaled(length.truncated for length in lengths),
         without_loss=scaled(not length.learns for length in lengths),
         refused=round(scale * refused),

@@ -19,13 +19,14 @@ from sqlalchemy.sql.dml import ReturningDelete
 
 from bloomery.services.access.principal import Principal
 from bloomery.services.engines.models import Models
-from bloomery.services.training.recorded import Packed, pack, unpack
+from bloomery.services.training.recorded import Packed, pack, sampled_tokens, unpack
 from bloomery.services.training.rollout_texts import START, Place, Texts, exported, page
 from bloomery.services.training.run_rows import RunRow, one_run
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
 from bloomery.types.errors import BloomeryError, Conflict, Corrupt, Gone, InvalidInput, NotFound, NotSupported
+from bloomery.types.histograms import Histogram
 from bloomery.types.ids import now_us
 from bloomery.types.resources import Page
 from bloomery.types.rollouts import RecordedStep, RolloutFilter, RolloutPage, RolloutStep
@@ -89,8 +90,9 @@ class Rollouts:
 
         def shown() -> bytes:
             with _reading(row):
-                found = page(self._step(row), wanted, texts, limit=limit, offset=offset)
-                whole = RolloutPage(step=_shown(row), data=found.groups, offset=offset, has_more=found.has_more)
+                kept = self._step(row)
+                found = page(kept, wanted, texts, limit=limit, offset=offset)
+                whole = RolloutPage(step=_shown(row), **_spread(kept), data=found.groups, offset=offset, has_more=found.has_more)
                 return whole.model_dump_json().encode()
 
         return await self._in_turn(shown)
@@ -229,6 +231,12 @@ def _add(connection: Connection, run: RunRow, step: int, packed: Packed, key: st
 def _shown(row: Row[Any]) -> RolloutStep:
     fields = {name: value for name, value in row._mapping.items() if name in RolloutStep.model_fields}
     return RolloutStep(run=row.run_id, **fields)
+
+
+def _spread(step: RecordedStep) -> dict[str, Histogram | None]:
+    rollouts = [rollout for group in step.groups for rollout in group.rollouts]
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    return {"rewards": Histogram.of(rewards), "lengths": Histogram.of([sampled_tokens(rollout) for rollout in rollouts])}
 
 
 def _line(values: dict[str, Any]) -> bytes:
