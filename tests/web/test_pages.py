@@ -42,7 +42,7 @@ def test_what_people_and_models_wrote_never_runs(page: "Page", world: World) -> 
         page.wait_for_load_state("networkidle")
         assert "stolen" not in page.title() or HOSTILE in page.title()
         assert page.locator("img[src=x]").count() == 0
-    page.goto("/traces")
+    page.goto(f"/traces?deployment={world.deployment}")
     page.get_by_role("row").filter(has_text="length").click()
     page.get_by_text(HOSTILE, exact=True).first.wait_for()
     assert page.locator("img[src=x]").count() == 0
