@@ -8,19 +8,28 @@ of their own.
 from collections.abc import Sequence
 from typing import Final
 
+from bloomery.models.pads import pad_to
+
 _ALIKE: Final = 4
 """Tokens that are compared; the more are alike the better."""
 _REACH: Final = 256
 """Places before and behind that are looked at."""
 _EVERY: Final = 4
 """Where nothing is fed, one token in so many is guessed at all the same, to see whether it would have been right."""
-WIDTHS: Final = (0, 1, 3, 7)
-"""Guesses that are fed at a time: few different numbers of rows, because steps of each number are recorded (`recorded`)."""
+WIDTHS: Final = (0, 1, 3, 7, 15)
+"""Guesses that are fed at a time."""
+_ROWS: Final = 4
+"""A step that may guess has a multiple of so many: four take hardly longer than one, and steps of each number are recorded apart (`recorded`)."""
 
 
 def whole_width(guesses: int) -> int:
     """As many of so many guesses as are fed at a time."""
     return max(width for width in WIDTHS if width <= guesses)
+
+
+def whole_rows(rows: int) -> int:
+    """As many as a step has that would have so many, if some of them may be guessed."""
+    return pad_to(rows, _ROWS)
 
 
 class Retrace:
@@ -30,7 +39,7 @@ class Retrace:
         self._draft = draft
         self._shift = 0
         """From a place of the answer to that of the draft which it is in step with."""
-        self._width = 1
+        self._width = WIDTHS.index(_ROWS - 1)
 
     @property
     def width(self) -> int:

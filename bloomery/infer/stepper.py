@@ -25,7 +25,7 @@ from bloomery.infer.grammar import Grammars
 from bloomery.infer.plan import Chunk, Limits, Plan, Sample, plan_step
 from bloomery.infer.queues import Queues
 from bloomery.infer.request import Request
-from bloomery.infer.retrace import whole_width
+from bloomery.infer.retrace import whole_rows, whole_width
 from bloomery.infer.runner import Feed, NextTokens, Runner
 from bloomery.infer.scoring import Question
 from bloomery.infer.waits import Waits
@@ -150,7 +150,10 @@ class Stepper:
             fed = {sample: self._guess(sample, most) for sample in samples if (most := ahead[sample])}
             # Whatever is guessed has a row of its own, as the sample's last token has.
             feeds = [self._feed(sample, start, start + 1) for sample in samples for start in _positions(sample, fed.get(sample, 0))]
-            self._choose(samples, self._runner.decode(feeds), fed)
+            # The last one again writes what it wrote: that costs less than steps of every number of rows, which are recorded one by one (`recorded`).
+            spare = whole_rows(len(feeds)) - len(feeds) if fed else 0
+            next_tokens = self._runner.decode([*feeds, *feeds[-1:] * spare])
+            self._choose(samples, next_tokens.part(0, len(feeds)) if spare else next_tokens, fed)
 
     def _guess(self, sample: Sample, most: int) -> int:
         return whole_width(self._queues.request(sample).guess(sample.index, most))

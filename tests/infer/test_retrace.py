@@ -12,6 +12,7 @@ from bloomery.infer.drawn import Drawn
 from bloomery.infer.plan import Limits, Sample
 from bloomery.infer.request import Request
 from bloomery.infer.retrace import Retrace, whole_width
+from bloomery.infer.runner import Runner
 from bloomery.infer.stepper import Stepper
 from bloomery.models.decoder import Decoder
 from bloomery.types.generation import Generate
@@ -47,15 +48,16 @@ def test_the_longest_beginning_wins_and_among_equals_the_nearest():
 
 def test_what_is_right_makes_guesses_more_and_what_is_wrong_makes_them_fewer():
     retrace, found = Retrace([*range(60)]), []
-    for fed, right in ((1, 1), (3, 3), (7, 7), (7, 2), (7, 0), (3, 0), (1, 0)):
+    for fed, right in ((3, 3), (7, 7), (15, 15), (15, 2), (15, 0), (7, 0), (3, 0), (1, 0)):
         assert retrace.width == fed
         retrace.note(fed, right)
         found.append(retrace.width)
-    assert found == [3, 7, 7, 7, 3, 1, 0]
+    assert found == [7, 15, 15, 15, 7, 3, 1, 0]
 
 
 def test_who_is_guessed_wrong_is_seen_to_be_right_again_without_a_row():
     retrace, said = Retrace([*range(60)]), [5, 6, 7]
+    retrace.note(3, 0)
     retrace.note(1, 0)
     for token in (90, 91, 92, 93, 94, 30, 31, 32, 33):
         retrace.see(said, token)
@@ -67,7 +69,20 @@ def test_who_is_guessed_wrong_is_seen_to_be_right_again_without_a_row():
 
 
 def test_so_many_are_fed_as_few_programs_are_recorded_for():
-    assert [whole_width(count) for count in range(9)] == [0, 1, 1, 3, 3, 3, 3, 7, 7]
+    assert [whole_width(count) for count in range(17)] == [0, 1, 1, 3, 3, 3, 3, 7, 7, 7, 7, 7, 7, 7, 7, 15, 15]
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_steps_that_may_guess_have_few_numbers_of_rows_and_the_same_bits(model, monkeypatch, samples):
+    ask = request("r", make_prompt(45), num_samples=samples, max_tokens=100)
+    plain = events_of(sampler(model), ask)
+    rows, decode = [], Runner.decode
+    monkeypatch.setattr(Runner, "decode", lambda self, feeds: rows.append(len(feeds)) or decode(self, feeds))
+    assert told(events_of(sampler(model), parted(ask, continuations(plain, samples), 9, 1))) == told(plain)
+    # Fewer than its samples where some have ended, and where nobody may guess: at the end of a block, and of an answer.
+    assert set(rows) <= {1, 2, 3, 4, 8, 12, 16}
+    assert 4 in rows
+    assert max(rows) > 4
 
 
 def shifted(truth: Drafts, place: int, more: int) -> Drafts:
@@ -90,7 +105,7 @@ def test_an_answer_that_is_its_draft_moved_takes_few_steps_and_has_the_same_bits
         events += engine.step()
         steps += 1
     assert told(events) == told(plain)
-    # Behind the ninth token of a hundred: seven guesses and a token of their own a step, fewer at first and at the end of a block.
+    # Behind the ninth token of a hundred: three to fifteen guesses and a token of their own a step, fewer and at the end of a block.
     assert steps < 35
     assert kept(events) < 2 * 12
 
