@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
-from bloomery.sync.codec import fast, fast_zstd, planes, raw, tight
-from bloomery.sync.codec.kernels import kernels
+from bloomery.sync.codec import fast, fast_zstd, kernels, planes, raw, tight
 from bloomery.sync.codec.numbers import Changes, Differences, Number
 from bloomery.sync.state_hash import Bits
 
@@ -44,7 +43,7 @@ class Encoded(NamedTuple):
 
 def encode(old: Bits, new: Bits, kind: Number) -> Encoded:
     """The shortest payload of changes; where none is worth it, all elements. Nothing where nothing changed."""
-    found = kernels().find(old, new, kind)
+    found = kernels.find(old, new, kind)
     if not len(found.indices):
         return Encoded(Codec.EMPTY, b"", found)
     changes = [

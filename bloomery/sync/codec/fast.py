@@ -9,7 +9,7 @@ added up, and turned around, without them.
 import struct
 from typing import Final
 
-from bloomery.sync.codec.kernels import kernels
+from bloomery.sync.codec import kernels
 from bloomery.sync.codec.numbers import Changes, Differences, Number
 from bloomery.sync.codec.plain import split
 from bloomery.sync.state_hash import Bits
@@ -22,21 +22,21 @@ WORTH: Final = 0.6
 
 def encode(old: Bits, new: Bits, kind: Number) -> bytes | None:
     """None where all new elements are not much longer."""
-    found = kernels().find(old, new, kind)
+    found = kernels.find(old, new, kind)
     payload = encode_differences(*found, len(old), kind)
     return payload if len(payload) <= WORTH * new.nbytes else None
 
 
 def encode_differences(indices: Bits, by: Bits, count: int, kind: Number) -> bytes:
     """Of `count` elements those at `indices` [n], ascending, moved `by` [n], none by zero."""
-    streams = kernels().pack(Differences(indices, by), kind)
+    streams = kernels.pack(Differences(indices, by), kind)
     return b"".join((_HEAD.pack(len(streams.gaps), len(streams.exception_gaps)), *map(bytes, streams)))
 
 
 def decode(payload: memoryview, old: Bits, kind: Number) -> Changes:
     """What changed, and to what."""
     found = differences(payload, len(old), kind)
-    return Changes(found.indices, kernels().moved(old, found, kind))
+    return Changes(found.indices, kernels.moved(old, found, kind))
 
 
 def differences(payload: memoryview, count: int, kind: Number) -> Differences:
@@ -44,4 +44,4 @@ def differences(payload: memoryview, count: int, kind: Number) -> Differences:
     if len(payload) < _HEAD.size:
         raise Corrupt(f"{len(payload)} bytes are too few for a payload")
     gap_bytes, exception_gap_bytes = _HEAD.unpack_from(payload)
-    return kernels().unpack(split(gap_bytes, exception_gap_bytes, payload[_HEAD.size :]), count, kind)
+    return kernels.unpack(split(gap_bytes, exception_gap_bytes, payload[_HEAD.size :]), count, kind)

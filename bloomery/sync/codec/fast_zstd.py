@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
+from bloomery.sync.codec import kernels
 from bloomery.sync.codec.fast import WORTH
-from bloomery.sync.codec.kernels import kernels
 from bloomery.sync.codec.numbers import Changes, Differences, Number
 from bloomery.sync.codec.plain import Streams
 from bloomery.sync.codec.streams import packed, unpacked
@@ -25,14 +25,14 @@ _HEAD: Final = struct.Struct("<8I")
 
 def encode(old: Bits, new: Bits, kind: Number) -> bytes | None:
     """None where all new elements are not much longer."""
-    found = kernels().find(old, new, kind)
+    found = kernels.find(old, new, kind)
     payload = encode_differences(*found, len(old), kind)
     return payload if len(payload) <= WORTH * new.nbytes else None
 
 
 def encode_differences(indices: Bits, by: Bits, count: int, kind: Number) -> bytes:
     """Of `count` elements those at `indices` [n], ascending, moved `by` [n], none by zero."""
-    gaps, signs, *others = map(bytes, kernels().pack(Differences(indices, by), kind))
+    gaps, signs, *others = map(bytes, kernels.pack(Differences(indices, by), kind))
     streams = (gaps, *others)
     stored = [packed(stream) for stream in streams]
     head = _HEAD.pack(*map(len, streams), *map(len, stored))
@@ -42,7 +42,7 @@ def encode_differences(indices: Bits, by: Bits, count: int, kind: Number) -> byt
 def decode(payload: memoryview, old: Bits, kind: Number) -> Changes:
     """What changed, and to what."""
     found = differences(payload, len(old), kind)
-    return Changes(found.indices, kernels().moved(old, found, kind))
+    return Changes(found.indices, kernels.moved(old, found, kind))
 
 
 def differences(payload: memoryview, count: int, kind: Number) -> Differences:
@@ -60,4 +60,4 @@ def differences(payload: memoryview, count: int, kind: Number) -> Differences:
     ends = list(accumulate((stored[0], signs, *stored[1:]), initial=_HEAD.size))
     gaps, as_they_are, *others = (payload[start:end] for start, end in pairwise(ends))
     whole = [unpacked(stream, size) for stream, size in zip((gaps, *others), raw, strict=True)]
-    return kernels().unpack(Streams(*(np.frombuffer(stream, np.uint8) for stream in (whole[0], as_they_are, *whole[1:]))), count, kind)
+    return kernels.unpack(Streams(*(np.frombuffer(stream, np.uint8) for stream in (whole[0], as_they_are, *whole[1:]))), count, kind)

@@ -39,6 +39,36 @@ class Plain:
 PLAIN: Final = Plain()
 
 
-def kernels() -> Kernels:
+def chosen() -> Kernels:
     """Those of this process."""
     return NATIVE if NATIVE.there else PLAIN
+
+
+def find(old: Bits, new: Bits, kind: Number) -> Differences:
+    """Where and by how much `new` differs."""
+    return chosen().find(old, new, kind)
+
+
+def moved(old: Bits, differences: Differences, kind: Number) -> Bits:
+    """The new bits [n] of elements that changed; IndexError for any behind the last."""
+    return chosen().moved(old, differences, kind)
+
+
+def pack(differences: Differences, kind: Number) -> Streams:
+    """The streams of `fast`."""
+    return chosen().pack(differences, kind)
+
+
+def unpack(streams: Streams, count: int, kind: Number) -> Differences:
+    """What they say of `count` elements; Corrupt where they say nothing."""
+    return chosen().unpack(streams, count, kind)
+
+
+def pack_tight(old: Bits, found: Differences, kind: Number) -> bytes:
+    """The payload of `tight`, of at least one change."""
+    return chosen().pack_tight(old, found, kind)
+
+
+def unpack_tight(payload: memoryview, old: Bits, kind: Number) -> Differences:
+    """What it says; Corrupt where it says nothing."""
+    return chosen().unpack_tight(payload, old, kind)

@@ -16,8 +16,8 @@ The lowest exponent is that from which on sixteen exponents have the most change
 those above in the last. Form 0: all moved by one. Form 2, where at most half of them moved by more: these are the exceptions. Form 1: the others.
 """
 
+from bloomery.sync.codec import kernels
 from bloomery.sync.codec.fast import WORTH
-from bloomery.sync.codec.kernels import kernels
 from bloomery.sync.codec.numbers import Changes, Differences, Number
 from bloomery.sync.state_hash import Bits
 from bloomery.types.errors import Corrupt
@@ -25,7 +25,7 @@ from bloomery.types.errors import Corrupt
 
 def encode(old: Bits, new: Bits, kind: Number) -> bytes | None:
     """None where all new elements are not much longer, where nothing changed, and for elements of eight bytes."""
-    payload = encode_differences(old, kernels().find(old, new, kind), kind)
+    payload = encode_differences(old, kernels.find(old, new, kind), kind)
     return payload if payload is not None and len(payload) <= WORTH * new.nbytes else None
 
 
@@ -33,15 +33,15 @@ def encode_differences(old: Bits, found: Differences, kind: Number) -> bytes | N
     """Of what was found already; None where nothing was, and for elements of eight bytes."""
     if not len(found.indices) or not possible(kind):
         return None
-    return kernels().pack_tight(old, found, kind)
+    return kernels.pack_tight(old, found, kind)
 
 
 def decode(payload: memoryview, old: Bits, kind: Number) -> Changes:
     """What changed, and to what."""
     if not possible(kind):
         raise Corrupt(f"elements of {kind.item_bytes} bytes have no payloads of this kind")
-    found = kernels().unpack_tight(payload, old, kind)
-    return Changes(found.indices, kernels().moved(old, found, kind))
+    found = kernels.unpack_tight(payload, old, kind)
+    return Changes(found.indices, kernels.moved(old, found, kind))
 
 
 def possible(kind: Number) -> bool:
