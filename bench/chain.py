@@ -123,8 +123,8 @@ class Model:
         return MemoryWeights(self.layout, {tensor.name: np.ascontiguousarray(part) for tensor, part in zip(self.layout.tensors, parts, strict=True)})
 
     def _noise(self) -> NDArray[np.float32]:
-        shape = self._master.shape
-        return self._chance.standard_normal(shape, dtype=np.float32)
+        found: NDArray[np.float32] = self._chance.standard_normal(self._master.shape, dtype=np.float32)
+        return found
 
 
 def main() -> None:
@@ -177,6 +177,7 @@ class Readers:
             reader.flip()
             self.stage_s.append(staged - began)
             self.flip_s.append(time.perf_counter() - staged)
+            reader.settle()
             self.whole_fetches += 1
 
     def check(self, newest: MemoryWeights) -> None:

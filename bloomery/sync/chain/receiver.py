@@ -5,6 +5,7 @@
     while True:
         if receiver.stage() is not None:  # fetched, verified and decoded, while the weights are used
             receiver.flip()               # between two steps: nothing but writing what changed
+            receiver.settle()             # while the weights are used
         receiver.scrub()                  # between two steps: a 64th of the weights is still what it should be
 
 What is refused leaves the weights as they are: signatures, parents, epochs and hashes come before the first byte is decoded, and everything is
@@ -85,6 +86,7 @@ class Receiver:
         self._staged: Staged | None = None
         self._rebuilder: Rebuilder | None = None
         self._next_scrub = 0
+        self._unsettled = False
 
     @classmethod
     def open(
@@ -125,6 +127,7 @@ class Receiver:
     def close(self) -> None:
         """What is held stays; what was staged and not flipped to is forgotten when the folder is opened again."""
         self.downloads.close()
+        self.settle()
 
     @property
     def sequence(self) -> int | None:
@@ -147,6 +150,7 @@ class Receiver:
 
         A join that was killed begins anew, without fetching again what was fetched.
         """
+        self.settle()
         newest = self.look()
         to = newest if to is None else to
         if self._table is not None and self._state.held is None:
@@ -159,8 +163,8 @@ class Receiver:
             # What follows is neither version until it is done, and the hashes of the old one would say of a part that it is to be made anew.
             self._save(msgspec.structs.replace(self._state, held=None, flipping=""))
             table = self._install(hops)
-            self._hold(self._version(to), table)
-        self._name_version()
+            self._become(self._version(to), table)
+        self.settle()
         return to
 
     def stage(self, to: int | None = None) -> int | None:
@@ -170,6 +174,7 @@ class Receiver:
         """
         if self.sequence is None:
             raise Conflict("the weights hold no version of the chain: join first")
+        self.settle()
         newest = self.look()
         to = newest if to is None else to
         if to == self.sequence:
@@ -186,17 +191,26 @@ class Receiver:
         return to
 
     def flip(self) -> Flipped:
-        """Change to what is staged, between two steps. Fails as a whole: what was written is taken back."""
+        """Change to what is staged, between two steps. Fails as a whole: what was written is taken back.
+
+        Nothing else is written and nobody is asked: `settle` does that when steps run again.
+        """
         staged = self._staged
         if staged is None:
             raise Conflict("nothing is staged: stage a version first")
         self._write(staged, forth=True)
         failpoint("chain.flip.written")
         self._staged = None
-        self._hold(staged.stop, staged.new_table.copy())
-        failpoint("chain.flip.held")
-        self._name_version()
+        self._become(staged.stop, staged.new_table.copy())
         return Flipped(staged.stop.sequence, staged.elements)
+
+    def settle(self) -> None:
+        """Have the folder and the store know what was flipped to; else the next `stage`, or `close`, does. A process that dies before finds out."""
+        if self._unsettled:
+            self._save(self._state, self._table)
+            self._unsettled = False
+            failpoint("chain.flip.held")
+            self._name_version()
 
     def abort(self) -> None:
         """Forget what is staged; the weights are as they were."""
@@ -206,6 +220,7 @@ class Receiver:
 
     def roll_back(self) -> Flipped:
         """Go back to the version before the last flip, between two steps, from what that flip left: nothing is fetched. Conflict if there is none."""
+        self.settle()
         self.abort()
         try:
             before = Staged(self._folder / STAGED, self.weights.layout)
@@ -216,8 +231,7 @@ class Receiver:
         self._save(msgspec.structs.replace(self._state, flipping=before.hash))
         self._write(before, forth=False)
         failpoint("chain.back.written")
-        self._hold(before.start, before.old_table.copy())
-        self._name_version()
+        self._become(before.start, before.old_table.copy())
         return Flipped(before.start.sequence, before.elements)
 
     def scrub(self) -> Scrubbed:
@@ -256,7 +270,8 @@ class Receiver:
         if damaged:
             self.look()
             self.mend(damaged)
-        self._hold(found.version, self._table)
+        self._become(found.version, self._table)
+        self.settle()
 
     def _recognise(self) -> None:
         """Weights that came from elsewhere may be a version, such as the model that the run began with."""
@@ -264,7 +279,7 @@ class Receiver:
         root = states.root_of(self._table)
         for number, link in self._versions.items():
             if link.manifest.new_root == root and link.manifest.layout == self.weights.layout.hash:
-                self._hold(self._version(number), self._table)
+                self._become(self._version(number), self._table)
                 return
 
     def _way(self, to: int, have: int | None) -> list[Move]:
@@ -358,12 +373,12 @@ class Receiver:
         manifest, hash_ = self._versions[number]
         return Version(epoch=manifest.epoch, sequence=number, hash=hash_, root=manifest.new_root)
 
-    def _hold(self, version: Version, table: Table) -> None:
+    def _become(self, version: Version, table: Table) -> None:
         newest = self._state.newest
         if newest is None or version.sequence > newest.sequence:
             newest = version
-        self._table, self._rebuilder = table, None
-        self._save(msgspec.structs.replace(self._state, newest=newest, held=states.held(version, table), flipping=""), table)
+        self._table, self._rebuilder, self._unsettled = table, None, True
+        self._state = msgspec.structs.replace(self._state, newest=newest, held=states.held(version, table), flipping="")
 
     def _save(self, state: State, table: Table | None = None) -> None:
         states.save(self._folder, state, table)

@@ -95,6 +95,8 @@ def test_readers_say_what_they_hold_under_a_name_that_is_one(folder: Folder, tmp
         assert numbers(folder) == list(range(3, 11))
         receiver.stage()
         receiver.flip()
+        assert numbers(folder) == list(range(3, 11))
+        receiver.settle()
         swept(folder, publisher)
         assert numbers(folder) == [6, 7, 8, 9, 10]
     with pytest.raises(InvalidInput, match="no key of an object"):
