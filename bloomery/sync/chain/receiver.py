@@ -164,6 +164,8 @@ class Receiver:
             self._save(msgspec.structs.replace(self._state, held=None, flipping=""))
             table = self._install(hops)
             self._become(self._version(to), table)
+        # Who holds it already tells the store again: what he told in a former life may be too long ago to count.
+        self._unsettled = True
         self.settle()
         return to
 

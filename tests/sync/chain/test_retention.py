@@ -103,6 +103,17 @@ def test_readers_say_what_they_hold_under_a_name_that_is_one(folder: Folder, tmp
         Receiver.open(folder, empty(), RUN, folder=tmp_path / "other", config=ReceiveConfig(name="../../v"))
 
 
+def test_a_reader_that_is_opened_again_tells_again_what_it_holds(folder: Folder, tmp_path: Path) -> None:
+    publisher = chain(folder, 4)
+    weights, config = empty(), ReceiveConfig(name="sampler-0")
+    for _ in range(2):
+        with Receiver.open(folder, weights, RUN, folder=tmp_path / "reader", config=config) as receiver:
+            receiver.join(4)
+        assert [found.key for found in folder.list("readers")] == ["readers/sampler-0"]
+        leave(folder, "sampler-0")
+    assert sweep(folder, publisher.lease, config=LATER).removed == []
+
+
 def test_a_reader_that_told_nothing_for_long_has_left(folder: Folder) -> None:
     publisher = chain(folder, 10)
     name_version(folder, "gone", 4)
