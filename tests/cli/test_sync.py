@@ -208,6 +208,7 @@ def test_what_cannot_be_done_is_said_in_a_line_and_leaves_nothing_behind(models:
     assert refused("apply", tmp_path / "none", delta, out) == f"error: there is no file or directory {tmp_path / 'none'}"
     assert refused("inspect", tmp_path / "none") == f"error: there is no delta {tmp_path / 'none'}"
     assert f"{models[0] / 'config.json'}: " in refused("diff", models[0] / "config.json", models[1], out)
+    assert "the weights are of another model than the delta" in refused("inspect", delta, "--base", tmp_path / "other")
     assert "with the same tensors" in refused("diff", models[0], tmp_path / "other", out)
     assert not out.exists()
     assert not list(tmp_path.rglob(".*"))

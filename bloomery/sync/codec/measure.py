@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bloomery.sync.codec.applying import place_of
+from bloomery.sync.codec.applying import Steps, place_of
 from bloomery.sync.codec.choose import Codec
 from bloomery.sync.codec.container import WHOLE
 from bloomery.sync.codec.delta import DISTANCES, Delta
@@ -70,6 +70,8 @@ def is_readable(delta: Delta, base: Weights | None) -> bool:
 
 def count(delta: Delta, base: Weights | None) -> Counts:
     """Go through all changes of a delta that `is_readable`; Conflict where `base` is not what it starts from."""
+    if base is not None:
+        Steps([delta]).check_layout(base.layout)
     counts = Counts(dict.fromkeys((tensor.name for tensor in delta.layout.tensors), 0))
     for found in _found(delta, base, counts):
         kind = NUMBERS[found.chunk.dtype]
