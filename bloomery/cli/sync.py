@@ -12,12 +12,17 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from bloomery.cli.show import JsonOption, print_table
+from bloomery.types.errors import InvalidInput
 
 app = typer.Typer(name="sync", help="What changed between two sets of weights, as a file, and back: safetensors in and out.", no_args_is_help=True)
 
 Codec = Literal["auto", "fast", "fast+zstd", "tight", "raw", "planes"]
 CodecOption = Annotated[
     Codec, typer.Option("--codec", help="How changes are written; auto takes what is shortest, piece by piece (docs/weight-sync.md).")
+]
+Form = Literal["bd1", "arc_v2", "arc_v3"]
+FormOption = Annotated[
+    Form, typer.Option("--format", help="bd1 is our own; the others are those of fireworks-delta-compression, a file for every file of a directory.")
 ]
 WorkersOption = Annotated[int, typer.Option("--workers", min=1, max=256, help="Threads.")]
 _WEIGHTS = "A safetensors file, or a directory with one or several."
@@ -30,12 +35,16 @@ def diff(
     new: Annotated[Path, typer.Argument(metavar="NEW", help="The weights after: the same tensors, in files that may be others.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help=f"The delta. {_OUT}")],
     codec: CodecOption = "auto",
+    form: FormOption = "bd1",
     workers: WorkersOption = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Write what changed from one set of weights to another."""
-    from bloomery.sync_files import actions
+    from bloomery.sync_files import actions, foreign
 
+    if form != "bd1":
+        _only_of_bd1(codec, workers)
+        return _print_foreign(out, form, foreign.diff(old, new, out, form), as_json)
     with _progress() as progress:
         made = actions.diff(old, new, out, codec=codec, workers=workers, progress=progress)
     head = made.head
@@ -103,7 +112,7 @@ def inspect(
     found = described(file, base)
     if as_json:
         return _print(found)
-    _show(found)
+    (_show if found["format"] == "BD1" else _show_foreign)(found)
 
 
 def _print(shown: dict[str, Any]) -> None:
@@ -130,6 +139,31 @@ def _show(found: dict[str, Any]) -> None:
         if (of := found["bounds"][bound]) is not None:
             typer.echo(f"at least  {of['bits_per_changed']:.2f} bits each {words} ({of['ratio']:,.1f} times smaller)")
     print_table(("CODEC", "CHUNKS", "ELEMENTS", "BYTES"), [(name, *(f"{value:,}" for value in of.values())) for name, of in found["codecs"].items()])
+
+
+def _show_foreign(found: dict[str, Any]) -> None:
+    ratio = "" if found["ratio"] is None else f", {found['ratio']:,.1f} times smaller than the weights ({_size(found['weights_bytes'])})"
+    typer.echo(f"{found['file']}: a delta of {found['format']}, {_size(found['size_bytes'])}{ratio}, {len(found['tensors'])} tensors")
+    known = found["changed"] is not None
+    typer.echo(f"changed   {found['changed']:,} of {found['elements']:,} elements{_bits(found)}" if known else "changed   is known with --base alone")
+    encodings: dict[str, list[int]] = {}
+    for tensor in found["tensors"]:
+        encodings.setdefault(tensor["encoding"], []).append(tensor["size_bytes"])
+    print_table(("ENCODING", "TENSORS", "BYTES"), [(name, f"{len(sizes):,}", f"{sum(sizes):,}") for name, sizes in sorted(encodings.items())])
+
+
+def _print_foreign(out: Path, form: Form, made: Any, as_json: bool) -> None:
+    if as_json:
+        return _print({"path": str(out), "format": form, **made._asdict()})
+    ratio = made.weights_bytes / made.size_bytes
+    typer.echo(f"{out}: {_size(made.size_bytes)} of {form}, {ratio:,.1f} times smaller than the weights; {made.seconds:.1f} s")
+
+
+def _only_of_bd1(codec: Codec, workers: int) -> None:
+    """What the other formats have no such thing for is refused instead of left out."""
+    for option, given in (("--codec", codec != "auto"), ("--workers", workers != 1)):
+        if given:
+            raise InvalidInput(f"{option} is for deltas of bd1", field=option)
 
 
 def _bits(found: dict[str, Any]) -> str:

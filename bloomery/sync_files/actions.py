@@ -18,6 +18,7 @@ from bloomery.sync.codec.delta import Choice, Delta, Told, write
 from bloomery.sync.codec.files import OWN_INDEX, FileWeights, beside, mapped
 from bloomery.sync.codec.layout import Chunk
 from bloomery.sync.codec.merge import write_merged
+from bloomery.sync_files import foreign
 from bloomery.sync_files.whole import refuse_existing, whole_directory, whole_file
 from bloomery.types.errors import BloomeryError, InvalidInput, NotFound
 
@@ -73,12 +74,12 @@ def apply(base: Path, deltas: Sequence[Path], out: Path, *, workers: int, progre
     refuse_existing(out)
     if base.is_dir() and out.resolve().is_relative_to(base.resolve()):
         raise InvalidInput(f"{out} is within {base}, which would become part of itself: choose another place", field="out")
-    with opened(deltas) as steps, FileWeights(base) as weights:
-        check_sample(steps, weights)
+    with _patching(deltas, workers, progress) as patching, FileWeights(base) as weights:
+        patching.check(weights)
         with _errors_of(out):
             if base.is_dir():
-                return _apply_to_directory(weights, steps, out, workers, progress, began)
-            return _apply_to_file(weights, steps, out, workers, progress, began)
+                return _apply_to_directory(weights, patching, out, progress, began)
+            return _apply_to_file(weights, patching, out, progress, began)
 
 
 def merge(deltas: Sequence[Path], out: Path, *, base: Path | None, codec: Choice, workers: int, progress: Progress) -> Merged:
@@ -110,7 +111,24 @@ def opened(paths: Sequence[Path]) -> Iterator[list[Delta]]:
         yield found
 
 
-def _apply_to_directory(base: FileWeights, deltas: list[Delta], out: Path, workers: int, progress: Progress, began: float) -> Applied:
+class _Patching(NamedTuple):
+    """How deltas are held against weights, and applied to a copy of them, whose root they say."""
+
+    check: Callable[[FileWeights], object]
+    patch: Callable[[Path], str]
+
+
+@contextmanager
+def _patching(deltas: Sequence[Path], workers: int, progress: Progress) -> Iterator[_Patching]:
+    """Of other programs' deltas each tells only when all of it is applied whether it is of these weights."""
+    if foreign.are_foreign(deltas):
+        yield _Patching(lambda weights: None, lambda path: foreign.patch(path, deltas))
+        return
+    with opened(deltas) as steps:
+        yield _Patching(lambda weights: check_sample(steps, weights), lambda path: _patched(path, steps, workers, progress))
+
+
+def _apply_to_directory(base: FileWeights, patching: _Patching, out: Path, progress: Progress, began: float) -> Applied:
     around = beside(base.path, base.paths)
     with whole_directory(out) as partial:
         for name in around.kept:
@@ -125,12 +143,12 @@ def _apply_to_directory(base: FileWeights, deltas: list[Delta], out: Path, worke
                 for count in _copied(source.fileno(), target.fileno()):
                     done += count
                     progress("copy", done, total)
-        root = _patched(partial, deltas, workers, progress)
+        root = patching.patch(partial)
     files = len(around.kept) + len(base.paths)
     return Applied(total, root, files, around.left, time.perf_counter() - began)
 
 
-def _apply_to_file(base: FileWeights, deltas: list[Delta], out: Path, workers: int, progress: Progress, began: float) -> Applied:
+def _apply_to_file(base: FileWeights, patching: _Patching, out: Path, progress: Progress, began: float) -> Applied:
     (path,) = base.paths
     with whole_file(out) as partial:
         done, total = 0, path.stat().st_size
@@ -138,7 +156,7 @@ def _apply_to_file(base: FileWeights, deltas: list[Delta], out: Path, workers: i
             for count in _copied(source.fileno(), partial.file.fileno()):
                 done += count
                 progress("copy", done, total)
-        root = _patched(partial.path, deltas, workers, progress)
+        root = patching.patch(partial.path)
     return Applied(total, root, 1, [], time.perf_counter() - began)
 
 

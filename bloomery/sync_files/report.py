@@ -8,11 +8,14 @@ from bloomery.sync.codec import measure
 from bloomery.sync.codec.delta import Delta
 from bloomery.sync.codec.files import FileWeights
 from bloomery.sync.codec.measure import Bound, Counts
+from bloomery.sync_files import foreign
 from bloomery.sync_files.actions import opened
 
 
 def inspect(file: Path, base: Path | None) -> dict[str, Any]:
     """As JSON has it. `base`: the weights that the delta starts from, with which all of its changes are counted. Speeds are in GB/s."""
+    if foreign.are_foreign([file]):
+        return foreign.inspect(file, base)
     began = time.perf_counter()
     with opened([file]) as (delta,):
         verify_s = time.perf_counter() - began

@@ -8,7 +8,7 @@ while it has room in `STAGED_BYTES`, and decoded again otherwise; beside that, m
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple, get_args
 
-from bloomery.sync.codec.layout import Tensor, Weights
+from bloomery.sync.codec.layout import Layout, Tensor, Weights
 from bloomery.sync.foreign import arc2, arc3, archive, whole
 from bloomery.sync.foreign.changed import Bits, Changed, checksum_of, read_checksum, verify
 from bloomery.types.errors import Corrupt, InvalidInput, shown
@@ -64,6 +64,11 @@ class ForeignDelta:
             raise Corrupt(f"a delta is of one format, and this is one of {' and '.join(sorted(formats))}")
         return cls(formats.pop(), {name: Payload(each, read_checksum(found.metadata[name])) for name, each in found.payloads.items()})
 
+    def check_names(self, layout: Layout) -> None:
+        """Corrupt, unless it is of every tensor of these weights, and of no other."""
+        if odd := self.payloads.keys() ^ {tensor.name for tensor in layout.tensors}:
+            raise Corrupt(f"the delta is of other weights: `{shown(min(odd))}` is a tensor of one of them alone")
+
     def changes(self, tensor: Tensor, old: Bits) -> Changed:
         """What becomes of one tensor with elements `old` [n]; Corrupt where that is not what its Adler-32 says."""
         data, checksum = self.payloads[tensor.name]
@@ -100,9 +105,8 @@ def encode(old: Weights, new: Weights, format: Format) -> bytes:
 
 def apply(delta: ForeignDelta, weights: Weights) -> Applied:
     """Change the weights; Corrupt, when anything of the delta is not as it should be, and then they are as they were."""
+    delta.check_names(weights.layout)
     tensors = weights.layout.tensors
-    if odd := delta.payloads.keys() ^ {tensor.name for tensor in tensors}:
-        raise Corrupt(f"the delta is of other weights: `{shown(min(odd))}` is a tensor of one of them alone")
     staged: dict[str, Changed] = {}
     staged_bytes = 0
     for tensor in tensors:
