@@ -13,6 +13,7 @@ from typing import Final
 VENVS: Final = Path(__file__).parents[1] / ".venvs"
 PACKAGES: Final = {
     # torch first and pinned: an open range would bring a CUDA build. So would SkyRL's extra `jax`.
+    "arc": ("torch==2.13.0", "fireworks-delta-compression==0.1.0", "numpy", "zstandard"),
     # `uv`, because it starts its engine through it.
     "skyrl": ("torch==2.13.0", "skyrl-tx[tinker]==0.3.0", "uv", "jax>=0.8,<1.0", "flax>=0.12.2", "optax>=0.2.5"),
     "tinker-0.16": ("tinker==0.16.1", "numpy"),
