@@ -126,10 +126,9 @@ def _logged_in(browser: "Browser", url: str, key: str) -> "Page":
 
 def _curve(page: "Page", run: str, points: int, seconds: float) -> dict[str, object]:
     """Zoomed into, moved along and out again, by keys, with the pointer over it."""
-    inputs = itertools.cycle(KEYS)
 
     def act(turn: int) -> None:
-        page.keyboard.press(next(inputs))
+        page.keyboard.press(KEYS[turn % len(KEYS)])
         page.mouse.move(200 + turn * 7 % 800, 400 + turn % 50)
 
     page.goto(EMPTY)
@@ -146,7 +145,7 @@ def _curve(page: "Page", run: str, points: int, seconds: float) -> dict[str, obj
         raise SystemExit("the curve is not in sight")
 
     def zoom(turn: int) -> None:
-        page.keyboard.press(next(inputs))
+        page.keyboard.press(KEYS[turn % len(KEYS)])
         page.mouse.move(box["x"] + turn * 7 % box["width"], box["y"] + box["height"] / 2 + turn % 50)
 
     found = _frames(page, seconds, zoom)
@@ -179,8 +178,9 @@ def _table(page: "Page", requests: int, seconds: float) -> dict[str, object]:
         raise SystemExit("the table is not in sight")
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 200)
     found = _frames(page, seconds, act)
-    if not table.evaluate("table => table.scrollTop"):
-        raise SystemExit("the table was not scrolled")
+    page.mouse.wheel(0, 400)
+    # Else this waits for as long as a page is waited for.
+    page.wait_for_function("table => table.scrollTop > 0", arg=table.element_handle())
     return {"rows": requests, "shown_ms": shown_ms, **_beside(found, limit)}
 
 
