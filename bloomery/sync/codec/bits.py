@@ -27,6 +27,16 @@ class Bits(NamedTuple):
     widths: Whole
 
 
+class Grown(NamedTuple):
+    """Numbers [n] that are written with k."""
+
+    sizes: NDArray[np.int64]
+    k: int
+
+
+Part = Bits | Grown
+
+
 def fixed(number: int, width: int) -> Bits:
     """One number."""
     return Bits(np.array([number], np.uint64), np.array([width], np.uint64))
@@ -53,9 +63,10 @@ def parameter(total: int, numbers: int) -> int:
     return max((total // numbers).bit_length() - 1, 0)
 
 
-def joined(parts: list[Bits]) -> bytes:
+def joined(parts: list[Part]) -> bytes:
     """One behind the other, filled up with zeros to a whole byte."""
-    numbers, widths = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
+    written = [grown(*part) if isinstance(part, Grown) else part for part in parts]
+    numbers, widths = (np.concatenate([part[side] for part in written]) for side in (0, 1))
     ends = np.cumsum(widths)
     total = int(ends[-1])
     starts = ends - widths
@@ -87,8 +98,15 @@ class Reader:
         self._bits, self._held, self._left = self._bits >> width, self._held - width, self._left - width
         return found
 
-    def grown(self, k: int, most: int) -> int:
-        """The next number that was written with k; Corrupt if it is above `most`."""
+    def flags(self, count: int) -> NDArray[np.bool_]:
+        """The next bits."""
+        return np.array([self.fixed(1) for _ in range(count)], bool)
+
+    def grown(self, count: int, k: int, most: int) -> NDArray[np.int64]:
+        """The next numbers that were written with k; Corrupt if one is above `most`."""
+        return np.array([self._grown(k, most) for _ in range(count)], np.int64)
+
+    def _grown(self, k: int, most: int) -> int:
         ones = 0
         while self.fixed(1):
             ones += 1

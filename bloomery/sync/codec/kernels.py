@@ -1,5 +1,10 @@
-"""Who computes for the codecs, decided in one place: C where it can be compiled, numpy where it cannot. Bytes are the same."""
+"""Who computes for the codecs, decided in one place: C where it can be compiled, else numba where it is installed, else numpy. Bytes are the same."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from importlib.util import find_spec
 from typing import Final, Protocol
 
 from bloomery.sync.codec import plain, plain_tight
@@ -39,9 +44,45 @@ class Plain:
 PLAIN: Final = Plain()
 
 
+_ONLY: Final[ContextVar[Kernels | None]] = ContextVar("kernels", default=None)
+
+
 def chosen() -> Kernels:
-    """Those of this process."""
-    return NATIVE if NATIVE.there else PLAIN
+    """Those of this process, or of this context."""
+    return _ONLY.get() or _fastest()
+
+
+@contextmanager
+def only(computing: Kernels) -> Iterator[None]:
+    """Have these compute, in this context: for who compares them."""
+    token = _ONLY.set(computing)
+    try:
+        yield
+    finally:
+        _ONLY.reset(token)
+
+
+def available() -> dict[str, Kernels]:
+    """All that there are here, the fastest first."""
+    found: dict[str, Kernels] = {"native": NATIVE} if NATIVE.there else {}
+    if (jitted := _jitted()) is not None:
+        found["numba"] = jitted
+    return found | {"numpy": PLAIN}
+
+
+@cache
+def _fastest() -> Kernels:
+    return NATIVE if NATIVE.there else _jitted() or PLAIN
+
+
+@cache
+def _jitted() -> Kernels | None:
+    if find_spec("numba") is None:
+        return None
+    # An extra, which takes half a second where it is.
+    from bloomery.sync.codec.jitted import Jitted
+
+    return Jitted()
 
 
 def find(old: Bits, new: Bits, kind: Number) -> Differences:

@@ -1,6 +1,6 @@
 """What `tight` computes, in numpy: what kernels are held against, and what there is where they are not."""
 
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,29 +29,81 @@ class _Class(NamedTuple):
     exceptions: int
 
 
-def pack(old: Bits, found: Differences, kind: Number) -> bytes:
+class Steps(Protocol):
+    """What takes time."""
+
+    reader: type[bits.Reader]
+
+    def joined(self, parts: list[bits.Part]) -> bytes:
+        """See `bits.joined`."""
+        ...
+
+    def ranks(self, old: Bits, indices: NDArray[np.uint32], lowest: int, kind: Number) -> Whole:
+        """How many elements of its class are before each of those."""
+        ...
+
+    def places(self, old: Bits, ranks: dict[int, Whole], lowest: int, kind: Number) -> tuple[Whole, Whole]:
+        """The reverse: ascending places [n], and where in all ranks, one class behind the other, each has its own; Corrupt for ranks of nobody."""
+        ...
+
+
+class _Numpy:
+    """The steps in numpy."""
+
+    reader: type[bits.Reader] = bits.Reader
+    joined = staticmethod(bits.joined)
+
+    @staticmethod
+    def ranks(old: Bits, indices: NDArray[np.uint32], lowest: int, kind: Number) -> Whole:
+        class_of = _classes(old, lowest, kind)
+        found = np.empty(len(indices), np.int64)
+        for number in range(CLASSES):
+            its = class_of[indices] == number
+            if its.any():
+                found[its] = np.searchsorted(np.flatnonzero(class_of == number), indices[its])
+        return found
+
+    @staticmethod
+    def places(old: Bits, ranks: dict[int, Whole], lowest: int, kind: Number) -> tuple[Whole, Whole]:
+        class_of, found = _classes(old, lowest, kind), []
+        for number, rank in ranks.items():
+            members = np.flatnonzero(class_of == number)
+            if rank[-1] >= len(members):
+                raise Corrupt(f"gaps that lead behind the last of {len(members)} elements of a class")
+            found.append(members[rank])
+        at = np.concatenate(found)
+        order = np.argsort(at)
+        return at[order], order
+
+
+_NUMPY: Final = _Numpy()
+
+
+def pack(old: Bits, found: Differences, kind: Number, steps: Steps = _NUMPY) -> bytes:
     """The payload of these changes, of which there is one at least."""
-    lowest = lowest_exponent(kind.exponents(old[found.indices]), kind)
-    class_of = _classes(old, lowest, kind)
+    exponents = kind.exponents(old[found.indices])
+    lowest = lowest_exponent(exponents, kind)
+    class_of = _clipped(exponents, lowest)
     negative, size = signs_and_sizes(found.by, kind)
+    ranks = steps.ranks(old, found.indices, lowest, kind)
     heads, gaps, sizes, mask = [], [], [], 0
     for number in range(CLASSES):
-        chosen = np.flatnonzero(class_of[found.indices] == number)
+        chosen = np.flatnonzero(class_of == number)
         if not len(chosen):
             continue
         mask |= 1 << number
-        between = _between(np.searchsorted(np.flatnonzero(class_of == number), found.indices[chosen]))
+        between = _between(ranks[chosen])
         form, told = _sizes(size[chosen].astype(np.int64), negative[chosen])
         k = bits.parameter(int(between.sum()), len(chosen))
         heads += [*_count(len(chosen)), bits.fixed(k, 5), *form]
-        gaps.append(bits.grown(between, k))
+        gaps.append(bits.Grown(between, k))
         sizes += told
-    return bits.joined([bits.fixed(lowest, 8), bits.fixed(mask, 16), *heads, *gaps, *sizes])
+    return steps.joined([bits.fixed(lowest, 8), bits.fixed(mask, 16), *heads, *gaps, *sizes])
 
 
-def unpack(payload: memoryview, old: Bits, kind: Number) -> Differences:
+def unpack(payload: memoryview, old: Bits, kind: Number, steps: Steps = _NUMPY) -> Differences:
     """What was packed; every number is held against what is possible, and every choice against how it is made."""
-    read = bits.Reader(payload)
+    read = steps.reader(payload)
     lowest, mask = read.fixed(8), read.fixed(16)
     if not mask:
         raise Corrupt("a payload without changes")
@@ -61,18 +113,10 @@ def unpack(payload: memoryview, old: Bits, kind: Number) -> Differences:
     ranks = {number: _gaps(read, head, len(old)) for number, head in heads.items()}
     by = {number: _differences(read, head, kind) for number, head in heads.items()}
     read.finish()
-    class_of = _classes(old, lowest, kind)
-    indices = []
-    for number, rank in ranks.items():
-        members = np.flatnonzero(class_of == number)
-        if rank[-1] >= len(members):
-            raise Corrupt(f"gaps that lead behind the last of {len(members)} elements of a class")
-        indices.append(members[rank])
-    at = np.concatenate(indices)
-    order = np.argsort(at)
+    at, order = steps.places(old, ranks, lowest, kind)
     if lowest != lowest_exponent(kind.exponents(old[at]), kind):
         raise Corrupt("classes that do not begin where they should")
-    return Differences(at[order].astype(np.uint32), np.concatenate(list(by.values()))[order])
+    return Differences(at.astype(np.uint32), np.concatenate(list(by.values()))[order])
 
 
 def lowest_exponent(exponents: Bits, kind: Number) -> int:
@@ -83,7 +127,11 @@ def lowest_exponent(exponents: Bits, kind: Number) -> int:
 
 
 def _classes(old: Bits, lowest: int, kind: Number) -> NDArray[np.int16]:
-    found: NDArray[np.int16] = np.clip(kind.exponents(old).astype(np.int16) - np.int16(lowest), 0, CLASSES - 1)
+    return _clipped(kind.exponents(old), lowest)
+
+
+def _clipped(exponents: Bits, lowest: int) -> NDArray[np.int16]:
+    found: NDArray[np.int16] = np.clip(exponents.astype(np.int16) - np.int16(lowest), 0, CLASSES - 1)
     return found
 
 
@@ -91,7 +139,7 @@ def _between(places: Whole) -> Whole:
     return np.diff(places, prepend=-1) - 1
 
 
-def _sizes(size: Whole, negative: NDArray[np.bool_]) -> tuple[list[bits.Bits], list[bits.Bits]]:
+def _sizes(size: Whole, negative: NDArray[np.bool_]) -> tuple[list[bits.Part], list[bits.Part]]:
     """What the head and what the rest of the payload says of by how much elements of a class moved."""
     signs = bits.Bits(negative.astype(np.uint64), np.ones(len(size), np.uint64))
     exceptions = np.flatnonzero(size > 1)
@@ -99,18 +147,18 @@ def _sizes(size: Whole, negative: NDArray[np.bool_]) -> tuple[list[bits.Bits], l
         return [bits.fixed(ONES, 2)], [signs]
     if 2 * len(exceptions) > len(size):
         k = bits.parameter(int(size.sum()) - len(size), len(size))
-        return [bits.fixed(SIZES, 2), bits.fixed(k, 5)], [signs, bits.grown(size - 1, k)]
+        return [bits.fixed(SIZES, 2), bits.fixed(k, 5)], [signs, bits.Grown(size - 1, k)]
     larger = size[exceptions] - 2
     k = bits.parameter(int(larger.sum()), len(exceptions))
-    between = bits.grown(_between(exceptions), _exception_parameter(len(size), len(exceptions)))
-    return [bits.fixed(EXCEPTIONS, 2), bits.fixed(k, 5), *_count(len(exceptions))], [signs, between, bits.grown(larger, k)]
+    between = bits.Grown(_between(exceptions), _exception_parameter(len(size), len(exceptions)))
+    return [bits.fixed(EXCEPTIONS, 2), bits.fixed(k, 5), *_count(len(exceptions))], [signs, between, bits.Grown(larger, k)]
 
 
 def _exception_parameter(changes: int, exceptions: int) -> int:
     return bits.parameter(changes - exceptions, exceptions)
 
 
-def _count(number: int) -> list[bits.Bits]:
+def _count(number: int) -> list[bits.Part]:
     below = number.bit_length() - 1
     return [bits.fixed(below, 5), bits.fixed(number - (1 << below), below)]
 
@@ -139,8 +187,7 @@ def _gaps(read: bits.Reader, head: _Class, most: int) -> Whole:
 
 def _ranks(read: bits.Reader, count: int, k: int, most: int, name: str) -> Whole:
     """Ascending places [count], below `most`, from what lies between them."""
-    between = [read.grown(k, most) for _ in range(count)]
-    found = np.cumsum(between) + np.arange(count)
+    found = np.cumsum(read.grown(count, k, most)) + np.arange(count)
     if found[-1] >= most:
         raise Corrupt(f"{name} that lead behind the last of {most} elements")
     return found
@@ -149,16 +196,16 @@ def _ranks(read: bits.Reader, count: int, k: int, most: int, name: str) -> Whole
 def _differences(read: bits.Reader, head: _Class, kind: Number) -> Bits:
     """By how much [n] the elements of a class moved."""
     most = 1 << (8 * kind.item_bytes - 1)
-    negative = np.array([read.fixed(1) for _ in range(head.changes)], bool)
+    negative = read.flags(head.changes)
     size = np.ones(head.changes, np.int64)
     if head.form == SIZES:
-        size += [read.grown(head.size_parameter, most - 1) for _ in range(head.changes)]
+        size += read.grown(head.changes, head.size_parameter, most - 1)
     elif head.form == EXCEPTIONS:
         if 2 * head.exceptions > head.changes:
             raise Corrupt("more exceptions than others")
         k = _exception_parameter(head.changes, head.exceptions)
         exceptions = _ranks(read, head.exceptions, k, head.changes, "exceptions")
-        size[exceptions] = [2 + read.grown(head.size_parameter, most - 2) for _ in range(head.exceptions)]
+        size[exceptions] = 2 + read.grown(head.exceptions, head.size_parameter, most - 2)
     _refuse_choices(head, size)
     if (size[~negative] == most).any():
         raise Corrupt("a size that no difference has")

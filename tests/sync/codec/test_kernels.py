@@ -12,7 +12,7 @@ from hypothesis import given, settings
 import bloomery.sync.codec
 from bloomery.models.compiled import Compiled
 from bloomery.sync.codec import fast, tight
-from bloomery.sync.codec.kernels import PLAIN, Kernels
+from bloomery.sync.codec.kernels import PLAIN, Kernels, available
 from bloomery.sync.codec.native import ARGUMENTS, NATIVE, Native
 from bloomery.sync.codec.numbers import NUMBERS, Differences
 from bloomery.sync.codec.plain import Streams, split
@@ -35,7 +35,14 @@ KERNELS: dict[str, Kernels] = {
     "without_avx512": compiled("-mno-avx512f"),
     "without_vectors": compiled("-U__AVX512BW__", "-U__SSE2__", "-U__BMI2__"),
 }
-OTHERS = pytest.mark.parametrize("kernels", [pytest.param(each, id=name, marks=COMPILER) for name, each in KERNELS.items()])
+JITTED = available().get("numba")
+OTHERS = pytest.mark.parametrize(
+    "kernels",
+    [
+        *(pytest.param(each, id=name, marks=COMPILER) for name, each in KERNELS.items()),
+        pytest.param(JITTED, id="numba", marks=pytest.mark.skipif(JITTED is None, reason="numba is not installed")),
+    ],
+)
 
 
 def said(streams: Streams) -> list[bytes]:
