@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, nargs="+", default=[1e-6, 3e-6, 1e-5])
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
-    line = Line("delta_peers")
+    line = Line("foreign_deltas")
     for learning_rate in options.learning_rate:
         with TemporaryDirectory() as folder:
             old, new = generated(Path(folder), shapes(options.layers, tokens=options.tokens), learning_rate)
