@@ -1,8 +1,9 @@
 """One adapter as the forward uses it: the factors of targets that lie in one parameter, joined."""
 
+import math
 from collections.abc import Mapping
 from copy import copy
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,15 +11,20 @@ from torch import Tensor
 from bloomery.models.factors import Factors, padded_rank
 from bloomery.models.native import low_rank
 from bloomery.models.native.low_rank import TargetPlace
+from bloomery.models.pads import pad_to
 from bloomery.models.targets import Target
 from bloomery.models.tensor_bytes import raw_bits
 from bloomery.types.errors import InvalidInput, NotSupported
+
+_ALIGNED_BYTES: Final = 64
+"""Where torch would begin a tensor of its own: kernels of libraries may add up in another order elsewhere."""
 
 
 class FusedAdapter:
     """For each parameter of the decoder the joined `a` and the scaled block-diagonal `b` of all its rows, zeros around the factors.
 
-    A run fills it after every step and finds the gradients of a backward in it; the sampler fills one per version.
+    A run fills it after every step and finds the gradients of a backward in it; the sampler fills one per version. All of it lies in one piece of
+    memory, and what is done to every factor is one call where torch has one: of a small adapter the calls are what takes time.
     """
 
     def __init__(
@@ -26,15 +32,26 @@ class FusedAdapter:
     ) -> None:
         self._scale = scale
         self._blocks: dict[str, _Block] = {}
-        self._fused: dict[str, Factors] = {}
+        self._slots: dict[str, tuple[_Slot, _Slot]] = {}
         self._places: dict[str, tuple[TargetPlace, ...]] = {}
+        by_columns, length, step = low_rank.adds(torch.empty(0, dtype=dtype, device=device)), 0, _ALIGNED_BYTES // dtype.itemsize
         for parameter, names in _by_parameter(targets).items():
             like, width = targets[names[0]], padded_rank(rank * len(names))
-            sizes = (*like.lead, width, like.inputs), (*like.lead, like.parameter_rows, width)
-            self._fused[parameter] = Factors(*(_zeros(size, dtype, torch.device(device)).requires_grad_(trained) for size in sizes))
+            a = _Slot(length, (*like.lead, width, like.inputs), by_columns)
+            b = _Slot(pad_to(a.stop, step), (*like.lead, like.parameter_rows, width), by_columns)
+            self._slots[parameter], length = (a, b), pad_to(b.stop, step)
             for place, name in enumerate(names):
                 self._blocks[name] = _Block(parameter, slice(rank * place, rank * (place + 1)), targets[name].rows)
             self._places[parameter] = tuple(self._blocks[name].place for name in names)
+        self._lay_out(torch.zeros(length, dtype=dtype, device=device), trained=trained)
+
+    def _lay_out(self, storage: Tensor, *, trained: bool = False) -> None:
+        """Have the fused factors lie there."""
+        self._storage = storage
+        self._fused = {parameter: Factors(*(slot.of(storage) for slot in pair)) for parameter, pair in self._slots.items()}
+        self._own = {target: block.of(self._fused[block.parameter]) for target, block in self._blocks.items()}
+        for tensor in self.tensors:
+            tensor.requires_grad_(trained)
 
     def get(self, parameter: str) -> Factors | None:
         """The fused factors of a parameter such as `layers.0.qkv`, or None where the adapter has none."""
@@ -54,13 +71,21 @@ class FusedAdapter:
         """All fused factors."""
         return [tensor for pair in self._fused.values() for tensor in pair]
 
-    def fill(self, target: str, factors: Factors) -> None:
-        """Take over a target's factors, unpadded."""
-        block = self._blocks[target]
-        with torch.no_grad():
-            a, b = block.of(self._fused[block.parameter])
-            a.copy_(factors.a)
-            b.copy_(factors.b).mul_(self._scale)
+    @torch.no_grad()
+    def fill(self, factors: Mapping[str, Factors]) -> None:
+        """Take over the factors of targets, unpadded."""
+        if not factors:
+            return
+        own = [self._own[target] for target in factors]
+        scaled = [pair.b for pair in own]
+        torch._foreach_copy_([pair.a for pair in own] + scaled, [pair.a for pair in factors.values()] + [pair.b for pair in factors.values()])
+        torch._foreach_mul_(scaled, self._scale)
+
+    def holds(self, factors: Mapping[str, Factors]) -> bool:
+        """Whether these, of all its targets, would fill a new one with the very bits that are here, those around the factors included."""
+        fresh = self._twin(torch.zeros_like(self._storage))
+        fresh.fill(factors)
+        return torch.equal(raw_bits(self._storage), raw_bits(fresh._storage))
 
     def gradients(self, target: str) -> Factors | None:
         """What backwards left for a target's factors, unpadded and not yet scaled by `scale`; None where none did."""
@@ -70,21 +95,23 @@ class FusedAdapter:
 
     def copy(self) -> "FusedAdapter":
         """One with the same numbers, which may change while this one is in use."""
-        twin = copy(self)
-        twin._fused = {parameter: Factors(pair.a.detach().clone(), pair.b.detach().clone()) for parameter, pair in self._fused.items()}
-        return twin
+        return self._twin(self._storage.clone())
 
     def factors(self) -> dict[str, "ScaledView"]:
         """Every factor by its published name (`published_factor`), unpadded."""
         found: dict[str, ScaledView] = {}
-        for target, block in self._blocks.items():
-            a, b = block.of(self._fused[block.parameter])
+        for target, (a, b) in self._own.items():
             found[f"{target}.lora_A"], found[f"{target}.lora_B"] = ScaledView(a, 1.0), ScaledView(b, self._scale)
         return found
 
     def num_stray(self) -> int:
         """Numbers around the factors that are not zero, though they are multiplied with; of a zero with a sign too."""
-        return sum(map(_num_set, self.tensors)) - sum(_num_set(view.values) for view in self.factors().values())
+        return _num_set(self._storage) - sum(_num_set(tensor) for pair in self._own.values() for tensor in pair)
+
+    def _twin(self, storage: Tensor) -> "FusedAdapter":
+        twin = copy(self)
+        twin._lay_out(storage)
+        return twin
 
 
 class ScaledView(NamedTuple):
@@ -101,8 +128,7 @@ def fuse(targets: Mapping[str, Target], factors: Mapping[str, Factors], scale: f
     for name, pair in factors.items():
         _check(name, targets.get(name), pair, rank)
     fused = FusedAdapter({name: targets[name] for name in factors}, rank, scale, dtype=like.dtype, device=like.device)
-    for name, pair in factors.items():
-        fused.fill(name, pair)
+    fused.fill(factors)
     return fused
 
 
@@ -142,11 +168,22 @@ def _by_parameter(targets: Mapping[str, Target]) -> dict[str, list[str]]:
     return {target.parameter: found[target.parameter] for target in targets.values()}
 
 
-def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A matrix that is to be multiplied with, its columns in one piece where the kernels read them so."""
-    if len(size) == 2 and low_rank.adds(torch.empty(0, dtype=dtype, device=device)):
-        return torch.zeros(size[::-1], dtype=dtype, device=device).t()
-    return torch.zeros(size, dtype=dtype, device=device)
+class _Slot(NamedTuple):
+    """Where a matrix that is multiplied with lies among all of them, its columns in one piece where the kernels read them so."""
+
+    start: int
+    size: tuple[int, ...]
+    by_columns: bool
+
+    @property
+    def stop(self) -> int:
+        """Behind its last element."""
+        return self.start + math.prod(self.size)
+
+    def of(self, storage: Tensor) -> Tensor:
+        """Its view."""
+        flat = storage[self.start : self.stop]
+        return flat.view(self.size[::-1]).t() if self.by_columns and len(self.size) == 2 else flat.view(self.size)
 
 
 def _num_set(tensor: Tensor) -> int:

@@ -44,7 +44,8 @@ class Packed(Mapping[str, Tensor]):
             raise ValueError(f"no tensors of type {min(unknown)} are expected")
 
     def __getitem__(self, name: str) -> Tensor:
-        return _tensor(self._data, self._places[name])
+        place = self._places[name]
+        return _tensor(bytearray(self._data[place.start : place.stop]), place, place.start)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -52,9 +53,16 @@ class Packed(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._places)
 
+    def at_once(self) -> dict[str, Tensor]:
+        """All of them, cut out of one copy of the blob: sooner, where they are many and small."""
+        copy = bytearray(self._data)
+        return {name: _tensor(copy, place, 0) for name, place in self._places.items()}
 
-def _tensor(data: memoryview, place: TensorPlace) -> Tensor:
+
+def _tensor(data: bytearray, place: TensorPlace, start: int) -> Tensor:
+    """A view of `data`, which begins at byte `start` of the blob."""
     dtype = _DTYPES[place.spec.dtype]
     if place.start == place.stop:
         return torch.empty(place.spec.shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data[place.start : place.stop]), dtype=dtype).view(place.spec.shape)
+    count = (place.stop - place.start) // dtype.itemsize
+    return torch.frombuffer(data, dtype=dtype, count=count, offset=place.start - start).view(place.spec.shape)

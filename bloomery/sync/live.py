@@ -7,8 +7,9 @@ be read again at any time. Hashes are of the values that are computed with: `sca
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from bloomery.models.products import is_packed, unpacked
 from bloomery.models.published_names import published_name
 from bloomery.models.rests import rest
 from bloomery.models.tensor_bytes import raw_bits
-from bloomery.sync.state_hash import MASK, SEEDS, UNSIGNED, Bits, StateHash, change, hash_elements
+from bloomery.sync.state_hash import MASK, SEEDS, UNSIGNED, Bits, StateHash, change, hash_elements, hash_parts
 from bloomery.types.errors import Corrupt
 
 PIECE_ELEMENTS: Final = 1 << 20
@@ -36,12 +37,12 @@ class Part(NamedTuple):
     first: int
     """Index of the first among all elements."""
     numel: int
-    take: Callable[[Tensor], Tensor]
-    """In the order of the published tensor."""
+    take: Callable[[Tensor], Tensor] | None
+    """In the order of the published tensor. None: what is read are the parts, one after the other, and their elements are neighbours."""
 
 
 class Piece(NamedTuple):
-    """What is read at a time: some rows of a published tensor, or a packed matrix with all that lies in it."""
+    """What is read at a time: some rows of a published tensor, some small tensors, or a packed matrix with all that lies in it."""
 
     read: Callable[[], Tensor]
     parts: tuple[Part, ...]
@@ -59,8 +60,10 @@ def pieces(decoder: Decoder, adapter: FusedAdapter | None) -> list[Piece]:
 
 def hash_piece(piece: Piece) -> dict[str, StateHash]:
     """Of what is in memory now, by the names of its parts."""
-    tensor = piece.read()
-    return {part.name: hash_tensor(part.take(tensor), part.first) for part in piece.parts}
+    tensor, parts = piece.read(), piece.parts
+    if any(part.take is None for part in parts):
+        return dict(zip((part.name for part in parts), _hash_neighbours(tensor, [part.numel for part in parts], parts[0].first), strict=True))
+    return {part.name: hash_tensor(part.take(tensor), part.first) for part in parts if part.take is not None}
 
 
 def hash_pieces(pieces: Iterable[Piece]) -> list[dict[str, StateHash]]:
@@ -86,6 +89,29 @@ def hash_tensor(tensor: Tensor, first: int) -> StateHash:
     if tensor.device.type == "cpu":
         return hash_elements(_unsigned(tensor), first)
     return hash_on_device(raw_bits(tensor.reshape(-1)), first)
+
+
+def hash_tensors(tensors: Sequence[Tensor], first: int) -> list[StateHash]:
+    """Of each of some tensors of one dtype whose elements are neighbours in this order, in as few passes as pieces allow."""
+    found: list[StateHash] = []
+    for run in runs([tensor.numel() for tensor in tensors]):
+        rest()
+        numels = [tensors[index].numel() for index in run]
+        found += _hash_neighbours(_joined([tensors[index] for index in run]), numels, first)
+        first += sum(numels)
+    return found
+
+
+def runs(numels: Sequence[int]) -> Iterator[range]:
+    """Neighbours that have no more elements together than a piece, or one that has more alone."""
+    start, total = 0, 0
+    for stop, numel in enumerate(numels):
+        if stop > start and total + numel > PIECE_ELEMENTS:
+            yield range(start, stop)
+            start, total = stop, 0
+        total += numel
+    if start < len(numels):
+        yield range(start, len(numels))
 
 
 def changed(indices: Tensor, old: Tensor, new: Tensor) -> StateHash:
@@ -150,10 +176,15 @@ def embedding_name(decoder: Decoder) -> str:
 
 
 def _of_adapter(adapter: FusedAdapter) -> Iterator[Piece]:
-    views = adapter_views(adapter)
-    firsts = first_indices({name: view.values.numel() for name, view in views.items()})
-    for name, view in views.items():
-        yield from _rows_of(name, firsts[name], tuple(view.values.shape), lambda values=view.values: values)  # type: ignore[misc]
+    named = [(name, view.values) for name, view in adapter_views(adapter).items()]
+    firsts = [0, *accumulate(values.numel() for _, values in named)]
+    for run in runs([values.numel() for _, values in named]):
+        if len(run) == 1:
+            (name, values), first = named[run[0]], firsts[run[0]]
+            yield from _rows_of(name, first, tuple(values.shape), lambda values=values: values)  # type: ignore[misc]
+        else:
+            parts = tuple(Part(named[index][0], firsts[index], named[index][1].numel(), None) for index in run)
+            yield Piece(partial(_joined, [named[index][1] for index in run]), parts)
 
 
 def _of_decoder(decoder: Decoder) -> Iterator[Piece]:
@@ -182,6 +213,19 @@ def _rows_of(name: str, first: int, shape: tuple[int, ...], read: Callable[[], T
     for start in range(0, shape[0], step):
         stop = min(shape[0], start + step)
         yield Piece(read, (Part(name, first + start * row, (stop - start) * row, partial(_between, start, stop)),))
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Their elements one after the other."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors]) if len(tensors) > 1 else tensors[0].reshape(-1)
+
+
+def _hash_neighbours(elements: Tensor, numels: Sequence[int], first: int) -> list[StateHash]:
+    """Of each of the parts that neighbouring elements [n] consist of."""
+    if elements.device.type == "cpu":
+        return hash_parts(_unsigned(elements), list(accumulate(numels)), first)
+    firsts = accumulate(numels, initial=first)
+    return [hash_tensor(part, start) for part, start in zip(elements.split(list(numels)), firsts, strict=False)]
 
 
 def _between(start: int, stop: int, tensor: Tensor) -> Tensor:

@@ -8,14 +8,15 @@ Manifests of format 1 have no state hashes and name no tokenizer. They are read 
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import repeat
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from blake3 import blake3
 
-from bloomery.sync.state_hash import StateHash, elements, hash_elements, total
+from bloomery.sync.state_hash import StateHash, elements, hash_parts, total
 from bloomery.types import tensor_file
 from bloomery.types.errors import Corrupt
 from bloomery.types.wire import Wire
@@ -116,6 +117,8 @@ def verify(manifest: Manifest, blob: bytes) -> tuple[TensorEntry, ...]:
     """
     with_states = manifest.kind == "lora" or manifest.format == 1
     described = tuple(_described(blob, with_states=with_states))
+    if described == manifest.tensors:
+        return described
     expected = {entry.name: _without_state(entry) for entry in manifest.tensors}
     found = {entry.name: _without_state(entry) for entry in described}
     wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
@@ -130,23 +133,45 @@ class _Tensor(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    values: memoryview
+    start: int
+    stop: int
+
+    @property
+    def item_bytes(self) -> int:
+        """Of an element."""
+        return max(1, (self.stop - self.start) // max(1, math.prod(self.shape)))
 
 
 def _described(blob: bytes, *, with_states: bool) -> Iterator[TensorEntry]:
+    data, tensors = memoryview(blob), sorted(_tensors(blob), key=lambda tensor: tensor.name)
+    states = map(str, _states(data, tensors)) if with_states else repeat("")
+    for (name, dtype, shape, start, stop), state in zip(tensors, states, strict=False):
+        yield TensorEntry(name=name, dtype=dtype, shape=shape, digest=digest(data[start:stop]), state=state)
+
+
+def _states(data: memoryview, tensors: Sequence[_Tensor]) -> Iterator[StateHash]:
+    """Those that lie back to back in their order, as all of an adapter do, in one pass."""
     first = 0
-    for name, dtype, shape, values in sorted(_tensors(blob), key=lambda tensor: tensor.name):
-        state = ""
-        if with_states:
-            bits = elements(values, max(1, len(values) // max(1, math.prod(shape))))
-            state = str(hash_elements(bits, first))
-            first += len(bits)
-        yield TensorEntry(name=name, dtype=dtype, shape=shape, digest=digest(values), state=state)
+    for run in _back_to_back(tensors):
+        start, item_bytes = run[0].start, run[0].item_bytes
+        yield from hash_parts(elements(data[start : run[-1].stop], item_bytes), [(each.stop - start) // item_bytes for each in run], first)
+        first += (run[-1].stop - start) // item_bytes
+
+
+def _back_to_back(tensors: Sequence[_Tensor]) -> Iterator[list[_Tensor]]:
+    run: list[_Tensor] = []
+    for tensor in tensors:
+        if run and (tensor.start, tensor.item_bytes) != (run[-1].stop, run[0].item_bytes):
+            yield run
+            run = []
+        run.append(tensor)
+    if run:
+        yield run
 
 
 def _tensors(blob: bytes) -> Iterator[_Tensor]:
     for name, place in tensor_file.places(blob, size=len(blob)).items():
-        yield _Tensor(name, _DTYPES.get(place.spec.dtype, place.spec.dtype), place.spec.shape, memoryview(blob)[place.start : place.stop])
+        yield _Tensor(name, _DTYPES.get(place.spec.dtype, place.spec.dtype), place.spec.shape, place.start, place.stop)
 
 
 def _check_states(manifest: Manifest) -> None:

@@ -5,7 +5,6 @@ scale those of the published values after the same multiplication, because round
 values it takes them from were held against the manifest before (`manifest.verify`).
 """
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -14,7 +13,7 @@ from bloomery.models.decoder import Decoder
 from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.tensor_bytes import Packed
 from bloomery.sync import live
-from bloomery.sync.live import Piece, hash_piece, hash_tensor
+from bloomery.sync.live import Piece, hash_piece
 from bloomery.sync.manifest import Manifest, TensorEntry
 from bloomery.sync.state_hash import StateHash, total
 from bloomery.types.errors import Corrupt
@@ -38,11 +37,9 @@ def expected(manifest: Manifest, entries: Sequence[TensorEntry], blob: bytes) ->
     states = {entry.name: StateHash.parse(entry.state) for entry in entries}
     root = total(states.values())
     if manifest.kind == "lora" and (scale := manifest.alpha / manifest.rank) != 1:
-        published = Packed(blob)
-        firsts = live.first_indices({entry.name: math.prod(entry.shape) for entry in entries})
-        for name in published:
-            if name.endswith(SCALED):
-                states[name] = hash_tensor(live.scaled(published[name], scale), firsts[name])
+        published = dict(sorted(Packed(blob).at_once().items()))
+        computed_with = [live.scaled(values, scale) if name.endswith(SCALED) else values for name, values in published.items()]
+        states = dict(zip(published, live.hash_tensors(computed_with, 0), strict=True))
     return Expected(manifest.version, root, states)
 
 

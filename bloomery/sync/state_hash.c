@@ -1,4 +1,5 @@
-// The sums of `state_hash.py` in one pass over the elements: both seeds at once, nothing written but the two sums.
+// The sums of `state_hash.py` in one pass over the elements: both seeds at once, nothing written but the two sums of each part.
+// Parts lie one after the other and end where `stops` says; the keys of the first element of all are of `first` and `other`.
 
 #include <stdint.h>
 
@@ -10,15 +11,20 @@ static inline uint64_t key(uint64_t x) {
 }
 
 #define SUM(NAME, TYPE)                                                                                        \
-    void NAME(const TYPE *values, int64_t n, uint64_t first, uint64_t other, uint64_t *sums) {                 \
-        uint64_t one = 0, two = 0;                                                                             \
-        for (int64_t i = 0; i < n; i++) {                                                                      \
-            uint64_t value = values[i];                                                                        \
-            one += key(first + (uint64_t)i) * value;                                                           \
-            two += key(other + (uint64_t)i) * value;                                                           \
+    void NAME(const TYPE *values, const int64_t *stops, int64_t parts, uint64_t first, uint64_t other, uint64_t *sums) { \
+        int64_t start = 0;                                                                                     \
+        for (int64_t part = 0; part < parts; part++) {                                                         \
+            int64_t stop = stops[part];                                                                        \
+            uint64_t one = 0, two = 0;                                                                         \
+            for (int64_t i = start; i < stop; i++) {                                                           \
+                uint64_t value = values[i];                                                                    \
+                one += key(first + (uint64_t)i) * value;                                                       \
+                two += key(other + (uint64_t)i) * value;                                                       \
+            }                                                                                                  \
+            sums[2 * part] = one;                                                                              \
+            sums[2 * part + 1] = two;                                                                          \
+            start = stop;                                                                                      \
         }                                                                                                      \
-        sums[0] = one;                                                                                         \
-        sums[1] = two;                                                                                         \
     }
 
 SUM(sum_1, uint8_t)

@@ -14,8 +14,9 @@ network or from a disk is held against blake3 (`manifest`) first.
 One pass over the elements in C where there is a compiler (`state_kernel`), in numpy otherwise; the same sums.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -72,13 +73,19 @@ def elements(data: bytes | memoryview, item_bytes: int) -> Bits:
 
 def hash_elements(bits: Bits, first: int) -> StateHash:
     """Of neighbouring elements [n], the first of which has index `first`."""
+    return hash_parts(bits, [len(bits)], first)[0]
+
+
+def hash_parts(bits: Bits, stops: Sequence[int], first: int) -> list[StateHash]:
+    """Of each of the parts that neighbouring elements [n] consist of and that end before `stops`, in one pass: what many small tensors cost is mostly
+    one call for each."""
     bits = np.ascontiguousarray(bits)
     if bits.dtype.kind != "u":
         raise TypeError(f"a state hash is one of raw bits, not of {bits.dtype}: give a view as unsigned numbers")
     starts = [(seed + first) & MASK for seed in SEEDS]
-    if (sums := state_kernel.sums(bits, starts[0], starts[1])) is None:
-        sums = _sum(bits, starts[0]), _sum(bits, starts[1])
-    return StateHash(*sums)
+    if (sums := state_kernel.sums(bits, stops, starts[0], starts[1])) is None:
+        sums = [[_sum(bits[begin:end], (start + begin) & MASK) for start in starts] for begin, end in pairwise((0, *stops))]
+    return [StateHash(*each) for each in sums]
 
 
 def change(indices: NDArray[Any], old: Bits, new: Bits) -> StateHash:

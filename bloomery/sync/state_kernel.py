@@ -5,6 +5,7 @@ Whole numbers have no rounding, so nobody has to know which of the two it was. N
 
 import ctypes
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,14 +14,18 @@ from numpy.typing import NDArray
 
 from bloomery.models.compiled import INTEGER, POINTER, Compiled
 
-_ARGUMENTS: Final = (POINTER, INTEGER, ctypes.c_uint64, ctypes.c_uint64, POINTER)
+_ARGUMENTS: Final = (POINTER, POINTER, INTEGER, ctypes.c_uint64, ctypes.c_uint64, POINTER)
 _KERNELS: Final = Compiled("state_hash", Path(__file__).parent, {f"sum_{item_bytes}": _ARGUMENTS for item_bytes in (1, 2, 4, 8)}, instead="numpy")
 
 
-def sums(bits: NDArray[Any], one: int, two: int) -> tuple[int, int] | None:
-    """The sums over unsigned elements [n] in one piece whose first keys are of `one` and `two`; None where there is no kernel."""
+def sums(bits: NDArray[Any], stops: Sequence[int], one: int, two: int) -> list[list[int]] | None:
+    """Both sums of each part of unsigned elements [n] in one piece, whose first keys are of `one` and `two`; None where there is no kernel.
+
+    Parts follow one another and end before `stops`, the last at n.
+    """
     if (library := _KERNELS.functions) is None or not bits.flags.aligned or sys.byteorder != "little":
         return None
-    found = np.zeros(2, np.uint64)
-    getattr(library, f"sum_{bits.itemsize}")(bits.ctypes.data, len(bits), one, two, found.ctypes.data)
-    return int(found[0]), int(found[1])
+    ends, found = np.array(stops, np.int64), np.empty((len(stops), 2), np.uint64)
+    getattr(library, f"sum_{bits.itemsize}")(bits.ctypes.data, ends.ctypes.data, len(ends), one, two, found.ctypes.data)
+    whole: list[list[int]] = found.tolist()
+    return whole

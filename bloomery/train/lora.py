@@ -47,9 +47,7 @@ class Lora:
 
     def refresh(self) -> None:
         """Cast the masters into the adapter, after every change of the masters."""
-        masters = dict(self.named(self.masters))
-        for target in self._targets:
-            self._adapter.fill(target, _factors(masters, target))
+        self._adapter.fill(self._factors())
 
     def gather_gradients(self) -> None:
         """Add what the last backward left at the adapter to the fp32 gradients."""
@@ -77,13 +75,18 @@ class Lora:
 
     def stale(self) -> str | None:
         """The first factor that the forward computes with otherwise; what lies around the factors is multiplied with too."""
+        if self._adapter.holds(self._factors()):
+            return None
         found = self._adapter.factors()
         for name, tensor in self.published().items():
             view = found[published_factor(name)]
             if not same_bits(view.values, tensor if view.scale == 1 else tensor * view.scale):
                 return name
-        stray = self._adapter.num_stray()
-        return f"{stray} numbers around the factors" if stray else None
+        return f"{self._adapter.num_stray()} numbers around the factors"
+
+    def _factors(self) -> dict[str, Factors]:
+        masters = dict(self.named(self.masters))
+        return {target: _factors(masters, target) for target in self._targets}
 
     def named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Each factor's view of a flat vector (masters, gradients, optimizer moments)."""

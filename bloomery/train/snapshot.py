@@ -43,7 +43,7 @@ def write(weights: Trainable) -> bytes:
 
 def read(data: bytes, base: Decoder, *, rank: int, alpha: float) -> FusedAdapter:
     """The adapter of a weights blob on `base`, with the very bits that the trainer's forward used."""
-    tensors = {published_factor(name): tensor.to(base.device) for name, tensor in Packed(data).items()}
+    tensors = {published_factor(name): tensor.to(base.device) for name, tensor in Packed(data).at_once().items()}
     names = dict.fromkeys(name.rpartition(".")[0] for name in tensors)
     factors = {name: Factors(tensors[f"{name}.lora_A"], tensors[f"{name}.lora_B"]) for name in names}
     return fuse(adapter_targets(base.config), factors, alpha / rank)

@@ -1,6 +1,7 @@
 """What a shelf loads: versions whose every tensor is of the dtype in which the engine has it, looked at no more often than proves something."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from bloomery.models.families import FAMILIES, read_config
 from bloomery.models.load import load_decoder, stored_tensors
 from bloomery.models.names import stored_places
 from bloomery.store.blobs import Blobs
-from bloomery.sync import live
+from bloomery.sync import live, state_hash
 from bloomery.sync import manifest as sync_manifest
 from bloomery.sync.manifest import Manifest, TensorEntry, root
 from bloomery.sync.publish import manifest_key
@@ -105,14 +106,14 @@ def test_an_adapter_of_another_dtype_is_refused(adapter: Kept) -> None:
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_whole_model_is_hashed_once_in_each_form_that_stays_in_memory(alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = world(tmp_path, 0)
-    sampler, hashed, hash_elements = made.sampler(alone=alone), [], live.hash_elements
+    sampler, hashed, hash_parts = made.sampler(alone=alone), [], state_hash.hash_parts
 
-    def counted(bits: Bits, first: int) -> StateHash:
+    def counted(bits: Bits, stops: Sequence[int], first: int) -> list[StateHash]:
         hashed.append(len(bits))
-        return hash_elements(bits, first)
+        return hash_parts(bits, stops, first)
 
-    for module in (live, sync_manifest):
-        monkeypatch.setattr(module, "hash_elements", counted)
+    for module in (state_hash, live, sync_manifest):
+        monkeypatch.setattr(module, "hash_parts", counted)
     asked = msgspec.structs.replace(request("r", prompt(20)), weights=made.new)
     assert generate(sampler, asked)["r"].failure is None
     proof = sampler.versions.proofs[made.new.version]

@@ -181,7 +181,7 @@ def _backward(decoder: Decoder, targets: Mapping[str, Target], factors: Mapping[
     adapter = FusedAdapter(targets, RANK, ALPHA / RANK, dtype=torch.float32, device="cpu", trained=True)
     for name in targets:
         if f"{name}.lora_A" in factors:
-            adapter.fill(name, Factors(factors[f"{name}.lora_A"], factors[f"{name}.lora_B"]))
+            adapter.fill({name: Factors(factors[f"{name}.lora_A"], factors[f"{name}.lora_B"])})
     rows = pad_to(len(TOKENS), ROW_PAD)
     padded = torch.tensor([*TOKENS, *[0] * (rows - len(TOKENS))])
     hidden = decoder.hidden(padded, packed_positions([len(TOKENS)]), PackedAttention([len(TOKENS)], exact=True), AdapterRows(((adapter, 0, rows),)))

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from bloomery.models.decoder import Decoder
+from bloomery.models.factors import Factors
 from bloomery.models.families import FAMILIES
 from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.load import load_decoder, stored_tensors
 from bloomery.models.packed import pack, pack_in_place
 from bloomery.models.products import can_pack
+from bloomery.models.published_names import published_factor
 from bloomery.models.tensor_bytes import Packed
 from bloomery.sync import live
 from bloomery.sync.base import base_key, base_state, expected_base, read_state, write_state
@@ -204,3 +206,41 @@ def turns(proof: Proof) -> list[int]:
     while sum(done) < proof.numel:
         done.append(proof.scrub(proof.numel // 64))
     return done
+
+
+def test_small_factors_are_read_together_and_hash_as_they_do_alone(monkeypatch):
+    version = Version(builders.decoder(), rank=5, alpha=7.0)
+    _, adapter = version.load()
+    together = live.pieces(version.base, adapter)
+    views, firsts = live.adapter_views(adapter), live.tensor_firsts(version.base, adapter)
+    alone = {name: hash_tensor(view.values, firsts[name]) for name, view in views.items()}
+    assert len(together) == 1
+    assert live.tensor_states(live.hash_pieces(together)) == alone
+    # Fewer elements than some of the factors have: those are read a few rows at a time, and others still together.
+    monkeypatch.setattr(live, "PIECE_ELEMENTS", 700)
+    apart = live.pieces(version.base, adapter)
+    assert len(apart) > 1
+    assert {len(piece.parts) == 1 for piece in apart} == {True, False}
+    assert all(piece.numel <= 700 or len(piece.parts) == 1 for piece in apart)
+    assert live.tensor_states(live.hash_pieces(apart)) == alone
+    assert live.hash_tensors([view.values for view in views.values()], 0) == list(alone.values())
+    proof = prove(version.expected(), version.base, adapter)
+    assert proof.root == version.manifest.state
+
+
+def test_an_adapter_holds_what_would_fill_another_one_with_its_bits_and_nothing_else():
+    version = Version(builders.decoder(), rank=5, alpha=7.0)
+    _, adapter = version.load()
+    tensors = {published_factor(name): tensor for name, tensor in Packed(version.blob).items()}
+    factors = {
+        name: Factors(tensors[f"{name}.lora_A"], tensors[f"{name}.lora_B"]) for name in dict.fromkeys(each.rpartition(".")[0] for each in tensors)
+    }
+    assert adapter.holds(factors)
+    for tensor in adapter.tensors:
+        # The last row and column lie around the factors where ranks are padded.
+        for at in (tuple(0 for _ in tensor.shape), tuple(size - 1 for size in tensor.shape)):
+            bits = tensor.view(torch.int32)
+            bits[at] ^= 1
+            assert not adapter.holds(factors)
+            bits[at] ^= 1
+    assert adapter.holds(factors)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bloomery.sync import state_hash, state_kernel
-from bloomery.sync.state_hash import SEEDS, StateHash, change, elements, hash_elements, total
+from bloomery.sync.state_hash import SEEDS, StateHash, change, elements, hash_elements, hash_parts, total
 
 MASK = 2**64 - 1
 DTYPES = (np.uint8, np.uint16, np.uint32, np.uint64)
@@ -44,6 +44,16 @@ def without_a_compiler(values: np.ndarray, first: int) -> StateHash:
 @given(values=bits(), first=places)
 def test_it_is_what_whole_numbers_of_any_length_say(values, first):
     assert hash_elements(values, first) == oracle(values.tolist(), first) == without_a_compiler(values, first)
+
+
+@given(values=bits(), first=places, edges=st.lists(st.integers(0, 40), max_size=6), compiled=st.booleans())
+def test_parts_in_one_pass_have_the_hashes_that_each_has_alone(values, first, edges, compiled):
+    stops = sorted({min(edge, len(values)) for edge in edges} | {len(values)})
+    alone = [hash_elements(values[start:stop], first + start) for start, stop in pairwise((0, *stops))]
+    with pytest.MonkeyPatch.context() as patched:
+        if not compiled:
+            patched.setattr(state_kernel, "sums", lambda *_: None)
+        assert hash_parts(values, stops, first) == alone
 
 
 def test_splitmix64_gives_its_published_first_numbers():
@@ -145,4 +155,4 @@ def test_what_lies_at_an_odd_address_is_hashed_too():
 
 @pytest.mark.skipif(shutil.which("cc") is None or os.environ.get("BLOOMERY_NATIVE") == "0", reason="numpy adds up everything here")
 def test_a_machine_with_a_compiler_has_the_kernel():
-    assert state_kernel.sums(np.zeros(1, np.uint8), 0, 0) == (0, 0)
+    assert state_kernel.sums(np.zeros(1, np.uint8), [1], 0, 0) == [[0, 0]]
