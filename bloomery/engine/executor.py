@@ -128,7 +128,7 @@ class Executor:
         base = Model(config.model.base_hash, self._decoder, None)
         probed = ask_probe(self._sampler, base, exact=self._bit_exact)
         self._bit_exact &= probed.bit_equal
-        any_threads = self._bit_exact and self._probe.form.one_thread
+        any_threads = shelf.one_thread = self._bit_exact and self._probe.form.one_thread
         self._sampling_numerics = shelf.probe_numerics = sampling_id(dtype, config.model.device, any_threads=any_threads)
         self._sampler.versions.examine_with(self._probation(shelf, base, form).examine)
         self._proved, self._scrub, self._probe_tokens = proved(proofs, probed), Scrub(proofs, self._sampler), self._sampler.tokens_sampled

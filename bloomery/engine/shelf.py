@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -10,6 +10,7 @@ from typing import Final
 from bloomery.infer.versions import Model
 from bloomery.models.decoder import Decoder
 from bloomery.models.names import stored_places
+from bloomery.models.threads import one_thread
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
 from bloomery.sync.base import base_key, base_state, expected_base, read_state, write_state
@@ -41,6 +42,8 @@ class BlobShelf:
         """Tensors that a model has in float32, whatever dtype it is computed in."""
         self.probe_numerics = numerics
         """Whose forwards have the bits of those here: what is told of probes counts for them."""
+        self.one_thread = False
+        """Whether one thread gives forwards the bits that all of them give: then it alone answers probes, which are too small for more of them."""
         self.kept_as: Callable[[Decoder], Decoder] = lambda decoder: decoder
         """The only form in which a whole model stays in this process: the one that it is proved in."""
 
@@ -55,14 +58,15 @@ class BlobShelf:
     def publish(self, snapshot: Snapshot) -> SnapshotResult:
         """Store the weights and then their manifest, durably."""
         identity = snapshot._asdict()
-        manifest = publish(
-            self.write,
-            identity.pop("data"),
-            numerics=self._numerics,
-            probe_numerics=self.probe_numerics,
-            tokenizer_hash=self._tokenizer_hash,
-            **identity,
-        )
+        with one_thread() if self.one_thread else nullcontext():
+            manifest = publish(
+                self.write,
+                identity.pop("data"),
+                numerics=self._numerics,
+                probe_numerics=self.probe_numerics,
+                tokenizer_hash=self._tokenizer_hash,
+                **identity,
+            )
         failpoint("engine.snapshot.written")
         return SnapshotResult(version=manifest.version, key=manifest.key, size_bytes=manifest.size_bytes, step=manifest.step)
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from bloomery.obs.failpoints import failpoint
@@ -59,10 +60,12 @@ def publish(
     alpha: float,
     targets: tuple[str, ...],
     tokenizer_hash: str = "",
-    probe: TrainerSide | None = None,
+    probe: Callable[[], TrainerSide] | None = None,
     probe_numerics: str = "",
 ) -> Manifest:
     """Write the weights, what their trainer says of the probe, and the manifest durably; repeating it writes the same bytes to the same keys.
+
+    The `probe` is asked on the caller's thread, while another waits for the disk.
 
     `probe_numerics`: whose forwards have the bits of this trainer's, which may be more processes than train alike.
     """
@@ -85,10 +88,13 @@ def publish(
         state=root(tensors),
         tensors=tensors,
     )
-    write(manifest.key, blob)
+    with ThreadPoolExecutor(1, thread_name_prefix="snapshot") as beside:
+        written = beside.submit(write, manifest.key, blob)
+        told = None if probe is None else probe()
+        written.result()
     failpoint("snapshot.weights.written")
-    if probe is not None:
-        answer = ProbeAnswer(version=manifest.version, parent=parent, numerics=probe_numerics, tokens=probe.tokens, logprobs=probe.logprobs)
+    if told is not None:
+        answer = ProbeAnswer(version=manifest.version, parent=parent, numerics=probe_numerics, tokens=told.tokens, logprobs=told.logprobs)
         write(probe_key(manifest.version), answer.to_json())
     write(manifest_key(manifest.version), manifest.to_json())
     return manifest

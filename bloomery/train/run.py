@@ -7,6 +7,7 @@ Shapes: R packed rows, K soft targets per row.
 """
 
 from collections.abc import Generator
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -240,7 +241,7 @@ class TrainableRun:
         return CheckpointResult(key=key, digest=self.weights_digest(), size_bytes=len(data), step=self.step)
 
     def _publish(self, template_hash: str) -> SnapshotResult:
-        published = self.snapshot(template_hash)._replace(probe=answer_probe(self.weights))
+        published = self.snapshot(template_hash)._replace(probe=partial(answer_probe, self.weights))
         result = self._shelf.publish(published)
         before, self._lineage = self._lineage, Lineage(version=result.version, content=snapshot.content(published.data), parent=published.parent)
         self._changes += self._lineage != before

@@ -1,6 +1,7 @@
 """A run's weights for sampling: safetensors in the compute dtype, of an adapter under the names that PEFT uses, of a whole model under
 those of its Hugging Face directory."""
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from blake3 import blake3
@@ -30,8 +31,8 @@ class Snapshot(NamedTuple):
     alpha: float
     targets: tuple[str, ...]
     data: bytes
-    probe: TrainerSide | None = None
-    """What the run's forward says of the probe with these weights."""
+    probe: Callable[[], TrainerSide] | None = None
+    """Says what the run's forward says of the probe with these weights, while the run has them."""
 
 
 def write(weights: Trainable) -> bytes:

@@ -1,0 +1,54 @@
+"""In which order what is published becomes durable."""
+
+from threading import Event, current_thread
+
+import pytest
+
+from bloomery.sync.publish import manifest_key, publish, weights_key
+from bloomery.types.probe import TrainerSide, probe_key
+from tests.sync.test_manifest import BLOB
+
+SIDE = TrainerSide((1, 2), b"\0" * 4)
+
+
+def published(write, probe):
+    names = {"run_id": "r", "base": "b", "parent": "p", "template_hash": "t", "numerics": "n"}
+    return publish(write, BLOB, kind="lora", step=1, rank=2, alpha=1.0, targets=(), probe=probe, **names)
+
+
+def test_the_probe_is_asked_while_the_weights_are_written_and_both_lie_there_before_the_manifest():
+    written, asked, threads = [], Event(), []
+
+    def write(key: str, data: bytes) -> None:
+        if key == weights_key(BLOB):
+            # Who asked only behind the write would never get here.
+            assert asked.wait(10)
+        written.append(key)
+
+    def probe() -> TrainerSide:
+        threads.append(current_thread())
+        asked.set()
+        return SIDE
+
+    manifest = published(write, probe)
+    assert written == [manifest.key, probe_key(manifest.version), manifest_key(manifest.version)]
+    assert threads == [current_thread()]
+
+
+@pytest.mark.parametrize("fails", ["write", "probe"])
+def test_no_manifest_names_weights_that_are_not_there_or_that_no_trainer_answered_with(fails: str):
+    written = []
+
+    def write(key: str, data: bytes) -> None:
+        if fails == "write":
+            raise OSError("the disk is full")
+        written.append(key)
+
+    def probe() -> TrainerSide:
+        if fails == "probe":
+            raise ArithmeticError("no number")
+        return SIDE
+
+    with pytest.raises(OSError if fails == "write" else ArithmeticError):
+        published(write, probe)
+    assert written == ([] if fails == "write" else [weights_key(BLOB)])
