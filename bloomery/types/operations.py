@@ -107,6 +107,8 @@ class SaveSnapshot(Wire, frozen=True, tag="save_snapshot"):
     """Publish immutable weights for sampling."""
 
     template_hash: str
+    announced: bool = True
+    """Whether a row waits for what becomes of it: not where that would say nothing, of weights without a name that are kept as all such are."""
 
 
 class LoadCheckpoint(Wire, frozen=True, tag="load_checkpoint"):

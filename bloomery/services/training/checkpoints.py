@@ -1,6 +1,7 @@
 """What runs saved: named training checkpoints, snapshots for sampling, and exports for other programs.
 
-`announce` writes down, before the operation is journaled, under which key and name it saves; `settle` makes that row ready. Nobody outside sees
+`announce` writes down, before the operation is journaled, under which key and name it saves; `settle` makes that row ready. What has no name and
+expires as all such does is not announced: whoever trains waits for each of these writes. Nobody outside sees
 automatic checkpoints, announcements, or what expired. Deleting removes the row: garbage collection removes blobs that no row names.
 """
 

@@ -21,7 +21,17 @@ from bloomery.store.database import Database
 from bloomery.store.journal import Journal, JournaledResult
 from bloomery.types.errors import BloomeryError, Conflict, Corrupt, InvalidInput, NotFound, Stopped, TooLarge, Unavailable, reason
 from bloomery.types.generation import Weights
-from bloomery.types.operations import Effect, ForwardBackward, ForwardBackwardResult, Operation, Rejected, Result, RunSpec, SnapshotResult
+from bloomery.types.operations import (
+    Effect,
+    ForwardBackward,
+    ForwardBackwardResult,
+    Operation,
+    Rejected,
+    Result,
+    RunSpec,
+    SaveSnapshot,
+    SnapshotResult,
+)
 
 log = logging.getLogger(__name__)
 
@@ -328,11 +338,14 @@ class History:
                 waiter.set_result(result)
 
     async def _note_unsettled(self, seq: int, done: JournaledResult) -> None:
-        forward_only = False
-        if isinstance(done.result, ForwardBackwardResult) and self.journal.has_operation(seq):
-            operation = await self.operation(seq)
-            forward_only = isinstance(operation, ForwardBackward) and not operation.backward
-        self.unsettled[seq] = Settlement(seq, done, forward_only)
+        settlement = Settlement(seq, done)
+        if isinstance(done.result, ForwardBackwardResult | SnapshotResult) and self.journal.has_operation(seq):
+            match await self.operation(seq):
+                case ForwardBackward(backward=False):
+                    settlement = settlement._replace(forward_only=True)
+                case SaveSnapshot(announced=False):
+                    settlement = settlement._replace(announced=False)
+        self.unsettled[seq] = settlement
         if saves(done.result):
             self._to_settle_now.set()
 

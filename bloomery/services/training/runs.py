@@ -200,8 +200,10 @@ class Runs:
                 _check_expressible(spec.lora, self._models.size(spec.base_hash))
             tokenizer = await asyncio.to_thread(self._models.tokenizer, spec.base_hash)
             check_labels(None, metadata or {})
-            await self._checkpoints.announce(Announcement(p.project, spec.run_id, seq, kind, name=name, ttl_s=ttl_s, metadata=metadata or {}))
-            return SaveSnapshot(template_hash=tokenizer.template_hash or "")
+            announced = kind != SNAPSHOT or name is not None or ttl_s is not None or bool(metadata)
+            if announced:
+                await self._checkpoints.announce(Announcement(p.project, spec.run_id, seq, kind, name=name, ttl_s=ttl_s, metadata=metadata or {}))
+            return SaveSnapshot(template_hash=tokenizer.template_hash or "", announced=announced)
 
         await self._submit(p, run_id, seq, make, refused="none", request=request)
 

@@ -36,11 +36,14 @@ class RunKey(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """A journaled result, and whether its operation only computed."""
+    """A journaled result, and what its operation says of the rows that follow from it."""
 
     seq: int
     done: JournaledResult
-    forward_only: bool
+    forward_only: bool = False
+    """Whether it only computed."""
+    announced: bool = True
+    """Whether there is a row of what it saves."""
 
 
 class RestorePoint(NamedTuple):
@@ -146,7 +149,12 @@ def _apply(connection: Connection, run: RunKey, settlement: Settlement, step: in
             _note_digest(connection, run.run_id, seq, result.digest)
         case SnapshotResult():
             facts = {"key": result.key, "version": result.version, "size_bytes": result.size_bytes, "step": result.step}
-            _complete(connection, run, settlement, _published_as(connection, run, seq), facts)
+            if not settlement.announced:
+                # Another operation was, that was to have this number and was not journaled.
+                table = rows.checkpoint.c
+                others = (table.run_id == run.run_id, table.seq == seq, table.state == PENDING)
+                connection.execute(delete(rows.checkpoint).where(*others))
+            _complete(connection, run, settlement, _published_as(connection, run, seq) if settlement.announced else SNAPSHOT, facts)
         case LoadResult():
             loaded = (rows.checkpoint.c.run_id == run.run_id, rows.checkpoint.c.seq == seq, rows.checkpoint.c.kind == SOURCE)
             connection.execute(update(rows.checkpoint).where(*loaded).values(state=READY))
@@ -197,7 +205,7 @@ def _complete(connection: Connection, run: RunKey, settlement: Settlement, kind:
     mine = (table.run_id == run.run_id, table.seq == settlement.seq, table.kind == kind)
     pending = connection.execute(select(rows.checkpoint).where(*mine)).one_or_none()
     if pending is None:
-        # Only after the database was set back to an earlier time than the journal: without a name, but not lost.
+        # What was not announced; and what was only after the database was set back to an earlier time than the journal: without a name, but not lost.
         values = {"id": new_id("checkpoint"), "project": run.project, "run_id": run.run_id, "seq": settlement.seq, "kind": kind, "metadata": "{}"}
         connection.execute(insert(rows.checkpoint).values(values | facts | {"state": READY, "created_us": settlement.done.done_us}))
         return

@@ -69,6 +69,8 @@ class Pace:
     """The same for what has none: longer than a loop waits for anything between two steps."""
     pause_s: float = 2.0
     """Between two that are measured, and before what failed is tried again."""
+    look_s: float = 0.5
+    """How long after something was deployed or published it looks what there is: then nobody waits for the processor any more who did that."""
 
 
 class Candidate(NamedTuple):
@@ -210,6 +212,8 @@ class Cards:
 
     async def _work(self) -> None:
         while True:
+            if self._outdated:
+                await asyncio.sleep(self._pace.look_s)
             self._changed.clear()
             wait_s = self._pace.pause_s
             try:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import Connection, delete, func, select, update
 
 from bloomery.services.engines.models import Models
 from bloomery.services.housekeeping.ephemeral import Ephemeral
@@ -82,6 +82,31 @@ def test_an_adapter_that_a_run_publishes_behind_another_one_is_told_of_and_a_who
             assert len(api.successors) == 1
 
     play(tmp_path, story)
+
+
+def test_weights_without_a_name_wait_for_no_row_and_take_none_that_was_announced_for_others(tmp_path: Path) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path) as api:
+            run = await api.new_run()
+            await api.train(run.id, 1, 2)
+            # As if the process had died before it journaled the operation, and its caller had wanted another one then.
+            await api.checkpoints.announce(Announcement(ME.project, run.id, 3, SNAPSHOT, name="wanted-before", ttl_s=5))
+            engine.gate.clear()
+            await api.runs.snapshot(ME, run.id, 3)
+            await api.runs.snapshot(ME, run.id, 4)
+            assert await api.database.read(_seqs_with_rows) == [3]
+            engine.gate.set()
+            found = await api.results(run.id, 3, 4)
+            saved = await api.database.read(lambda connection: connection.execute(select(rows.checkpoint).order_by(rows.checkpoint.c.seq)).all())
+            assert [(row.seq, row.name, row.expires_us, row.state, row.version) for row in saved] == [
+                (seq, None, None, "ready", result.version) for seq, result in zip((3, 4), found, strict=True) if isinstance(result, SnapshotResult)
+            ]
+
+    play(tmp_path, story)
+
+
+def _seqs_with_rows(connection: Connection) -> list[int]:
+    return list(connection.scalars(select(rows.checkpoint.c.seq).order_by(rows.checkpoint.c.seq)))
 
 
 def test_a_result_whose_row_was_not_written_is_written_at_the_next_start(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from tests.services.runs_stage import LORA, ME, forward_backward, play, step, un
 from tests.services.test_query_plans import plan
 from tests.services.test_tenancy import config
 
-AT_ONCE = Pace(idle_s=0, patience_s=0, long_idle_s=0, pause_s=0.005)
-WHEN_IDLE = Pace(idle_s=0.001, patience_s=3600, long_idle_s=0.001)
+AT_ONCE = Pace(idle_s=0, patience_s=0, long_idle_s=0, pause_s=0.005, look_s=0.005)
+WHEN_IDLE = Pace(idle_s=0.001, patience_s=3600, long_idle_s=0.001, look_s=0.005)
 NEVER_OF_ITSELF = Pace(idle_s=0, patience_s=3600, long_idle_s=0)
 AFTER_A_WHILE = Pace(idle_s=3600, patience_s=3600, long_idle_s=0.2)
 NAMELESS_AFTER_A_WHILE = replace(AFTER_A_WHILE, long_idle_s=0, nameless_idle_s=0.2)
@@ -250,6 +250,18 @@ def test_nobody_looks_for_versions_while_none_was_deployed_or_published(tmp_path
         await until(lambda: len(engine.compared) == 3)
 
     tell(tmp_path, story, AT_ONCE, work=True)
+
+
+def test_what_was_just_published_or_deployed_is_not_looked_for_at_once(tmp_path: Path) -> None:
+    async def story(services: Services, cards: Cards, engine: FakeEngine) -> None:
+        database = cards._database
+        assert isinstance(database, Counted)
+        await services.deployments.create(ME, "served", await publish(services), {})
+        await turn_often(services, engine)
+        assert database.reads == 0
+        assert cards._outdated
+
+    tell(tmp_path, story, replace(AT_ONCE, look_s=3600), work=True)
 
 
 async def turn_often(services: Services, engine: FakeEngine) -> None:
