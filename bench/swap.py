@@ -42,6 +42,7 @@ from bloomery.models import tiny
 from bloomery.models.decoder import Decoder
 from bloomery.models.kernel_probe import probe
 from bloomery.models.load import load_decoder, stored_tensors
+from bloomery.obs.garbage_collector import spare_what_stays
 from bloomery.store.blobs import Blobs
 from bloomery.train import snapshot
 from bloomery.train.full import FullParameters
@@ -187,6 +188,8 @@ async def _engine(model: Decoder, asked: argparse.Namespace) -> dict[str, object
                 "model_keep": (MODEL, lambda turn: _switch(engine, MODEL, wholes[turn % 2])),
                 "model_patches": (MODEL, lambda turn: _update(engine, MODEL, model_patches)),
             }
+            # As an engine's process does once it is up: else a gap now and then is a collection of all that this script has imported.
+            spare_what_stays()
             found: dict[str, object] = {"bit_exact": engine.capabilities().bit_exact}
             found |= {way: (await _under_load(engine, name, swap, model.config.vocab_size, asked)).figures() for way, (name, swap) in ways.items()}
         return found | {"flip": _flip(Sampler(model, shelf, form=probe(model).form), adapters, model.config.vocab_size, asked.streams)}
