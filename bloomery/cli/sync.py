@@ -11,10 +11,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from bloomery.cli.flags import Noun
 from bloomery.cli.show import JsonOption, print_table
 from bloomery.types.errors import InvalidInput
 
-app = typer.Typer(name="sync", help="What changed between two sets of weights, as a file, and back: safetensors in and out.", no_args_is_help=True)
+app = Noun(name="sync", help="What changed between two sets of weights, as a file, and back: safetensors in and out.", no_args_is_help=True)
 
 Codec = Literal["auto", "fast", "fast+zstd", "tight", "raw", "planes"]
 CodecOption = Annotated[
@@ -102,14 +103,14 @@ def merge(
 
 @app.command()
 def inspect(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A delta.")],
+    delta: Annotated[Path, typer.Argument(metavar="FILE", help="A delta.")],
     base: Annotated[Path | None, typer.Option("--base", help="The weights that it starts from: then everything that changed is counted.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a delta consists of, what a change takes in it and could take at least; every tensor with --json."""
     from bloomery.sync_files.report import inspect as described
 
-    found = described(file, base)
+    found = described(delta, base)
     if as_json:
         return _print(found)
     (_show if found["format"] == "BD1" else _show_foreign)(found)
