@@ -225,8 +225,8 @@ def test_nothing_outside_the_engine_tower_loads_torch(slim: str) -> None:
 
 def test_imports_stand_at_the_top() -> None:
     """Lazy only at the front door: the cli's composition roots, torch where it may be missing or must wait for settings, the api's process,
-    for which the garbage collector stands still meanwhile, slow scikit-learn, extras that sign and compile, and what few graders need, for whatever a fork
-    server has loaded makes every fork of it slower."""
+    for which the garbage collector stands still meanwhile, slow scikit-learn, extras that sign and compile, and what few graders need, for whatever a
+    fork server has loaded makes every fork of it slower."""
     allowed = {
         ("cli", "up"),
         ("cli", "doctor"),
