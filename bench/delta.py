@@ -50,7 +50,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
-    for name, value in (("layers", 4), ("tokens", 14_000), ("rounds", 3), ("seed", 0)):
+    for name, value in (("layers", 14), ("tokens", 4000), ("rounds", 3), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--learning-rates", type=float, nargs="+", default=[1e-6, 3e-6, 1e-5])
     return parser.parse_args()
