@@ -31,3 +31,21 @@ SUM(sum_1, uint8_t)
 SUM(sum_2, uint16_t)
 SUM(sum_4, uint32_t)
 SUM(sum_8, uint64_t)
+
+// What the sums of all become more when the elements at `indices` do; differences wrap around like the sums that they go into.
+#define CHANGE(NAME, TYPE)                                                                                     \
+    void NAME(const uint64_t *indices, const TYPE *old, const TYPE *values, int64_t n, uint64_t first, uint64_t other, uint64_t *sums) { \
+        uint64_t one = 0, two = 0;                                                                             \
+        for (int64_t i = 0; i < n; i++) {                                                                      \
+            uint64_t by = (uint64_t)values[i] - (uint64_t)old[i];                                              \
+            one += key(first + indices[i]) * by;                                                               \
+            two += key(other + indices[i]) * by;                                                               \
+        }                                                                                                      \
+        sums[0] = one;                                                                                         \
+        sums[1] = two;                                                                                         \
+    }
+
+CHANGE(change_1, uint8_t)
+CHANGE(change_2, uint16_t)
+CHANGE(change_4, uint32_t)
+CHANGE(change_8, uint64_t)

@@ -88,11 +88,16 @@ def hash_parts(bits: Bits, stops: Sequence[int], first: int) -> list[StateHash]:
     return [StateHash(*each) for each in sums]
 
 
-def change(indices: NDArray[Any], old: Bits, new: Bits) -> StateHash:
-    """What to add to a hash when the elements at `indices` [n], each named once, become `new` [n]."""
-    at, before, after = indices.astype(np.uint64), old.astype(np.uint64), new.astype(np.uint64)
-    # Differences wrap around like the sums that they go into.
-    sums = [int((_keys(at + np.uint64(seed)) * (after - before)).sum(dtype=np.uint64)) for seed in SEEDS]
+def change(indices: NDArray[Any], old: Bits, new: Bits, first: int = 0) -> StateHash:
+    """What to add to a hash when the elements at `indices` [n], each named once and counted from index `first`, become `new` [n]."""
+    if old.shape != indices.shape or new.shape != indices.shape or old.dtype != new.dtype or old.dtype.kind != "u":
+        raise TypeError(f"as many indices as raw bits of one unsigned type: not {indices.shape}, {old.dtype} {old.shape}, {new.dtype} {new.shape}")
+    at, old, new = np.ascontiguousarray(indices, np.uint64), np.ascontiguousarray(old), np.ascontiguousarray(new)
+    starts = [(seed + first) & MASK for seed in SEEDS]
+    if (sums := state_kernel.change(at, old, new, starts[0], starts[1])) is None:
+        # Differences wrap around like the sums that they go into.
+        by = new.astype(np.uint64) - old.astype(np.uint64)
+        sums = [int((_keys(at + np.uint64(start)) * by).sum(dtype=np.uint64)) for start in starts]
     return StateHash(*sums)
 
 

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from bloomery.models.compiled import INTEGER, POINTER, Compiled
 
-_ARGUMENTS: Final = (POINTER, POINTER, INTEGER, ctypes.c_uint64, ctypes.c_uint64, POINTER)
-_KERNELS: Final = Compiled("state_hash", Path(__file__).parent, {f"sum_{item_bytes}": _ARGUMENTS for item_bytes in (1, 2, 4, 8)}, instead="numpy")
+_KEYS_AND_SUMS: Final = (INTEGER, ctypes.c_uint64, ctypes.c_uint64, POINTER)
+_SUM: Final = {f"sum_{item_bytes}": (POINTER, POINTER, *_KEYS_AND_SUMS) for item_bytes in (1, 2, 4, 8)}
+_CHANGE: Final = {f"change_{item_bytes}": (POINTER, POINTER, POINTER, *_KEYS_AND_SUMS) for item_bytes in (1, 2, 4, 8)}
+_KERNELS: Final = Compiled("state_hash", Path(__file__).parent, _SUM | _CHANGE, instead="numpy")
 
 
 def sums(bits: NDArray[Any], stops: Sequence[int], one: int, two: int) -> list[list[int]] | None:
@@ -29,3 +31,16 @@ def sums(bits: NDArray[Any], stops: Sequence[int], one: int, two: int) -> list[l
     getattr(library, f"sum_{bits.itemsize}")(bits.ctypes.data, ends.ctypes.data, len(ends), one, two, found.ctypes.data)
     whole: list[list[int]] = found.tolist()
     return whole
+
+
+def change(indices: NDArray[np.uint64], old: NDArray[Any], new: NDArray[Any], one: int, two: int) -> list[int] | None:
+    """By how much both sums grow when unsigned elements at `indices` [n] become `new` [n]; None where there is no kernel.
+
+    All in one piece, `old` and `new` of one type; the keys of the element at 0 are of `one` and `two`.
+    """
+    if (library := _KERNELS.functions) is None or sys.byteorder != "little" or not all(each.flags.aligned for each in (indices, old, new)):
+        return None
+    found = np.empty(2, np.uint64)
+    getattr(library, f"change_{old.itemsize}")(indices.ctypes.data, old.ctypes.data, new.ctypes.data, len(indices), one, two, found.ctypes.data)
+    sums: list[int] = found.tolist()
+    return sums

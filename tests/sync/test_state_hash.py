@@ -69,14 +69,33 @@ def test_with_and_without_a_compiler_it_is_the_same(dtype, size):
 
 
 @pytest.mark.slow
-@given(values=bits(min_size=1), first=places, data=st.data())
-def test_an_update_is_what_hashing_again_gives(values, first, data):
+@given(values=bits(min_size=1), first=places, data=st.data(), compiled=st.booleans())
+def test_an_update_is_what_hashing_again_gives(values, first, data, compiled):
     at = data.draw(st.lists(st.integers(0, len(values) - 1), unique=True))
     new = values.copy()
     for place in at:
         new[place] = data.draw(st.integers(0, np.iinfo(values.dtype).max))
     indices = np.array(at, np.int64)
-    assert hash_elements(values, first) + change(indices + first, values[indices], new[indices]) == hash_elements(new, first)
+    with pytest.MonkeyPatch.context() as patched:
+        if not compiled:
+            patched.setattr(state_kernel, "change", lambda *_: None)
+        assert hash_elements(values, first) + change(indices, values[indices], new[indices], first) == hash_elements(new, first)
+        assert change(indices + first, values[indices], new[indices]) == change(indices, values[indices], new[indices], first)
+
+
+def test_an_update_of_many_elements_is_what_hashing_again_gives():
+    random = np.random.default_rng(0)
+    for dtype in DTYPES:
+        values, new = (random.integers(0, np.iinfo(dtype).max, 70_001, dtype, endpoint=True) for _ in range(2))
+        indices = np.flatnonzero(values != new).astype(np.uint32)
+        assert hash_elements(values, 1 << 40) + change(indices, values[indices], new[indices], 1 << 40) == hash_elements(new, 1 << 40)
+
+
+def test_an_update_of_other_elements_than_it_names_is_refused():
+    values = np.arange(4, dtype=np.uint16)
+    for indices, old, new in ((values[:3], values, values), (values, values, values[:3]), (values, values, values.astype(np.uint32))):
+        with pytest.raises(TypeError, match="as many indices as raw bits"):
+            change(indices, old, new)
 
 
 @pytest.mark.slow

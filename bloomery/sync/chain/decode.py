@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bloomery.sync.chain.plan import Move, Versions
 from bloomery.sync.codec.delta import Delta
@@ -70,14 +69,9 @@ def after(delta: Delta, chunk: Chunk, before: Decoded | None, *, owned: bool) ->
     if not record.changed:
         return before
     indices, values = delta.changes(chunk.number, before.bits)
-    state = before.state + change(global_indices(chunk, indices), before.bits[indices], values)
+    state = before.state + change(indices, before.bits[indices], values, chunk.first)
     if state != record.h_new:
         raise Corrupt(f"chunk {chunk.number} comes to state {state}, and should come to {record.h_new}")
     bits = before.bits if owned else before.bits.copy()
     bits[indices] = values
     return Decoded(bits, state)
-
-
-def global_indices(chunk: Chunk, indices: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Of elements of a chunk, among all elements of the set."""
-    return indices.astype(np.uint64) + np.uint64(chunk.first)

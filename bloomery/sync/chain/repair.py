@@ -5,7 +5,7 @@ Of a base that chunk alone is fetched, by its place and its own hash; deltas on 
 
 import numpy as np
 
-from bloomery.sync.chain.decode import Decoded, Hop, after, global_indices, opened, through
+from bloomery.sync.chain.decode import Decoded, Hop, after, opened, through
 from bloomery.sync.chain.download import Downloads
 from bloomery.sync.chain.objects import Ref
 from bloomery.sync.chain.parts import Parts
@@ -58,7 +58,7 @@ class Rebuilder:
         bits = np.zeros(chunk.numel, chunk.unsigned)
         if record.changed:
             indices, values = self._base.head.changes(chunk.number, self._base.payload(chunk.number), bits)
-            found = change(global_indices(chunk, indices), bits[indices], values)
+            found = change(indices, bits[indices], values, chunk.first)
             if found != record.h_new:
                 raise Corrupt(
                     f"{self._objects.name}: chunk {chunk.number} of `{base.step.object.key}` comes to {found}, and its record says {record.h_new}"

@@ -190,7 +190,7 @@ def after(chunk: Chunk, h_old: StateHash, old: Bits, changes: Changes) -> StateH
     """The state hash of a chunk that had `h_old` and the elements `old`, once these have changed: at the cost of these where they are few."""
     indices, values = changes
     if len(indices) * _DENSE < chunk.numel:
-        return h_old + change(indices.astype(np.uint64) + np.uint64(chunk.first), old[indices], values)
+        return h_old + change(indices, old[indices], values, chunk.first)
     new = old.copy()
     new[indices] = values
     return hash_elements(new, chunk.first)
