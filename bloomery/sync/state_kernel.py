@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from bloomery.models.compiled import INTEGER, POINTER, Compiled
 
 _KEYS_AND_SUMS: Final = (INTEGER, ctypes.c_uint64, ctypes.c_uint64, POINTER)
-_SUM: Final = {f"sum_{item_bytes}": (POINTER, POINTER, *_KEYS_AND_SUMS) for item_bytes in (1, 2, 4, 8)}
-_CHANGE: Final = {f"change_{item_bytes}": (POINTER, POINTER, POINTER, *_KEYS_AND_SUMS) for item_bytes in (1, 2, 4, 8)}
+_SUM: Final[dict[str, tuple[Any, ...]]] = {f"sum_{item_bytes}": (POINTER, POINTER, *_KEYS_AND_SUMS) for item_bytes in (1, 2, 4, 8)}
+_CHANGE: Final[dict[str, tuple[Any, ...]]] = {f"change_{item_bytes}": (POINTER, POINTER, POINTER, *_KEYS_AND_SUMS) for item_bytes in (1, 2, 4, 8)}
 _KERNELS: Final = Compiled("state_hash", Path(__file__).parent, _SUM | _CHANGE, instead="numpy")
 
 
