@@ -79,7 +79,9 @@ class FusedAdapter:
         own = [self._own[target] for target in factors]
         scaled = [pair.b for pair in own]
         torch._foreach_copy_([pair.a for pair in own] + scaled, [pair.a for pair in factors.values()] + [pair.b for pair in factors.values()])
-        torch._foreach_mul_(scaled, self._scale)
+        # One call for all of them would round the scale to their own type first, which only a power of two survives.
+        for tensor in scaled:
+            tensor.mul_(self._scale)
 
     def holds(self, factors: Mapping[str, Factors]) -> bool:
         """Whether these, of all its targets, would fill a new one with the very bits that are here, those around the factors included."""
