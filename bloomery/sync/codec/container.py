@@ -251,7 +251,8 @@ def _check_records(kind: Kind, layout: Layout, records: NDArray[Any]) -> None:
         "more elements than the chunk": changed > numels,
         "a codec that writes all elements, and does not": whole & (changed != numels),
         "raw elements of another size than the chunk's": raw & (length != numels * item_bytes),
-        "elements that are larger than raw ones": (codec == Codec.PLANES) & (length >= numels * item_bytes),
+        "elements that are larger than raw ones": np.isin(codec, (Codec.PLANES, Codec.TIGHT)) & (length >= numels * item_bytes),
+        "more bytes than any distances take": np.isin(codec, (Codec.FAST, Codec.FAST_ZSTD)) & (length > _most_bytes(numels, item_bytes)),
     }
     if kind == "base":
         wrong["something before it, in a base"] = records["old"].any(axis=1)
@@ -259,6 +260,11 @@ def _check_records(kind: Kind, layout: Layout, records: NDArray[Any]) -> None:
     for what, where in wrong.items():
         if where.any():
             raise Corrupt(f"chunk {int(np.argmax(where))} of a delta has {what}")
+
+
+def _most_bytes(numels: NDArray[np.int64], item_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of distances, whose sums may be longer than elements: the longer head; for each element a gap, an exception gap, both sizes, and a sign."""
+    return 32 + numels * (3 + item_bytes) + (numels + 7) // 8
 
 
 def _checksum(payload: bytes | memoryview) -> int:

@@ -174,7 +174,8 @@ def _found(delta: Delta, base: Weights | None, counts: Counts) -> Iterator[Found
 def _symbols(by: Bits, item_bytes: int) -> NDArray[np.int64]:
     """Differences [n] as symbols from 1 on, or the one that says that it is far."""
     signed = by.view(f"i{item_bytes}").astype(np.int64)
-    return np.where(np.abs(signed) <= _NEAR, signed + _NEAR + 1, _FAR)
+    # Both ways: of eight bytes one difference has no absolute value.
+    return np.where((signed >= -_NEAR) & (signed <= _NEAR), signed + _NEAR + 1, _FAR)
 
 
 def _mixed_bits(some: NDArray[np.int64], of: NDArray[np.int64]) -> float:
