@@ -137,4 +137,4 @@ def _read(result: NDArray[np.int64]) -> int:
     raise Corrupt(REASONS[-found - 1])
 
 
-NATIVE: Final = Native(Compiled("codec", Path(__file__).parent, ARGUMENTS, instead="numpy"))
+NATIVE: Final = Native(Compiled("codec", Path(__file__).parent, ARGUMENTS, instead="numba or numpy"))

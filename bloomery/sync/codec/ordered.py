@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Final, TypeVar
 
 _T = TypeVar("_T")
@@ -12,7 +13,7 @@ _AHEAD: Final = 2
 
 
 def in_order(work: Callable[[_T], _R], things: Iterable[_T], workers: int) -> Iterator[tuple[_T, _R]]:
-    """Each thing with what came of it. One worker is whoever asks; what fails ends it, at its place in the order."""
+    """Each thing with what came of it, in the context of whoever asks, who is the only worker if there is one; what fails ends it, at its place."""
     if workers == 1:
         yield from ((thing, work(thing)) for thing in things)
         return
@@ -20,7 +21,7 @@ def in_order(work: Callable[[_T], _R], things: Iterable[_T], workers: int) -> It
     with ThreadPoolExecutor(workers, "codec") as pool:
         try:
             for thing in things:
-                waiting.append((thing, pool.submit(work, thing)))
+                waiting.append((thing, pool.submit(copy_context().run, work, thing)))
                 if len(waiting) >= workers * _AHEAD:
                     first, result = waiting.popleft()
                     yield first, result.result()
