@@ -122,6 +122,8 @@ class _Patching(NamedTuple):
 def _patching(deltas: Sequence[Path], workers: int, progress: Progress) -> Iterator[_Patching]:
     """Of other programs' deltas each tells only when all of it is applied whether it is of these weights."""
     if foreign.are_foreign(deltas):
+        if workers != 1:
+            raise InvalidInput("--workers is for deltas of bd1", field="--workers")
         yield _Patching(lambda weights: None, lambda path: foreign.patch(path, deltas))
         return
     with opened(deltas) as steps:

@@ -71,6 +71,7 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
     assert "--codec is for deltas of bd1" in refused("diff", "--format", "arc_v2", "--codec", "fast", old, old, tmp_path / "delta")
     assert "--workers is for deltas of bd1" in refused("diff", "--format", "arc_v2", "--workers", 2, old, old, tmp_path / "delta")
     done("diff", "--format", "arc_v2", old, old, tmp_path / "delta")
+    assert "--workers is for deltas of bd1" in refused("apply", "--workers", 2, old, tmp_path / "delta", tmp_path / "out")
     assert "these weights have others" in refused("apply", new, tmp_path / "delta", tmp_path / "out")
     assert "no row of bytes" in refused("apply", old, old, tmp_path / "out")
     assert "there is no delta" in refused("apply", old, tmp_path / "nowhere", tmp_path / "out")
