@@ -1,34 +1,51 @@
 """Deltas of an update: `python -m bench.delta` prints one JSON line.
 
 The weights are those of `bench.weights`, bf16, `--layers` of a Qwen3 of 0.6B and `--tokens` rows of its embedding, before and behind one update in
-the middle of a long run. Of each learning rate: `changed` elements in percent, and of every codec the bytes by those of the weights (`ratio`), bits
-per changed element, and GB of weights a second, encoded from two arrays and decoded into a third that has the old ones, one thread, the best of
-`--rounds`, by who computes, each with the same bytes; of numpy's `tight` a few chunks are timed. `least_bits` is what a changed element costs at
-least when positions and values are told within exponents; `xor_zstd_1` is the usual delta, of each tensor the exclusive or in a frame of level 1.
+the middle of a long run. Of each learning rate: `changed` elements in percent; `least_bits`, what a changed element costs at least when positions and
+values are told within exponents; `xor_zstd_1`, the usual delta, of each tensor the exclusive or in a frame of level 1; and of every codec `bytes`,
+those of the weights by them (`ratio`), `bits` per changed element, and in how many of its `chunks` it gives way to raw elements, because differences
+would take more than 60 % of them (`raw_chunks`): where that is all of them, deltas do not pay.
 
-`memory_gb_s` is what one thread reads when it adds up words. `verified` is the time that the state hash takes from what changed, by the time that
-decoding and writing take, in percent.
+`computes` has, of whoever can compute here, each with the same bytes, of one thread and the best of `--rounds`: GB of weights a second, encoded from
+two arrays and decoded into a third that has the old ones; `encode_memory` and `decode_memory`, how much of `memory_gb_s` that is in percent, where
+encoding has to move both arrays and the payload, and decoding the payload, the lines of 64 bytes of old elements that change (all of the old ones for
+`tight`) and, to and fro, those of the third array; and `verified`, what verification takes by what decoding and writing take, in percent: the
+checksums of payloads, and the state hash from what changed, with the old elements gathered for it. Of numpy's `tight` a few chunks are timed.
+`memory_gb_s` is what one thread reads when it adds up words.
+
+`shipped` is the whole way, one thread and the fastest who computes: GB of weights a second of `write`, which hashes the old weights and makes an
+object in memory, and of `patch`, which verifies it, hashes the old weights, and writes; the bytes of the object, with the chunks of each codec.
 """
 
 import argparse
 import time
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import xxhash
 import zstandard
 from numpy.typing import NDArray
 
 from bench.line import Line, parser_of
 from bench.weights import checkpoints, shapes
 from bloomery.sync.codec import fast, fast_zstd, kernels, tight
-from bloomery.sync.codec.numbers import CHUNK_ELEMENTS, NUMBERS, Changes
+from bloomery.sync.codec.applying import patch
+from bloomery.sync.codec.delta import Choice, Delta, write
+from bloomery.sync.codec.layout import CHUNK_ELEMENTS, Layout, MemoryWeights
+from bloomery.sync.codec.measure import codecs as codecs_of
+from bloomery.sync.codec.numbers import NUMBERS, Changes
 from bloomery.sync.state_hash import change
+from bloomery.types.tensor_file import TensorSpec
 
 BF16: Final = NUMBERS["BF16"]
 CODECS: Final = {"fast": fast, "fast+zstd": fast_zstd, "tight": tight}
+SHIPPED: Final[tuple[Choice, ...]] = ("auto", "tight", "fast+zstd")
 FEW: Final = 4
 """Chunks that are enough where one takes long."""
+LINE_BYTES: Final = 64
+"""What a processor reads and writes at least."""
 Bits = NDArray[np.uint16]
 
 
@@ -39,20 +56,31 @@ class Chunk(NamedTuple):
     new: Bits
 
 
+class Speed(NamedTuple):
+    """GB a second of weights, and percent."""
+
+    encode: float
+    decode: float
+    encode_memory: float
+    decode_memory: float
+    verified: float
+
+
 def main() -> None:
     """Measure every learning rate."""
     asked = _arguments()
     line = Line("delta")
     told: dict[str, Any] = {"layers": asked.layers, "tokens": asked.tokens, "seed": asked.seed, "rounds": asked.rounds}
-    found = {f"{rate:g}": measure(update(rate, asked), asked.rounds) for rate in asked.learning_rates}
-    line.tell({**told, "kernels": list(kernels.available()), "memory_gb_s": memory(asked.rounds), "learning_rate": found})
+    memory_gb_s = memory(asked.rounds)
+    found = {f"{rate:g}": measure(update(rate, asked), asked.rounds, memory_gb_s) for rate in asked.learning_rates}
+    line.tell({**told, "kernels": list(kernels.available()), "memory_gb_s": round(memory_gb_s, 1), "learning_rate": found})
 
 
 def _arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
     for name, value in (("layers", 14), ("tokens", 4000), ("rounds", 3), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--learning-rates", type=float, nargs="+", default=[1e-6, 3e-6, 1e-5])
+    parser.add_argument("--learning-rates", type=float, nargs="+", default=[1e-6])
     return parser.parse_args()
 
 
@@ -61,46 +89,44 @@ def update(learning_rate: float, asked: argparse.Namespace) -> dict[str, Chunk]:
     return {shape.name: Chunk(*checkpoints(shape, learning_rate, 1, asked.seed)) for shape in shapes(asked.layers, tokens=asked.tokens)}
 
 
-def measure(tensors: dict[str, Chunk], rounds: int) -> dict[str, Any]:
+def measure(tensors: dict[str, Chunk], rounds: int, memory_gb_s: float) -> dict[str, Any]:
     """Sizes, and speeds with everything that can compute here."""
     whole = Chunk(*(np.concatenate([tensor[side] for tensor in tensors.values()]) for side in (0, 1)))
     chunks = [Chunk(whole.old[at : at + CHUNK_ELEMENTS], whole.new[at : at + CHUNK_ELEMENTS]) for at in range(0, len(whole.old), CHUNK_ELEMENTS)]
     changed = int(np.count_nonzero(whole.old != whole.new))
     xor = sum(len(zstandard.ZstdCompressor(level=1).compress((tensor.old ^ tensor.new).tobytes())) for tensor in tensors.values())
-    codecs = {name: _codec(name, chunks, changed, rounds) for name in CODECS}
+    codecs = {name: _codec(name, chunks, changed, rounds, memory_gb_s) for name in CODECS}
     return {
         "elements": len(whole.old),
         "changed": round(100 * changed / len(whole.old), 3),
         "least_bits": round(least_bits(whole, changed), 2),
         "xor_zstd_1": {"ratio": round(whole.new.nbytes / xor, 1), "tight_smaller": round(codecs["tight"]["ratio"] * xor / whole.new.nbytes, 2)},
         "codecs": codecs,
+        "shipped": shipped(tensors, rounds),
     }
 
 
-def _codec(name: str, chunks: list[Chunk], changed: int, rounds: int) -> dict[str, Any]:
+def _codec(name: str, chunks: list[Chunk], changed: int, rounds: int, memory_gb_s: float) -> dict[str, Any]:
     codec = CODECS[name]
-    payloads = [_payload(name, chunk) for chunk in chunks]
-    size, raw = sum(map(len, payloads)), sum(chunk.new.nbytes for chunk in chunks)
-    speeds = {}
-    for computing, its in kernels.available().items():
-        few = len(chunks) if computing != "numpy" or name != "tight" else FEW
+    made = [codec.encode(*chunk, BF16) for chunk in chunks]
+    raw = sum(chunk.new.nbytes for chunk in chunks)
+    size = sum(chunk.new.nbytes if payload is None else len(payload) for chunk, payload in zip(chunks, made, strict=True))
+    paying = [(chunk, payload) for chunk, payload in zip(chunks, made, strict=True) if payload is not None]
+    computes = {}
+    for computing, its in (kernels.available() if paying else {}).items():
+        few = paying[: len(paying) if computing != "numpy" or name != "tight" else FEW]
         with kernels.only(its):
-            if [_payload(name, chunk) for chunk in chunks[:FEW]] != payloads[:FEW]:
+            if any(codec.encode(*chunk, BF16) != payload for chunk, payload in few[:FEW]):
                 raise SystemExit(f"{name} has other bytes with {computing}")
-            speeds[computing] = _speeds(codec, chunks[:few], payloads[:few], rounds)
-    return {"bytes": size, "ratio": round(raw / size, 1), "bits": round(8 * size / changed, 2), "gb_s": speeds}
+            speed = _speed(name, [chunk for chunk, _ in few], [payload for _, payload in few], rounds, memory_gb_s)
+            computes[computing] = {field: round(value, 2) for field, value in speed._asdict().items()}
+    sizes = {"bytes": size, "ratio": round(raw / size, 1), "bits": round(8 * size / changed, 2)}
+    return {**sizes, "chunks": len(chunks), "raw_chunks": len(chunks) - len(paying), "computes": computes}
 
 
-def _payload(name: str, chunk: Chunk) -> bytes:
-    payload: bytes | None = CODECS[name].encode(*chunk, BF16)
-    if payload is None:
-        raise SystemExit(f"{name} is not worth it for a chunk of this update")
-    return payload
-
-
-def _speeds(codec: Any, chunks: list[Chunk], payloads: list[bytes], rounds: int) -> dict[str, float]:
-    """GB of weights a second, and how much of applying a delta its verification takes."""
-    gigabytes = sum(chunk.new.nbytes for chunk in chunks) / 1e9
+def _speed(name: str, chunks: list[Chunk], payloads: list[bytes], rounds: int, memory_gb_s: float) -> Speed:
+    """Of these chunks, which all have a payload."""
+    codec, weights_bytes, size = CODECS[name], sum(chunk.new.nbytes for chunk in chunks), sum(map(len, payloads))
     encode_s = best(rounds, lambda: [codec.encode(*chunk, BF16) for chunk in chunks])
     written = [chunk.old.copy() for chunk in chunks]
     told: list[Changes] = []
@@ -112,13 +138,48 @@ def _speeds(codec: Any, chunks: list[Chunk], payloads: list[bytes], rounds: int)
             to[changes.indices] = changes.values
             told.append(changes)
 
+    def verify() -> None:
+        for chunk, payload, changes in zip(chunks, payloads, told, strict=True):
+            xxhash.xxh3_64_intdigest(payload)
+            change(changes.indices, chunk.old[changes.indices], changes.values)
+
     decode_s = best(rounds, decode)
     if any((to != chunk.new).any() for to, chunk in zip(written, chunks, strict=True)):
         raise SystemExit("what was decoded is not what was encoded")
-    before = [chunk.old[changes.indices] for chunk, changes in zip(chunks, told, strict=True)]
-    hash_s = best(rounds, lambda: [change(changes.indices, old, changes.values) for changes, old in zip(told, before, strict=True)])
-    found = {"encode": gigabytes / encode_s, "decode": gigabytes / decode_s, "verified": 100 * hash_s / decode_s}
-    return {name: round(value, 2) for name, value in found.items()}
+    lines_bytes = sum(LINE_BYTES * len(np.unique(changes.indices * BF16.item_bytes // LINE_BYTES)) for changes in told)
+    decode_bytes = size + 2 * lines_bytes + (weights_bytes if name == "tight" else lines_bytes)
+    gb_s = weights_bytes / 1e9 / encode_s, weights_bytes / 1e9 / decode_s
+    moved_gb_s = (2 * weights_bytes + size) / 1e9 / encode_s, decode_bytes / 1e9 / decode_s
+    return Speed(*gb_s, *(100 * moved / memory_gb_s for moved in moved_gb_s), 100 * best(rounds, verify) / decode_s)
+
+
+def shipped(tensors: dict[str, Chunk], rounds: int) -> dict[str, Any]:
+    """Whole objects: as `bloomery sync` and chains make and apply them."""
+    layout = Layout.of({name: TensorSpec("BF16", tensor.old.shape) for name, tensor in tensors.items()})
+    old, new = (MemoryWeights(layout, {name: tensor[side] for name, tensor in tensors.items()}) for side in (0, 1))
+    return {codec: _object(old, new, codec, rounds) for codec in SHIPPED}
+
+
+def _object(old: MemoryWeights, new: MemoryWeights, codec: Choice, rounds: int) -> dict[str, Any]:
+    """Of one codec."""
+    gigabytes = old.layout.size_bytes / 1e9
+    write_s = best(rounds, lambda: write(BytesIO(), old, new, codec=codec))
+    file = BytesIO()
+    write(file, old, new, codec=codec)
+    data = file.getvalue()
+    patch_s = min(_patch_s(data, old, new) for _ in range(rounds))
+    chunks = {name: found["chunks"] for name, found in codecs_of(Delta.parse(data)).items()}
+    sizes = {"bytes": len(data), "ratio": round(1e9 * gigabytes / len(data), 1), "chunks": chunks}
+    return {**sizes, "write": round(gigabytes / write_s, 2), "patch": round(gigabytes / patch_s, 2)}
+
+
+def _patch_s(data: bytes, old: MemoryWeights, new: MemoryWeights) -> float:
+    """Seconds, on a copy: what is there already would be left alone."""
+    live = MemoryWeights(old.layout, {tensor.name: old[tensor.name].copy() for tensor in old.layout.tensors})
+    found = best(1, lambda: patch([Delta.parse(data)], live))
+    if any((live[tensor.name] != new[tensor.name]).any() for tensor in old.layout.tensors):
+        raise SystemExit("what was patched is not what was written")
+    return found
 
 
 def best(rounds: int, work: Callable[[], object]) -> float:
@@ -151,7 +212,7 @@ def _entropy(counts: NDArray[np.int64]) -> float:
 def memory(rounds: int) -> float:
     """GB a second that one thread adds up."""
     words = np.ones(1 << 26, np.uint64)
-    return round(words.nbytes / 1e9 / best(2 + rounds, words.sum), 1)
+    return words.nbytes / 1e9 / best(2 + rounds, words.sum)
 
 
 if __name__ == "__main__":
