@@ -8,6 +8,7 @@ from tests.engine.faults import FAULTS
 from tests.engine.forward_faults import FORWARD_FAULTS
 from tests.engine.test_kill_list import DOCS, LATER
 from tests.recipes import test_kill_list_numbers, test_kill_list_tokens
+from tests.sync.chain import test_receiver
 
 ROOT = Path(__file__).parents[2]
 THREADS = {
@@ -45,13 +46,23 @@ class Row(NamedTuple):
     caught_by: str
 
 
-FILES = "tests/engine/test_kill_list*.py tests/recipes/test_kill_list*.py tests/recipes/test_holding.py"
+FILES = "tests/engine/test_kill_list*.py tests/recipes/test_kill_list*.py tests/recipes/test_holding.py tests/sync/chain/test_receiver.py"
 
 
 def rows() -> list[Row]:
     _, section = DOCS.read_text().split("### The kill list")
-    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in section.splitlines() if re.match(r"\| (?!fault \|)", line)]
-    return [Row(fault, threads_of(met_by), caught_by) for fault, _, met_by, caught_by in cells]
+    met, deltas = section.split("**Weight deltas.**")
+    return [Row(fault, threads_of(met_by), caught_by) for fault, _, met_by, caught_by in cells(met)] + of_deltas(deltas)
+
+
+def of_deltas(section: str) -> list[Row]:
+    """Faults that no thread tells of."""
+    return [Row(fault, frozenset(), caught_by) for fault, _, caught_by in cells(section)]
+
+
+def cells(section: str) -> list[list[str]]:
+    """Of all rows but those that name columns."""
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in section.splitlines() if re.match(r"\| (?!fault \|)", line)]
 
 
 def threads_of(met_by: str) -> frozenset[tuple[int, str]]:
@@ -62,7 +73,9 @@ def injected() -> dict[str, set[str]]:
     """The threads of every fault that a test injects."""
     several = [*FAULTS, *FORWARD_FAULTS, *test_kill_list_numbers.FAULTS, *test_kill_list_tokens.DRIFTS]
     later = LATER | test_kill_list_numbers.LATER | test_kill_list_tokens.LATER
-    return {fault.name: set(fault.threads) for fault in several} | {name: {thread} for name, thread in later.items()}
+    found = {fault.name: set(fault.threads) for fault in several} | {name: {thread} for name, thread in later.items()}
+    assert not found.keys() & test_receiver.REFUSED.keys(), "a name stands for one fault"
+    return found | {name: set() for name in test_receiver.REFUSED}
 
 
 def test_every_thread_that_was_asked_for_is_in_the_list_under_its_number() -> None:
