@@ -170,7 +170,7 @@ def _patched(path: Path, deltas: list[Delta], workers: int, progress: Progress) 
 
 
 def _copied(source: int, target: int) -> Iterator[int]:
-    """Copy a file piece by piece, and say how long each piece was: by the file system itself where it can, which may then share what stays equal."""
+    """Copy a file piece by piece, and say how long each piece was: by the file system itself where it can, which may share what nobody writes."""
     by_itself = True
     while True:
         try:

@@ -118,7 +118,8 @@ def stage(deltas: Sequence[Delta], weights: Weights, states: States | None = Non
 
 
 def apply(deltas: Sequence[Delta], weights: Weights, states: States | None = None) -> States:
-    """Bring weights to where the last delta leads, all of it or nothing; returns the states of all chunks then."""
+    """Bring weights to where the last delta leads, and return the states of all chunks then. What is refused writes nothing. Where a write fails,
+    chunks before it are written, its own is as that leaves it, and applying again goes on if that is a state that the deltas know."""
     staged = stage(deltas, weights, states)
     staged.commit(weights)
     return staged.states

@@ -1,4 +1,4 @@
-"""Which codec a chunk gets, by the sizes that come of it alone: the same chunk has the same bytes on every machine."""
+"""Which codec a chunk gets, by the sizes that come of it alone: wherever zstd is of one version, the same chunk has the same bytes."""
 
 from collections.abc import Iterator
 from enum import IntEnum
