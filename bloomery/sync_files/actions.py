@@ -15,12 +15,12 @@ from typing import Final, NamedTuple
 from bloomery.sync.codec.applying import check_sample, patch
 from bloomery.sync.codec.container import Head
 from bloomery.sync.codec.delta import Choice, Delta, Told, write
-from bloomery.sync.codec.files import OWN_INDEX, FileWeights, beside, mapped
+from bloomery.sync.codec.files import OWN_INDEX, FileWeights, beside, mapped, naming
 from bloomery.sync.codec.layout import Chunk
 from bloomery.sync.codec.merge import write_merged
 from bloomery.sync_files import foreign
 from bloomery.sync_files.whole import refuse_existing, whole_directory, whole_file
-from bloomery.types.errors import BloomeryError, InvalidInput, NotFound
+from bloomery.types.errors import InvalidInput, NotFound
 
 Progress = Callable[[str, int, int], object]
 """Is told a phase, and how many bytes of how many are done."""
@@ -104,10 +104,8 @@ def opened(paths: Sequence[Path]) -> Iterator[list[Delta]]:
             if not path.is_file():
                 raise NotFound(f"there is no delta {path}")
             file = stack.enter_context(path.open("rb"))
-            try:
+            with naming(path):
                 found.append(Delta.parse(mapped(file.fileno())))
-            except BloomeryError as error:
-                raise type(error)(f"{path}: {error.message}") from error
         yield found
 
 

@@ -5,19 +5,18 @@ They are known by their content. Unlike our own they are read into memory, each 
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bloomery.models.weight_files import weight_files
 from bloomery.sync.codec.delta import state_of, states_of
-from bloomery.sync.codec.files import FileWeights
+from bloomery.sync.codec.files import FileWeights, naming
 from bloomery.sync.foreign import delta, whole
 from bloomery.sync.foreign.delta import ForeignDelta, Format
 from bloomery.sync.state_hash import total
 from bloomery.sync_files.whole import refuse_existing, whole_directory, whole_file
-from bloomery.types.errors import BloomeryError, Corrupt, InvalidInput, NotFound
+from bloomery.types.errors import Corrupt, InvalidInput, NotFound
 
 _START_BYTES: Final = 16
 
@@ -62,7 +61,7 @@ def patch(weights: Path, deltas: Sequence[Path]) -> str:
     for path in deltas:
         for file, of in _steps(path, weights):
             with FileWeights(of, writable=True) as live:
-                with _naming(file):
+                with naming(file):
                     delta.apply(ForeignDelta.parse(file.read_bytes()), live)
                 live.sync()
     with FileWeights(weights) as found:
@@ -90,7 +89,7 @@ def inspect(path: Path, base: Path | None) -> dict[str, Any]:
 
 
 def _inspected(path: Path, base: Path | None) -> dict[str, Any]:
-    with _naming(path):
+    with naming(path):
         found = ForeignDelta.parse(path.read_bytes())
         tensors, weights_bytes = [each._asdict() for each in found.describe()], None
         if base is not None:
@@ -142,12 +141,3 @@ def _sum(values: Iterable[int | None]) -> int | None:
     """None where one is not known."""
     found = list(values)
     return None if None in found else sum(each for each in found if each is not None)
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Errors of what does not know its file name it."""
-    try:
-        yield
-    except BloomeryError as error:
-        raise type(error)(f"{path}: {error.message}") from error

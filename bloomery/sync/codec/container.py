@@ -19,7 +19,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from bloomery.sync.codec.choose import CODECS, Codec
-from bloomery.sync.codec.layout import MAX_TABLE_BYTES, Layout
+from bloomery.sync.codec.layout import CHUNK_LOG2, MAX_TABLE_BYTES, Layout
 from bloomery.sync.codec.numbers import NUMBERS, Changes
 from bloomery.sync.state_hash import MASK, Bits, StateHash
 from bloomery.types.errors import Corrupt
@@ -34,7 +34,6 @@ RECORD: Final = np.dtype(
 )
 TRAILER_BYTES: Final = 32
 _KINDS: Final[tuple[Kind, ...]] = ("base", "delta")
-_CHUNK_LOG2: Final = 20
 _CHECKSUM_BYTES: Final = 8
 _PIECE_BYTES: Final = 4 << 20
 
@@ -145,7 +144,7 @@ class Head:
         """The head as it stands in the object."""
         table, records = self.layout.table, self.records.array
         sizes = (self.layout.elements, self.changed, bytes.fromhex(self.layout.hash), self.payload_bytes)
-        fields = (MAGIC, VERSION, _KINDS.index(self.kind), _CHUNK_LOG2, len(table), len(records), *sizes)
+        fields = (MAGIC, VERSION, _KINDS.index(self.kind), CHUNK_LOG2, len(table), len(records), *sizes)
         header, tail = HEADER.pack(*fields, 0)[:-_CHECKSUM_BYTES], table + records.tobytes()
         return header + _head_checksum(header, tail).to_bytes(_CHECKSUM_BYTES, "little") + tail
 
@@ -183,7 +182,7 @@ class _Header(NamedTuple):
         magic, version, kind, chunk_log2, *fields = HEADER.unpack(data[: HEADER.size])
         if magic != MAGIC:
             raise Corrupt("this is no delta of format BD1: it begins with other bytes")
-        if version != VERSION or kind >= len(_KINDS) or chunk_log2 != _CHUNK_LOG2:
+        if version != VERSION or kind >= len(_KINDS) or chunk_log2 != CHUNK_LOG2:
             raise Corrupt(f"this delta is of version {version}, kind {kind} and chunks of 2**{chunk_log2} elements, which nobody reads here")
         found = cls(_KINDS[kind], *fields)
         if found.table_bytes > MAX_TABLE_BYTES:

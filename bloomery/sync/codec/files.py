@@ -81,7 +81,7 @@ class FileWeights:
             self._owned.callback(os.close, handle)
             self._handles.append(handle)
             files.append(mapped(handle))
-            with _naming(file):
+            with naming(file):
                 found = tensor_file.places(files[-1], size=len(files[-1]))
             if doubled := found.keys() & specs.keys():
                 raise InvalidInput(
@@ -89,7 +89,7 @@ class FileWeights:
                 )
             specs |= {name: place.spec for name, place in found.items()}
             self._places |= {name: _Place(number, place.start) for name, place in found.items()}
-        with _naming(self.path):
+        with naming(self.path):
             self.layout = Layout.of(specs)
         for tensor in self.layout.tensors:
             place, dtype = self._places[tensor.name], np.dtype(UNSIGNED[ITEM_BYTES[tensor.dtype]])
@@ -148,7 +148,7 @@ def _files(path: Path) -> list[Path]:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
     """Errors of what does not know its file name it."""
     try:
         yield

@@ -24,7 +24,10 @@ from bloomery.sync.state_hash import UNSIGNED, Bits
 from bloomery.types.errors import Corrupt, NotSupported, TooLarge, shown
 from bloomery.types.tensor_file import ITEM_BYTES, TensorSpec
 
-CHUNK_ELEMENTS: Final = 1 << 20
+CHUNK_LOG2: Final = 20
+"""As headers of objects say it."""
+CHUNK_ELEMENTS: Final = 1 << CHUNK_LOG2
+"""As many as a chunk has at most."""
 MAX_ELEMENTS: Final = 1 << 48
 """As far as state hashes keep what they promise."""
 MAX_TABLE_BYTES: Final = 64 << 20

@@ -13,9 +13,6 @@ from numpy.typing import NDArray
 
 from bloomery.sync.state_hash import UNSIGNED, Bits
 
-CHUNK_ELEMENTS: Final = 1 << 20
-"""As many as a chunk has at most."""
-
 
 class Changes(NamedTuple):
     """Where elements changed, and to what."""

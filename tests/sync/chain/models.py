@@ -8,6 +8,7 @@ import numpy as np
 from bloomery.sync.codec.layout import Layout, MemoryWeights
 from bloomery.sync.state_hash import UNSIGNED
 from bloomery.types.tensor_file import ITEM_BYTES, TensorSpec
+from tests.sync.codec.weights import copied, same
 
 # Neighbours of different dtypes are in chunks of their own, however small.
 LAYOUT = Layout.of(
@@ -51,11 +52,6 @@ def stepped(weights: MemoryWeights, seed: int, *, share: float = 0.02) -> Memory
     return after
 
 
-def copied(weights: MemoryWeights) -> MemoryWeights:
-    """A copy in memory."""
-    return MemoryWeights(weights.layout, {tensor.name: weights[tensor.name].copy() for tensor in weights.layout.tensors})
-
-
 def empty() -> MemoryWeights:
     """Where a reader's weights are to be."""
     return MemoryWeights.zeros(LAYOUT)
@@ -75,11 +71,6 @@ def in_files(folder: Path) -> MemoryWeights:
 def which(weights: MemoryWeights, upto: int = 20) -> int | None:
     """The version that these weights are, bit for bit."""
     return next((number for number in range(upto + 1) if same(weights, version(number))), None)
-
-
-def same(one: MemoryWeights, two: MemoryWeights) -> bool:
-    """Bit for bit."""
-    return all(np.array_equal(one[tensor.name], two[tensor.name]) for tensor in one.layout.tensors)
 
 
 def _numbers(dtype: str, shape: tuple[int, ...], chance: np.random.Generator) -> np.ndarray:

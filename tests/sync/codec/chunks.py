@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from bloomery.sync.codec.numbers import CHUNK_ELEMENTS, NUMBERS, Changes, Number
+from bloomery.sync.codec.layout import CHUNK_ELEMENTS
+from bloomery.sync.codec.numbers import NUMBERS, Changes, Number
 from bloomery.types.errors import Corrupt
 
 Pair = tuple[np.ndarray, np.ndarray]

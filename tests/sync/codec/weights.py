@@ -48,10 +48,12 @@ def stepped(weights: MemoryWeights, rng: np.random.Generator, share: float = 0.0
 
 
 def copied(weights: MemoryWeights) -> MemoryWeights:
+    """In arrays of its own."""
     return MemoryWeights(weights.layout, {tensor.name: weights[tensor.name].copy() for tensor in weights.layout.tensors})
 
 
 def same(one: MemoryWeights, two: MemoryWeights) -> bool:
+    """Bit for bit."""
     return all(np.array_equal(one[tensor.name], two[tensor.name]) for tensor in one.layout.tensors)
 
 

@@ -15,8 +15,9 @@ from bloomery.sync.codec.layout import MemoryWeights
 from bloomery.sync.foreign import arc3, delta, pickles
 from bloomery.sync.foreign.delta import ForeignDelta
 from bloomery.types.errors import Corrupt
+from tests.sync.codec.weights import copied, same
 from tests.sync.foreign.payloads import checksum_of, coded, delta_of, envelope, opened
-from tests.sync.foreign.weights import Step, copied, one, same
+from tests.sync.foreign.weights import Step, one
 
 _EACH: Final = 25_000
 _BOMB_BYTES: Final = 1 << 26

@@ -21,8 +21,9 @@ from bloomery.sync.foreign.delta import FORMATS, ForeignDelta, Format
 from bloomery.sync.state_hash import Bits
 from bloomery.types.errors import Corrupt
 from bloomery.types.tensor_file import TensorSpec
+from tests.sync.codec.weights import copied, same
 from tests.sync.foreign.payloads import changed, checksum_of, coded, delta_of, envelope, opened
-from tests.sync.foreign.weights import copied, every_kind, one, same, step
+from tests.sync.foreign.weights import every_kind, one, step
 
 FORMAT: Final = pytest.mark.parametrize("form", FORMATS)
 

@@ -8,10 +8,11 @@ import pytest
 
 from bloomery.sync.foreign import archive, delta
 from bloomery.sync.foreign.delta import FORMATS, ForeignDelta, Format
+from tests.sync.codec.weights import same
 from tests.sync.foreign import golden
 from tests.sync.foreign.payloads import checksum_of, coded, delta_of, envelope
 from tests.sync.foreign.setup import run
-from tests.sync.foreign.weights import every_kind, from_file, one, same, to_file
+from tests.sync.foreign.weights import every_kind, from_file, one, to_file
 
 FORMAT: Final = pytest.mark.parametrize("form", FORMATS)
 

@@ -49,16 +49,6 @@ def every_kind(dtypes: tuple[str, ...] = DTYPES, shares: tuple[float, ...] = (0.
     return step({name: spec for name, (spec, _) in named.items()}, {name: share for name, (_, share) in named.items()})
 
 
-def same(one: MemoryWeights, other: MemoryWeights) -> bool:
-    """To the bit."""
-    return all(np.array_equal(one[tensor.name], other[tensor.name]) for tensor in one.layout.tensors)
-
-
-def copied(weights: MemoryWeights) -> MemoryWeights:
-    """In arrays of its own."""
-    return MemoryWeights(weights.layout, {tensor.name: weights[tensor.name].copy() for tensor in weights.layout.tensors})
-
-
 def to_file(weights: MemoryWeights, path: Path) -> Path:
     """A safetensors file of them."""
     tensors = weights.layout.tensors
