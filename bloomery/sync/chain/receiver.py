@@ -162,8 +162,8 @@ class Receiver:
             self.abort()
             # What follows is neither version until it is done, and the hashes of the old one would say of a part that it is to be made anew.
             self._save(msgspec.structs.replace(self._state, held=None, flipping=""))
-            table = self._install(hops)
-            self._become(self._version(to), table)
+            before, self._table = self._table, None
+            self._become(self._version(to), self._install(hops, before))
         # Who holds it already tells the store again: what he told in a former life may be too long ago to count.
         self._unsettled = True
         self.settle()
@@ -299,9 +299,9 @@ class Receiver:
         paths = [(move, self.downloads.fetch(move.step.object)) for move in way]
         return [opened(move, path, self.weights.layout, self._versions, held.version.root if held else None) for move, path in paths]
 
-    def _install(self, hops: Sequence[Hop]) -> Table:
-        """Write whole chunks; the table of what they are now."""
-        table = self._table if hops and hops[0].move.start is not None else None
+    def _install(self, hops: Sequence[Hop], held: Table | None) -> Table:
+        """Write whole chunks; the table of what they are now. `held`: of what they were."""
+        table = held if hops and hops[0].move.start is not None else None
         found = np.zeros((self.weights.layout.chunk_count, 2), np.uint64)
         for chunk in self.weights.layout.chunks():
             before = None if table is None else Decoded(self.weights.read(chunk), state_at(table, chunk.number))

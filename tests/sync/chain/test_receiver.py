@@ -140,6 +140,20 @@ def test_a_flip_that_fails_is_taken_back_as_a_whole(folder: Folder, tmp_path: Pa
         assert (receiver.sequence, which(weights.inner)) == (2, 2)
 
 
+@pytest.mark.parametrize("to", [1, 2])
+def test_what_a_join_that_failed_left_is_no_version(folder: Folder, tmp_path: Path, to: int) -> None:
+    publish(folder, 2)
+    weights = Failing(empty())
+    with reader(folder, tmp_path, weights) as receiver:
+        receiver.join(1)
+        weights.due = 3
+        with pytest.raises(RuntimeError, match="the memory is gone"):
+            receiver.join(2)
+        assert receiver.sequence is None
+        assert receiver.join(to) == to
+        assert which(weights.inner) == to
+
+
 def test_back_to_the_version_before_and_forth_again(folder: Folder, tmp_path: Path) -> None:
     publish(folder, 3)
     with reader(folder, tmp_path) as receiver:
