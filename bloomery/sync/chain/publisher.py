@@ -126,6 +126,11 @@ class Publisher:
         Where `old` is not what the newest version is (None says that nobody knows), or has another layout, the chain starts anew from a base.
         """
         self.lease.renew()
+        # To encode and store large weights takes longer than a term.
+        with self.lease.kept():
+            return self._published(old, new)
+
+    def _published(self, old: Weights | None, new: Weights) -> Published:
         newest = self.newest
         if newest is not None and old is not None and old.layout.hash == new.layout.hash:
             made = self._encoded(old, new)

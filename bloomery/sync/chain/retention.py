@@ -50,8 +50,13 @@ class Swept(NamedTuple):
 
 def sweep(objects: Objects, lease: Lease, *, trusted: Sequence[Verifier] = (), config: RetainConfig | None = None) -> Swept:
     """One round. Conflict if the lease was lost; nothing is removed for a chain that cannot be read."""
-    config = config or RetainConfig()
     lease.renew()
+    # Listings and manifests of a large store take longer than a term.
+    with lease.kept():
+        return _swept(objects, lease, trusted, config or RetainConfig())
+
+
+def _swept(objects: Objects, lease: Lease, trusted: Sequence[Verifier], config: RetainConfig) -> Swept:
     now_us = _now_us(objects)
     doomed = {stored.key: stored for stored in _unneeded(objects, lease.run, trusted, config, now_us)}
     tombs = {_buried_key(stored.key): stored for stored in objects.list(_TOMBSTONES)}

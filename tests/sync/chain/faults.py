@@ -4,7 +4,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
+from bloomery.sync.chain import lease as leases
 from bloomery.types.objects import Objects
+from tests.live import wait_until
 
 Part = Callable[[str, int, int], bytes]
 
@@ -29,3 +31,29 @@ class Faulty:
         with self._lock:
             self.bytes += len(data)
         return data
+
+
+class Slow:
+    """A store that takes longer than the term of a lease for an object that is put or deleted, unless the lease is renewed meanwhile."""
+
+    def __init__(self, inner: Objects, wait_s: float) -> None:
+        """It waits so long at most for a renewal."""
+        self.inner, self.name, self._wait_s = inner, inner.name, wait_s
+        self.waited = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self.inner.put(key, data)
+        self._renewed(key)
+
+    def delete(self, key: str) -> None:
+        self.inner.delete(key)
+        self._renewed(key)
+
+    def _renewed(self, key: str) -> None:
+        if key.startswith("obj/"):
+            before = self.inner.get(leases.KEY, at_most=1000)[1]
+            wait_until(lambda: self.inner.get(leases.KEY, at_most=1000)[1] != before, self._wait_s)
+            self.waited += 1

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from bloomery.sync.chain.publisher import PublishConfig, Published, Publisher
 from bloomery.sync.chain.receiver import Receiver
 from bloomery.types.errors import Conflict, Corrupt, Forbidden, Unavailable
 from bloomery.types.objects import Objects
+from tests.sync.chain.faults import Slow
 from tests.sync.chain.models import LAYOUT, OTHER, RUN, drawn, empty, version, which
 
 NO_BASES = PublishConfig(base_every=10**6, base_after_s=1e9, base_share=1e9, span_share=100)
@@ -128,6 +130,15 @@ def test_a_writer_whose_lease_was_taken_is_refused_at_its_next_commit(objects: O
         first.publish(version(0), version(1))
     assert second.publish(version(0), version(2)).manifest.epoch == 2
     assert len(objects.list("v")) == 2
+
+
+def test_a_writer_keeps_the_lease_while_it_encodes_and_stores(folder: Folder) -> None:
+    slow = Slow(folder, 5)
+    with Publisher.open(slow, RUN, holder="trainer", config=replace(NO_BASES, term_s=0.1)) as publisher:
+        publisher.publish(None, version(0))
+        assert slow.waited == 2
+        publisher.publish(version(0), version(1))
+        assert slow.waited == 3
 
 
 class Interrupted:

@@ -15,6 +15,7 @@ from bloomery.sync.chain.receiver import ReceiveConfig, Receiver
 from bloomery.sync.chain.retention import RetainConfig, Swept, sweep
 from bloomery.types.errors import Conflict, Corrupt, InvalidInput
 from bloomery.types.objects import Objects
+from tests.sync.chain.faults import Slow
 from tests.sync.chain.models import RUN, empty, version, which
 
 PUBLISH = PublishConfig(base_every=3, base_after_s=1e9, base_share=1e9, span_share=100)
@@ -156,6 +157,15 @@ def test_only_who_has_the_lease_sweeps(folder: Folder) -> None:
     with pytest.raises(Conflict, match="lost the lease"):
         sweep(folder, publisher.lease, config=AT_ONCE)
     assert numbers(folder) == list(range(11))
+
+
+def test_a_sweep_keeps_the_lease_while_it_removes(folder: Folder) -> None:
+    slow = Slow(folder, 5)
+    with Publisher.open(folder, RUN, holder="trainer", config=PUBLISH) as publisher:
+        publisher.publish(None, version(0))
+    keep(folder, b"stray")
+    with Publisher.open(slow, RUN, holder="trainer", config=PublishConfig(term_s=0.1)) as publisher:
+        assert len(swept(slow, publisher).removed) == slow.waited == 1
 
 
 def test_nothing_of_a_chain_that_cannot_be_read_is_removed(folder: Folder) -> None:
