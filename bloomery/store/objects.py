@@ -30,6 +30,9 @@ _LOCK: Final = ".lock"
 _STAGED: Final = "#"
 """In the names of files that are no objects yet: no key has it."""
 _POLL_S: Final = 0.005
+_LEAST_PART_BYTES: Final = 5 << 20
+_MOST_PARTS: Final = 9000
+"""Of an upload; S3 refuses more than 10,000."""
 
 
 class Folder:
@@ -192,8 +195,8 @@ class Bucket:
         """See `Objects`."""
         check_key(key)
         with self._naming(key):
-            # A store cuts large ones into parts, and shows them when the last is there.
-            obstore.put(self._store, key, bytes(data))
+            # A store is sent large ones in parts, straight from where they lie, and shows them when the last is there.
+            obstore.put(self._store, key, data, chunk_size=part_bytes(len(data)))
 
     def create(self, key: str, data: bytes) -> str | None:
         """See `Objects`."""
@@ -297,6 +300,11 @@ def open_bucket(access: BucketAccess, *, deadline_s: float = DEADLINE_S, connect
         **place,  # type: ignore[arg-type]
     )
     return Bucket(store, f"bucket `{access.bucket}`")
+
+
+def part_bytes(size: int) -> int:
+    """Of the parts in which an object of that size is uploaded."""
+    return max(_LEAST_PART_BYTES, -(-size // _MOST_PARTS))
 
 
 def _try_lock(handle: int) -> bool:

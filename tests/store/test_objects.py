@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 from obstore.store import MemoryStore
 
-from bloomery.store.objects import Bucket, BucketAccess, Folder, open_bucket
+from bloomery.store.objects import Bucket, BucketAccess, Folder, open_bucket, part_bytes
+from bloomery.sync.chain.objects import MAX_BYTES
 from bloomery.types.errors import BloomeryError, Corrupt, InvalidInput, NotFound, Unavailable
 from bloomery.types.objects import Objects
 from tests.s3 import new_bucket, running_s3
@@ -89,6 +91,28 @@ def test_replaced_only_by_who_saw_the_newest(objects: Objects) -> None:
     assert objects.replace("absent", b"one", first) is None
     assert objects.get("lease", at_most=9)[0] == b"two"
     assert objects.head("absent") is None
+
+
+def test_what_is_put_is_not_copied_in_this_process(objects: Objects) -> None:
+    data = memoryview(bytes(12 << 20)).toreadonly()
+    tracemalloc.start()
+    try:
+        objects.put("obj/a", data)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < len(data) / 4
+    found = objects.head("obj/a")
+    assert found is not None
+    assert found.size == len(data)
+    assert objects.part("obj/a", len(data) - 3, len(data)) == bytes(3)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5 << 20, 48 << 30, 49 << 30, MAX_BYTES])
+def test_an_upload_has_no_more_parts_than_s3_takes_and_none_smaller(size: int) -> None:
+    each = part_bytes(size)
+    assert each >= 5 << 20
+    assert -(-size // each) <= 10_000
 
 
 def test_of_many_writers_at_once_one_creates(objects: Objects) -> None:
