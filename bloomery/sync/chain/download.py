@@ -21,7 +21,7 @@ from typing import Final, Self
 from blake3 import blake3
 
 from bloomery.obs.failpoints import failpoint
-from bloomery.sync.chain.objects import Ref
+from bloomery.sync.chain.objects import MAX_BYTES, Ref
 from bloomery.types.errors import Corrupt, Unavailable
 from bloomery.types.objects import Objects
 
@@ -53,12 +53,15 @@ class FetchConfig:
 class Downloads:
     """A folder of verified objects. Close it: its threads end with their requests."""
 
-    def __init__(self, objects: Objects, folder: Path, config: FetchConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, objects: Objects, folder: Path, config: FetchConfig, *, at_most: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """An object of more than `at_most` bytes is refused before it is asked for."""
         self.fetched_bytes = 0
         """Of ranges that were taken, from the beginning."""
         self.hedged = 0
         """Ranges that were asked for twice."""
-        self._objects, self._folder, self._config, self._clock = objects, folder, config, clock
+        self._objects, self._folder, self._config, self._at_most, self._clock = objects, folder, config, at_most, clock
         self._latencies: deque[float] = deque(maxlen=_LATENCIES)
         self._workers = ThreadPoolExecutor(config.at_once, "range")
         self._requests = ThreadPoolExecutor(2 * config.at_once, "request")
@@ -77,6 +80,10 @@ class Downloads:
 
     def fetch(self, ref: Ref) -> Path:
         """The object as a file, whose bytes were just held against its name. NotFound, Corrupt or Unavailable name the store and the object."""
+        if ref.size > self._at_most:
+            raise Corrupt(
+                f"{self._objects.name}: `{ref.key}` is named with {ref.size} bytes, and no object of these weights has more than {self._at_most}"
+            )
         path = self._folder / ref.blake3
         if path.exists():
             if _matches(path, ref):

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from blake3 import blake3
 
 from bloomery.sync.chain.objects import Ref
-from bloomery.sync.codec.container import HEADER, Head, head_bytes
+from bloomery.sync.codec.container import HEADER, RECORD, TRAILER_BYTES, Head, head_bytes
+from bloomery.sync.codec.layout import Layout
 from bloomery.types.errors import Corrupt
 from bloomery.types.objects import Objects
 
@@ -21,17 +22,30 @@ def listed(data: memoryview, head: Head) -> bytes:
     return b"".join(blake3(part).digest() for part in (data[: head.head_bytes], *payloads))
 
 
+def most_bytes(layout: Layout) -> int:
+    """An object of these weights is no larger: chunks that would take more than their elements are written as these."""
+    return _head_bytes(layout) + layout.size_bytes + TRAILER_BYTES
+
+
 class Parts:
     """A base in a store, of which single chunks are fetched."""
 
-    def __init__(self, objects: Objects, base: Ref, parts: Ref, *, part_bytes: int) -> None:
-        """Fetch the list of hashes and the head; Corrupt where one is not what its hash says. At most `part_bytes` are asked for at once."""
+    def __init__(self, objects: Objects, base: Ref, parts: Ref, layout: Layout, *, part_bytes: int) -> None:
+        """Fetch the list of hashes and the head; Corrupt where one is not what its hash says, or has another size than for weights of `layout`.
+
+        At most `part_bytes` are asked for at once.
+        """
         self._objects, self._base, self._part_bytes = objects, base, part_bytes
+        # Both are held in memory before a hash can tell that they are not what was put there, so nobody but the layout says how large they are.
+        if parts.size != (wanted := _HASH_BYTES * (layout.chunk_count + 1)):
+            raise Corrupt(f"{objects.name}: `{parts.key}` is named with {parts.size} bytes, and the list of parts of these weights has {wanted}")
         self._hashes = b"".join(self._ranges(parts, 0, parts.size))
         if blake3(self._hashes).hexdigest() != parts.blake3:
             raise Corrupt(f"{objects.name}: `{parts.key}` is not what its name says: it is damaged")
         start = b"".join(self._ranges(base, 0, HEADER.size))
-        head = b"".join(self._ranges(base, 0, min(head_bytes(start), base.size)))
+        if (size := head_bytes(start)) != (wanted := _head_bytes(layout)):
+            raise Corrupt(f"{objects.name}: `{base.key}` says that its head has {size} bytes, and that of a base of these weights has {wanted}")
+        head = b"".join(self._ranges(base, 0, size))
         self._check(0, head, "its head")
         self.head = Head.parse(head)
 
@@ -51,3 +65,7 @@ class Parts:
     def _ranges(self, ref: Ref, start: int, stop: int) -> Iterator[bytes]:
         for place in range(start, stop, self._part_bytes):
             yield self._objects.part(ref.key, place, min(place + self._part_bytes, stop))
+
+
+def _head_bytes(layout: Layout) -> int:
+    return HEADER.size + len(layout.table) + layout.chunk_count * RECORD.itemsize

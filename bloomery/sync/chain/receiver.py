@@ -31,6 +31,7 @@ from bloomery.sync.chain import state as states
 from bloomery.sync.chain.decode import Decoded, Hop, opened, through
 from bloomery.sync.chain.download import Downloads, FetchConfig
 from bloomery.sync.chain.keys import Verifier
+from bloomery.sync.chain.parts import most_bytes
 from bloomery.sync.chain.plan import Move, Versions, read_versions, shortest
 from bloomery.sync.chain.readers import check_name, name_version
 from bloomery.sync.chain.recovery import Found, look
@@ -79,7 +80,7 @@ class Receiver:
     ) -> None:
         """`table`: of what the weights hold, None where that is no version."""
         self.weights = weights
-        self.downloads = Downloads(objects, folder / _OBJECTS, config.fetch)
+        self.downloads = Downloads(objects, folder / _OBJECTS, config.fetch, at_most=most_bytes(weights.layout))
         self._objects, self._folder, self._trusted, self._config = objects, folder, trusted, config
         self._state, self._table = state, table
         self._versions: Versions = {}

@@ -50,7 +50,7 @@ class Rebuilder:
             if parts is None:
                 self._base = self._opened(base)
             else:
-                self._base = Parts(self._objects, base.step.object, parts, part_bytes=self._part_bytes)
+                self._base = Parts(self._objects, base.step.object, parts, self._layout, part_bytes=self._part_bytes)
                 self._check(self._base)
         if isinstance(self._base, Hop):
             return after(self._base.delta, chunk, None, owned=True)

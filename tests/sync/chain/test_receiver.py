@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bloomery.store.objects import Folder
 from bloomery.sync.chain.download import FetchConfig
 from bloomery.sync.chain.manifest import Manifest, key
-from bloomery.sync.chain.objects import keep
+from bloomery.sync.chain.objects import MAX_BYTES, Ref, keep
 from bloomery.sync.chain.publisher import PublishConfig, Publisher
 from bloomery.sync.chain.receiver import ReceiveConfig, Receiver
 from bloomery.sync.chain.state import root_of, table_of
@@ -228,6 +228,12 @@ def damaged(store: Objects) -> None:
     store.put(ref.key, data[:200] + bytes([data[200] ^ 1]) + data[201:])
 
 
+def endless(store: Objects) -> None:
+    publish(store, 4)
+    step = Manifest.from_json(store.get(key(4), at_most=10**6)[0], "here").steps[0]
+    rewritten(store, 4, steps=(msgspec.structs.replace(step, object=msgspec.structs.replace(step.object, size=MAX_BYTES)),))
+
+
 def missing(store: Objects) -> None:
     publish(store, 4)
     store.delete(Manifest.from_json(store.get(key(4), at_most=10**6)[0], "here").steps[0].object.key)
@@ -246,6 +252,7 @@ REFUSED: dict[str, tuple[Callable[[Objects], None], type[BloomeryError], str]] =
     "a base as a delta": (lambda store: after(store, **delta_of(store, None, version(4))), Corrupt, "is a base"),  # type: ignore[arg-type]
     "no delta": (lambda store: after(store, steps=(no_delta(store),)), Corrupt, "begins with other bytes|header of 64"),
     "damaged": (damaged, Corrupt, "is not what its name says: it is damaged"),
+    "endless": (endless, Corrupt, f"is named with {MAX_BYTES} bytes, and no object of these weights has more than"),
     "missing": (missing, NotFound, "there is no object `obj/"),
     "an old copy": (lambda store: store.delete(key(3)), Corrupt, "ends with version 2, and version 3 was taken before"),
     "no manifest": (lambda store: store.put(key(4), b"{}"), Corrupt, "is no manifest of a chain"),
@@ -346,6 +353,52 @@ def test_a_damaged_base_mends_nothing(folder: Folder, tmp_path: Path) -> None:
         with pytest.raises(Corrupt, match="is not what the list of its parts says: chunk 6 is damaged"):
             receiver.scrub()
         assert same(receiver.weights, there)
+
+
+def rebased(store: Objects, **fields: Any) -> None:
+    """The first version, and the second as it follows it, with other objects in the base."""
+    (step,) = Manifest.from_json(store.get(key(0), at_most=10**6)[0], "here").steps
+    rewritten(store, 0, steps=(msgspec.structs.replace(step, **fields),))
+    rewritten(store, 1, parent=Manifest.from_json(store.get(key(0), at_most=10**6)[0], "here").hash)
+
+
+def long_list(store: Objects) -> None:
+    rebased(store, parts=keep(store, bytes(320_000)))
+
+
+def long_head(store: Objects) -> None:
+    """Of 2**32 - 1 chunks."""
+    base = base_of(store)
+    data = bytearray(store.get(base.key, at_most=base.size)[0]) + bytes(320_000)
+    data[12:16] = b"\xff" * 4
+    rebased(store, object=keep(store, bytes(data)))
+
+
+def base_of(store: Objects) -> Ref:
+    return Manifest.from_json(store.get(key(0), at_most=10**6)[0], "here").steps[0].object
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (long_list, "is named with 320000 bytes, and the list of parts of these weights has"),
+        (long_head, r"says that its head has 2\d{11} bytes, and that of a base of these weights has"),
+    ],
+)
+def test_what_a_base_claims_takes_no_memory_before_it_is_proved(
+    folder: Folder, tmp_path: Path, damage: Callable[[Objects], None], reason: str
+) -> None:
+    publish(folder, 1)
+    damage(folder)
+    counted = Faulty(folder)
+    with reader(counted, tmp_path, copied(version(1)), ReceiveConfig(scrub_share=1)) as receiver:
+        # The weights are this version already, so no base is fetched for it.
+        receiver.join()
+        flipped_bit(receiver.weights, "a")
+        before = counted.bytes
+        with pytest.raises(Corrupt, match=reason):
+            receiver.scrub()
+        assert counted.bytes - before < 10_000
 
 
 @pytest.mark.parametrize("codec", ["raw", "fast", "auto"])
