@@ -9,7 +9,7 @@ Between his last look and his commit somebody may still take over; then the numb
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import msgspec
@@ -63,10 +63,11 @@ class Lease:
 
     def release(self) -> None:
         """Let the next one have it without waiting; whoever lost it has nothing to release."""
-        with self._lock:
-            if not self._lost:
-                self._replace(released=True)
-                self._lost = True
+        with self._lock, suppress(Conflict):
+            # A renewal whose answer was lost is found when it is asked for again; to release what was before it would be refused.
+            self._replace(released=False)
+            self._replace(released=True)
+            self._lost = True
 
     @contextmanager
     def kept(self) -> Iterator[None]:

@@ -31,7 +31,7 @@ from bloomery.sync.chain.spans import Piece, Reverted, Spans
 from bloomery.sync.codec.container import Head
 from bloomery.sync.codec.delta import Choice, write
 from bloomery.sync.codec.layout import Weights
-from bloomery.types.errors import Conflict, NotFound
+from bloomery.types.errors import BloomeryError, Conflict, NotFound
 from bloomery.types.objects import Objects
 
 
@@ -109,7 +109,12 @@ class Publisher:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.lease.release()
+        try:
+            self.lease.release()
+        except BloomeryError:
+            # The next one waits for a term then, and why the block ended is more than that.
+            if error is None:
+                raise
 
     @property
     def newest(self) -> Link | None:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from bloomery.sync.chain import lease as leases
+from bloomery.types.errors import Unavailable
 from bloomery.types.objects import Objects
 from tests.live import wait_until
 
@@ -31,6 +32,28 @@ class Faulty:
         with self._lock:
             self.bytes += len(data)
         return data
+
+
+class Broken:
+    """A store whose answers to the next conditional writes are lost."""
+
+    def __init__(self, inner: Objects) -> None:
+        self.inner, self.name, self.lost = inner, inner.name, 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def create(self, key: str, data: bytes) -> str | None:
+        return self._unheard(self.inner.create(key, data))
+
+    def replace(self, key: str, data: bytes, tag: str) -> str | None:
+        return self._unheard(self.inner.replace(key, data, tag))
+
+    def _unheard(self, found: str | None) -> str | None:
+        if self.lost:
+            self.lost -= 1
+            raise Unavailable("the answer was lost")
+        return found
 
 
 class Slow:

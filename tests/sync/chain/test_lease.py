@@ -10,6 +10,7 @@ from bloomery.sync.chain import lease as leases
 from bloomery.sync.chain.lease import take
 from bloomery.types.errors import Conflict, Corrupt, Unavailable
 from bloomery.types.objects import Objects
+from tests.sync.chain.faults import Broken
 
 RUN = "run-1"
 
@@ -99,23 +100,6 @@ def test_what_is_no_lease_is_told(folder: Folder) -> None:
         take(folder, RUN, "a")
 
 
-class Broken:
-    """A store whose answers to the next conditional writes are lost."""
-
-    def __init__(self, inner: Objects) -> None:
-        self.inner, self.name, self.lost = inner, inner.name, 0
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.inner, name)
-
-    def replace(self, key: str, data: bytes, tag: str) -> str | None:
-        found = self.inner.replace(key, data, tag)
-        if self.lost:
-            self.lost -= 1
-            raise Unavailable("the answer was lost")
-        return found
-
-
 def test_a_renewal_whose_answer_was_lost_is_no_loss_of_the_lease(objects: Objects) -> None:
     broken = Broken(objects)
     lease = take(broken, RUN, "a")
@@ -125,6 +109,22 @@ def test_a_renewal_whose_answer_was_lost_is_no_loss_of_the_lease(objects: Object
             lease.renew()
     lease.renew()
     lease.renew()
+
+
+def test_whoever_lost_it_unnoticed_has_nothing_to_release(objects: Objects) -> None:
+    first, second = take(objects, RUN, "a"), take(objects, RUN, "a")
+    first.release()
+    second.renew()
+
+
+def test_a_lease_is_released_after_a_renewal_whose_answer_was_lost(objects: Objects) -> None:
+    broken, clock = Broken(objects), Clock()
+    lease = take(broken, RUN, "a")
+    broken.lost = 1
+    with pytest.raises(Unavailable):
+        lease.renew()
+    lease.release()
+    assert (take(objects, RUN, "b", clock=clock, pause=clock.pause).epoch, clock.now_s) == (2, 0)
 
 
 def test_a_lease_is_kept_by_a_thread_through_failures_until_the_block_ends(folder: Folder) -> None:

@@ -12,7 +12,7 @@ from bloomery.sync.chain.publisher import PublishConfig, Published, Publisher
 from bloomery.sync.chain.receiver import Receiver
 from bloomery.types.errors import Conflict, Corrupt, Forbidden, Unavailable
 from bloomery.types.objects import Objects
-from tests.sync.chain.faults import Slow
+from tests.sync.chain.faults import Broken, Slow
 from tests.sync.chain.models import LAYOUT, OTHER, RUN, drawn, empty, version, which
 
 NO_BASES = PublishConfig(base_every=10**6, base_after_s=1e9, base_share=1e9, span_share=100)
@@ -139,6 +139,22 @@ def test_a_writer_keeps_the_lease_while_it_encodes_and_stores(folder: Folder) ->
         assert slow.waited == 2
         publisher.publish(version(0), version(1))
         assert slow.waited == 3
+
+
+def test_why_a_block_ended_is_told_whatever_becomes_of_the_lease(folder: Folder) -> None:
+    broken = Broken(folder)
+
+    def fail() -> None:
+        broken.lost = 1
+        raise RuntimeError("the trainer is gone")
+
+    with pytest.raises(RuntimeError, match="the trainer is gone"), Publisher.open(broken, RUN, holder="trainer", config=NO_BASES):
+        fail()
+    broken.lost = 0
+    with Publisher.open(broken, RUN, holder="trainer", config=NO_BASES):
+        Publisher.open(folder, RUN, holder="trainer", config=NO_BASES)
+    with pytest.raises(Unavailable, match="the answer was lost"), Publisher.open(broken, RUN, holder="trainer", config=NO_BASES):
+        broken.lost = 1
 
 
 class Interrupted:
