@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self, cast
 
+import msgspec
 import numpy as np
 
 from bloomery.obs.failpoints import failpoint
@@ -24,10 +25,10 @@ from bloomery.sync.chain import lease as leases
 from bloomery.sync.chain import parts, plan
 from bloomery.sync.chain.keys import Signer, Verifier
 from bloomery.sync.chain.lease import Lease
-from bloomery.sync.chain.manifest import LEVELS, Manifest, Step
+from bloomery.sync.chain.manifest import LEVELS, MAX_BYTES, Manifest, Step
 from bloomery.sync.chain.objects import keep
 from bloomery.sync.chain.plan import Link
-from bloomery.sync.chain.spans import Piece, Reverted, Spans
+from bloomery.sync.chain.spans import Following, Piece, Reverted, Spans
 from bloomery.sync.codec.container import Head
 from bloomery.sync.codec.delta import Choice, write
 from bloomery.sync.codec.layout import Weights
@@ -149,9 +150,11 @@ class Publisher:
         sequence = newest.manifest.sequence + 1
         steps = [Step(kind="delta", start=sequence - 1, object=keep(self._objects, made.data))]
         failpoint("chain.publish.delta")
+        following = None
         if self._config.merged:
             changed = np.flatnonzero(made.head.records.array["changed"]).tolist()
-            steps += self._merged(self._spans.add(old, new, changed, sequence), new, newest.manifest.sequence, steps[0].object.size)
+            following = self._spans.following(old, new, changed, sequence)
+            steps += self._merged(following.ended, new, newest.manifest.sequence, steps[0].object.size)
         failpoint("chain.publish.merged")
         based = self._base_wanted or self._base_due(newest.manifest, steps[0].object.size)
         if based:
@@ -168,7 +171,7 @@ class Publisher:
             layout=new.layout.hash,
             steps=tuple(steps),
         )
-        return self._commit(manifest)
+        return self._commit(manifest, following)
 
     def _start_anew(self, new: Weights) -> Published:
         newest = self.newest
@@ -176,7 +179,6 @@ class Publisher:
         root, layout = str(made.head.new_root), new.layout.hash
         if newest is not None and newest.manifest.new_root == root and newest.manifest.layout == layout and not self._base_wanted:
             return Published(newest.manifest.sequence, newest.hash, newest.manifest, 0)
-        self._spans.clear()
         sequence = 0 if newest is None else newest.manifest.sequence + 1
         step = self._base(made)
         failpoint("chain.publish.base")
@@ -191,7 +193,7 @@ class Publisher:
             layout=layout,
             steps=(step,),
         )
-        return self._commit(manifest)
+        return self._commit(manifest, None)
 
     def _encoded(self, old: Weights | None, new: Weights) -> "_Made":
         """An object in a file that has no name, mapped: as large as it is, it is not in memory."""
@@ -222,23 +224,37 @@ class Publisher:
     def _base(self, made: "_Made") -> Step:
         return Step(kind="base", start=None, object=keep(self._objects, made.data), parts=keep(self._objects, parts.listed(made.data, made.head)))
 
-    def _commit(self, manifest: Manifest) -> Published:
+    def _commit(self, manifest: Manifest, following: Following | None) -> Published:
+        """Have it be the newest version; `following` is remembered then, and everything before is forgotten without it."""
         if self._signer is not None:
             manifest = manifest.signed(self._signer)
         # What was encoded meanwhile took its time: somebody may have given this writer up.
         self.lease.renew()
         failpoint("chain.publish.committing")
+        put = sum(step.object.size + (step.parts.size if step.parts else 0) for step in manifest.steps)
         if self._objects.create(manifest.key, manifest.to_json()) is None:
-            raise Conflict(f"{self._objects.name}: another writer has created `{manifest.key}`: open the chain anew")
+            manifest, put = self._there(manifest), 0
         failpoint("chain.publish.committed")
+        if following is None:
+            self._spans.clear()
+        else:
+            self._spans.take(following)
         link = Link(manifest, manifest.hash)
         self._versions[manifest.sequence] = link
         if manifest.base == manifest.sequence:
             self._based_at, self._base_wanted = self._clock(), False
         needed = min(manifest.base, manifest.sequence - max(LEVELS))
         self._versions = {number: link for number, link in self._versions.items() if number >= needed}
-        put = sum(step.object.size + (step.parts.size if step.parts else 0) for step in manifest.steps)
         return Published(manifest.sequence, link.hash, manifest, put)
+
+    def _there(self, wanted: Manifest) -> Manifest:
+        """The version of this number, if it is this step of this writer, who was not answered; other objects may lead to it. Else Conflict."""
+        data, _ = self._objects.get(wanted.key, at_most=MAX_BYTES)
+        found = Manifest.from_json(data, f"{self._objects.name}: `{wanted.key}`")
+        same = msgspec.structs.replace(wanted, base=found.base, steps=found.steps)
+        if found != (same if self._signer is None else same.signed(self._signer)):
+            raise Conflict(f"{self._objects.name}: another writer has created `{wanted.key}`: open the chain anew")
+        return found
 
 
 class _Made(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bloomery.sync.chain.manifest import LEVELS
-from bloomery.sync.codec.layout import Chunk, Layout, Weights
+from bloomery.sync.codec.layout import Chunk, Weights
 from bloomery.sync.state_hash import Bits
 
 _FAN: Final = 4
@@ -64,6 +64,15 @@ class Reverted:
         raise TypeError("weights of an earlier version are read only")
 
 
+class Following(NamedTuple):
+    """What is remembered once a step is a version."""
+
+    levels: list[list[Piece]]
+    stop: int
+    ended: list[Piece]
+    """The spans that end with the step, the shortest first."""
+
+
 class Spans:
     """The pieces of every level. Give it each step in order; a step that does not follow the one before it begins anew."""
 
@@ -76,40 +85,44 @@ class Spans:
     @property
     def size_bytes(self) -> int:
         """Kept in memory."""
-        return sum(piece.size_bytes for level in self._levels for piece in level)
+        return _size_bytes(self._levels)
 
-    def add(self, old: Weights, new: Weights, chunks: Iterable[int], stop: int) -> list[Piece]:
-        """Remember the step to version `stop`, in which no other chunks changed; the spans that end with it, the shortest first."""
-        if self._stop != stop - 1:
-            self.clear()
-        self._stop = stop
+    def following(self, old: Weights, new: Weights, chunks: Iterable[int], stop: int) -> Following:
+        """Behind the step to version `stop`, in which no other chunks changed. It may never be a version: nothing is remembered before `take`."""
+        follows = self._stop == stop - 1
+        levels = [list(level) if follows else [] for level in self._levels]
         piece = Piece(stop - 1, stop, dict(_changed(old, new, chunks)))
-        found = []
+        ended = []
         for place, span in enumerate(LEVELS):
-            level = self._levels[place]
+            level = levels[place]
             level.append(piece)
             if stop % span:
                 break
-            self._levels[place] = []
+            levels[place] = []
             if len(level) < _FAN or level[0].start != stop - span:
                 # The longer levels have a gap here, so theirs are not whole either.
-                for longer in self._levels[place + 1 :]:
+                for longer in levels[place + 1 :]:
                     longer.clear()
                 break
             piece = _joined(level)
-            found.append(piece)
-        self._make_room(new.layout)
-        return found
+            ended.append(piece)
+        for level in reversed(levels):
+            if _size_bytes(levels) > self._share * new.layout.size_bytes:
+                level.clear()
+        return Following(levels, stop, ended)
+
+    def take(self, following: Following) -> None:
+        """The step is a version now."""
+        self._levels, self._stop = following.levels, following.stop
 
     def clear(self) -> None:
         """Forget everything: what comes next does not start from what came last."""
         for level in self._levels:
             level.clear()
 
-    def _make_room(self, layout: Layout) -> None:
-        for level in reversed(self._levels):
-            if self.size_bytes > self._share * layout.size_bytes:
-                level.clear()
+
+def _size_bytes(levels: Iterable[Iterable[Piece]]) -> int:
+    return sum(piece.size_bytes for level in levels for piece in level)
 
 
 def _changed(old: Weights, new: Weights, chunks: Iterable[int]) -> Iterator[tuple[int, Before]]:

@@ -16,6 +16,7 @@ from tests.sync.chain.faults import Broken, Slow
 from tests.sync.chain.models import LAYOUT, OTHER, RUN, drawn, empty, version, which
 
 NO_BASES = PublishConfig(base_every=10**6, base_after_s=1e9, base_share=1e9, span_share=100)
+HMAC, OTHER_KEY, ED = HmacKey(b"secret of sixteen"), HmacKey(b"another of sixteen"), Ed25519Private(bytes(range(32)))
 
 
 def kinds(published: Published) -> list[tuple[str, int | None]]:
@@ -157,6 +158,47 @@ def test_why_a_block_ended_is_told_whatever_becomes_of_the_lease(folder: Folder)
         broken.lost = 1
 
 
+class Away:
+    """A store that does not answer the next commits, whether it has taken them or not."""
+
+    def __init__(self, inner: Objects, *, taken: bool) -> None:
+        self.inner, self.name, self._taken = inner, inner.name, taken
+        self.lost_commits = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def create(self, key: str, data: bytes) -> str | None:
+        lost, self.lost_commits = self.lost_commits, max(0, self.lost_commits - 1)
+        if lost and not self._taken:
+            raise Unavailable("the store is away")
+        found = self.inner.create(key, data)
+        if lost:
+            raise Unavailable("the answer was lost")
+        return found
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("signer", [None, HMAC, ED], ids=["unsigned", "hmac", "ed25519"])
+def test_a_step_that_was_not_answered_is_published_again_with_its_merged_deltas(
+    folder: Folder, tmp_path: Path, taken: bool, signer: HmacKey | None
+) -> None:
+    store = Away(folder, taken=taken)
+    with Publisher.open(store, RUN, holder="trainer", config=NO_BASES, signer=signer) as publisher:
+        for number in range(3):
+            publisher.publish(version(number - 1) if number else None, version(number))
+        store.lost_commits = 1
+        with pytest.raises(Unavailable):
+            publisher.publish(version(2), version(3))
+        # What is made of the step now is something else than what may be there.
+        publisher.want_base()
+        again = publisher.publish(version(2), version(3))
+        assert kinds(again) == [("delta", 2)] + ([] if taken else [("base", None)])
+        assert (again.put_bytes == 0) == taken
+        assert ("merged", 0) in kinds(publisher.publish(version(3), version(4)))
+    assert joined(folder, tmp_path / "reader") == 4
+
+
 class Interrupted:
     """Somebody else writes between a writer's last look at his lease and his commit."""
 
@@ -227,9 +269,6 @@ def test_a_torn_upload_is_never_committed(objects: Objects, kept: int | None) ->
     ):
         publisher.publish(None, version(0))
     assert objects.list("v") == []
-
-
-HMAC, OTHER_KEY, ED = HmacKey(b"secret of sixteen"), HmacKey(b"another of sixteen"), Ed25519Private(bytes(range(32)))
 
 
 @pytest.mark.parametrize(("signer", "trusted"), [(HMAC, HMAC), (ED, ED.public)])
