@@ -36,7 +36,7 @@ from bloomery.sync.chain.plan import Move, Versions, read_versions, shortest
 from bloomery.sync.chain.readers import check_name, name_version
 from bloomery.sync.chain.recovery import Found, look
 from bloomery.sync.chain.repair import Rebuilder
-from bloomery.sync.chain.staging import STAGED, Changed, Staged, StagingFile
+from bloomery.sync.chain.staging import FLIPPED, STAGED, Changed, Staged, StagingFile
 from bloomery.sync.chain.state import State, Table, Version, row, state_at
 from bloomery.sync.codec.layout import Chunk, Weights
 from bloomery.sync.state_hash import Bits, StateHash
@@ -88,6 +88,8 @@ class Receiver:
         self._rebuilder: Rebuilder | None = None
         self._next_scrub = 0
         self._unsettled = False
+        self._flipped = False
+        """Whether the file of what is staged is that of the last flip."""
 
     @classmethod
     def open(
@@ -203,12 +205,16 @@ class Receiver:
             raise Conflict("nothing is staged: stage a version first")
         self._write(staged, forth=True)
         failpoint("chain.flip.written")
-        self._staged = None
+        self._staged, self._flipped = None, True
         self._become(staged.stop, staged.new_table.copy())
         return Flipped(staged.stop.sequence, staged.elements)
 
     def settle(self) -> None:
         """Have the folder and the store know what was flipped to; else the next `stage`, or `close`, does. A process that dies before finds out."""
+        if self._flipped:
+            (self._folder / STAGED).replace(self._folder / FLIPPED)
+            self._flipped = False
+            failpoint("chain.flip.kept")
         if self._unsettled:
             self._save(self._state, self._table)
             self._unsettled = False
@@ -220,17 +226,23 @@ class Receiver:
         if self._staged is not None:
             self._staged = None
             self._save(msgspec.structs.replace(self._state, flipping=""))
+            (self._folder / STAGED).unlink(missing_ok=True)
 
     def roll_back(self) -> Flipped:
-        """Go back to the version before the last flip, between two steps, from what that flip left: nothing is fetched. Conflict if there is none."""
+        """Go back to the version before the last flip, between two steps, from what that flip left: nothing is fetched.
+
+        Whatever was staged since is forgotten. Conflict if there was none, or if the weights are not what it made of them.
+        """
         self.settle()
         self.abort()
         try:
-            before = Staged(self._folder / STAGED, self.weights.layout)
+            before = Staged(self._folder / FLIPPED, self.weights.layout)
         except FileNotFoundError as error:
             raise Conflict("there was no flip that could be taken back") from error
         if self._state.held is None or self._state.held.version != before.stop:
-            raise Conflict(f"the last flip led to version {before.stop.sequence}, and the weights hold {self.sequence}: it was taken back already")
+            raise Conflict(
+                f"the last flip led to version {before.stop.sequence}, and the weights hold {self.sequence}: it was taken back, or they joined"
+            )
         self._save(msgspec.structs.replace(self._state, flipping=before.hash))
         self._write(before, forth=False)
         failpoint("chain.back.written")
@@ -273,6 +285,7 @@ class Receiver:
         if damaged:
             self.look()
             self.mend(damaged)
+        self._flipped = found.flipped
         self._become(found.version, self._table)
         self.settle()
 

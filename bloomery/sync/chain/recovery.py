@@ -4,13 +4,14 @@ Memory of a new process is none. Files are what the last process left: after a f
 of the flip was written, the old version is what they are; else the new one is finished, or, of a flip back, the old one. Nothing is written here.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from bloomery.sync.chain import state as states
-from bloomery.sync.chain.staging import STAGED, Changed, Staged
+from bloomery.sync.chain.staging import FLIPPED, STAGED, Changed, Staged
 from bloomery.sync.chain.state import State, Table, Version
 from bloomery.sync.codec.layout import Weights
 from bloomery.sync.state_hash import Bits
@@ -29,6 +30,8 @@ class Found(NamedTuple):
     """What makes chunks of a broken flip whole."""
     suspects: list[int]
     """Chunks that are not what the table says, before that is written."""
+    flipped: bool = False
+    """Whether that ends a flip, whose file is not in its place yet."""
 
 
 def look(weights: Weights, folder: Path, state: State) -> Found:
@@ -42,7 +45,7 @@ def look(weights: Weights, folder: Path, state: State) -> Found:
         if begun and not _mostly_other(there, old, new):
             suspects = _others(there, new)
             to_write = [(changed, changed.new if forth else changed.old) for changed in staged.changes() if changed.chunk.number in suspects]
-            return Found(staged.stop if forth else staged.start, new.copy(), to_write, sorted(suspects))
+            return Found(staged.stop if forth else staged.start, new.copy(), to_write, sorted(suspects), forth and staged.path.name == STAGED)
     if state.held is not None and (table := states.load_table(folder, state.held, len(there))) is not None and not _mostly_other(there, table):
         return Found(state.held.version, table, [], sorted(_others(there, table)))
     return Found(None, there, [], [])
@@ -51,12 +54,13 @@ def look(weights: Weights, folder: Path, state: State) -> Found:
 def _staged(weights: Weights, folder: Path, state: State) -> Staged | None:
     if not state.flipping:
         return None
-    try:
-        found = Staged(folder / STAGED, weights.layout)
-    except (FileNotFoundError, Corrupt):
-        # Its chunks are made anew from the store.
-        return None
-    return found if found.hash == state.flipping else None
+    # A flip back is from the second; and a flip forth is in its place already, when a process dies before that is written down.
+    for name in (STAGED, FLIPPED):
+        # Where neither can be read, chunks are made anew from the store.
+        with suppress(FileNotFoundError, Corrupt):
+            if (found := Staged(folder / name, weights.layout)).hash == state.flipping:
+                return found
+    return None
 
 
 def _others(there: Table, table: Table) -> set[int]:

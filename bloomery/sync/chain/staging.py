@@ -22,6 +22,9 @@ from bloomery.types.errors import Corrupt
 from bloomery.types.wire import Wire
 
 STAGED: Final = "staged"
+"""Changes that the next flip writes."""
+FLIPPED: Final = "flipped"
+"""Those that the last one wrote, by which it can be taken back."""
 _TAIL_BYTES: Final = 8 + 32
 
 

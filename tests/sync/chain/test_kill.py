@@ -46,9 +46,11 @@ FOLLOWING = [
     "chain.flip.chunk@1",
     "chain.flip.chunk@4",
     "chain.flip.written",
+    "chain.flip.kept",
     "chain.flip.held",
     "tests.weights.half@11",
     "tests.weights.half@23",
+    "chain.flip.kept@2",
     # Five steps of six chunks, and then back.
     "chain.flip.chunk@33",
     "chain.back.written",

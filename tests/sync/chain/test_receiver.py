@@ -164,11 +164,36 @@ def test_back_to_the_version_before_and_forth_again(folder: Folder, tmp_path: Pa
         receiver.flip()
         assert receiver.roll_back().sequence == 1
         assert (receiver.sequence, which(receiver.weights)) == (1, 1)
-        with pytest.raises(Conflict, match="taken back already"):
+        with pytest.raises(Conflict, match="led to version 3, and the weights hold 1: it was taken back"):
             receiver.roll_back()
         receiver.stage(2)
         receiver.flip()
         assert which(receiver.weights) == 2
+
+
+def test_a_version_that_turns_out_bad_is_left_while_the_next_one_is_staged(folder: Folder, tmp_path: Path) -> None:
+    publish(folder, 3)
+    with reader(folder, tmp_path, in_files(tmp_path / "weights")) as receiver:
+        receiver.join(1)
+        receiver.stage(2)
+        receiver.flip()
+        receiver.stage(3)
+    # What was staged is forgotten with the process, and the way back is not.
+    with reader(folder, tmp_path, in_files(tmp_path / "weights")) as receiver:
+        assert receiver.sequence == 2
+        receiver.stage(3)
+        assert receiver.roll_back().sequence == 1
+        assert (receiver.staged, which(receiver.weights)) == (None, 1)
+        receiver.stage(3)
+        receiver.flip()
+        assert which(receiver.weights) == 3
+        assert receiver.roll_back().sequence == 1
+        assert which(receiver.weights) == 1
+        receiver.stage(3)
+        receiver.abort()
+        receiver.join(2)
+        with pytest.raises(Conflict, match="led to version 3, and the weights hold 2: it was taken back, or they joined"):
+            receiver.roll_back()
 
 
 def test_files_are_opened_as_the_version_that_they_are_and_memory_has_to_join_again(folder: Folder, tmp_path: Path) -> None:
