@@ -23,7 +23,7 @@ from obstore.store import ObjectStore, S3Store
 
 from bloomery.store.files import make_directory, sync_directory
 from bloomery.types.errors import BloomeryError, Corrupt, NotFound, Unavailable, reason
-from bloomery.types.objects import Stored, check_key
+from bloomery.types.objects import Stored, check_key, is_key
 
 DEADLINE_S: Final = 30.0
 _LOCK: Final = ".lock"
@@ -93,10 +93,10 @@ class Folder:
         """See `Objects`."""
         with self._naming(folder):
             top = self._path(folder)
-            below = (Path(place) / name for place, _, names in os.walk(top) for name in names if _STAGED not in name and name != _LOCK)
+            below = (Path(place) / name for place, _, names in os.walk(top) for name in names)
             keys = sorted(path.relative_to(self._root).as_posix() for path in below)
         # What is deleted meanwhile is not there.
-        return [found for key in keys if key > after and (found := self.head(key)) is not None]
+        return [found for key in keys if is_key(key) and key > after and (found := self.head(key)) is not None]
 
     def delete(self, key: str) -> None:
         """See `Objects`."""
@@ -245,8 +245,8 @@ class Bucket:
         """See `Objects`."""
         check_key(folder)
         with self._naming(folder):
-            found = [_stored(entry, self.name) for batch in obstore.list(self._store, folder, offset=after or None) for entry in batch]
-        return sorted(found)
+            entries = [entry for batch in obstore.list(self._store, folder, offset=after or None) for entry in batch]
+        return sorted(_stored(entry, self.name) for entry in entries if is_key(entry["path"]))
 
     def delete(self, key: str) -> None:
         """See `Objects`."""

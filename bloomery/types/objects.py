@@ -53,7 +53,7 @@ class Objects(Protocol):
         """What there is under the key."""
 
     def list(self, folder: str, *, after: str = "") -> list[Stored]:
-        """All objects in a folder, in the order of their keys; only those behind the key `after`."""
+        """All objects in a folder, in the order of their keys; only those behind the key `after`. What others left there under no key is none."""
 
     def delete(self, key: str) -> None:
         """Remove the object; one that is gone already is fine."""
@@ -62,9 +62,14 @@ class Objects(Protocol):
         """Remove what puts left behind that were broken off before that moment of the store's clock."""
 
 
+def is_key(key: str) -> bool:
+    """Whether it climbs nowhere, hides nothing and surprises no file system."""
+    return len(key) <= MAX_KEY and KEY.fullmatch(key) is not None
+
+
 def check_key(key: str) -> None:
-    """Refuse keys that climb, hide or surprise a file system."""
-    if len(key) > MAX_KEY or not KEY.fullmatch(key):
+    """Refuse what is no key."""
+    if not is_key(key):
         raise InvalidInput(
             f"`{key[:80]}` is no key of an object: segments of letters, digits, `._-`, separated by `/`, none starting with a dot", field="key"
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import obstore
 import pytest
 from obstore.store import MemoryStore
 
@@ -69,6 +70,22 @@ def test_a_listing_has_the_keys_of_a_folder_in_order_and_only_those_behind(objec
     assert [(found.key, found.size) for found in objects.list("v", after="v/2")] == [("v/3", 3), ("v/below/1", 9)]
     assert objects.list("nothing") == []
     assert objects.list("v")[0] == objects.head("v/1")
+
+
+@pytest.mark.parametrize(
+    "name", [".nfs0001", ".DS_Store", "Copy of 1", "below/.hidden", ".snapshot/1", "1~", "a" * 250 + "/" + "b" * 250 + "/" + "c" * 20]
+)
+def test_a_listing_skips_what_others_left_under_no_key(tmp_path: Path, s3: str, name: str) -> None:
+    store = MemoryStore()
+    folder, memory, bucket = Folder(tmp_path / "objects"), Bucket(store, "memory"), new_bucket(s3)
+    foreign = tmp_path / "objects" / "v" / name
+    foreign.parent.mkdir(parents=True)
+    foreign.write_bytes(b"foreign")
+    for each in (store, bucket._store):
+        obstore.put(each, f"v/{name}", b"foreign")
+    for objects in (folder, memory, bucket):
+        objects.put("v/1", b"one")
+        assert [found.key for found in objects.list("v")] == ["v/1"]
 
 
 def test_created_once_and_a_repeated_request_finds_its_own_object(objects: Objects) -> None:
