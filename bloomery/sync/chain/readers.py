@@ -1,6 +1,6 @@
 """What readers tell the store that they hold, so that nobody removes what they need next. They tell it again with every version."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -34,16 +34,24 @@ def leave(objects: Objects, name: str) -> None:
     objects.delete(f"{FOLDER}/{name}")
 
 
-def held_by_others(objects: Objects, since_us: int) -> list[int]:
-    """Versions of readers who told them since that moment of the store's clock."""
-    found = []
+class Claims(NamedTuple):
+    """What readers said that they hold."""
+
+    versions: list[int]
+    unreadable: list[str]
+    """Keys of readers of whom nobody knows what they said: they may hold any version that is there."""
+
+
+def held_by_others(objects: Objects, since_us: int) -> Claims:
+    """Of readers who told it since that moment of the store's clock."""
+    found = Claims([], [])
     for stored in objects.list(FOLDER):
         if stored.modified_us >= since_us:
             try:
                 data, _ = objects.get(stored.key, at_most=_MAX_BYTES)
-                found.append(msgspec.json.decode(data, type=Holds).sequence)
+                found.versions.append(msgspec.json.decode(data, type=Holds).sequence)
             except NotFound:
                 continue
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise Corrupt(f"{objects.name}: `{stored.key}` is not what a reader holds: {error}; remove it if nobody reads") from error
+            except (Corrupt, msgspec.MsgspecError, UnicodeDecodeError):
+                found.unreadable.append(stored.key)
     return found

@@ -1,6 +1,7 @@
 """What nobody can need any more, removed: mark what manifests name, sweep what none names, and never in a hurry.
 
-Kept are the versions from the older one of the newest two bases on, and from the base behind whatever version a reader says that it holds. Manifests
+Kept are the versions from the older one of the newest two bases on, and from the base behind whatever version a reader says that it holds; all of
+them while it cannot be read what one says, which no reader repeats and which is so forgotten after a day. Manifests
 before that go first, the oldest first, so that what is left is one chain at any moment; then objects that no manifest names which is there. Between
 being found and being removed lies a tombstone of a day, and an object that was put again meanwhile is young and stays. So whatever a manifest names
 is there, wherever a sweep is killed, and the next one goes on.
@@ -8,6 +9,7 @@ is there, wherever a sweep is killed, and the next one goes on.
 Only who has the lease sweeps, so nobody commits meanwhile. Times are the store's own, which a sweep asks for by storing something.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -19,9 +21,11 @@ from bloomery.sync.chain.keys import Verifier
 from bloomery.sync.chain.lease import Lease
 from bloomery.sync.chain.plan import Versions, read_versions
 from bloomery.sync.chain.readers import FOLDER as READERS
-from bloomery.sync.chain.readers import held_by_others
+from bloomery.sync.chain.readers import Claims, held_by_others
 from bloomery.types.errors import NotFound, Unavailable
 from bloomery.types.objects import Objects, Stored
+
+log = logging.getLogger(__name__)
 
 _TOMBSTONES: Final = "gc/tombstones"
 _CLOCK: Final = "gc/clock"
@@ -69,7 +73,8 @@ def _swept(objects: Objects, lease: Lease, trusted: Sequence[Verifier], config: 
     for place, key in enumerate(due):
         if place % _RENEWED_EVERY == 0:
             lease.renew()
-        if doomed[key].modified_us <= tombs[key].modified_us:
+        # Its age of now: it may have been put again since it was listed.
+        if (found := objects.head(key)) is not None and found.modified_us <= tombs[key].modified_us:
             objects.delete(key)
             failpoint("chain.sweep.removed")
             removed.append(key)
@@ -90,7 +95,10 @@ def _unneeded(objects: Objects, run: str, trusted: Sequence[Verifier], config: R
         versions = read_versions(objects, run, trusted)
     except NotFound:
         versions = {}
-    first = _first_needed(versions, config.bases, held_by_others(objects, now_us - int(config.reader_s * 1e6)))
+    held = held_by_others(objects, now_us - int(config.reader_s * 1e6))
+    for key in held.unreadable:
+        log.warning("%s: `%s` is not what a reader holds: all versions stay until it is removed, or was there for long", objects.name, key)
+    first = _first_needed(versions, config.bases, held)
     old = [stored for stored in objects.list(manifests.FOLDER) if (number := manifests.sequence_of(stored.key)) is None or number < first]
     # Of all versions that are there, needed or not: none of them ever names what is not there.
     marked = {ref.key for ref in _named(versions)}
@@ -98,12 +106,15 @@ def _unneeded(objects: Objects, run: str, trusted: Sequence[Verifier], config: R
     return [*old, *stray]
 
 
-def _first_needed(versions: Versions, bases: int, held: Iterable[int]) -> int:
+def _first_needed(versions: Versions, bases: int, held: Claims) -> int:
     based = sorted((number for number, link in versions.items() if link.manifest.base == number), reverse=True)[:bases]
     if not based:
         return 0
+    if held.unreadable:
+        # To keep all for a day costs room; to guess could cost a reader its way.
+        return min(versions)
     # A reader behind the chain's end, or before its beginning, needs nothing that could be kept.
-    behind = (versions[number].manifest.base for number in held if number in versions)
+    behind = (versions[number].manifest.base for number in held.versions if number in versions)
     return min((based[-1], *behind))
 
 

@@ -1,6 +1,7 @@
 """What is removed nobody can need, and not before its time."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from bloomery.sync.chain.readers import leave, name_version
 from bloomery.sync.chain.receiver import ReceiveConfig, Receiver
 from bloomery.sync.chain.retention import RetainConfig, Swept, sweep
 from bloomery.types.errors import Conflict, Corrupt, InvalidInput
-from bloomery.types.objects import Objects
+from bloomery.types.objects import Objects, Stored
 from tests.sync.chain.faults import Slow
 from tests.sync.chain.models import RUN, empty, version, which
 
@@ -105,22 +106,24 @@ def test_readers_say_what_they_hold_under_a_name_that_is_one(folder: Folder, tmp
 
 
 def test_a_reader_that_is_opened_again_tells_again_what_it_holds(folder: Folder, tmp_path: Path) -> None:
-    publisher = chain(folder, 4)
+    chain(folder, 4)
     weights, config = empty(), ReceiveConfig(name="sampler-0")
     for _ in range(2):
         with Receiver.open(folder, weights, RUN, folder=tmp_path / "reader", config=config) as receiver:
             receiver.join(4)
         assert [found.key for found in folder.list("readers")] == ["readers/sampler-0"]
         leave(folder, "sampler-0")
-    assert sweep(folder, publisher.lease, config=LATER).removed == []
+    publisher = chain(folder, 10)
+    with Receiver.open(folder, weights, RUN, folder=tmp_path / "reader", config=config) as receiver:
+        receiver.join(4)
+    swept(folder, publisher)
+    assert numbers(folder) == list(range(3, 11))
 
 
 def test_a_reader_that_told_nothing_for_long_has_left(folder: Folder) -> None:
     publisher = chain(folder, 10)
     name_version(folder, "gone", 4)
-    entry = folder._root / "readers" / "gone"
-    found = entry.stat()
-    os.utime(entry, ns=(found.st_atime_ns, found.st_mtime_ns - 2 * 86_400 * 10**9))
+    aged(folder, "readers/gone", 2 * 86_400)
     swept(folder, publisher)
     assert numbers(folder) == [6, 7, 8, 9, 10]
     assert folder.list("readers") == []
@@ -149,6 +152,58 @@ def test_what_was_put_again_after_its_tombstone_is_young_and_stays(folder: Folde
     found = sweep(folder, publisher.lease, config=AT_ONCE)
     assert found.removed == []
     assert folder.head(stray.key) is not None
+
+
+class Busy:
+    """A store in which something happens after a folder was listed."""
+
+    def __init__(self, inner: Objects, folder: str, then: Callable[[], None]) -> None:
+        self.inner, self.name, self._folder, self._then = inner, inner.name, folder, then
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def list(self, folder: str, *, after: str = "") -> list[Stored]:
+        found = self.inner.list(folder, after=after)
+        if folder == self._folder:
+            self._then()
+        return found
+
+
+def test_what_is_put_again_while_a_sweep_runs_stays(folder: Folder) -> None:
+    publisher = chain(folder, 0)
+    stray, other = keep(folder, b"stray"), keep(folder, b"other")
+    sweep(folder, publisher.lease, config=LATER)
+
+    def put_again() -> None:
+        keep(folder, b"stray")
+        aged(folder, stray.key, -10)
+
+    assert sweep(Busy(folder, "obj", put_again), publisher.lease, config=AT_ONCE).removed == [other.key]
+    assert folder.head(stray.key) is not None
+    assert folder.list("gc/tombstones") == []
+
+
+def aged(folder: Folder, key: str, seconds: int) -> None:
+    """Have it been put so long before it was."""
+    path = folder._root / key
+    found = path.stat()
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns - seconds * 10**9))
+
+
+@pytest.mark.parametrize("said", [b"\xff", b"{}", bytes(10_000)])
+def test_while_it_cannot_be_read_what_a_reader_holds_all_versions_stay_and_sweeps_go_on(
+    folder: Folder, caplog: pytest.LogCaptureFixture, said: bytes
+) -> None:
+    publisher = chain(folder, 10)
+    stray = keep(folder, b"stray")
+    folder.put("readers/sampler-0", said)
+    assert swept(folder, publisher).removed == [stray.key]
+    assert "`readers/sampler-0` is not what a reader holds" in caplog.text
+    assert numbers(folder) == list(range(11))
+    aged(folder, "readers/sampler-0", 2 * 86_400)
+    swept(folder, publisher)
+    assert numbers(folder) == [6, 7, 8, 9, 10]
 
 
 def test_only_who_has_the_lease_sweeps(folder: Folder) -> None:
