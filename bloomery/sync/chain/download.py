@@ -41,8 +41,8 @@ class FetchConfig:
     """When a range is asked for twice while nothing is known of how long others take."""
     hedge_least_s: float = 0.02
     """No range is asked for twice earlier."""
-    deadline_s: float = 600.0
-    """For one object."""
+    deadline_s: float = 120.0
+    """For one range, from the moment that it is asked for: an object may take as long as it is large."""
 
     @property
     def memory_bytes(self) -> int:
@@ -89,12 +89,11 @@ class Downloads:
             if _matches(path, ref):
                 return path
             path.unlink()
-        deadline = self._clock() + self._config.deadline_s
-        resumed = self._fill(ref, deadline)
+        resumed = self._fill(ref)
         if not _matches(self._partial(ref), ref):
             self._forget(ref)
             if resumed:
-                self._fill(ref, deadline)
+                self._fill(ref)
             if not resumed or not _matches(self._partial(ref), ref):
                 self._forget(ref)
                 raise Corrupt(f"{self._objects.name}: `{ref.key}` is not what its name says: it is damaged")
@@ -110,15 +109,15 @@ class Downloads:
             if path.name.partition(".")[0] not in kept:
                 path.unlink(missing_ok=True)
 
-    def _fill(self, ref: Ref, deadline: float) -> bool:
+    def _fill(self, ref: Ref) -> bool:
         """Fetch the ranges that are missing; whether there were some."""
         here = self._resumable(ref)
         missing = [place for place in range(math.ceil(ref.size / self._config.range_bytes)) if place not in here]
         with self._partial(ref).open("r+b") as file, self._ranges(ref).open("a") as ranges:
-            tasks = [self._workers.submit(self._one, ref, place, file.fileno(), deadline) for place in missing]
+            tasks = [self._workers.submit(self._one, ref, place, file.fileno()) for place in missing]
             try:
                 for task in tasks:
-                    # Each ends by the deadline by itself.
+                    # Each ends by a deadline of its own.
                     place = task.result()
                     self.fetched_bytes += min(self._config.range_bytes, ref.size - place * self._config.range_bytes)
                     ranges.write(f"{self._config.range_bytes} {place}\n")
@@ -131,18 +130,19 @@ class Downloads:
                 wait(tasks)
         return bool(here)
 
-    def _one(self, ref: Ref, place: int, handle: int, deadline: float) -> int:
+    def _one(self, ref: Ref, place: int, handle: int) -> int:
         start = place * self._config.range_bytes
-        data = self._hedged(ref, start, min(start + self._config.range_bytes, ref.size), deadline)
+        data = self._hedged(ref, start, min(start + self._config.range_bytes, ref.size))
         written = 0
         while written < len(data):
             written += os.pwrite(handle, memoryview(data)[written:], start + written)
         return place
 
-    def _hedged(self, ref: Ref, start: int, stop: int, deadline: float) -> bytes:
+    def _hedged(self, ref: Ref, start: int, stop: int) -> bytes:
         began = self._clock()
+        deadline = began + self._config.deadline_s
         first = self._requests.submit(self._objects.part, ref.key, start, stop)
-        done, waiting = wait([first], timeout=min(self._patience_s(), max(0.0, deadline - began)))
+        done, waiting = wait([first], timeout=min(self._patience_s(), self._config.deadline_s))
         if waiting:
             self.hedged += 1
             waiting.add(self._requests.submit(self._objects.part, ref.key, start, stop))

@@ -162,6 +162,19 @@ def test_a_store_that_never_answers_is_named_at_the_deadline(folder: Folder, ref
         over.set()
 
 
+def test_a_store_that_goes_on_answering_may_take_longer_than_the_deadline_for_a_large_object(folder: Folder, ref: Ref, tmp_path: Path) -> None:
+    seconds = [0.0]
+
+    def slow(part: Part, key: str, start: int, stop: int) -> bytes:
+        seconds[0] += 4
+        return part(key, start, stop)
+
+    config = FetchConfig(range_bytes=1000, at_once=1, hedge_first_s=60, hedge_least_s=60, deadline_s=5)
+    with Downloads(Faulty(folder, slow), tmp_path / "here", config, clock=lambda: seconds[0]) as downloads:
+        assert downloads.fetch(ref).read_bytes() == DATA
+    assert seconds[0] == 4 * 11
+
+
 def test_never_more_is_held_than_is_stated(folder: Folder, ref: Ref, tmp_path: Path) -> None:
     """Every request waits until as many are there as may be: more would show, and fewer would hang."""
     held, most, lock = [0], [0], threading.Lock()
