@@ -347,15 +347,22 @@ class Receiver:
 
     def _decoded(self, hops: Sequence[Hop], chunk: Chunk, state: StateHash) -> tuple[Changed, StateHash]:
         """What changes of a chunk. If it is not what it should be, what makes it so is among the changes."""
-        live = self.weights.read(chunk)
+        live = before = self.weights.read(chunk)
         try:
             found = through(hops, chunk, Decoded(live, state))
         except Corrupt:
             if states.hash_chunk(self.weights, chunk) == state:
                 raise
-            found = through(hops, chunk, Decoded(self._rebuilt(chunk, state), state))
-        indices = np.flatnonzero(found.bits != live).astype(np.uint32) if found.bits is not live else np.zeros(0, np.uint32)
-        return Changed(chunk, indices, live[indices], found.bits[indices]), found.state
+            # Whoever goes back goes to what should have been there.
+            before = self._rebuilt(chunk, state)
+            found = through(hops, chunk, Decoded(before, state))
+        if found.bits is live:
+            return Changed(chunk, np.zeros(0, np.uint32), live[:0], live[:0]), found.state
+        different = found.bits != live
+        if before is not live:
+            different |= found.bits != before
+        indices = np.flatnonzero(different).astype(np.uint32)
+        return Changed(chunk, indices, before[indices], found.bits[indices]), found.state
 
     def _write(self, staged: Staged, *, forth: bool) -> None:
         written: list[Changed] = []

@@ -444,6 +444,25 @@ def test_a_flipped_bit_that_a_delta_builds_on_is_mended_with_the_flip_or_by_the_
         assert which(receiver.weights) == 2
 
 
+def test_whoever_goes_back_over_a_flipped_bit_goes_to_what_should_have_been_there(folder: Folder, tmp_path: Path) -> None:
+    with Publisher.open(folder, RUN, holder="trainer", config=replace(CONFIG, codec="raw")) as publisher:
+        for number in range(3):
+            publisher.publish(version(number - 1) if number else None, version(number))
+    with reader(folder, tmp_path) as receiver:
+        receiver.join(1)
+        one, two = version(1)["c"], version(2)["c"]
+        changed, kept = int(np.flatnonzero(one != two)[0]), int(np.flatnonzero(one == two)[0])
+        flipped_bit(receiver.weights, "c", changed)
+        flipped_bit(receiver.weights, "c", kept)
+        # As if this element had been in the next version already.
+        receiver.weights["c"][np.flatnonzero(one != two)[1]] = two[np.flatnonzero(one != two)[1]]
+        receiver.stage()
+        receiver.flip()
+        assert which(receiver.weights) == 2
+        receiver.roll_back()
+        assert which(receiver.weights) == 1
+
+
 def test_a_chunk_that_no_one_has_any_more_is_told(folder: Folder, tmp_path: Path) -> None:
     publish(folder, 1)
     with reader(folder, tmp_path, config=ReceiveConfig(scrub_share=1)) as receiver:
