@@ -25,6 +25,8 @@ TERM_S: Final = 60.0
 _MAX_BYTES: Final = 1 << 12
 _LOOKS: Final = 20
 """In a term."""
+_LOST_LOOKS: Final = 200
+"""In a term, where the lease was free and somebody else got it."""
 
 
 class _Holding(Wire, frozen=True, kw_only=True):
@@ -132,8 +134,8 @@ def take(
             return lease
         if clock() - began > patience_s:
             raise Unavailable(f"{objects.name}: `{holding.holder if holding else 'somebody'}` keeps the lease of run `{run}`: stop that writer first")
-        if not free:
-            pause(term_s / _LOOKS)
+        # Somebody was faster, who is seen at once; or the store refuses everybody, and is not to be asked without end.
+        pause(term_s / (_LOST_LOOKS if free else _LOOKS))
 
 
 def _read(objects: Objects) -> tuple[_Holding | None, str]:

@@ -88,6 +88,26 @@ def test_of_many_who_want_it_at_once_every_one_has_an_epoch_of_his_own(objects: 
     assert holds == [6]
 
 
+class Refusing:
+    """A store that refuses the next conditional writes."""
+
+    def __init__(self, inner: Objects, refusals: int) -> None:
+        self.inner, self.name, self.refusals = inner, inner.name, refusals
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def create(self, key: str, data: bytes) -> str | None:
+        self.refusals -= 1
+        return None if self.refusals >= 0 else self.inner.create(key, data)
+
+
+def test_whoever_lost_a_race_for_a_free_lease_waits_before_the_next_one(folder: Folder) -> None:
+    clock = Clock()
+    assert take(Refusing(folder, 5), RUN, "a", term_s=10, clock=clock, pause=clock.pause).epoch == 1
+    assert clock.now_s == pytest.approx(5 * 10 / 200)
+
+
 def test_a_store_of_another_run_is_refused(folder: Folder) -> None:
     take(folder, RUN, "a").release()
     with pytest.raises(Conflict, match="holds the chain of run `run-1`, not of `run-2`"):
