@@ -1,4 +1,4 @@
-"""What all tests share: one live server, and no network but loopback."""
+"""What all tests share: one live server, one that speaks S3, and no network but loopback."""
 
 import ipaddress
 import os
@@ -19,6 +19,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 from bloomery.obs.garbage_collector import importing
 from tests.certificates import nobody_trusted
 from tests.live import LiveServer, running_server
+from tests.s3 import running_s3
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # The tinker SDK reports to the server it talks to; a test that is about reports sends its own.
@@ -48,6 +49,13 @@ def pytest_collection() -> Generator[None, object, object]:
 def certificates() -> Iterator[None]:
     with nobody_trusted():
         yield
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server that speaks S3, shared by all tests that make buckets of their own there."""
+    with running_s3(tmp_path_factory.mktemp("s3") / "log") as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

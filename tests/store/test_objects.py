@@ -3,7 +3,7 @@
 import socket
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,17 +15,11 @@ from bloomery.store.objects import Bucket, BucketAccess, Folder, open_bucket, pa
 from bloomery.sync.chain.objects import MAX_BYTES
 from bloomery.types.errors import BloomeryError, Corrupt, InvalidInput, NotFound, Unavailable
 from bloomery.types.objects import Objects
-from tests.s3 import new_bucket, running_s3
+from tests.s3 import new_bucket
 
 WRITERS = 8
 ROUNDS = 10
 REPLACES = 5
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_s3(tmp_path_factory.mktemp("s3") / "log") as url:
-        yield url
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])
