@@ -8,6 +8,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from bloomery.types.resources import Price
 from tests.api.server import KEY
 from tests.live import wait_until
 from tests.openai.server import END, ScriptedServer, logprob_at
@@ -143,3 +144,27 @@ def test_a_hostile_template_costs_its_own_requests_only(tmp_path: Path) -> None:
             chat(sdk, messages=[{"role": "user", "content": "loop"}])
         assert chat(sdk).choices[0].message.content == "It is 36."
         assert complete(sdk).choices[0].text == "It is 36."
+
+
+def test_a_priced_request_costs_what_its_key_is_charged_for(sdk: OpenAI, server: ScriptedServer) -> None:
+    price = Price(prompt_usd_per_mtok=1.0, completion_usd_per_mtok=1000.0)
+    with server.client() as client:
+        client.deployments.create("priced", "tiny")
+        client.deployments.set_price("priced", price)
+    said = ("a rather long answer", "short", "a long answer")
+    server.scripted.script.says = said
+    best = complete(sdk, model="priced", best_of=3, n=1)
+    span = server.span(best.id)["span"]
+    assert span["out_tokens"] == best.usage.completion_tokens == sum(len(tokens_of(text)) + 1 for text in said)
+    assert span["cost_usd"] == price.of(best.usage.prompt_tokens, best.usage.completion_tokens)
+    # Nothing is charged where nothing came, and the prompt with the first token.
+    server.scripted.script.fail_after = 0
+    with pytest.raises(openai.InternalServerError, match="the weights melted"):
+        complete(sdk, model="priced")
+    newest = server.http.get("/api/v1/spans", params={"limit": 1}).json()["data"][0]
+    assert (newest["status"], newest["cost_usd"], newest["in_tokens"] > 0) == ("error", 0.0, True)
+    server.scripted.script.fail_after = 3
+    with pytest.raises(openai.InternalServerError, match="the weights melted"):
+        complete(sdk, model="priced")
+    newest = server.http.get("/api/v1/spans", params={"limit": 1}).json()["data"][0]
+    assert (newest["out_tokens"], newest["cost_usd"]) == (3, price.of(newest["in_tokens"], 3))

@@ -58,6 +58,10 @@ class Inference:
     error_code: str | None = None
     cached_tokens: int = 0
     """Of the prompt: tokens that another request had computed already."""
+    charged: bool = True
+    """Whether the prompt costs anything: not where it was refused before anything came of it."""
+    unanswered_tokens: int = 0
+    """Sampled beside `samples`, in continuations that were not chosen."""
     consent: Consent = "none"
     episode_id: str | None = None
     session_id: str | None = None
@@ -69,6 +73,11 @@ class Inference:
     """Whether its content is kept where bodies are."""
     spell: Callable[[Sequence[int]], str] | None = None
     """Where prompt and answers are tokens alone: makes texts of them when the body is written, off the request path."""
+
+    @property
+    def out_tokens(self) -> int:
+        """All that was sampled."""
+        return self.unanswered_tokens + sum(len(sample.tokens) for sample in self.samples)
 
 
 class Prepared(NamedTuple):
@@ -136,7 +145,7 @@ def _row(inference: Inference) -> dict[str, Any]:
         "ttft_us": inference.ttft_us,
         "duration_us": inference.duration_us,
         "in_tokens": len(inference.prompt_tokens),
-        "out_tokens": sum(len(sample.tokens) for sample in inference.samples),
+        "out_tokens": inference.out_tokens,
         "cached_tokens": inference.cached_tokens,
         "cost_usd": _cost_usd(inference),
         "finish_reason": inference.samples[0].reason if inference.samples else None,
@@ -155,8 +164,9 @@ def _cost_usd(inference: Inference) -> float | None:
     price = inference.target.price
     if price is None:
         return None
-    completion_tokens = sum(len(sample.tokens) for sample in inference.samples)
-    return price.of(len(inference.prompt_tokens), completion_tokens, cached_tokens=inference.cached_tokens)
+    if not inference.charged:
+        return price.of(0, inference.out_tokens)
+    return price.of(len(inference.prompt_tokens), inference.out_tokens, cached_tokens=inference.cached_tokens)
 
 
 def _tokens(inference: Inference) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Serving:
     def usage(self) -> Usage:
         """So far."""
         cached = sum(stream.found_tokens for stream in self._streams)
-        return Usage(sum(map(len, self.job.prompts)), sum(len(choice.tokens) for choice in self._choices), cached)
+        return Usage(sum(map(len, self.job.prompts)), _tokens_of(self._choices), cached)
 
     async def whole(self) -> dict[str, Any]:
         """Serve to the end and answer in one piece."""
@@ -119,9 +119,12 @@ class Serving:
 
     def _charge(self) -> None:
         """The key pays for what was sampled, and not for prompts that were refused before anything came of them."""
-        if self._status == "error":
-            self._limits.give_back(self._caller, sum(len(tokens) for prompt, tokens in enumerate(self.job.prompts) if prompt not in self._begun))
+        self._limits.give_back(self._caller, sum(len(tokens) for prompt, tokens in enumerate(self.job.prompts) if self._was_refused(prompt)))
         self._limits.sampled(self._caller, self.usage.completion)
+
+    def _was_refused(self, prompt: int) -> bool:
+        """Before anything came of it."""
+        return self._status == "error" and prompt not in self._begun
 
     def _take(self, prompt: int, event: Progress) -> Step | None:
         self._begun.add(prompt)
@@ -168,9 +171,13 @@ class Serving:
         answered = [choice for prompt in range(len(self.job.prompts)) for choice in self._answered(prompt)]
         return [self.answers.choice(index, self._whole_piece(choice), choice.reason) for index, choice in enumerate(answered)]
 
+    def _drawn(self, prompt: int) -> list[Choice]:
+        """All choices of a prompt, in their order."""
+        return self._choices[prompt * self.job.samples : (prompt + 1) * self.job.samples]
+
     def _answered(self, prompt: int) -> list[Choice]:
         """The choices of a prompt that are answered, in their order."""
-        mine = self._choices[prompt * self.job.samples : (prompt + 1) * self.job.samples]
+        mine = self._drawn(prompt)
         if self.job.shown is None:
             return mine
         return sorted(mine, key=lambda choice: -choice.likelihood)[: self.job.shown]
@@ -234,6 +241,8 @@ class Serving:
             status=self._status,
             error_code=self._error_code,
             cached_tokens=self._streams[prompt].found_tokens,
+            charged=not self._was_refused(prompt),
+            unanswered_tokens=_tokens_of(self._drawn(prompt)) - _tokens_of(mine),
             consent=job.consent,
             episode_id=job.episode,
             parent_id=None if prompt == 0 else job.id,
@@ -242,6 +251,10 @@ class Serving:
 
     def _text_only(self, choice: Choice) -> Piece:
         return Piece("".join(piece.text for piece in self._texts[choice.index]), [])
+
+
+def _tokens_of(choices: Sequence[Choice]) -> int:
+    return sum(len(choice.tokens) for choice in choices)
 
 
 async def _merged(streams: Sequence[SampleStream]) -> AsyncGenerator[tuple[int, Progress], None]:
