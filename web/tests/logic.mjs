@@ -26,6 +26,15 @@ test("what a request cost is told in figures that count", async () => {
   assert.deepEqual([null, 0, 1234.567, 1, 0.5, 0.0000767, 0.00000123, 2e-8].map(usd), ["–", "$0", "$1234.57", "$1.00", "$0.5", "$0.0000767", "$0.00000123", "$2.00e-8"]);
 });
 
+test("bins are called by the values in them", async () => {
+  const { bins } = await load("lib/bins.ts");
+  assert.deepEqual(bins({ low: 2, high: 2, width: 0, counts: [3] }), ["2"]);
+  assert.deepEqual(bins({ low: 1, high: 4, width: 1, counts: [1, 2, 0, 1] }), ["1", "2", "3", "4"]);
+  assert.deepEqual(bins({ low: 1, high: 5, width: 2, counts: [2, 2, 1] }), ["1 to 2", "3 to 4", "5"]);
+  assert.deepEqual(bins({ low: 0, high: 0.5, width: 0.25, counts: [1, 1] }), ["0 to 0.25", "0.25 to 0.5"]);
+  assert.deepEqual(bins({ low: 0, high: 2, width: 1, counts: [2, 1] }), ["0 to 1", "1 to 2"], "0, 0.5 and 2");
+});
+
 test("what is measured late of a step stands at that step, once", async () => {
   const { Measured } = await load("lib/points.ts");
   const measured = new Measured();
