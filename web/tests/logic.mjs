@@ -23,7 +23,8 @@ test("a number never claims more than it is", async () => {
 
 test("what a request cost is told in figures that count", async () => {
   const { usd } = await load("lib/format.ts");
-  assert.deepEqual([null, 0, 1234.567, 1, 0.5, 0.0000767, 0.00000123, 2e-8].map(usd), ["–", "$0", "$1234.57", "$1.00", "$0.5", "$0.0000767", "$0.00000123", "$2.00e-8"]);
+  assert.deepEqual([null, 0, 1234.567, 1, 0.0000767, 0.00000123, 2e-8].map(usd), ["–", "$0", "$1234.57", "$1.00", "$0.0000767", "$0.00000123", "$2.00e-8"]);
+  assert.deepEqual([1.004, 0.99999, 0.9995, 0.9994, 0.999, 0.5, 0.07, 0.305, 0.001].map(usd), ["$1.00", "$1.00", "$1.00", "$0.999", "$0.999", "$0.50", "$0.07", "$0.305", "$0.001"]);
 });
 
 test("bins are called by the values in them", async () => {

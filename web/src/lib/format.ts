@@ -67,9 +67,11 @@ export function short(hash: string | null | undefined): string {
   return hash ? hash.slice(0, 12) : "–";
 }
 
-/** US dollars, in three digits that count where they are less than one. */
+/** US dollars, in three digits that count where they are less than one, and cents in any case. */
 export function usd(value: number | null | undefined): string {
   if (value === null || value === undefined) return "–";
   if (value === 0) return "$0";
-  return `$${value >= 1 ? value.toFixed(2) : value >= 1e-6 ? Number(value.toPrecision(3)).toFixed(12).replace(/0+$/, "") : value.toExponential(2)}`;
+  if (value < 1e-6) return `$${value.toExponential(2)}`;
+  const few = Number(value.toPrecision(3));
+  return `$${few >= 1 ? value.toFixed(2) : few.toFixed(12).replace(/(\.\d\d\d*?)0+$/, "$1")}`;
 }
