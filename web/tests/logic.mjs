@@ -21,6 +21,11 @@ test("a number never claims more than it is", async () => {
   );
 });
 
+test("one of something is not several", async () => {
+  const { several } = await load("lib/format.ts");
+  assert.deepEqual([0, 1, 1200, null].map((count) => several(count, "token")), ["0 tokens", "1 token", "1,200 tokens", "– tokens"]);
+});
+
 test("what a request cost is told in figures that count", async () => {
   const { usd } = await load("lib/format.ts");
   assert.deepEqual([null, 0, 1234.567, 1, 0.0000767, 0.00000123, 2e-8].map(usd), ["–", "$0", "$1234.57", "$1.00", "$0.0000767", "$0.00000123", "$2.00e-8"]);

@@ -6,6 +6,11 @@ export function whole(value: number | null | undefined): string {
   return value === null || value === undefined ? "–" : WHOLE.format(value);
 }
 
+/** How many there are of what has this name. */
+export function several(count: number | null | undefined, name: string): string {
+  return `${whole(count)} ${name}${count === 1 ? "" : "s"}`;
+}
+
 /** Four digits that count. */
 export function figure(value: number | null | undefined): string {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
