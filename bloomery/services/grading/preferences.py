@@ -45,9 +45,11 @@ class Preferring(NamedTuple):
         return cls(given.tie_within, given.verdicts, spec.name or spec.type)
 
     def sides(self, pairs: Sequence[ComparedPair]) -> tuple[list[OutputRow], list[OutputRow]]:
-        """What is graded of each pair: both answers, or the pair in both orders."""
+        """What is graded of each pair: both answers, or the pair in both orders, where it is of one row that has place for both answers."""
         if self.verdicts is None:
             return [pair.first for pair in pairs], [pair.second for pair in pairs]
+        for place, pair in enumerate(pairs):
+            _check_item(pair, place)
         return [_both(pair.first, pair.second) for pair in pairs], [_both(pair.second, pair.first) for pair in pairs]
 
     def read(self, one: GradeResult, other: GradeResult) -> Preference | None:
@@ -82,6 +84,15 @@ def decided_alike(people: Sequence[Choice], grader: Sequence[Choice]) -> Rate:
     """Of pairs where neither says `tie`: how often both prefer the same."""
     decided = [(one, other) for one, other in zip(people, grader, strict=True) if "tie" not in (one, other)]
     return Rate(sum(one == other for one, other in decided), len(decided))
+
+
+def _check_item(pair: ComparedPair, place: int) -> None:
+    if pair.first.item != pair.second.item:
+        problem = f"the answers of pair {place + 1} have different `item`s, and a judge that sees both sees one row"
+        raise InvalidInput(f"{problem}: give both the same", field="pairs")
+    if taken := sorted({"first", "second"} & set(pair.first.item)):
+        problem = f"the `item` of pair {place + 1} has a `{taken[0]}` of its own, where a judge that sees both finds an answer"
+        raise InvalidInput(f"{problem}: give it another name", field="pairs")
 
 
 def _both(one: OutputRow, other: OutputRow) -> OutputRow:

@@ -46,6 +46,20 @@ def test_a_judge_that_sees_both_is_asked_in_both_orders_and_heard_by_places() ->
     assert judge.read(scored(0.0, "same"), scored(0.0, "same")) == Preference("tie", "tie")
 
 
+def test_both_answers_are_of_one_row_that_has_place_for_them() -> None:
+    judge = preferring(BOTH, verdicts={"A": "first", "B": "second", "same": "tie"})
+    apart = ComparedPair(first=ONE, second=OutputRow(output="other", item={"id": 8}), choice="tie")
+    taken = OutputRow(output="one", item={"id": 7, "second": "mine"})
+    for pair, problem in (
+        (apart, "answers of pair 2 have different"),
+        (ComparedPair(first=taken, second=taken, choice="tie"), "`second` of its own"),
+    ):
+        with pytest.raises(InvalidInput, match=problem) as refused:
+            judge.sides([PAIR, pair])
+        assert refused.value.field == "pairs"
+        assert preferring(CHECK).sides([pair]) == ([pair.first], [pair.second])
+
+
 def test_places_that_are_heeded_are_seen_to() -> None:
     seen = [Preference("first", "first"), Preference("first", "second"), Preference("tie", "second"), Preference("second", None)]
     assert flips(seen) == Rate(2, 3)
