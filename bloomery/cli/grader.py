@@ -227,7 +227,7 @@ def calibrate(
 
 @app.command()
 def calibrations(name: NameArgument, version: VersionOption = None, as_json: JsonOption = False, data_dir: DataDirOption = DATA_DIR) -> None:
-    """Show the calibration cards of a version, latest first; the latest is the one that counts."""
+    """Show the calibration cards of a version, latest first; the latest of rows counts, or of pairs where there is none of rows."""
     with client_of(data_dir) as client:
         found = client.graders.calibrations(name, version)
     if as_json:

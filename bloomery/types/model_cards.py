@@ -43,7 +43,7 @@ class GradedBy(Resource):
     judges: dict[str, str]
     """Hash of each model that it asks, by name."""
     calibrated: bool | None
-    """Whether its newest card is above the bar; None: it has none."""
+    """Whether the card that counts is above the bar; None: it has none."""
     verdict: Literal["hackable", "sound", "undecided"] | None
     """Of the newest attack on the prompts that were trained on; None: there was none."""
     why: str | None

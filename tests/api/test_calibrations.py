@@ -115,9 +115,10 @@ def compared(*counts: tuple[str, str, str, int]) -> list[ComparedPair]:
 
 
 def test_a_judge_whose_scores_order_pairs_as_people_do_may_gate(server: Server) -> None:
+    server.call(server.services.graders.create(ME, CreateGrader(name="compares", spec=SCORES | {"range": [0, 12]})))
     made = card(
         server,
-        "how",
+        "compares",
         compared(("9", "1", "first", 18), ("1", "9", "second", 16), ("9", "1", "second", 2), ("5", "5", "tie", 3), ("5", "4", "tie", 1)),
     )
     assert (made.calibrated, made.rows, made.invalid, made.threshold) == (True, 40, 0, None)
@@ -129,11 +130,23 @@ def test_a_judge_whose_scores_order_pairs_as_people_do_may_gate(server: Server) 
     assert made.pairs.decided.high is not None
     assert made.pairs.decided.low < 34 / 36 < made.pairs.decided.high
     assert (made.true_positive_rate.total, made.position_flips.total, made.pairs.grader_first.total) == (0, 0, 0)
-    assert may_gate(server, "how") is None
-    loose = card(server, "how", compared(("9", "1", "first", 10), ("5", "4", "tie", 10), ("no verdict", "1", "first", 1)), tie_within=1.0)
+    assert may_gate(server, "compares") is None
+    loose = card(server, "compares", compared(("9", "1", "first", 10), ("5", "4", "tie", 10), ("no verdict", "1", "first", 1)), tie_within=1.0)
     assert (loose.kappa, loose.invalid) == (1.0, 1)
     with server.client() as client:
-        assert client.graders.calibrations("how")[:2] == [loose, made]
+        assert client.graders.calibrations("compares")[:2] == [loose, made]
+
+
+def test_a_card_of_rows_counts_whatever_pairs_were_compared_since(server: Server) -> None:
+    server.call(server.services.graders.create(ME, CreateGrader(name="kinds", spec=SCORES | {"range": [0, 11]})))
+    few = card(server, "kinds", compared(("9", "1", "first", 2), ("1", "9", "first", 1)))
+    assert f"its card {few.id} is below the bar" in (may_gate(server, "kinds") or "")
+    assert card(server, "kinds", labelled(("9", True, 20), ("1", False, 20))).calibrated
+    assert not card(server, "kinds", compared(("9", "1", "first", 2), ("1", "9", "first", 1))).calibrated
+    assert may_gate(server, "kinds") is None
+    worse = card(server, "kinds", labelled(("9", True, 20), ("9", False, 20)))
+    assert card(server, "kinds", compared(("9", "1", "first", 20), ("1", "9", "second", 20))).calibrated
+    assert f"its card {worse.id} is below the bar" in (may_gate(server, "kinds") or "")
 
 
 def test_a_judge_that_sees_both_answers_of_a_pair_shows_how_it_heeds_their_places(server: Server) -> None:

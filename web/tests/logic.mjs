@@ -41,6 +41,14 @@ test("bins are called by the values in them", async () => {
   assert.deepEqual(bins({ low: 0, high: 2, width: 1, counts: [2, 1] }), ["0 to 1", "1 to 2"], "0, 0.5 and 2");
 });
 
+test("the card of a judge that counts is the latest of answers, or else of pairs", async () => {
+  const { counting } = await load("lib/cards.ts");
+  const [pairs, answers, older] = [{ id: 3, pairs: {} }, { id: 2, pairs: null }, { id: 1, pairs: null }];
+  assert.equal(counting([pairs, answers, older]), answers);
+  assert.equal(counting([pairs, { id: 0, pairs: {} }]), pairs);
+  assert.equal(counting([]), undefined);
+});
+
 test("what is measured late of a step stands at that step, once", async () => {
   const { Measured } = await load("lib/points.ts");
   const measured = new Measured();

@@ -49,7 +49,7 @@ class Calibrations:
         self._database, self._graders = database, graders
 
     async def calibrate(self, p: Principal, name: str, given: CalibrateGrader, *, request: Repeatable | None = None) -> Calibration:
-        """The card of a version on these rows; the newest card of a version is the one that counts."""
+        """The card of a version on these rows, or of these pairs."""
         p.require("train")
         if (made := await answer_before(self._database, p, request, Calibration)) is not None:
             return made
@@ -70,13 +70,21 @@ class Calibrations:
         found = await self._database.read(lambda connection: [_card_of(row, grader) for row in connection.execute(query)])
         return Page(data=found[:limit], offset=offset, has_more=len(found) > limit)
 
+    async def counting(self, p: Principal, grader: GraderVersion) -> Calibration | None:
+        """The card that a gate goes by: the newest of rows, or of pairs where nobody labelled rows; None where there is none.
+
+        A gate compares scores of single answers, which is what rows measure.
+        """
+        p.require("read", "train", "deploy")
+        cards = await self._database.read(lambda connection: [_card_of(row, grader) for row in connection.execute(_of(p, grader))])
+        return next((card for card in cards if card.pairs is None), next(iter(cards), None))
+
     async def may_gate(self, p: Principal, grader: GraderVersion) -> None:
         """Conflict where what decides by this grader's scores would decide by a judge that nobody trusts. Graders without judges may always."""
         p.require("read", "train", "deploy")
         if not grader.judges:
             return
-        row = await self._database.read(lambda connection: connection.execute(_of(p, grader).limit(1)).first())
-        card = None if row is None else _card_of(row, grader)
+        card = await self.counting(p, grader)
         if card is not None and card.calibrated:
             return
         which = f"grader `{grader.name}` version {grader.version}"

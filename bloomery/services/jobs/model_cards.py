@@ -99,14 +99,14 @@ class ModelCards:
 
     async def _graded_by(self, p: Principal, job: Job, name: str, version: int | None, trained_on: TrainedOn | None) -> GradedBy:
         grader = await self._graders.get(p, name, version)
-        cards = (await self._calibrations.list(p, grader.name, version=grader.version, limit=1)).data
+        card = await self._calibrations.counting(p, grader)
         attack = None if trained_on is None else await self._attacks.known(p, grader, trained_on.manifest, job.spec.data.train)
         return GradedBy(
             grader=grader.name,
             version=grader.version,
             hash=grader.hash,
             judges=grader.judges,
-            calibrated=cards[0].calibrated if cards else None,
+            calibrated=None if card is None else card.calibrated,
             verdict=None if attack is None else attack.verdict,
             why=None if attack is None else attack.why,
             exploits=[] if attack is None else [exploit.name for exploit in attack.exploits],
