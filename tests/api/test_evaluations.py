@@ -1,5 +1,6 @@
 """Evaluations under `/api/v1`, over the real services with their jail and an engine that says what a test wants to hear."""
 
+import asyncio
 import json
 import sqlite3
 import threading
@@ -17,13 +18,14 @@ from bloomery import config
 from bloomery.client import Client
 from bloomery.config.data_dir import DataDir
 from bloomery.grade.declared import parse_spec
-from bloomery.services.evaluations import running
+from bloomery.services.evaluations import paired, running
 from bloomery.services.evaluations.evaluation_rows import put_answer, put_scores
 from bloomery.services.grading.graders import Graders, Tried
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound
 from bloomery.types.evaluations import Answered, Evaluation, EvaluationSpec, EvaluationState
 from bloomery.types.grading import GradeResult
 from bloomery.types.resources import Price
+from bloomery.types.statistics import sign_test
 from tests.live import wait_until
 from tests.openai.server import Script, ScriptedServer
 from tests.outside import KEY, outside
@@ -137,6 +139,29 @@ def test_two_models_are_compared_row_by_row_by_the_server(client: Client, server
     assert [row.difference for row in client.evaluations.pairs(yes.id, against="paired-no", order="worse").data] == [-1.0] * 4 + [1.0] * 4
     alone = client.evaluations.pairs(yes.id, model="front", order="worse")
     assert (alone.other, alone.difference, [row.score for row in alone.data]) == (None, None, [0.0] * 4 + [1.0] * 4)
+
+
+def test_rows_that_one_evaluation_has_alone_are_told_with_what_was_asked(
+    client: Client, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    answer = {"role": "assistant", "content": "yes"}
+    asked = [*[row["messages"] for row in ROWS[:3]], [{"role": "user", "content": "Call it"}, {"role": "assistant", "tool_calls": [called]}]]
+    add_rows(client, "longer", [{"messages": [*messages, answer]} for messages in asked])
+    client.graders.create("like", {**CHECK, "reference": "{{ item.reference }}"})
+    done(client, "asked-two", graders=["like"], data={"dataset": "longer", "split": "eval", "rows": 2})
+    done(client, "asked-all", graders=["like"], data={"dataset": "longer", "split": "eval"})
+
+    def beside_the_loop(wins: int, losses: int) -> float:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        return sign_test(wins, losses)
+
+    monkeypatch.setattr(paired, "sign_test", beside_the_loop)
+    for one, other in (("asked-two", "asked-all"), ("asked-all", "asked-two")):
+        found = client.evaluations.pairs(one, against=other, order="row")
+        assert [row.asked for row in found.data] == ["What is 0?", "What is 1?", "What is 2?", ""]
+        assert (found.rows, found.unscored, found.p_value) == (2, 2, 1.0)
 
 
 def test_what_was_asked_other_rows_or_graded_by_others_is_not_compared(client: Client) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bloomery.types.statistics import difference_of, mcnemar, mean_of, mismatch, normal_interval, score_of, wilson
+from bloomery.types.statistics import difference_of, mcnemar, mean_of, mismatch, normal_interval, score_of, sign_test, wilson
 
 
 def test_wilson_gives_the_textbook_interval() -> None:
@@ -66,6 +66,21 @@ def test_mcnemar_of_thousands_of_rows_is_that_of_a_fair_coin() -> None:
     # Thrown 20,000 times: as many heads as tails, and 142 more than that, which are two standard deviations with the continuity correction.
     assert mcnemar([True, False] * 10_000, [False, True] * 10_000).p_value == 1.0
     assert mcnemar([True] * 9_858 + [False] * 10_142, [False] * 9_858 + [True] * 10_142).p_value == pytest.approx(0.0455, abs=0.001)
+
+
+@pytest.mark.parametrize(("wins", "losses"), [(2_000, 2_001), (1_900, 2_200), (2_600, 1_800), (4_001, 0)])
+def test_the_sign_test_of_many_rows_is_the_exact_one(wins: int, losses: int) -> None:
+    decided = wins + losses
+    exact = 2 * sum(math.comb(decided, k) for k in range(min(wins, losses) + 1)) / 2**decided
+    # What logarithms of numbers of 10,000 digits leave.
+    assert sign_test(wins, losses) == pytest.approx(min(1.0, exact), rel=1e-9)
+
+
+def test_a_million_rows_have_a_sign_test() -> None:
+    # Of wins less losses the standard deviation is 1,000, and the continuity correction one.
+    assert sign_test(501_000, 499_000) == pytest.approx(math.erfc(1999 / 1000 / math.sqrt(2)), rel=1e-3)
+    assert sign_test(500_000, 500_000) == 1.0
+    assert sign_test(1_000_000, 0) == 0.0
 
 
 def test_equal_versions_are_not_better() -> None:

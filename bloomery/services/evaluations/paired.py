@@ -56,31 +56,21 @@ class Pairs:
         """A page of rows, and what all come to."""
         p.require("read", "train")
         found = await self._database.read(lambda connection: _look(connection, p.project, evaluation, wanted))
-        pairs = _paired(found.first.scores, None if found.other is None else found.other.scores)
-        chosen = sorted((pair for pair in pairs if _is(pair, wanted.show)), key=lambda pair: _place(pair, wanted.order, alone=found.other is None))
-        blob = await self._datasets.blob(found.first.row.rows_key)
-        data = await asyncio.to_thread(_asked, blob, found.first.row, chosen[offset : offset + limit])
-        return PairedRows(
-            first=found.first.shown,
-            other=None if found.other is None else found.other.shown,
-            grader=found.grader,
-            **_figures(pairs),
-            shown=len(chosen),
-            data=data,
-            offset=offset,
-            has_more=len(chosen) > offset + limit,
-        )
+        asked = found.longest
+        blob = await self._datasets.blob(asked.rows_key)
+        return await asyncio.to_thread(_page, found, wanted, blob, asked, limit, offset)
 
 
 class _Answers(NamedTuple):
-    """A model's answers to one row: their numbers, and the scores of those that have one."""
+    """A model's answers to one row: their numbers, and the mean score of those that have one."""
 
     numbers: list[int]
-    scores: list[float]
+    mean: float | None
 
-    @property
-    def mean(self) -> float | None:
-        return math.fsum(self.scores) / len(self.scores) if self.scores else None
+    @classmethod
+    def of(cls, scored: Sequence[tuple[int, float | None]]) -> "_Answers":
+        scores = [score for _, score in scored if score is not None]
+        return cls([number for number, _ in scored], math.fsum(scores) / len(scores) if scores else None)
 
 
 class _Side(NamedTuple):
@@ -95,6 +85,12 @@ class _Found(NamedTuple):
     first: _Side
     other: _Side | None
     grader: str
+
+    @property
+    def longest(self) -> Row[Any]:
+        """The evaluation that was asked more of the rows."""
+        sides = (self.first,) if self.other is None else (self.first, self.other)
+        return max((side.row for side in sides), key=lambda row: row.rows)
 
 
 class _Pair(NamedTuple):
@@ -139,13 +135,10 @@ def _side(connection: Connection, row: Row[Any], spec: EvaluationSpec, model: st
     joined = rows.evaluation_answer.outerjoin(rows.evaluation_score, said)
     query = select(answer.number, score.score).select_from(joined).where(answer.evaluation_id == row.id)
     query = query.where(answer.number // samples % len(names) == names.index(model)).order_by(answer.number)
-    scores: dict[int, _Answers] = defaultdict(lambda: _Answers([], []))
+    scored: dict[int, list[tuple[int, float | None]]] = defaultdict(list)
     for number, value in connection.execute(query):
-        answers = scores[number // (samples * len(names))]
-        answers.numbers.append(number)
-        if value is not None:
-            answers.scores.append(value)
-    return _Side(row, SideOfPairs(evaluation=row.name, model=model), dict(scores))
+        scored[number // (samples * len(names))].append((number, value))
+    return _Side(row, SideOfPairs(evaluation=row.name, model=model), {place: _Answers.of(answers) for place, answers in scored.items()})
 
 
 def _grader(spec: EvaluationSpec, wanted: str | None) -> int:
@@ -164,8 +157,24 @@ def _same_rows(one: Row[Any], other: Row[Any]) -> bool:
     return same_content and bool(one.split == other.split)
 
 
+def _page(found: _Found, wanted: PairsWanted, blob: Blob, asked: Row[Any], limit: int, offset: int) -> PairedRows:
+    """`blob` has the rows of `asked`, an evaluation. Thousands of rows take a while: not for the event loop."""
+    pairs = _paired(found.first.scores, None if found.other is None else found.other.scores)
+    chosen = sorted((pair for pair in pairs if _is(pair, wanted.show)), key=lambda pair: _place(pair, wanted.order, alone=found.other is None))
+    return PairedRows(
+        first=found.first.shown,
+        other=None if found.other is None else found.other.shown,
+        grader=found.grader,
+        **_figures(pairs),
+        shown=len(chosen),
+        data=_asked(blob, asked, chosen[offset : offset + limit]),
+        offset=offset,
+        has_more=len(chosen) > offset + limit,
+    )
+
+
 def _paired(first: dict[int, _Answers], other: dict[int, _Answers] | None) -> list[_Pair]:
-    nothing = _Answers([], [])
+    nothing = _Answers([], None)
     if other is None:
         return [_Pair(row, answers, None) for row, answers in first.items()]
     return [_Pair(row, first.get(row, nothing), other.get(row, nothing)) for row in sorted({*first, *other})]
@@ -212,7 +221,7 @@ def _asked(blob: Blob, evaluation: Row[Any], pairs: Sequence[_Pair]) -> list[Pai
     return [
         PairedRow(
             row=pair.row,
-            asked=_words(questions_of(blob, split, evaluation.rows, start=pair.row, limit=1)),
+            asked=_words(*questions_of(blob, split, evaluation.rows, start=pair.row, limit=1)),
             score=pair.one.mean,
             other_score=None if pair.other is None else pair.other.mean,
             difference=pair.difference,
@@ -223,11 +232,7 @@ def _asked(blob: Blob, evaluation: Row[Any], pairs: Sequence[_Pair]) -> list[Pai
     ]
 
 
-def _words(found: Sequence[Question]) -> str:
-    """None, where the other evaluation has more of the rows."""
-    if not found:
-        return ""
-    (question,) = found
+def _words(question: Question) -> str:
     last = question.prompt if question.prompt is not None else question.messages[-1].get("content") if question.messages else ""
-    text = last if isinstance(last, str) else json.dumps(last)
+    text = last if isinstance(last, str) else "" if last is None else json.dumps(last)
     return " ".join(text.split())[:_ASKED_CHARS]
