@@ -124,6 +124,25 @@ test("a list that moves while it is read has every row once, and none is left ou
   assert.deepEqual(asked, [0, 500, 1000]);
 });
 
+test("pairs of an evaluation that is still running have every row once", async () => {
+  const { pairsOf } = await load("pages/evaluations/pairs.ts");
+  const side = { key: "k", title: "t", evaluation: "e", model: "m" };
+  const rows = Array.from({ length: 1200 }, (_, row) => ({ row }));
+  const asked = [];
+  globalThis.fetch = async (url) => {
+    const offset = Number(new URL(url, "http://here").searchParams.get("offset"));
+    asked.push(offset);
+    const data = rows.slice(offset, offset + 500);
+    const has_more = offset + data.length < rows.length;
+    // The last row is first from now on.
+    rows.unshift(rows.pop());
+    return Response.json({ data, has_more });
+  };
+  const found = (await pairsOf(side, null, "g", "all")).rows.map(({ row }) => row);
+  assert.deepEqual(asked, [0, 500, 1000]);
+  assert.deepEqual(found, Array.from({ length: 1198 }, (_, row) => row));
+});
+
 test("keys show half as much, twice as much, what is beside it and all, and never what is not there", async () => {
   const { keyed } = await load("lib/span.ts");
   const whole = { min: 0, max: 64 };

@@ -20,13 +20,15 @@ export async function pairsOf(one: Side, other: Side | null, grader: string, sho
   const query = { model: one.model, ...beside, grader, show, order: other ? "apart" : "worse", limit: PAGE };
   const read = (offset: number): Promise<Schema<"PairedRows">> => get("/api/v1/evaluations/{evaluation}/pairs", { evaluation: one.evaluation }, { ...query, offset });
   const together = await read(0);
-  const rows = [...together.data];
-  for (let more = together.has_more; more && rows.length < MOST; ) {
-    const page = await read(rows.length);
-    rows.push(...page.data);
+  // While an evaluation runs rows change places: one may be on two pages.
+  const rows = new Map(together.data.map((pair) => [pair.row, pair]));
+  for (let offset = together.data.length, more = together.has_more; more && offset < MOST; ) {
+    const page = await read(offset);
+    for (const pair of page.data) rows.set(pair.row, pair);
+    offset += page.data.length;
     more = page.has_more && page.data.length > 0;
   }
-  return { together, rows };
+  return { together, rows: [...rows.values()] };
 }
 
 /** One answer by its number; undefined where there is none. */
