@@ -1,5 +1,6 @@
 """`bloomery deployment`: what is served under which name."""
 
+from decimal import Decimal
 from typing import Annotated
 
 import typer
@@ -9,6 +10,7 @@ from bloomery.cli.flags import Noun
 from bloomery.cli.options import DATA_DIR, DataDirOption
 from bloomery.cli.running import came_of, client_of
 from bloomery.cli.show import JsonOption, fidelity_words, print_json, print_table, utc
+from bloomery.cli.specs import checked
 from bloomery.types.errors import InvalidInput
 from bloomery.types.resources import Deployment, Price
 
@@ -71,13 +73,10 @@ def price(
         raise InvalidInput("a price is given or forgotten: leave --unset out, or the prices", field="unset")
     if not unset and (prompt is None or completion is None):
         raise InvalidInput("a price is of prompts and of answers: give --prompt and --completion, or --unset", field="prompt")
+    said = {"prompt_usd_per_mtok": prompt, "cached_prompt_usd_per_mtok": cached, "completion_usd_per_mtok": completion}
+    wanted = None if unset else checked(Price, said)
     with client_of(data_dir) as client:
-        found = client.deployments.set_price(
-            name,
-            None
-            if prompt is None or completion is None
-            else Price(prompt_usd_per_mtok=prompt, cached_prompt_usd_per_mtok=cached, completion_usd_per_mtok=completion),
-        )
+        found = client.deployments.set_price(name, wanted)
     if as_json:
         return print_json(found)
     typer.echo(f"`{found.name}`: {_price_words(found.price)}")
@@ -127,5 +126,10 @@ def _price_words(price: Price | None) -> str:
     """In US dollars for a million tokens."""
     if price is None:
         return "no price"
-    cached = "" if price.cached_prompt_usd_per_mtok is None else f" ({price.cached_prompt_usd_per_mtok:g} cached)"
-    return f"${price.prompt_usd_per_mtok:g}{cached} + ${price.completion_usd_per_mtok:g} per million"
+    cached = "" if price.cached_prompt_usd_per_mtok is None else f" ({_plain(price.cached_prompt_usd_per_mtok)} cached)"
+    return f"${_plain(price.prompt_usd_per_mtok)}{cached} + ${_plain(price.completion_usd_per_mtok)} per million"
+
+
+def _plain(usd: float) -> str:
+    """All digits of it, without an exponent."""
+    return f"{Decimal(repr(usd)).normalize():f}"

@@ -64,6 +64,11 @@ def test_a_deployment_and_a_key_are_made_and_moved_as_files_say(live_server: Liv
     priced = told(live_server, "deployment", "price", "flags-smith", "--prompt", "0.5", "--completion", "2")
     assert priced["price"] == {"prompt_usd_per_mtok": 0.5, "cached_prompt_usd_per_mtok": None, "completion_usd_per_mtok": 2.0}
     assert "$0.5 + $2 per million" in run(live_server, "deployment", "list").stdout
+    exact = run(live_server, "deployment", "price", "flags-smith", "--prompt", "1234567", "--cached", "0.00001", "--completion", "1e9")
+    assert "$1234567 (0.00001 cached) + $1000000000 per million" in exact.stdout
+    for wrong, named in (("2e9", "`prompt_usd_per_mtok`"), ("inf", "`prompt_usd_per_mtok`"), ("nan", "'--prompt'")):
+        refused = run(live_server, "deployment", "price", "flags-smith", "--prompt", wrong, "--completion", "2")
+        assert (refused.exit_code, named in refused.stderr) == (2, True), refused.output
     assert told(live_server, "deployment", "price", "flags-smith", "--unset")["price"] is None
     said = file_of(tmp_path, name="flags-key", scopes=["read", "infer"], days=30, rpm=60, tpm=5000)
     key = told(live_server, "key", "create", "--file", said)
