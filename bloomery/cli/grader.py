@@ -3,6 +3,7 @@
 import ast
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -92,7 +93,7 @@ def try_out(
     data_dir: DataDirOption = DATA_DIR,
 ) -> None:
     """Grade outputs of a file, and show each score or why there is none."""
-    rows = _rows(outputs, OutputRow)
+    rows = _rows(outputs, _lines(outputs), OutputRow)
     with client_of(data_dir) as client:
         run = client.graders.run(name, rows, version=version)
     if as_json:
@@ -209,12 +210,14 @@ def calibrate(
     data_dir: DataDirOption = DATA_DIR,
 ) -> None:
     """Measure a grader by what people say of the same outputs, or of which of two is better; exits with 1 where it is not good enough to gate."""
-    pairs = _has_pairs(labelled)
+    # Once: what comes through a pipe is there once.
+    lines = _lines(labelled)
+    pairs = _has_pairs(lines)
     if pairs and threshold is not None:
         raise InvalidInput("what passes is of single outputs, and the file has pairs: leave --threshold out", field="threshold")
     if tie_within and not pairs:
         raise InvalidInput("ties are of pairs, and the file has single outputs: leave --tie-within out", field="tie_within")
-    rows = _rows(labelled, ComparedPair) if pairs else _rows(labelled, LabelledRow)
+    rows = _rows(labelled, lines, ComparedPair) if pairs else _rows(labelled, lines, LabelledRow)
     with client_of(data_dir) as client:
         card = client.graders.calibrate(name, rows, version=version, threshold=threshold, tie_within=tie_within)
     if as_json:
@@ -271,18 +274,19 @@ def _transcript(report: GraderAttack) -> None:
             typer.echo(f"  asked  {example.prompt[:200]!r}\n  said   {example.output[:200]!r}\n  paid   {example.score:g}")
 
 
-def _has_pairs(file: Path) -> bool:
-    """Whether its first row is one; what is no JSON is named by whoever reads it."""
+def _has_pairs(lines: Sequence[tuple[int, bytes]]) -> bool:
+    """Whether the first row is one; what is no JSON is named by whoever reads it."""
     try:
-        found = next((json.loads(line) for _, line in _lines(file)), None)
+        found = next((json.loads(line) for _, line in lines), None)
     except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and "choice" in found
 
 
-def _rows(file: Path, kind: type[Row]) -> list[Row]:
+def _rows(file: Path, lines: Sequence[tuple[int, bytes]], kind: type[Row]) -> list[Row]:
+    """The `lines` of a file."""
     rows = []
-    for place, line in _lines(file):
+    for place, line in lines:
         try:
             rows.append(kind.model_validate_json(line))
         except ValidationError as error:

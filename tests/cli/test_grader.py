@@ -1,6 +1,7 @@
 """`bloomery grader attack` against a running server: the exit code says whether a grader can be trained against."""
 
 import json
+import os
 from pathlib import Path
 from typing import get_args
 
@@ -181,3 +182,11 @@ def test_a_card_of_pairs_is_made_of_a_file_of_choices(live_server: LiveServer, t
     assert (card["agreement"]["hits"], card["pairs"]["grader_ties"], card["pairs"]["decided"]["total"]) == (20, 0, 20)
     refused = run(live_server, "calibrate", "longer", str(pairs), "--threshold", "1")
     assert (refused.exit_code, "leave --threshold out" in refused.stderr) == (2, True), refused.output
+    # A file that can be read once, as a shell's `<(...)` names it.
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, pairs.read_bytes())
+        os.close(writing)
+        assert "24 pairs" in run(live_server, "calibrate", "longer", f"/dev/fd/{reading}", "--tie-within", "1").stdout
+    finally:
+        os.close(reading)
