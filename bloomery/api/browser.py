@@ -52,8 +52,9 @@ def shown_login(request: Request) -> str | None:
     """The token of the login that came with a request which shows no key."""
     if presented_key(request):
         return None
-    name = _cookie(request)
-    return request.cookies.get(_OVER_TLS + name, request.cookies.get(name))
+    kept = request.cookies.get(_cookie(request, tls=True))
+    # Over TLS the other one may be written by whoever answers for this host without it.
+    return kept if kept is not None or over_tls(request) else request.cookies.get(_cookie(request))
 
 
 def keep(request: Request, response: Response, made: Login) -> None:

@@ -94,6 +94,17 @@ def test_over_tls_the_cookie_never_leaves_it_and_nobody_without_tls_or_of_anothe
         assert (name, cookie["secure"], cookie["max-age"]) == ("__Host-bloomery-8700", True, "0")
 
 
+def test_over_tls_a_cookie_that_was_written_without_it_is_none(server: Server, browser: httpx.Client) -> None:
+    log_in(browser)
+    shown = {CSRF: browser.headers[CSRF], "cookie": f"bloomery-8700={browser.cookies['bloomery-8700']}"}
+    with bare(server) as other:
+        assert other.get("/api/v1/login", headers=shown).status_code == 200
+        assert other.get("https://127.0.0.1:8700/api/v1/login", headers=shown).status_code == 401
+        # A proxy speaks TLS, and the page says so.
+        behind = shown | {"origin": "https://127.0.0.1:8700"}
+        assert other.post("/api/v1/runs", json=NEW, headers=behind).status_code == 401
+
+
 def test_two_servers_of_a_host_have_a_cookie_each_and_neither_ends_the_login_of_the_other(server: Server) -> None:
     with httpx.Client(transport=server.transport) as browser:
         ports = {port: f"http://localhost:{port}/api/v1/login" for port in (8700, 8701)}
