@@ -76,6 +76,10 @@ def test_a_page_of_somebody_else_logs_no_browser_in(browser: "Browser", server: 
         page.get_by_role("link").click()
         page.get_by_text("holds the key of-who-made-the-link of the project elsewhere").wait_for()
         assert key not in page.url
+        # Who hits Enter has agreed to nothing.
+        assert page.evaluate("document.activeElement.tagName") == "P"
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Log in to elsewhere", disabled=False).wait_for()
         assert context.cookies() == []
         page.get_by_role("button", name="Enter another key").click()
         page.get_by_label("API key").fill(server.key)
