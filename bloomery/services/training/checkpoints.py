@@ -268,6 +268,9 @@ def _announce(connection: Connection, announced: Announcement) -> str:
         tinker_id = connection.scalar(_tinker_name(announced.run_id))
         if (needed := needs_name(connection, announced.project, (announced.run_id, tinker_id), announced.name)) is not None:
             raise Conflict(f"{FOLDERS[NAMED]} `{announced.name}` of run `{tinker_id or announced.run_id}` {needed}", field="name")
+    # What was to have this number before, of another kind, was not journaled: it would take what becomes of this one.
+    others = (table.run_id == announced.run_id, table.seq == announced.seq, table.kind != announced.kind, table.state == PENDING)
+    connection.execute(delete(rows.checkpoint).where(*others))
     metadata = json.dumps(dict(announced.metadata))
     # Announced before, but not journaled then: what is asked now counts.
     known = connection.execute(select(table.id, table.key).where(*mine, table.seq == announced.seq)).one_or_none()

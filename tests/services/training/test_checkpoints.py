@@ -105,6 +105,23 @@ def test_weights_without_a_name_wait_for_no_row_and_take_none_that_was_announced
     play(tmp_path, story)
 
 
+def test_weights_with_a_name_get_it_whatever_was_announced_for_others(tmp_path: Path) -> None:
+    async def story(_: FakeEngine) -> None:
+        async with open_api(tmp_path) as api:
+            run = await api.new_run()
+            await api.train(run.id, 1, 2)
+            for seq, kind, before in ((3, SNAPSHOT, EXTERNAL), (4, EXTERNAL, SNAPSHOT), (5, SNAPSHOT, NAMED)):
+                await api.checkpoints.announce(Announcement(ME.project, run.id, seq, before, name=f"wanted-before-{seq}", ttl_s=5))
+                await api.runs.snapshot(ME, run.id, seq, f"mine-{seq}", kind=kind)
+            await api.results(run.id, 3, 4, 5)
+            query = select(rows.checkpoint).where(rows.checkpoint.c.seq >= 3).order_by(rows.checkpoint.c.seq)
+            saved = await api.database.read(lambda connection: connection.execute(query).all())
+            wanted = [(3, SNAPSHOT, "mine-3"), (4, EXTERNAL, "mine-4"), (5, SNAPSHOT, "mine-5")]
+            assert [(row.seq, row.kind, row.name, row.ttl_s, row.state) for row in saved] == [(*each, None, "ready") for each in wanted]
+
+    play(tmp_path, story)
+
+
 def _seqs_with_rows(connection: Connection) -> list[int]:
     return list(connection.scalars(select(rows.checkpoint.c.seq).order_by(rows.checkpoint.c.seq)))
 
