@@ -90,7 +90,12 @@ def publish(
     )
     with ThreadPoolExecutor(1, thread_name_prefix="snapshot") as beside:
         written = beside.submit(write, manifest.key, blob)
-        told = None if probe is None else probe()
+        try:
+            told = None if probe is None else probe()
+        except Exception as error:
+            if (unwritten := written.exception()) is not None:
+                error.add_note(f"its weights could not be written either: {unwritten!r}")
+            raise
         written.result()
     failpoint("snapshot.weights.written")
     if told is not None:
