@@ -465,6 +465,8 @@ ARE_NOT_FOUND: dict[str, list[Attempt]] = {
     "Pairs.compare": [
         lambda s, w: s.pairs.compare(STRANGER, w.evaluation, PairsWanted()),
         lambda s, w: s.pairs.compare(STRANGER, w.evaluation_name, PairsWanted()),
+        lambda s, w: s.pairs.compare(STRANGER, "own-evaluation", PairsWanted(against=w.evaluation)),
+        lambda s, w: s.pairs.compare(STRANGER, "own-evaluation", PairsWanted(against=w.evaluation_name)),
     ],
     "Evaluations.leaderboard": [
         lambda s, w: s.evaluations.leaderboard(STRANGER, w.dataset, "own"),
@@ -780,14 +782,16 @@ async def populate(services: Services) -> World:
     await services.datasets.create(STRANGER, "own")
     await services.datasets.create(STRANGER, "own-rows")
     await services.datasets.import_rows(STRANGER, "own-rows", ROWS.model_copy(update={"splits": {"train": '{"text": "own", "label": "own"}'}}))
-    await services.graders.create(STRANGER, CreateGrader(name="own", spec={**CHECK, "reference": "own"}))
+    await services.graders.create(STRANGER, CreateGrader(name="own", spec={**CHECK, "input": "{{ item.reference }}", "reference": "own"}))
     services.traffic.record(chat("own-span", project=STRANGER.project))
     await services.graders.create(ME, CreateGrader(name="own", spec={**CHECK, "input": "{{ item.reference }}"}))
     evaluated = await services.evaluations.create(ME, evaluation(name="evaluation-of-default", data="data-of-default"))
+    theirs = await services.evaluations.create(STRANGER, evaluation(name="own-evaluation"))
     eval_ = await services.evals.create(ME, EVAL)
     run_of_eval = await services.evals.run(ME, eval_.id, RUN)
     async with asyncio.timeout(60):
-        while not all([(await services.evaluations.get(ME, each)).state.ended for each in (evaluated.id, run_of_eval.id)]):
+        working = [(ME, evaluated.id), (ME, run_of_eval.id), (STRANGER, theirs.id)]
+        while not all([(await services.evaluations.get(who, each)).state.ended for who, each in working]):
             await asyncio.sleep(0.01)
     return World(
         run=run.id,
