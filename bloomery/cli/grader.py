@@ -22,6 +22,7 @@ from bloomery.types.errors import InvalidInput, misfit
 from bloomery.types.graders import (
     ATTACK_CALLS,
     ATTACK_TOKENS,
+    MAX_ROWS,
     AttackGrader,
     AttackRow,
     Calibration,
@@ -218,6 +219,8 @@ def calibrate(
     if tie_within and not pairs:
         raise InvalidInput("ties are of pairs, and the file has single outputs: leave --tie-within out", field="tie_within")
     rows = _rows(labelled, lines, ComparedPair) if pairs else _rows(labelled, lines, LabelledRow)
+    if not 2 <= len(rows) <= MAX_ROWS:
+        raise InvalidInput(f"{labelled} has {len(rows):,} rows: a card is made of 2 to {MAX_ROWS:,}", field="rows")
     with client_of(data_dir) as client:
         card = client.graders.calibrate(name, rows, version=version, threshold=threshold, tie_within=tie_within)
     if as_json:

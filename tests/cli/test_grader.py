@@ -165,6 +165,10 @@ def test_a_card_says_whether_a_grader_is_good_enough_to_gate(live_server: LiveSe
     assert json.loads(run(live_server, "calibrations", "measured", "--json").stdout)[0]["calibrated"] is False
     labels.write_text('{"output": "x"}')
     assert run(live_server, "calibrate", "measured", str(labels)).exit_code == 2
+    for count in (1, 1025):
+        labels.write_text("\n".join([json.dumps(rows[0])] * count))
+        refused = run(live_server, "calibrate", "measured", str(labels))
+        assert (refused.exit_code, f"has {count:,} rows: a card is made of 2 to 1,024" in refused.stderr) == (2, True), refused.output
 
 
 def test_a_card_of_pairs_is_made_of_a_file_of_choices(live_server: LiveServer, tmp_path: Path) -> None:
