@@ -148,9 +148,13 @@ def _speed(name: str, chunks: list[Chunk], payloads: list[bytes], rounds: int, m
         raise SystemExit("what was decoded is not what was encoded")
     lines_bytes = sum(LINE_BYTES * len(np.unique(changes.indices * BF16.item_bytes // LINE_BYTES)) for changes in told)
     decode_bytes = size + 2 * lines_bytes + (weights_bytes if name == "tight" else lines_bytes)
-    gb_s = weights_bytes / 1e9 / encode_s, weights_bytes / 1e9 / decode_s
-    moved_gb_s = (2 * weights_bytes + size) / 1e9 / encode_s, decode_bytes / 1e9 / decode_s
-    return Speed(*gb_s, *(100 * moved / memory_gb_s for moved in moved_gb_s), 100 * best(rounds, verify) / decode_s)
+    return Speed(
+        encode=weights_bytes / 1e9 / encode_s,
+        decode=weights_bytes / 1e9 / decode_s,
+        encode_memory=100 * (2 * weights_bytes + size) / 1e9 / encode_s / memory_gb_s,
+        decode_memory=100 * decode_bytes / 1e9 / decode_s / memory_gb_s,
+        verified=100 * best(rounds, verify) / decode_s,
+    )
 
 
 def shipped(tensors: dict[str, Chunk], rounds: int) -> dict[str, Any]:
