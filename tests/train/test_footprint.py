@@ -45,8 +45,8 @@ def test_a_run_takes_what_was_said(dtype: str) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     said = full_run_bytes(found["parameters"])
-    # Beside it the first backward of a process takes code and scratch space of the kernels, whatever the model's size.
-    assert 0.8 * said < found["peak"] < 1.05 * said + 100e6
+    # Beside it the first backward of a process takes code and scratch space of the kernels, whatever the model's size: 80 to 100 MB were seen.
+    assert 0.8 * said < found["peak"] < 1.05 * said + 120e6
     assert found["held"] < said * 0.65
 
 
