@@ -2,7 +2,7 @@
 what checks them. `docs/rl.md` lists them with the threads they come from.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -87,15 +87,15 @@ NOT_THOSE = "the weights in memory are not those of version"
 
 def never_delivered(patch: Patch, world: World) -> None:
     """The fused tensors stay as they were made: zeros."""
-    patch.setattr(FusedAdapter, "fill", lambda self, target, factors: None)
+    patch.setattr(FusedAdapter, "fill", lambda self, factors: None)
 
 
 def half_delivered(patch: Patch, world: World) -> None:
     """Of every factor the first rows arrive."""
     fill = FusedAdapter.fill
 
-    def cut(self: FusedAdapter, target: str, factors: Factors) -> None:
-        fill(self, target, Factors(*(_half(each) for each in factors)))
+    def cut(self: FusedAdapter, factors: Mapping[str, Factors]) -> None:
+        fill(self, {target: Factors(*(_half(each) for each in pair)) for target, pair in factors.items()})
 
     patch.setattr(FusedAdapter, "fill", cut)
 
@@ -116,8 +116,9 @@ def adapter_of_other_experts(patch: Patch, world: World) -> None:
     """Every expert gets the factors of another one."""
     fill = FusedAdapter.fill
 
-    def exchanged(self: FusedAdapter, target: str, factors: Factors) -> None:
-        fill(self, target, Factors(*(each.flip(0) if each.ndim == 3 else each for each in factors)))
+    def exchanged(self: FusedAdapter, factors: Mapping[str, Factors]) -> None:
+        others = {target: Factors(*(each.flip(0) if each.ndim == 3 else each for each in pair)) for target, pair in factors.items()}
+        fill(self, others)
 
     patch.setattr(FusedAdapter, "fill", exchanged)
 
