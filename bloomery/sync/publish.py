@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 from bloomery.obs.failpoints import failpoint
@@ -88,8 +89,19 @@ def publish(
         state=root(tensors),
         tensors=tensors,
     )
+    told = _written_and_told(partial(write, manifest.key, blob), probe)
+    failpoint("snapshot.weights.written")
+    if told is not None:
+        answer = ProbeAnswer(version=manifest.version, parent=parent, numerics=probe_numerics, tokens=told.tokens, logprobs=told.logprobs)
+        write(probe_key(manifest.version), answer.to_json())
+    write(manifest_key(manifest.version), manifest.to_json())
+    return manifest
+
+
+def _written_and_told(write: Callable[[], None], probe: Callable[[], TrainerSide] | None) -> TrainerSide | None:
+    """What the probe gives, once the weights are on the disk too; where neither comes about, both reasons are told."""
     with ThreadPoolExecutor(1, thread_name_prefix="snapshot") as beside:
-        written = beside.submit(write, manifest.key, blob)
+        written = beside.submit(write)
         try:
             told = None if probe is None else probe()
         except Exception as error:
@@ -97,12 +109,7 @@ def publish(
                 error.add_note(f"its weights could not be written either: {unwritten!r}")
             raise
         written.result()
-    failpoint("snapshot.weights.written")
-    if told is not None:
-        answer = ProbeAnswer(version=manifest.version, parent=parent, numerics=probe_numerics, tokens=told.tokens, logprobs=told.logprobs)
-        write(probe_key(manifest.version), answer.to_json())
-    write(manifest_key(manifest.version), manifest.to_json())
-    return manifest
+    return told
 
 
 def _check_kind(tensors: Iterable[TensorEntry], kind: Kind, rank: int, run_id: str) -> None:
