@@ -186,7 +186,7 @@ def test_what_stands_around_the_routes_knows_none_of_them() -> None:
 
 def test_what_bloomery_up_runs_steps_the_sampler_itself() -> None:
     """As docs/serving.md and design note 013 say: the protocol and what stands behind it are a library."""
-    library = {f"infer.{name}" for name in ("engine", "embedded", "changes", "chain", "sampler_thread", "staging")}
+    library = {f"infer.{name}" for name in ("engine", "embedded", "changes", "revisions", "sampler_thread", "staging")}
     assert library <= modules().keys()
     wrong = [found for found in internal() if found.target in library and found.importer not in library]
     assert not wrong, "\n".join(map(str, wrong))

@@ -1,4 +1,4 @@
-"""The chain with proofs: what is not what was published is not staged, and what was written otherwise than it was given is not flipped to.
+"""Revisions with proofs: what is not what was published is not staged, and what was written otherwise than it was given is not flipped to.
 
 Faults are those of the kill list, in what delivers, reads, fills and writes weights. Requests run meanwhile, and what is served stays whole.
 """
@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from bloomery.infer import staging
-from bloomery.infer.chain import Chain
+from bloomery.infer.revisions import Revisions
 from bloomery.infer.staging import Place
 from bloomery.models.published_names import PUBLISHED_PREFIX
 from bloomery.types.errors import Conflict, Corrupt
 from bloomery.types.generation import Weights
 from bloomery.types.serving import MODEL, WeightInfo, version_spans
 from tests.engine.faults import FAULTS, Fault, World, world
-from tests.infer.test_chain import said
 from tests.infer.test_engine_protocol import LONG, PATIENCE_S, Going, ask, tokens_of
+from tests.infer.test_revisions import said
 from tests.infer.unhurried import UnhurriedEngine
 from tests.train.builders import BASE_HASH
 
@@ -33,10 +33,10 @@ Put = Callable[[Place, torch.Tensor], None]
 
 
 class Serving(NamedTuple):
-    """An engine whose chain serves the version `old` of a world, a request that follows it, and what is to be seen of it."""
+    """An engine that serves the version `old` of a world, a request that follows it, and what is to be seen of it."""
 
     engine: UnhurriedEngine
-    chain: Chain
+    revisions: Revisions
     name: str
     follower: Going
     tokens: list[int]
@@ -56,16 +56,16 @@ class Serving(NamedTuple):
 @asynccontextmanager
 async def serving(made: World, name: str) -> AsyncIterator[Serving]:
     async with asyncio.timeout(PATIENCE_S), UnhurriedEngine(made.base, made.shelf, version=BASE_HASH) as engine:
-        chain = Chain(engine, MODEL, Weights(version=BASE_HASH))
+        revisions = Revisions(engine, MODEL, Weights(version=BASE_HASH))
         if name == MODEL:
-            await chain.stage(made.old)
-            await chain.flip()
+            await revisions.stage(made.old)
+            await revisions.flip()
         else:
             await engine.load_adapter(name, made.old)
-            chain = Chain(engine, name, made.old)
+            revisions = Revisions(engine, name, made.old)
         tokens, info = await said(engine, name, "before"), await engine.weight_info(name)
         follower = await Going(engine, ask("follower", live=name, max_tokens=LONG)).begun()
-        yield Serving(engine, chain, name, follower, tokens, info)
+        yield Serving(engine, revisions, name, follower, tokens, info)
 
 
 @pytest.mark.slow
@@ -75,17 +75,17 @@ async def test_a_sound_version_is_flipped_to_and_one_that_is_not_what_was_publis
 ) -> None:
     made = world(tmp_path, fault.rank)
     async with serving(made, "a" if fault.rank else MODEL) as served:
-        chain = served.chain
-        await chain.stage(made.first)
-        assert (await chain.flip()).version == made.first.version
+        revisions = served.revisions
+        await revisions.stage(made.first)
+        assert (await revisions.flip()).version == made.first.version
         assert await said(served.engine, served.name, "flipped") != served.tokens
-        assert await chain.roll_back() == served.info
+        assert await revisions.roll_back() == served.info
         with monkeypatch.context() as patch:
             fault.inject(patch, made)
             with pytest.raises(Corrupt, match=fault.says):
-                await chain.stage(made.new)
+                await revisions.stage(made.new)
         with pytest.raises(Conflict, match=r"nothing of .* is staged"):
-            await chain.flip()
+            await revisions.flip()
         await served.check_whole("after")
         assert await served.followed() == [made.old.version, made.first.version, made.old.version]
 
@@ -115,20 +115,20 @@ async def test_an_update_that_was_written_otherwise_than_it_was_given_is_not_com
     factor = f"{PUBLISHED_PREFIX}layers.1.self_attn.q_proj.lora_B.weight"
     update = {factor: torch.full((64, 8), 0.25)} if name == "a" else {"model.norm.weight": made.base.norm.detach() * 1.5}
     async with serving(made, name) as served:
-        chain = served.chain
+        revisions = served.revisions
         with monkeypatch.context() as patch:
             patch.setattr(staging.Place, "put", fault(staging.Place.put))
-            await chain.stage_update("faulty", update)
+            await revisions.stage_update("faulty", update)
         for _ in range(2):
             with pytest.raises(Corrupt, match="are not those of version faulty"):
-                await chain.flip()
+                await revisions.flip()
         assert await said(served.engine, name, "refused") == served.tokens
-        await chain.abort()
+        await revisions.abort()
         await served.check_whole("aborted")
         # The same, written as it was given.
-        await chain.stage_update("sound", update)
-        assert (await chain.flip()).version == "sound"
+        await revisions.stage_update("sound", update)
+        assert (await revisions.flip()).version == "sound"
         assert await said(served.engine, name, "flipped") != served.tokens
-        assert await chain.roll_back() == served.info
+        assert await revisions.roll_back() == served.info
         await served.check_whole("back")
         assert await served.followed() == [made.old.version, "sound", made.old.version]

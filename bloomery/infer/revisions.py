@@ -1,14 +1,14 @@
-"""The versions of one name in an engine, one behind the other: staged while requests run, flipped to between two steps, and rolled back.
+"""What one name in an engine stands for, one version after another: staged while requests run, flipped to between two steps, and rolled back.
 
-    chain = Chain(engine, "router", serving)
-    await chain.stage(Weights(version=manifest.version, key=manifest.key))  # what `sync.publish` wrote, a snapshot of a model or of an adapter
-    await chain.flip()
-    await chain.roll_back()
+    revisions = Revisions(engine, "router", serving)
+    await revisions.stage(Weights(version=manifest.version, key=manifest.key))  # what `sync.publish` wrote, a snapshot of a model or of an adapter
+    await revisions.flip()
+    await revisions.roll_back()
 
 A stage that fails, or is aborted, leaves what is served as it is. The version before is at hand, as long as others need no room and the engine does
 not sleep, so that going back reads no disk; an adapter that was given as tensors stays until the next flip. A flip that was not answered in time may
-be done later all the same: the chain asks the engine which version is served before it goes on, and who flips or rolls back again gets what he asked
-for. One task at a time drives a chain.
+be done later all the same: the engine is asked which version is served before anything else is done, and who flips or rolls back again gets what he
+asked for. One task at a time drives them.
 """
 
 from collections import Counter
@@ -29,21 +29,21 @@ _TOKEN: Final = 0
 """Any token is a prompt long enough to have a model read."""
 
 
-class Link(NamedTuple):
-    """A version of a chain."""
+class Revision(NamedTuple):
+    """A version that the name stands, stood or will stand for."""
 
     weights: Weights
     given: bool = False
     """As tensors: no disk holds it."""
 
 
-class Chain:
-    """Publish, stage, flip, roll back. `serving` is what the name stands for when the chain begins; `policy` what becomes of caches."""
+class Revisions:
+    """Publish, stage, flip, roll back. `serving` is what the name stands for at first; `policy` what becomes of caches."""
 
     def __init__(self, engine: Engine, name: str, serving: Weights, *, policy: KvPolicy = "keep") -> None:
-        self.serving = Link(serving)
-        self.staged: Link | None = None
-        self.before: Link | None = None
+        self.serving = Revision(serving)
+        self.staged: Revision | None = None
+        self.before: Revision | None = None
         """What `roll_back` goes back to."""
         self._engine, self._name, self._policy = engine, name, policy
         self._flipping = False
@@ -55,7 +55,7 @@ class Chain:
         await self._refuse_staged()
         if weights.version == self.serving.weights.version:
             raise Conflict(f"version `{weights.version}` is what `{self._name}` serves: stage another one", field="version")
-        staged = Link(weights)
+        staged = Revision(weights)
         await self._hold(staged)
         self.staged = staged
 
@@ -68,7 +68,7 @@ class Chain:
         except BaseException:
             await self._engine.cancel_update(self._name)
             raise
-        self.staged = Link(Weights(version=version), given=True)
+        self.staged = Revision(Weights(version=version), given=True)
 
     async def abort(self) -> None:
         """Forget what is staged."""
@@ -127,7 +127,7 @@ class Chain:
         await self._flipped(self.staged)
         return info
 
-    async def _flipped(self, staged: Link) -> None:
+    async def _flipped(self, staged: Revision) -> None:
         before = self.serving
         unneeded = [*([] if staged.given else [staged]), *([] if self.before is None else [self.before])]
         self.serving, self.staged, self._flipping = staged, None, False
@@ -135,24 +135,24 @@ class Chain:
         self.before = None if self._name == MODEL and before.given else before
         await self._let_go(*unneeded)
 
-    async def _hold(self, link: Link) -> None:
+    async def _hold(self, revision: Revision) -> None:
         """Have an adapter in memory under a name of its own, and a model read once: one that no disk holds is in memory as long as it is served."""
-        weights = link.weights
+        weights = revision.weights
         if self._name != MODEL:
             # One that was asked for and came too late is there already.
             if not self._held[weights.version] and (await self._engine.adapters()).get(self._aside(weights)) != weights.version:
                 await self._engine.load_adapter(self._aside(weights), weights)
             self._held[weights.version] += 1
-        elif not link.given:
+        elif not revision.given:
             prompt = Array.of(np.array([_TOKEN], np.int32))
             asked = Generate(request_id=new_id("generate"), weights=weights, prompt=prompt, params=SamplingParams(max_tokens=1, seed=0))
             async with aclosing(self._engine.generate(asked)) as events:
                 async for _ in events:
                     pass
 
-    async def _let_go(self, *links: Link) -> None:
+    async def _let_go(self, *unneeded: Revision) -> None:
         if self._name != MODEL:
-            for weights, _ in links:
+            for weights, _ in unneeded:
                 self._held[weights.version] -= 1
                 if not self._held[weights.version]:
                     await self._engine.unload_adapter(self._aside(weights))
@@ -165,7 +165,7 @@ class Chain:
         if self.staged is not None:
             raise Conflict(f"version `{self.staged.weights.version}` of `{self._name}` is staged: flip to it or abort it first", field="name")
 
-    def _expect_staged(self) -> Link:
+    def _expect_staged(self) -> Revision:
         if self.staged is None:
             raise Conflict(f"nothing of `{self._name}` is staged: stage a version first", field="name")
         return self.staged
