@@ -5,7 +5,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 from urllib.parse import quote
 
 import httpx
@@ -26,6 +26,8 @@ from bloomery.types.resources import (
     Deployment,
     EndpointShown,
     Feedback,
+    FeedbackSource,
+    FeedbackType,
     Fidelity,
     GiveFeedback,
     Key,
@@ -38,7 +40,7 @@ from bloomery.types.resources import (
     Status,
     VersionFiles,
 )
-from bloomery.types.traffic import TrafficReport
+from bloomery.types.traffic import SpanKind, SpanOrder, SpansWanted, TrafficReport
 
 _MEASURE_S: Final = 600.0
 """A card is measured when those before it are, by processes that have other things to do."""
@@ -136,9 +138,19 @@ class Client:
         """Delete expired traffic and blobs that nothing refers to."""
         return Collected.model_validate(self._http.post("/api/v1/gc", {}, repeatable=True))
 
-    def feedback(self, target: str, metric: str, value: Any, **options: Any) -> Feedback:
-        """Judge a completion, or an episode, by its id; `options` are the other fields of `GiveFeedback`."""
-        body = GiveFeedback(target=target, metric=metric, value=value, **options)
+    def feedback(
+        self,
+        target: str,
+        metric: str,
+        value: Any,
+        *,
+        type: FeedbackType | None = None,
+        comment: str | None = None,
+        source: FeedbackSource = "user",
+        author: str | None = None,
+    ) -> Feedback:
+        """Judge a completion, or an episode, by its id; without a `type` the value says it."""
+        body = GiveFeedback(target=target, metric=metric, value=value, type=type, comment=comment, source=source, author=author)
         return Feedback.model_validate(self._http.post_once("/api/v1/feedback", body.model_dump(exclude_none=True) | {"value": value}))
 
     def chat(self, model: str, messages: list[dict[str, Any]], *, headers: Mapping[str, str] | None = None, **options: Any) -> dict[str, Any]:
@@ -237,12 +249,14 @@ class Spans:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def list(self, *, kinds: Sequence[str] = (), limit: int | None = None, **wanted: Any) -> list[Span]:
-        """Spans without bodies, newest first: all that match, or the first `limit` of them. `kinds` are chat, completion and sample; `wanted` are
-        `deployment`, `episode`, `status`, `version`, `since_us`, `until_us`, `min_cost_usd` and another `order`: `dearest`, `slowest`."""
-        return [Span.model_validate(item) for item in self._http.pages("/api/v1/spans", limit=limit, **wanted, kind=[*kinds] or None)]
+    def list(
+        self, *, kinds: Sequence[SpanKind] = (), limit: int | None = None, order: SpanOrder | None = None, **wanted: Unpack[SpansWanted]
+    ) -> list[Span]:
+        """Spans without bodies, newest first unless there is another `order`: all that match, or the first `limit` of them."""
+        found = self._http.pages("/api/v1/spans", limit=limit, order=order, **wanted, kind=[*kinds] or None)
+        return [Span.model_validate(item) for item in found]
 
-    def totals(self, *, kinds: Sequence[str] = (), **wanted: Any) -> TrafficReport:
+    def totals(self, *, kinds: Sequence[SpanKind] = (), **wanted: Unpack[SpansWanted]) -> TrafficReport:
         """What they come to, by the same filters: requests, tokens, time and cost, altogether and of each deployment."""
         return TrafficReport.model_validate(self._http.get("/api/v1/spans/totals", kind=[*kinds] or None, **wanted))
 

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, Unpack
 from urllib.parse import quote
 
 from bloomery.client.http import Http
 from bloomery.types.errors import Unavailable
 from bloomery.types.evaluations import Evaluation, EvaluationItem, EvaluationItems, EvaluationSpec, EvaluationState, ItemStatus, Leaderboard
-from bloomery.types.paired import PairedRows
+from bloomery.types.paired import PairedRows, PairsAsked
 from bloomery.types.resources import Split
 
 _PATH: Final = "/api/v1/evaluations"
@@ -41,9 +41,8 @@ class Evaluations:
                 return
             after = page.data[-1].number
 
-    def pairs(self, evaluation: str, *, limit: int = 50, offset: int = 0, **wanted: str) -> PairedRows:
-        """Where two models differ row by row, and how sure that is: a page of rows. `wanted` are `model`, `other`, `against` (the evaluation of
-        `other`), `grader`, `show` and `order`."""
+    def pairs(self, evaluation: str, *, limit: int = 50, offset: int = 0, **wanted: Unpack[PairsAsked]) -> PairedRows:
+        """Where two models differ row by row, and how sure that is: a page of rows."""
         return PairedRows.model_validate(self._http.get(f"{_of(evaluation)}/pairs", limit=limit, offset=offset, **wanted))
 
     def cancel(self, evaluation: str) -> Evaluation:

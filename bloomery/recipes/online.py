@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from bloomery.client import Client
 from bloomery.types.graders import GraderVersion, OutputRow
 from bloomery.types.grading import GradeResult
-from bloomery.types.resources import SpanDetail
+from bloomery.types.resources import FeedbackSource, SpanDetail
 
 _AT_A_TIME: Final = 64
 
@@ -69,6 +69,6 @@ def _score(client: Client, grader: GraderVersion, asked: Sequence[tuple[SpanDeta
     run = client.graders.run(grader.name, [row for _, row in asked], version=grader.version)
     for (detail, _), result in zip(asked, run.results, strict=True):
         if result.score is not None:
-            comment, source = result.reason or None, "judge" if grader.judges else "code"
-            client.feedback(detail.span.id, metric_of(grader), result.score, type="float", comment=comment, source=source)
+            source: FeedbackSource = "judge" if grader.judges else "code"
+            client.feedback(detail.span.id, metric_of(grader), result.score, type="float", comment=result.reason or None, source=source)
         yield Online(detail.span.id, detail.span.model, result)

@@ -1,6 +1,6 @@
 """Two models beside each other, row by row: what the API answers about where they differ, and how sure that is."""
 
-from typing import Literal
+from typing import Literal, TypedDict
 
 from bloomery.types.evaluations import Measured
 from bloomery.types.resources import Resource
@@ -10,6 +10,18 @@ PairOrder = Literal["apart", "better", "worse", "row"]
 but in the order of rows. Of one model alone `worse` are its lowest scores, and `apart` the same."""
 PairShow = Literal["all", "better", "worse", "alike", "differ", "unscored"]
 """Which rows: `unscored` lack a score of a model."""
+
+
+class PairsAsked(TypedDict, total=False):
+    """Whose rows, and which of them; what is None is the first there is, or as it is without."""
+
+    model: str | None
+    other: str | None
+    against: str | None
+    """The evaluation of `other`."""
+    grader: str | None
+    show: PairShow
+    order: PairOrder
 
 
 class PairedRow(Resource):

@@ -1,11 +1,27 @@
 """What is asked of recorded traffic beyond one inference: in which order, and what all of it comes to."""
 
-from typing import Literal
+from typing import Literal, TypedDict
 
 from bloomery.types.resources import Resource
 
+SpanKind = Literal["chat", "completion", "sample"]
+SpanStatus = Literal["ok", "error", "cancelled"]
+
 SpanOrder = Literal["newest", "dearest", "slowest"]
 """`dearest` are those whose cost is known, `slowest` those that took any time that is known."""
+
+
+class SpansWanted(TypedDict, total=False):
+    """Which spans are meant: those to which all of it applies; what is None does not count."""
+
+    deployment: str | None
+    episode: str | None
+    status: SpanStatus | None
+    version: str | None
+    """Of the weights."""
+    since_us: int | None
+    until_us: int | None
+    min_cost_usd: float | None
 
 
 class TrafficTotals(Resource):

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import zstandard
 from blake3 import blake3
@@ -17,13 +17,11 @@ from bloomery.services.data.redaction import REDACTION_VERSION, pseudonym, redac
 from bloomery.services.weights.target import Target
 from bloomery.types.generation import FinishReason
 from bloomery.types.resources import Consent
+from bloomery.types.traffic import SpanKind, SpanStatus
 
 DEFAULT_RETENTION_DAYS: Final = 30
 _DAY_US: Final = 86_400_000_000
 _CONTENT_KEYS: Final = frozenset({"messages", "prompt", "metadata", "user", "stream", "stream_options", "store"})
-
-SpanKind = Literal["chat", "completion", "sample"]
-SpanStatus = Literal["ok", "error", "cancelled"]
 
 
 class RecordedSample(NamedTuple):

@@ -19,13 +19,13 @@ from bloomery.config import RecordMode, stopping
 from bloomery.obs import background
 from bloomery.services.access.principal import Principal
 from bloomery.services.data.redaction import pseudonym
-from bloomery.services.data.span_rows import Inference, Prepared, SpanKind, SpanStatus, prepare, read_body
+from bloomery.services.data.span_rows import Inference, Prepared, prepare, read_body
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
 from bloomery.types.errors import NotFound, Unavailable
 from bloomery.types.resources import Page, Span, TrafficState
-from bloomery.types.traffic import DeploymentTotals, SpanOrder, TrafficReport, TrafficTotals
+from bloomery.types.traffic import DeploymentTotals, SpanKind, SpanOrder, SpanStatus, TrafficReport, TrafficTotals
 
 CAPACITY: Final = 4096
 """Spans waiting to be written; at more than that, spans are dropped and counted."""

@@ -7,10 +7,9 @@ from fastapi import APIRouter, Depends, Query
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.paging import Limit, Offset
-from bloomery.services.data.span_rows import SpanKind, SpanStatus
 from bloomery.services.data.traffic import SpanFilter
 from bloomery.types.resources import Feedback, GiveFeedback, Page, Span, SpanDetail, TimeUs
-from bloomery.types.traffic import SpanOrder, TrafficReport
+from bloomery.types.traffic import SpanKind, SpanOrder, SpanStatus, TrafficReport
 
 _ALL = 500
 Kinds = Annotated[tuple[SpanKind, ...], Query()]

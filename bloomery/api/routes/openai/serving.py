@@ -10,11 +10,12 @@ from bloomery.api.routes.openai.choices import Choice, Piece, prompt_piece, prom
 from bloomery.obs import background
 from bloomery.services.access.principal import Principal
 from bloomery.services.core import Services
-from bloomery.services.data.span_rows import Inference, RecordedSample, SpanStatus
+from bloomery.services.data.span_rows import Inference, RecordedSample
 from bloomery.services.serving.sampling import Progress, SampleStream
 from bloomery.types.errors import BloomeryError, Unavailable
 from bloomery.types.generation import PromptEmbedded, PromptRouted, PromptScored, SampledToken, SampleFinished
 from bloomery.types.ids import now_us
+from bloomery.types.traffic import SpanStatus
 
 TOGETHER: Final = 64
 """Chunks of a stream that are written at once, where so many are there."""

@@ -8,11 +8,12 @@ from bloomery.api.routes.tinker.gather import Gathering
 from bloomery.api.routes.tinker.messages import PromptOut, encode_sample
 from bloomery.services.access.principal import Principal
 from bloomery.services.core import Services
-from bloomery.services.data.span_rows import Inference, RecordedSample, SpanStatus
+from bloomery.services.data.span_rows import Inference, RecordedSample
 from bloomery.services.serving.sampling import Progress, SampleStream
 from bloomery.types.errors import BloomeryError
 from bloomery.types.generation import FinishReason, SampledToken, SampleFinished
 from bloomery.types.ids import now_us
+from bloomery.types.traffic import SpanStatus
 
 
 class Rollout:
