@@ -10,6 +10,7 @@ import pytest
 
 from bloomery.api.routes.bloomery import live as route
 from bloomery.services.clients import live
+from bloomery.types.resources import Price
 from tests.live import wait_until
 from tests.openai.server import KEY, ScriptedServer
 
@@ -62,6 +63,15 @@ def test_what_changes_is_told_and_a_training_step_has_points(server: ScriptedSer
         topics(lines, "deployments")
         client.chat("tiny", [{"role": "user", "content": "hello"}])
         topics(lines, "spans")
+
+
+def test_a_price_that_changes_is_told(server: ScriptedServer) -> None:
+    with server.client() as client:
+        client.deployments.create("priced", "tiny")
+        with watching(server) as lines:
+            for price in (Price(prompt_usd_per_mtok=1.0, completion_usd_per_mtok=2.0), None):
+                client.deployments.set_price("priced", price)
+                assert topics(lines, "deployments") == [["deployments"]]
 
 
 def test_an_engine_that_goes_and_comes_is_told(server: ScriptedServer) -> None:
