@@ -12,6 +12,7 @@ import mmap
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -28,9 +29,10 @@ from bloomery.sync.chain.lease import Lease
 from bloomery.sync.chain.manifest import LEVELS, MAX_BYTES, Manifest, Step
 from bloomery.sync.chain.objects import keep
 from bloomery.sync.chain.plan import Link
+from bloomery.sync.chain.published import AsPublished, Known, NotAsPublished, Summed
 from bloomery.sync.chain.spans import Following, Piece, Reverted, Spans
 from bloomery.sync.codec.container import Head
-from bloomery.sync.codec.delta import Choice, write
+from bloomery.sync.codec.delta import Choice, States, write
 from bloomery.sync.codec.layout import Weights
 from bloomery.types.errors import BloomeryError, Conflict, NotFound
 from bloomery.types.objects import Objects
@@ -50,6 +52,8 @@ class PublishConfig:
     """A base is due when what a reader fetches behind the last one is this much of it."""
     span_share: float = 0.5
     """Of the weights' bytes, what may be kept in memory for merged deltas (`spans`)."""
+    workers: int = 1
+    """Threads that encode."""
     merged: bool = True
     """Whether there are deltas over 4, 16 and 64 steps for those who come late."""
     scratch: Path | None = None
@@ -77,7 +81,9 @@ class Publisher:
         self.lease = lease
         self._objects, self._config, self._signer, self._clock = objects, config, signer, clock
         self._versions: dict[int, Link] = {}
-        self._spans = Spans(share=config.span_share)
+        self._spans = Spans(share=config.span_share, workers=config.workers)
+        self._known: Known | None = None
+        """What the newest version's weights were; None where this writer has not seen them."""
         self._based_at = clock()
         self._base_wanted = False
 
@@ -129,7 +135,8 @@ class Publisher:
     def publish(self, old: Weights | None, new: Weights) -> Published:
         """Commit `new` as the next version. Conflict if another writer took over.
 
-        Where `old` is not what the newest version is (None says that nobody knows), or has another layout, the chain starts anew from a base.
+        Where `old` is not what the newest version is (None says that nobody knows), or has another layout, the chain starts anew from a base. Weights
+        that were given as `new` and are given as `old` next may have changed meanwhile: what did is seen, and is no part of the version before.
         """
         self.lease.renew()
         # To encode and store large weights takes longer than a term.
@@ -139,9 +146,9 @@ class Publisher:
     def _published(self, old: Weights | None, new: Weights) -> Published:
         newest = self.newest
         if newest is not None and old is not None and old.layout.hash == new.layout.hash:
-            made = self._encoded(old, new)
+            made = self._step(newest, old, new)
             if _is_step(newest.manifest, made.head):
-                return Published(newest.manifest.sequence, newest.hash, newest.manifest, 0)
+                return self._there_already(newest, made)
             if str(made.head.old_root) == newest.manifest.new_root:
                 return self._follow(newest, old, new, made)
         return self._start_anew(new)
@@ -154,7 +161,7 @@ class Publisher:
         if self._config.merged:
             changed = np.flatnonzero(made.head.records.array["changed"]).tolist()
             following = self._spans.following(old, new, changed, sequence)
-            steps += self._merged(following.ended, new, newest.manifest.sequence, steps[0].object.size)
+            steps += self._merged(following.ended, new, made.known.states, newest.manifest.sequence, steps[0].object.size)
         failpoint("chain.publish.merged")
         based = self._base_wanted or self._base_due(newest.manifest, steps[0].object.size)
         if based:
@@ -171,14 +178,14 @@ class Publisher:
             layout=new.layout.hash,
             steps=tuple(steps),
         )
-        return self._commit(manifest, following)
+        return self._commit(manifest, made.known, following)
 
     def _start_anew(self, new: Weights) -> Published:
         newest = self.newest
         made = self._encoded(None, new)
         root, layout = str(made.head.new_root), new.layout.hash
         if newest is not None and newest.manifest.new_root == root and newest.manifest.layout == layout and not self._base_wanted:
-            return Published(newest.manifest.sequence, newest.hash, newest.manifest, 0)
+            return self._there_already(newest, made)
         sequence = 0 if newest is None else newest.manifest.sequence + 1
         step = self._base(made)
         failpoint("chain.publish.base")
@@ -193,21 +200,35 @@ class Publisher:
             layout=layout,
             steps=(step,),
         )
-        return self._commit(manifest, None)
+        return self._commit(manifest, made.known, None)
 
-    def _encoded(self, old: Weights | None, new: Weights) -> "_Made":
-        """An object in a file that has no name, mapped: as large as it is, it is not in memory."""
+    def _there_already(self, newest: Link, made: "_Made") -> Published:
+        self._known = made.known
+        return Published(newest.manifest.sequence, newest.hash, newest.manifest, 0)
+
+    def _step(self, newest: Link, old: Weights, new: Weights) -> "_Made":
+        """A delta. What `old` hashes to is known where it is still what was published last, and else computed."""
+        if self._known is not None and newest.manifest.layout == old.layout.hash:
+            with suppress(NotAsPublished):
+                return self._encoded(AsPublished(old, self._known), new, self._known.states)
+        return self._encoded(old, new)
+
+    def _encoded(self, old: Weights | None, new: Weights, states: States | None = None) -> "_Made":
+        """An object in a file that has no name, mapped: as large as it is, it is not in memory. `states`: of `old`, where they are known."""
+        summed = Summed(new)
         with tempfile.TemporaryFile(dir=self._config.scratch) as file:
-            head = write(cast(BinaryIO, file), old, new, codec=self._config.codec).head
+            head = write(cast(BinaryIO, file), old, summed, codec=self._config.codec, states=states, workers=self._config.workers).head
             file.flush()
-            return _Made(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), head)
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return _Made(data, head, Known(head.records.array["new"].copy(), summed.checksums))
 
-    def _merged(self, pieces: Sequence[Piece], new: Weights, newest: int, delta_bytes: int) -> list[Step]:
-        """A delta for every span that ended, unless what lies within it is no more bytes to fetch."""
+    def _merged(self, pieces: Sequence[Piece], new: Weights, states: States, newest: int, delta_bytes: int) -> list[Step]:
+        """A delta for every span that ended, unless what lies within it is no more bytes to fetch. `states`: of `new`."""
         found = []
         for piece in pieces:
             within = plan.shortest(self._versions, newest, have=piece.start, only_deltas=True)
-            made = self._encoded(Reverted(new, piece), new)
+            before = Reverted(new, piece)
+            made = self._encoded(before, new, before.states(states))
             if len(made.data) < delta_bytes + sum(move.step.object.size for move in within):
                 found.append(Step(kind="merged", start=piece.start, object=keep(self._objects, made.data)))
         return found
@@ -224,8 +245,8 @@ class Publisher:
     def _base(self, made: "_Made") -> Step:
         return Step(kind="base", start=None, object=keep(self._objects, made.data), parts=keep(self._objects, parts.listed(made.data, made.head)))
 
-    def _commit(self, manifest: Manifest, following: Following | None) -> Published:
-        """Have it be the newest version; `following` is remembered then, and everything before is forgotten without it."""
+    def _commit(self, manifest: Manifest, known: Known, following: Following | None) -> Published:
+        """Have it be the newest version; what is `known` of its weights and `following` are remembered then, and without the latter none before."""
         if self._signer is not None:
             manifest = manifest.signed(self._signer)
         # What was encoded meanwhile took its time: somebody may have given this writer up.
@@ -235,6 +256,7 @@ class Publisher:
         if self._objects.create(manifest.key, manifest.to_json()) is None:
             manifest, put = self._there(manifest), 0
         failpoint("chain.publish.committed")
+        self._known = known
         if following is None:
             self._spans.clear()
         else:
@@ -262,6 +284,8 @@ class _Made(NamedTuple):
 
     data: memoryview
     head: Head
+    known: Known
+    """Of the weights that it leads to."""
 
 
 def _read(objects: Objects, run: str, trusted: Sequence[Verifier]) -> plan.Versions:

@@ -12,8 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bloomery.sync.chain.manifest import LEVELS
+from bloomery.sync.codec import kernels
+from bloomery.sync.codec.delta import States, state_of
 from bloomery.sync.codec.layout import Chunk, Weights
-from bloomery.sync.state_hash import Bits
+from bloomery.sync.codec.numbers import NUMBERS
+from bloomery.sync.codec.ordered import in_order
+from bloomery.sync.state_hash import Bits, change
 
 _FAN: Final = 4
 """Pieces that a level is made of."""
@@ -59,6 +63,15 @@ class Reverted:
         bits[before.indices] = before.bits
         return bits
 
+    def states(self, now: States) -> States:
+        """State hashes of its chunks [chunks, 2], from those of the weights of now, at the cost of what changed."""
+        found = now.copy()
+        for number, (indices, bits) in self._changed.items():
+            chunk = self.layout.chunk(number)
+            state = state_of(now[number]) + change(indices, self._now.read(chunk)[indices], bits, chunk.first)
+            found[number] = state.one, state.two
+        return found
+
     def write(self, chunk: Chunk, indices: NDArray[np.uint32], values: Bits) -> None:
         """Of an earlier version nothing changes."""
         raise TypeError("weights of an earlier version are read only")
@@ -76,9 +89,9 @@ class Following(NamedTuple):
 class Spans:
     """The pieces of every level. Give it each step in order; a step that does not follow the one before it begins anew."""
 
-    def __init__(self, *, share: float) -> None:
-        """`share`: of the weights' own bytes, how many it may keep."""
-        self._share = share
+    def __init__(self, *, share: float, workers: int = 1) -> None:
+        """`share`: of the weights' own bytes, how many it may keep. `workers`: threads that look for what changed."""
+        self._share, self._workers = share, workers
         self._levels: list[list[Piece]] = [[] for _ in LEVELS]
         self._stop: int | None = None
 
@@ -91,7 +104,7 @@ class Spans:
         """Behind the step to version `stop`, in which no other chunks changed. It may never be a version: nothing is remembered before `take`."""
         follows = self._stop == stop - 1
         levels = [list(level) if follows else [] for level in self._levels]
-        piece = Piece(stop - 1, stop, dict(_changed(old, new, chunks)))
+        piece = Piece(stop - 1, stop, dict(_changed(old, new, chunks, self._workers)))
         ended = []
         for place, span in enumerate(LEVELS):
             level = levels[place]
@@ -125,13 +138,14 @@ def _size_bytes(levels: Iterable[Iterable[Piece]]) -> int:
     return sum(piece.size_bytes for level in levels for piece in level)
 
 
-def _changed(old: Weights, new: Weights, chunks: Iterable[int]) -> Iterator[tuple[int, Before]]:
-    for number in chunks:
+def _changed(old: Weights, new: Weights, chunks: Iterable[int], workers: int) -> Iterator[tuple[int, Before]]:
+    def before(number: int) -> Before:
         chunk = new.layout.chunk(number)
-        before = old.read(chunk)
-        indices = np.flatnonzero(before != new.read(chunk)).astype(np.uint32)
-        if len(indices):
-            yield number, Before(indices, before[indices])
+        bits = old.read(chunk)
+        indices = kernels.find(bits, new.read(chunk), NUMBERS[chunk.dtype]).indices
+        return Before(indices, bits[indices])
+
+    return ((number, found) for number, found in in_order(before, chunks, workers) if len(found.indices))
 
 
 def _joined(pieces: list[Piece]) -> Piece:

@@ -10,10 +10,13 @@ from bloomery.sync.chain.keys import Ed25519Private, HmacKey
 from bloomery.sync.chain.manifest import Manifest, key
 from bloomery.sync.chain.publisher import PublishConfig, Published, Publisher
 from bloomery.sync.chain.receiver import Receiver
+from bloomery.sync.codec import delta
+from bloomery.sync.state_hash import Bits, StateHash, hash_elements
 from bloomery.types.errors import Conflict, Corrupt, Forbidden, Unavailable
 from bloomery.types.objects import Objects
 from tests.sync.chain.faults import Broken, Slow
 from tests.sync.chain.models import LAYOUT, OTHER, RUN, drawn, empty, version, which
+from tests.sync.codec.weights import copied, same
 
 NO_BASES = PublishConfig(base_every=10**6, base_after_s=1e9, base_share=1e9, span_share=100)
 HMAC, OTHER_KEY, ED = HmacKey(b"secret of sixteen"), HmacKey(b"another of sixteen"), Ed25519Private(bytes(range(32)))
@@ -83,6 +86,55 @@ def test_the_same_step_again_is_the_version_that_is_there(folder: Folder) -> Non
         assert publisher.publish(None, version(2)).put_bytes == 0
         assert publisher.publish(version(2), version(3)).sequence == 3
     assert len(folder.list("v")) == 4
+
+
+def test_a_step_that_the_same_writer_publishes_again_is_the_version_that_is_there(folder: Folder) -> None:
+    with Publisher.open(folder, RUN, holder="trainer", config=NO_BASES) as publisher:
+        publisher.publish(None, version(0))
+        first = publisher.publish(version(0), version(1))
+        again = publisher.publish(version(0), version(1))
+        assert (again.hash, again.put_bytes) == (first.hash, 0)
+        assert kinds(publisher.publish(version(1), version(2))) == [("delta", 1)]
+
+
+@pytest.mark.parametrize("in_both", [False, True])
+def test_what_changed_behind_the_writers_back_is_no_part_of_the_version_before(folder: Folder, tmp_path: Path, in_both: bool) -> None:
+    """In weights that were published, in a chunk that the step leaves alone: nothing but a look at all of them shows it."""
+    old, new, weights = copied(version(1)), copied(version(2)), empty()
+    with Publisher.open(folder, RUN, holder="trainer", config=NO_BASES) as publisher:
+        publisher.publish(None, version(0))
+        publisher.publish(version(0), old)
+        for each in (old, new) if in_both else (old,):
+            each["f"][7] ^= 1
+        assert kinds(publisher.publish(old, new)) == [("base", None)]
+        assert kinds(publisher.publish(new, version(3))) == [("delta", 2)]
+    with Receiver.open(folder, weights, RUN, folder=tmp_path / "reader") as receiver:
+        receiver.join(2)
+    assert same(weights, new)
+    assert joined(folder, tmp_path / "late") == 3
+
+
+def test_weights_that_were_published_are_not_hashed_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+
+    def counted(bits: Bits, first: int = 0) -> StateHash:
+        hashed.append(first)
+        return hash_elements(bits, first)
+
+    monkeypatch.setattr(delta, "hash_elements", counted)
+    with Publisher.open(folder, RUN, holder="trainer", config=NO_BASES) as publisher:
+        publisher.publish(None, version(0))
+        assert len(hashed) == LAYOUT.chunk_count
+        found = [publisher.publish(version(number - 1), version(number)) for number in range(1, 5)]
+    assert kinds(found[-1]) == [("delta", 3), ("merged", 0)]
+    assert len(hashed) == LAYOUT.chunk_count
+
+
+def test_threads_make_the_same_versions(tmp_path: Path) -> None:
+    alone, threads = (
+        [each.hash for each in published(Folder(tmp_path / str(workers)), 16, config=replace(NO_BASES, workers=workers))] for workers in (1, 3)
+    )
+    assert alone == threads
 
 
 def test_merged_deltas_begin_anew_after_a_restart(folder: Folder, tmp_path: Path) -> None:
