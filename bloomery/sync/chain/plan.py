@@ -3,14 +3,18 @@
 Nothing here decodes anything, and nothing is decoded before this was asked.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from bloomery.sync.chain import manifest as manifests
 from bloomery.sync.chain.keys import Verifier, check_signed
 from bloomery.sync.chain.manifest import Manifest, Step
+from bloomery.sync.codec.ordered import in_order
 from bloomery.types.errors import Conflict, Corrupt, Gone, NotFound
 from bloomery.types.objects import Objects
+
+AT_ONCE: Final = 16
+"""Manifests that are read side by side."""
 
 
 class Known(NamedTuple):
@@ -52,9 +56,10 @@ def read_versions(objects: Objects, run: str, trusted: Sequence[Verifier], *, kn
     if not found:
         raise NotFound(f"{objects.name} holds no version of run `{run}` yet")
     numbers = _neighbouring(objects, found, known)
+    fresh = dict(_read_all(objects, [number for number in numbers if number not in read], run, trusted))
     versions: dict[int, Link] = {}
     for number in numbers:
-        link = read[number] if number in read else _read(objects, number, run, trusted)
+        link = read[number] if number in read else fresh[number]
         if number - 1 in versions:
             check_successor(versions[number - 1], link.manifest, objects.name)
         versions[number] = link
@@ -106,6 +111,11 @@ def _walked_back(last: Mapping[int, Move], to: int, have: int | None) -> list[Mo
         way.append(last[at])
         at = last[at].start
     return way[::-1]
+
+
+def _read_all(objects: Objects, numbers: Sequence[int], run: str, trusted: Sequence[Verifier]) -> Iterator[tuple[int, Link]]:
+    """Several at a time, each by the deadline of the store; of those that are refused the first is told."""
+    return in_order(lambda number: _read(objects, number, run, trusted), numbers, max(1, min(AT_ONCE, len(numbers))))
 
 
 def _read(objects: Objects, number: int, run: str, trusted: Sequence[Verifier]) -> Link:

@@ -104,12 +104,11 @@ class Publisher:
         `holder` names the one who writes: a former life of his gives way at once, so no two that live have one name.
         """
         config = config or PublishConfig()
-        lease = leases.take(
-            objects, run, holder, above=_epoch(objects, run, trusted), term_s=config.term_s, patience_s=config.patience_s, clock=clock
-        )
+        before = _read(objects, run, trusted)
+        lease = leases.take(objects, run, holder, above=_epoch(before), term_s=config.term_s, patience_s=config.patience_s, clock=clock)
         found = cls(objects, lease, config, signer, clock)
-        # Read again: until the lease was taken another one may have written.
-        found._versions = dict(_read(objects, run, trusted))
+        # Looked at again: until the lease was taken another one may have written.
+        found._versions = dict(_read(objects, run, trusted, before))
         return found
 
     def __enter__(self) -> Self:
@@ -288,15 +287,14 @@ class _Made(NamedTuple):
     """Of the weights that it leads to."""
 
 
-def _read(objects: Objects, run: str, trusted: Sequence[Verifier]) -> plan.Versions:
+def _read(objects: Objects, run: str, trusted: Sequence[Verifier], read: plan.Versions | None = None) -> plan.Versions:
     try:
-        return plan.read_versions(objects, run, trusted)
+        return plan.read_versions(objects, run, trusted, read=read)
     except NotFound:
         return {}
 
 
-def _epoch(objects: Objects, run: str, trusted: Sequence[Verifier]) -> int:
-    versions = _read(objects, run, trusted)
+def _epoch(versions: plan.Versions) -> int:
     return versions[max(versions)].manifest.epoch if versions else 0
 
 

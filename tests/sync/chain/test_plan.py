@@ -1,13 +1,19 @@
-"""Every way is a way, and none is shorter."""
+"""Every way is a way, and none is shorter; what it is found among is read at once."""
+
+import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bloomery.sync.chain.manifest import Manifest, Step
+from bloomery.store.objects import Folder
+from bloomery.sync.chain.manifest import Manifest, Step, key
 from bloomery.sync.chain.objects import Ref
-from bloomery.sync.chain.plan import Link, Move, shortest
-from bloomery.types.errors import Gone
+from bloomery.sync.chain.plan import AT_ONCE, Link, Move, read_versions, shortest
+from bloomery.sync.chain.publisher import PublishConfig, Publisher
+from bloomery.types.errors import Corrupt, Gone
+from bloomery.types.objects import Objects
+from tests.sync.chain.models import RUN, version
 
 sizes = st.integers(1, 50)
 
@@ -84,3 +90,42 @@ def test_where_no_way_leads_that_is_told() -> None:
     assert [move.start for move in shortest(versions, 5, have=4)] == [4]
     with pytest.raises(Gone):
         shortest({0: Link(manifest(0, 0, [step(0, "base", None, 1)]), "0")}, 0, have=None, only_deltas=True)
+
+
+class Gathering:
+    """A store whose reads are answered when so many wait for one; everything is counted."""
+
+    def __init__(self, inner: Objects, together: int) -> None:
+        self.inner, self.name, self.keys = inner, inner.name, list[str]()
+        self._together = threading.Barrier(together)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def get(self, key: str, *, at_most: int) -> tuple[bytes, str]:
+        self.keys.append(key)
+        self._together.wait(timeout=30)
+        return self.inner.get(key, at_most=at_most)
+
+
+def test_manifests_are_read_side_by_side_and_not_again(folder: Folder) -> None:
+    count = 2 * AT_ONCE
+    with Publisher.open(folder, RUN, holder="trainer", config=PublishConfig(merged=False, base_after_s=1e9, base_share=1e9)) as publisher:
+        for number in range(count):
+            publisher.publish(version(number - 1) if number else None, version(number))
+    store = Gathering(folder, AT_ONCE)
+    found = read_versions(store, RUN, ())
+    assert list(found) == list(range(count))
+    assert sorted(store.keys) == [key(number) for number in range(count)]
+    assert read_versions(store, RUN, (), read=found) == found
+    assert len(store.keys) == count
+
+
+def test_of_manifests_that_are_refused_the_first_is_told(folder: Folder) -> None:
+    with Publisher.open(folder, RUN, holder="trainer") as publisher:
+        for number in range(5):
+            publisher.publish(version(number - 1) if number else None, version(number))
+    for number in (4, 2, 3):
+        folder.put(key(number), b"{}")
+    with pytest.raises(Corrupt, match=f"`{key(2)}` is no manifest"):
+        read_versions(folder, RUN, ())
