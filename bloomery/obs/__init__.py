@@ -1,1 +1,1 @@
-"""Observation: logs, failpoints, tasks in the background, and what the machine has; standard library only."""
+"""Observation: logs, failpoints, tasks in the background, what the machine has, and what is durable on its disk; standard library only."""

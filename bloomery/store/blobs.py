@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 import obstore
 from obstore.store import LocalStore, ObjectStore
 
+from bloomery.obs.durable import make_directory, sync_directory
 from bloomery.obs.failpoints import failpoint
-from bloomery.store.files import make_directory, sync_directory
 from bloomery.types.errors import Corrupt, InvalidInput, NotFound
 
 KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")

@@ -21,7 +21,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import ObjectStore, S3Store
 
-from bloomery.store.files import make_directory, sync_directory
+from bloomery.obs.durable import make_directory, sync_directory
 from bloomery.types.errors import BloomeryError, Corrupt, NotFound, Unavailable, reason
 from bloomery.types.objects import Stored, check_key, is_key
 

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest, xxh32_intdigest
 
+from bloomery.obs.durable import sync_directory
 from bloomery.obs.failpoints import failpoint
-from bloomery.store.files import sync_directory
 from bloomery.types.errors import Corrupt, Gone, NotFound
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bloomery.store.files import write_privately
+from bloomery.obs.durable import write_privately
 from bloomery.types.errors import InvalidToken
 from bloomery.types.ids import now_us
 

@@ -1,18 +1,23 @@
 """What weights are after a process died with them: one version, a mixture of two that can be made one, or none that is known.
 
 Memory of a new process is none. Files are what the last process left: after a flip that was killed, each chunk is old, new or in between. If nothing
-of the flip was written, the old version is what they are; else the new one is finished, or, of a flip back, the old one. Nothing is written here.
+of the flip was written, the old version is what they are; else the new one is finished, or, of a flip back, the old one. `look` only reads, `recover`
+writes.
 """
 
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
+from bloomery.obs.failpoints import failpoint
 from bloomery.sync.chain import state as states
+from bloomery.sync.chain.holding import Holding
 from bloomery.sync.chain.staging import FLIPPED, STAGED, Changed, Staged
-from bloomery.sync.chain.state import State, Table, Version
+from bloomery.sync.chain.state import State, Version
+from bloomery.sync.codec.delta import States, states_of
 from bloomery.sync.codec.layout import Weights
 from bloomery.sync.state_hash import Bits
 from bloomery.types.errors import Corrupt
@@ -25,7 +30,7 @@ class Found(NamedTuple):
     """`version` is what the weights are to be, with the hashes `table`; None where they are none, and `table` says what they are."""
 
     version: Version | None
-    table: Table
+    table: States
     to_write: list[tuple[Changed, Bits]]
     """What makes chunks of a broken flip whole."""
     suspects: list[int]
@@ -36,7 +41,7 @@ class Found(NamedTuple):
 
 def look(weights: Weights, folder: Path, state: State) -> Found:
     """Hash the weights, and hold them against what the folder says."""
-    there = states.table_of(weights)
+    there = states_of(weights)
     staged = _staged(weights, folder, state)
     if staged is not None and state.held is not None:
         forth = state.held.version == staged.start
@@ -51,6 +56,22 @@ def look(weights: Weights, folder: Path, state: State) -> Found:
     return Found(None, there, [], [])
 
 
+def recover(holding: Holding, found: Found) -> None:
+    """Make one version of what was found: chunks that are not what the table says are written from what is staged, or made anew."""
+    if found.version is None:
+        if holding.state.held is not None or holding.state.flipping:
+            holding.save(msgspec.structs.replace(holding.state, held=None, flipping=""))
+        return
+    for changed, bits in found.to_write:
+        holding.weights.write(changed.chunk, changed.indices, bits)
+        failpoint("chain.recover.chunk")
+    holding.state = msgspec.structs.replace(holding.state, held=states.held(found.version, found.table))
+    if damaged := holding.damaged(found.suspects):
+        holding.look()
+        holding.mend(damaged)
+    holding.become(found.version, found.table)
+
+
 def _staged(weights: Weights, folder: Path, state: State) -> Staged | None:
     if not state.flipping:
         return None
@@ -63,11 +84,11 @@ def _staged(weights: Weights, folder: Path, state: State) -> Staged | None:
     return None
 
 
-def _others(there: Table, table: Table) -> set[int]:
+def _others(there: States, table: States) -> set[int]:
     return set(map(int, np.flatnonzero((there != table).any(axis=1))))
 
 
-def _mostly_other(there: Table, *tables: Table) -> bool:
+def _mostly_other(there: States, *tables: States) -> bool:
     """Whether most chunks are of none of these versions."""
     other = np.ones(len(there), bool)
     for table in tables:

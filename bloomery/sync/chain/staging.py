@@ -15,7 +15,9 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from bloomery.sync.chain.state import Table, Version, sync_folder
+from bloomery.obs.durable import sync_directory
+from bloomery.sync.chain.state import Version
+from bloomery.sync.codec.delta import States
 from bloomery.sync.codec.layout import Chunk, Layout
 from bloomery.sync.state_hash import Bits
 from bloomery.types.errors import Corrupt
@@ -68,7 +70,7 @@ class StagingFile:
             self._write(np.ascontiguousarray(part).tobytes())
             self._write(bytes(-self._offset % 8))
 
-    def finish(self, layout: Layout, start: tuple[Version, Table], stop: tuple[Version, Table]) -> "Staged":
+    def finish(self, layout: Layout, start: tuple[Version, States], stop: tuple[Version, States]) -> "Staged":
         """Make it durable; an earlier staged file is replaced."""
         footer = msgspec.msgpack.encode(
             _Footer(
@@ -88,7 +90,7 @@ class StagingFile:
         os.fsync(self._file.fileno())
         self._file.close()
         self._fresh.replace(self._folder / STAGED)
-        sync_folder(self._folder)
+        sync_directory(self._folder)
         return Staged(self._folder / STAGED, layout)
 
     def discard(self) -> None:

@@ -3,17 +3,16 @@
 The file is replaced whole and synced. The hashes of all chunks of the version that is held lie beside it, under the hash of that table.
 """
 
-import os
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 
+from bloomery.obs.durable import replace
 from bloomery.sync.chain.plan import Known
+from bloomery.sync.codec.delta import States
 from bloomery.sync.codec.layout import Chunk, Weights
 from bloomery.sync.state_hash import MASK, StateHash, hash_elements
 from bloomery.types.errors import Corrupt
@@ -21,9 +20,6 @@ from bloomery.types.wire import Wire
 
 STATE: Final = "state.json"
 TABLE: Final = "table"
-
-Table = NDArray[np.uint64]
-"""State hashes of the chunks of a version, [chunks, 2]."""
 
 
 class Version(Wire, frozen=True):
@@ -76,14 +72,14 @@ def load(folder: Path, run: str, layout: str) -> State:
     return found
 
 
-def save(folder: Path, state: State, table: Table | None = None) -> None:
+def save(folder: Path, state: State, table: States | None = None) -> None:
     """Have it known from now on; the table first, which the state names."""
     if table is not None and state.held is not None:
-        replace_file(folder / TABLE, [table.tobytes()])
-    replace_file(folder / STATE, [msgspec.json.encode(state)])
+        replace(folder / TABLE, table.tobytes())
+    replace(folder / STATE, msgspec.json.encode(state))
 
 
-def load_table(folder: Path, held: Held, chunks: int) -> Table | None:
+def load_table(folder: Path, held: Held, chunks: int) -> States | None:
     """The hashes that `held` names; None where the file is not the one."""
     try:
         data = (folder / TABLE).read_bytes()
@@ -92,14 +88,6 @@ def load_table(folder: Path, held: Held, chunks: int) -> Table | None:
     if blake3(data).hexdigest() != held.table or len(data) != chunks * 16:
         return None
     return np.frombuffer(data, np.uint64).reshape(chunks, 2).copy()
-
-
-def table_of(weights: Weights) -> Table:
-    """Hash all chunks: a pass over all of the weights."""
-    found = np.zeros((weights.layout.chunk_count, 2), np.uint64)
-    for chunk in weights.layout.chunks():
-        found[chunk.number] = row(hash_chunk(weights, chunk))
-    return found
 
 
 def hash_chunk(weights: Weights, chunk: Chunk) -> StateHash:
@@ -112,38 +100,12 @@ def row(state: StateHash) -> tuple[int, int]:
     return state.one, state.two
 
 
-def state_at(table: Table, number: int) -> StateHash:
-    """Of one chunk."""
-    return StateHash(int(table[number, 0]), int(table[number, 1]))
-
-
-def root_of(table: Table) -> str:
+def root_of(table: States) -> str:
     """Of all chunks together."""
     one, two = table.sum(axis=0, dtype=np.uint64)
     return str(StateHash(int(one) & MASK, int(two) & MASK))
 
 
-def held(version: Version, table: Table) -> Held:
+def held(version: Version, table: States) -> Held:
     """A version and the table of its chunks."""
     return Held(version=version, table=blake3(table.tobytes()).hexdigest())
-
-
-def replace_file(path: Path, parts: Iterable[Any]) -> None:
-    """The old file or the new one, whole, after a power cut too."""
-    fresh = path.with_name(f"{path.name}.new")
-    with fresh.open("wb") as file:
-        for part in parts:
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in it durable."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

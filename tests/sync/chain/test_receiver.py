@@ -16,8 +16,8 @@ from bloomery.sync.chain.manifest import Manifest, key
 from bloomery.sync.chain.objects import MAX_BYTES, Ref, keep
 from bloomery.sync.chain.publisher import PublishConfig, Publisher
 from bloomery.sync.chain.receiver import ReceiveConfig, Receiver
-from bloomery.sync.chain.state import root_of, table_of
-from bloomery.sync.codec.delta import Choice, encode
+from bloomery.sync.chain.state import root_of
+from bloomery.sync.codec.delta import Choice, encode, states_of
 from bloomery.sync.codec.layout import Chunk, Layout, MemoryWeights
 from bloomery.sync.state_hash import Bits
 from bloomery.types.errors import BloomeryError, Conflict, Corrupt, Gone, NotFound
@@ -238,7 +238,7 @@ def after(store: Objects, **fields: Any) -> None:
 
 
 def root(weights: MemoryWeights) -> str:
-    return root_of(table_of(weights))
+    return root_of(states_of(weights))
 
 
 def delta_of(store: Objects, old: MemoryWeights, new: MemoryWeights) -> dict[str, Any]:

@@ -23,9 +23,14 @@ def make_directory(directory: Path, mode: int = 0o777) -> None:
 
 def write_privately(path: Path, data: bytes) -> None:
     """A file for its owner alone: the old one or the new one, whole, after a power cut too."""
+    replace(path, data, mode=0o600)
+
+
+def replace(path: Path, data: bytes | memoryview, *, mode: int = 0o666) -> None:
+    """The old file or the new one, whole, after a power cut too."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -1,0 +1,70 @@
+"""From one version to the next: what changes is decoded into a file while the weights are used, and written between two steps."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bloomery.obs.failpoints import failpoint
+from bloomery.sync.chain import state as states
+from bloomery.sync.chain.decode import Decoded, Hop, through
+from bloomery.sync.chain.holding import Holding
+from bloomery.sync.chain.staging import Changed, Staged, StagingFile
+from bloomery.sync.codec.delta import state_of
+from bloomery.sync.codec.layout import Chunk, Weights
+from bloomery.sync.state_hash import StateHash
+from bloomery.types.errors import Corrupt
+
+
+def prepare(holding: Holding, hops: Sequence[Hop], to: int) -> Staged:
+    """Decode and prove all that changes up to version `to`; the weights are only read."""
+    table, held = holding.held_table, holding.state.held
+    assert held is not None
+    target = np.zeros_like(table)
+    file = StagingFile(holding.folder)
+    try:
+        for chunk in holding.weights.layout.chunks():
+            changed, state = _decoded(holding, hops, chunk, state_of(table[chunk.number]))
+            target[chunk.number] = states.row(state)
+            if len(changed.indices):
+                file.add(changed)
+            failpoint("chain.stage.chunk")
+        if (root := states.root_of(target)) != holding.versions[to].manifest.new_root:
+            raise Corrupt(f"what was decoded comes to state {root}, and version {to} is {holding.versions[to].manifest.new_root}")
+        return file.finish(holding.weights.layout, (held.version, table), (holding.version(to), target))
+    except BaseException:
+        file.discard()
+        raise
+
+
+def write(weights: Weights, staged: Staged, *, forth: bool) -> None:
+    """Change to what is staged, or back to what was before it. Fails as a whole: what was written is taken back."""
+    written: list[Changed] = []
+    try:
+        for changed in staged.changes():
+            written.append(changed)
+            weights.write(changed.chunk, changed.indices, changed.new if forth else changed.old)
+            failpoint("chain.flip.chunk")
+    except BaseException:
+        for changed in reversed(written):
+            weights.write(changed.chunk, changed.indices, changed.old if forth else changed.new)
+        raise
+
+
+def _decoded(holding: Holding, hops: Sequence[Hop], chunk: Chunk, state: StateHash) -> tuple[Changed, StateHash]:
+    """What changes of a chunk. If it is not what it should be, what makes it so is among the changes."""
+    live = before = holding.weights.read(chunk)
+    try:
+        found = through(hops, chunk, Decoded(live, state))
+    except Corrupt:
+        if states.hash_chunk(holding.weights, chunk) == state:
+            raise
+        # Whoever goes back goes to what should have been there.
+        before = holding.rebuilt(chunk, state)
+        found = through(hops, chunk, Decoded(before, state))
+    if found.bits is live:
+        return Changed(chunk, np.zeros(0, np.uint32), live[:0], live[:0]), found.state
+    different = found.bits != live
+    if before is not live:
+        different |= found.bits != before
+    indices = np.flatnonzero(different).astype(np.uint32)
+    return Changed(chunk, indices, before[indices], found.bits[indices]), found.state
