@@ -1,1 +1,1 @@
-"""Observation: logs, failpoints, tasks in the background, what the machine has, and what is durable on its disk; standard library only."""
+"""Observation: logs, failpoints, tasks in the background, what hangs, what a machine has and what its disk keeps; standard library only."""

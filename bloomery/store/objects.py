@@ -3,7 +3,8 @@
 What makes an object visible at once: a folder has a name linked to a file that is whole and synced, a bucket has one request. What makes one of many
 writers win: `link` fails where a name exists, and `replace` holds a lock of the folder between its look and its rename; a bucket is asked with
 `If-None-Match: *` and `If-Match`. A request that was answered with "it is there already" may have been repeated after its answer was lost, so what
-is there is read before anybody is told that he lost.
+is there is read before anybody is told that he lost. Neither is waited for without end: a bucket has a deadline for each request, and a folder, which
+may be another machine's, has to go on within one; what was given up may be done later all the same.
 """
 
 import errno
@@ -14,41 +15,60 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import wraps
+from io import BytesIO
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import BinaryIO, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import ObjectStore, S3Store
 
 from bloomery.obs.durable import make_directory, sync_directory
+from bloomery.obs.patience import Patience, went_on
 from bloomery.types.errors import BloomeryError, Corrupt, NotFound, Unavailable, reason
 from bloomery.types.objects import Stored, check_key, is_key
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 DEADLINE_S: Final = 30.0
 _LOCK: Final = ".lock"
 _STAGED: Final = "#"
 """In the names of files that are no objects yet: no key has it."""
 _POLL_S: Final = 0.005
+_PIECE_BYTES: Final = 16 << 20
+"""That a file system reads or writes within the deadline."""
 _LEAST_PART_BYTES: Final = 5 << 20
 _MOST_PARTS: Final = 9000
 """Of an upload; S3 refuses more than 10,000."""
+
+
+def _patiently(operation: Callable[Concatenate["Folder", _P], _R]) -> Callable[Concatenate["Folder", _P], _R]:
+    """An operation of a folder that ends, or goes on, within its deadline."""
+
+    @wraps(operation)
+    def run(self: "Folder", /, *args: _P.args, **options: _P.kwargs) -> _R:
+        return self.patience.within(lambda: operation(self, *args, **options), f"{self.name}: {operation.__name__} of `{args[0]}`")
+
+    return run
 
 
 class Folder:
     """Objects as files below a directory, which may be shared by many processes."""
 
     def __init__(self, root: Path, *, deadline_s: float = DEADLINE_S) -> None:
-        """`deadline_s`: how long others may keep the lock of the folder."""
+        """`deadline_s`: how long others may keep the lock of the folder, and how long the file system may do nothing."""
         self.name = f"folder `{root.name}`"
-        self._root, self._deadline_s = root, deadline_s
-        make_directory(root)
+        self._root, self._deadline_s, self.patience = root, deadline_s, Patience(deadline_s)
+        self.patience.within(lambda: make_directory(root), self.name)
 
+    @_patiently
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See `Objects`."""
         with self._naming(key), self._staged(key, data) as (staged, path):
             staged.replace(path)
 
+    @_patiently
     def create(self, key: str, data: bytes) -> str | None:
         """See `Objects`."""
         with self._naming(key), self._staged(key, data) as (staged, path):
@@ -58,6 +78,7 @@ class Folder:
                 return self._own(key, data)
             return _tag(staged.stat())
 
+    @_patiently
     def replace(self, key: str, data: bytes, tag: str) -> str | None:
         """See `Objects`."""
         with self._naming(key), self._locked(key), self._staged(key, data) as (staged, path):
@@ -66,20 +87,23 @@ class Folder:
             staged.replace(path)
             return _tag(path.stat())
 
+    @_patiently
     def get(self, key: str, *, at_most: int) -> tuple[bytes, str]:
         """See `Objects`."""
         with self._naming(key), self._path(key).open("rb") as file:
             found = os.fstat(file.fileno())
             if found.st_size > at_most:
                 raise _too_large(self.name, key, found.st_size, at_most)
-            return file.read(), _tag(found)
+            return _read(file, found.st_size), _tag(found)
 
+    @_patiently
     def part(self, key: str, start: int, stop: int) -> bytes:
         """See `Objects`."""
         with self._naming(key), self._path(key).open("rb") as file:
             file.seek(start)
-            return _whole(file.read(stop - start), self.name, key, start, stop)
+            return _whole(_read(file, stop - start), self.name, key, start, stop)
 
+    @_patiently
     def head(self, key: str) -> Stored | None:
         """See `Objects`."""
         with self._naming(key):
@@ -89,6 +113,7 @@ class Folder:
                 return None
             return Stored(key, found.st_size, _tag(found), found.st_mtime_ns // 1000)
 
+    @_patiently
     def list(self, folder: str, *, after: str = "") -> list[Stored]:
         """See `Objects`."""
         with self._naming(folder):
@@ -98,6 +123,7 @@ class Folder:
         # What is deleted meanwhile is not there.
         return [found for key in keys if is_key(key) and key > after and (found := self.head(key)) is not None]
 
+    @_patiently
     def delete(self, key: str) -> None:
         """See `Objects`."""
         with self._naming(key):
@@ -106,10 +132,12 @@ class Folder:
                 path.unlink()
                 sync_directory(path.parent)
 
+    @_patiently
     def tidy(self, before_us: int) -> None:
         """See `Objects`."""
         with self._naming(_STAGED):
             for place, _, names in os.walk(self._root):
+                went_on()
                 for path in (Path(place) / name for name in names if _STAGED in name):
                     with suppress(FileNotFoundError):
                         if path.stat().st_mtime_ns // 1000 < before_us:
@@ -139,9 +167,13 @@ class Folder:
         staged = path.with_name(f"{path.name}{_STAGED}{secrets.token_hex(8)}")
         try:
             with staged.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+                view = memoryview(data).cast("B")
+                # Each piece is on the disk before the next: what is left for the end may take longer than anybody waits.
+                for start in range(0, max(1, len(view)), _PIECE_BYTES):
+                    file.write(view[start : start + _PIECE_BYTES])
+                    file.flush()
+                    os.fsync(file.fileno())
+                    went_on()
             yield staged, path
         finally:
             staged.unlink(missing_ok=True)
@@ -158,6 +190,7 @@ class Folder:
                         f"{self.name}: somebody has kept the lock of the folder for {self._deadline_s:g} s, so `{key}` was not replaced"
                     )
                 time.sleep(_POLL_S)
+                went_on()
             yield
         finally:
             os.close(handle)
@@ -331,6 +364,17 @@ def _known(tag: str | None, name: str, key: str) -> str:
     if tag is None:
         raise Unavailable(f"{name}: the store tells no tag of `{key}`, so nothing can be replaced under a condition: use one that does")
     return tag
+
+
+def _read(file: BinaryIO, size: int) -> bytes:
+    """At most so many bytes, piece by piece."""
+    if size <= _PIECE_BYTES:
+        return file.read(size)
+    found = BytesIO()
+    while piece := file.read(min(_PIECE_BYTES, size - found.tell())):
+        found.write(piece)
+        went_on()
+    return found.getvalue()
 
 
 def _whole(data: bytes, name: str, key: str, start: int, stop: int) -> bytes:

@@ -1,16 +1,19 @@
 """A folder and a bucket behave the same: what is put, created once, replaced under a condition, read in parts, listed and removed."""
 
+import os
 import socket
 import threading
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import obstore
 import pytest
 from obstore.store import MemoryStore
 
+from bloomery.store import objects as stored_objects
 from bloomery.store.objects import Bucket, BucketAccess, Folder, open_bucket, part_bytes
 from bloomery.sync.chain.objects import MAX_BYTES
 from bloomery.types.errors import BloomeryError, Corrupt, InvalidInput, NotFound, Unavailable
@@ -241,3 +244,34 @@ def test_errors_of_an_object_store_name_it_too(s3: str) -> None:
     missing = open_bucket(BucketAccess("there-is-none", endpoint=s3, key_id="a", secret="b"), deadline_s=5)
     with pytest.raises(BloomeryError, match=r"bucket `there-is-none`: .*`obj/a`"):
         missing.put("obj/a", b"x")
+
+
+@contextmanager
+def hanging(path: Path) -> Iterator[None]:
+    """A file that nobody who opens it comes back from, as of a mount whose server is away; in the end all of them do."""
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+    try:
+        yield
+    finally:
+        with suppress(FileNotFoundError):
+            os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+
+
+def test_a_file_system_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "objects", deadline_s=0.2)
+    with hanging(tmp_path / "objects" / "obj" / "a"):
+        for read, name in ((lambda: folder.get("obj/a", at_most=9), "get"), (lambda: folder.part("obj/a", 0, 1), "part")):
+            with pytest.raises(Unavailable, match=f"folder `objects`: {name} of `obj/a`: nothing happened for 0.2 s: whoever serves it is away"):
+                read()
+        folder.put("obj/b", b"there")
+        assert folder.get("obj/b", at_most=9)[0] == b"there"
+
+
+def test_objects_of_several_pieces_come_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_objects, "_PIECE_BYTES", 4)
+    folder = Folder(tmp_path / "objects")
+    for data in (b"", b"four", b"eleven more"):
+        folder.put("obj/a", data)
+        assert folder.get("obj/a", at_most=20)[0] == data
+    assert folder.part("obj/a", 1, 10) == b"leven mor"
