@@ -108,6 +108,7 @@ class Evaluation(Resource):
     """What held-out rows say during training and at its end, beside what the job began with."""
 
     split: Split = "eval"
+    """Which rows of the data set are held out."""
     every: Annotated[int, Field(ge=0, le=1 << 31)] = 0
     """Steps between two evaluations of the loss, and of reinforcement and distillation of served weights, for which training waits; 0: none."""
     served_every: Annotated[int, Field(ge=0, le=1 << 31)] = 0
@@ -153,6 +154,7 @@ class JobSpec(Resource):
     tracking: bool = True
     """Whether what it measures also goes to the trackers of the server, if that has any."""
     metadata: Annotated[dict[str, Text], Field(max_length=16)] = Field(default_factory=dict)
+    """Words of yours that are kept with the job."""
 
     @property
     def room(self) -> int:
