@@ -48,7 +48,7 @@ SERVICES_MAY_IMPORT = {
     "batches": {"access", "serving", "data"},
     "evaluations": {"access", "engines", "weights", "serving", "grading", "data"},
     "jobs": {"access", "engines", "training", "weights", "grading", "data"},
-    "housekeeping": {"access", "training", "clients"},
+    "housekeeping": {"access", "training", "clients", "data"},
 }
 """Of the packages of `services`, beside themselves and the modules that all of them share; `services.core` composes them and is imported by none."""
 EXCEPTIONS = {

@@ -1,6 +1,7 @@
 """Queries whose tables grow for ever find their rows by an index."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from sqlalchemy import Connection, event
 from bloomery.services.access.principal import Principal
 from bloomery.services.access.repeats import Repeatable, forget_old, was_done
 from bloomery.services.data.feedback import _check_metric
+from bloomery.services.data.span_filter import SpanFilter
+from bloomery.services.data.span_sums import PERIOD_US, forget, report
 from bloomery.services.data.traffic import _ordered, _spans
 from bloomery.services.evaluations.counts import uncounted
 from bloomery.services.held import held_blobs, require_kept
@@ -19,10 +22,13 @@ from bloomery.services.jobs.followed import told_since
 from bloomery.services.jobs.job_rows import change_us
 from bloomery.services.training.rollouts import forget_old as forget_old_rollouts
 from bloomery.services.training.run_rows import run_of_request
+from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import Gone
+from bloomery.types.traffic import SpanOrder
 
 Work = Callable[[Connection], object]
+_ANY = SpanFilter()
 
 
 def plan(tmp_path: Path, work: Work, *, change: bool = False) -> str:
@@ -38,6 +44,17 @@ def plan(tmp_path: Path, work: Work, *, change: bool = False) -> str:
 
     with Database(tmp_path / "bloomery.db") as database:
         return "\n".join(asyncio.run((database.write if change else database.read)(explain)))
+
+
+def listed(tmp_path: Path, order: SpanOrder, wanted: SpanFilter = _ANY) -> str:
+    """How a page of requests is found."""
+    query = _ordered(_spans("p", wanted), order).limit(50)
+    return plan(tmp_path, lambda connection: connection.execute(query).all())
+
+
+def looks(found: str) -> list[str]:
+    """How a plan reads spans."""
+    return re.findall(r"(?:SCAN|SEARCH) span\b.*", found)
 
 
 def test_the_values_of_a_metric_are_found_by_it(tmp_path: Path) -> None:
@@ -92,9 +109,63 @@ def test_the_last_change_of_any_job_is_known_without_a_look_at_each(tmp_path: Pa
 
 
 def test_the_dearest_requests_are_found_without_those_that_have_no_cost(tmp_path: Path) -> None:
-    dearest = _ordered(_spans("p"), "dearest").limit(50)
-    found = plan(tmp_path, lambda connection: connection.execute(dearest).all())
-    assert "USING INDEX span_by_cost (project=?" in found
+    assert "USING INDEX span_by_cost (project=?" in listed(tmp_path, "dearest")
+
+
+def test_the_slowest_requests_are_the_first_that_are_read(tmp_path: Path) -> None:
+    assert "USING INDEX span_by_duration (project=?" in listed(tmp_path, "slowest")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "index"),
+    [
+        (SpanFilter(), "span_by_project (project=?)"),
+        (SpanFilter(since_us=1, until_us=2), "span_by_project (project=? AND started_us>? AND started_us<?)"),
+        (SpanFilter(kinds=("chat", "completion")), "span_served (project=?)"),
+        (SpanFilter(kinds=("chat", "completion"), since_us=1), "span_served (project=? AND started_us>?)"),
+        (SpanFilter(kinds=("chat", "completion"), status="error"), "span_failed (project=?)"),
+        (SpanFilter(kinds=("chat", "completion"), deployment="d"), "span_by_deployment (project=? AND deployment_id=?)"),
+        (SpanFilter(kinds=("sample",), version="v"), "span_by_version (project=? AND version=?)"),
+    ],
+)
+def test_the_newest_requests_that_are_meant_are_the_first_that_are_read(tmp_path: Path, wanted: SpanFilter, index: str) -> None:
+    assert looks(listed(tmp_path, "newest", wanted)) == [f"SEARCH span USING INDEX {index}"]
+
+
+@pytest.mark.parametrize(("order", "index"), [("slowest", "span_by_duration"), ("dearest", "span_by_cost")])
+def test_the_slowest_and_the_dearest_of_those_that_were_served_are_found_by_that(tmp_path: Path, order: SpanOrder, index: str) -> None:
+    assert f"USING INDEX {index} (project=?" in listed(tmp_path, order, SpanFilter(kinds=("chat", "completion")))
+
+
+@pytest.mark.parametrize("wanted", [SpanFilter(), SpanFilter(kinds=("chat",), status="ok", version="v", deployment="d")])
+def test_what_requests_come_to_is_known_without_a_look_at_any(tmp_path: Path, wanted: SpanFilter) -> None:
+    found = plan(tmp_path, lambda connection: report(connection, "p", wanted))
+    assert "SEARCH span_sum USING INDEX sqlite_autoindex_span_sum_1 (project=?)" in found
+    assert looks(found) == []
+
+
+def test_of_requests_in_some_time_those_alone_are_read_that_are_near_its_ends(tmp_path: Path) -> None:
+    within = SpanFilter(since_us=PERIOD_US // 2, until_us=9 * PERIOD_US // 2)
+    found = plan(tmp_path, lambda connection: report(connection, "p", within))
+    assert "SEARCH span_sum USING INDEX sqlite_autoindex_span_sum_1 (project=? AND began_us>? AND began_us<?)" in found
+    assert looks(found) == ["SEARCH span USING INDEX span_by_project (project=? AND started_us>? AND started_us<?)"] * 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "index"),
+    [
+        (SpanFilter(episode="e"), "span_by_episode (project=? AND episode_id=?)"),
+        (SpanFilter(min_cost_usd=1.0), "span_by_cost (project=? AND cost_usd>?)"),
+    ],
+)
+def test_what_an_episode_or_the_dearest_come_to_is_read_of_these_alone(tmp_path: Path, wanted: SpanFilter, index: str) -> None:
+    found = plan(tmp_path, lambda connection: report(connection, "p", wanted))
+    assert looks(found) == [f"SEARCH span USING INDEX {index}"]
+
+
+def test_spans_that_go_are_found_by_their_time(tmp_path: Path) -> None:
+    found = plan(tmp_path, lambda connection: forget(connection, rows.span.c.retention_until_us < 0), change=True)
+    assert looks(found) == ["SEARCH span USING INDEX span_by_retention (retention_until_us<?)"]
 
 
 def test_evaluations_whose_numbers_are_not_kept_yet_are_found_without_the_others(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from bloomery.services.access.principal import SCOPES, Principal
 from bloomery.services.clients.session_search import SessionFilter
 from bloomery.services.clients.sessions import Session
 from bloomery.services.core import Services
-from bloomery.services.data.traffic import SpanFilter
+from bloomery.services.data.span_filter import SpanFilter
 from bloomery.services.evaluations.paired import PairsWanted
 from bloomery.services.kinds import EXTERNAL, NAMED
 from bloomery.services.weights.versions import Version

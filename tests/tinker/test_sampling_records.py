@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from bloomery.services.data.span_filter import SpanFilter
 from bloomery.services.data.span_rows import Inference
-from bloomery.services.data.traffic import SpanFilter, Traffic
+from bloomery.services.data.traffic import Traffic
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
 from bloomery.types.datasets import Curate, ImportRows

@@ -56,6 +56,7 @@ TOPIC_OF: Final[Mapping[str, Topic | None]] = {
     "sampling_session": None,
     "session": None,
     "span": "spans",
+    "span_sum": None,
     "upload": None,
     "upload_part": None,
 }

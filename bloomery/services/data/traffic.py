@@ -7,25 +7,24 @@ A task of `Traffic` takes batches, redacts them on a thread, writes bodies and t
 import asyncio
 import json
 import logging
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, case, delete, func, insert, select
+from sqlalchemy import Connection, Row, Select, insert, select
 
 from bloomery.config import RecordMode, stopping
 from bloomery.obs import background
 from bloomery.services.access.principal import Principal
-from bloomery.services.data.redaction import pseudonym
+from bloomery.services.data.span_filter import SpanFilter, of_spans
 from bloomery.services.data.span_rows import Inference, Prepared, prepare, read_body
+from bloomery.services.data.span_sums import add, forget, report
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
 from bloomery.types.errors import NotFound, Unavailable
 from bloomery.types.resources import Page, Span, TrafficState
-from bloomery.types.traffic import DeploymentTotals, SpanKind, SpanOrder, SpanStatus, TrafficReport, TrafficTotals
+from bloomery.types.traffic import SpanOrder, TrafficReport
 
 CAPACITY: Final = 4096
 """Spans waiting to be written; at more than that, spans are dropped and counted."""
@@ -35,22 +34,6 @@ LINGER_S: Final = 0.25
 """How long a span waits for others: a hundred rows in one transaction cost little more than one, and disturb those who are served as seldom."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpanFilter:
-    """Which spans are meant: those to which all of it applies."""
-
-    deployment: str | None = None
-    episode: str | None = None
-    kinds: Sequence[SpanKind] = ()
-    """Any where it is empty."""
-    status: SpanStatus | None = None
-    version: str | None = None
-    """Of the weights."""
-    since_us: int | None = None
-    until_us: int | None = None
-    min_cost_usd: float | None = None
 
 
 _ANY: Final = SpanFilter()
@@ -121,7 +104,7 @@ class Traffic:
     async def list(self, p: Principal, wanted: SpanFilter = _ANY, *, order: SpanOrder = "newest", limit: int = 50, offset: int = 0) -> Page[Span]:
         """Spans without bodies."""
         p.require("read")
-        query = _ordered(_spans(p.project).where(*_wanted(wanted)), order).limit(limit + 1).offset(offset)
+        query = _ordered(_spans(p.project, wanted), order).limit(limit + 1).offset(offset)
         await self.flush()
         found = await self._database.read(lambda connection: connection.execute(query).all())
         return Page(data=[_span(row) for row in found[:limit]], offset=offset, has_more=len(found) > limit)
@@ -129,10 +112,8 @@ class Traffic:
     async def totals(self, p: Principal, wanted: SpanFilter = _ANY) -> TrafficReport:
         """What they come to."""
         p.require("read")
-        query = _report(p.project).where(*_wanted(wanted))
         await self.flush()
-        found = await self._database.read(lambda connection: connection.execute(query).all())
-        return TrafficReport(total=_total(found), deployments=[DeploymentTotals(deployment=row.deployment, **_figures([row])) for row in found])
+        return await self._database.read(lambda connection: report(connection, p.project, wanted))
 
     async def get(self, p: Principal, span_id: str) -> Span:
         """One span without its body."""
@@ -147,7 +128,7 @@ class Traffic:
 
     async def _row(self, p: Principal, span_id: str) -> Row[Any]:
         await self.flush()
-        query = _spans(p.project).where(rows.span.c.id == span_id)
+        query = _spans(p.project, _ANY).where(rows.span.c.id == span_id)
         row = await self._database.read(lambda connection: connection.execute(query).one_or_none())
         if row is None:
             raise NotFound(f"no span `{span_id}` was recorded, or it expired", field="target")
@@ -191,31 +172,17 @@ def _insert(connection: Connection, prepared: list[Prepared]) -> None:
     # A sample that a client submits again, after a restart of the api say, has the id of the first: the last answer is the one it has.
     again = [item.row["id"] for item in prepared if item.row["kind"] == "sample"]
     if again:
-        connection.execute(delete(rows.span).where(rows.span.c.id.in_(again)))
+        forget(connection, rows.span.c.id.in_(again))
     connection.execute(insert(rows.span), [item.row for item in prepared])
+    add(connection, [item.row for item in prepared])
 
 
-def _spans(project: str) -> Select[Any]:
+def _spans(project: str, wanted: SpanFilter) -> Select[Any]:
     names = (rows.deployment.c.name.label("deployment"), rows.revision.c.number.label("revision"))
     joined = rows.span.outerjoin(rows.deployment, rows.span.c.deployment_id == rows.deployment.c.id).outerjoin(
         rows.revision, rows.span.c.revision_id == rows.revision.c.id
     )
-    return select(rows.span, *names).select_from(joined).where(rows.span.c.project == project)
-
-
-def _wanted(wanted: SpanFilter) -> list[ColumnElement[bool]]:
-    span = rows.span.c
-    said: list[tuple[Any, Callable[[Any], ColumnElement[bool]]]] = [
-        (wanted.deployment, lambda name: rows.deployment.c.name == name),
-        (wanted.episode, lambda episode: span.episode_id == pseudonym(episode)),
-        (wanted.kinds or None, span.kind.in_),
-        (wanted.status, lambda status: span.status == status),
-        (wanted.version, lambda version: span.version == version),
-        (wanted.since_us, lambda since_us: span.started_us >= since_us),
-        (wanted.until_us, lambda until_us: span.started_us < until_us),
-        (wanted.min_cost_usd, lambda least: span.cost_usd >= least),
-    ]
-    return [condition(value) for value, condition in said if value is not None]
+    return select(rows.span, *names).select_from(joined).where(*of_spans(project, wanted))
 
 
 def _ordered(query: Select[Any], order: SpanOrder) -> Select[Any]:
@@ -226,34 +193,6 @@ def _ordered(query: Select[Any], order: SpanOrder) -> Select[Any]:
     if order == "slowest":
         return query.where(span.duration_us.is_not(None)).order_by(span.duration_us.desc(), *newest)
     return query.order_by(*newest)
-
-
-_SUMS: Final = ("in_tokens", "cached_tokens", "out_tokens", "duration_us", "cost_usd")
-
-
-def _report(project: str) -> Select[Any]:
-    """A row of each deployment, and one of what was asked of none."""
-    span = rows.span.c
-    sums = [func.sum(span[name]).label(name) for name in _SUMS]
-    counts = [
-        func.count().label("requests"),
-        func.count(span.cost_usd).label("priced"),
-        func.sum(case((span.status == "error", 1), else_=0)).label("errors"),
-    ]
-    joined = rows.span.outerjoin(rows.deployment, rows.span.c.deployment_id == rows.deployment.c.id)
-    grouped = select(rows.deployment.c.name.label("deployment"), *counts, *sums).select_from(joined).where(span.project == project)
-    return grouped.group_by(rows.deployment.c.name).order_by(func.count().desc(), rows.deployment.c.name)
-
-
-def _total(found: Sequence[Row[Any]]) -> TrafficTotals:
-    return TrafficTotals(**_figures(found))
-
-
-def _figures(found: Sequence[Row[Any]]) -> dict[str, Any]:
-    """Postgres adds whole numbers up to decimals."""
-    counted = {name: sum(int(row._mapping[name] or 0) for row in found) for name in ("requests", "errors", "priced", *_SUMS[:3])}
-    seconds = sum(int(row.duration_us or 0) for row in found) / 1e6
-    return counted | {"seconds": seconds, "cost_usd": math.fsum(row.cost_usd or 0.0 for row in found) if counted["priced"] else None}
 
 
 def _span(row: Row[Any]) -> Span:

@@ -13,7 +13,7 @@ from bloomery.store.rows.access import DEFAULT_PROJECT, alias, answered, api_key
 from bloomery.store.rows.batches import batch, batch_line
 from bloomery.store.rows.clients import custom_loss, sampling_session, session
 from bloomery.store.rows.columns import metadata
-from bloomery.store.rows.data import dataset, dataset_item, dataset_version, feedback, file, span, upload, upload_part
+from bloomery.store.rows.data import dataset, dataset_item, dataset_version, feedback, file, span, span_sum, upload, upload_part
 from bloomery.store.rows.evaluations import evaluation, evaluation_answer, evaluation_model, evaluation_score, openai_eval, openai_eval_run
 from bloomery.store.rows.events import event
 from bloomery.store.rows.grading import calibration, grader, grader_attack
@@ -62,6 +62,7 @@ __all__ = [
     "sampling_session",
     "session",
     "span",
+    "span_sum",
     "upload",
     "upload_part",
 ]

@@ -4,6 +4,9 @@ from sqlalchemy import Index, Table, UniqueConstraint, text
 
 from bloomery.store.rows.columns import integer, metadata, real, string
 
+_PRICED, _TOOK, _DEPLOYED = (text(f"{name} IS NOT NULL") for name in ("cost_usd", "duration_us", "deployment_id"))
+_SERVED, _FAILED = text("kind != 'sample'"), text("status != 'ok'")
+
 span = Table(
     "span",
     metadata,
@@ -46,7 +49,30 @@ span = Table(
     Index("span_by_project", "project", "started_us"),
     Index("span_by_episode", "project", "episode_id"),
     Index("span_by_retention", "retention_until_us"),
-    Index("span_by_cost", "project", "cost_usd", sqlite_where=text("cost_usd IS NOT NULL"), postgresql_where=text("cost_usd IS NOT NULL")),
+    Index("span_by_cost", "project", "cost_usd", sqlite_where=_PRICED, postgresql_where=_PRICED),
+    Index("span_by_duration", "project", "duration_us", "kind", sqlite_where=_TOOK, postgresql_where=_TOOK),
+    Index("span_by_deployment", "project", "deployment_id", "started_us", sqlite_where=_DEPLOYED, postgresql_where=_DEPLOYED),
+    Index("span_by_version", "project", "version", "started_us"),
+    Index("span_served", "project", "started_us", sqlite_where=_SERVED, postgresql_where=_SERVED),
+    Index("span_failed", "project", "started_us", sqlite_where=_FAILED, postgresql_where=_FAILED),
+)
+
+span_sum = Table(
+    "span_sum",  # what spans come to that began in the same ten minutes and agree in the rest of the key
+    metadata,
+    string("project", key=True),
+    integer("began_us", key=True),  # where the ten minutes begin
+    string("deployment_id", key=True),  # empty: asked of none
+    string("kind", key=True),
+    string("status", key=True),
+    string("version", key=True),
+    integer("requests"),
+    integer("priced"),  # of them, those whose cost is known
+    integer("in_tokens"),
+    integer("cached_tokens"),
+    integer("out_tokens"),
+    integer("duration_us"),
+    real("cost_usd"),
 )
 
 feedback = Table(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bloomery.services.access.principal import Principal
+from bloomery.services.data.span_filter import SpanFilter
 from bloomery.services.data.span_rows import RecordedSample
-from bloomery.services.data.traffic import SpanFilter
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.types.resources import GiveFeedback, Price
 from tests.services.stage import BASE, ME, STRANGER, Stage, chat, play

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Query
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.paging import Limit, Offset
-from bloomery.services.data.traffic import SpanFilter
+from bloomery.services.data.span_filter import SpanFilter
 from bloomery.types.resources import Feedback, GiveFeedback, Page, Span, SpanDetail, TimeUs
 from bloomery.types.traffic import SpanKind, SpanOrder, SpanStatus, TrafficReport
 
