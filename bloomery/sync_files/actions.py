@@ -19,7 +19,7 @@ from bloomery.sync.codec.files import OWN_INDEX, FileWeights, beside, mapped, na
 from bloomery.sync.codec.layout import Chunk
 from bloomery.sync.codec.merge import write_merged
 from bloomery.sync_files import foreign
-from bloomery.sync_files.whole import refuse_existing, whole_directory, whole_file
+from bloomery.sync_files.atomic import new_directory, new_file, refuse_existing
 from bloomery.types.errors import InvalidInput, NotFound
 
 Progress = Callable[[str, int, int], object]
@@ -62,7 +62,7 @@ def diff(old: Path, new: Path, out: Path, *, codec: Choice, workers: int, progre
     """Write the delta from one set of weights to another."""
     began = time.perf_counter()
     refuse_existing(out)
-    with FileWeights(old) as before, FileWeights(new) as after, _errors_of(out), whole_file(out) as partial:
+    with FileWeights(old) as before, FileWeights(new) as after, _errors_of(out), new_file(out) as partial:
         written = write(partial.file, before, after, codec=codec, workers=workers, told=_chunks("encode", after.layout.size_bytes, progress))
     differing = _differing(old, before.paths, new, after.paths) if old.is_dir() and new.is_dir() else []
     return Diff(written.head, written.changed, differing, time.perf_counter() - began)
@@ -90,7 +90,7 @@ def merge(deltas: Sequence[Path], out: Path, *, base: Path | None, codec: Choice
         steps = stack.enter_context(opened(deltas))
         weights = None if base is None else stack.enter_context(FileWeights(base))
         told = _chunks("merge", steps[0].layout.size_bytes, progress)
-        with _errors_of(out), whole_file(out) as partial:
+        with _errors_of(out), new_file(out) as partial:
             head = write_merged(partial.file, steps, weights, codec=codec, workers=workers, told=told)
     return Merged(head, sum(path.stat().st_size for path in deltas), time.perf_counter() - began)
 
@@ -130,7 +130,7 @@ def _patching(deltas: Sequence[Path], workers: int, progress: Progress) -> Itera
 
 def _apply_to_directory(base: FileWeights, patching: _Patching, out: Path, progress: Progress, began: float) -> Applied:
     around = beside(base.path, base.paths)
-    with whole_directory(out) as partial:
+    with new_directory(out) as partial:
         for name in around.kept:
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
             with (base.path / name).open("rb") as source, (partial / name).open("xb") as target:
@@ -150,7 +150,7 @@ def _apply_to_directory(base: FileWeights, patching: _Patching, out: Path, progr
 
 def _apply_to_file(base: FileWeights, patching: _Patching, out: Path, progress: Progress, began: float) -> Applied:
     (path,) = base.paths
-    with whole_file(out) as partial:
+    with new_file(out) as partial:
         done, total = 0, path.stat().st_size
         with path.open("rb") as source:
             for count in _copied(source.fileno(), partial.file.fileno()):

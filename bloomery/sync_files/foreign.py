@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 from bloomery.models.weight_files import weight_files
 from bloomery.sync.codec.delta import state_of, states_of
 from bloomery.sync.codec.files import FileWeights, naming
-from bloomery.sync.foreign import delta, whole
+from bloomery.sync.foreign import delta, one_piece
 from bloomery.sync.foreign.delta import ForeignDelta, Format
 from bloomery.sync.state_hash import total
-from bloomery.sync_files.whole import refuse_existing, whole_directory, whole_file
+from bloomery.sync_files.atomic import new_directory, new_file, refuse_existing
 from bloomery.types.errors import Corrupt, InvalidInput, NotFound
 
 _START_BYTES: Final = 16
@@ -43,14 +43,14 @@ def diff(old: Path, new: Path, out: Path, form: Format) -> Diff:
     began = time.perf_counter()
     refuse_existing(out)
     if not old.is_dir() or not new.is_dir():
-        with whole_file(out) as partial:
+        with new_file(out) as partial:
             written = [_write(old, new, partial.path, form)]
     else:
         names = [path.name for path in weight_files(old)]
         if (others := [path.name for path in weight_files(new)]) != names:
             odd = min(set(names) ^ set(others))
             raise InvalidInput(f"{form} has a delta for every file, and `{odd}` is in one of {old} and {new} alone", field="new")
-        with whole_directory(out) as directory:
+        with new_directory(out) as directory:
             written = [_write(old / name, new / name, directory / name, form) for name in names]
     size_bytes, weights_bytes = (sum(sizes) for sizes in zip(*written, strict=True))
     return Diff(size_bytes, weights_bytes, len(written), time.perf_counter() - began)
@@ -104,7 +104,7 @@ def _counted(found: ForeignDelta, weights: FileWeights) -> dict[str, dict[str, i
     found.check_names(weights.layout)
     counts = {}
     for tensor in weights.layout.tensors:
-        changed = found.changes(tensor, whole.read(weights, tensor))
+        changed = found.changes(tensor, one_piece.read(weights, tensor))
         counts[tensor.name] = {"elements": tensor.numel, "changed": len(changed.positions)}
     return counts
 

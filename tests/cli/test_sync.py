@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from bloomery.cli.main import app
 from bloomery.sync.codec.choose import CODECS
 from bloomery.sync.codec.delta import CHOICES
-from bloomery.sync_files.whole import whole_directory, whole_file
+from bloomery.sync_files.atomic import new_directory, new_file
 from bloomery.types.errors import Conflict
 
 CHOSEN = [choice for choice, codec in CHOICES.items() if codec is None or codec in CODECS]
@@ -274,19 +274,19 @@ def test_a_full_disk_is_said_in_a_line(models: list[Path], tmp_path: Path) -> No
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("whole", [whole_file, whole_directory])
-def test_one_writes_and_who_comes_meanwhile_is_refused(whole: Any, tmp_path: Path) -> None:
-    with whole(tmp_path / "out"):
-        with pytest.raises(Conflict, match="is being written by another process"), whole(tmp_path / "out"):
+@pytest.mark.parametrize("made", [new_file, new_directory])
+def test_one_writes_and_who_comes_meanwhile_is_refused(made: Any, tmp_path: Path) -> None:
+    with made(tmp_path / "out"):
+        with pytest.raises(Conflict, match="is being written by another process"), made(tmp_path / "out"):
             pass
         assert not (tmp_path / "out").exists()
     assert (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("whole", [whole_file, whole_directory])
-def test_what_came_into_its_place_meanwhile_is_not_overwritten(whole: Any, tmp_path: Path) -> None:
-    with pytest.raises(Conflict, match="is there already"), whole(tmp_path / "out"):
+@pytest.mark.parametrize("made", [new_file, new_directory])
+def test_what_came_into_its_place_meanwhile_is_not_overwritten(made: Any, tmp_path: Path) -> None:
+    with pytest.raises(Conflict, match="is there already"), made(tmp_path / "out"):
         (tmp_path / "out").write_text("somebody else's")
     assert (tmp_path / "out").read_text() == "somebody else's"
     assert not list(tmp_path.glob(".*"))
@@ -295,7 +295,7 @@ def test_what_came_into_its_place_meanwhile_is_not_overwritten(whole: Any, tmp_p
 def test_what_was_killed_after_it_had_its_name_is_not_written_to_again(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("whole")
     os.link(tmp_path / "kept", tmp_path / ".out.partial")
-    with whole_file(tmp_path / "out") as partial:
+    with new_file(tmp_path / "out") as partial:
         partial.file.write(b"another")
     assert ((tmp_path / "kept").read_text(), (tmp_path / "out").read_text()) == ("whole", "another")
 
@@ -305,9 +305,9 @@ def test_where_there_are_no_hard_links_nothing_is_overwritten_either(tmp_path: P
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", link)
-    with whole_file(tmp_path / "out") as partial:
+    with new_file(tmp_path / "out") as partial:
         partial.file.write(b"whole")
     assert (tmp_path / "out").read_bytes() == b"whole"
-    with pytest.raises(Conflict), whole_file(tmp_path / "other"):
+    with pytest.raises(Conflict), new_file(tmp_path / "other"):
         (tmp_path / "other").write_text("somebody else's")
     assert (tmp_path / "other").read_text() == "somebody else's"

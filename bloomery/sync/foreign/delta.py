@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple, get_args
 
 from bloomery.sync.codec.layout import Layout, Tensor, Weights
-from bloomery.sync.foreign import arc2, arc3, archive, whole
+from bloomery.sync.foreign import arc2, arc3, archive, one_piece
 from bloomery.sync.foreign.changed import Bits, Changed, checksum_of, read_checksum, verify
 from bloomery.types.errors import Corrupt, InvalidInput, shown
 from bloomery.types.tensor_file import TensorSpec
@@ -96,7 +96,7 @@ def encode(old: Weights, new: Weights, format: Format) -> bytes:
         raise InvalidInput(f"a delta is between weights of one layout: of the new ones {difference}")
     payloads, checksums = {}, {}
     for tensor in old.layout.tensors:
-        before, after = whole.read(old, tensor), whole.read(new, tensor)
+        before, after = one_piece.read(old, tensor), one_piece.read(new, tensor)
         spec = TensorSpec(tensor.dtype, tensor.shape)
         payloads[tensor.name] = arc2.encode(before, after) if format == "arc_v2" else arc3.encode(before, after, spec)
         checksums[tensor.name] = str(checksum_of(after))
@@ -110,14 +110,14 @@ def apply(delta: ForeignDelta, weights: Weights) -> Applied:
     staged: dict[str, Changed] = {}
     staged_bytes = 0
     for tensor in tensors:
-        changed = delta.changes(tensor, whole.read(weights, tensor))
+        changed = delta.changes(tensor, one_piece.read(weights, tensor))
         staged_bytes += changed.positions.nbytes + changed.values.nbytes
         if staged_bytes <= STAGED_BYTES:
             staged[tensor.name] = changed
     counts = []
     for tensor in tensors:
-        changed = staged.pop(tensor.name) if tensor.name in staged else delta.changes(tensor, whole.read(weights, tensor))
-        whole.write(weights, tensor, changed)
+        changed = staged.pop(tensor.name) if tensor.name in staged else delta.changes(tensor, one_piece.read(weights, tensor))
+        one_piece.write(weights, tensor, changed)
         counts.append(len(changed.positions))
     return Applied(sum(map(bool, counts)), sum(counts))
 

@@ -34,7 +34,7 @@ def refuse_existing(path: Path) -> None:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Partial]:
+def new_file(path: Path) -> Iterator[Partial]:
     """An empty file to write and read, which gets its name when the block ends well."""
     refuse_existing(path)
     partial = _beside(path)
@@ -51,7 +51,7 @@ def whole_file(path: Path) -> Iterator[Partial]:
 
 
 @contextmanager
-def whole_directory(path: Path) -> Iterator[Path]:
+def new_directory(path: Path) -> Iterator[Path]:
     """An empty directory to fill, which gets its name when the block ends well. Files in it are synced by whoever writes them."""
     refuse_existing(path)
     partial = _beside(path)
