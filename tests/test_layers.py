@@ -1,6 +1,7 @@
 """The import table of `docs/architecture.md`, held against the source."""
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -155,6 +156,13 @@ def test_every_package_is_in_the_table() -> None:
     assert {package(name) for name in modules()} - {""} <= MAY_IMPORT.keys() | ROOTS
 
 
+def test_the_page_has_the_same_table() -> None:
+    page = (ROOT.parent / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| ([a-z, ]+) \| (.+) \|$", page.partition("| package | may import, beside itself |")[2].partition("\n\n")[0], re.MULTILINE)
+    told = {name: set(re.findall(r"[a-z_]+", allowed)) & MAY_IMPORT.keys() for names, allowed in rows for name in names.split(", ")}
+    assert told == MAY_IMPORT
+
+
 def test_services_know_only_what_stands_before_them() -> None:
     wrong = []
     for found in internal():
@@ -220,6 +228,12 @@ def reaches_torch(module: str, seen: set[str]) -> Iterator[str]:
 @pytest.mark.parametrize("slim", sorted((MAY_IMPORT.keys() | ROOTS) - TORCH | {"doctor"}))
 def test_nothing_outside_the_engine_tower_loads_torch(slim: str) -> None:
     wrong = [line for name in modules() if package(name) == slim for line in reaches_torch(name, set())]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_deltas_and_chains_load_no_torch() -> None:
+    """Those who have a trainer of their own, or follow a chain, need not have it."""
+    wrong = [line for name in modules() if name.startswith(("sync.codec", "sync.chain", "sync.foreign")) for line in reaches_torch(name, set())]
     assert not wrong, "\n".join(wrong)
 
 
