@@ -4,7 +4,7 @@ from typing import Literal, TypedDict
 
 from bloomery.types.resources import Resource
 
-SpanKind = Literal["chat", "completion", "sample"]
+SpanKind = Literal["chat", "completion", "embedding", "sample"]
 SpanStatus = Literal["ok", "error", "cancelled"]
 
 SpanOrder = Literal["newest", "dearest", "slowest"]

@@ -53,6 +53,8 @@ class Script:
     """End a sample with `abort` after so many tokens."""
     refuses: str | None = None
     """The field of every request that is at fault."""
+    refuses_about: int | None = None
+    """The first token of the prompts that are refused; None: of all."""
     dies: bool = False
     """Of every request, before its first token."""
     together: bool = False
@@ -88,15 +90,15 @@ class ScriptedEngine(FakeEngine):
             return
         if self.script.silent_about is not None and request.prompt.numpy()[0] == self.script.silent_about:
             return
-        if (field := self.script.refuses) is not None:
+        if (field := self.script.refuses) is not None and self.script.refuses_about in (None, request.prompt.numpy()[0]):
             self._tell(GenerateFailed(request_id=request.request_id, message=f"`{field}` is too much", category="user", field=field))
             return
+        if self.found_tokens:
+            self._tell(PromptFound(request_id=request.request_id, tokens=self.found_tokens))
         if request.embed:
             self._tell(PromptEmbedded(request_id=request.request_id, vector=Array.of(np.arange(1, 9, dtype=np.float32))))
             self._tell(SampleFinished(request_id=request.request_id, sample=0, reason="length"))
             return
-        if self.found_tokens:
-            self._tell(PromptFound(request_id=request.request_id, tokens=self.found_tokens))
         if request.prompt_logprobs:
             self._tell(_scored(request))
         if request.params.max_tokens == 0:

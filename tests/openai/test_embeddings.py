@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import openai
@@ -13,9 +14,11 @@ from openai import OpenAI
 from bloomery.models import tiny
 from bloomery.models.load import load_decoder
 from bloomery.render import ChatTokenizer
+from bloomery.types.resources import Price
 from tests.infer.builders import full_hidden
 from tests.live import LiveServer, wait_until
 from tests.openai.server import Script, ScriptedServer
+from tests.services.fake_engine import BASE
 
 MODEL = "bloomery-tiny"
 TEXTS = ["The csv module reads files.", "import json", "The csv module reads rows of files.", "x"]
@@ -93,6 +96,77 @@ def test_the_refusal_of_a_later_text_is_told_while_an_earlier_one_is_in_the_maki
         client.embeddings.create(model="tiny", input=[[7, 8], [8, 9]])
     # Who waits in vain is not worked for.
     wait_until(lambda: len(server.scripted.aborted) == 1)
+
+
+PRICE = Price(prompt_usd_per_mtok=1.0, cached_prompt_usd_per_mtok=0.25, completion_usd_per_mtok=1000.0)
+
+
+@pytest.fixture
+def priced(server: ScriptedServer) -> str:
+    """A deployment whose tokens cost something."""
+    with server.client() as client:
+        if "embeds" not in {each.name for each in client.deployments.list()}:
+            client.deployments.create("embeds", "tiny")
+            client.deployments.set_price("embeds", PRICE)
+    return "embeds"
+
+
+def newest(server: ScriptedServer) -> dict[str, Any]:
+    (span,) = server.http.get("/api/v1/spans", params={"limit": 1, "kind": "embedding"}).json()["data"]
+    return span
+
+
+def totals(server: ScriptedServer) -> dict[str, Any]:
+    found: dict[str, Any] = server.http.get("/api/v1/spans/totals", params={"kind": "embedding"}).json()["total"]
+    return found
+
+
+def test_a_request_leaves_one_record_with_tokens_and_cost(server: ScriptedServer, priced: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.scripted, "found_tokens", 2)
+    before = totals(server)
+    headers = {"x-bloomery-consent": "eval", "x-bloomery-episode": "e-1"}
+    with server.sdk() as client:
+        answer = client.embeddings.create(model=priced, input=["The quick", "fox"], user="u-1", extra_headers=headers)
+        assert answer.model_extra is not None
+        detail = server.span(answer.model_extra["id"])
+    span, body = detail["span"], detail["body"]
+    assert (span["kind"], span["status"], span["deployment"], span["revision"], span["version"]) == ("embedding", "ok", priced, 1, BASE)
+    assert (span["in_tokens"], span["cached_tokens"], span["out_tokens"]) == (answer.usage.prompt_tokens, 4, 0)
+    assert span["cost_usd"] == PRICE.of(answer.usage.prompt_tokens, 0, cached_tokens=4)
+    assert (span["tags"], span["consent"], span["episode_id"]) == ({"user": "u-1"}, "eval", "e-1")
+    assert (span["seed"], span["ttft_us"], span["finish_reason"], span["output_hash"]) == (None, None, None, None)
+    assert span["duration_us"] >= 0
+    assert (body["request"]["input"], body["choices"], body["tokens"]) == (["The quick", "fox"], [], None)
+    after = totals(server)
+    assert (after["requests"] - before["requests"], after["in_tokens"] - before["in_tokens"]) == (1, span["in_tokens"])
+    assert after["cost_usd"] == pytest.approx((before["cost_usd"] or 0.0) + span["cost_usd"])
+    assert server.http.post("/api/v1/feedback", json={"target": span["id"], "metric": "near", "value": True}).status_code == 201
+
+
+def test_what_was_refused_costs_nothing_and_is_recorded(server: ScriptedServer, priced: str) -> None:
+    server.scripted.script = Script(refuses="prompt")
+    with server.sdk() as client, pytest.raises(openai.BadRequestError, match="is too much"):
+        client.embeddings.create(model=priced, input=["The", "fox"])
+    span = newest(server)
+    assert (span["status"], span["error_code"], span["in_tokens"] > 0, span["cost_usd"]) == ("error", "invalid", True, 0.0)
+
+
+def test_of_a_request_that_fails_the_texts_that_were_embedded_cost_something(server: ScriptedServer, priced: str) -> None:
+    server.scripted.script = Script(refuses="prompt", refuses_about=8)
+    with server.sdk() as client, pytest.raises(openai.BadRequestError, match="is too much"):
+        client.embeddings.create(model=priced, input=[[7, 7, 7], [8, 8]])
+    span = newest(server)
+    assert (span["status"], span["in_tokens"], span["cost_usd"]) == ("error", 5, PRICE.of(3, 0))
+
+
+def test_work_that_nobody_waited_for_is_recorded_as_that(server: ScriptedServer, priced: str) -> None:
+    server.scripted.script = Script(silent_about=7)
+    with server.asking("/v1/embeddings", {"model": priced, "input": [7, 8]}):
+        pass
+    wait_until(lambda: len(server.scripted.aborted) == 1)
+    wait_until(lambda: newest(server)["status"] == "cancelled")
+    span = newest(server)
+    assert (span["error_code"], span["in_tokens"], span["cost_usd"]) == (None, 2, PRICE.of(2, 0))
 
 
 @pytest.mark.parametrize(("inputs", "on_the_loop"), [(1, True), (200, False)])

@@ -21,7 +21,8 @@ from bloomery.types.traffic import SpanKind, SpanStatus
 
 DEFAULT_RETENTION_DAYS: Final = 30
 _DAY_US: Final = 86_400_000_000
-_CONTENT_KEYS: Final = frozenset({"messages", "prompt", "metadata", "user", "stream", "stream_options", "store"})
+_INPUT_KEYS: Final = ("messages", "prompt", "input")
+_CONTENT_KEYS: Final = frozenset({*_INPUT_KEYS, "metadata", "user", "stream", "stream_options", "store"})
 
 
 class RecordedSample(NamedTuple):
@@ -44,10 +45,10 @@ class Inference:
     request: dict[str, Any]
     """The body as the caller sent it."""
     choices: list[dict[str, Any]]
-    """As answered: `message` or `text`, and `finish_reason`; log-probabilities belong into `samples`."""
+    """As answered: `message` or `text`, and `finish_reason`; log-probabilities belong into `samples`. Vectors are not kept."""
     prompt_tokens: Sequence[int]
     samples: Sequence[RecordedSample]
-    seed: int
+    seed: int | None
     started_us: int
     duration_us: int
     ttft_us: int | None = None
@@ -56,8 +57,10 @@ class Inference:
     error_code: str | None = None
     cached_tokens: int = 0
     """Of the prompt: tokens that another request had computed already."""
-    charged: bool = True
-    """Whether the prompt costs anything: not where it was refused before anything came of it."""
+    unpaid_tokens: int = 0
+    """Of the prompt: tokens that cost nothing, because they were refused before anything came of them."""
+    embedded_tokens: int = 0
+    """Of texts of which vectors were asked for; these tokens are counted and not kept."""
     unanswered_tokens: int = 0
     """Sampled beside `samples`, in continuations that were not chosen."""
     consent: Consent = "none"
@@ -71,6 +74,11 @@ class Inference:
     """Whether its content is kept where bodies are."""
     spell: Callable[[Sequence[int]], str] | None = None
     """Where prompt and answers are tokens alone: makes texts of them when the body is written, off the request path."""
+
+    @property
+    def in_tokens(self) -> int:
+        """All that was given."""
+        return self.embedded_tokens + len(self.prompt_tokens)
 
     @property
     def out_tokens(self) -> int:
@@ -93,14 +101,14 @@ def prepare(inference: Inference, *, keep_body: bool) -> Prepared:
     row = _row(inference) | {"tags": _canonical(tags.value), "redacted": int(clean.changed or tags.changed)}
     if not keep_body:
         return Prepared(row, None)
-    tokens = None if clean.changed else _tokens(inference)
+    tokens = None if clean.changed or inference.kind == "embedding" else _tokens(inference)
     # The id makes bodies unique, so that deleting one span's body never takes another's.
     body = _canonical({"id": inference.id, **clean.value, "tokens": tokens}).encode()
-    request = clean.value["request"]
+    request, choices = clean.value["request"], clean.value["choices"]
     hashes = {
         "body_ref": f"bodies/{blake3(body).hexdigest()}",
-        "input_hash": _digest(request.get("messages", request.get("prompt"))),
-        "output_hash": _digest(clean.value["choices"]),
+        "input_hash": _digest(next((request[key] for key in _INPUT_KEYS if key in request), None)),
+        "output_hash": None if inference.kind == "embedding" else _digest(choices),
     }
     return Prepared(row | hashes, zstandard.compress(body))
 
@@ -142,7 +150,7 @@ def _row(inference: Inference) -> dict[str, Any]:
         "started_us": inference.started_us,
         "ttft_us": inference.ttft_us,
         "duration_us": inference.duration_us,
-        "in_tokens": len(inference.prompt_tokens),
+        "in_tokens": inference.in_tokens,
         "out_tokens": inference.out_tokens,
         "cached_tokens": inference.cached_tokens,
         "cost_usd": _cost_usd(inference),
@@ -162,9 +170,8 @@ def _cost_usd(inference: Inference) -> float | None:
     price = inference.target.price
     if price is None:
         return None
-    if not inference.charged:
-        return price.of(0, inference.out_tokens)
-    return price.of(len(inference.prompt_tokens), inference.out_tokens, cached_tokens=inference.cached_tokens)
+    paid = inference.in_tokens - inference.unpaid_tokens
+    return price.of(paid, inference.out_tokens, cached_tokens=min(inference.cached_tokens, paid))
 
 
 def _tokens(inference: Inference) -> dict[str, Any]:

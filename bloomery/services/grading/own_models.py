@@ -71,7 +71,7 @@ class OwnModels:
         count = sum(map(len, inputs))
         self._served.limits.rollout(self._p, count, field=_FIELD)
         try:
-            vectors = [(await embedded(self._served.sampling, self._p, target, tokens)).tolist() for tokens in inputs]
+            vectors = [(await embedded(self._served.sampling, self._p, target, tokens)).vector_D.tolist() for tokens in inputs]
         except Exception:
             self._served.limits.give_back(self._p, count)
             raise

@@ -1,6 +1,7 @@
 """A text as a vector: of what a model made of its last token, of length 1."""
 
 from contextlib import aclosing
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,14 @@ from bloomery.types.ids import new_id
 Floats = NDArray[np.float32]
 
 
-async def embedded(sampling: Sampling, p: Principal, target: Target, tokens: list[int]) -> Floats:
+class Embedded(NamedTuple):
+    """A vector, and how many of its tokens another request had computed before."""
+
+    vector_D: Floats
+    found_tokens: int
+
+
+async def embedded(sampling: Sampling, p: Principal, target: Target, tokens: list[int]) -> Embedded:
     """The vector of these tokens."""
     generate = Generate(
         request_id=new_id("embed"),
@@ -27,11 +35,10 @@ async def embedded(sampling: Sampling, p: Principal, target: Target, tokens: lis
         embed=True,
     )
     found = None
-    async with aclosing(sampling.stream(p, target, generate, bounded=True)) as events:
+    async with aclosing(stream := sampling.stream(p, target, generate, bounded=True)) as events:
         async for event in events:
             if isinstance(event, PromptEmbedded):
                 found = event.vector.numpy()
     if found is None:
         raise WorkerError(f"the engine of `{target.display}` gave no vector")
-    vector_D: Floats = (found / np.linalg.norm(found)).astype(np.float32)
-    return vector_D
+    return Embedded((found / np.linalg.norm(found)).astype(np.float32), stream.found_tokens)

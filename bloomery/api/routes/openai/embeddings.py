@@ -5,6 +5,7 @@ Every model here has such states, so each can be asked. How well they tell texts
 
 import asyncio
 import base64
+from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from fastapi import APIRouter, Request, Response
@@ -12,17 +13,21 @@ from fastapi import APIRouter, Request, Response
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.openai.closed import Closed
 from bloomery.api.routes.openai.http import read_request, respond_whole, version_headers
-from bloomery.api.routes.openai.jobs import is_tokens
+from bloomery.api.routes.openai.jobs import consent_of, episode_of, is_tokens
 from bloomery.api.routes.openai.requests import ModelName, Refused, User, parse
 from bloomery.api.routes.openai.shapes import body_of
 from bloomery.obs import background
 from bloomery.services.access.principal import Principal
 from bloomery.services.core import Services
+from bloomery.services.data.span_rows import Inference
 from bloomery.services.engines.models import Size
-from bloomery.services.serving.embedding import Floats, embedded
+from bloomery.services.serving.embedding import Embedded, Floats, embedded
 from bloomery.services.threads import off_loop
 from bloomery.services.weights.target import Target
-from bloomery.types.errors import InvalidInput
+from bloomery.types.errors import BloomeryError, InvalidInput
+from bloomery.types.ids import new_id, now_us
+from bloomery.types.resources import Consent
+from bloomery.types.traffic import SpanStatus
 
 MAX_INPUTS: Final = 2048
 MAX_NUMBERS: Final = 1 << 21
@@ -53,14 +58,37 @@ class Inputs(NamedTuple):
     fields: list[str]
 
 
+class Job(NamedTuple):
+    """One request, ready to be answered."""
+
+    id: str
+    created_us: int
+    target: Target
+    body: dict[str, Any]
+    """As the caller sent it."""
+    asked: EmbeddingRequest
+    inputs: list[list[int]]
+    """The tokens of each text."""
+    consent: Consent
+    episode: str | None
+
+    @property
+    def tokens(self) -> int:
+        """Of all texts."""
+        return sum(map(len, self.inputs))
+
+
 @router.post("/embeddings", openapi_extra=body_of(EmbeddingRequest))
 async def embeddings(request: Request, services: Svc, caller: Caller) -> Response:
     """Turn one or several texts into vectors."""
-    _, (asked, given) = await read_request(request, _embedding)
+    created_us = now_us()
+    body, (asked, given) = await read_request(request, _embedding)
     target = await services.sampling.resolve(caller, asked.model)
+    consent, episode = consent_of(request.headers), episode_of(request.headers)
     inputs = await _tokens(services, target, given)
     services.limits.prompt(caller, sum(map(len, inputs)), field="input")
-    return await respond_whole(request, _answer(services, caller, target, asked, inputs), version_headers(target))
+    job = Job(new_id("embd"), created_us, target, body, asked, inputs, consent, episode)
+    return await respond_whole(request, _answer(services, caller, job), version_headers(target))
 
 
 def _embedding(body: dict[str, Any]) -> tuple[EmbeddingRequest, Inputs]:
@@ -94,35 +122,67 @@ def _check_tokens(inputs: list[list[int]], fields: list[str], size: Size) -> Non
             raise InvalidInput(f"`{field}` holds token ids outside the vocabulary of {size.vocab_size}", field=field)
 
 
-async def _answer(services: Services, caller: Principal, target: Target, asked: EmbeddingRequest, inputs: list[list[int]]) -> dict[str, Any]:
-    vectors = await _vectors(services, caller, target, inputs)
-    encode = _base64 if asked.encoding_format == "base64" else _floats
-    data = [{"object": "embedding", "index": index, "embedding": encode(vector_D)} for index, vector_D in enumerate(vectors)]
-    tokens = sum(map(len, inputs))
-    return {"object": "list", "data": data, "model": target.display, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+async def _answer(services: Services, caller: Principal, job: Job) -> dict[str, Any]:
+    """Recorded however it ends; what came of no vector is not charged, unless nobody waited for it: what was begun then was work."""
+    found: dict[int, Embedded] = {}
+    status: SpanStatus = "cancelled"
+    error_code, unpaid = None, 0
+    try:
+        await _embed(services, caller, job, found)
+        status = "ok"
+    except Exception as error:
+        status, error_code = "error", error.code if isinstance(error, BloomeryError) else BloomeryError.code
+        unpaid = sum(len(tokens) for place, tokens in enumerate(job.inputs) if place not in found)
+        services.limits.give_back(caller, unpaid)
+        raise
+    finally:
+        services.traffic.record(_inference(caller, job, found, status, error_code, unpaid))
+    encode = _base64 if job.asked.encoding_format == "base64" else _floats
+    data = [{"object": "embedding", "index": index, "embedding": encode(found[index].vector_D)} for index in range(len(job.inputs))]
+    usage = {"prompt_tokens": job.tokens, "total_tokens": job.tokens}
+    return {"id": job.id, "object": "list", "data": data, "model": job.target.display, "usage": usage}
 
 
-async def _vectors(services: Services, caller: Principal, target: Target, inputs: list[list[int]]) -> list[Floats]:
-    places = asyncio.Semaphore(min(_AT_ONCE, services.meters.most_waiting(target.priority)))
+async def _embed(services: Services, caller: Principal, job: Job, found: dict[int, Embedded]) -> None:
+    """Put into `found`, by its place, what comes of each text."""
+    places = asyncio.Semaphore(min(_AT_ONCE, services.meters.most_waiting(job.target.priority)))
 
-    async def vector(tokens: list[int]) -> Floats:
+    async def embed(place: int, tokens: list[int]) -> None:
         async with places:
-            return await embedded(services.sampling, caller, target, tokens)
+            found[place] = await embedded(services.sampling, caller, job.target, tokens)
 
-    tasks = [asyncio.create_task(vector(tokens)) for tokens in inputs]
+    tasks = [asyncio.create_task(embed(place, tokens)) for place, tokens in enumerate(job.inputs)]
     try:
         # The first error of any ends the request, whatever others are in the making.
-        return await asyncio.gather(*tasks)
-    except Exception:
-        # Who hung up is no such case: what was begun for him was work.
-        services.limits.give_back(caller, sum(len(tokens) for task, tokens in zip(tasks, inputs, strict=True) if not _succeeded(task)))
-        raise
+        await asyncio.gather(*tasks)
     finally:
         await background.stop(*tasks)
 
 
-def _succeeded(task: asyncio.Task[Floats]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None
+def _inference(caller: Principal, job: Job, found: Mapping[int, Embedded], status: SpanStatus, error_code: str | None, unpaid: int) -> Inference:
+    """One for all texts: a request may have more of them than the recorder has places."""
+    return Inference(
+        id=job.id,
+        project=caller.project,
+        kind="embedding",
+        target=job.target,
+        template_hash=None,
+        request=job.body,
+        choices=[],
+        prompt_tokens=[],
+        samples=[],
+        seed=None,
+        started_us=job.created_us,
+        duration_us=now_us() - job.created_us,
+        status=status,
+        error_code=error_code,
+        cached_tokens=sum(each.found_tokens for each in found.values()),
+        unpaid_tokens=unpaid,
+        embedded_tokens=job.tokens,
+        consent=job.consent,
+        episode_id=job.episode,
+        tags={} if job.asked.user is None else {"user": job.asked.user},
+    )
 
 
 def _floats(vector_D: Floats) -> list[float]:

@@ -140,8 +140,8 @@ async def chat_job(services: Services, caller: Principal, body: dict[str, Any], 
         echo=False,
         template_hash=tokenizer.template_hash,
         end_tokens=_end_tokens(asked, tokenizer.end_tokens, size),
-        consent=_consent(asked, headers),
-        episode=_episode(asked, headers),
+        consent=consent_of(headers, stored=bool(asked.store)),
+        episode=episode_of(headers, asked.metadata),
         tools=tools,
         grammar=grammar,
     )
@@ -194,8 +194,8 @@ async def completion_job(
         echo=bool(asked.echo),
         template_hash=None,
         end_tokens=_end_tokens(asked, services.models.tokenizer(target.base_hash).end_tokens, size),
-        consent=_consent(asked, headers),
-        episode=_episode(asked, headers),
+        consent=consent_of(headers, stored=bool(asked.store)),
+        episode=episode_of(headers, asked.metadata),
         grammar=await _grammar(asked, None, None),
     )
 
@@ -261,18 +261,19 @@ def _end_tokens(asked: Asked, ends: tuple[int, ...], size: Size) -> tuple[int, .
     return tuple(dict.fromkeys([*(() if asked.ignore_eos else ends), *named]))
 
 
-def _consent(asked: Asked, headers: Mapping[str, str]) -> Consent:
+def consent_of(headers: Mapping[str, str], *, stored: bool = False) -> Consent:
     """The header decides; without it `store` allows evaluation and nothing more."""
     header = headers.get("x-bloomery-consent")
     if header is None:
-        return "eval" if asked.store else "none"
+        return "eval" if stored else "none"
     if header not in get_args(Consent):
         raise InvalidInput(f"the header x-bloomery-consent is none, eval or train, not `{header}`", field="x-bloomery-consent")
     return cast(Consent, header)
 
 
-def _episode(asked: Asked, headers: Mapping[str, str]) -> str | None:
-    episode = headers.get("x-bloomery-episode") or (asked.metadata or {}).get("episode")
+def episode_of(headers: Mapping[str, str], metadata: Mapping[str, str] | None = None) -> str | None:
+    """What the request is a part of, by its header or its metadata."""
+    episode = headers.get("x-bloomery-episode") or (metadata or {}).get("episode")
     if episode is not None and len(episode) > _MAX_EPISODE:
         raise InvalidInput(f"an episode's name has at most {_MAX_EPISODE} characters", field="x-bloomery-episode")
     return episode

@@ -242,7 +242,7 @@ class Serving:
             status=self._status,
             error_code=self._error_code,
             cached_tokens=self._streams[prompt].found_tokens,
-            charged=not self._was_refused(prompt),
+            unpaid_tokens=len(tokens) if self._was_refused(prompt) else 0,
             unanswered_tokens=_tokens_of(self._drawn(prompt)) - _tokens_of(mine),
             consent=job.consent,
             episode_id=job.episode,

@@ -7,8 +7,13 @@ function asked(body: Body | null): Message[] | null {
   const request = body?.request as Body | undefined;
   if (!request) return null;
   if (Array.isArray(request.messages)) return request.messages as Message[];
-  return request.prompt === undefined ? [] : [{ role: "prompt", content: typeof request.prompt === "string" ? request.prompt : JSON.stringify(request.prompt) }];
+  if (request.input !== undefined) return embedded(request.input).map((text) => ({ role: "text", content: worded(text) }));
+  return request.prompt === undefined ? [] : [{ role: "prompt", content: worded(request.prompt) }];
 }
+
+/** Several, or one, which may be token ids. */
+const embedded = (input: unknown): unknown[] => (Array.isArray(input) && typeof input[0] !== "number" ? input : [input]);
+const worded = (given: unknown): string => (typeof given === "string" ? given : JSON.stringify(given));
 
 function answers(body: Body | null): Message[] {
   return ((body?.choices ?? []) as Body[]).map((choice) => (choice.message ?? { role: "assistant", content: choice.text }) as Message);
@@ -25,6 +30,6 @@ export function exampleOf(body: Body | null, correction: string | null): { messa
   const before = asked(body);
   const given = answers(body)[0];
   const answer = correction !== null ? { role: "assistant", content: correction } : given;
-  if (!before?.length || !answer) return null;
+  if (!before?.length || !answer || (body?.request as Body).input !== undefined) return null;
   return { messages: [...before, answer], tools: (body?.request as Body).tools };
 }
