@@ -6,13 +6,14 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from sqlalchemy import Engine, event
 
 from bloomery import config
 from bloomery.client import Client
@@ -139,6 +140,40 @@ def test_two_models_are_compared_row_by_row_by_the_server(client: Client, server
     assert [row.difference for row in client.evaluations.pairs(yes.id, against="paired-no", order="worse").data] == [-1.0] * 4 + [1.0] * 4
     alone = client.evaluations.pairs(yes.id, model="front", order="worse")
     assert (alone.other, alone.difference, [row.score for row in alone.data]) == (None, None, [0.0] * 4 + [1.0] * 4)
+
+
+@contextmanager
+def scores_read() -> Iterator[list[str]]:
+    """Statements that read answers with their scores, within its `with`."""
+    found: list[str] = []
+
+    def note(_1: Any, _2: Any, statement: str, *_: Any) -> None:
+        if "LEFT OUTER JOIN evaluation_score" in statement:
+            found.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        yield found
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+
+
+def test_pages_of_one_comparison_are_of_scores_that_are_read_once(client: Client) -> None:
+    done(client, "paged", models=["tiny", "front"], graders=["right"])
+    with scores_read() as read:
+        pages = [client.evaluations.pairs("paged", other="front", order="row", limit=3, offset=offset) for offset in (0, 3, 6)]
+        assert [row.row for page in pages for row in page.data] == list(range(8))
+        assert ([page.has_more for page in pages], {page.shown for page in pages}) == ([True, True, False], {8})
+        assert len(read) == 2
+        assert client.evaluations.pairs("paged", order="worse").data[0].score == 0.0
+        assert client.evaluations.pairs("paged", other="front", show="worse").shown == 0
+        assert len(read) == 5
+        client.evaluations.delete("paged")
+        with pytest.raises(NotFound):
+            client.evaluations.pairs("paged", other="front", order="row", limit=3)
+        done(client, "paged", models=["front", "tiny"], graders=["right"])
+        assert client.evaluations.pairs("paged", other="tiny", order="row", limit=3).first.model == "front"
+        assert len(read) == 7
 
 
 def test_rows_that_one_evaluation_has_alone_are_told_with_what_was_asked(

@@ -2,17 +2,20 @@
 
 A row is the unit, as everywhere: several answers to it count as their mean. Rows of two evaluations are the same where both took them from one split
 of one content, and scores are compared only where the same grader gave them.
+
+Who pages through thousands of rows asks the same again and again, so what was compared last is remembered. It is found by what it was made of: to an
+evaluation answers and scores are only ever added, and none once it has ended, so their numbers say whether it is still that.
 """
 
 import asyncio
 import json
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, func, select
 
 from bloomery.services.access.principal import Principal
 from bloomery.services.data.datasets import Datasets
@@ -22,12 +25,14 @@ from bloomery.services.evaluations.questions import Question, questions_of
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import InvalidInput, NotFound, shown
-from bloomery.types.evaluations import EvaluationSpec, Measured
+from bloomery.types.evaluations import EvaluationSpec, EvaluationState, Measured
 from bloomery.types.paired import PairedRow, PairedRows, PairOrder, PairShow, SideOfPairs
 from bloomery.types.resources import Split
 from bloomery.types.statistics import difference_of, sign_test
 
 _ASKED_CHARS: Final = 200
+KEPT_ROWS: Final = 100_000
+"""Of what is remembered: as many as an evaluation may have, which take some fifty megabytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,14 +56,55 @@ class Pairs:
 
     def __init__(self, database: Database, datasets: Datasets) -> None:
         self._database, self._datasets = database, datasets
+        self._kept = Kept(KEPT_ROWS)
 
     async def compare(self, p: Principal, evaluation: str, wanted: PairsWanted, *, limit: int = 50, offset: int = 0) -> PairedRows:
         """A page of rows, and what all come to."""
         p.require("read", "train")
         found = await self._database.read(lambda connection: _look(connection, p.project, evaluation, wanted))
-        asked = found.longest
-        blob = await self._datasets.blob(asked.rows_key)
-        return await asyncio.to_thread(_page, found, wanted, blob, asked, limit, offset)
+        compared = self._kept.get(found.key(wanted))
+        if compared is None:
+            found, scores = await self._database.read(lambda connection: _look_whole(connection, p.project, evaluation, wanted))
+            compared = await asyncio.to_thread(_compare, scores, wanted)
+            self._kept.put(found.key(wanted), compared)
+        blob = await self._datasets.blob(found.longest.rows_key)
+        return await asyncio.to_thread(_page, found, compared, blob, limit, offset)
+
+
+class Compared(NamedTuple):
+    """All that two models have been compared by, and the rows that are shown of it, in their order."""
+
+    figures: dict[str, Any]
+    pairs: "list[_Pair]"
+
+
+class Kept:
+    """What was compared last, of so many rows altogether."""
+
+    def __init__(self, most_rows: int) -> None:
+        self._most_rows, self._rows = most_rows, 0
+        self._kept: OrderedDict[Hashable, Compared] = OrderedDict()
+
+    def get(self, key: Hashable) -> Compared | None:
+        """What was put under it, if it is still there."""
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        return self._kept.get(key)
+
+    def put(self, key: Hashable, compared: Compared) -> None:
+        """Keep it, and forget what was asked for the longest ago where it is too much."""
+        if (before := self._kept.pop(key, None)) is not None:
+            self._rows -= _rows(before)
+        self._kept[key] = compared
+        self._rows += _rows(compared)
+        while self._rows > self._most_rows:
+            _, oldest = self._kept.popitem(last=False)
+            self._rows -= _rows(oldest)
+
+
+def _rows(compared: Compared) -> int:
+    """Where none are shown there are figures."""
+    return max(1, len(compared.pairs))
 
 
 class _Answers(NamedTuple):
@@ -77,8 +123,22 @@ class _Side(NamedTuple):
     row: Row[Any]
     """Of the evaluation."""
     shown: SideOfPairs
-    scores: dict[int, _Answers]
-    """By row."""
+    models: int
+    samples: int
+    place: int
+    """Of the model among these."""
+    grader: int
+    reached: tuple[int, int] | None
+    """How many answers and scores of the evaluation there are; None where it has ended."""
+
+    @property
+    def key(self) -> Hashable:
+        """What its scores are found by: the same as long as these are."""
+        return self.row.id, self.place, self.grader, self.reached
+
+
+_Scores = dict[int, _Answers]
+"""By row."""
 
 
 class _Found(NamedTuple):
@@ -89,8 +149,16 @@ class _Found(NamedTuple):
     @property
     def longest(self) -> Row[Any]:
         """The evaluation that was asked more of the rows."""
-        sides = (self.first,) if self.other is None else (self.first, self.other)
-        return max((side.row for side in sides), key=lambda row: row.rows)
+        return max((side.row for side in self.sides), key=lambda row: row.rows)
+
+    @property
+    def sides(self) -> tuple[_Side, ...]:
+        """One or two."""
+        return (self.first,) if self.other is None else (self.first, self.other)
+
+    def key(self, wanted: PairsWanted) -> Hashable:
+        """The same as long as what comes of it is."""
+        return tuple(side.key for side in self.sides), wanted.show, wanted.order
 
 
 class _Pair(NamedTuple):
@@ -130,15 +198,35 @@ def _side(connection: Connection, row: Row[Any], spec: EvaluationSpec, model: st
     if model not in names:
         known = ", ".join(f"`{name}`" for name in names)
         raise NotFound(f"model `{shown(model, 256)}` is not in evaluation `{spec.name}`: there are {known}", field=field)
+    shown_as = SideOfPairs(evaluation=row.name, model=model)
+    return _Side(row, shown_as, len(names), samples, names.index(model), grader, _reached(connection, row))
+
+
+def _reached(connection: Connection, row: Row[Any]) -> tuple[int, int] | None:
+    if EvaluationState(row.state).ended:
+        return None
+    tables = (rows.evaluation_answer, rows.evaluation_score)
+    answers, scores = (select(func.count()).select_from(table).where(table.c.evaluation_id == row.id).scalar_subquery() for table in tables)
+    answered, scored = connection.execute(select(answers, scores)).one()
+    return answered, scored
+
+
+def _look_whole(connection: Connection, project: str, evaluation: str, wanted: PairsWanted) -> tuple[_Found, list[_Scores]]:
+    """The same, with the scores of each side as they are in this moment."""
+    found = _look(connection, project, evaluation, wanted)
+    return found, [_scores(connection, side) for side in found.sides]
+
+
+def _scores(connection: Connection, side: _Side) -> _Scores:
     answer, score = rows.evaluation_answer.c, rows.evaluation_score.c
-    said = (score.evaluation_id == answer.evaluation_id) & (score.number == answer.number) & (score.grader == grader)
+    said = (score.evaluation_id == answer.evaluation_id) & (score.number == answer.number) & (score.grader == side.grader)
     joined = rows.evaluation_answer.outerjoin(rows.evaluation_score, said)
-    query = select(answer.number, score.score).select_from(joined).where(answer.evaluation_id == row.id)
-    query = query.where(answer.number // samples % len(names) == names.index(model)).order_by(answer.number)
+    query = select(answer.number, score.score).select_from(joined).where(answer.evaluation_id == side.row.id)
+    query = query.where(answer.number // side.samples % side.models == side.place).order_by(answer.number)
     scored: dict[int, list[tuple[int, float | None]]] = defaultdict(list)
     for number, value in connection.execute(query):
-        scored[number // (samples * len(names))].append((number, value))
-    return _Side(row, SideOfPairs(evaluation=row.name, model=model), {place: _Answers.of(answers) for place, answers in scored.items()})
+        scored[number // (side.samples * side.models)].append((number, value))
+    return {place: _Answers.of(answers) for place, answers in scored.items()}
 
 
 def _grader(spec: EvaluationSpec, wanted: str | None) -> int:
@@ -157,23 +245,28 @@ def _same_rows(one: Row[Any], other: Row[Any]) -> bool:
     return same_content and bool(one.split == other.split)
 
 
-def _page(found: _Found, wanted: PairsWanted, blob: Blob, asked: Row[Any], limit: int, offset: int) -> PairedRows:
-    """`blob` has the rows of `asked`, an evaluation. Thousands of rows take a while: not for the event loop."""
-    pairs = _paired(found.first.scores, None if found.other is None else found.other.scores)
-    chosen = sorted((pair for pair in pairs if _is(pair, wanted.show)), key=lambda pair: _place(pair, wanted.order, alone=found.other is None))
+def _compare(scores: Sequence[_Scores], wanted: PairsWanted) -> Compared:
+    """Of one model or two. Thousands of rows take a while: not for the event loop."""
+    pairs = _paired(*scores)
+    shown = sorted((pair for pair in pairs if _is(pair, wanted.show)), key=lambda pair: _place(pair, wanted.order, alone=len(scores) == 1))
+    return Compared(_figures(pairs), shown)
+
+
+def _page(found: _Found, compared: Compared, blob: Blob, limit: int, offset: int) -> PairedRows:
+    """`blob` has the rows of the evaluation that was asked more of them; reading them takes a while, too."""
     return PairedRows(
         first=found.first.shown,
         other=None if found.other is None else found.other.shown,
         grader=found.grader,
-        **_figures(pairs),
-        shown=len(chosen),
-        data=_asked(blob, asked, chosen[offset : offset + limit]),
+        **compared.figures,
+        shown=len(compared.pairs),
+        data=_asked(blob, found.longest, compared.pairs[offset : offset + limit]),
         offset=offset,
-        has_more=len(chosen) > offset + limit,
+        has_more=len(compared.pairs) > offset + limit,
     )
 
 
-def _paired(first: dict[int, _Answers], other: dict[int, _Answers] | None) -> list[_Pair]:
+def _paired(first: _Scores, other: _Scores | None = None) -> list[_Pair]:
     nothing = _Answers([], None)
     if other is None:
         return [_Pair(row, answers, None) for row, answers in first.items()]
