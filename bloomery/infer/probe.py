@@ -2,10 +2,12 @@
 
 A sampler answers by its own forward: prefill of a pad of rows and a decode step, through packed matrices where it has them, beside the sampler
 that serves, so that no step waits. What lives in that one alone (its cache, stacked factors of those that are together in a batch) takes no part.
+Who answers stays from one version to the next, and computes the decode step as one that serves does: by a program that is moved to new weights.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from threading import Lock
 from typing import Final
 
@@ -46,7 +48,10 @@ class Probation:
         told: ProbeAnswer | None = None,
     ) -> None:
         """`told`: the trainer's side of the base, where somebody left it. `exact`: under equal `numerics` both sides have equal bits."""
-        self._form, self._computed_with, self._exact, self._numerics = form, computed_with, exact, numerics
+        self._exact, self._numerics = exact, numerics
+        self._answerer = partial(Answerer, base.decoder, form, computed_with)
+        self._idle: list[Answerer] = []
+        """Whoever asks takes one, or has one made where others are asking."""
         self._tokens = probe_tokens(base.decoder.config.vocab_size, base.decoder.config.context)
         self._lock = Lock()
         self._remembered: OrderedDict[str, Sides] = OrderedDict()
@@ -74,7 +79,16 @@ class Probation:
 
     def _ask(self, model: Model, told: ProbeAnswer | None) -> Sides:
         trainer = trainer_side(model, self._tokens) if told is None else logprobs_of(told)
-        return Sides(model.version, sampler_side(model, self._tokens, self._form, self._computed_with), trainer)
+        return Sides(model.version, self._sampler_side(model), trainer)
+
+    def _sampler_side(self, model: Model) -> Floats:
+        with self._lock:
+            answerer = self._idle.pop() if self._idle else self._answerer()
+        found = answerer.ask(model, self._tokens)
+        # One that broke does not come back.
+        with self._lock:
+            self._idle.append(answerer)
+        return found
 
     def _usable(self, told: ProbeAnswer | None) -> ProbeAnswer | None:
         """What was told by the same numerics, of the same tokens. Of another machine's, or an earlier release's, nobody knows what is rounding."""
@@ -95,24 +109,29 @@ def _refuse_far_apart(base: Sides) -> None:
         )
 
 
-@torch.inference_mode()
-def sampler_side(model: Model, tokens: tuple[int, ...], form: Form, computed_with: Callable[[Decoder], Decoder]) -> Floats:
-    """Log-probabilities [N - 1] as a sampler of this form computes them."""
-    decoder = model.decoder
-    cache = KeyValueCache(decoder.config, dtype=decoder.dtype, device=decoder.device)
-    runner = Runner(cache, form, computed_with)
-    rest()
-    sample = Sample("probe", 0, Stem(model.version, np.array(tokens, np.int32)), len(tokens), reusable=0)
-    cache.place(sample)
-    prompt = Feed(sample, model, tokens[: min(PREFILLED, len(tokens) - 1)], 0, wanted=0)
-    none = np.zeros(0, np.int64)
-    question = Question(0, np.array(tokens[1 : prompt.stop + 1]), 0, none, none, 0, SamplingParams(max_tokens=0, seed=0))
-    found = [runner.score(runner.prefill([prompt])[0], prompt, question).logprobs_T]
-    for place in range(prompt.stop, len(tokens) - 1):
+class Answerer:
+    """The sampler's side: a cache and a runner for one sequence of one version after the other, all with the form of `decoder`."""
+
+    def __init__(self, decoder: Decoder, form: Form, computed_with: Callable[[Decoder], Decoder]) -> None:
+        self._cache = KeyValueCache(decoder.config, dtype=decoder.dtype, device=decoder.device)
+        self._runner = Runner(self._cache, form, computed_with)
+
+    @torch.inference_mode()
+    def ask(self, model: Model, tokens: tuple[int, ...]) -> Floats:
+        """Log-probabilities [N - 1] as a sampler computes them."""
         rest()
-        after = runner.decode([Feed(sample, model, tokens[place : place + 1], place)])
-        found.append(after.logprobs(torch.tensor(tokens[place + 1 : place + 2])).numpy())
-    return np.concatenate(found).astype(np.float32)
+        sample = Sample("probe", 0, Stem(model.version, np.array(tokens, np.int32)), len(tokens), reusable=0)
+        self._cache.place(sample)
+        prompt = Feed(sample, model, tokens[: min(PREFILLED, len(tokens) - 1)], 0, wanted=0)
+        none = np.zeros(0, np.int64)
+        question = Question(0, np.array(tokens[1 : prompt.stop + 1]), 0, none, none, 0, SamplingParams(max_tokens=0, seed=0))
+        found = [self._runner.score(self._runner.prefill([prompt])[0], prompt, question).logprobs_T]
+        for place in range(prompt.stop, len(tokens) - 1):
+            rest()
+            after = self._runner.decode([Feed(sample, model, tokens[place : place + 1], place)])
+            found.append(after.logprobs(torch.tensor(tokens[place + 1 : place + 2])).numpy())
+        self._cache.release(sample)
+        return np.concatenate(found).astype(np.float32)
 
 
 @torch.inference_mode()

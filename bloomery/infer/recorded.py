@@ -5,7 +5,8 @@ Steps are alike that have as many rows, the same weights for the same rows, and 
 slots of the rows and the blocks of these change from step to step, and are put where the program looks. Where a model is small a step takes as long
 between its kernels as in them; a program has nothing between them, and the same bits, for it is made of the same calls. With other weights in the
 same layout, as after a swap, these calls differ in addresses alone: a processor's program is moved to them, so that nobody who is in the middle of an
-answer waits until it is recorded anew. The first that is moved is held against the ordinary code too; those that are moved from it are not.
+answer waits until it is recorded anew, and a step that every version takes once is recorded too. The first that is moved is held against the ordinary
+code; those that are moved from it are not.
 Shapes: R rows, D hidden.
 """
 
@@ -68,6 +69,13 @@ class _Memory(NamedTuple):
         return [Move(start, size_bytes, new_start) for (start, size_bytes), (new_start, _) in pairs if start != new_start]
 
 
+class _Once(NamedTuple):
+    """A step that came, and was not recorded."""
+
+    weights: tuple[ReferenceType[Any], ...]
+    memory: _Memory
+
+
 @dataclass(slots=True)
 class _Recorded:
     """A program, what it reads anew each time, and where it leaves the hidden states."""
@@ -107,8 +115,8 @@ class RecordedSteps:
         self._workspace = Workspace()
         self._pool: Any = None
         """Memory of the graphs of a GPU."""
-        self._kept: OrderedDict[tuple[tuple[int, ...], Hashable], _Recorded | CapturedStep | None] = OrderedDict()
-        """By their weights and what else makes steps alike; None: a step that came once. The longest unused first."""
+        self._kept: OrderedDict[tuple[tuple[int, ...], Hashable], _Recorded | CapturedStep | _Once] = OrderedDict()
+        """By their weights and what else makes steps alike. The longest unused first."""
         self._unrecordable: WeakSet[Decoder] = WeakSet()
         """Models that compute something without kernels of ours."""
 
@@ -126,36 +134,42 @@ class RecordedSteps:
         weights = weights_of(decoder, adapters)
         alike = tuple((start, stop, adapter is None) for adapter, start, stop in adapters.segments), attention.storage, torch.get_num_threads()
         step = tuple(map(id, weights)), alike
-        seen, recorded = step in self._kept, self._kept.get(step)
-        if recorded is None or not _is_of(recorded, weights):
-            recorded = self._moved(alike, weights)
-        if recorded is not None:
-            hidden_RD = recorded.again(decoder, tokens_R, positions_R, attention)
-            if not recorded.proved:
-                hidden_RD, recorded = self._prove(recorded, hidden_RD, decoder, tokens_R, positions_R, attention, adapters)
-            self.replayed += 1
-        elif seen:
+        kept: _Recorded | CapturedStep | _Once | None = self._kept.get(step)
+        if kept is not None and not _is_of(kept, weights):
+            kept = None
+        if tokens_R.is_cpu and not isinstance(kept, _Recorded):
+            kept = self._of_others(alike, weights)
+        if isinstance(kept, _Once):
             record = self._record if tokens_R.is_cpu else self._capture
             hidden_RD, recorded = record(decoder, tokens_R, positions_R, attention, adapters)
+        elif kept is not None:
+            hidden_RD, recorded = kept.again(decoder, tokens_R, positions_R, attention), kept
+            if not kept.proved:
+                hidden_RD, recorded = self._prove(kept, hidden_RD, decoder, tokens_R, positions_R, attention, adapters)
+            self.replayed += 1
         else:
-            hidden_RD = decoder.hidden(tokens_R, positions_R, attention, adapters)
-        self._kept[step] = recorded
+            hidden_RD, recorded = decoder.hidden(tokens_R, positions_R, attention, adapters), None
+        self._kept[step] = recorded or _Once(tuple(map(ref, weights)), _Memory.of(weights))
         self._kept.move_to_end(step)
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         return hidden_RD
 
-    def _moved(self, alike: Hashable, weights: Sequence[Decoder | FusedAdapter]) -> _Recorded | None:
-        """For these weights the program of a step that is alike but for its own: of the last that was moved, which needs no proof, or of another."""
-        memory, unmoved = None, None
+    def _of_others(self, alike: Hashable, weights: Sequence[Decoder | FusedAdapter]) -> _Recorded | _Once | None:
+        """Of a step that is alike but for its weights, in the same layout: its program for these weights, of the last that was moved, which needs no
+        proof, or of another; else that it came."""
+        memory, unmoved, once = None, None, None
         for (_, other), kept in reversed(self._kept.items()):
-            if other == alike and isinstance(kept, _Recorded) and kept.proved:
-                memory = memory or _Memory.of(weights)
-                if kept.memory.may_become(memory):
-                    if kept.was_moved:
-                        return kept.moved(weights, memory)
-                    unmoved = unmoved or kept
-        return unmoved.moved(weights, memory) if unmoved is not None and memory is not None else None
+            if other != alike or isinstance(kept, CapturedStep):
+                continue
+            memory = memory or _Memory.of(weights)
+            if isinstance(kept, _Once):
+                once = once or (kept if kept.memory.layout == memory.layout else None)
+            elif kept.memory.may_become(memory):
+                if kept.was_moved:
+                    return kept.moved(weights, memory)
+                unmoved = unmoved or kept
+        return unmoved.moved(weights, memory) if unmoved is not None and memory is not None else once
 
     def _prove(
         self,
@@ -213,7 +227,7 @@ def _has_own_kernels(decoder: Decoder) -> bool:
     return gemm.multiplies(decoder.embedding) or (launch.available(decoder.embedding) and decoder.config.recurrent is None)
 
 
-def _is_of(recorded: _Recorded | CapturedStep, weights: tuple[object, ...]) -> bool:
+def _is_of(recorded: _Recorded | CapturedStep | _Once, weights: tuple[object, ...]) -> bool:
     """And not of others that had the same place."""
     return all(old() is new for old, new in zip(recorded.weights, weights, strict=True))
 

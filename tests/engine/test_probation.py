@@ -1,23 +1,26 @@
 """No request gets a version before the sampler has answered its probe as its trainer does, and has moved as far as its trainer did."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import msgspec
 import numpy as np
 import pytest
 import torch
 
-from bloomery.infer.probe import Probation, sampler_side, trainer_side
+from bloomery.infer.probe import Answerer, Probation, trainer_side
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
 from bloomery.models.families import FAMILIES
 from bloomery.models.form import Form, plain_form
 from bloomery.models.load import load_decoder
+from bloomery.models.native import gemm
 from bloomery.models.packed import pack
 from bloomery.train.probe import answer_probe
 from bloomery.types.errors import Corrupt
-from bloomery.types.probe import ProbeAnswer, logprobs_of, probe_key, probe_tokens
-from tests.engine.faults import FORM, World, world
+from bloomery.types.probe import Floats, ProbeAnswer, logprobs_of, probe_key, probe_tokens
+from tests.engine.faults import FORM, NUMERICS, World, world
 from tests.engine.forward_faults import FORWARD_FAULTS
 from tests.engine.test_kill_list import ask
 from tests.models.builders import saved
@@ -110,8 +113,47 @@ def test_every_architecture_answers_a_probe_with_the_trainers_bits(family: str, 
     tokens = probe_tokens(decoder.config.vocab_size, decoder.config.context)
     model, twin = Model("v", decoder, None), pack(decoder)
     theirs = trainer_side(model, tokens)
-    assert np.array_equal(sampler_side(model, tokens, FORM, lambda plain: twin), theirs)
-    assert np.array_equal(sampler_side(model, tokens, Form(), lambda plain: plain), theirs)
+    assert np.array_equal(Answerer(decoder, FORM, lambda plain: twin).ask(model, tokens), theirs)
+    assert np.array_equal(Answerer(decoder, Form(), lambda plain: plain).ask(model, tokens), theirs)
+
+
+@pytest.mark.parametrize("rank", [8, 0])
+def test_who_has_answered_for_a_version_answers_for_the_next_ones_with_their_trainers_bits(rank: int, tmp_path: Path) -> None:
+    made = world(tmp_path, rank)
+    # Without pad rows, as where there are kernels of our own: steps with them are not recorded.
+    tokens, form = probe_tokens(300, 1024), FORM._replace(row_pad=1)
+    answerer = Answerer(made.base, form, Sampler(made.base, made.shelf, form=form).computed_with)
+    for weights in (made.first, made.old, made.new, made.old, made.first):
+        model = made.shelf.load(weights)
+        assert np.array_equal(answerer.ask(model, tokens), trainer_side(model, tokens))
+    if gemm.multiplies(made.base.embedding):
+        # The second was recorded, and moved to the others.
+        assert answerer._runner._recorded.replayed == 3
+
+
+def test_versions_are_asked_at_the_same_time_by_who_is_idle_and_one_that_broke_is_asked_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = world(tmp_path, 8)
+    base, models = Model(BASE_HASH, made.base, None), [made.shelf.load(weights) for weights in (made.old, made.new)]
+    probation = Probation(base, FORM, Sampler(made.base, made.shelf, form=FORM).computed_with, exact=True, numerics=NUMERICS)
+    asked, met = Answerer.ask, Barrier(2)
+
+    def together(self: Answerer, model: Model, tokens: tuple[int, ...]) -> Floats:
+        met.wait(timeout=60)
+        return asked(self, model, tokens)
+
+    def broken(self: Answerer, model: Model, tokens: tuple[int, ...]) -> Floats:
+        raise RuntimeError("broke")
+
+    monkeypatch.setattr(Answerer, "ask", together)
+    with ThreadPoolExecutor(2) as pool:
+        assert all(model.probed is not None and model.probed.bit_equal for model in pool.map(probation.examine, models))
+    assert len(probation._idle) == 2
+    monkeypatch.setattr(Answerer, "ask", broken)
+    with pytest.raises(RuntimeError, match="broke"):
+        probation.examine(models[0])
+    assert len(probation._idle) == 1
 
 
 def test_weights_that_nobody_proved_are_asked_nothing(tmp_path: Path) -> None:

@@ -128,6 +128,16 @@ def test_new_weights_in_the_layout_of_others_are_computed_by_their_programs_from
     assert len({tuple(answer.tokens[0]) for answer in together.values()}) > 1
 
 
+def test_a_program_that_came_no_third_time_is_proved_by_the_next_version_that_it_is_moved_to(model):
+    new = {f"v{seed}": adapter(model, seed) for seed in range(5)}
+    engine, found = sampler(model, new), []
+    for version, own in new.items():
+        before, each = replayed(engine), request(version, prompt(11), version=version, max_tokens=2)
+        assert as_naive(model, {version: own}, each, generate(engine, each)[version])
+        found.append(replayed(engine) - before)
+    assert found == [0, 2, 2, 2, 2]
+
+
 def test_who_shares_a_step_in_another_way_or_has_another_rank_is_recorded_anew(model):
     engine = sampler(
         model, {"v0": adapter(model, 0), "v1": adapter(model, 1), "narrow": adapter(model, 2, rank=4), "wide": adapter(model, 2, rank=40)}
