@@ -5,10 +5,9 @@ read back and held against that (`prove`), and asked the probe. So a tensor that
 that a sampler leaves out, is not served.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, pairwise
 from threading import Lock
-from types import EllipsisType
 from typing import NamedTuple
 
 import torch
@@ -20,7 +19,8 @@ from bloomery.infer.versions import Model
 from bloomery.models.decoder import Decoder
 from bloomery.models.fused_adapter import FusedAdapter, ScaledView
 from bloomery.models.load import stored_tensors
-from bloomery.models.published_names import published_factor, published_name
+from bloomery.models.pieces import SMALL_ELEMENTS, in_pieces, runs
+from bloomery.models.published_names import published_factor
 from bloomery.models.rests import rest
 from bloomery.models.tensor_bytes import values
 from bloomery.sync import live
@@ -43,7 +43,10 @@ class Staging:
         if self._adapter is None:
             self._decoder = _copy(model.decoder)
             rest()
-        self._views, self._ours = _views(self._decoder, self._adapter)
+        self._views = _views(self._decoder, self._adapter)
+        self._short: Callable[[str], str] = str if self._adapter is None else published_factor
+        """Of a published name, with the prefix that PEFT wants or without it."""
+        self._published = {self._short(name): name for name in self._views}
         self._applying, self._sealed = Lock(), False
 
     @property
@@ -56,17 +59,22 @@ class Staging:
         with self._applying, torch.no_grad():
             if self._sealed:
                 raise Conflict("a commit of this update has begun: commit it again, or cancel it and begin another", field="name")
+            changes: dict[str, Update] = {}
             for name, change in update.items():
-                _check(name, change, self._views.get(self._ours(name)))
+                published = self._published.get(self._short(name), name)
+                _check(name, change, self._views.get(published))
+                if published in changes:
+                    raise InvalidInput(f"tensor `{published}` is named twice, with its prefix and without: which of the two is meant?", field=name)
+                changes[published] = change
                 rest()
-            for name, change in update.items():
-                view = self._views[self._ours(name)]
-                new, place = _as_computed_with(change, view), _place(change, view)
-                # Before it is written: what breaks off in the middle is not what is expected.
-                published = self._published(name, view)
-                self._states[published] = self._expect(published, change, new, place)
-                place.put(new)
+            whole = {name: change for name, change in changes.items() if not isinstance(change, Patch)}
+            for names in self._together(whole):
+                self._take_over({name: whole[name] for name in names})
                 rest()
+            for name, change in changes.items():
+                if isinstance(change, Patch):
+                    self._take_over_patch(name, change)
+                    rest()
 
     def seal(self) -> None:
         """Nothing is taken over any more, be it that requests run with these weights, or that others were made of them, as packed ones are."""
@@ -88,15 +96,31 @@ class Staging:
         """What came of it, with its proof and its answer to the probe as soon as they are there."""
         return Model(self._version, self._decoder, self._adapter, self._proof, probed=self._probed)
 
-    def _published(self, name: str, view: ScaledView) -> str:
-        """The name in full, where one without the prefix that PEFT wants was given."""
-        return name if self._adapter is None else published_name(self._ours(name), stacked=view.values.dim() == 3)
+    def _together(self, names: Iterable[str]) -> Iterator[list[str]]:
+        """Those of small tensors whose elements follow one another, and one by one those of others."""
+        ordered = sorted(names, key=self._firsts.__getitem__)
+        apart = [place for place, (before, name) in enumerate(pairwise(ordered), 1) if not self._follows(before, name)]
+        for start, stop in pairwise((0, *apart, len(ordered))):
+            for run in runs([self._views[name].values.numel() for name in ordered[start:stop]], SMALL_ELEMENTS):
+                yield ordered[start + run.start : start + run.stop]
 
-    def _expect(self, name: str, change: Update, new: Tensor, place: "Place") -> StateHash:
-        """Of a tensor after a change, from what is given and what that replaces."""
-        if not isinstance(change, Patch):
-            return live.hash_tensor(new, self._firsts[name])
-        return self._states[name] + live.changed(change.indices.long() + self._firsts[name], place.values[place.at], new)
+    def _follows(self, before: str, name: str) -> bool:
+        one, other = self._views[before].values, self._views[name].values
+        return self._firsts[name] == self._firsts[before] + one.numel() and one.dtype == other.dtype
+
+    def _take_over(self, whole: Mapping[str, Tensor]) -> None:
+        views = [self._views[name] for name in whole]
+        new = [_as_computed_with(given, view) for given, view in zip(whole.values(), views, strict=True)]
+        # Before they are written: what breaks off in the middle is not what is expected.
+        self._states |= zip(whole, live.hash_tensors(new, min(self._firsts[name] for name in whole)), strict=True)
+        torch._foreach_copy_([view.values for view in views], new)
+
+    def _take_over_patch(self, name: str, patch: Patch) -> None:
+        view = self._views[name]
+        new, (values, at) = _as_computed_with(patch.values, view), _place(patch, view.values)
+        # Before it is written, too; from what is given and what that replaces.
+        self._states[name] += live.changed(patch.indices.long() + self._firsts[name], values[at], new)
+        values[at] = new
 
 
 def _known(model: Model) -> tuple[dict[str, int], dict[str, StateHash]]:
@@ -112,10 +136,10 @@ def _known(model: Model) -> tuple[dict[str, int], dict[str, StateHash]]:
 
 def checksum(model: Model) -> str:
     """Of the numbers in memory that make a model what it is: an adapter's own, or all of a decoder."""
-    found = blake3()
-    for name, tensor in sorted(_numbers(model.decoder, model.adapter).items()):
-        found.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
-        found.update(values(tensor))
+    numbers = dict(sorted(_numbers(model.decoder, model.adapter).items()))
+    found = blake3("".join(f"{name} {tensor.dtype} {list(tensor.shape)} " for name, tensor in numbers.items()).encode())
+    for piece in in_pieces(list(numbers.values())):
+        found.update(values(piece))
         rest()
     return found.hexdigest()[:32]
 
@@ -137,11 +161,11 @@ def _memory(decoder: Decoder) -> Iterator[Tensor]:
     return chain(decoder.parameters(), decoder.buffers())
 
 
-def _views(decoder: Decoder, adapter: FusedAdapter | None) -> tuple[Mapping[str, ScaledView], Callable[[str], str]]:
-    """Every tensor that may change, and how its published name becomes ours."""
+def _views(decoder: Decoder, adapter: FusedAdapter | None) -> Mapping[str, ScaledView]:
+    """Every tensor that may change, by its published name."""
     if adapter is not None:
-        return adapter.factors(), published_factor
-    return {name: ScaledView(view, 1.0) for name, view in stored_tensors(decoder).items()}, str
+        return live.adapter_views(adapter)
+    return {name: ScaledView(view, 1.0) for name, view in stored_tensors(decoder).items()}
 
 
 def _check(name: str, change: Update, view: ScaledView | None) -> None:
@@ -162,26 +186,18 @@ def _check(name: str, change: Update, view: ScaledView | None) -> None:
         raise InvalidInput(f"the patch of `{name}` names a place twice: which of the two values is meant?", field=name)
 
 
-class Place(NamedTuple):
-    """Where a change goes: into all of a tensor, or to some of its elements."""
+class _Place(NamedTuple):
+    """Where a patch goes: the elements of a tensor that are at these indices."""
 
     values: Tensor
-    at: tuple[Tensor, ...] | EllipsisType
-
-    def put(self, new: Tensor) -> None:
-        """Write it there."""
-        self.values[self.at] = new
+    at: tuple[Tensor, ...]
 
 
-def _place(change: Update, view: ScaledView) -> Place:
-    values = view.values
-    if not isinstance(change, Patch):
-        return Place(values, ...)
-    indices = change.indices.to(values.device).long()
-    return Place(values.view(-1), (indices,)) if values.is_contiguous() else Place(values, torch.unravel_index(indices, values.shape))
+def _place(patch: Patch, values: Tensor) -> _Place:
+    indices = patch.indices.to(values.device).long()
+    return _Place(values.view(-1), (indices,)) if values.is_contiguous() else _Place(values, torch.unravel_index(indices, values.shape))
 
 
-def _as_computed_with(change: Update, view: ScaledView) -> Tensor:
+def _as_computed_with(given: Tensor, view: ScaledView) -> Tensor:
     """Cast and then scaled, as an adapter that is read from a disk is: the same bits."""
-    given = (change.values if isinstance(change, Patch) else change).to(view.values.device, view.values.dtype)
-    return live.scaled(given, view.scale)
+    return live.scaled(given.to(view.values.device, view.values.dtype), view.scale)

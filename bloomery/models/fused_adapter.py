@@ -12,6 +12,7 @@ from bloomery.models.factors import Factors, padded_rank
 from bloomery.models.native import low_rank
 from bloomery.models.native.low_rank import TargetPlace
 from bloomery.models.pads import pad_to
+from bloomery.models.pieces import in_pieces
 from bloomery.models.targets import Target
 from bloomery.models.tensor_bytes import raw_bits
 from bloomery.types.errors import InvalidInput, NotSupported
@@ -108,7 +109,8 @@ class FusedAdapter:
 
     def num_stray(self) -> int:
         """Numbers around the factors that are not zero, though they are multiplied with; of a zero with a sign too."""
-        return _num_set(self._storage) - sum(_num_set(tensor) for pair in self._own.values() for tensor in pair)
+        factors = [tensor for pair in self._own.values() for tensor in pair]
+        return _num_set(self._storage) - sum(map(_num_set, in_pieces(factors)))
 
     def _twin(self, storage: Tensor) -> "FusedAdapter":
         twin = copy(self)

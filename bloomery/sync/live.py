@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from bloomery.models.decoder import Decoder
 from bloomery.models.fused_adapter import FusedAdapter, ScaledView
 from bloomery.models.names import Place, stored_places
+from bloomery.models.pieces import joined, runs
 from bloomery.models.products import is_packed, unpacked
 from bloomery.models.published_names import published_name
 from bloomery.models.rests import rest
@@ -94,24 +95,12 @@ def hash_tensor(tensor: Tensor, first: int) -> StateHash:
 def hash_tensors(tensors: Sequence[Tensor], first: int) -> list[StateHash]:
     """Of each of some tensors of one dtype whose elements are neighbours in this order, in as few passes as pieces allow."""
     found: list[StateHash] = []
-    for run in runs([tensor.numel() for tensor in tensors]):
+    for run in runs([tensor.numel() for tensor in tensors], PIECE_ELEMENTS):
         rest()
         numels = [tensors[index].numel() for index in run]
-        found += _hash_neighbours(_joined([tensors[index] for index in run]), numels, first)
+        found += _hash_neighbours(joined([tensors[index] for index in run]), numels, first)
         first += sum(numels)
     return found
-
-
-def runs(numels: Sequence[int]) -> Iterator[range]:
-    """Neighbours that have no more elements together than a piece, or one that has more alone."""
-    start, total = 0, 0
-    for stop, numel in enumerate(numels):
-        if stop > start and total + numel > PIECE_ELEMENTS:
-            yield range(start, stop)
-            start, total = stop, 0
-        total += numel
-    if start < len(numels):
-        yield range(start, len(numels))
 
 
 def changed(indices: Tensor, old: Tensor, new: Tensor) -> StateHash:
@@ -178,13 +167,13 @@ def embedding_name(decoder: Decoder) -> str:
 def _of_adapter(adapter: FusedAdapter) -> Iterator[Piece]:
     named = [(name, view.values) for name, view in adapter_views(adapter).items()]
     firsts = [0, *accumulate(values.numel() for _, values in named)]
-    for run in runs([values.numel() for _, values in named]):
+    for run in runs([values.numel() for _, values in named], PIECE_ELEMENTS):
         if len(run) == 1:
             (name, values), first = named[run[0]], firsts[run[0]]
             yield from _rows_of(name, first, tuple(values.shape), lambda values=values: values)  # type: ignore[misc]
         else:
             parts = tuple(Part(named[index][0], firsts[index], named[index][1].numel(), None) for index in run)
-            yield Piece(partial(_joined, [named[index][1] for index in run]), parts)
+            yield Piece(partial(joined, [named[index][1] for index in run]), parts)
 
 
 def _of_decoder(decoder: Decoder) -> Iterator[Piece]:
@@ -213,11 +202,6 @@ def _rows_of(name: str, first: int, shape: tuple[int, ...], read: Callable[[], T
     for start in range(0, shape[0], step):
         stop = min(shape[0], start + step)
         yield Piece(read, (Part(name, first + start * row, (stop - start) * row, partial(_between, start, stop)),))
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Their elements one after the other."""
-    return torch.cat([tensor.reshape(-1) for tensor in tensors]) if len(tensors) > 1 else tensors[0].reshape(-1)
 
 
 def _hash_neighbours(elements: Tensor, numels: Sequence[int], first: int) -> list[StateHash]:

@@ -129,6 +129,28 @@ def test_a_staged_adapter_that_is_written_past_its_update_is_refused(place):
         staging.prove(as_it_is)
 
 
+def test_an_update_that_names_a_tensor_twice_is_refused_as_a_whole():
+    model, new = decoder(), trained(decoder(), 2).published()
+    old = read(trained(model, 1))
+    staging, (name, tensor) = Staging(Model("old", model, old), "new"), next(iter(new.items()))
+    with pytest.raises(InvalidInput, match="named twice"):
+        staging.apply(new | {name.removeprefix("base_model.model.model."): tensor})
+    assert same(staging.model().adapter, old)
+
+
+def test_factors_that_do_not_follow_one_another_are_taken_over_as_neighbours_are():
+    model, new = decoder(), trained(decoder(), 2).published()
+    serving = Model("old", model, read(trained(model, 1)))
+    together, apart = Staging(serving, "new"), Staging(serving, "new")
+    together.apply(new)
+    for part in (slice(0, None, 3), slice(2, None, 3), slice(1, None, 3)):
+        apart.apply(dict(list(new.items())[::-1][part]))
+    for staging in (together, apart):
+        staging.prove(as_it_is)
+    assert together.model().proof.expected == apart.model().proof.expected
+    assert same(together.model().adapter, apart.model().adapter)
+
+
 def test_a_staged_model_is_proved_by_what_it_began_from_and_what_it_was_given():
     base = decoder()
     staging = Staging(Model("base", base, None), "new")
