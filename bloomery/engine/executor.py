@@ -45,6 +45,7 @@ from bloomery.train.full import count_parts
 from bloomery.types.errors import BloomeryError, Corrupt, WorkerError, reason
 from bloomery.types.generation import Abort, Generate, SamplerEvent
 from bloomery.types.ids import new_id
+from bloomery.types.kept import together
 from bloomery.types.protocol import (
     Acknowledge,
     BaseInfo,
@@ -260,7 +261,7 @@ class Executor:
                 compute_with(self._config.model.threads)
             failpoint("engine.decode.step")
             if events:
-                self._send(SamplerEvents(events=tuple(events)))
+                self._send(SamplerEvents(events=together(events)))
             if time.monotonic() >= until:
                 return
 

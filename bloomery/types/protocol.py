@@ -13,7 +13,8 @@ import msgspec
 
 from bloomery.types.errors import Category
 from bloomery.types.fidelity import Mode, Sampled
-from bloomery.types.generation import Abort, Generate, SamplerEvent, Weights
+from bloomery.types.generation import Abort, Generate, Weights
+from bloomery.types.kept import ToldEvent
 from bloomery.types.operations import Operation, Result, RunSpec
 from bloomery.types.probe import ProvedVersion
 from bloomery.types.serving import QueueTimes
@@ -165,7 +166,7 @@ class Drained(Wire, frozen=True, tag="drained"):
 class SamplerEvents(Wire, frozen=True, tag="sampler_events"):
     """All events of one decode step in one frame."""
 
-    events: tuple[SamplerEvent, ...]
+    events: tuple[ToldEvent, ...]
 
 
 class EngineStatus(Wire, frozen=True, tag="status"):

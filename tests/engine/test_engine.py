@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from bloomery.types.arrays import Array
-from bloomery.types.generation import Abort, Generate, GenerateFailed, PromptScored, SampledToken, SampleFinished, SamplingParams, Weights
+from bloomery.types.generation import (
+    Abort,
+    Generate,
+    GenerateFailed,
+    PromptFound,
+    PromptScored,
+    SampledToken,
+    SampleFinished,
+    SamplingParams,
+    Weights,
+)
 from bloomery.types.operations import (
     CheckpointResult,
     Datum,
@@ -107,6 +117,19 @@ def test_a_run_trains_and_its_snapshot_is_sampled_with_the_trainers_bits(shared)
         base = [event.logprob for event in api.events("base", until=ended) if isinstance(event, SampledToken)]
         assert base != [token.logprob for token in tokens]
         api.close_runs("run-s")
+
+
+def test_what_a_draft_had_right_is_told_in_one_event(shared):
+    with shared.connect() as api:
+        asked = generate("plain", length=40)
+        api.send(asked)
+        *plain, _ = api.events("plain", until=ended)
+        draft = tuple(token.token for token in plain)
+        api.send(msgspec.structs.replace(asked, request_id="kept", drafts=((*draft[:-1], (draft[-1] + 1) % VOCAB),)))
+        *found, kept, last, _ = api.events("kept", until=ended)
+        assert all(isinstance(event, PromptFound) for event in found)
+        told = [msgspec.structs.replace(token, request_id="plain", kept=False) for token in (*kept.apart(), last)]
+        assert (len(kept.tokens), told) == (len(draft) - 1, plain)
 
 
 @pytest.mark.parametrize("rank", [0, 8])

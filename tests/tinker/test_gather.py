@@ -4,6 +4,7 @@ from bloomery.api.routes.tinker.gather import Gathering
 from bloomery.services.serving.stopping import StopStrings
 from bloomery.types.arrays import Array
 from bloomery.types.generation import PromptScored, SampledToken, SampleFinished
+from bloomery.types.kept import KeptTokens
 from tests.services.serving.test_stopping import TOKENIZER
 
 
@@ -36,6 +37,18 @@ def test_a_stop_string_ends_its_sample_and_no_other() -> None:
     gathering.take(finished(0, "abort"))
     gathering.take(finished(1, "length"))
     assert [(out.tokens, out.hit_limit) for out in gathering.samples()] == [(first, False), ([second[0]], True)]
+
+
+def test_kept_tokens_count_as_each_of_them_would_up_to_a_stop_string() -> None:
+    said = TOKENIZER.encode("xyab")
+    kept = KeptTokens(request_id="r", sample=0, position=0, tokens=tuple(said), logprobs=tuple(-float(place) for place in range(len(said))))
+    for watch, stopped, most in ((None, None, len(said)), (lambda: StopStrings(TOKENIZER, ["xy"]), 0, len(TOKENIZER.encode("xy")))):
+        gathering = Gathering(1, watch, "processed_logprobs")
+        assert gathering.take(kept) == stopped
+        assert gathering.kept() == (most,)
+        gathering.take(finished(0, "length"))
+        assert gathering.take(kept) is None
+        assert [(out.tokens, out.logprobs) for out in gathering.samples()] == [(said[:most], list(kept.logprobs[:most]))]
 
 
 def test_what_was_asked_about_the_prompt_is_kept() -> None:

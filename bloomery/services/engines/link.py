@@ -21,8 +21,9 @@ from bloomery.services.engines.pulse import SILENCE, Pulse, Silence, Silent
 from bloomery.services.engines.stream import RequestStream
 from bloomery.services.listeners import Listeners
 from bloomery.types.errors import BY_CODE, Unavailable, WorkerError, reason
-from bloomery.types.generation import Abort, Generate, SamplerEvent, Weights
+from bloomery.types.generation import Abort, Generate, Weights
 from bloomery.types.ids import new_id
+from bloomery.types.kept import ToldEvent
 from bloomery.types.protocol import (
     Alive,
     Compare,
@@ -148,7 +149,7 @@ class EngineLink:
         except TimeoutError:
             raise Unavailable(f"{self._what} did not answer within {timeout_s:g} s: {self.problem}") from None
 
-    async def generate(self, request: Generate) -> AsyncGenerator[SamplerEvent, None]:
+    async def generate(self, request: Generate) -> AsyncGenerator[ToldEvent, None]:
         """The events of one request until its last; leaving early aborts it."""
         connection = await self.wait_ready()
         stream = self._streams[request.request_id] = RequestStream(request)

@@ -5,7 +5,8 @@ from collections import deque
 from typing import Final
 
 from bloomery.types.errors import Unavailable
-from bloomery.types.generation import Generate, GenerateFailed, SampledToken, SampleFinished, SamplerEvent
+from bloomery.types.generation import Generate, GenerateFailed, SampledToken, SampleFinished
+from bloomery.types.kept import KeptTokens, ToldEvent
 
 STREAM_EVENTS: Final = 65_536
 
@@ -17,7 +18,7 @@ class RequestStream:
         self._request_id = request.request_id
         self.samples = request.num_samples
         """That have not ended."""
-        self._events: deque[SamplerEvent | Unavailable] = deque()
+        self._events: deque[ToldEvent | Unavailable] = deque()
         self._reader: asyncio.Future[None] | None = None
         """Who waits for an event."""
         self.complete = False
@@ -25,9 +26,9 @@ class RequestStream:
     @property
     def holds_more(self) -> bool:
         """Whether the next event is here, and tells of a sample."""
-        return bool(self._events) and isinstance(self._events[0], SampledToken | SampleFinished)
+        return bool(self._events) and isinstance(self._events[0], SampledToken | KeptTokens | SampleFinished)
 
-    def put(self, event: SamplerEvent) -> None:
+    def put(self, event: ToldEvent) -> None:
         """Keep an event; a reader who is too far behind loses the request."""
         if len(self._events) < STREAM_EVENTS:
             self._keep(event)
@@ -38,7 +39,7 @@ class RequestStream:
         """Raise this after the events that are here."""
         self._keep(error)
 
-    async def next(self) -> SamplerEvent:
+    async def next(self) -> ToldEvent:
         """The next event, however long the request stands in a queue: what bounds the wait is the connection's pulse."""
         if not self._events:
             self._reader = asyncio.get_running_loop().create_future()
@@ -52,7 +53,7 @@ class RequestStream:
         self.complete = self.samples == 0 or isinstance(event, GenerateFailed)
         return event
 
-    def _keep(self, event: SamplerEvent | Unavailable) -> None:
+    def _keep(self, event: ToldEvent | Unavailable) -> None:
         self._events.append(event)
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)

@@ -21,6 +21,7 @@ from bloomery.services.engines.link import EngineLink
 from bloomery.services.engines.models import Models
 from bloomery.types.errors import InvalidInput, Unavailable
 from bloomery.types.generation import FinishReason, Generate, Priority, SampledToken, SampleFinished
+from bloomery.types.kept import KeptTokens
 from bloomery.types.serving import QUEUE_BOUNDS_S, QueueTimes
 
 Ended = FinishReason | Literal["error"]
@@ -98,8 +99,11 @@ class Meter:
         """Something was passed on."""
         match event:
             case SampledToken(sample=sample, kept=kept):
-                self._token(sample)
+                self._tokens_came(sample, 1)
                 self._figures.draft_kept.inc(kept)
+            case KeptTokens(sample=sample, tokens=tokens):
+                self._tokens_came(sample, len(tokens))
+                self._figures.draft_kept.inc(len(tokens))
             case SampleFinished(sample=sample, reason=reason):
                 self._end(sample, reason)
 
@@ -116,7 +120,8 @@ class Meter:
         self._figures.cache_hits.inc(found_tokens)
         self._end_all("abort")
 
-    def _token(self, sample: int) -> None:
+    def _tokens_came(self, sample: int, count: int) -> None:
+        """At once: between them nobody waits."""
         now_s = time.perf_counter()
         last_s = self._last_s.get(sample)
         if last_s is None:
@@ -125,8 +130,8 @@ class Meter:
         else:
             self._figures.between_tokens.observe(now_s - last_s)
         self._last_s[sample] = now_s
-        self._tokens[sample] += 1
-        self._figures.generated_tokens.inc()
+        self._tokens[sample] += count
+        self._figures.generated_tokens.inc(count)
 
     def _begin(self, sample: int) -> None:
         if sample in self._unbegun:

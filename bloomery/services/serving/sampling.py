@@ -10,7 +10,8 @@ A request is of one version, and its answer goes by that name: tokens of which w
 """
 
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Final, Self
 
@@ -36,10 +37,10 @@ from bloomery.types.generation import (
     PromptScored,
     SampledToken,
     SampleFinished,
-    SamplerEvent,
     Weights,
 )
 from bloomery.types.ids import new_id
+from bloomery.types.kept import KeptTokens, ToldEvent, joined
 
 MAX_SUBMISSIONS: Final = 4
 """In a row without anything new: a request whose process dies so often may be what kills it."""
@@ -47,6 +48,7 @@ _DRAWN_BITS: Final = 53
 """Seeds that we draw survive the JSON numbers of any client."""
 
 Progress = PromptScored | PromptRouted | PromptEmbedded | SampledToken | SampleFinished
+ProgressTogether = Progress | KeptTokens
 
 
 class Sampling:
@@ -126,6 +128,8 @@ class SampleStream:
         self._passed = _Passed(request)
         self._aborted: set[int] = set()
         self._events = self._measured()
+        self._apart: deque[SampledToken] = deque()
+        """Tokens of one event that are still to be told one by one."""
 
     @property
     def found_tokens(self) -> int:
@@ -135,13 +139,23 @@ class SampleStream:
     @property
     def more(self) -> bool:
         """Whether another token, or the end of a sample, is there already."""
-        return self._link is not None and self._submitted_as is not None and self._link.holds_more(self._submitted_as)
+        return bool(self._apart) or (self._link is not None and self._submitted_as is not None and self._link.holds_more(self._submitted_as))
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Progress:
-        return await anext(self._events)
+        if not self._apart:
+            event = await anext(self._events)
+            if not isinstance(event, KeptTokens):
+                return event
+            self._apart.extend(event.apart())
+        return self._apart.popleft()
+
+    @property
+    def together(self) -> AsyncIterator[ProgressTogether]:
+        """The same, with tokens that drafts had right in one event: for whoever reads hundreds of them at once."""
+        return self._events
 
     async def aclose(self) -> None:
         """Stop, and have the engine stop."""
@@ -154,7 +168,7 @@ class SampleStream:
         self._aborted.add(sample)
         self._post_abort(sample)
 
-    async def _measured(self) -> AsyncGenerator[Progress, None]:
+    async def _measured(self) -> AsyncGenerator[ProgressTogether, None]:
         meter = self._meter = self._measure()
         try:
             async with aclosing(self._submit_until_done()) as events:
@@ -168,7 +182,7 @@ class SampleStream:
         finally:
             meter.close(self.found_tokens)
 
-    async def _submit_until_done(self) -> AsyncGenerator[Progress, None]:
+    async def _submit_until_done(self) -> AsyncGenerator[ProgressTogether, None]:
         while True:
             try:
                 async with aclosing(self._submit()) as events:
@@ -185,7 +199,7 @@ class SampleStream:
                     told = f"whoever worked on this request went away {self._fruitless} times without anything new"
                     raise Deadly(f"{told}, and it may be what kills: {lost.message}") from lost
 
-    async def _submit(self) -> AsyncGenerator[Progress, None]:
+    async def _submit(self) -> AsyncGenerator[ProgressTogether, None]:
         # A fresh id: an engine that outlived its connection may still be at work on the earlier one.
         request = msgspec.structs.replace(self._request, request_id=new_id("generate"), begun=self._passed.begun())
         # What may be deadly is kept from the engine, where runs are.
@@ -230,8 +244,8 @@ class _Passed:
         begun = tuple(() if sample in self.finished else tuple(tokens[:-1]) for sample, tokens in enumerate(self._tokens))
         return begun if any(begun) else ()
 
-    def fresh(self, event: SamplerEvent) -> Progress | None:
-        """The event if it is news; None for a repetition."""
+    def fresh(self, event: ToldEvent) -> ProgressTogether | None:
+        """What of the event is news; None for a repetition."""
         match event:
             case GenerateFailed():
                 raise event.error()
@@ -247,15 +261,26 @@ class _Passed:
             case SampledToken():
                 self._check_version(event)
                 repeated = self._repeats(event)
+            case KeptTokens():
+                self._check_version(event)
+                return self._fresh_of(event)
             case SampleFinished(sample=sample):
                 repeated = sample in self.finished
                 self.finished.add(sample)
         return None if repeated else event
 
-    def _check_version(self, event: SampledToken) -> None:
+    def _check_version(self, event: SampledToken | KeptTokens) -> None:
         if isinstance(self._weights, Weights) and event.version not in (None, self._weights.version):
             told = f"version `{self._weights.version}` was asked for, and whoever samples says version `{event.version}` of token {event.position}"
             raise Corrupt(f"{told}: no more of this answer is passed on; send the request again, and look at the log of that process")
+
+    def _fresh_of(self, event: KeptTokens) -> SampledToken | KeptTokens | None:
+        tokens = self._tokens[event.sample]
+        if event.position == len(tokens) and event.sample not in self.finished:
+            tokens += event.tokens
+            return event
+        fresh = [each for each in event.apart() if not self._repeats(each)]
+        return joined(fresh) if fresh else None
 
     def _repeats(self, event: SampledToken) -> bool:
         tokens = self._tokens[event.sample]

@@ -37,6 +37,7 @@ from bloomery.types.fidelity import TEXT_TOKENS, Mode, Sampled, answers, prompts
 from bloomery.types.fidelity_text import TEXT
 from bloomery.types.generation import Generate, Weights
 from bloomery.types.ids import new_id
+from bloomery.types.kept import apart
 from bloomery.types.protocol import Compare
 from bloomery.types.resources import Deployment, Fidelity, ProvedOn
 
@@ -297,4 +298,4 @@ def _snapshots(connection: Connection, limit: int, *, named: bool) -> list[Candi
 
 async def _answers(link: EngineLink, asked: Generate) -> list[Sampled]:
     async with aclosing(link.generate(asked)) as events:
-        return answers(asked, [event async for event in events])
+        return answers(asked, [event async for told in events for event in apart(told)])

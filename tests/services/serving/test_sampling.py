@@ -37,6 +37,7 @@ from bloomery.types.generation import (
     SamplingParams,
     Weights,
 )
+from bloomery.types.kept import KeptTokens
 from bloomery.types.protocol import SamplerEvents
 from bloomery.types.routing import RoutingShape
 from tests.api.server import serving
@@ -72,6 +73,25 @@ class DyingEngine(FakeEngine):
         self._post(SamplerEvents(events=tuple(events)))
         if self.requests <= self.deaths:
             self.hang_up()
+
+
+class KeepingEngine(FakeEngine):
+    """Tells two tokens that a draft had right in one event, and goes away; comes back with `second`, from where it is asked to go on."""
+
+    def __init__(self, *args: Any, second: tuple[int, ...] = (100, 101, 102)) -> None:
+        super().__init__(*args)
+        self.second, self.begun = second, list[tuple[tuple[int, ...], ...]]()
+
+    def _sample(self, request: Generate) -> None:
+        self.begun.append(request.begun)
+        first = len(request.begun[0]) if request.begun else 0
+        tokens = (100, 101) if len(self.begun) == 1 else self.second[first:]
+        kept = KeptTokens(request_id=request.request_id, sample=0, position=first, tokens=tokens, logprobs=(-1.0,) * len(tokens))
+        if len(self.begun) == 1:
+            self._post(SamplerEvents(events=(kept,)))
+            self.hang_up()
+        else:
+            self._post(SamplerEvents(events=(kept, SampleFinished(request_id=request.request_id, sample=0, reason="length"))))
 
 
 @asynccontextmanager
@@ -121,6 +141,11 @@ async def tokens_of(stream: SampleStream) -> list[int]:
     return [event.token async for event in stream if isinstance(event, SampledToken)]
 
 
+def metric(sampling: Sampling, name: str) -> float:
+    (told,) = [line for line in sampling._meters.exposition().decode().splitlines() if line.startswith(f"{name}{{")]
+    return float(told.rpartition(" ")[2])
+
+
 def test_what_was_asked_about_the_prompt_comes_first_and_every_sample_ends(tmp_path: Path) -> None:
     async def story(sampling: Sampling) -> None:
         events = [event async for event in sampling.stream(ME, TARGET, request(num_samples=2, prompt_logprobs=True))]
@@ -146,6 +171,40 @@ def test_a_stream_goes_on_where_it_was_when_the_engine_comes_back(tmp_path: Path
 
     engine = dying(tmp_path, deaths=deaths)
     play(tmp_path, story, engine)
+
+
+def test_kept_tokens_are_told_together_to_whoever_wants_them_so_and_each_once_where_the_engine_comes_back(tmp_path: Path) -> None:
+    async def story(sampling: Sampling) -> None:
+        stream = sampling.stream(ME, TARGET, request(max_tokens=3, drafts=((100, 101, 102),)))
+        first, rest, end = [event async for event in stream.together]
+        assert isinstance(first, KeptTokens)
+        assert isinstance(rest, KeptTokens)
+        assert (first.position, first.tokens, rest.position, rest.tokens, rest.logprobs) == (0, (100, 101), 2, (102,), (-1.0,))
+        assert isinstance(end, SampleFinished)
+        assert engine.begun == [(), ((100,),)]
+        assert metric(sampling, "bloomery:draft_tokens_kept_total") == metric(sampling, "vllm:generation_tokens_total") == 3
+
+    engine = KeepingEngine(tmp_path / "s", Blobs(tmp_path / "blobs"))
+    play(tmp_path, story, engine)
+
+
+def test_kept_tokens_come_one_by_one_to_whoever_reads_tokens(tmp_path: Path) -> None:
+    async def story(sampling: Sampling) -> None:
+        stream = sampling.stream(ME, TARGET, request(max_tokens=3, drafts=((100, 101, 102),)))
+        first = await anext(stream)
+        assert isinstance(first, SampledToken)
+        assert (first.position, first.token, first.kept, stream.more) == (0, 100, True, True)
+        assert await tokens_of(stream) == [101, 102]
+
+    play(tmp_path, story, KeepingEngine(tmp_path / "s", Blobs(tmp_path / "blobs")))
+
+
+def test_an_engine_that_comes_back_with_other_kept_tokens_is_not_mixed_in(tmp_path: Path) -> None:
+    async def story(sampling: Sampling) -> None:
+        with pytest.raises(Unavailable, match="answers differently"):
+            await tokens_of(sampling.stream(ME, TARGET, request(max_tokens=3, drafts=((100, 101, 102),))))
+
+    play(tmp_path, story, KeepingEngine(tmp_path / "s", Blobs(tmp_path / "blobs"), second=(100, 9, 102)))
 
 
 def test_a_request_that_kills_every_engine_is_given_up(tmp_path: Path) -> None:

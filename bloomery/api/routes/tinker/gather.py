@@ -9,7 +9,8 @@ from typing import Final
 from bloomery.api.routes.tinker.messages import SampleOut
 from bloomery.services.serving.stopping import StopStrings
 from bloomery.types.arrays import Array
-from bloomery.types.generation import LogprobsMode, PromptRouted, PromptScored, SampledToken, SampleFinished, SamplerEvent
+from bloomery.types.generation import LogprobsMode, PromptRouted, PromptScored, SampledToken, SampleFinished
+from bloomery.types.kept import KeptTokens, ToldEvent
 
 
 class Gathering:
@@ -25,7 +26,7 @@ class Gathering:
         self.prompt_expert_weights: Array | None = None
         """What their answers were multiplied with, where that was asked too."""
 
-    def take(self, event: SamplerEvent) -> int | None:
+    def take(self, event: ToldEvent) -> int | None:
         """Add an event; the number of the sample if its stop string has just come."""
         match event:
             case PromptScored():
@@ -34,6 +35,8 @@ class Gathering:
                 self.prompt_experts, self.prompt_expert_weights = event.experts, event.expert_weights
             case SampledToken():
                 return event.sample if self._samples[event.sample].add(event) else None
+            case KeptTokens():
+                return event.sample if self._samples[event.sample].add_kept(event) else None
             case SampleFinished():
                 self._samples[event.sample].finish(hit_limit=event.reason == "length")
         return None
@@ -87,6 +90,16 @@ class _Growing:
         if self._watch is not None and self._watch.feed(event.token):
             self.finished = True
         return self.finished
+
+    def add_kept(self, event: KeptTokens) -> bool:
+        """The same of many tokens."""
+        if self._watch is not None:
+            return any(map(self.add, event.apart()))
+        if not self.finished:
+            self._out.tokens.extend(event.tokens)
+            self._out.logprobs.extend(event.logprobs)
+            self.kept += len(event.tokens)
+        return False
 
     def finish(self, *, hit_limit: bool) -> None:
         if not self.finished:

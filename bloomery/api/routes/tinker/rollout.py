@@ -9,10 +9,11 @@ from bloomery.api.routes.tinker.messages import PromptOut, encode_sample
 from bloomery.services.access.principal import Principal
 from bloomery.services.core import Services
 from bloomery.services.data.span_rows import Inference, RecordedSample
-from bloomery.services.serving.sampling import Progress, SampleStream
+from bloomery.services.serving.sampling import ProgressTogether, SampleStream
 from bloomery.types.errors import BloomeryError
 from bloomery.types.generation import FinishReason, SampledToken, SampleFinished
 from bloomery.types.ids import now_us
+from bloomery.types.kept import KeptTokens
 from bloomery.types.traffic import SpanStatus
 
 
@@ -59,7 +60,7 @@ class Rollout:
     async def _gather(self) -> None:
         """A sample whose stop string came is aborted; its siblings go on."""
         async with aclosing(self._stream):
-            async for event in self._stream:
+            async for event in self._stream.together:
                 self._begun = True
                 stopped = self._gathering.take(event)
                 self._note(event, stopped)
@@ -74,10 +75,10 @@ class Rollout:
             self._limits.give_back(self._caller, len(self._known.prompt_tokens) + (self._drafted or 0))
         self._limits.sampled(self._caller, sum(len(out.tokens) for out in self._gathering.samples()))
 
-    def _note(self, event: Progress, stopped: int | None) -> None:
+    def _note(self, event: ProgressTogether, stopped: int | None) -> None:
         if stopped is not None:
             self._reasons[stopped] = "stop"
-        if isinstance(event, SampledToken):
+        if isinstance(event, SampledToken | KeptTokens):
             self._first_token_us = self._first_token_us or now_us()
         elif isinstance(event, SampleFinished):
             self._reasons.setdefault(event.sample, event.reason)
