@@ -14,7 +14,7 @@ from bloomery.services.access.repeats import Repeatable, forget_old, was_done
 from bloomery.services.data.feedback import _check_metric
 from bloomery.services.data.span_filter import SpanFilter
 from bloomery.services.data.span_sums import PERIOD_US, forget, report
-from bloomery.services.data.traffic import _ordered, _spans
+from bloomery.services.data.traffic import _ordered
 from bloomery.services.evaluations.counts import uncounted
 from bloomery.services.held import held_blobs, require_kept
 from bloomery.services.housekeeping.ephemeral import Keeping, is_due
@@ -48,7 +48,7 @@ def plan(tmp_path: Path, work: Work, *, change: bool = False) -> str:
 
 def listed(tmp_path: Path, order: SpanOrder, wanted: SpanFilter = _ANY) -> str:
     """How a page of requests is found."""
-    query = _ordered(_spans("p", wanted), order).limit(50)
+    query = _ordered("p", wanted, order).limit(50)
     return plan(tmp_path, lambda connection: connection.execute(query).all())
 
 
@@ -135,6 +135,19 @@ def test_the_newest_requests_that_are_meant_are_the_first_that_are_read(tmp_path
 @pytest.mark.parametrize(("order", "index"), [("slowest", "span_by_duration"), ("dearest", "span_by_cost")])
 def test_the_slowest_and_the_dearest_of_those_that_were_served_are_found_by_that(tmp_path: Path, order: SpanOrder, index: str) -> None:
     assert f"USING INDEX {index} (project=?" in listed(tmp_path, order, SpanFilter(kinds=("chat", "completion")))
+
+
+@pytest.mark.parametrize("order", ["slowest", "dearest"])
+@pytest.mark.parametrize(
+    ("wanted", "index"),
+    [
+        (SpanFilter(kinds=("chat",), deployment="d"), "span_by_deployment (project=? AND deployment_id=?)"),
+        (SpanFilter(kinds=("chat",), version="v"), "span_by_version (project=? AND version=?)"),
+        (SpanFilter(kinds=("chat",), episode="e"), "span_by_episode (project=? AND episode_id=?)"),
+    ],
+)
+def test_of_few_requests_none_but_these_are_put_in_order(tmp_path: Path, order: SpanOrder, wanted: SpanFilter, index: str) -> None:
+    assert looks(listed(tmp_path, order, wanted)) == [f"SEARCH span USING INDEX {index}"]
 
 
 @pytest.mark.parametrize("wanted", [SpanFilter(), SpanFilter(kinds=("chat",), status="ok", version="v", deployment="d")])

@@ -27,6 +27,11 @@ class SpanFilter:
     until_us: int | None = None
     min_cost_usd: float | None = None
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether an index finds so few that these are better put in order than looked for among all in that order."""
+        return (self.deployment, self.episode, self.version) != (None, None, None)
+
 
 Columns = ReadOnlyColumnCollection[str, Any]
 _Said = list[tuple[Any, Callable[[Any], ColumnElement[bool]]]]

@@ -104,7 +104,7 @@ class Traffic:
     async def list(self, p: Principal, wanted: SpanFilter = _ANY, *, order: SpanOrder = "newest", limit: int = 50, offset: int = 0) -> Page[Span]:
         """Spans without bodies."""
         p.require("read")
-        query = _ordered(_spans(p.project, wanted), order).limit(limit + 1).offset(offset)
+        query = _ordered(p.project, wanted, order).limit(limit + 1).offset(offset)
         await self.flush()
         found = await self._database.read(lambda connection: connection.execute(query).all())
         return Page(data=[_span(row) for row in found[:limit]], offset=offset, has_more=len(found) > limit)
@@ -185,14 +185,15 @@ def _spans(project: str, wanted: SpanFilter) -> Select[Any]:
     return select(rows.span, *names).select_from(joined).where(*of_spans(project, wanted))
 
 
-def _ordered(query: Select[Any], order: SpanOrder) -> Select[Any]:
-    span = rows.span.c
+def _ordered(project: str, wanted: SpanFilter, order: SpanOrder) -> Select[Any]:
+    span, query = rows.span.c, _spans(project, wanted)
     newest = (span.started_us.desc(), span.id.desc())
-    if order == "dearest":
-        return query.where(span.cost_usd.is_not(None)).order_by(span.cost_usd.desc(), *newest)
-    if order == "slowest":
-        return query.where(span.duration_us.is_not(None)).order_by(span.duration_us.desc(), *newest)
-    return query.order_by(*newest)
+    if order == "newest":
+        return query.order_by(*newest)
+    column = span.cost_usd if order == "dearest" else span.duration_us
+    # Of a sum there is no index, which would be in this order.
+    most = column + 0 if wanted.is_narrow else column
+    return query.where(most.is_not(None)).order_by(most.desc(), *newest)
 
 
 def _span(row: Row[Any]) -> Span:
