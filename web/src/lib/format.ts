@@ -40,6 +40,7 @@ export function duration(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined) return "–";
   // Rounded before a unit is chosen, so that none is full: 60 s are a minute.
   const micros = Math.round(seconds * 1e6);
+  if (micros === 0) return "0 s";
   if (micros < 1000) return `${micros} µs`;
   const millis = Math.round(seconds * 1e3);
   if (millis < 1000) return `${millis} ms`;

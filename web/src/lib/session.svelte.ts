@@ -18,10 +18,12 @@ class Session {
 
   /** Whose login this is, if it is anybody's. A key in the address, which does not stay there, logs nobody in unasked: any page may lead here. */
   async begin(): Promise<void> {
-    const key = new URLSearchParams(location.hash.slice(1)).get("key");
+    const key = keyInAddress();
     if (key !== null) history.replaceState(null, "", location.pathname + location.search);
     whenLoggedOut(() => this.#end(ENDED));
     setInterval(() => this.login && void this.#renew(), RENEWED_EVERY_MS);
+    // Where only what is behind the `#` is another, a browser stays on the page.
+    addEventListener("hashchange", () => keyInAddress() !== null && location.reload());
     // Another tab has logged in or out.
     addEventListener("storage", (event) => event.key === word.name && void this.#renew());
     if (word.read()) await this.#renew();
@@ -94,6 +96,10 @@ class Session {
     this.offered = null;
     this.problem = problem;
   }
+}
+
+function keyInAddress(): string | null {
+  return new URLSearchParams(location.hash.slice(1)).get("key");
 }
 
 /** Whether this says that nobody is logged in: by the cookie, or because the word is gone or another's. */
