@@ -7,11 +7,11 @@ those of the weights by them (`ratio`), `bits` per changed element, and in how m
 would take more than 60 % of them (`raw_chunks`): where that is all of them, deltas do not pay.
 
 `computes` has, of whoever can compute here, each with the same bytes, of one thread and the best of `--rounds`: GB of weights a second, encoded from
-two arrays and decoded into a third that has the old ones; `encode_memory` and `decode_memory`, how much of `memory_gb_s` that is in percent, where
-encoding has to move both arrays and the payload, and decoding the payload, the lines of 64 bytes of old elements that change (all of the old ones for
-`tight`) and, to and fro, those of the third array; and `verified`, what verification takes by what decoding and writing take, in percent: the
-checksums of payloads, and the state hash from what changed, with the old elements gathered for it. Of numpy's `tight` a few chunks are timed.
-`memory_gb_s` is what one thread reads when it adds up words.
+two arrays, and decoded, proved and written where the old ones are, a chunk at a time, as `patch` does it; `encode_memory` and `decode_memory`, how
+much of `memory_gb_s` that is in percent, where encoding has to move both arrays and the payload, and decoding the payload and, to and fro, the lines
+of 64 bytes of elements that change (`tight` reads all); and `verified`, how much longer that takes than the same without the checksums of payloads
+and without a state hash, by turns, the best of three times as many, in percent. Kernels without proof are made for that here. Of numpy's `tight` a
+few chunks are timed. `memory_gb_s` is what one thread reads when it adds up words.
 
 `shipped` is the whole way, one thread and the fastest who computes: GB of weights a second of `write`, which hashes the old weights and makes an
 object in memory, and of `patch`, which verifies it, hashes the old weights, and writes; the bytes of the object, with the chunks of each codec.
@@ -21,22 +21,27 @@ import argparse
 import time
 from collections.abc import Callable
 from io import BytesIO
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import xxhash
 import zstandard
 from numpy.typing import NDArray
 
 from bench.line import Line, parser_of
 from bench.weights import checkpoints, shapes
-from bloomery.sync.codec import fast, fast_zstd, kernels, tight
+from bloomery.models.compiled import Compiled
+from bloomery.sync.codec import container, fast, fast_zstd, kernels, native, plain, plain_tight, tight
 from bloomery.sync.codec.applying import patch
+from bloomery.sync.codec.choose import Codec
+from bloomery.sync.codec.container import Record
 from bloomery.sync.codec.delta import Choice, Delta, write
+from bloomery.sync.codec.kernels import Kernels, Plain
 from bloomery.sync.codec.layout import CHUNK_ELEMENTS, Layout, MemoryWeights
 from bloomery.sync.codec.measure import codecs as codecs_of
-from bloomery.sync.codec.numbers import NUMBERS, Changes
-from bloomery.sync.state_hash import change
+from bloomery.sync.codec.numbers import NUMBERS, Changes, Differences, Number
+from bloomery.sync.codec.plain import Streams
+from bloomery.sync.state_hash import NOTHING, StateHash, change
 from bloomery.types.tensor_file import TensorSpec
 
 BF16: Final = NUMBERS["BF16"]
@@ -64,6 +69,37 @@ class Speed(NamedTuple):
     encode_memory: float
     decode_memory: float
     verified: float
+
+
+class Bare(Plain):
+    """Numpy, without a state hash."""
+
+    @staticmethod
+    def decode(streams: Streams, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
+        return _unproved(old, plain.unpack(streams, len(old), kind), kind)
+
+    @staticmethod
+    def decode_tight(payload: memoryview, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
+        return _unproved(old, plain_tight.unpack(payload, old, kind), kind)
+
+
+def _unproved(old: Bits, found: Differences, kind: Number) -> Changes:
+    return Changes(found.indices, kind.ordered(kind.ordered(old[found.indices]) + found.by), NOTHING)
+
+
+def bare(computing: str) -> Kernels:
+    """The same kernels, which compute no state hash."""
+    if computing == "native":
+        return native.Native(Compiled("codec", Path(native.__file__).parent, native.ARGUMENTS, flags=["-DUNPROVED"], instead="nobody"))
+    if computing == "numba":
+        from bloomery.sync.codec.jitted import Jitted
+
+        class BareJitted(Jitted):
+            def keys(self, first: int) -> tuple[Any, Any]:
+                return None, None
+
+        return BareJitted()
+    return Bare()
 
 
 def main() -> None:
@@ -118,42 +154,61 @@ def _codec(name: str, chunks: list[Chunk], changed: int, rounds: int, memory_gb_
         with kernels.only(its):
             if any(codec.encode(*chunk, BF16) != payload for chunk, payload in few[:FEW]):
                 raise SystemExit(f"{name} has other bytes with {computing}")
-            speed = _speed(name, [chunk for chunk, _ in few], [payload for _, payload in few], rounds, memory_gb_s)
+            applying = Applying(name, [chunk for chunk, _ in few], [payload for _, payload in few])
+            speed = _speed(applying, bare(computing), rounds, memory_gb_s)
             computes[computing] = {field: round(value, 2) for field, value in speed._asdict().items()}
     sizes = {"bytes": size, "ratio": round(raw / size, 1), "bits": round(8 * size / changed, 2)}
     return {**sizes, "chunks": len(chunks), "raw_chunks": len(chunks) - len(paying), "computes": computes}
 
 
-def _speed(name: str, chunks: list[Chunk], payloads: list[bytes], rounds: int, memory_gb_s: float) -> Speed:
-    """Of these chunks, which all have a payload."""
-    codec, weights_bytes, size = CODECS[name], sum(chunk.new.nbytes for chunk in chunks), sum(map(len, payloads))
-    encode_s = best(rounds, lambda: [codec.encode(*chunk, BF16) for chunk in chunks])
-    written = [chunk.old.copy() for chunk in chunks]
-    told: list[Changes] = []
+class Applying:
+    """Chunks that all have a payload, and weights in which they are before the update again and again."""
 
-    def decode() -> None:
-        told.clear()
-        for chunk, payload, to in zip(chunks, payloads, written, strict=True):
-            changes = codec.decode(memoryview(payload), chunk.old, BF16)
-            to[changes.indices] = changes.values
-            told.append(changes)
+    def __init__(self, name: str, chunks: list[Chunk], payloads: list[bytes]) -> None:
+        self.name, self.codec, self.chunks, self.payloads = name, CODECS[name], chunks, payloads
+        self.weights = [chunk.old.copy() for chunk in chunks]
+        self.found = [np.flatnonzero(chunk.old != chunk.new) for chunk in chunks]
+        self.states = [change(at, chunk.old[at], chunk.new[at]) for at, chunk in zip(self.found, chunks, strict=True)]
+        self.records = [
+            Record(0, 0, len(payload), len(at), container.checksum(payload), Codec.EMPTY, NOTHING, state)
+            for payload, at, state in zip(payloads, self.found, self.states, strict=True)
+        ]
 
-    def verify() -> None:
-        for chunk, payload, changes in zip(chunks, payloads, told, strict=True):
-            xxhash.xxh3_64_intdigest(payload)
-            change(changes.indices, chunk.old[changes.indices], changes.values)
+    def seconds(self, *, proved: bool) -> float:
+        """To apply all of them; SystemExit where something else comes of it."""
+        for chunk, weights in zip(self.chunks, self.weights, strict=True):
+            np.copyto(weights, chunk.old)
+        began = time.perf_counter()
+        for record, payload, weights in zip(self.records, self.payloads, self.weights, strict=True):
+            if proved:
+                container.check_payload(record, payload)
+            indices, values, state = self.codec.decode(memoryview(payload), weights, BF16)
+            if proved and state != record.h_new:
+                raise SystemExit("what was decoded is proved to be something else")
+            kernels.put(weights, 0, indices, values)
+        taken_s = time.perf_counter() - began
+        if any((weights != chunk.new).any() for weights, chunk in zip(self.weights, self.chunks, strict=True)):
+            raise SystemExit("what was decoded is not what was encoded")
+        return taken_s
 
-    decode_s = best(rounds, decode)
-    if any((to != chunk.new).any() for to, chunk in zip(written, chunks, strict=True)):
-        raise SystemExit("what was decoded is not what was encoded")
-    lines_bytes = sum(LINE_BYTES * len(np.unique(changes.indices * BF16.item_bytes // LINE_BYTES)) for changes in told)
-    decode_bytes = size + 2 * lines_bytes + (weights_bytes if name == "tight" else lines_bytes)
+
+def _speed(applying: Applying, unproved: Kernels, rounds: int, memory_gb_s: float) -> Speed:
+    weights_bytes, size = sum(chunk.new.nbytes for chunk in applying.chunks), sum(map(len, applying.payloads))
+    encode_s = best(rounds, lambda: [applying.codec.encode(*chunk, BF16) for chunk in applying.chunks])
+    proved_s, unproved_s = [], []
+    for _ in range(3 * rounds):
+        proved_s.append(applying.seconds(proved=True))
+        with kernels.only(unproved):
+            unproved_s.append(applying.seconds(proved=False))
+    decode_s = min(proved_s)
+    lines_bytes = sum(LINE_BYTES * len(np.unique(found * BF16.item_bytes // LINE_BYTES)) for found in applying.found)
+    decode_bytes = size + lines_bytes + (weights_bytes if applying.name == "tight" else lines_bytes)
     return Speed(
         encode=weights_bytes / 1e9 / encode_s,
         decode=weights_bytes / 1e9 / decode_s,
         encode_memory=100 * (2 * weights_bytes + size) / 1e9 / encode_s / memory_gb_s,
         decode_memory=100 * decode_bytes / 1e9 / decode_s / memory_gb_s,
-        verified=100 * best(rounds, verify) / decode_s,
+        verified=100 * (decode_s / min(unproved_s) - 1),
     )
 
 

@@ -58,6 +58,10 @@ class StateHash:
         return cls(int(text[:16], 16), int(text[16:], 16))
 
 
+NOTHING: Final = StateHash()
+"""Of no elements, or of zeros."""
+
+
 def total(hashes: Iterable[StateHash]) -> StateHash:
     """Of a whole, from the hashes of its parts."""
     found = StateHash()
@@ -82,7 +86,7 @@ def hash_parts(bits: Bits, stops: Sequence[int], first: int) -> list[StateHash]:
     bits = np.ascontiguousarray(bits)
     if bits.dtype.kind != "u":
         raise TypeError(f"a state hash is one of raw bits, not of {bits.dtype}: give a view as unsigned numbers")
-    starts = [(seed + first) & MASK for seed in SEEDS]
+    starts = keys_from(first)
     if (sums := state_kernel.sums(bits, stops, starts[0], starts[1])) is None:
         sums = [[_sum(bits[begin:end], (start + begin) & MASK) for start in starts] for begin, end in pairwise((0, *stops))]
     return [StateHash(*each) for each in sums]
@@ -93,12 +97,18 @@ def change(indices: NDArray[Any], old: Bits, new: Bits, first: int = 0) -> State
     if old.shape != indices.shape or new.shape != indices.shape or old.dtype != new.dtype or old.dtype.kind != "u":
         raise TypeError(f"as many indices as raw bits of one unsigned type: not {indices.shape}, {old.dtype} {old.shape}, {new.dtype} {new.shape}")
     at, old, new = np.ascontiguousarray(indices, np.uint64), np.ascontiguousarray(old), np.ascontiguousarray(new)
-    starts = [(seed + first) & MASK for seed in SEEDS]
+    starts = keys_from(first)
     if (sums := state_kernel.change(at, old, new, starts[0], starts[1])) is None:
         # Differences wrap around like the sums that they go into.
         by = new.astype(np.uint64) - old.astype(np.uint64)
         sums = [int((_keys(at + np.uint64(start)) * by).sum(dtype=np.uint64)) for start in starts]
     return StateHash(*sums)
+
+
+def keys_from(first: int) -> tuple[int, int]:
+    """Where the keys of both seeds begin, of elements that are counted from this index."""
+    one, two = ((seed + first) & MASK for seed in SEEDS)
+    return one, two
 
 
 def _sum(bits: Bits, start: int) -> int:

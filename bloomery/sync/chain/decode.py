@@ -14,7 +14,7 @@ import numpy as np
 from bloomery.sync.chain.plan import Move, Versions
 from bloomery.sync.codec.delta import Delta
 from bloomery.sync.codec.layout import Chunk, Layout
-from bloomery.sync.state_hash import Bits, StateHash, change
+from bloomery.sync.state_hash import Bits, StateHash
 from bloomery.types.errors import Corrupt
 
 
@@ -68,8 +68,7 @@ def after(delta: Delta, chunk: Chunk, before: Decoded | None, *, owned: bool) ->
         raise Corrupt(f"chunk {chunk.number} is in state {before.state}, and the delta starts from {record.h_old}")
     if not record.changed:
         return before
-    indices, values = delta.changes(chunk.number, before.bits)
-    state = before.state + change(indices, before.bits[indices], values, chunk.first)
+    indices, values, state = delta.changes(chunk.number, before.bits, before.state)
     if state != record.h_new:
         raise Corrupt(f"chunk {chunk.number} comes to state {state}, and should come to {record.h_new}")
     bits = before.bits if owned else before.bits.copy()

@@ -11,7 +11,7 @@ from bloomery.sync.chain.objects import Ref
 from bloomery.sync.chain.parts import Parts
 from bloomery.sync.chain.plan import Move, Versions, shortest
 from bloomery.sync.codec.layout import Chunk, Layout
-from bloomery.sync.state_hash import Bits, StateHash, change
+from bloomery.sync.state_hash import Bits, StateHash
 from bloomery.types.errors import Corrupt
 from bloomery.types.objects import Objects
 
@@ -57,8 +57,7 @@ class Rebuilder:
         record = self._base.head.records[chunk.number]
         bits = np.zeros(chunk.numel, chunk.unsigned)
         if record.changed:
-            indices, values = self._base.head.changes(chunk.number, self._base.payload(chunk.number), bits)
-            found = change(indices, bits[indices], values, chunk.first)
+            indices, values, found = self._base.head.changes(chunk.number, self._base.payload(chunk.number), bits)
             if found != record.h_new:
                 raise Corrupt(
                     f"{self._objects.name}: chunk {chunk.number} of `{base.step.object.key}` comes to {found}, and its record says {record.h_new}"

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bloomery.sync.codec.choose import Codec
-from bloomery.sync.codec.delta import Delta, States, Told, after, state_of, states_of
+from bloomery.sync.codec.delta import Delta, States, Told, state_of, states_of
 from bloomery.sync.codec.layout import Chunk, Layout, Weights
 from bloomery.sync.codec.numbers import Changes
 from bloomery.sync.codec.ordered import in_order
-from bloomery.sync.state_hash import Bits, StateHash, hash_elements
+from bloomery.sync.state_hash import NOTHING, Bits, StateHash, hash_elements
 from bloomery.types.errors import Conflict, Corrupt, shown
 
 _SAMPLE: Final = 16
@@ -72,11 +72,10 @@ class Plan(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What is to be written to a chunk, and the state that it is in then."""
+    """What is to be written to a chunk, proved."""
 
     chunk: Chunk
     changes: Changes
-    state: StateHash
 
 
 class Staged(NamedTuple):
@@ -88,8 +87,8 @@ class Staged(NamedTuple):
 
     def commit(self, weights: Weights) -> None:
         """Write it."""
-        for each in self.prepared:
-            weights.write(each.chunk, *each.changes)
+        for chunk, changes in self.prepared:
+            weights.write(chunk, changes.indices, changes.values)
 
 
 def plan(deltas: Sequence[Delta], weights: Weights, states: States | None = None) -> Plan:
@@ -113,7 +112,7 @@ def stage(deltas: Sequence[Delta], weights: Weights, states: States | None = Non
         prepared.append(advanced(steps, chunk, weights.read(chunk), int(found.reached[number]), state_of(known[number])))
     behind = known.copy()
     for each in prepared:
-        behind[each.chunk.number] = each.state.one, each.state.two
+        behind[each.chunk.number] = each.changes.state.one, each.changes.state.two
     return Staged(prepared, behind)
 
 
@@ -138,9 +137,8 @@ def patch(deltas: Sequence[Delta], weights: Weights, *, workers: int = 1, told: 
         if reached < 0:
             raise _unknown(steps, [chunk.number])
         if reached < len(steps.deltas):
-            prepared = advanced(steps, chunk, bits, reached, state)
-            weights.write(chunk, *prepared.changes)
-            state = prepared.state
+            indices, values, state = advanced(steps, chunk, bits, reached, state).changes
+            weights.write(chunk, indices, values)
         return state
 
     root = StateHash()
@@ -174,16 +172,16 @@ def advanced(steps: Steps, chunk: Chunk, bits: Bits, reached: int, state: StateH
     """What becomes of a chunk that is behind `reached` of the deltas, and not all; Corrupt where a payload does not lead where its record says."""
     now = bits
     for delta in steps.deltas[reached:]:
-        found = _changes(delta, chunk, now)
-        state = after(chunk, state, now, found)
+        found = _changes(delta, chunk, now, state)
+        state = found.state
         if state != delta.records[chunk.number].h_new:
             raise Corrupt(f"a delta does not lead where it says: {place_of(steps.layout, chunk.number)} would be in another state")
         if reached == len(steps.deltas) - 1:
-            return Prepared(chunk, found, state)
+            return Prepared(chunk, found)
         now = now.copy() if now is bits else now
         now[found.indices] = found.values
     indices = np.flatnonzero(now != bits).astype(np.uint32)
-    return Prepared(chunk, Changes(indices, now[indices]), state)
+    return Prepared(chunk, Changes(indices, now[indices], state))
 
 
 def _plan(steps: Steps, states: States) -> Plan:
@@ -192,10 +190,10 @@ def _plan(steps: Steps, states: States) -> Plan:
     return Plan(np.flatnonzero((reached >= 0) & ~done), np.flatnonzero(done), np.flatnonzero(reached < 0), reached)
 
 
-def _changes(delta: Delta, chunk: Chunk, bits: Bits) -> Changes:
+def _changes(delta: Delta, chunk: Chunk, bits: Bits, state: StateHash) -> Changes:
     if delta.kind == "base" and delta.records[chunk.number].codec == Codec.EMPTY:
-        return Changes(np.arange(chunk.numel, dtype=np.uint32), np.zeros_like(bits))
-    return delta.changes(chunk.number, bits)
+        return Changes(np.arange(chunk.numel, dtype=np.uint32), np.zeros_like(bits), NOTHING)
+    return delta.changes(chunk.number, bits, state)
 
 
 def _unknown(steps: Steps, damaged: list[int]) -> Conflict:

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, Protocol
 
 from bloomery.sync.codec import fast, fast_zstd, kernels, planes, raw, tight
 from bloomery.sync.codec.numbers import Changes, Differences, Number
-from bloomery.sync.state_hash import Bits
+from bloomery.sync.state_hash import Bits, StateHash
 
 
 class Codec(IntEnum):
@@ -25,7 +25,7 @@ class _Payloads(Protocol):
 
     def encode(self, old: Bits, new: Bits, kind: Number) -> bytes | None: ...
 
-    def decode(self, payload: memoryview, old: Bits, kind: Number) -> Changes: ...
+    def decode(self, payload: memoryview, old: Bits, kind: Number, first: int, state: StateHash) -> Changes: ...
 
 
 CODECS: Final[dict[Codec, _Payloads]] = {Codec.FAST: fast, Codec.FAST_ZSTD: fast_zstd, Codec.TIGHT: tight, Codec.RAW: raw, Codec.PLANES: planes}

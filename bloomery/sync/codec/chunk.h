@@ -4,7 +4,7 @@ static inline T NAMED(ordered)(T bits, T flips) { return bits ^ ((T)(0 - (bits >
 
 // Which of 64 elements differ.
 static inline uint64_t NAMED(differing)(const T *one, const T *other) {
-#ifdef __AVX512BW__
+#ifdef AVX512
     uint64_t found = 0;
     for (int part = 0; part < WIDTH; part++) {
         __m512i a = _mm512_loadu_si512(one + 64 / WIDTH * part), b = _mm512_loadu_si512(other + 64 / WIDTH * part);
@@ -46,17 +46,6 @@ void NAMED(find)(const T *old, const T *new, int64_t n, uint64_t flips, uint32_t
     result[0] = found;
 }
 
-void NAMED(moved)(const T *old, int64_t n, const uint32_t *indices, const T *by, int64_t changes, uint64_t flips, T *values, int64_t *result) {
-    result[0] = changes;
-    for (int64_t i = 0; i < changes; i++) {
-        if (indices[i] >= (uint64_t)n) {
-            result[0] = BEHIND;
-            return;
-        }
-        values[i] = NAMED(ordered)((T)(NAMED(ordered)(old[indices[i]], (T)flips) + by[i]), (T)flips);
-    }
-}
-
 static inline uint8_t *NAMED(put_gap)(uint8_t *to, uint64_t gap) {
     for (; gap >= FAR; gap -= FAR) *to++ = FAR;
     *to++ = (uint8_t)gap;
@@ -93,51 +82,122 @@ void NAMED(pack)(const uint32_t *indices, const T *by, int64_t changes, uint8_t 
     result[3] = far - wide;
 }
 
-// Room for a change for each gap.
-static int64_t NAMED(unpacked)(const uint8_t *gaps, int64_t gap_bytes, const uint8_t *signs, int64_t sign_bytes, const uint8_t *exception_gaps,
-                               int64_t exception_gap_bytes, const uint8_t *sizes, int64_t size_bytes, const uint8_t *wide, int64_t wide_bytes,
-                               int64_t count, uint32_t *indices, T *by) {
-    if ((gap_bytes && gaps[gap_bytes - 1] == FAR) || (exception_gap_bytes && exception_gaps[exception_gap_bytes - 1] == FAR)) return NOWHERE;
-    int64_t at = 0, changes = 0, exceptions = 0, far = 0;
-    for (int64_t i = 0; i < gap_bytes; i++) {
-        at += gaps[i];
-        if (gaps[i] == FAR) continue;
-        if (at >= count) return BEHIND;
-        indices[changes++] = (uint32_t)at++;
+// The places of the next changes, as many; `old` is fetched from there, if it is given.
+static inline int NAMED(places)(Walk *w, int64_t n, int64_t changes, uint32_t *indices, const T *old) {
+    for (int64_t i = 0; i < changes;) {
+        uint8_t gap = *w->gaps.from++;
+        w->at += gap;
+        if (gap == FAR) continue;
+        if (w->at >= n) return BEHIND;
+        if (old) __builtin_prefetch(old + w->at);
+        indices[i++] = (uint32_t)w->at++;
     }
-    if (sign_bytes != (changes + 7) / 8) return LENGTH;
-    if ((changes & 7) && signs[sign_bytes - 1] >> (changes & 7)) return PADDING;
-    for (int64_t i = 0; i < changes; i++) by[i] = signs[i >> 3] >> (i & 7) & 1 ? (T)-1 : (T)1;
-    at = 0;
+    return 0;
+}
+
+// By how much changes from this one to that one move.
+static inline int NAMED(differences)(Walk *w, int64_t start, int64_t stop, T *by) {
     const T most = (T)((T)1 << (8 * WIDTH - 1));
-    for (int64_t i = 0; i < exception_gap_bytes; i++) {
-        at += exception_gaps[i];
-        if (exception_gaps[i] == FAR) continue;
-        if (at >= changes) return BEHIND;
-        if (exceptions >= size_bytes) return LENGTH;
-        T size = (T)(sizes[exceptions] + 2);
-        if (sizes[exceptions++] == FAR) {
+    for (int64_t i = start; i < stop; i++) by[i - start] = (T)(1 - 2 * (w->signs.from[i >> 3] >> (i & 7) & 1));
+    for (; w->exception < stop; w->exception++, next_exception(w)) {
+        if (w->sizes.from == w->sizes.end) return LENGTH;
+        T size = (T)(*w->sizes.from + 2), *moved = by + (w->exception - start);
+        if (*w->sizes.from++ == FAR) {
 #if WIDTH == 1
             return WIDE;
 #else
-            if (far + WIDTH > wide_bytes) return LENGTH;
-            memcpy(&size, wide + far, WIDTH);
-            far += WIDTH;
+            if (w->wide.end - w->wide.from < WIDTH) return LENGTH;
+            memcpy(&size, w->wide.from, WIDTH);
+            w->wide.from += WIDTH;
             if (size < FAR + 2) return WIDE;
 #endif
         }
-        int negative = by[at] != 1;
+        int negative = *moved != 1;
         // Of a byte 254 and 2 are zero.
         if (!size || size > most || (size == most && !negative)) return SIZE;
-        by[at++] = negative ? (T)(0 - size) : size;
+        *moved = negative ? (T)(0 - size) : size;
     }
-    (void)wide;
-    return exceptions == size_bytes && far == wide_bytes ? changes : LENGTH;
+    return 0;
 }
 
-void NAMED(unpack)(const uint8_t *gaps, int64_t gap_bytes, const uint8_t *signs, int64_t sign_bytes, const uint8_t *exception_gaps,
-                   int64_t exception_gap_bytes, const uint8_t *sizes, int64_t size_bytes, const uint8_t *wide, int64_t wide_bytes, int64_t count,
-                   uint32_t *indices, T *by, int64_t *result) {
-    result[0] = NAMED(unpacked)(gaps, gap_bytes, signs, sign_bytes, exception_gaps, exception_gap_bytes, sizes, size_bytes, wide, wide_bytes, count,
-                                indices, by);
+// Room for a change for each gap.
+void NAMED(unpack)(STREAMS, int64_t n, uint32_t *indices, T *by, int64_t *result) {
+    Walk w = WALK;
+    int64_t error = begin(&w);
+    if (!error) error = NAMED(places)(&w, n, w.changes, indices, NULL);
+    if (!error) error = NAMED(differences)(&w, 0, w.changes, by);
+    result[0] = error ? error : ended(&w);
+}
+
+#ifdef AVX512
+static inline __m512i NAMED(widened)(const T *eight) {
+#if WIDTH == 1
+    return _mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i *)eight));
+#elif WIDTH == 2
+    return _mm512_cvtepu16_epi64(_mm_loadu_si128((const __m128i *)eight));
+#elif WIDTH == 4
+    return _mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i *)eight));
+#else
+    return _mm512_loadu_si512(eight);
+#endif
+}
+#endif
+
+// What elements become that are moved, at least one and at most a block of them, and what that adds to the sums: each old one is read once.
+static inline void NAMED(settle)(const T *old, const uint32_t *indices, const T *by, int changes, T flips, T *values, Sums *s) {
+    T before[BLOCK], after[BLOCK];
+    for (int i = 0; i < changes; i++) before[i] = old[indices[i]];
+    for (int i = 0; i < changes; i++) after[i] = NAMED(ordered)((T)(NAMED(ordered)(before[i], flips) + by[i]), flips);
+    memcpy(values, after, (size_t)changes * WIDTH);
+#ifdef UNPROVED
+    // What proving takes is measured against this.
+    (void)s;
+#elif defined(AVX512)
+    int whole = changes & ~7;
+    for (int i = 0; i < whole; i += 8)
+        add_changes(s, indices + i, _mm512_sub_epi64(NAMED(widened)(after + i), NAMED(widened)(before + i)));
+    if (whole < changes) {
+        uint32_t at[8] = {0};
+        memcpy(at, indices + whole, (size_t)(changes - whole) * sizeof *at);
+        for (; changes & 7; changes++) before[changes] = after[changes] = 0;
+        add_changes(s, at, _mm512_sub_epi64(NAMED(widened)(after + whole), NAMED(widened)(before + whole)));
+    }
+#else
+    for (int i = 0; i < changes; i++) {
+        uint64_t moved = (uint64_t)after[i] - (uint64_t)before[i];
+        s->one += key(s->first + indices[i]) * moved;
+        s->two += key(s->other + indices[i]) * moved;
+    }
+#endif
+}
+
+// Room for a change for each gap. The places of a block are looked for, and their elements fetched, before the block in front of it is settled.
+void NAMED(decode)(STREAMS, const T *old, int64_t n, uint64_t flips, uint64_t first, uint64_t other, uint32_t *indices, T *values, int64_t *result,
+                   uint64_t *sums) {
+    Walk w = WALK;
+    Sums s = sums_from(first, other);
+    int64_t error = begin(&w), stop = 0, ahead = 0;
+    for (int64_t start = 0; !error && start < w.changes; start = stop) {
+        T by[BLOCK];
+        stop = start + BLOCK < w.changes ? start + BLOCK : w.changes;
+        int64_t next = stop + BLOCK < w.changes ? stop + BLOCK : w.changes;
+        error = NAMED(places)(&w, n, next - ahead, indices + ahead, old);
+        ahead = next;
+        if (!error) error = NAMED(differences)(&w, start, stop, by);
+        if (!error) NAMED(settle)(old, indices + start, by, (int)(stop - start), (T)flips, values + start, &s);
+    }
+    result[0] = error ? error : ended(&w);
+    sums_to(&s, sums);
+}
+
+// Elements at `indices`, counted from `first`, become `values`; none if one of them lies outside.
+void NAMED(put)(T *to, int64_t n, int64_t first, const uint32_t *indices, const T *values, int64_t changes, int64_t *result) {
+    result[0] = BEHIND;
+    for (int64_t i = 0; i < changes; i++)
+        if ((uint64_t)(first + indices[i]) >= (uint64_t)n) return;
+    for (int64_t i = 0; i < changes; i++) {
+        if (i + BLOCK / 4 < changes) __builtin_prefetch(to + first + indices[i + BLOCK / 4], 1);
+        to[first + indices[i]] = values[i];
+    }
+    result[0] = changes;
 }

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bloomery.sync.codec.choose import CODECS, Codec
 from bloomery.sync.codec.layout import CHUNK_LOG2, MAX_TABLE_BYTES, Layout
 from bloomery.sync.codec.numbers import NUMBERS, Changes
-from bloomery.sync.state_hash import MASK, Bits, StateHash
+from bloomery.sync.state_hash import MASK, NOTHING, Bits, StateHash
 from bloomery.types.errors import Corrupt
 
 Kind = Literal["base", "delta"]
@@ -148,13 +148,14 @@ class Head:
         header, tail = HEADER.pack(*fields, 0)[:-_CHECKSUM_BYTES], table + records.tobytes()
         return header + _head_checksum(header, tail).to_bytes(_CHECKSUM_BYTES, "little") + tail
 
-    def changes(self, number: int, payload: bytes | memoryview, old: Bits) -> Changes:
-        """What the payload of a chunk makes of its elements `old` [numel]; Corrupt where it is not the record's, or does not say so much."""
-        record = self.records[number]
+    def changes(self, number: int, payload: bytes | memoryview, old: Bits, state: StateHash = NOTHING) -> Changes:
+        """What the payload of a chunk makes of its elements `old` [numel], whose state hash is `state`; Corrupt where it is not the record's, or
+        does not say so much. Whether it leads to the record's state is for the caller to see, who knows what they were."""
+        record, chunk = self.records[number], self.layout.chunk(number)
         check_payload(record, payload)
         if record.codec == Codec.EMPTY:
-            return Changes(np.zeros(0, np.uint32), old[:0])
-        found = CODECS[record.codec].decode(memoryview(payload), old, NUMBERS[self.layout.chunk(number).dtype])
+            return Changes(np.zeros(0, np.uint32), old[:0], state)
+        found = CODECS[record.codec].decode(memoryview(payload), old, NUMBERS[chunk.dtype], chunk.first, state)
         check_count(record, found.indices)
         return found
 
@@ -195,9 +196,14 @@ def head_bytes(start: bytes | memoryview) -> int:
     return _Header.parse(memoryview(start)).head_bytes
 
 
+def checksum(payload: bytes | memoryview) -> int:
+    """As a record has it."""
+    return xxhash.xxh3_64_intdigest(payload) & 0xFFFFFFFF if len(payload) else 0
+
+
 def check_payload(record: Record, payload: bytes | memoryview) -> None:
     """Corrupt unless these are the bytes that a record names."""
-    if len(payload) != record.length or _checksum(payload) != record.checksum:
+    if len(payload) != record.length or checksum(payload) != record.checksum:
         raise Corrupt(f"the payload of chunk {record.number} does not match its checksum")
 
 
@@ -223,7 +229,7 @@ def write(file: BinaryIO, kind: Kind, layout: Layout, entries: Iterable[Entry]) 
     records = np.zeros(layout.chunk_count, RECORD)
     file.seek(HEADER.size + len(layout.table) + records.nbytes)
     for row, entry in zip(records, entries, strict=True):
-        row["length"], row["changed"], row["checksum"], row["codec"] = len(entry.payload), entry.changed, _checksum(entry.payload), entry.codec
+        row["length"], row["changed"], row["checksum"], row["codec"] = len(entry.payload), entry.changed, checksum(entry.payload), entry.codec
         row["old"], row["new"] = (entry.old.one, entry.old.two), (entry.new.one, entry.new.two)
         file.write(entry.payload)
     head = Head(kind, layout, records)
@@ -264,10 +270,6 @@ def _check_records(kind: Kind, layout: Layout, records: NDArray[Any]) -> None:
 def _most_bytes(numels: NDArray[np.int64], item_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Of distances, whose sums may be longer than elements: the longer head; for each element a gap, an exception gap, both sizes, and a sign."""
     return 32 + numels * (3 + item_bytes) + (numels + 7) // 8
-
-
-def _checksum(payload: bytes | memoryview) -> int:
-    return xxhash.xxh3_64_intdigest(payload) & 0xFFFFFFFF if len(payload) else 0
 
 
 def _head_checksum(header: bytes, tail: bytes) -> int:

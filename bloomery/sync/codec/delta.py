@@ -16,7 +16,7 @@ from bloomery.sync.codec.container import WHOLE, Entry, Head, Kind, Records
 from bloomery.sync.codec.layout import Chunk, Layout, Weights
 from bloomery.sync.codec.numbers import NUMBERS, Changes, Differences, Number
 from bloomery.sync.codec.ordered import in_order
-from bloomery.sync.state_hash import Bits, StateHash, change, hash_elements
+from bloomery.sync.state_hash import NOTHING, Bits, StateHash, change, hash_elements
 from bloomery.types.errors import Conflict
 
 Choice = Literal["auto", "fast", "fast+zstd", "tight", "raw", "planes"]
@@ -44,8 +44,6 @@ States = NDArray[np.uint64]
 """State hashes of all chunks [chunks, 2]."""
 Told = Callable[[Chunk], object]
 """Is told of every chunk that is done."""
-_DENSE: Final = 8
-"""An element that changed costs as much to hash by itself as so many that are hashed in a row."""
 
 
 class Delta:
@@ -98,9 +96,9 @@ class Delta:
         container.check_count(record, found.indices)
         return found
 
-    def changes(self, number: int, old: Bits) -> Changes:
-        """What becomes of a chunk's elements `old` [numel], whose state is not looked at; Corrupt where the payload does not say."""
-        return self.head.changes(number, self.payload(number), old)
+    def changes(self, number: int, old: Bits, state: StateHash = NOTHING) -> Changes:
+        """What becomes of a chunk's elements `old` [numel], and of their state, which is not looked at; Corrupt where the payload does not say."""
+        return self.head.changes(number, self.payload(number), old, state)
 
 
 class Written(NamedTuple):
@@ -169,7 +167,7 @@ def encoded(chunk: Chunk, old: Bits, new: Bits, h_old: StateHash, codec: Choice 
     else:
         indices = kernels.find(old, new, kind).indices
         chosen, payload = _by(wanted, old, new, chunk) if len(indices) else (Codec.EMPTY, b"")
-    h_new = after(chunk, h_old, old, Changes(indices, new[indices]))
+    h_new = hash_elements(new, chunk.first) if chosen in WHOLE else h_old + change(indices, old[indices], new[indices], chunk.first)
     return Encoded(Entry(chosen, payload, chunk.numel if chosen in WHOLE else len(indices), h_old, h_new), len(indices))
 
 
@@ -184,16 +182,6 @@ def encoded_base(chunk: Chunk, new: Bits) -> Encoded:
 def whole(chunk: Chunk, new: Bits, h_old: StateHash, h_new: StateHash) -> Entry:
     """One chunk that is written whole, whatever was there."""
     return Entry(*_by(Codec.PLANES, new, new, chunk), chunk.numel, h_old, h_new)
-
-
-def after(chunk: Chunk, h_old: StateHash, old: Bits, changes: Changes) -> StateHash:
-    """The state hash of a chunk that had `h_old` and the elements `old`, once these have changed: at the cost of these where they are few."""
-    indices, values = changes
-    if len(indices) * _DENSE < chunk.numel:
-        return h_old + change(indices, old[indices], values, chunk.first)
-    new = old.copy()
-    new[indices] = values
-    return hash_elements(new, chunk.first)
 
 
 def states_of(weights: Weights) -> States:

@@ -11,8 +11,8 @@ from typing import Final
 
 from bloomery.sync.codec import kernels
 from bloomery.sync.codec.numbers import Changes, Differences, Number
-from bloomery.sync.codec.plain import split
-from bloomery.sync.state_hash import Bits
+from bloomery.sync.codec.plain import Streams, split
+from bloomery.sync.state_hash import NOTHING, Bits, StateHash
 from bloomery.types.errors import Corrupt
 
 _HEAD: Final = struct.Struct("<II")
@@ -33,15 +33,18 @@ def encode_differences(indices: Bits, by: Bits, count: int, kind: Number) -> byt
     return b"".join((_HEAD.pack(len(streams.gaps), len(streams.exception_gaps)), *map(bytes, streams)))
 
 
-def decode(payload: memoryview, old: Bits, kind: Number) -> Changes:
-    """What changed, and to what."""
-    found = differences(payload, len(old), kind)
-    return Changes(found.indices, kernels.moved(old, found, kind))
+def decode(payload: memoryview, old: Bits, kind: Number, first: int = 0, state: StateHash = NOTHING) -> Changes:
+    """What changed, and to what, of elements of which the first has index `first`, and all have the state hash `state`."""
+    return kernels.decode(_streams(payload), old, kind, first, state)
 
 
 def differences(payload: memoryview, count: int, kind: Number) -> Differences:
     """The same of `count` elements that nobody has to have."""
+    return kernels.unpack(_streams(payload), count, kind)
+
+
+def _streams(payload: memoryview) -> Streams:
     if len(payload) < _HEAD.size:
         raise Corrupt(f"{len(payload)} bytes are too few for a payload")
     gap_bytes, exception_gap_bytes = _HEAD.unpack_from(payload)
-    return kernels.unpack(split(gap_bytes, exception_gap_bytes, payload[_HEAD.size :]), count, kind)
+    return split(gap_bytes, exception_gap_bytes, payload[_HEAD.size :])

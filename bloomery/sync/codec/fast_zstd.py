@@ -17,7 +17,7 @@ from bloomery.sync.codec.fast import WORTH
 from bloomery.sync.codec.numbers import Changes, Differences, Number
 from bloomery.sync.codec.plain import Streams
 from bloomery.sync.codec.streams import packed, unpacked
-from bloomery.sync.state_hash import Bits
+from bloomery.sync.state_hash import NOTHING, Bits, StateHash
 from bloomery.types.errors import Corrupt
 
 _HEAD: Final = struct.Struct("<8I")
@@ -39,14 +39,17 @@ def encode_differences(indices: Bits, by: Bits, count: int, kind: Number) -> byt
     return b"".join((head, stored[0], signs, *stored[1:]))
 
 
-def decode(payload: memoryview, old: Bits, kind: Number) -> Changes:
-    """What changed, and to what."""
-    found = differences(payload, len(old), kind)
-    return Changes(found.indices, kernels.moved(old, found, kind))
+def decode(payload: memoryview, old: Bits, kind: Number, first: int = 0, state: StateHash = NOTHING) -> Changes:
+    """What changed, and to what, of elements of which the first has index `first`, and all have the state hash `state`."""
+    return kernels.decode(_streams(payload, len(old), kind), old, kind, first, state)
 
 
 def differences(payload: memoryview, count: int, kind: Number) -> Differences:
     """The same of `count` elements that nobody has to have."""
+    return kernels.unpack(_streams(payload, count, kind), count, kind)
+
+
+def _streams(payload: memoryview, count: int, kind: Number) -> Streams:
     if len(payload) < _HEAD.size:
         raise Corrupt(f"{len(payload)} bytes are too few for a payload")
     told = _HEAD.unpack_from(payload)
@@ -60,4 +63,4 @@ def differences(payload: memoryview, count: int, kind: Number) -> Differences:
     ends = list(accumulate((stored[0], signs, *stored[1:]), initial=_HEAD.size))
     gaps, as_they_are, *others = (payload[start:end] for start, end in pairwise(ends))
     whole = [unpacked(stream, size) for stream, size in zip((gaps, *others), raw, strict=True)]
-    return kernels.unpack(Streams(*(np.frombuffer(stream, np.uint8) for stream in (whole[0], as_they_are, *whole[1:]))), count, kind)
+    return Streams(*(np.frombuffer(stream, np.uint8) for stream in (whole[0], as_they_are, *whole[1:])))

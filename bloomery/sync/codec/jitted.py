@@ -5,11 +5,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from bloomery.sync.codec import bits, loops, plain_tight
+from bloomery.sync.codec import bits, loops, plain, plain_tight
 from bloomery.sync.codec.native import REASONS
-from bloomery.sync.codec.numbers import Differences, Number
-from bloomery.sync.codec.plain import FAR, Bytes, Streams, signs_and_sizes
-from bloomery.sync.state_hash import Bits
+from bloomery.sync.codec.numbers import Changes, Differences, Number
+from bloomery.sync.codec.plain import FAR, Streams, signs_and_sizes
+from bloomery.sync.state_hash import Bits, StateHash, keys_from
 from bloomery.types.errors import Corrupt
 
 BYTES: Final = 9
@@ -31,13 +31,6 @@ class Jitted:
         loops.differ(old, new, indices, *_turn(kind), by)
         return Differences(indices, by)
 
-    def moved(self, old: Bits, differences: Differences, kind: Number) -> Bits:
-        if len(differences.indices) and int(differences.indices.max()) >= len(old):
-            raise IndexError(f"an element behind the last of {len(old)}")
-        values = np.empty(len(differences.indices), kind.dtype)
-        loops.move(old, differences.indices, differences.by, *_turn(kind), values)
-        return values
-
     def pack(self, differences: Differences, kind: Number) -> Streams:
         changes = len(differences.indices)
         negative, size = signs_and_sizes(differences.by, kind)
@@ -51,25 +44,40 @@ class Jitted:
         return Streams(gaps[: ends[0]], signs, exception_gaps[: ends[1]], sizes[: ends[2]], far)
 
     def unpack(self, streams: Streams, count: int, kind: Number) -> Differences:
-        indices = _places(streams.gaps, count)
-        if len(streams.signs) != (len(indices) + 7) // 8:
-            raise Corrupt("streams that do not fit each other")
-        exceptions = _places(streams.exception_gaps, len(indices))
-        if len(streams.sizes) != len(exceptions) or len(streams.wide) % kind.item_bytes:
-            raise Corrupt("streams that do not fit each other")
-        by = np.empty(len(indices), kind.dtype)
-        # In a piece of memory that begins where its numbers may.
-        wide = np.frombuffer(streams.wide.tobytes(), kind.dtype.newbyteorder("<")).astype(kind.dtype)
-        _read(loops.unpack(streams.signs, exceptions, streams.sizes, wide, np.uint64(8 * kind.item_bytes - 1), by))
-        return Differences(indices, by)
+        indices, by = np.empty(len(streams.gaps), np.uint32), np.empty(len(streams.gaps), kind.dtype)
+        changes = _read(loops.unpack(*_given(streams, kind), count, _turn(kind)[1], indices, by))
+        return Differences(indices[:changes], by[:changes])
 
     def pack_tight(self, old: Bits, found: Differences, kind: Number) -> bytes:
         if int(found.indices[-1]) >= len(old):
             raise IndexError(f"an element behind the last of {len(old)}")
         return plain_tight.pack(np.require(old, kind.dtype, ["C", "A"]), found, kind, _Steps())
 
-    def unpack_tight(self, payload: memoryview, old: Bits, kind: Number) -> Differences:
-        return plain_tight.unpack(payload, np.require(old, kind.dtype, ["C", "A"]), kind, _Steps())
+    def decode(self, streams: Streams, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
+        old = np.require(old, kind.dtype, ["C", "A"])
+        indices, values = np.empty(len(streams.gaps), np.uint32), np.empty(len(streams.gaps), kind.dtype)
+        changes, *added = loops.decode(*_given(streams, kind), old, *_turn(kind), *self.keys(first), indices, values)
+        changes = _read(changes)
+        return Changes(indices[:changes], values[:changes], state + StateHash(*map(int, added)))
+
+    def decode_tight(self, payload: memoryview, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
+        old = np.require(old, kind.dtype, ["C", "A"])
+        indices, by = plain_tight.unpack(payload, old, kind, _Steps())
+        values = np.empty(len(indices), kind.dtype)
+        added = loops.settle(old, indices, by, *_turn(kind), *self.keys(first), values)
+        return Changes(indices, values, state + StateHash(*map(int, added)))
+
+    def put(self, flat: Bits, first: int, indices: NDArray[np.uint32], values: Bits) -> None:
+        if not flat.flags.carray:
+            # In pieces, at odd places, or not to be written to, which numpy refuses.
+            plain.put(flat, first, indices, values)
+        elif not loops.write(flat, first, indices, values):
+            raise IndexError(f"an element behind the last of {len(flat)}")
+
+    def keys(self, first: int) -> tuple[Any, Any]:
+        """Where those of both seeds begin; with None for both nothing is proved, by which `bench.delta` sees what proving takes."""
+        one, two = keys_from(first)
+        return np.uint64(one), np.uint64(two)
 
 
 class _Reader(bits.Reader):
@@ -154,9 +162,12 @@ def _turn(kind: Number) -> tuple[Any, Any]:
     return np.uint64(kind.flips), np.uint64(8 * kind.item_bytes - 1)
 
 
-def _places(gaps: Bytes, count: int) -> NDArray[np.uint32]:
-    found = np.empty(len(gaps), np.uint32)
-    return found[: _read(loops.places(gaps, count, found))]
+def _given(streams: Streams, kind: Number) -> tuple[Any, Any, Any, Any, Any]:
+    if len(streams.wide) % kind.item_bytes:
+        raise Corrupt("streams that do not fit each other")
+    # In a piece of memory that begins where its numbers may.
+    gaps, signs, exception_gaps, sizes, wide = streams
+    return gaps, signs, exception_gaps, sizes, np.frombuffer(wide.tobytes(), kind.dtype.newbyteorder("<")).astype(kind.dtype)
 
 
 def _read(result: int) -> int:

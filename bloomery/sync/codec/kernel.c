@@ -6,20 +6,73 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef __AVX512BW__
+#if defined(__AVX512BW__) && defined(__AVX512DQ__)
+#define AVX512
+#endif
+#if defined(AVX512) || defined(__BMI2__)
 #include <immintrin.h>
 #elif defined(__SSE2__)
 #include <emmintrin.h>
 #endif
-#if defined(__BMI2__) && !defined(__AVX512BW__)
-#include <immintrin.h>
-#endif
 
 enum { FAR = 255, CLASSES = 16, STEPS = 8, MOST_ONES = STEPS + 32, TILE = 512, WORDS = TILE / 64, CHUNK_BITS = 21 };
+
+// Changes that are settled at a time, while the old elements of the next ones are on their way; and elements that are gone through at a time, and
+// words of those.
+enum { BLOCK = 64, SPAN = 4096, SPAN_WORDS = SPAN / 64 };
 
 // As `native.REASONS` names them.
 enum { NOWHERE = -1, BEHIND = -2, LENGTH = -3, PADDING = -4, WIDE = -5, SIZE = -6, ENDS = -7, NUMBER = -8, COUNT = -9, FORM = -10, PARAMETER = -11,
        REST = -12, EMPTY = -13, LOWEST = -14, MEMORY = -15 };
+
+// ---- what a state hash becomes more
+
+// Both sums; the keys of the first element are of `first` and `other`. As in state_hash.c.
+#ifdef AVX512
+typedef struct { __m512i first, other, one, two; } Sums;
+
+static inline Sums sums_from(uint64_t first, uint64_t other) {
+    return (Sums){_mm512_set1_epi64((int64_t)first), _mm512_set1_epi64((int64_t)other), _mm512_setzero_si512(), _mm512_setzero_si512()};
+}
+
+static inline __m512i keys(__m512i x) {
+    x = _mm512_add_epi64(x, _mm512_set1_epi64((int64_t)0x9E3779B97F4A7C15u));
+    x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 30)), _mm512_set1_epi64((int64_t)0xBF58476D1CE4E5B9u));
+    x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 27)), _mm512_set1_epi64((int64_t)0x94D049BB133111EBu));
+    return _mm512_or_si512(_mm512_xor_si512(x, _mm512_srli_epi64(x, 31)), _mm512_set1_epi64(1));
+}
+
+// Of eight elements.
+static inline void add_changes(Sums *s, const uint32_t *indices, __m512i by) {
+    __m512i at = _mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i *)indices));
+    s->one = _mm512_add_epi64(s->one, _mm512_mullo_epi64(keys(_mm512_add_epi64(at, s->first)), by));
+    s->two = _mm512_add_epi64(s->two, _mm512_mullo_epi64(keys(_mm512_add_epi64(at, s->other)), by));
+}
+
+static inline void sums_to(const Sums *s, uint64_t *sums) {
+    uint64_t eight[2][8];
+    _mm512_storeu_si512(eight[0], s->one);
+    _mm512_storeu_si512(eight[1], s->two);
+    sums[0] = sums[1] = 0;
+    for (int i = 0; i < 16; i++) sums[i >> 3] += eight[i >> 3][i & 7];
+}
+#else
+typedef struct { uint64_t first, other, one, two; } Sums;
+
+static inline Sums sums_from(uint64_t first, uint64_t other) { return (Sums){first, other, 0, 0}; }
+
+static inline uint64_t key(uint64_t x) {
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return (x ^ (x >> 31)) | 1;
+}
+
+static inline void sums_to(const Sums *s, uint64_t *sums) {
+    sums[0] = s->one;
+    sums[1] = s->two;
+}
+#endif
 
 // ---- bits
 
@@ -113,6 +166,22 @@ static inline uint32_t get_grown(Reader *r, int k, uint64_t most) {
     return (uint32_t)found;
 }
 
+// As many numbers as are told in less than 57 bits together, in one reading; none where that is not sure.
+enum { AT_ONCE = 3 };
+
+static inline int get_few(Reader *r, int k, uint32_t *numbers) {
+    if (AT_ONCE * (STEPS + k) > 56 || r->at + 64 > r->end) return 0;
+    uint64_t bits = ahead(r), below = ((uint64_t)1 << k) - 1;
+    for (int i = 0; i < AT_ONCE; i++) {
+        int ones = __builtin_ctzll(~bits | 1u << STEPS);
+        if (ones >= STEPS) return i;
+        numbers[i] = (uint32_t)(((uint64_t)ones << k) + (bits >> (ones + 1) & below));
+        bits >>= ones + 1 + k;
+        r->at += (uint64_t)(ones + 1 + k);
+    }
+    return AT_ONCE;
+}
+
 static uint32_t get_count(Reader *r) {
     int below = (int)get(r, 5);
     if (below >= CHUNK_BITS) {
@@ -131,7 +200,7 @@ static int parameter(uint64_t total, uint64_t numbers) {
 
 // Which of 64 classes are this one.
 static inline uint64_t equal(const uint8_t *classes, uint8_t which) {
-#ifdef __AVX512BW__
+#ifdef AVX512
     return _mm512_cmpeq_epi8_mask(_mm512_loadu_si512(classes), _mm512_set1_epi8((char)which));
 #elif defined(__SSE2__)
     uint64_t found = 0;
@@ -157,6 +226,20 @@ static inline int select_bit(uint64_t bits, uint32_t below) {
 #endif
 }
 
+// The word of a span that has an element of this rank, of the words that have `before` so many in front of them.
+static inline int word_of(const uint16_t *before, uint32_t rank) {
+#ifdef AVX512
+    __m512i wanted = _mm512_set1_epi16((short)rank);
+    uint32_t low = _mm512_cmple_epu16_mask(_mm512_loadu_si512(before), wanted), high = _mm512_cmple_epu16_mask(_mm512_loadu_si512(before + 32), wanted);
+    return __builtin_popcount(low) + __builtin_popcount(high) - 1;
+#else
+    int word = 0;
+    for (int half = SPAN_WORDS / 2; half; half /= 2)
+        if (before[word + half] <= rank) word += half;
+    return word;
+#endif
+}
+
 // From which on sixteen exponents are those of the most.
 static int lowest_of(const uint32_t *exponents, int windows) {
     uint64_t sum = 0, most = 0;
@@ -175,6 +258,48 @@ static int lowest_of(const uint32_t *exponents, int windows) {
 }
 
 typedef struct { uint32_t changes, exceptions, first; int gap_parameter, form, size_parameter; } Class;
+
+// ---- distances
+
+typedef struct { const uint8_t *from, *end; } Stream;
+
+// The streams of `fast`, gone through from change to change: `at` is the element behind the last one, `exception` the next that moved by more than one.
+typedef struct { Stream gaps, signs, exception_gaps, sizes, wide; int64_t changes, at, exception; } Walk;
+
+#define STREAMS                                                                                                                    \
+    const uint8_t *gaps, int64_t gap_bytes, const uint8_t *signs, int64_t sign_bytes, const uint8_t *exception_gaps,               \
+        int64_t exception_gap_bytes, const uint8_t *sizes, int64_t size_bytes, const uint8_t *wide, int64_t wide_bytes
+#define WALK                                                                                                                       \
+    {                                                                                                                              \
+        {gaps, gaps + gap_bytes}, {signs, signs + sign_bytes}, {exception_gaps, exception_gaps + exception_gap_bytes},             \
+            {sizes, sizes + size_bytes}, {wide, wide + wide_bytes}, 0, 0, 0                                                        \
+    }
+
+static int ends_nowhere(Stream gaps) { return gaps.from < gaps.end && gaps.end[-1] == FAR; }
+
+static inline void next_exception(Walk *w) {
+    while (w->exception_gaps.from < w->exception_gaps.end) {
+        uint8_t gap = *w->exception_gaps.from++;
+        w->exception += gap;
+        if (gap != FAR) return;
+    }
+    w->exception = INT64_MAX;
+}
+
+static int begin(Walk *w) {
+    if (ends_nowhere(w->gaps) || ends_nowhere(w->exception_gaps)) return NOWHERE;
+    for (const uint8_t *gap = w->gaps.from; gap < w->gaps.end; gap++) w->changes += *gap != FAR;
+    if (w->signs.end - w->signs.from != (w->changes + 7) / 8) return LENGTH;
+    if ((w->changes & 7) && w->signs.end[-1] >> (w->changes & 7)) return PADDING;
+    next_exception(w);
+    return 0;
+}
+
+// Behind the last change: its number, or what is left over.
+static int64_t ended(const Walk *w) {
+    if (w->exception != INT64_MAX) return BEHIND;
+    return w->sizes.from == w->sizes.end && w->wide.from == w->wide.end ? w->changes : LENGTH;
+}
 
 #define GLUE_(NAME, WIDTH) NAME##_##WIDTH
 #define GLUE(NAME, WIDTH) GLUE_(NAME, WIDTH)

@@ -7,11 +7,14 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Final, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bloomery.sync.codec import plain, plain_tight
 from bloomery.sync.codec.native import NATIVE
-from bloomery.sync.codec.numbers import Differences, Number
+from bloomery.sync.codec.numbers import Changes, Differences, Number
 from bloomery.sync.codec.plain import Streams
-from bloomery.sync.state_hash import Bits
+from bloomery.sync.state_hash import Bits, StateHash
 
 
 class Kernels(Protocol):
@@ -19,26 +22,29 @@ class Kernels(Protocol):
 
     def find(self, old: Bits, new: Bits, kind: Number) -> Differences: ...
 
-    def moved(self, old: Bits, differences: Differences, kind: Number) -> Bits: ...
-
     def pack(self, differences: Differences, kind: Number) -> Streams: ...
 
     def unpack(self, streams: Streams, count: int, kind: Number) -> Differences: ...
 
     def pack_tight(self, old: Bits, found: Differences, kind: Number) -> bytes: ...
 
-    def unpack_tight(self, payload: memoryview, old: Bits, kind: Number) -> Differences: ...
+    def decode(self, streams: Streams, old: Bits, kind: Number, first: int, state: StateHash) -> Changes: ...
+
+    def decode_tight(self, payload: memoryview, old: Bits, kind: Number, first: int, state: StateHash) -> Changes: ...
+
+    def put(self, flat: Bits, first: int, indices: NDArray[np.uint32], values: Bits) -> None: ...
 
 
 class Plain:
     """In numpy."""
 
     find = staticmethod(plain.find)
-    moved = staticmethod(plain.moved)
     pack = staticmethod(plain.pack)
     unpack = staticmethod(plain.unpack)
     pack_tight = staticmethod(plain_tight.pack)
-    unpack_tight = staticmethod(plain_tight.unpack)
+    decode = staticmethod(plain.decode)
+    decode_tight = staticmethod(plain_tight.decode)
+    put = staticmethod(plain.put)
 
 
 PLAIN: Final = Plain()
@@ -90,11 +96,6 @@ def find(old: Bits, new: Bits, kind: Number) -> Differences:
     return chosen().find(old, new, kind)
 
 
-def moved(old: Bits, differences: Differences, kind: Number) -> Bits:
-    """The new bits [n] of elements that changed; IndexError for any behind the last."""
-    return chosen().moved(old, differences, kind)
-
-
 def pack(differences: Differences, kind: Number) -> Streams:
     """The streams of `fast`."""
     return chosen().pack(differences, kind)
@@ -110,6 +111,16 @@ def pack_tight(old: Bits, found: Differences, kind: Number) -> bytes:
     return chosen().pack_tight(old, found, kind)
 
 
-def unpack_tight(payload: memoryview, old: Bits, kind: Number) -> Differences:
-    """What it says; Corrupt where it says nothing."""
-    return chosen().unpack_tight(payload, old, kind)
+def decode(streams: Streams, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
+    """What they make of the elements `old`, the first of which has index `first` and whose state hash is `state`; Corrupt where they say nothing."""
+    return chosen().decode(streams, old, kind, first, state)
+
+
+def decode_tight(payload: memoryview, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
+    """The same of a payload of `tight`."""
+    return chosen().decode_tight(payload, old, kind, first, state)
+
+
+def put(flat: Bits, first: int, indices: NDArray[np.uint32], values: Bits) -> None:
+    """Give elements, at `indices` [n] from `first` on, the bits `values` [n]; IndexError, and nothing is written, if one is behind the last."""
+    chosen().put(flat, first, indices, values)

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from bloomery.sync.codec import kernels
 from bloomery.sync.manifest import digest
 from bloomery.sync.state_hash import UNSIGNED, Bits
 from bloomery.types.errors import Corrupt, NotSupported, TooLarge, shown
@@ -254,7 +255,7 @@ def scatter(parts: Iterable[tuple[Part, Bits]], indices: NDArray[np.uint32], val
     """Write elements [n] of a chunk, by ascending indices, to the flat tensors that it is cut from."""
     for part, flat in parts:
         begin, end = np.searchsorted(indices, (part.at, part.at + part.stop - part.start))
-        flat[indices[begin:end].astype(np.int64) + (part.start - part.at)] = values[begin:end]
+        kernels.put(flat, part.start - part.at, indices[begin:end], values[begin:end])
 
 
 def _counted(entries: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[Tensor, ...]:

@@ -13,6 +13,8 @@ FAR: Final = 255
 CLASSES: Final = 16
 STEPS: Final = 8
 WIDTH: Final = 32
+BLOCK: Final = 64
+"""Changes whose elements are read before their keys are computed."""
 NOWHERE, BEHIND, LENGTH, PADDING, WIDE, SIZE, ENDS, NUMBER = (-number for number in range(1, 9))
 
 
@@ -41,12 +43,45 @@ def ordered(bits, flips, top):
 
 
 @_jit
-def move(old, indices, by, flips, top, values):
-    """New elements from ordered differences."""
+def key(x):
+    """See `state_hash`."""
+    x += np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x ^ (x >> np.uint64(31))) | np.uint64(1)
+
+
+@_jit
+def settle(old, indices, by, flips, top, one, two, values):
+    """New elements from ordered differences, and what they add to both sums of the state hash."""
     whole = (np.uint64(2) << top) - np.uint64(1)
+    added, other = np.uint64(0), np.uint64(0)
+    moved = np.empty(BLOCK, np.uint64)
+    for start in range(0, len(indices), BLOCK):
+        # Slices, whose places nobody doubts: then many keys are computed at a time.
+        some, its, to = indices[start : start + BLOCK], by[start : start + BLOCK], values[start : start + BLOCK]
+        for i in range(len(some)):
+            before = np.uint64(old[some[i]])
+            after = ordered((ordered(before, flips, top) + np.uint64(its[i])) & whole, flips, top)
+            to[i] = after
+            moved[i] = after - before
+        if one is not None:
+            for i in range(len(some)):
+                at = np.uint64(some[i])
+                added += key(at + one) * moved[i]
+                other += key(at + two) * moved[i]
+    return added, other
+
+
+@_jit
+def write(flat, first, indices, values):
+    """False, and nothing is written, where an element is not there."""
     for i in range(len(indices)):
-        moved = (ordered(np.uint64(old[indices[i]]), flips, top) + np.uint64(by[i])) & whole
-        values[i] = ordered(moved, flips, top)
+        if not 0 <= first + np.int64(indices[i]) < len(flat):
+            return False
+    for i in range(len(indices)):
+        flat[first + np.int64(indices[i])] = values[i]
+    return True
 
 
 @_jit
@@ -110,16 +145,24 @@ def places(gaps, count, found):
 
 
 @_jit
-def unpack(signs, exceptions, codes, wide, top, by):
-    """Differences from what is not their places."""
-    changes = len(by)
+def unpack(gaps, signs, exception_gaps, codes, wide, count, top, indices, by):
+    """Places and differences, as many as there are, or why they cannot be."""
+    changes = places(gaps, count, indices)
+    if changes < 0:
+        return changes
+    exceptions = np.empty(len(exception_gaps), np.uint32)
+    led = places(exception_gaps, changes, exceptions)
+    if led < 0:
+        return led
+    if len(signs) != (changes + 7) // 8 or len(codes) != led:
+        return LENGTH
     if changes & 7 and signs[-1] >> np.uint8(changes & 7):
         return PADDING
     most, whole = np.uint64(1) << top, (np.uint64(2) << top) - np.uint64(1)
     for i in range(changes):
         by[i] = whole if signs[i >> 3] >> np.uint8(i & 7) & 1 else np.uint64(1)
     far = 0
-    for i in range(len(exceptions)):
+    for i in range(led):
         size = (np.uint64(codes[i]) + np.uint64(2)) & whole
         if codes[i] == FAR:
             if whole == FAR:
@@ -135,6 +178,17 @@ def unpack(signs, exceptions, codes, wide, top, by):
             return SIZE
         by[exceptions[i]] = np.uint64(0) - size if negative else size
     return changes if far == len(wide) else LENGTH
+
+
+@_jit
+def decode(gaps, signs, exception_gaps, codes, wide, old, flips, top, one, two, indices, values):
+    """The same of elements that are there: how many change, and what they add to both sums of the state hash."""
+    by = np.empty(len(gaps), old.dtype)
+    changes = unpack(gaps, signs, exception_gaps, codes, wide, len(old), top, indices, by)
+    if changes < 0:
+        return changes, np.uint64(0), np.uint64(0)
+    added, other = settle(old, indices[:changes], by[:changes], flips, top, one, two, values)
+    return changes, added, other
 
 
 @_jit

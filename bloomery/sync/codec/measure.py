@@ -158,7 +158,7 @@ def _found(delta: Delta, base: Weights | None, counts: Counts) -> Iterator[Found
                 raise Conflict(f"these weights are not those that the delta starts from: {place_of(delta.layout, chunk.number)} is in another state")
         began = time.perf_counter()
         if old is not None:
-            indices, values = delta.changes(chunk.number, old)
+            indices, values, _ = delta.changes(chunk.number, old)
             counts.decode_s += time.perf_counter() - began
             by = kind.ordered(values) - kind.ordered(old[indices])
             indices, by = indices[by != 0], by[by != 0]

@@ -22,7 +22,7 @@ from bloomery.sync.codec.delta import DISTANCES, Choice, Delta, Told, encoded, e
 from bloomery.sync.codec.layout import Chunk, Layout, Weights
 from bloomery.sync.codec.numbers import NUMBERS
 from bloomery.sync.codec.ordered import in_order
-from bloomery.sync.state_hash import Bits, StateHash, hash_elements
+from bloomery.sync.state_hash import NOTHING, Bits, StateHash, hash_elements
 from bloomery.types.errors import Conflict, Corrupt, InvalidInput
 
 _BY_NAME: Final[dict[Choice, tuple[Codec, ...]]] = {"auto": tuple(DISTANCES), "fast": (Codec.FAST,), "fast+zstd": (Codec.FAST_ZSTD,)}
@@ -119,18 +119,18 @@ def _merged(deltas: Sequence[Delta], chunk: Chunk, h_old: StateHash, h_new: Stat
         record = changing[0].records[number]
         check_payload(record, changing[0].payload(number))
         return Entry(record.codec, changing[0].payload(number), record.changed, h_old, h_new)
-    bits, moved = None, np.zeros(chunk.numel, chunk.unsigned)
+    bits, moved, state = None, np.zeros(chunk.numel, chunk.unsigned), NOTHING
     for delta in changing:
         if delta.records[number].codec in WHOLE:
-            bits = delta.changes(number, moved).values
+            _, bits, state = delta.changes(number, np.zeros_like(moved))
         elif bits is not None:
-            indices, values = delta.changes(number, bits)
+            indices, values, state = delta.changes(number, bits, state)
             bits[indices] = values
         else:
             indices, by = delta.differences(number)
             moved[indices] += by
     if bits is not None:
-        if hash_elements(bits, chunk.first) != h_new:
+        if state != h_new:
             raise Corrupt(f"the deltas do not lead where they say: chunk {number} would be in another state")
         return whole(chunk, bits, h_old, h_new)
     indices = np.flatnonzero(moved).astype(np.uint32)

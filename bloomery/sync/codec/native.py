@@ -9,24 +9,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bloomery.models.compiled import INTEGER, POINTER, Compiled
-from bloomery.sync.codec.numbers import Differences, Number
+from bloomery.sync.codec import plain
+from bloomery.sync.codec.numbers import Changes, Differences, Number
 from bloomery.sync.codec.plain import FAR, Streams
-from bloomery.sync.state_hash import Bits
+from bloomery.sync.state_hash import Bits, StateHash, keys_from
 from bloomery.types.errors import Corrupt
 
 _FIND: Final = (POINTER, POINTER, INTEGER, INTEGER, POINTER, POINTER, POINTER)
-_MOVED: Final = (POINTER, INTEGER, POINTER, POINTER, INTEGER, INTEGER, POINTER, POINTER)
 _PACK: Final = (POINTER, POINTER, INTEGER, *[POINTER] * 6)
-_UNPACK: Final = (*[POINTER, INTEGER] * 5, INTEGER, POINTER, POINTER, POINTER)
+_STREAMS: Final = (POINTER, INTEGER) * 5
+_UNPACK: Final = (*_STREAMS, INTEGER, POINTER, POINTER, POINTER)
+_DECODE: Final = (*_STREAMS, POINTER, INTEGER, *[INTEGER] * 3, POINTER, POINTER, POINTER, POINTER)
+_PUT: Final = (POINTER, INTEGER, INTEGER, POINTER, POINTER, INTEGER, POINTER)
 _PACK_TIGHT: Final = (POINTER, INTEGER, INTEGER, INTEGER, POINTER, POINTER, INTEGER, POINTER, POINTER)
-_UNPACK_TIGHT: Final = (POINTER, INTEGER, POINTER, INTEGER, INTEGER, INTEGER, POINTER, POINTER, INTEGER, POINTER)
+_DECODE_TIGHT: Final = (POINTER, INTEGER, POINTER, INTEGER, *[INTEGER] * 5, POINTER, POINTER, INTEGER, POINTER, POINTER)
 ARGUMENTS: Final = {
     f"{name}_{item_bytes}": arguments
-    for name, arguments in (("find", _FIND), ("moved", _MOVED), ("pack", _PACK), ("unpack", _UNPACK))
+    for name, arguments in (("find", _FIND), ("pack", _PACK), ("unpack", _UNPACK), ("decode", _DECODE), ("put", _PUT))
     for item_bytes in (1, 2, 4, 8)
 } | {
     f"{name}_{item_bytes}": arguments
-    for name, arguments in (("pack_tight", _PACK_TIGHT), ("unpack_tight", _UNPACK_TIGHT))
+    for name, arguments in (("pack_tight", _PACK_TIGHT), ("decode_tight", _DECODE_TIGHT))
     for item_bytes in (1, 2, 4)
 }
 """By function."""
@@ -69,18 +72,9 @@ class Native:
         if len(old) != len(new):
             raise ValueError(f"{len(old)} elements become {len(new)}")
         indices, by = np.empty(len(old), np.uint32), np.empty(len(old), kind.dtype)
-        self._call("find", kind, old, new, len(old), kind.flips, indices, by, result)
+        self._call("find", kind.item_bytes, old, new, len(old), kind.flips, indices, by, result)
         # Copies: what nobody touched of the room was never memory, and goes.
         return Differences(indices[: result[0]].copy(), by[: result[0]].copy())
-
-    def moved(self, old: Bits, differences: Differences, kind: Number) -> Bits:
-        old, result = _aligned(old, kind.dtype), np.empty(1, np.int64)
-        indices, by = _aligned(differences.indices, np.dtype(np.uint32)), _aligned(differences.by, kind.dtype)
-        values = np.empty(len(indices), kind.dtype)
-        self._call("moved", kind, old, len(old), indices, by, len(indices), kind.flips, values, result)
-        if result[0] < 0:
-            raise IndexError(f"an element behind the last of {len(old)}")
-        return values
 
     def pack(self, differences: Differences, kind: Number) -> Streams:
         indices, by = _aligned(differences.indices, np.dtype(np.uint32)), _aligned(differences.by, kind.dtype)
@@ -89,13 +83,13 @@ class Native:
         rooms = (changes + last // FAR + 1, changes + changes // FAR + 1, changes, changes * kind.item_bytes)
         gaps, exception_gaps, sizes, wide = (np.empty(room, np.uint8) for room in rooms)
         signs = np.zeros((changes + 7) // 8, np.uint8)
-        self._call("pack", kind, indices, by, changes, gaps, signs, exception_gaps, sizes, wide, result)
+        self._call("pack", kind.item_bytes, indices, by, changes, gaps, signs, exception_gaps, sizes, wide, result)
         return Streams(gaps[: result[0]], signs, exception_gaps[: result[1]], sizes[: result[2]], wide[: result[3]])
 
     def unpack(self, streams: Streams, count: int, kind: Number) -> Differences:
         result, parts = np.empty(1, np.int64), [part for stream in streams for part in (stream, len(stream))]
         indices, by = np.empty(len(streams.gaps), np.uint32), np.empty(len(streams.gaps), kind.dtype)
-        self._call("unpack", kind, *parts, count, indices, by, result)
+        self._call("unpack", kind.item_bytes, *parts, count, indices, by, result)
         changes = _read(result)
         return Differences(indices[:changes], by[:changes])
 
@@ -105,21 +99,40 @@ class Native:
         if int(indices[-1]) >= len(old):
             raise IndexError(f"an element behind the last of {len(old)}")
         payload = np.empty(len(indices) * _TIGHT_BYTES + _HEAD_BYTES, np.uint8)
-        self._call("pack_tight", kind, old, len(old), kind.exponent_shift, kind.exponent_bits, indices, by, len(indices), payload, result)
+        self._call("pack_tight", kind.item_bytes, old, len(old), kind.exponent_shift, kind.exponent_bits, indices, by, len(indices), payload, result)
         _read(result)
         return payload[: result[0]].tobytes()
 
-    def unpack_tight(self, payload: memoryview, old: Bits, kind: Number) -> Differences:
-        data, old, result = np.frombuffer(payload, np.uint8), _aligned(old, kind.dtype), np.empty(1, np.int64)
+    def decode(self, streams: Streams, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
+        old, room = _aligned(old, kind.dtype), len(streams.gaps)
+        parts = [part for stream in streams for part in (stream, len(stream))]
+        return self._decode("decode", kind, [*parts, old, len(old), kind.flips], [], room, first, state)
+
+    def decode_tight(self, payload: memoryview, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
+        data, old = np.frombuffer(payload, np.uint8), _aligned(old, kind.dtype)
         # Each has a bit for its sign.
         room = min(len(old), 8 * len(data))
-        indices, by = np.empty(room, np.uint32), np.empty(room, kind.dtype)
-        self._call("unpack_tight", kind, data, len(data), old, len(old), kind.exponent_shift, kind.exponent_bits, indices, by, room, result)
-        changes = _read(result)
-        return Differences(indices[:changes].copy(), by[:changes].copy())
+        given = [data, len(data), old, len(old), kind.exponent_shift, kind.exponent_bits, kind.flips]
+        return self._decode("decode_tight", kind, given, [room], room, first, state)
 
-    def _call(self, name: str, kind: Number, *arguments: Any) -> None:
-        function = getattr(self._compiled.functions, f"{name}_{kind.item_bytes}")
+    def put(self, flat: Bits, first: int, indices: NDArray[np.uint32], values: Bits) -> None:
+        if not flat.flags.carray:
+            # In pieces, at odd places, or not to be written to, which numpy refuses.
+            return plain.put(flat, first, indices, values)
+        indices, values, result = _aligned(indices, np.dtype(np.uint32)), _aligned(values, flat.dtype), np.empty(1, np.int64)
+        self._call("put", flat.itemsize, flat, len(flat), first, indices, values, len(indices), result)
+        if result[0] < 0:
+            raise IndexError(f"an element behind the last of {len(flat)}")
+
+    def _decode(self, name: str, kind: Number, given: list[Any], told: list[int], room: int, first: int, state: StateHash) -> Changes:
+        indices, values = np.empty(room, np.uint32), np.empty(room, kind.dtype)
+        result, sums = np.empty(1, np.int64), np.empty(2, np.uint64)
+        self._call(name, kind.item_bytes, *given, *keys_from(first), indices, values, *told, result, sums)
+        changes = _read(result)
+        return Changes(indices[:changes].copy(), values[:changes].copy(), state + StateHash(*sums.tolist()))
+
+    def _call(self, name: str, item_bytes: int, *arguments: Any) -> None:
+        function = getattr(self._compiled.functions, f"{name}_{item_bytes}")
         function(*(each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments))
 
 

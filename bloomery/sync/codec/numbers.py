@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bloomery.sync.state_hash import UNSIGNED, Bits
+from bloomery.sync.state_hash import UNSIGNED, Bits, StateHash
 
 
 class Changes(NamedTuple):
@@ -21,6 +21,8 @@ class Changes(NamedTuple):
     """[n], ascending."""
     values: Bits
     """[n], the new bits."""
+    state: StateHash
+    """Of the elements once they have changed, where it is known what it was before; else what changes add to it."""
 
 
 class Differences(NamedTuple):

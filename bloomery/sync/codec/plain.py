@@ -5,8 +5,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bloomery.sync.codec.numbers import Differences, Number
-from bloomery.sync.state_hash import Bits
+from bloomery.sync.codec.numbers import Changes, Differences, Number
+from bloomery.sync.state_hash import Bits, StateHash, change
 from bloomery.types.errors import Corrupt
 
 Bytes = NDArray[np.uint8]
@@ -37,9 +37,17 @@ def find(old: Bits, new: Bits, kind: Number) -> Differences:
     return Differences(at.astype(np.uint32), kind.ordered(new[at]) - kind.ordered(old[at]))
 
 
-def moved(old: Bits, differences: Differences, kind: Number) -> Bits:
-    """The new bits [n] of elements that changed."""
-    return kind.ordered(kind.ordered(old[differences.indices]) + differences.by)
+def settled(old: Bits, differences: Differences, kind: Number, first: int, state: StateHash) -> Changes:
+    """What elements become that move by so much, and what becomes of the state hash `state` of all, the first of which has index `first`."""
+    indices, by = differences
+    before = old[indices]
+    values = kind.ordered(kind.ordered(before) + by)
+    return Changes(indices, values, state + change(indices, before, values, first))
+
+
+def put(flat: Bits, first: int, indices: NDArray[np.uint32], values: Bits) -> None:
+    """Give elements, at `indices` [n] from `first` on, their new bits."""
+    flat[indices.astype(np.int64) + first] = values
 
 
 def pack(differences: Differences, kind: Number) -> Streams:
@@ -76,6 +84,11 @@ def unpack(streams: Streams, count: int, kind: Number) -> Differences:
     negative = bits[: len(at)].astype(bool)
     _refuse_sizes(size, negative, exceptions[far], kind)
     return Differences(at.astype(np.uint32), np.where(negative, -size, size))
+
+
+def decode(streams: Streams, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
+    """What they make of the elements `old`, as `settled` says it."""
+    return settled(old, unpack(streams, len(old), kind), kind, first, state)
 
 
 def split(gap_bytes: int, exception_gap_bytes: int, rest: memoryview) -> Streams:

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bloomery.sync.codec import bits
-from bloomery.sync.codec.numbers import Differences, Number
-from bloomery.sync.codec.plain import signs_and_sizes
-from bloomery.sync.state_hash import Bits
+from bloomery.sync.codec.numbers import Changes, Differences, Number
+from bloomery.sync.codec.plain import settled, signs_and_sizes
+from bloomery.sync.state_hash import Bits, StateHash
 from bloomery.types.errors import Corrupt
 
 CLASSES: Final = 16
@@ -117,6 +117,11 @@ def unpack(payload: memoryview, old: Bits, kind: Number, steps: Steps = _NUMPY) 
     if lowest != lowest_exponent(kind.exponents(old[at]), kind):
         raise Corrupt("classes that do not begin where they should")
     return Differences(at.astype(np.uint32), np.concatenate(list(by.values()))[order])
+
+
+def decode(payload: memoryview, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
+    """What it makes of the elements `old`, as `settled` says it."""
+    return settled(old, unpack(payload, old, kind), kind, first, state)
 
 
 def lowest_exponent(exponents: Bits, kind: Number) -> int:

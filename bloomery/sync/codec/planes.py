@@ -13,7 +13,7 @@ import numpy as np
 from bloomery.sync.codec.numbers import Changes, Number
 from bloomery.sync.codec.raw import everything
 from bloomery.sync.codec.streams import packed, unpacked
-from bloomery.sync.state_hash import Bits
+from bloomery.sync.state_hash import NOTHING, Bits, StateHash
 from bloomery.types.errors import Corrupt
 
 
@@ -25,7 +25,7 @@ def encode(old: Bits, new: Bits, kind: Number) -> bytes | None:
     return payload if len(payload) < new.nbytes else None
 
 
-def decode(payload: memoryview, old: Bits, kind: Number) -> Changes:
+def decode(payload: memoryview, old: Bits, kind: Number, first: int = 0, state: StateHash = NOTHING) -> Changes:
     """All of them, changed or not."""
     head = _head(kind)
     if len(payload) < head.size:
@@ -39,7 +39,7 @@ def decode(payload: memoryview, old: Bits, kind: Number) -> Changes:
         planes[:, place] = np.frombuffer(unpacked(payload[start : start + size], len(old)), np.uint8)
         start += size
     values = planes.reshape(-1).view(kind.dtype.newbyteorder("<")).astype(kind.dtype, copy=False)
-    return everything(_turned(values, kind, 8 * kind.item_bytes - 1))
+    return everything(old, _turned(values, kind, 8 * kind.item_bytes - 1), first, state)
 
 
 def _head(kind: Number) -> struct.Struct:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from bloomery.sync.codec.numbers import Changes, Number
-from bloomery.sync.state_hash import Bits
+from bloomery.sync.state_hash import NOTHING, Bits, StateHash, change
 from bloomery.types.errors import Corrupt
 
 
@@ -12,13 +12,14 @@ def encode(old: Bits, new: Bits, kind: Number) -> bytes:
     return new.tobytes()
 
 
-def decode(payload: memoryview, old: Bits, kind: Number) -> Changes:
+def decode(payload: memoryview, old: Bits, kind: Number, first: int = 0, state: StateHash = NOTHING) -> Changes:
     """All of them, changed or not."""
     if len(payload) != len(old) * kind.item_bytes:
         raise Corrupt(f"{len(payload)} bytes are not {len(old)} elements of {kind.item_bytes}")
-    return everything(np.frombuffer(payload, kind.dtype).copy())
+    return everything(old, np.frombuffer(payload, kind.dtype).copy(), first, state)
 
 
-def everything(values: Bits) -> Changes:
-    """These elements, in the places of all that there are."""
-    return Changes(np.arange(len(values), dtype=np.uint32), values)
+def everything(old: Bits, values: Bits, first: int, state: StateHash) -> Changes:
+    """These elements in the places of all that there are. From others than `state` is of, another one comes, although all are written."""
+    indices = np.arange(len(values), dtype=np.uint32)
+    return Changes(indices, values, state + change(indices, old, values, first))

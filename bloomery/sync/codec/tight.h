@@ -1,11 +1,15 @@
 // The bits of `tight`, for elements T of WIDTH bytes. See kernel.c.
 
-// Of a tile, those behind the end in none.
-static inline void NAMED(classify)(const T *old, int64_t n, int shift, uint32_t mask, int lowest, uint8_t *classes) {
+// Of at most so many elements as there is room for; those behind the end are in none.
+static inline void NAMED(classify)(const T *old, int64_t n, int64_t room, int shift, uint32_t mask, int lowest, uint8_t *classes) {
+    if (n > room) n = room;
     int64_t place = 0;
-#if defined(__AVX512BW__) && WIDTH == 2
+#if defined(AVX512) && WIDTH == 2
     const __m512i field = _mm512_set1_epi16((short)mask), from = _mm512_set1_epi8((char)lowest), last = _mm512_set1_epi8(CLASSES - 1);
     for (; place + 64 <= n; place += 64) {
+        // They come while the classes of these are counted.
+        __builtin_prefetch(old + place + room);
+        __builtin_prefetch(old + place + room + 32);
         __m512i low = _mm512_and_si512(_mm512_srl_epi16(_mm512_loadu_si512(old + place), _mm_cvtsi32_si128(shift)), field);
         __m512i high = _mm512_and_si512(_mm512_srl_epi16(_mm512_loadu_si512(old + place + 32), _mm_cvtsi32_si128(shift)), field);
         __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(low)), _mm512_cvtepi16_epi8(high), 1);
@@ -16,7 +20,7 @@ static inline void NAMED(classify)(const T *old, int64_t n, int shift, uint32_t 
         int above = (int)((uint32_t)(old[place] >> shift) & mask) - lowest;
         classes[place] = (uint8_t)(above < 0 ? 0 : above >= CLASSES ? CLASSES - 1 : above);
     }
-    if (n < TILE) memset(classes + n, CLASSES, (size_t)(TILE - n));
+    if (n < room) memset(classes + n, CLASSES, (size_t)(room - n));
 }
 
 // Gaps of changes, in ascending order, to `gaps` of their classes; `next` is where each class begins there.
@@ -26,7 +30,7 @@ static void NAMED(count_gaps)(const T *old, int64_t n, int shift, uint32_t mask,
     uint32_t seen[CLASSES] = {0}, last[CLASSES] = {0}, told[CLASSES] = {0};
     int64_t change = 0;
     for (int64_t start = 0; change < changes; start += TILE) {
-        NAMED(classify)(old + start, n - start < TILE ? n - start : TILE, shift, mask, lowest, classes);
+        NAMED(classify)(old + start, n - start, TILE, shift, mask, lowest, classes);
         for (; change < changes && indices[change] < start + TILE; change++) {
             int place = (int)(indices[change] - start), word = place / 64;
             uint8_t which = classes[place];
@@ -123,11 +127,19 @@ void NAMED(pack_tight)(const T *old, int64_t n, int64_t shift, int64_t exponent_
 // Gaps become places among the elements of the class.
 static int NAMED(get_places)(Reader *r, const Class *class, uint64_t most, uint32_t *places) {
     uint64_t next = 0;
-    for (uint32_t i = 0; i < class->changes; i++) {
-        next += get_grown(r, class->gap_parameter, most);
-        if (r->error) return r->error;
-        if (next >= most) return BEHIND;
-        places[class->first + i] = (uint32_t)next++;
+    for (uint32_t i = 0; i < class->changes;) {
+        uint32_t gaps[AT_ONCE];
+        int few = i + AT_ONCE <= class->changes ? get_few(r, class->gap_parameter, gaps) : 0;
+        if (!few) {
+            gaps[0] = get_grown(r, class->gap_parameter, most);
+            if (r->error) return r->error;
+            few = 1;
+        }
+        for (int each = 0; each < few; each++, i++) {
+            next += gaps[each];
+            places[class->first + i] = (uint32_t)next++;
+        }
+        if (next > most) return BEHIND;
     }
     return parameter(next - class->changes, class->changes) == class->gap_parameter ? 0 : PARAMETER;
 }
@@ -137,7 +149,11 @@ static int NAMED(get_sizes)(Reader *r, const Class *class, T *by) {
     T *to = by + class->first;
     uint64_t total = 0, larger = 0;
     if (r->at + class->changes > r->end) return ENDS;
-    for (uint32_t i = 0; i < class->changes; i++) to[i] = get(r, 1) ? (T)-1 : (T)1;
+    for (uint32_t i = 0; i < class->changes; i += 32) {
+        int few = class->changes - i < 32 ? (int)(class->changes - i) : 32;
+        uint32_t signs = get(r, few);
+        for (int each = 0; each < few; each++) to[i + (uint32_t)each] = (T)(1 - 2 * (int)(signs >> each & 1));
+    }
     if (class->form == 1) {
         for (uint32_t i = 0; i < class->changes; i++) {
             uint64_t size = 1 + (uint64_t)get_grown(r, class->size_parameter, most - 1);
@@ -173,55 +189,67 @@ static int NAMED(get_sizes)(Reader *r, const Class *class, T *by) {
     return parameter(total, class->exceptions) == class->size_parameter ? 0 : PARAMETER;
 }
 
-// What is in a payload of this tile, in the order of the elements.
-typedef struct { uint32_t next[CLASSES], seen[CLASSES], exponents[256 + CLASSES]; } NAMED(Scan);
-
-static int64_t NAMED(scan)(const T *old, int64_t n, int shift, uint32_t mask, int lowest, const Class *class, const uint32_t *places, const T *by,
-                           int64_t changes, uint32_t *indices, T *found) {
-    NAMED(Scan) s = {{0}, {0}, {0}};
-    uint8_t classes[TILE];
-    uint32_t which_change[TILE];
-    int64_t out = 0;
-    for (int64_t start = 0; start < n && out < changes; start += TILE) {
-        uint64_t hit[WORDS] = {0};
-        NAMED(classify)(old + start, n - start < TILE ? n - start : TILE, shift, mask, lowest, classes);
-        for (int which = 0; which < CLASSES; which++) {
-            if (s.next[which] >= class[which].changes) continue;
-            uint64_t bits[WORDS];
-            uint32_t total = 0, below = 0, entry = class[which].first + s.next[which], end = class[which].first + class[which].changes;
-            for (int word = 0; word < WORDS; word++) {
-                bits[word] = equal(classes + 64 * word, (uint8_t)which);
-                total += (uint32_t)__builtin_popcountll(bits[word]);
-            }
-            int word = 0;
-            uint32_t here = (uint32_t)__builtin_popcountll(bits[0]);
-            for (; entry < end && places[entry] - s.seen[which] < total; entry++) {
-                uint32_t rank = places[entry] - s.seen[which];
-                while (rank >= below + here) {
-                    below += here;
-                    here = (uint32_t)__builtin_popcountll(bits[++word]);
-                }
-                int bit = select_bit(bits[word], rank - below);
-                hit[word] |= (uint64_t)1 << bit;
-                which_change[64 * word + bit] = entry;
-            }
-            s.next[which] = entry - class[which].first;
-            s.seen[which] += total;
-        }
-        for (int word = 0; word < WORDS; word++)
-            for (uint64_t left = hit[word]; left; left &= left - 1) {
-                int place = 64 * word + __builtin_ctzll(left);
-                indices[out] = (uint32_t)(start + place);
-                found[out++] = by[which_change[place]];
-                s.exponents[(uint32_t)(old[start + place] >> shift) & mask]++;
-            }
+// Where the changes of a class are in a span: a bit in `hit` for each, and by how much it moves in `moved`; how many there are is told in `entry`. What is
+// returned is how many elements of the class there are.
+static inline uint32_t NAMED(look)(const uint8_t *classes, int which, const uint32_t *places, const T *by, uint32_t seen, uint32_t end, uint32_t *entry,
+                                   uint64_t *hit, T *moved) {
+    uint16_t before[SPAN_WORDS];
+    uint32_t total = 0, at = *entry;
+#pragma GCC unroll 8
+    for (int word = 0; word < SPAN_WORDS; word++) {
+        before[word] = (uint16_t)total;
+        total += (uint32_t)__builtin_popcountll(equal(classes + 64 * word, (uint8_t)which));
     }
-    if (out < changes) return BEHIND;
-    return lowest_of(s.exponents, mask >= CLASSES ? (int)mask + 1 - CLASSES + 1 : 1) == lowest ? out : LOWEST;
+    for (; at < end && places[at] - seen < total; at++) {
+        uint32_t rank = places[at] - seen;
+        int word = word_of(before, rank), bit = select_bit(equal(classes + 64 * word, (uint8_t)which), rank - before[word]);
+        hit[word] |= (uint64_t)1 << bit;
+        moved[64 * word + bit] = by[at];
+    }
+    *entry = at;
+    return total;
 }
 
-static int64_t NAMED(unpacked_tight)(Reader *r, const T *old, int64_t n, int shift, uint32_t mask, uint32_t **places, T **by, uint32_t *indices,
-                                     T *found, int64_t room) {
+// Elements of classes become places among all, in their order, and what they become.
+static int64_t NAMED(scan)(const T *old, int64_t n, int shift, uint32_t mask, int lowest, const Class *class, const uint32_t *places, const T *by,
+                           int64_t changes, T flips, uint32_t *indices, T *values, Sums *sums) {
+    uint32_t entry[CLASSES], seen[CLASSES] = {0}, exponents[256 + CLASSES] = {0};
+    uint8_t classes[SPAN];
+    T moved[SPAN], step[SPAN];
+    int64_t out = 0;
+    for (int which = 0; which < CLASSES; which++) entry[which] = class[which].first;
+    for (int64_t start = 0; start < n && out < changes; start += SPAN) {
+        uint64_t hit[SPAN_WORDS] = {0};
+        int found = 0;
+        NAMED(classify)(old + start, n - start, SPAN, shift, mask, lowest, classes);
+        for (int which = 0; which < CLASSES; which++) {
+            uint32_t end = class[which].first + class[which].changes;
+            if (entry[which] < end) seen[which] += NAMED(look)(classes, which, places, by, seen[which], end, entry + which, hit, moved);
+        }
+        uint64_t words = 0;
+        for (int word = 0; word < SPAN_WORDS; word++) words |= (uint64_t)(hit[word] != 0) << word;
+        for (; words; words &= words - 1) {
+            int word = __builtin_ctzll(words);
+            uint64_t left = hit[word];
+            do {
+                int place = 64 * word + __builtin_ctzll(left);
+                indices[out + found] = (uint32_t)(start + place);
+                step[found++] = moved[place];
+                exponents[(uint32_t)(old[start + place] >> shift) & mask]++;
+            } while (left &= left - 1);
+        }
+        for (int settled = 0; settled < found; settled += BLOCK) {
+            int few = found - settled < BLOCK ? found - settled : BLOCK;
+            NAMED(settle)(old, indices + out + settled, step + settled, few, flips, values + out + settled, sums);
+        }
+        out += found;
+    }
+    if (out < changes) return BEHIND;
+    return lowest_of(exponents, mask >= CLASSES ? (int)mask + 1 - CLASSES + 1 : 1) == lowest ? out : LOWEST;
+}
+
+static int64_t NAMED(decoded_tight)(Reader *r, const T *old, int64_t n, int shift, uint32_t mask, T flips, uint32_t **places, T **by,
+                                    uint32_t *indices, T *values, int64_t room, Sums *sums) {
     int lowest = (int)get(r, 8);
     uint32_t set = get(r, 16);
     if (r->error) return r->error;
@@ -254,12 +282,12 @@ static int64_t NAMED(unpacked_tight)(Reader *r, const T *old, int64_t n, int shi
         if (error || r->error) return error ? error : r->error;
     }
     if (r->end - r->at >= 8 || get(r, (int)(r->end - r->at))) return REST;
-    return NAMED(scan)(old, n, shift, mask, lowest, class, *places, *by, changes, indices, found);
+    return NAMED(scan)(old, n, shift, mask, lowest, class, *places, *by, changes, flips, indices, values, sums);
 }
 
 // Room for as many changes as there are elements, or bits in the payload.
-void NAMED(unpack_tight)(const uint8_t *payload, int64_t size, const T *old, int64_t n, int64_t shift, int64_t exponent_bits, uint32_t *indices,
-                         T *found, int64_t room, int64_t *result) {
+void NAMED(decode_tight)(const uint8_t *payload, int64_t size, const T *old, int64_t n, int64_t shift, int64_t exponent_bits, uint64_t flips,
+                         uint64_t first, uint64_t other, uint32_t *indices, T *values, int64_t room, int64_t *result, uint64_t *sums) {
     uint8_t *padded = malloc((size_t)size + 16);
     uint32_t *places = NULL;
     T *by = NULL;
@@ -268,7 +296,10 @@ void NAMED(unpack_tight)(const uint8_t *payload, int64_t size, const T *old, int
     memcpy(padded, payload, (size_t)size);
     memset(padded + size, 0, 16);
     Reader r = {padded, 0, 8 * (uint64_t)size, 0};
-    result[0] = NAMED(unpacked_tight)(&r, old, n, (int)shift, ((uint32_t)1 << exponent_bits) - 1, &places, &by, indices, found, room);
+    Sums s = sums_from(first, other);
+    uint32_t mask = ((uint32_t)1 << exponent_bits) - 1;
+    result[0] = NAMED(decoded_tight)(&r, old, n, (int)shift, mask, (T)flips, &places, &by, indices, values, room, &s);
+    sums_to(&s, sums);
     free(places);
     free(by);
     free(padded);

@@ -19,7 +19,7 @@ those above in the last. Form 0: all moved by one. Form 2, where at most half of
 from bloomery.sync.codec import kernels
 from bloomery.sync.codec.fast import WORTH
 from bloomery.sync.codec.numbers import Changes, Differences, Number
-from bloomery.sync.state_hash import Bits
+from bloomery.sync.state_hash import NOTHING, Bits, StateHash
 from bloomery.types.errors import Corrupt
 
 
@@ -36,12 +36,11 @@ def encode_differences(old: Bits, found: Differences, kind: Number) -> bytes | N
     return kernels.pack_tight(old, found, kind)
 
 
-def decode(payload: memoryview, old: Bits, kind: Number) -> Changes:
-    """What changed, and to what."""
+def decode(payload: memoryview, old: Bits, kind: Number, first: int = 0, state: StateHash = NOTHING) -> Changes:
+    """What changed, and to what, of elements of which the first has index `first`, and all have the state hash `state`."""
     if not possible(kind):
         raise Corrupt(f"elements of {kind.item_bytes} bytes have no payloads of this kind")
-    found = kernels.unpack_tight(payload, old, kind)
-    return Changes(found.indices, kernels.moved(old, found, kind))
+    return kernels.decode_tight(payload, old, kind, first, state)
 
 
 def possible(kind: Number) -> bool:

@@ -32,12 +32,25 @@ static void NAMED(fuzz)(int shift, int exponent_bits, int64_t *read) {
             sizes_of[part] = next_random() % 4 ? length : (int64_t)damage(data, (size_t)length, sizeof data);
             parts[part] = copy(data, (size_t)sizes_of[part]);
         }
-        uint32_t *places = malloc((size_t)sizes_of[0] * 4 + !sizes_of[0]);
-        T *found = malloc((size_t)sizes_of[0] * WIDTH + !sizes_of[0]);
+        uint32_t *places = malloc((size_t)sizes_of[0] * 4 + !sizes_of[0]), *again_places = malloc((size_t)sizes_of[0] * 4 + !sizes_of[0]);
+        T *found = malloc((size_t)sizes_of[0] * WIDTH + !sizes_of[0]), *values = malloc((size_t)sizes_of[0] * WIDTH + !sizes_of[0]);
         NAMED(unpack)(parts[0], sizes_of[0], parts[1], sizes_of[1], parts[2], sizes_of[2], parts[3], sizes_of[3], parts[4], sizes_of[4], n, places,
                       found, result);
         read[0] += result[0] >= 0;
         for (int64_t i = 0; i < result[0]; i++) expect(places[i] < (uint64_t)n && (!i || places[i] > places[i - 1]) && found[i], "distances to nowhere");
+        int64_t decoded[1];
+        uint64_t sums[2], expected[2] = {0};
+        NAMED(decode)(parts[0], sizes_of[0], parts[1], sizes_of[1], parts[2], sizes_of[2], parts[3], sizes_of[3], parts[4], sizes_of[4], old, n, flips,
+                      3, 5, again_places, values, decoded, sums);
+        expect(decoded[0] == result[0] || (decoded[0] < 0 && result[0] < 0), "two answers to the same distances");
+        for (int64_t i = 0; i < result[0]; i++) {
+            T moved = (T)(NAMED(ordered)(values[i], (T)flips) - NAMED(ordered)(old[places[i]], (T)flips));
+            expect(again_places[i] == places[i] && moved == found[i], "elements that do not move as they should");
+            add_expected(expected, places[i], (uint64_t)values[i] - (uint64_t)old[places[i]]);
+        }
+        expect(result[0] < 0 || (sums[0] == expected[0] && sums[1] == expected[1]), "another state");
+        free(again_places);
+        free(values);
         for (int part = 0; part < 5; part++) free(parts[part]);
         free(places);
         free(found);
@@ -47,9 +60,16 @@ static void NAMED(fuzz)(int shift, int exponent_bits, int64_t *read) {
         uint8_t *hostile = copy(data, (size_t)length);
         places = malloc((size_t)room * 4 + !room);
         found = malloc((size_t)room * WIDTH + !room);
-        NAMED(unpack_tight)(hostile, length, old, n, shift, exponent_bits, places, found, room, result);
+        NAMED(decode_tight)(hostile, length, old, n, shift, exponent_bits, flips, 3, 5, places, found, room, result, sums);
         read[1] += result[0] >= 0;
-        for (int64_t i = 0; i < result[0]; i++) expect(places[i] < (uint64_t)n && (!i || places[i] > places[i - 1]) && found[i], "bits that lead nowhere");
+        expected[0] = expected[1] = 0;
+        for (int64_t i = 0; i < result[0]; i++) {
+            expect(places[i] < (uint64_t)n && (!i || places[i] > places[i - 1]), "bits that lead nowhere");
+            add_expected(expected, places[i], (uint64_t)found[i] - (uint64_t)old[places[i]]);
+            found[i] = (T)(NAMED(ordered)(found[i], (T)flips) - NAMED(ordered)(old[places[i]], (T)flips));
+            expect(found[i], "an element that stays");
+        }
+        expect(result[0] < 0 || (sums[0] == expected[0] && sums[1] == expected[1]), "another state");
         if (result[0] > 0) {
             int64_t told[1];
             NAMED(pack_tight)(old, n, shift, exponent_bits, places, found, result[0], again, told);

@@ -145,7 +145,7 @@ def test_a_head_can_be_trusted_before_its_payloads_are_there():
         payload = data[record.offset : record.offset + record.length]
         check_payload(record, payload)
         before, after = (weights.read(weights.layout.chunk(record.number)) for weights in (old, new))
-        indices, values = head.changes(record.number, payload, before)
+        indices, values, _ = head.changes(record.number, payload, before)
         assert after[indices].tolist() == values.tolist()
         if payload:
             with pytest.raises(Corrupt, match=f"the payload of chunk {record.number} does not match its checksum"):

@@ -14,8 +14,9 @@ from bloomery.models.compiled import Compiled
 from bloomery.sync.codec import fast, tight
 from bloomery.sync.codec.kernels import PLAIN, Kernels, available
 from bloomery.sync.codec.native import ARGUMENTS, NATIVE, Native
-from bloomery.sync.codec.numbers import NUMBERS, Differences
+from bloomery.sync.codec.numbers import NUMBERS, Changes, Differences
 from bloomery.sync.codec.plain import Streams, split
+from bloomery.sync.state_hash import StateHash, change
 from bloomery.types.errors import Corrupt
 
 from .chunks import EVERY, FULL, damaged, pairs, weights
@@ -23,6 +24,7 @@ from .chunks import EVERY, FULL, damaged, pairs, weights
 FOLDER = Path(bloomery.sync.codec.__file__).parent
 COMPILER = pytest.mark.skipif(shutil.which("cc") is None or os.environ.get("BLOOMERY_NATIVE") == "0", reason="numpy computes everything here")
 BF16 = NUMBERS["BF16"]
+FIRST, BEFORE = (1 << 47) + 5, StateHash(7, (1 << 64) - 9)
 
 
 def compiled(*flags: str) -> Native:
@@ -56,17 +58,31 @@ def same(one: Differences, other: Differences) -> None:
     assert one.by.tolist() == other.by.tolist()
 
 
+def the_same(one: Changes, other: Changes) -> None:
+    assert one.indices.dtype == other.indices.dtype == np.uint32
+    assert one.values.dtype == other.values.dtype
+    assert one.indices.tolist() == other.indices.tolist()
+    assert one.values.tolist() == other.values.tolist()
+    assert one.state == other.state
+
+
 def agree(kernels: Kernels, old: np.ndarray, new: np.ndarray, kind) -> None:
     found = PLAIN.find(old, new, kind)
     same(kernels.find(old, new, kind), found)
-    assert kernels.moved(old, found, kind).tolist() == new[found.indices].tolist()
     streams = PLAIN.pack(found, kind)
     assert said(kernels.pack(found, kind)) == said(streams)
     same(kernels.unpack(streams, len(old), kind), found)
+    made = PLAIN.decode(streams, old, kind, FIRST, BEFORE)
+    assert made.values.tolist() == new[found.indices].tolist()
+    assert made.state == BEFORE + change(found.indices, old[found.indices], new[found.indices], FIRST)
+    the_same(kernels.decode(streams, old, kind, FIRST, BEFORE), made)
     if len(found.indices) and tight.possible(kind):
         payload = kernels.pack_tight(old, found, kind)
         assert payload == PLAIN.pack_tight(old, found, kind)
-        same(kernels.unpack_tight(memoryview(payload), old, kind), found)
+        the_same(kernels.decode_tight(memoryview(payload), old, kind, FIRST, BEFORE), made)
+    written = old.copy()
+    kernels.put(written, 0, made.indices, made.values)
+    assert (written == new).all()
 
 
 @OTHERS
@@ -104,26 +120,29 @@ def test_they_refuse_what_numpy_refuses_and_read_what_it_reads(kernels, name):
         found = PLAIN.find(old, new, kind)
         payloads = (fast.encode_differences(*found, len(old), kind), PLAIN.pack_tight(old, found, kind))
         for _ in range(250):
-            for payload, each in zip(payloads, (_unpack, _unpack_tight), strict=True):
+            for payload, each in zip(payloads, (_decode, _decode_tight), strict=True):
                 other = memoryview(damaged(payload, rng))
                 expected, given = (_answer(each, computing, other, old, kind) for computing in (PLAIN, kernels))
                 assert (expected is None) == (given is None)
                 if expected is not None:
-                    same(given, expected)
+                    the_same(given, expected)
 
 
-def _unpack(kernels, payload, old, kind) -> Differences:
+def _decode(kernels, payload, old, kind) -> Changes:
     if len(payload) < 8:
         raise Corrupt("too few")
     gaps, exceptions = (int.from_bytes(payload[place : place + 4], "little") for place in (0, 4))
-    return kernels.unpack(split(gaps, exceptions, payload[8:]), len(old), kind)
+    streams = split(gaps, exceptions, payload[8:])
+    found, made = kernels.unpack(streams, len(old), kind), kernels.decode(streams, old, kind, FIRST, BEFORE)
+    assert found.indices.tolist() == made.indices.tolist()
+    return made
 
 
-def _unpack_tight(kernels, payload, old, kind) -> Differences:
-    return kernels.unpack_tight(payload, old, kind)
+def _decode_tight(kernels, payload, old, kind) -> Changes:
+    return kernels.decode_tight(payload, old, kind, FIRST, BEFORE)
 
 
-def _answer(decode, kernels, payload, old, kind) -> Differences | None:
+def _answer(decode, kernels, payload, old, kind) -> Changes | None:
     try:
         return decode(kernels, payload, old, kind)
     except Corrupt:
@@ -134,11 +153,33 @@ def _answer(decode, kernels, payload, old, kind) -> Differences | None:
 def test_places_behind_the_end_are_not_read():
     beyond = Differences(np.array([5], np.uint32), np.array([1], np.uint16))
     with pytest.raises(IndexError):
-        NATIVE.moved(np.zeros(5, np.uint16), beyond, BF16)
-    with pytest.raises(IndexError):
         NATIVE.pack_tight(np.zeros(5, np.uint16), beyond, BF16)
     with pytest.raises(ValueError, match="5 elements become 4"):
         NATIVE.find(np.zeros(5, np.uint16), np.zeros(4, np.uint16), BF16)
+
+
+@OTHERS
+@pytest.mark.parametrize(("first", "indices"), [(0, [1, 5]), (3, [0, 2]), (-1, [0, 1])])
+def test_where_one_element_is_not_there_none_is_written(kernels, first, indices):
+    weights = np.zeros(5, np.uint16)
+    with pytest.raises(IndexError):
+        kernels.put(weights, first, np.array(indices, np.uint32), np.ones(2, np.uint16))
+    assert not weights.any()
+
+
+@OTHERS
+def test_elements_are_written_wherever_they_lie(kernels):
+    indices, values = np.array([7, 9], np.uint32), np.array([1, 2], np.uint16)
+    weights = np.zeros(12, np.uint16)
+    kernels.put(weights, -4, indices, values)
+    odd = np.frombuffer(bytearray(25), np.uint16, offset=1)
+    kernels.put(odd, -4, indices, values)
+    apart = np.zeros(24, np.uint16)[::2]
+    kernels.put(apart, -4, indices, values)
+    assert weights.tolist() == odd.tolist() == apart.tolist() == [0, 0, 0, 1, 0, 2, 0, 0, 0, 0, 0, 0]
+    weights.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        kernels.put(weights, 0, indices, values)
 
 
 @COMPILER
