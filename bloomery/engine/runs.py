@@ -231,6 +231,7 @@ class HeldRuns:
         if run_id in self._training.runs:
             self._training.checkpoint(self._training.runs[run_id])
             self._training.forget(run_id)
+            self._shelf.forget(run_id)
         self._send(RunClosed(run_id=run_id))
 
 

@@ -1,12 +1,14 @@
 """Where an engine keeps what must survive it, and finds the weights it samples with."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+from weakref import ref
 
+from bloomery.engine.chains import Chains
 from bloomery.infer.versions import Model
 from bloomery.models.decoder import Decoder
 from bloomery.models.names import stored_places
@@ -14,20 +16,27 @@ from bloomery.models.threads import one_thread
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
 from bloomery.sync.base import base_key, base_state, expected_base, read_state, write_state
-from bloomery.sync.manifest import Manifest, verify
+from bloomery.sync.manifest import Manifest, TensorEntry, verify
 from bloomery.sync.proof import Expected, expected, prove
 from bloomery.sync.publish import manifest_key, publish
 from bloomery.train import snapshot
 from bloomery.train.snapshot import Snapshot
-from bloomery.types.errors import Conflict, Corrupt, NotFound
+from bloomery.types.errors import BloomeryError, Conflict, Corrupt, NotFound
 from bloomery.types.generation import Weights
-from bloomery.types.operations import SnapshotResult
+from bloomery.types.operations import SnapshotResult, Travelled
 from bloomery.types.probe import ProbeAnswer, base_name, probe_key, read_answer
 
 log = logging.getLogger(__name__)
 
 _MANIFESTS: Final = 8
 """So many are remembered, for who asks what a version weighs loads it next; a manifest cannot change under its version."""
+
+
+class _Given(NamedTuple):
+    """A whole model that was loaded, and what it was proved to be."""
+
+    decoder: ref[Decoder]
+    expected: Expected
 
 
 class BlobShelf:
@@ -46,6 +55,9 @@ class BlobShelf:
         """Whether one thread gives forwards the bits that all of them give: then it alone answers probes, which are too small for more of them."""
         self.kept_as: Callable[[Decoder], Decoder] = lambda decoder: decoder
         """The only form in which a whole model stays in this process: the one that it is proved in."""
+        self._chains = Chains(blobs)
+        self._given: dict[str, _Given] = {}
+        """By run, the newest whole model that was loaded: the next one is made of it while it is in memory."""
 
     def read(self, key: str) -> bytes:
         """The blob `key`."""
@@ -56,23 +68,53 @@ class BlobShelf:
         self._blobs.put(key, data)
 
     def publish(self, snapshot: Snapshot) -> SnapshotResult:
-        """Store the weights and then their manifest, durably."""
+        """Store the weights and then their manifest, durably. Those of a whole model travel by the chain of its run; where they shall last they lie
+        there as a blob too."""
         identity = snapshot._asdict()
+        blob, lasts = identity.pop("data"), identity.pop("lasts")
+        travelled: list[Travelled] = []
+
+        def store(manifest: Manifest) -> None:
+            if manifest.kind == "full":
+                travelled.extend(self._sent(manifest, blob))
+            if lasts or not travelled:
+                self.write(manifest.key, blob)
+
         with one_thread() if self.one_thread else nullcontext():
             manifest = publish(
                 self.write,
-                identity.pop("data"),
+                blob,
+                store=store,
                 numerics=self._numerics,
                 probe_numerics=self.probe_numerics,
                 tokenizer_hash=self._tokenizer_hash,
                 **identity,
             )
         failpoint("engine.snapshot.written")
-        return SnapshotResult(version=manifest.version, key=manifest.key, size_bytes=manifest.size_bytes, step=manifest.step)
+        sent = travelled[0] if travelled else None
+        return SnapshotResult(version=manifest.version, key=manifest.key, size_bytes=manifest.size_bytes, step=manifest.step, travelled=sent)
+
+    def _sent(self, manifest: Manifest, blob: bytes) -> list[Travelled]:
+        """Through the chain; nothing where it takes none, and then the blob is what is read."""
+        try:
+            return [self._chains.publish(manifest, blob)]
+        except BloomeryError as error:
+            log.error("run %s: its chain takes no version (%s), which is stored whole instead", manifest.run_id, error.message)
+            return []
+
+    def forget(self, run_id: str) -> None:
+        """A run is not trained here any more."""
+        self._chains.forget(run_id)
 
     def weigh(self, weights: Weights) -> int:
-        """Bytes of the blob of a version; the bare base takes none. Steps wait for it, so it reads no more than its size."""
-        return 0 if weights.key is None else self._blobs.size(weights.key)
+        """Bytes of the blob of a version; the bare base takes none. Steps wait for it, so it reads no more than its size, and where there is only a
+        chain a manifest."""
+        if weights.key is None:
+            return 0
+        try:
+            return self._blobs.size(weights.key)
+        except NotFound:
+            return self._manifest(weights.version).size_bytes
 
     def load(self, weights: Weights) -> Model:
         """A version, its live tensors proved against its manifest: an adapter on the base model here, or a model of its own."""
@@ -82,15 +124,38 @@ class BlobShelf:
             return Model(weights.version, self._decoder, None)
         manifest = self._manifest(weights.version)
         self._check(manifest)
-        blob = self._blobs.get(weights.key)
-        entries = verify(manifest, blob)
-        decoder, adapter = self._decoder, None
         if manifest.kind == "full":
-            decoder = snapshot.read_model(blob, self._decoder)
+            decoder, adapter, entries = self._model(manifest)
+            proof = prove(expected(manifest, entries, b""), self.kept_as(decoder), None)
+            self._given = {run_id: given for run_id, given in self._given.items() if given.decoder() is not None}
+            self._given[manifest.run_id] = _Given(ref(decoder), proof.expected)
         else:
-            adapter = snapshot.read(blob, self._decoder, rank=manifest.rank, alpha=manifest.alpha)
-        proof = prove(expected(manifest, entries, blob), self.kept_as(decoder) if adapter is None else decoder, adapter)
+            blob = self._blobs.get(weights.key)
+            entries = verify(manifest, blob)
+            decoder, adapter = self._decoder, snapshot.read(blob, self._decoder, rank=manifest.rank, alpha=manifest.alpha)
+            proof = prove(expected(manifest, entries, blob), decoder, adapter)
         return Model(weights.version, decoder, adapter, proof, told=self.told(weights.version))
+
+    def _model(self, manifest: Manifest) -> tuple[Decoder, None, Sequence[TensorEntry]]:
+        """A whole model, and what its tensors are to be: read from its blob where that is there; else made of a version of the run that is in memory,
+        or of a base, by what changed since."""
+        try:
+            blob = self._blobs.get(manifest.key)
+        except NotFound:
+            if not self._chains.has(manifest.run_id):
+                raise
+            if (patched := self._patched(manifest)) is not None:
+                return patched, None, manifest.tensors
+            blob = self._chains.whole(manifest)
+        entries = verify(manifest, blob)
+        return snapshot.read_model(blob, self._decoder), None, entries
+
+    def _patched(self, manifest: Manifest) -> Decoder | None:
+        """A copy of what is in memory of the same run, with what changed since; None where nothing is."""
+        given = self._given.get(manifest.run_id)
+        if given is None or (before := given.decoder()) is None:
+            return None
+        return self._chains.patched(manifest, before, str(given.expected.root))
 
     def base(self, directory: Path) -> Expected:
         """What the live tensors of the base model must be, as the first who held it took it from its files."""

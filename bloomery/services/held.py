@@ -23,6 +23,14 @@ def held_blobs(connection: Connection, keys: Collection[str] | None = None) -> f
     return frozenset(blobs)
 
 
+def held_versions(connection: Connection) -> frozenset[str]:
+    """The versions of weights that some row names."""
+    versions: set[str] = set()
+    for table in rows.WEIGHT_HOLDERS:
+        versions.update(connection.scalars(select(table.c.version).where(table.c.key > "", table.c.version.is_not(None)).distinct()))
+    return frozenset(versions)
+
+
 def let_go_blobs(connection: Connection, gone: Iterable[tuple[str, str | None]]) -> list[str]:
     """Of the blobs that deleted rows named, by their keys and versions, those that no other row names."""
     there = {(key, version) for key, version in gone if key}

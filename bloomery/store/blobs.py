@@ -18,7 +18,9 @@ from obstore.store import LocalStore, ObjectStore
 
 from bloomery.obs.durable import make_directory, sync_directory
 from bloomery.obs.failpoints import failpoint
+from bloomery.store.objects import Below, Bucket, Folder
 from bloomery.types.errors import Corrupt, InvalidInput, NotFound
+from bloomery.types.objects import Objects
 
 KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 MAX_KEY: Final = 512
@@ -38,6 +40,11 @@ class Blobs:
     def __init__(self, root: Path | ObjectStore) -> None:
         self._root = root if isinstance(root, Path) else None
         self._store = LocalStore(root, mkdir=True) if isinstance(root, Path) else root
+
+    @property
+    def directory(self) -> Path | None:
+        """Of this machine, in which blobs lie; None where they are in a bucket."""
+        return self._root
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """Store `data`; an earlier blob of that key is replaced at once or not at all."""
@@ -107,6 +114,13 @@ class Blobs:
             return None
         obstore.delete(self._store, key)
         return found["size"]
+
+    def objects(self, folder: str) -> Objects:
+        """A folder of the same store, for what is written under conditions; listings of blobs below it are not of blobs."""
+        check_key(folder)
+        if self._root is not None:
+            return Folder(self._root / folder)
+        return Below(Bucket(self._store, "the bucket of blobs"), folder)
 
     def list(self, prefix: str = "") -> list[BlobInfo]:
         """All blobs in the folder `prefix`, in the order of their keys."""

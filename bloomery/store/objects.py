@@ -27,7 +27,7 @@ from obstore.store import ObjectStore, S3Store
 from bloomery.obs.durable import make_directory, sync_directory
 from bloomery.obs.patience import Patience, went_on
 from bloomery.types.errors import BloomeryError, Corrupt, NotFound, Unavailable, reason
-from bloomery.types.objects import Stored, check_key, is_key
+from bloomery.types.objects import Objects, Stored, check_key, is_key
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -313,6 +313,55 @@ class Bucket:
             raise NotFound(f"{self.name}: there is no object `{key}`") from error
         except (BaseError, OSError) as error:
             raise Unavailable(f"{self.name}: `{key}`: {reason(error)}") from error
+
+
+class Below:
+    """The objects in a folder of others, under keys of their own."""
+
+    def __init__(self, objects: Objects, folder: str) -> None:
+        check_key(folder)
+        self.name = f"`{folder}` of {objects.name}"
+        self._objects, self._start = objects, f"{folder}/"
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """See `Objects`."""
+        self._objects.put(self._start + key, data)
+
+    def create(self, key: str, data: bytes) -> str | None:
+        """See `Objects`."""
+        return self._objects.create(self._start + key, data)
+
+    def replace(self, key: str, data: bytes, tag: str) -> str | None:
+        """See `Objects`."""
+        return self._objects.replace(self._start + key, data, tag)
+
+    def get(self, key: str, *, at_most: int) -> tuple[bytes, str]:
+        """See `Objects`."""
+        return self._objects.get(self._start + key, at_most=at_most)
+
+    def part(self, key: str, start: int, stop: int) -> bytes:
+        """See `Objects`."""
+        return self._objects.part(self._start + key, start, stop)
+
+    def head(self, key: str) -> Stored | None:
+        """See `Objects`."""
+        found = self._objects.head(self._start + key)
+        return None if found is None else self._own(found)
+
+    def list(self, folder: str, *, after: str = "") -> list[Stored]:
+        """See `Objects`."""
+        return [self._own(found) for found in self._objects.list(self._start + folder, after=after and self._start + after)]
+
+    def delete(self, key: str) -> None:
+        """See `Objects`."""
+        self._objects.delete(self._start + key)
+
+    def tidy(self, before_us: int) -> None:
+        """See `Objects`; what is left over in other folders too."""
+        self._objects.tidy(before_us)
+
+    def _own(self, found: Stored) -> Stored:
+        return found._replace(key=found.key.removeprefix(self._start))
 
 
 def open_bucket(access: BucketAccess, *, deadline_s: float = DEADLINE_S, connect_s: float = 5.0) -> Bucket:

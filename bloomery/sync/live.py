@@ -59,6 +59,22 @@ def pieces(decoder: Decoder, adapter: FusedAdapter | None) -> list[Piece]:
     return list(_of_decoder(decoder) if adapter is None else _of_adapter(adapter))
 
 
+class Published(Mapping[str, Tensor]):
+    """The tensors of a decoder, be it packed or not, under their published names; each is made when it is asked for."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder, self._places = decoder, dict(stored_places(decoder.config))
+
+    def __getitem__(self, name: str) -> Tensor:
+        return _stored(self._decoder, self._places[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
 def hash_piece(piece: Piece) -> dict[str, StateHash]:
     """Of what is in memory now, by the names of its parts."""
     tensor, parts = piece.read(), piece.parts

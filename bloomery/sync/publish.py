@@ -63,8 +63,11 @@ def publish(
     tokenizer_hash: str = "",
     probe: Callable[[], TrainerSide] | None = None,
     probe_numerics: str = "",
+    store: Callable[[Manifest], None] | None = None,
 ) -> Manifest:
     """Write the weights, what their trainer says of the probe, and the manifest durably; repeating it writes the same bytes to the same keys.
+
+    `store` does so with the weights where they do not lie as a blob.
 
     The `probe` is asked on the caller's thread, while another waits for the disk.
 
@@ -89,7 +92,7 @@ def publish(
         state=root(tensors),
         tensors=tensors,
     )
-    told = _written_and_told(partial(write, manifest.key, blob), probe)
+    told = _written_and_told(partial(write, manifest.key, blob) if store is None else partial(store, manifest), probe)
     failpoint("snapshot.weights.written")
     if told is not None:
         answer = ProbeAnswer(version=manifest.version, parent=parent, numerics=probe_numerics, tokens=told.tokens, logprobs=told.logprobs)

@@ -166,7 +166,7 @@ class TrainableRun:
             case SaveCheckpoint():
                 return self._save(operation.key)
             case SaveSnapshot():
-                return self._publish(operation.template_hash)
+                return self._publish(operation)
             case LoadCheckpoint():
                 self._load(self._shelf.read(operation.key), operation.key, optimizer=operation.optimizer)
                 return LoadResult(digest=self.weights_digest(), step=self.step)
@@ -240,8 +240,8 @@ class TrainableRun:
         self._shelf.write(key, data)
         return CheckpointResult(key=key, digest=self.weights_digest(), size_bytes=len(data), step=self.step)
 
-    def _publish(self, template_hash: str) -> SnapshotResult:
-        published = self.snapshot(template_hash)._replace(probe=partial(answer_probe, self.weights))
+    def _publish(self, operation: SaveSnapshot) -> SnapshotResult:
+        published = self.snapshot(operation.template_hash)._replace(probe=partial(answer_probe, self.weights), lasts=operation.announced)
         result = self._shelf.publish(published)
         before, self._lineage = self._lineage, Lineage(version=result.version, content=snapshot.content(published.data), parent=published.parent)
         self._changes += self._lineage != before

@@ -16,6 +16,7 @@ from bloomery.models.tensor_bytes import Packed, pack
 from bloomery.train.trainable import Trainable
 from bloomery.types.errors import Corrupt
 from bloomery.types.probe import TrainerSide
+from bloomery.types.tensor_file import METADATA
 
 
 class Snapshot(NamedTuple):
@@ -33,13 +34,15 @@ class Snapshot(NamedTuple):
     data: bytes
     probe: Callable[[], TrainerSide] | None = None
     """Says what the run's forward says of the probe with these weights, while the run has them."""
+    lasts: bool = True
+    """Whether somebody may want the blob long after newer versions: not of a version without a name."""
 
 
 def write(weights: Trainable) -> bytes:
     """The weights blob: equal weights give equal bytes. Corrupt where the run has trained with others than it would publish."""
     if (name := weights.stale()) is not None:
         raise Corrupt(f"the run computes with another `{name}` than it would publish: restore it from its last checkpoint")
-    return pack(weights.published(), {"format": "pt"})
+    return pack(weights.published(), METADATA)
 
 
 def read(data: bytes, base: Decoder, *, rank: int, alpha: float) -> FusedAdapter:

@@ -175,13 +175,28 @@ class CheckpointResult(Wire, frozen=True, tag="checkpoint"):
     step: int
 
 
+class Travelled(Wire, frozen=True):
+    """What a version took to reach whoever samples, of a run whose versions travel as what changed."""
+
+    bytes: int
+    """Of the object that leads to it from the version before, or, where most elements changed, of all of them."""
+    whole: bool
+    """Whether it holds all elements: of a first version, and where more changed than is worth telling apart."""
+    changed: float | None
+    """Share of the elements that differ from those of the version before; None where that is not known."""
+    codecs: dict[str, int]
+    """Bytes of payloads by the codec that wrote them (`docs/weight-sync.md`)."""
+
+
 class SnapshotResult(Wire, frozen=True, tag="snapshot"):
-    """`version` is the hash of the manifest (blob `manifests/<version>`), which names the weights blob `key`."""
+    """`version` is the hash of the manifest (blob `manifests/<version>`), which names the weights blob `key` of `size_bytes`."""
 
     version: str
     key: str
     size_bytes: int
     step: int
+    travelled: Travelled | None = None
+    """None where the blob itself is what is read."""
 
 
 class LoadResult(Wire, frozen=True, tag="load"):

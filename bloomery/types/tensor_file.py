@@ -17,6 +17,8 @@ ITEM_BYTES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 1),
 }
 START_BYTES: Final = 8
+METADATA: Final[Mapping[str, str]] = {"format": "pt"}
+"""Of the files of weights that are written here: others expect it."""
 _MAX_HEADER_BYTES: Final = 100 << 20
 """As many as the format allows."""
 _ALIGNMENT: Final = 8

@@ -16,7 +16,8 @@ from bloomery.config import DEFAULT_KEEP_ROLLOUTS
 from bloomery.services.access.principal import Principal
 from bloomery.services.access.repeats import forget_old
 from bloomery.services.data.span_sums import forget
-from bloomery.services.held import held_blobs, let_go_blobs
+from bloomery.services.held import held_blobs, held_versions, let_go_blobs
+from bloomery.services.housekeeping.chains import RunChains
 from bloomery.services.housekeeping.ephemeral import Ephemeral
 from bloomery.services.training.rollouts import forget_old as forget_old_rollouts
 from bloomery.store import rows
@@ -71,6 +72,7 @@ class Garbage:
         self.ephemeral, self._keep_rollouts = ephemeral, keep_rollouts
         self._database = database
         self._blobs = blobs
+        self._chains = RunChains(blobs.blobs)
         self._swept_us = self._forgot_us = 0
 
     async def tidy(self) -> Collected:
@@ -93,6 +95,7 @@ class Garbage:
             gone = await self._database.write(lambda connection: _expire_checkpoints(connection, now))
         unkept = await self.ephemeral.expire()
         swept = await asyncio.to_thread(_delete, self._blobs.blobs, [*blobs, *unkept.blobs], unkept.before_us)
+        await asyncio.to_thread(self._chains.claim, await self._database.read(held_versions))
         return Collected(spans=spans, blobs=swept.blobs, bytes=swept.bytes)
 
     async def collect(self, p: Principal, *, grace_us: int = GRACE_US) -> Collected:
@@ -103,6 +106,7 @@ class Garbage:
 
     async def _sweep(self, before_us: int) -> "_Swept":
         referenced = await self._database.read(_referenced)
+        await asyncio.to_thread(self._chains.remove, await self._database.read(held_versions), before_us)
         return await asyncio.to_thread(_sweep, self._blobs.blobs, referenced, before_us)
 
 

@@ -17,7 +17,7 @@ from bloomery.store import rows
 from bloomery.store.events import record_event
 from bloomery.store.journal import JournaledResult
 from bloomery.types.ids import expiry_us, new_id, now_us
-from bloomery.types.operations import CheckpointResult, Failed, ForwardBackwardResult, LoadResult, OptimStepResult, Result, SnapshotResult
+from bloomery.types.operations import CheckpointResult, Failed, ForwardBackwardResult, LoadResult, OptimStepResult, Result, SnapshotResult, Travelled
 from bloomery.types.protocol import CheckpointWritten
 
 FORWARD_ONLY: Final = "forward/"
@@ -155,6 +155,8 @@ def _apply(connection: Connection, run: RunKey, settlement: Settlement, step: in
                 others = (table.run_id == run.run_id, table.seq == seq, table.state == PENDING)
                 connection.execute(delete(rows.checkpoint).where(*others))
             _complete(connection, run, settlement, _published_as(connection, run, seq) if settlement.announced else SNAPSHOT, facts)
+            if result.travelled is not None:
+                _insert_points(connection, run, settlement, step, _of_travel(result.travelled, result.size_bytes))
         case LoadResult():
             loaded = (rows.checkpoint.c.run_id == run.run_id, rows.checkpoint.c.seq == seq, rows.checkpoint.c.kind == SOURCE)
             connection.execute(update(rows.checkpoint).where(*loaded).values(state=READY))
@@ -178,10 +180,22 @@ def _insert_metrics(connection: Connection, run: RunKey, settlement: Settlement,
     if isinstance(result, ForwardBackwardResult):
         metrics = metrics | _mean_loss(metrics)
     prefix = FORWARD_ONLY if settlement.forward_only else ""
+    found = {f"{prefix}{name}": value for name, value in {**metrics, SECONDS: settlement.done.seconds}.items()}
+    _insert_points(connection, run, settlement, step, found)
+
+
+def _insert_points(connection: Connection, run: RunKey, settlement: Settlement, step: int, metrics: dict[str, float]) -> None:
     place = {"project": run.project, "run_id": run.run_id, "seq": settlement.seq, "step": step, "created_us": settlement.done.done_us}
-    values = {name: value if math.isfinite(value) else None for name, value in {**metrics, SECONDS: settlement.done.seconds}.items()}
-    points = [place | {"name": f"{prefix}{name}", "value": value} for name, value in values.items()]
+    points = [place | {"name": name, "value": value if math.isfinite(value) else None} for name, value in metrics.items()]
     connection.execute(insert(rows.run_metric), points)
+
+
+def _of_travel(travelled: Travelled, whole_bytes: int) -> dict[str, float]:
+    """What a version took to reach whoever samples, beside its blob; docs/rl.md has the names."""
+    found: dict[str, float] = {"sync/bytes": travelled.bytes, "sync/whole_bytes": whole_bytes}
+    if travelled.changed is not None:
+        found["sync/changed"] = travelled.changed
+    return found | {f"sync/{codec}_bytes": size for codec, size in travelled.codecs.items()}
 
 
 def _mean_loss(metrics: dict[str, float]) -> dict[str, float]:

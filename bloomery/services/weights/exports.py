@@ -16,6 +16,7 @@ from bloomery.store.blobs import Blobs
 from bloomery.sync.export import ExportFile, adapter, merged
 from bloomery.sync.manifest import Kind, Manifest
 from bloomery.sync.publish import manifest_key
+from bloomery.sync.run_chain import RunChain, chain_folder
 from bloomery.types.errors import InvalidInput, NotFound
 
 ExportForm = Literal["adapter", "merged"]
@@ -67,6 +68,10 @@ class Exports:
 
     def _lay_out(self, found: Version, form: ExportForm | None, max_shard_bytes: int, base_model: str) -> Export:
         manifest = Manifest.from_json(self._blobs.get(manifest_key(found.weights.version)))
+        if not self._blobs.exists(manifest.key):
+            # It came by the chain of its run alone. Rows that hold the version hold the blob too.
+            chain = RunChain(self._blobs.objects(chain_folder(manifest.run_id)), manifest.run_id)
+            self._blobs.put(manifest.key, chain.whole(manifest))
         part = partial(self._blobs.part, manifest.key)
         chosen: ExportForm = form or ("adapter" if manifest.kind == "lora" else "merged")
         if chosen == "adapter":

@@ -44,6 +44,8 @@ class PublishConfig:
 
     codec: Choice = "auto"
     """Of deltas."""
+    base_codec: Choice = "auto"
+    """Of bases: byte planes, or `raw` where the store is as near as a disk."""
     base_every: int = 200
     """Versions from one base to the next."""
     base_after_s: float = 1800.0
@@ -216,7 +218,8 @@ class Publisher:
         """An object in a file that has no name, mapped: as large as it is, it is not in memory. `states`: of `old`, where they are known."""
         summed = Summed(new)
         with tempfile.TemporaryFile(dir=self._config.scratch) as file:
-            head = write(cast(BinaryIO, file), old, summed, codec=self._config.codec, states=states, workers=self._config.workers).head
+            codec = self._config.base_codec if old is None else self._config.codec
+            head = write(cast(BinaryIO, file), old, summed, codec=codec, states=states, workers=self._config.workers).head
             file.flush()
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         return _Made(data, head, Known(head.records.array["new"].copy(), summed.checksums))

@@ -27,8 +27,9 @@ from bloomery.types.objects import Objects, Stored
 
 log = logging.getLogger(__name__)
 
-_TOMBSTONES: Final = "gc/tombstones"
-_CLOCK: Final = "gc/clock"
+FOLDER: Final = "gc"
+_TOMBSTONES: Final = f"{FOLDER}/tombstones"
+_CLOCK: Final = f"{FOLDER}/clock"
 _RENEWED_EVERY: Final = 100
 """Removals between two looks at the lease."""
 

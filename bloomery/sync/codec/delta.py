@@ -133,7 +133,7 @@ def write(
 
     def entry(chunk: Chunk) -> "Encoded":
         if old is None:
-            return encoded_base(chunk, new.read(chunk))
+            return encoded_base(chunk, new.read(chunk), codec)
         before = old.read(chunk)
         h_old = hash_elements(before, chunk.first) if states is None else state_of(states[chunk.number])
         return encoded(chunk, before, new.read(chunk), h_old, codec)
@@ -171,17 +171,17 @@ def encoded(chunk: Chunk, old: Bits, new: Bits, h_old: StateHash, codec: Choice 
     return Encoded(Entry(chosen, payload, chunk.numel if chosen in WHOLE else len(indices), h_old, h_new), len(indices))
 
 
-def encoded_base(chunk: Chunk, new: Bits) -> Encoded:
-    """One chunk of a base."""
+def encoded_base(chunk: Chunk, new: Bits, codec: Choice = "auto") -> Encoded:
+    """One chunk of a base: `raw` where that is asked for, else in byte planes."""
     state = hash_elements(new, chunk.first)
     if not (changed := int(np.count_nonzero(new))):
         return Encoded(Entry(Codec.EMPTY, b"", 0, StateHash(), state), 0)
-    return Encoded(whole(chunk, new, StateHash(), state), changed)
+    return Encoded(whole(chunk, new, StateHash(), state, Codec.RAW if codec == "raw" else Codec.PLANES), changed)
 
 
-def whole(chunk: Chunk, new: Bits, h_old: StateHash, h_new: StateHash) -> Entry:
+def whole(chunk: Chunk, new: Bits, h_old: StateHash, h_new: StateHash, codec: Codec = Codec.PLANES) -> Entry:
     """One chunk that is written whole, whatever was there."""
-    return Entry(*_by(Codec.PLANES, new, new, chunk), chunk.numel, h_old, h_new)
+    return Entry(*_by(codec, new, new, chunk), chunk.numel, h_old, h_new)
 
 
 def states_of(weights: Weights) -> States:

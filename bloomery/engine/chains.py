@@ -1,0 +1,216 @@
+"""How versions of whole models travel: as what changed since the version before, in a chain of their run (`sync.chain`) beside the blobs.
+
+`Chains` writes those of the runs that this process trains, and reads those of all. A version many of whose elements changed, as they do in float32,
+is written whole and raw: to tell them apart would take longer than a disk takes for them.
+"""
+
+import logging
+import mmap
+import tempfile
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bloomery.models.decoder import Decoder
+from bloomery.models.load import fill, stored_tensors
+from bloomery.models.rests import rest
+from bloomery.models.tensor_bytes import raw_bits
+from bloomery.obs.failpoints import failpoint
+from bloomery.store.blobs import Blobs
+from bloomery.sync import live
+from bloomery.sync.chain.publisher import PublishConfig, Publisher
+from bloomery.sync.chain.retention import RetainConfig, sweep
+from bloomery.sync.codec.layout import Chunk, Layout, MemoryWeights, Part, gather
+from bloomery.sync.manifest import Manifest
+from bloomery.sync.run_chain import RunChain, chain_folder, changed_share, layout_of, weights_of
+from bloomery.sync.state_hash import UNSIGNED, Bits
+from bloomery.types.errors import BloomeryError, Conflict
+from bloomery.types.objects import Objects
+from bloomery.types.operations import Travelled
+
+log = logging.getLogger(__name__)
+
+_HOLDER: Final = "engine"
+"""Of leases: a run has one engine at a time, and its next life takes over at once."""
+_MOST_CHANGED: Final = 1 / 8
+"""Share of the elements from which on a version is written whole."""
+_SWEPT_EVERY: Final = 50
+"""Versions from one sweep to the next."""
+_RETAIN: Final = RetainConfig(grace_s=3600.0)
+"""As long as a version without a name stays at least: what rows hold is claimed much more often than that (`services.housekeeping`)."""
+
+
+class Chains:
+    """Those of all runs of a store. One thread at a time publishes; any thread reads."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self._readers: dict[str, RunChain] = {}
+        self._writers: dict[str, _Writer] = {}
+        self._lock = Lock()
+
+    def publish(self, manifest: Manifest, blob: bytes) -> Travelled:
+        """Have a version be in the chain of its run, durably; repeating it finds it there."""
+        run_id = manifest.run_id
+        try:
+            return self._writer(run_id).publish(manifest, blob)
+        except Conflict:
+            # Nobody needed the chain and it was removed, or another engine writes: opening it anew tells.
+            self._writers.pop(run_id)
+            return self._writer(run_id).publish(manifest, blob)
+
+    def forget(self, run_id: str) -> None:
+        """A run is not trained here any more."""
+        if (writer := self._writers.pop(run_id, None)) is not None:
+            writer.close()
+
+    def has(self, run_id: str) -> bool:
+        """Whether a run has a chain."""
+        return bool(self._reader(run_id).sequences())
+
+    def whole(self, manifest: Manifest) -> bytes:
+        """The blob of a version, made of the newest base before it and what changed since."""
+        try:
+            return self._reader(manifest.run_id).whole(manifest)
+        except BloomeryError:
+            self._want_base(manifest.run_id)
+            raise
+
+    def patched(self, manifest: Manifest, before: Decoder, have: str) -> Decoder:
+        """A copy of what is in memory, a version in state `have` of the same run, with what changed since. It has to be proved to be the version."""
+        copy = Decoder(before.config, dtype=before.dtype, device=before.device).requires_grad_(False)
+        rest()
+        fill(copy, live.Published(before))
+        try:
+            self._reader(manifest.run_id).become(_DecoderWeights(copy, layout_of(manifest)), manifest.state, have)
+        except BloomeryError:
+            self._want_base(manifest.run_id)
+            raise
+        return copy
+
+    def _want_base(self, run_id: str) -> None:
+        """Who cannot read a version shall be able to read the next one."""
+        if (writer := self._writers.get(run_id)) is not None:
+            writer.publisher.want_base()
+
+    def _reader(self, run_id: str) -> RunChain:
+        with self._lock:
+            if run_id not in self._readers:
+                self._readers[run_id] = RunChain(self._blobs.objects(chain_folder(run_id)), run_id)
+            return self._readers[run_id]
+
+    def _writer(self, run_id: str) -> "_Writer":
+        if run_id not in self._writers:
+            objects = self._blobs.objects(chain_folder(run_id))
+            self._writers[run_id] = _Writer(objects, self._reader(run_id), run_id, self._blobs.directory)
+        return self._writers[run_id]
+
+
+class _Writer:
+    """Of the chain of one run: it keeps the weights of the newest version, in a file that has no name."""
+
+    def __init__(self, objects: Objects, reader: RunChain, run_id: str, scratch: Path | None) -> None:
+        self.publisher = Publisher.open(objects, run_id, holder=_HOLDER, config=PublishConfig(base_codec="raw", scratch=scratch))
+        self._objects, self._reader, self._scratch = objects, reader, scratch
+        self._newest: tuple[str, MemoryWeights] | None = None
+        """With its state hash."""
+        self._unswept = 0
+
+    def publish(self, manifest: Manifest, blob: bytes) -> Travelled:
+        """See `Chains`."""
+        new = weights_of(blob)
+        if (found := self._reader.find(manifest.state)) is not None and found.layout == new.layout.hash:
+            # What a process that died had published is published again when its operations are.
+            return self._reader.travelled(found, None)
+        old = self._before()
+        changed = None if old is None or old.layout.hash != new.layout.hash else changed_share(old, new)
+        told_apart = changed is not None and changed <= _MOST_CHANGED
+        published = self.publisher.publish(old if told_apart else None, new)
+        failpoint("engine.chain.published")
+        self._newest = (manifest.state, weights_of(_kept(blob, self._scratch)))
+        self._sweep_now_and_then()
+        return self._reader.travelled(published.manifest, changed)
+
+    def _sweep_now_and_then(self) -> None:
+        self._unswept += 1
+        if self._unswept < _SWEPT_EVERY:
+            return
+        self._unswept = 0
+        try:
+            sweep(self._objects, self.publisher.lease, config=_RETAIN)
+        except BloomeryError as error:
+            # The version is there, and the next sweep finds what this one left.
+            log.warning("run %s: its chain was not swept: %s", self.publisher.lease.run, error.message)
+
+    def close(self) -> None:
+        """Let whoever trains the run next write at once."""
+        try:
+            self.publisher.lease.release()
+        except BloomeryError as error:
+            log.warning("the lease of run %s was not released (%s): who takes it waits for a term", self.publisher.lease.run, error.message)
+
+    def _before(self) -> MemoryWeights | None:
+        """The newest version's weights, which a new life of the engine reads; None where there is none that can be read."""
+        newest = self.publisher.newest
+        if newest is None:
+            return None
+        root = newest.manifest.new_root
+        if self._newest is None or self._newest[0] != root:
+            try:
+                self._newest = (root, self._reader.read(root))
+            except BloomeryError as error:
+                log.warning("run %s: %s; its chain begins anew", newest.manifest.run, error.message)
+                self.publisher.want_base()
+                return None
+        return self._newest[1]
+
+
+class _DecoderWeights:
+    """A plain decoder that nobody uses yet, read and written a chunk at a time."""
+
+    def __init__(self, decoder: Decoder, layout: Layout) -> None:
+        self.layout, self._tensors = layout, stored_tensors(decoder)
+
+    def read(self, chunk: Chunk) -> Bits:
+        """See `Weights`."""
+        return gather(chunk, ((part, _bits(self._tensors[part.tensor.name])) for part in self.layout.parts(chunk)))
+
+    def write(self, chunk: Chunk, indices: NDArray[np.uint32], values: Bits) -> None:
+        """See `Weights`."""
+        for part in self.layout.parts(chunk):
+            rest()
+            begin, end = np.searchsorted(indices, (part.at, part.at + part.stop - part.start))
+            self._write(part, indices[begin:end], values[begin:end])
+
+    def _write(self, part: Part, indices: NDArray[np.uint32], values: Bits) -> None:
+        tensor = self._tensors[part.tensor.name]
+        new = torch.from_numpy(values.copy()).view(tensor.dtype).to(tensor.device)
+        if len(values) == tensor.numel():
+            tensor.copy_(new.view(tensor.shape))
+            return
+        at = torch.from_numpy(indices.astype(np.int64) + (part.start - part.at)).to(tensor.device)
+        # A tensor of ours is some rows of another, so its elements lie in one piece; of an expert's that lie otherwise places are told apart.
+        if tensor.is_contiguous():
+            tensor.view(-1)[at] = new
+        else:
+            tensor[torch.unravel_index(at, tensor.shape)] = new
+
+
+def _bits(tensor: Tensor) -> Bits:
+    found: Bits = raw_bits(tensor.cpu().reshape(-1)).numpy()
+    return found.view(UNSIGNED[tensor.element_size()])
+
+
+def _kept(blob: bytes, scratch: Path | None) -> memoryview:
+    """The same bytes in a file that goes with them, so that they need no memory."""
+    if scratch is not None:
+        scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=scratch) as file:
+        file.write(blob)
+        file.flush()
+        return memoryview(mmap.mmap(file.fileno(), len(blob), access=mmap.ACCESS_READ))

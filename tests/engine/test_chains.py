@@ -1,0 +1,281 @@
+"""Versions of whole models that travel as what changed: what is served is what was trained, however it came there."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+import torch
+
+from bloomery.engine import chains
+from bloomery.engine.chains import Chains
+from bloomery.engine.shelf import BlobShelf
+from bloomery.infer.sampler import Sampler
+from bloomery.infer.versions import Model
+from bloomery.models.form import Form
+from bloomery.models.load import stored_tensors
+from bloomery.models.packed import is_packed
+from bloomery.store.blobs import Blobs
+from bloomery.store.objects import Folder
+from bloomery.sync import run_chain
+from bloomery.sync.chain.plan import read_versions
+from bloomery.sync.codec.delta import Delta
+from bloomery.sync.codec.layout import Weights as Weighed
+from bloomery.sync.live import Published
+from bloomery.sync.manifest import Manifest
+from bloomery.sync.publish import manifest_key
+from bloomery.sync.run_chain import RunChain, chain_folder
+from bloomery.train import snapshot
+from bloomery.train.run import TrainableRun
+from bloomery.types.errors import BloomeryError
+from bloomery.types.generation import Weights
+from bloomery.types.operations import SnapshotResult
+from tests.train.builders import BASE_HASH, SAVE, decoder, learn, run, step, supervised, train
+
+PASSING = msgspec.structs.replace(SAVE, announced=False)
+"""A version without a name, as loops publish in every step."""
+RARELY, MOSTLY = 1e-5, 3e-2
+"""Learning rates at which few elements in bfloat16 change, and most."""
+
+
+class Loop:
+    """A run and the shelf that it publishes to."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.base, self.blobs = decoder(dtype=dtype), Blobs(directory)
+        self.shelf = self.life()
+        self.run: TrainableRun = run(self.base, self.shelf, rank=0)
+
+    def life(self) -> BlobShelf:
+        """What a new process has: nothing in memory."""
+        return BlobShelf(self.blobs, self.base, base_hash=BASE_HASH, numerics="test")
+
+    def publish(self, learning_rate: float = RARELY, *, steps: int = 1, save: object = PASSING) -> SnapshotResult:
+        lessons = [learn(supervised([20, 40])), step(learning_rate)] * steps
+        found = train(self.run, [*lessons, save])[-1]
+        assert isinstance(found, SnapshotResult)
+        return found
+
+    def bits(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in self.run.weights.published().items()}
+
+
+def weights(result: SnapshotResult) -> Weights:
+    return Weights(version=result.version, key=result.key)
+
+
+def same(decoder_tensors: dict[str, torch.Tensor], trained: dict[str, torch.Tensor]) -> bool:
+    return decoder_tensors.keys() == trained.keys() and all(torch.equal(decoder_tensors[name], trained[name]) for name in trained)
+
+
+@pytest.mark.parametrize("learning_rate", [RARELY, MOSTLY])
+def test_what_a_reader_of_every_version_and_one_who_comes_late_have_is_what_was_trained(learning_rate: float, tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    reader = loop.life()
+    kept = []
+    for place in range(7):
+        published = loop.publish(learning_rate, steps=min(place, 1))
+        assert not loop.blobs.exists(published.key)
+        assert published.travelled is not None
+        assert published.travelled.whole == (place == 0 or learning_rate == MOSTLY)
+        for shelf in (loop.shelf, reader):
+            loaded = shelf.load(weights(published))
+            assert same(stored_tensors(loaded.decoder), loop.bits())
+            assert loaded.proof is not None
+            kept.append(loaded)
+        late = loop.life().load(weights(published))
+        assert same(stored_tensors(late.decoder), loop.bits())
+
+
+def test_a_replica_that_keeps_packed_matrices_alone_makes_the_next_version_of_them(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, torch.float32)
+    first = loop.publish(0.0, steps=0)
+    replica = loop.life()
+    sampler = Sampler(loop.base, replica, form=Form(packed=True), alone=True)
+    replica.kept_as = sampler.computed_with
+    held = replica.load(weights(first))
+    assert is_packed(held.decoder)
+    second = loop.publish(1e-9)
+    reads: list[str] = []
+    whole = replica._chains.whole
+    replica._chains.whole = lambda manifest: reads.append(manifest.version) or whole(manifest)  # type: ignore[method-assign,func-returns-value]
+    served = replica.load(weights(second))
+    assert reads == [], "nothing was read from a base"
+    assert served.proof is not None
+    assert served.proof.root == Manifest.from_json(loop.blobs.get(manifest_key(second.version))).state
+
+
+def test_a_version_with_a_name_lies_whole_beside_the_chain_and_the_next_one_is_told_from_it(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    loop.publish(steps=0)
+    named = loop.publish(save=SAVE)
+    assert loop.blobs.exists(named.key)
+    after = loop.publish()
+    assert after.travelled is not None
+    assert not after.travelled.whole
+    assert after.travelled.changed is not None
+    assert 0 < after.travelled.changed < 1 / 8
+    assert after.travelled.bytes < after.size_bytes / 10
+    assert sum(after.travelled.codecs.values()) < after.travelled.bytes
+
+
+def test_the_blob_that_a_chain_gives_is_the_one_that_would_have_been_stored(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    found = [loop.publish(steps=min(place, 1)) for place in range(3)]
+    manifest = Manifest.from_json(loop.blobs.get(manifest_key(found[-1].version)))
+    assert manifest.kind == "full"
+    assert Chains(loop.blobs).whole(manifest) == snapshot.write(loop.run.weights)
+
+
+def test_a_new_life_of_the_engine_goes_on_with_the_chain_where_the_last_one_was(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    before = [loop.publish(steps=min(place, 1)) for place in range(2)]
+    objects = loop.blobs.objects(chain_folder("run-1"))
+    epochs = [link.manifest.epoch for link in read_versions(objects, "run-1", ()).values()]
+    loop.run._shelf = loop.shelf = loop.life()
+    repeated = train(loop.run, [PASSING])[-1]
+    assert isinstance(repeated, SnapshotResult)
+    assert repeated.key == before[-1].key
+    after = loop.publish()
+    assert after.travelled is not None
+    assert not after.travelled.whole, "it told what changed since the version before its death"
+    versions = read_versions(objects, "run-1", ())
+    assert list(versions) == [0, 1, 2]
+    assert versions[2].manifest.epoch > max(epochs)
+
+
+def test_where_a_chain_takes_nothing_the_blob_is_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop(tmp_path)
+    loop.publish(steps=0)
+    newest = loop.blobs.directory / chain_folder("run-1") / "v" / f"{0:012d}"
+    newest.write_bytes(b"{}")
+    loop.run._shelf = loop.shelf = loop.life()
+    published = loop.publish()
+    assert published.travelled is None
+    assert "is no manifest of a chain" in caplog.text
+    assert same(stored_tensors(loop.life().load(weights(published)).decoder), loop.bits())
+
+
+class ChainFault(NamedTuple):
+    """One way in which a chain led to other weights, or nowhere; put in before version `new` is asked for, by whoever holds the one before `old`."""
+
+    name: str
+    """As `docs/rl.md` has it."""
+    inject: Callable[[pytest.MonkeyPatch, "Synced"], None]
+    says: str
+
+
+class Synced(NamedTuple):
+    """A run of three versions, and a reader of its first."""
+
+    loop: Loop
+    reader: BlobShelf
+    old: SnapshotResult
+    new: SnapshotResult
+    chain: Path
+    copy: Path
+    """The chain as it was before the newest version."""
+
+
+def synced(directory: Path) -> Synced:
+    loop = Loop(directory / "blobs")
+    chain, copy = directory / "blobs" / chain_folder("run-1"), directory / "copy"
+    first, reader = loop.publish(steps=0), loop.life()
+    held.append(reader.load(weights(first)))
+    old = loop.publish()
+    held.append(reader.load(weights(old)))
+    shutil.copytree(chain, copy)
+    loop.publish()
+    return Synced(loop, reader, old, loop.publish(), chain, copy)
+
+
+held: list[Model] = []
+"""Models that stay in memory, as those of requests do."""
+
+
+def applied_twice(patch: pytest.MonkeyPatch, made: Synced) -> None:
+    """A delta is put on weights that have it."""
+    apply = run_chain._apply
+
+    def twice(delta: Delta, into: Weighed) -> None:
+        apply(delta, into)
+        apply(delta, into)
+
+    patch.setattr(run_chain, "_apply", twice)
+
+
+def skipped(patch: pytest.MonkeyPatch, made: Synced) -> None:
+    """The first of two deltas is left out."""
+    way = RunChain.way
+    patch.setattr(RunChain, "way", lambda chain, root, have: list(way(chain, root, have))[1:])
+
+
+def of_another_run(patch: pytest.MonkeyPatch, made: Synced) -> None:
+    """In the run's folder lies the chain of another one, which begins with the same weights."""
+    other = run(made.loop.base, made.loop.shelf, rank=0, run_id="run-2")
+    train(other, [PASSING, *[learn(supervised([9])), step(RARELY), PASSING] * 4])
+    shutil.rmtree(made.chain)
+    shutil.copytree(made.chain.parent / "run-2", made.chain)
+
+
+def object_of_another_run(patch: pytest.MonkeyPatch, made: Synced) -> None:
+    """Under the name of the newest delta lies that of another run."""
+    other = run(made.loop.base, made.loop.shelf, rank=0, run_id="run-2")
+    train(other, [PASSING, learn(supervised([9])), step(RARELY), PASSING])
+    foreign = newest_delta(made.chain.parent / "run-2")
+    newest_delta(made.chain).write_bytes(foreign.read_bytes())
+
+
+def torn_object(patch: pytest.MonkeyPatch, made: Synced) -> None:
+    """The newest delta ends in the middle."""
+    path = newest_delta(made.chain)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def put_back(patch: pytest.MonkeyPatch, made: Synced) -> None:
+    """An older copy of the chain is put in its place."""
+    made.reader.load(weights(made.new))
+    made.reader._given.clear()
+    shutil.rmtree(made.chain)
+    shutil.copytree(made.copy, made.chain)
+
+
+def another_version_in_memory(patch: pytest.MonkeyPatch, made: Synced) -> None:
+    """What is in memory, and is told apart from, is not the version that it is held for."""
+    base = made.loop.base
+    patch.setattr(chains.live, "Published", lambda decoder: Published(base))
+
+
+def newest_delta(chain: Path) -> Path:
+    manifests = read_versions(Folder(chain), chain.name, ())
+    return chain / manifests[max(manifests)].manifest.steps[0].object.key
+
+
+NOT_THOSE = "the weights in memory are not those of version|was put on weights that are not version"
+CHAIN_FAULTS = (
+    ChainFault("a delta applied twice", applied_twice, NOT_THOSE),
+    ChainFault("a delta left out", skipped, NOT_THOSE),
+    ChainFault("the chain of another run", of_another_run, "is of run `run-2`, not of `run-1`"),
+    ChainFault("a delta of another run", object_of_another_run, "is not what its name says|and nothing of the kind has more"),
+    ChainFault("a torn delta", torn_object, "is not what its name says"),
+    ChainFault("an older copy of the chain", put_back, "an old copy of the chain was put back"),
+    ChainFault("another version in memory", another_version_in_memory, NOT_THOSE),
+)
+
+
+@pytest.mark.parametrize("fault", CHAIN_FAULTS, ids=[fault.name.replace(" ", "-") for fault in CHAIN_FAULTS])
+def test_what_a_chain_does_wrong_is_caught_before_it_is_served(fault: ChainFault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = synced(tmp_path / "sound")
+    assert same(stored_tensors(sound.reader.load(weights(sound.new)).decoder), sound.loop.bits())
+    broken = synced(tmp_path / "broken")
+    with monkeypatch.context() as patch:
+        fault.inject(patch, broken)
+        with pytest.raises(BloomeryError, match=fault.says):
+            broken.reader.load(weights(broken.new))
+
+
+def test_every_fault_of_a_chain_stands_in_the_docs() -> None:
+    docs = (Path(__file__).parents[2] / "docs" / "rl.md").read_text()
+    assert [fault.name for fault in CHAIN_FAULTS if f"| {fault.name} |" not in docs] == []
