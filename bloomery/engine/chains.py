@@ -126,9 +126,10 @@ class _Writer:
         new = weights_of(blob)
         if (found := self._reader.find(manifest.state)) is not None and found.layout == new.layout.hash:
             # What a process that died had published is published again when its operations are.
-            return self._reader.travelled(found, None)
+            # It is to say the same then.
+            return self._reader.travelled(found, _changed(self._reader.before(found), new))
         old = self._before()
-        changed = None if old is None or old.layout.hash != new.layout.hash else changed_share(old, new)
+        changed = _changed(old, new)
         told_apart = changed is not None and changed <= _MOST_CHANGED
         published = self.publisher.publish(old if told_apart else None, new)
         failpoint("engine.chain.published")
@@ -168,6 +169,11 @@ class _Writer:
                 self.publisher.want_base()
                 return None
         return self._newest[1]
+
+
+def _changed(old: MemoryWeights | None, new: MemoryWeights) -> float | None:
+    """Share of the elements; None where nothing is known to compare with."""
+    return None if old is None or old.layout.hash != new.layout.hash else changed_share(old, new)
 
 
 class _DecoderWeights:

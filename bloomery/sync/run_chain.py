@@ -27,7 +27,7 @@ from bloomery.sync.manifest import Manifest
 from bloomery.sync.publish import weights_key
 from bloomery.sync.state_hash import UNSIGNED, Bits
 from bloomery.types import tensor_file
-from bloomery.types.errors import Corrupt, NotFound
+from bloomery.types.errors import BloomeryError, Corrupt, NotFound
 from bloomery.types.objects import Objects
 from bloomery.types.operations import Travelled
 from bloomery.types.tensor_file import ITEM_BYTES, TensorSpec
@@ -121,6 +121,14 @@ class RunChain:
         if (found := root_of(states_of(weights))) != root:
             raise Corrupt(f"what the chain of run {self._run_id} says of the version in state {root} comes to state {found}")
         return weights
+
+    def before(self, version: ChainManifest) -> MemoryWeights | None:
+        """The version before this one; None where there is none, or none that can be read."""
+        link = self._versions.get(version.sequence - 1)
+        try:
+            return None if link is None else self.read(link.manifest.new_root)
+        except BloomeryError:
+            return None
 
     def whole(self, manifest: Manifest) -> bytes:
         """The blob of a version, to the byte as it would have been published; Corrupt where something else comes of the chain."""

@@ -183,7 +183,7 @@ class Travelled(Wire, frozen=True):
     whole: bool
     """Whether it holds all elements: of a first version, and where more changed than is worth telling apart."""
     changed: float | None
-    """Share of the elements that differ from those of the version before; None where that is not known."""
+    """Share of the elements that differ from those of the version before; None of a first one."""
     codecs: dict[str, int]
     """Bytes of payloads by the codec that wrote them (`docs/weight-sync.md`)."""
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from tests.engine.faults import FAULTS
 from tests.engine.forward_faults import FORWARD_FAULTS
+from tests.engine.test_chains import CHAIN_FAULTS
 from tests.engine.test_kill_list import DOCS, LATER
 from tests.recipes import test_kill_list_numbers, test_kill_list_tokens
 from tests.sync.chain import test_receiver
@@ -46,7 +47,10 @@ class Row(NamedTuple):
     caught_by: str
 
 
-FILES = "tests/engine/test_kill_list*.py tests/recipes/test_kill_list*.py tests/recipes/test_holding.py tests/sync/chain/test_receiver.py"
+FILES = (
+    "tests/engine/test_kill_list*.py tests/recipes/test_kill_list*.py tests/recipes/test_holding.py tests/sync/chain/test_receiver.py "
+    "tests/engine/test_chains.py"
+)
 
 
 def rows() -> list[Row]:
@@ -75,7 +79,9 @@ def injected() -> dict[str, set[str]]:
     later = LATER | test_kill_list_numbers.LATER | test_kill_list_tokens.LATER
     found = {fault.name: set(fault.threads) for fault in several} | {name: {thread} for name, thread in later.items()}
     assert not found.keys() & test_receiver.REFUSED.keys(), "a name stands for one fault"
-    return found | {name: set() for name in test_receiver.REFUSED}
+    of_chains = {fault.name for fault in CHAIN_FAULTS}
+    assert not of_chains & (found.keys() | test_receiver.REFUSED.keys()), "a name stands for one fault"
+    return found | {name: set() for name in test_receiver.REFUSED.keys() | of_chains}
 
 
 def test_every_thread_that_was_asked_for_is_in_the_list_under_its_number() -> None:

@@ -1,0 +1,59 @@
+"""Reinforcement with all parameters: versions travel by the chain of the run without being asked, through a death, and to who comes late."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bloomery.client import Client
+from bloomery.config.data_dir import DataDir
+from bloomery.recipes.grpo import StepReport, train
+from bloomery.store.blobs import Blobs
+from bloomery.sync.run_chain import RunChain, chain_folder
+from tests.live import running_server
+from tests.recipes.loops import BASE, POLICY, PROBLEMS, Record
+from tests.recipes.test_grpo import CONFIG
+
+ALL = replace(CONFIG, policy=replace(POLICY, rank=0, learning_rate=1e-4))
+STEPS = 4
+
+
+@pytest.mark.slow
+def test_a_loop_of_all_parameters_goes_by_the_chain_and_ends_in_the_same_weights_though_its_engine_died(tmp_path: Path) -> None:
+    record, expected = Record(), Record()
+    data = tmp_path / "data"
+    with running_server(data) as server, Client(server.url, server.key) as client:
+
+        def kill(report: StepReport) -> None:
+            if report.step == 2:
+                os.kill(server.pid(f"engine-{BASE}"), signal.SIGKILL)
+
+        policy = train(client, PROBLEMS, record.grade, ALL, tmp_path / "cursor", steps=STEPS, on_step=kill)
+        undisturbed = train(client, PROBLEMS, expected.grade, ALL, tmp_path / "other", steps=STEPS)
+        digests = [each.run.save_checkpoint("end").result().digest for each in (policy, undisturbed)]
+        assert digests[0] == digests[1]
+        assert record.seen == expected.seen, "what was served was sampled from the same weights, and they were proved"
+        blobs = Blobs(DataDir(data).blobs)
+        chains = [RunChain(blobs.objects(chain_folder(each.run.id)), each.run.id).sequences() for each in (policy, undisturbed)]
+        assert len(chains[0]) > STEPS
+        assert chains[0] == chains[1], "the same versions under the same numbers, none twice"
+        metrics = policy.run.metrics()
+        told = [each.values for each in metrics if "sync/bytes" in each.values]
+        assert len(told) == len(chains[0])
+        for values in told:
+            raw, took, whole = (values[f"sync/{name}"] for name in ("raw_bytes", "bytes", "whole_bytes"))
+            assert raw is not None and took is not None and whole is not None  # noqa: PT018
+            assert raw <= took < 1.01 * whole < 1.02 * raw, "in float32 nearly all of it changes"
+
+        # A replica holds nothing of the run before the first request of a deployment.
+        version = policy.run.save_snapshot().result().version
+        client.deployments.create("late", version)
+        asked: dict[str, Any] = {"messages": [{"role": "user", "content": "which way?"}], "max_tokens": 6, "seed": 5}
+        late, trainer = client.chat("late", **asked), client.chat(version, **asked)
+        assert late["system_fingerprint"] == trainer["system_fingerprint"] == version
+        assert late["choices"][0]["message"] == trainer["choices"][0]["message"]
+        assert len(blobs.list("snapshots")) == 1, "only the last step's is whole, which has a name, and the same weights in both runs"
+        assert "gave another result when it was replayed" not in server.logs()
