@@ -2,6 +2,7 @@
 // that was told when it was made.
 import type { paths } from "../api";
 import type { Answer } from "../answers";
+import { released } from "./press";
 
 const CSRF = "x-csrf-token";
 
@@ -123,8 +124,13 @@ function drawn(): string {
 }
 
 async function ask(method: string, url: string, body?: unknown, signal?: AbortSignal): Promise<unknown> {
-  const answer = await send(method, url, body, signal);
-  return answer.status === 204 ? undefined : answer.json();
+  try {
+    const answer = await send(method, url, body, signal);
+    return answer.status === 204 ? undefined : ((await answer.json()) as unknown);
+  } finally {
+    // Whatever is told is shown, and moves the page.
+    await released();
+  }
 }
 
 function address(route: string, path: Record<string, string>, query: Values): string {

@@ -1,6 +1,7 @@
 // A conversation with one model. What it says comes token by token.
 import { send } from "../../lib/api";
 import { figure, percent } from "../../lib/format";
+import { released } from "../../lib/press";
 import type { Message } from "../../parts/messages";
 import { tintOfLogprob, type Token } from "../../parts/tokens";
 
@@ -58,6 +59,8 @@ export class Conversation {
       const body = { model: this.model, messages: this.messages(system), temperature, max_tokens, stream: true, logprobs: true, top_logprobs: TOP, ...(seed === null ? {} : { seed }) };
       const answer = await send("POST", "/v1/chat/completions", body, this.#stop.signal);
       for await (const chunk of chunks(answer)) {
+        // What stops it stands below.
+        await released();
         if (chunk.error) throw new Error(chunk.error.message ?? "the answer broke off");
         turn.id = chunk.id ?? turn.id;
         turn.version = chunk.system_fingerprint ?? turn.version;
