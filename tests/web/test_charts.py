@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bloomery.client import Client
 from tests.web.world import World
 
 if TYPE_CHECKING:
@@ -83,7 +84,10 @@ def test_a_chart_is_zoomed_and_moved_along_by_keyboard_and_says_what_it_shows(pa
     loss.locator("canvas").wait_for()
     page.get_by_role("region", name="Throughput", exact=True).locator("canvas").wait_for()
     described = chart.get_attribute("aria-describedby")
-    assert page.locator(f"[id='{described}']").inner_text() == "plus and minus zoom, the arrow keys move along, 0 shows all"
+    assert (
+        page.locator(f"[id='{described}']").inner_text()
+        == "plus and minus zoom, the arrow keys move along, 0 shows all; the buttons below hide lines"
+    )
     chart.focus()
     whole = drawn(loss)
     shown: list[tuple[float, float]] = []
@@ -117,6 +121,39 @@ def test_arrow_keys_move_a_chart_that_has_the_focus_and_turn_steps_where_there_i
     page.keyboard.press("0")
     page.keyboard.press("ArrowRight")
     page.wait_for_url("**step=3")
+
+
+def test_a_line_is_hidden_and_shown_again_by_keyboard(page: "Page", world: World) -> None:
+    page.goto(f"/runs/{world.rewarded.id}")
+    reward = page.get_by_role("region", name="Reward", exact=True)
+    reward.locator("canvas").wait_for()
+    page.get_by_role("region", name="Gradient norm", exact=True).locator("canvas").wait_for()
+    whole = drawn(reward)
+    reward.get_by_role("application").focus()
+    page.keyboard.press("Tab")
+    toggle = page.locator(":focus")
+    assert (toggle.evaluate("each => each.tagName"), toggle.get_attribute("aria-pressed")) == ("BUTTON", "true")
+    for key, pressed in (("Enter", "false"), ("Space", "true")):
+        page.keyboard.press(key)
+        assert toggle.get_attribute("aria-pressed") == pressed
+        assert (drawn(reward) == whole) == (pressed == "true")
+
+
+def test_keys_of_a_chart_are_called_by_their_names(page: "Page", world: World) -> None:
+    page.goto(f"/runs/{world.taught.id}")
+    chart = page.get_by_role("region", name="Loss", exact=True).get_by_role("application")
+    # A plus sign stands between keys that are held together, and is itself called so.
+    assert chart.get_attribute("aria-keyshortcuts") == "Plus - ArrowLeft ArrowRight 0 Home"
+
+
+def test_bars_are_told_as_a_table_too(page: "Page", world: World, client: Client) -> None:
+    run = client.run(world.rewarded.run or "")
+    step = run.rollouts.steps()[0]
+    page.goto(f"/rollouts/{run.id}?step={step.step}")
+    table = page.get_by_role("table", name="reward of a rollout")
+    table.wait_for()
+    counts = table.get_by_role("row").locator("td").all_inner_texts()
+    assert sum(map(int, counts)) == step.rollouts
 
 
 def drawn(chart: "Locator") -> str:
