@@ -1,4 +1,4 @@
-"""What is clicked happens, and nothing else does: whatever arrives while a button is pressed, or after a question was closed."""
+"""What is clicked happens, and nothing else does: whatever arrives late, while a button is pressed, or after a question was closed."""
 
 import re
 from typing import TYPE_CHECKING
@@ -8,41 +8,80 @@ import pytest
 from bloomery.client import Client
 from bloomery.types.resources import Price
 from tests.live import wait_until
-from tests.web.world import BASE, World
+from tests.web.world import BASE, World, places
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page, Route
 
 pytestmark = [pytest.mark.web, pytest.mark.timeout(600)]
+PRICE = Price(prompt_usd_per_mtok=3, completion_usd_per_mtok=7)
 FRAMES = "() => new Promise((shown) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(shown))))"
 """What was told is in sight then."""
+LATE = """
+const asked = fetch;
+let begun = 0;
+window.under_way = 0;
+window.moved = [];
+// One answer behind the other, each as late as if the server had been busy.
+window.fetch = async (...given) => {
+    const late_ms = 60 * (begun++ % 12);
+    window.under_way++;
+    try {
+        const answer = await asked(...given);
+        await new Promise((done) => setTimeout(done, late_ms));
+        return answer;
+    } finally {
+        setTimeout(() => window.under_way--, 60);
+    }
+};
+const places = new Map();
+const look = () => {
+    for (const each of document.querySelectorAll("main :is(button, a, input, select, textarea, summary)")) {
+        const { top, height } = each.getBoundingClientRect();
+        if (height === 0) continue;
+        const before = places.get(each);
+        if (before !== undefined && before < innerHeight && Math.abs(top - before) > 3)
+            moved.push(`${each.getAttribute("aria-label") ?? each.textContent.trim().slice(0, 40)} (${each.tagName}): ${before} to ${top}`);
+        places.set(each, top);
+    }
+    requestAnimationFrame(look);
+};
+document.addEventListener("DOMContentLoaded", look);
+"""
+"""Notes what in sight can be clicked and changes its place, while answers come one by one."""
 
 
-def test_a_press_is_no_less_of_one_where_what_arrives_meanwhile_moves_the_page(page: "Page", world: World) -> None:
-    held = hold(page, "**/api/v1/spans?*", method="GET")
-    page.goto(f"/deployments/{world.deployment}")
+def test_a_press_is_no_less_of_one_where_what_arrives_meanwhile_moves_the_page(page: "Page", world: World, client: Client) -> None:
+    # All of it in sight: a page that is scrolled to its end moves above that.
+    page.set_viewport_size({"width": 1280, "height": 1400})
+    page.goto(deployed_twice(client, world, "moves"))
+    page.get_by_role("navigation").get_by_text("live", exact=True).wait_for()
     button = page.get_by_role("button", name="Roll back to it")
     press(page, button)
     before = button.bounding_box()
-    told(page, held)
+    with page.expect_response("**/api/v1/deployments/moves") as answered:
+        client.deployments.set_price("moves", PRICE)
+    answered.value.finished()
+    page.evaluate(FRAMES)
     assert button.bounding_box() == before
     page.mouse.up()
     page.get_by_role("dialog", name="Roll back").get_by_role("button", name="Not now").click()
-    page.get_by_role("region", name="Traffic").locator("canvas").first.wait_for()
+    page.get_by_text("$3 + $7 for a million tokens").wait_for()
+    assert button.bounding_box() != before
 
 
-def test_a_press_that_never_ends_keeps_nothing_back_for_long(page: "Page", world: World) -> None:
-    held = hold(page, "**/api/v1/spans?*", method="GET")
-    page.goto(f"/deployments/{world.deployment}")
+def test_a_press_that_never_ends_keeps_nothing_back_for_long(page: "Page", world: World, client: Client) -> None:
+    page.goto(deployed_twice(client, world, "held"))
+    page.get_by_role("navigation").get_by_text("live", exact=True).wait_for()
     press(page, page.get_by_role("heading", level=1))
-    told(page, held)
-    page.get_by_role("region", name="Traffic").locator("canvas").first.wait_for()
+    client.deployments.set_price("held", PRICE)
+    page.get_by_text("$3 + $7 for a million tokens").wait_for()
 
 
 def test_a_row_stays_under_the_pointer_that_presses_it_while_others_come(page: "Page", client: Client) -> None:
     client.keys.create("pressed", ["read"])
     page.goto("/keys")
-    page.get_by_text("live", exact=True).wait_for()
+    page.get_by_role("navigation").get_by_text("live", exact=True).wait_for()
     page.get_by_role("columnheader", name="Name").get_by_role("button").click()
     press(page, page.get_by_role("row").filter(has_text="pressed").get_by_role("button", name="Revoke"))
     with page.expect_response(re.compile(r"/api/v1/keys\?")) as answered:
@@ -54,26 +93,37 @@ def test_a_row_stays_under_the_pointer_that_presses_it_while_others_come(page: "
     page.get_by_role("row").filter(has_text="a-key-before-it").wait_for()
 
 
+def test_nothing_that_can_be_clicked_changes_its_place_as_answers_come_in(page: "Page", world: World) -> None:
+    page.add_init_script(LATE)
+    moved: dict[str, list[str]] = {}
+    for place in places(world):
+        page.goto(place)
+        page.get_by_role("heading", level=1).wait_for()
+        page.wait_for_function("() => under_way === 0")
+        page.evaluate(FRAMES)
+        if found := page.evaluate("moved"):
+            moved[place] = found[:5]
+    assert not moved
+
+
 def test_a_question_stays_open_and_has_the_focus_whatever_changes_behind_it(page: "Page", world: World, client: Client) -> None:
     client.deployments.create("changes", BASE)
     page.goto("/deployments")
-    page.get_by_text("live", exact=True).wait_for()
+    page.get_by_role("navigation").get_by_text("live", exact=True).wait_for()
     page.get_by_role("button", name="New deployment").click()
     name = page.get_by_role("dialog").get_by_label("Name that callers give")
     name.fill("half wri")
     with page.expect_response(re.compile(r"/api/v1/deployments\?")) as answered:
-        client.deployments.set_price("changes", Price(prompt_usd_per_mtok=3, completion_usd_per_mtok=7))
+        client.deployments.set_price("changes", PRICE)
     answered.value.finished()
-    page.get_by_role("row", include_hidden=True).filter(has_text="$3 + $7").wait_for()
+    page.get_by_role("row", include_hidden=True).filter(has_text="changes").get_by_text("$3 + $7").wait_for()
     page.keyboard.type("tten")
     assert name.input_value() == "half written"
 
 
 def test_what_ends_closes_its_own_question_and_no_other(page: "Page", world: World, client: Client) -> None:
     assert world.rewarded.result is not None
-    client.deployments.create("asked", BASE)
-    client.deployments.promote("asked", str(client.deployments.get(world.deployment).revisions[-1].version), {})
-    page.goto("/deployments/asked")
+    page.goto(deployed_twice(client, world, "asked"))
     held = hold(page, "**/rollback", method="POST")
     page.get_by_role("button", name="Roll back to it").click()
     page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
@@ -99,6 +149,14 @@ def test_who_has_closed_a_question_is_led_nowhere_by_its_answer(page: "Page", cl
     told(page, held)
     assert client.deployments.get("left-behind").live.number == 1
     assert page.url.endswith("/keys")
+
+
+def deployed_twice(client: Client, world: World, name: str) -> str:
+    """The address of a deployment with something to go back to, and without a price."""
+    assert world.taught.result is not None
+    client.deployments.create(name, BASE)
+    client.deployments.promote(name, world.taught.result.version, {})
+    return f"/deployments/{name}"
 
 
 def hold(page: "Page", pattern: str, *, method: str) -> "list[Route]":

@@ -78,6 +78,39 @@ def build(client: Client, said: str = HOSTILE) -> World:
     return World(taught, rewarded, "front", program, evaluated.id)
 
 
+def places(world: World) -> list[str]:
+    """The addresses of every page, with something on it."""
+    evaluation = world.evaluation
+    return [
+        "/",
+        "/runs",
+        f"/runs/{world.rewarded.id}",
+        f"/runs/compare?of={world.taught.id},{world.rewarded.id}",
+        "/jobs",
+        f"/jobs?clone={world.rewarded.id}",
+        "/graders",
+        "/graders/right",
+        "/graders/new",
+        "/rollouts",
+        f"/rollouts/{world.rewarded.run}",
+        "/deployments",
+        f"/deployments/{world.deployment}",
+        "/traces",
+        "/playground",
+        f"/labelling?evaluation={evaluation}",
+        f"/labelling?evaluation={evaluation}&mode=pairs",
+        "/keys",
+        "/datasets",
+        "/datasets/chats",
+        "/datasets/damaged?as=text",
+        "/evaluations",
+        f"/evaluations/{evaluation}",
+        f"/evaluations/compare?of={evaluation}",
+        "/evaluations/leaderboard",
+        "/evaluations/judges",
+    ]
+
+
 def with_rows(client: Client, said: str) -> None:
     """Data sets, one of them with rows that were left out, and graders."""
     client.datasets.create("chats")
