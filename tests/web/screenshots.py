@@ -2,18 +2,21 @@
 
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 from bloomery.client import Client
+from bloomery.types.resources import Price
+from tests.jobs.test_methods_live import asked, pairs
 from tests.live import running_server
 from tests.web.conftest import SIZE, WAIT_MS, log_in
 from tests.web.world import build
 
-TALL: Final = {"dataset": 1232}
+TALL: Final = {"dataset": 1232, "price": 900, "traces": 1100}
 """Pages whose point is further down."""
 PLACE: Final = Path(__file__).parents[2] / "docs" / "dashboard"
 
@@ -24,6 +27,7 @@ def main() -> None:
     PLACE.mkdir(exist_ok=True)
     with TemporaryDirectory() as scratch, running_server(Path(scratch) / "data", jobs=1) as server, Client(server.url, server.key) as client:
         world = build(client, "by hand")
+        with_costs(client)
         run = world.rewarded.run
         pages = {
             "home": ("/", "light"),
@@ -32,6 +36,9 @@ def main() -> None:
             "dataset": ("/datasets/chats?row=3", "light"),
             "evaluation": (f"/evaluations/{world.evaluation}", "dark"),
             "job": ("/jobs?dataset=chats", "dark"),
+            "traces": ("/traces?deployment=front", "light"),
+            "price": ("/deployments/front", "light"),
+            "pairs": (f"/labelling?evaluation={world.evaluation}&mode=pairs", "dark"),
         }
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
@@ -41,14 +48,34 @@ def main() -> None:
                 page.set_default_timeout(WAIT_MS)
                 log_in(page, server.key)
                 page.goto(place)
-                page.get_by_text("live", exact=True).wait_for()
-                if name == "job":
-                    # What it would take is said of a job that has one.
-                    page.get_by_label("Name", exact=True).fill("colours")
-                    page.get_by_role("complementary", name="What it would take").locator("dl[aria-busy=false]").wait_for()
+                page.get_by_role("navigation").get_by_text("live", exact=True).wait_for()
+                POSED.get(name, lambda _: None)(page)
                 page.wait_for_timeout(2_000)
                 page.screenshot(path=PLACE / f"{name}.png")
             browser.close()
+
+
+def with_costs(client: Client) -> None:
+    """Traffic before there was a price, and behind it."""
+    client.deployments.set_price("front", Price(prompt_usd_per_mtok=0.15, cached_prompt_usd_per_mtok=0.03, completion_usd_per_mtok=0.6))
+    for number, given in enumerate(pairs(12, 6)):
+        answer = client.chat("front", asked(given), max_tokens=48, seed=number, headers={"x-bloomery-consent": "train"} if number % 3 else {})
+        if number % 2:
+            client.feedback(answer["id"], "helpful", number % 4 == 1)
+
+
+def named(page: Page) -> None:
+    """What it would take is said of a job that has a name."""
+    page.get_by_label("Name", exact=True).fill("colours")
+    page.get_by_role("complementary", name="What it would take").locator("dl[aria-busy=false]").wait_for()
+
+
+POSED: Final[dict[str, Callable[[Page], object]]] = {
+    "job": named,
+    "price": lambda page: page.get_by_role("button", name="Change the price").click(),
+    "traces": lambda page: page.get_by_role("row").filter(has_text="helpful: true").first.click(),
+}
+"""What is done on a page before its picture is taken."""
 
 
 if __name__ == "__main__":
