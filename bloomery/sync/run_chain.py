@@ -209,8 +209,8 @@ def _apply(delta: Delta, weights: Weights) -> None:
     both at once."""
     for chunk in weights.layout.chunks():
         if delta.records[chunk.number].changed:
-            indices, values = delta.changes(chunk.number, weights.read(chunk))
-            weights.write(chunk, indices.astype(np.uint32, copy=False), values)
+            changes = delta.changes(chunk.number, weights.read(chunk))
+            weights.write(chunk, changes.indices, changes.values)
         elif delta.kind == "base":
             weights.write(chunk, np.arange(chunk.numel, dtype=np.uint32), np.zeros(chunk.numel, chunk.unsigned))
 
