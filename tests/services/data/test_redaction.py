@@ -1,5 +1,7 @@
 """What must not reach the disk, and what must."""
 
+import sys
+
 import pytest
 
 from bloomery.services.data.redaction import pseudonym, redact, redact_text
@@ -49,6 +51,24 @@ def test_redaction_reaches_keys_and_numbers_of_nested_values() -> None:
 def test_a_value_without_secrets_is_unchanged_and_says_so() -> None:
     value = {"seed": 9007199254740993, "text": "nothing here", "list": [1, [2.5]]}
     assert redact(value) == (value, False)
+
+
+@pytest.mark.parametrize("number", [10**12 - 1, -(10**12) + 1, 10**12, 4111111111111111, -4111111111111111, True, 1.5, None, "a@b.cd"])
+def test_one_among_many_numbers_is_redacted_as_it_is_alone(number: object) -> None:
+    alone, (found, changed) = redact(number), redact([1, number, 3])
+    assert (found, changed) == ([1, alone.value, 3], alone.changed)
+    assert type(found[1]) is type(alone.value)
+
+
+def test_token_ids_are_not_walked_through() -> None:
+    called: list[str] = []
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        redacted = redact({"input": [[7] * 1000, [8] * 1000]})
+    finally:
+        sys.setprofile(None)
+    assert redacted == ({"input": [[7] * 1000, [8] * 1000]}, False)
+    assert called.count("redact") == 4
 
 
 def test_pseudonyms_keep_identifiers_apart() -> None:
