@@ -169,6 +169,22 @@ def test_work_that_nobody_waited_for_is_recorded_as_that(server: ScriptedServer,
     assert (span["error_code"], span["in_tokens"], span["cost_usd"]) == (None, 2, PRICE.of(2, 0))
 
 
+def test_texts_that_were_not_begun_when_nobody_waited_any_more_cost_nothing(server: ScriptedServer, priced: str) -> None:
+    server.scripted.script = Script(silent_about=7)
+    with server.client() as admin:
+        key = admin.keys.create("leaves", ["infer"], tokens_per_minute=200).key
+    with server.asking("/v1/embeddings", {"model": priced, "input": [[7, 8, 9]] * 40}, **{"x-api-key": key}):
+        wait_until(lambda: len(server.scripted.requests) == 32)
+    wait_until(lambda: len(server.scripted.aborted) == 32)
+    wait_until(lambda: newest(server)["status"] == "cancelled")
+    span = newest(server)
+    assert (span["in_tokens"], span["cost_usd"]) == (3 * 40, PRICE.of(3 * 32, 0))
+    # Of its 200 tokens a minute those of 32 texts are gone, and 104 are left.
+    server.scripted.script = Script()
+    with server.sdk(api_key=key) as client:
+        client.embeddings.create(model=priced, input=[[7, 8, 9]] * 33)
+
+
 @pytest.mark.parametrize(("inputs", "on_the_loop"), [(1, True), (200, False)])
 def test_many_token_ids_are_looked_through_where_they_hold_nobody_up(server: ScriptedServer, inputs: int, on_the_loop: bool) -> None:
     called = set()

@@ -5,7 +5,7 @@ Every model here has such states, so each can be asked. How well they tell texts
 
 import asyncio
 import base64
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from fastapi import APIRouter, Request, Response
@@ -124,18 +124,22 @@ def _check_tokens(inputs: list[list[int]], fields: list[str], size: Size) -> Non
 
 async def _answer(services: Services, caller: Principal, job: Job) -> dict[str, Any]:
     """Recorded however it ends; what came of no vector is not charged, unless nobody waited for it: what was begun then was work."""
+    begun: set[int] = set()
     found: dict[int, Embedded] = {}
     status: SpanStatus = "cancelled"
     error_code, unpaid = None, 0
     try:
-        await _embed(services, caller, job, found)
+        await _embed(services, caller, job, begun, found)
         status = "ok"
+    except asyncio.CancelledError:
+        unpaid = _tokens_without(job, begun)
+        raise
     except Exception as error:
         status, error_code = "error", error.code if isinstance(error, BloomeryError) else BloomeryError.code
-        unpaid = sum(len(tokens) for place, tokens in enumerate(job.inputs) if place not in found)
-        services.limits.give_back(caller, unpaid)
+        unpaid = _tokens_without(job, found)
         raise
     finally:
+        services.limits.give_back(caller, unpaid)
         services.traffic.record(_inference(caller, job, found, status, error_code, unpaid))
     encode = _base64 if job.asked.encoding_format == "base64" else _floats
     data = [{"object": "embedding", "index": index, "embedding": encode(found[index].vector_D)} for index in range(len(job.inputs))]
@@ -143,12 +147,18 @@ async def _answer(services: Services, caller: Principal, job: Job) -> dict[str, 
     return {"id": job.id, "object": "list", "data": data, "model": job.target.display, "usage": usage}
 
 
-async def _embed(services: Services, caller: Principal, job: Job, found: dict[int, Embedded]) -> None:
-    """Put into `found`, by its place, what comes of each text."""
+def _tokens_without(job: Job, places: Container[int]) -> int:
+    """Those of the texts at all other places."""
+    return sum(len(tokens) for place, tokens in enumerate(job.inputs) if place not in places)
+
+
+async def _embed(services: Services, caller: Principal, job: Job, begun: set[int], found: dict[int, Embedded]) -> None:
+    """Put into `begun` the place of each text whose turn has come, and into `found` what comes of it."""
     places = asyncio.Semaphore(min(_AT_ONCE, services.meters.most_waiting(job.target.priority)))
 
     async def embed(place: int, tokens: list[int]) -> None:
         async with places:
+            begun.add(place)
             found[place] = await embedded(services.sampling, caller, job.target, tokens)
 
     tasks = [asyncio.create_task(embed(place, tokens)) for place, tokens in enumerate(job.inputs)]
