@@ -1,6 +1,6 @@
 """The data directory's layout version: created, checked, or brought up to date before anything else opens a file in it.
 
-The database brings its own tables up to date when the api opens it; here are steps for everything around it.
+Tables of the database are those of `tables`; here are steps for everything around it.
 """
 
 from collections.abc import Callable, Mapping

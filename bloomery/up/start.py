@@ -35,7 +35,7 @@ from bloomery.obs.machine import free_memory_bytes, usable_cpus
 from bloomery.types.errors import Conflict, InvalidInput
 from bloomery.types.ids import now_us
 from bloomery.types.keys import PREFIX
-from bloomery.up import agents, base_models, cores, devices, endpoints, health, keys, layout, names, trackers
+from bloomery.up import agents, base_models, cores, devices, endpoints, health, keys, layout, names, tables, trackers
 from bloomery.up.addresses import is_address, wrong_host
 from bloomery.up.base_models import CheckedModel
 from bloomery.up.checkpoints import CheckpointsAfter, checkpoints_after
@@ -129,6 +129,7 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
     with locked(data) as lock:
         layout.bring_up_to_date(data)
         logs.configure("supervisor", options.log_level, data.log("supervisor"))
+        tables.bring_up_to_date(data, say)
         key = keys.development_key(data.api_key, environment)
         runtime = _runtime_dir(lock)
         holder = Holder(pid=os.getpid(), host=options.host, port=port, started_us=now_us(), runtime_dir=str(runtime))
