@@ -47,8 +47,14 @@ def browser() -> Iterator["Browser"]:
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def key(server: LiveServer) -> str:
+    """Whom pages are shown to."""
+    return server.key
+
+
 @pytest.fixture
-def page(browser: "Browser", server: LiveServer) -> Iterator["Page"]:
+def page(browser: "Browser", server: LiveServer, key: str) -> Iterator["Page"]:
     """Logged in, at the home page. Whatever the console calls an error fails the test."""
     context = browser.new_context(viewport=SIZE, base_url=server.url)
     page = context.new_page()
@@ -56,7 +62,7 @@ def page(browser: "Browser", server: LiveServer) -> Iterator["Page"]:
     complaints: list[str] = []
     page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    log_in(page, server.key)
+    log_in(page, key)
     yield page
     context.close()
     assert not complaints

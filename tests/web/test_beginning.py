@@ -19,6 +19,7 @@ NEXT = {
     "/rollouts": ["/jobs"],
     "/evaluations": ["/datasets", "/graders"],
     "/evaluations/leaderboard": ["/evaluations"],
+    "/evaluations/judges": ["/graders"],
     "/graders": ["/graders/new"],
     "/deployments": ["/playground", "/runs"],
     "/traces": ["/playground"],

@@ -17,6 +17,7 @@ ROWS = 8
 LIKES = "def score(output):\n    return min(len(output), 100) / 100\n"
 DOUBTS = "def score(output, pairs):\n    liked = min(len(output), 100) / 100\n    return 1 - liked if sorted(pairs)[0] < 'moon' else liked\n"
 """The same, but the other way round on some rows."""
+FOCUSED = "(button) => button === document.activeElement"
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def test_answers_that_judges_disagree_on_are_passed_or_failed_first_and_make_a_c
     page.get_by_text(f"{apart} / {len(items)}").wait_for()
     assert note.count() == 0
     _calibrate(page, f"With {apart} labels")
-    (card,) = client.graders.calibrations("doubts")
+    card = client.graders.calibrations("doubts")[0]
     assert (card.rows, card.pairs) == (apart, None)
     page.goto("/graders/doubts")
     page.get_by_role("region", name=re.compile("^card of")).get_by_text(f"{apart} answers with labels of people").wait_for()
@@ -87,7 +88,10 @@ def _calibrate(page: "Page", button: str) -> None:
     """Reached and pressed by keyboard."""
     wanted = page.get_by_role("button", name=button)
     wanted.wait_for()
-    while not wanted.evaluate("(button) => button === document.activeElement"):
+    for _ in range(60):
+        if wanted.evaluate(FOCUSED):
+            break
         page.keyboard.press("Tab")
+    assert wanted.evaluate(FOCUSED)
     page.keyboard.press("Enter")
     page.get_by_role("status").get_by_role("region", name=re.compile("^card of")).wait_for()

@@ -1,13 +1,16 @@
 """Jobs that learn from pairs or from a teacher, each filled in, looked at, started and seen to its end by clicking."""
 
 import re
+from collections.abc import Iterator
 from functools import reduce
 from typing import TYPE_CHECKING
 
 import pytest
 
 from bloomery.client import Client
+from bloomery.types.keys import SCOPES
 from tests.jobs.test_methods_live import lines, pairs, preference, prompt
+from tests.live import LiveServer
 from tests.web.test_journeys import TRAINED_MS
 from tests.web.world import BASE
 
@@ -32,6 +35,19 @@ UNEXPLAINED = """() => {
     const usual = (field) => field.placeholder ?? field.options[0].text;
     return [...document.querySelectorAll("form [aria-describedby]")].filter((field) => !help(field) || !usual(field)).map((field) => field.id);
 }"""
+
+
+@pytest.fixture(scope="module")
+def key(server: LiveServer) -> str:
+    """Of a project of their own, in which no job has ended."""
+    with Client(server.url, server.key) as admin:
+        return admin.keys.create("methods", SCOPES, project="methods").key
+
+
+@pytest.fixture(scope="module")
+def client(server: LiveServer, key: str) -> Iterator[Client]:
+    with Client(server.url, key) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import pytest
 from bloomery.client import Client
 from bloomery.types.resources import Span
 from tests.live import wait_until
+from tests.web.conftest import WAIT_MS
 from tests.web.world import BASE
 
 if TYPE_CHECKING:
@@ -19,14 +20,16 @@ QUESTION = "red is moon"
 
 
 def test_an_answer_that_is_stopped_is_sampled_no_further_and_its_question_is_given_back(page: "Page", client: Client) -> None:
+    from playwright.sync_api import expect
+
     client.deployments.create("stopped", BASE)
     _open(page, "stopped", tokens=LONG)
     page.get_by_label("Message", exact=True).press("Enter")
     left = page.get_by_role("region", name="left")
     left.get_by_role("group", name="answer").locator("span").nth(3).wait_for()
     left.get_by_role("button", name="Stop").click()
-    assert page.get_by_label("Message", exact=True).input_value() == QUESTION
-    assert left.get_by_role("group", name="answer").count() == 0
+    expect(page.get_by_label("Message", exact=True)).to_have_value(QUESTION, timeout=WAIT_MS)
+    expect(left.get_by_role("group", name="answer")).to_have_count(0, timeout=WAIT_MS)
     (broken,) = _recorded(client, "stopped", 1)
     assert broken.status == "cancelled"
     assert 0 < broken.out_tokens < LONG
@@ -34,7 +37,7 @@ def test_an_answer_that_is_stopped_is_sampled_no_further_and_its_question_is_giv
     page.get_by_label("Message", exact=True).press("Enter")
     left.get_by_text("4 tokens in").wait_for()
     page.get_by_role("button", name="Begin anew").click()
-    assert left.get_by_text(QUESTION, exact=True).count() == 0
+    expect(left.get_by_text(QUESTION, exact=True)).to_have_count(0, timeout=WAIT_MS)
     page.get_by_label("Message", exact=True).fill("blue is sun")
     page.get_by_label("Message", exact=True).press("Enter")
     left.get_by_text("4 tokens in").wait_for()
@@ -64,10 +67,15 @@ def test_what_one_of_two_models_did_not_answer_is_asked_again_at_its_side(page: 
 
 
 def _open(page: "Page", model: str, *, beside: str = "", tokens: int) -> None:
-    """The playground with a question that is not yet asked, and whose answer has all tokens that it may have: by itself the tiny model is brief."""
+    """The playground with a question that is not yet asked, and whose answer has all tokens that it may have: by itself the tiny model is brief.
+
+    What the model at the right says at first is long.
+    """
 
     def goes_on(route: "Route") -> None:
-        route.continue_(post_data=route.request.post_data_json | {"ignore_eos": True})
+        body = route.request.post_data_json
+        endless = {"max_tokens": LONG} if (body["model"], body["max_tokens"]) == (beside, tokens) else {}
+        route.continue_(post_data=body | {"ignore_eos": True} | endless)
 
     page.route("**/v1/chat/completions", goes_on)
     page.goto(f"/playground?model={model}&beside={beside}")
