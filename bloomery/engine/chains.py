@@ -5,6 +5,7 @@ is written whole and raw: to tell them apart would take longer than a disk takes
 """
 
 import logging
+import math
 import mmap
 import tempfile
 from pathlib import Path
@@ -41,8 +42,9 @@ _MOST_CHANGED: Final = 1 / 8
 """Share of the elements from which on a version is written whole."""
 _SWEPT_EVERY: Final = 50
 """Versions from one sweep to the next."""
-_RETAIN: Final = RetainConfig(grace_s=3600.0)
-"""As long as a version without a name stays at least: what rows hold is claimed much more often than that (`services.housekeeping`)."""
+_RETAIN: Final = RetainConfig(grace_s=3600.0, reader_s=math.inf)
+"""As long as a version without a name stays at least: what rows hold is claimed much more often than that (`services.housekeeping`), and stays
+claimed while nobody is there to say so."""
 
 
 class Chains:

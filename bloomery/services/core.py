@@ -346,6 +346,8 @@ async def _housekeeping(services: Services, activity: Activity) -> AsyncIterator
 
 
 async def _tidy_now_and_then(services: Services, activity: Activity) -> None:
+    # What a backup brought back may be claimed by nobody, and engines sweep from here on.
+    await _each(services.garbage.claim)
     while True:
         await asyncio.sleep(TIDY_EVERY_S)
         await _each(activity.tidy, services.leases.expire, services.garbage.tidy, services.auth.note_use)

@@ -35,10 +35,8 @@ from bloomery.types.tensor_file import ITEM_BYTES, TensorSpec
 FOLDER: Final = "chains"
 """Of the store of blobs: one folder for each run that has a chain."""
 _DTYPES: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-
-
 _ROWS: Final = "rows"
-"""As a reader of every chain."""
+"""The name under which what rows hold is claimed."""
 
 
 def chain_folder(run_id: str) -> str:
@@ -79,9 +77,18 @@ class RunChain:
         except NotFound:
             return {}
 
-    def claim(self, sequence: int) -> None:
-        """Have this version, and what is behind it, stay for a day on behalf of whoever keeps the rows that name it."""
-        readers.name_version(self._objects, _ROWS, sequence)
+    def claim(self, sequence: int | None) -> None:
+        """Have this version, and what came since, stay on behalf of whoever keeps the rows that name it, until this is said again; None for none."""
+        if sequence is None:
+            readers.leave(self._objects, _ROWS)
+        else:
+            readers.name_version(self._objects, _ROWS, sequence)
+
+    def published_us(self, sequence: int) -> int:
+        """When a version was published, by the clock of the store. NotFound where it was removed."""
+        if (found := self._objects.head(manifests.key(sequence))) is None:
+            raise NotFound(f"the chain of run {self._run_id} has no version {sequence}: it was let go")
+        return found.modified_us
 
     def remove(self) -> None:
         """Of a run that nobody needs: manifests first, the oldest first, so that what is left at any moment is a chain. Whoever writes to it later

@@ -1,15 +1,18 @@
+import asyncio
 import importlib
 import pkgutil
 import sqlite3
 from pathlib import Path
 from typing import get_type_hints
 
+import pytest
 from sqlalchemy import insert
 
 from bloomery import services as package
 from bloomery.config import ApiConfig
 from bloomery.services.access.principal import SCOPES
 from bloomery.services.core import Services
+from bloomery.services.housekeeping.garbage import Garbage
 from bloomery.store import rows
 from tests.services.fake_engine import BASE, CONTEXT, FakeEngine, fake_base
 from tests.services.runs_stage import LORA, operation, play, until
@@ -47,6 +50,21 @@ def test_a_clean_stop_leaves_nothing_to_replay(tmp_path: Path) -> None:
             assert [message.seq for message in engine.executed if message.replay] == []
             assert engine.opened[-1].last_seq == 4
             assert (await services.runs.get(caller, run.id)).metadata == {"a": "b"}
+
+    play(tmp_path, story)
+
+
+def test_what_rows_hold_is_claimed_when_a_server_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claimed = asyncio.Event()
+
+    async def claim(_: Garbage) -> None:
+        claimed.set()
+
+    monkeypatch.setattr(Garbage, "claim", claim)
+
+    async def story(_: FakeEngine) -> None:
+        async with Services.open(config(tmp_path)):
+            await asyncio.wait_for(claimed.wait(), 20)
 
     play(tmp_path, story)
 

@@ -250,7 +250,7 @@ NOT_ASKED_BY_CALLERS = {
     "Deployments": {"load", "expect"},
     "Identity": {"check", "exchange", "log_in", "logged_in", "renew"},
     "Fleet": {"beside", "group", "want"},
-    "Garbage": {"expire", "tidy"},
+    "Garbage": {"claim", "expire", "tidy"},
     "CustomLosses": {"require_offered"},
     "Leases": {"load", "expire"},
     "Live": {"close", "tell", "told_by"},

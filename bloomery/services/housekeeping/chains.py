@@ -1,19 +1,19 @@
 """Chains of runs (`sync.run_chain`): what rows hold of them is claimed, and a chain of which no row holds anything goes.
 
-The engine sweeps the chains that it writes, and leaves what is claimed. So every version that a row names is claimed again and again; one that many
-newer ones have left behind gets a blob instead, because a claim keeps all that came since.
+The engine sweeps the chains that it writes, and leaves what is claimed. So the oldest version that a row names, and that has no blob, is claimed
+again and again. One that many newer ones have left behind, and that is held all the same, gets a blob, because a claim keeps all that came since.
 """
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Mapping
-from typing import Final
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final, NamedTuple
 
 from bloomery.store.blobs import Blobs
 from bloomery.sync.manifest import Manifest
 from bloomery.sync.publish import manifest_key
 from bloomery.sync.run_chain import FOLDER, RunChain, chain_folder
-from bloomery.types.errors import BloomeryError, NotFound
+from bloomery.types.errors import BloomeryError, Corrupt, Gone, NotFound
 
 log = logging.getLogger(__name__)
 
@@ -21,22 +21,34 @@ CLAIMED: Final = 100
 """Newest versions of a run that stay in its chain: as many as rows without a name are kept of one that trains."""
 
 
+class _Held(NamedTuple):
+    """What is to be known of a version's manifest."""
+
+    run_id: str
+    version: str
+    state: str
+    key: str
+
+
 class RunChains:
     """Of one store; on whatever thread, one at a time."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
-        self._manifests: dict[str, Manifest | None] = {}
+        self._manifests: dict[str, _Held | None] = {}
         """Of the versions that rows hold, as far as they are whole models; None of others."""
         self._chains: dict[str, RunChain] = {}
+        self._lost: set[str] = set()
+        """Versions that cannot be read: to claim them would keep all that came since, and help nobody."""
 
-    def claim(self, versions: Collection[str]) -> None:
-        """Have these, which rows hold, stay in the chains that they came by, or as blobs."""
+    def claim(self, versions: Collection[str], before_us: int) -> None:
+        """Have these, which rows hold, stay in the chains that they came by; or as blobs, if they were published before that moment, by when rows
+        that nobody uses are gone."""
         for run_id, held in self._held(versions).items():
             try:
-                self._claim(self._chain(run_id), held)
-            except BloomeryError as error:
-                log.warning("run %s: what is held of its chain cannot be claimed: %s", run_id, error.message)
+                self._claim(self._chain(run_id), held, before_us)
+            except (BloomeryError, OSError) as error:
+                log.warning("run %s: what is held of its chain cannot be claimed: %s", run_id, error)
 
     def remove(self, versions: Collection[str], before_us: int) -> None:
         """Remove the chains of which these, which rows hold, are none, and to which nothing was written since."""
@@ -49,29 +61,39 @@ class RunChains:
                 self._chain(run_id).remove()
                 del self._chains[run_id]
 
-    def _claim(self, chain: RunChain, held: Mapping[str, Manifest]) -> None:
+    def _claim(self, chain: RunChain, held: Iterable[_Held], before_us: int) -> None:
         numbers = chain.sequences()
-        newest, claimed = max(numbers.values(), default=0), []
-        for manifest in held.values():
-            if (number := numbers.get(manifest.state)) is None or self._blobs.exists(manifest.key):
-                continue
-            if newest - number < CLAIMED:
-                claimed.append(number)
-            else:
-                self._blobs.put(manifest.key, chain.whole(manifest))
-        if claimed:
-            chain.claim(min(claimed))
+        unstored = {numbers[each.state]: each for each in self._unstored(numbers, held) if each.version not in self._lost}
+        # Before blobs are written, which may fail, or take longer than a sweep gives.
+        chain.claim(min(unstored, default=None))
+        left_behind = [number for number in sorted(unstored) if max(numbers.values()) - number >= CLAIMED]
+        for number in left_behind:
+            if chain.published_us(number) < before_us:
+                self._store(chain, unstored[number])
 
-    def _held(self, versions: Collection[str]) -> Mapping[str, Mapping[str, Manifest]]:
+    def _unstored(self, numbers: Mapping[str, int], held: Iterable[_Held]) -> list[_Held]:
+        """Those that are nowhere but in the chain."""
+        return [each for each in held if each.state in numbers and not self._blobs.exists(each.key)]
+
+    def _store(self, chain: RunChain, held: _Held) -> None:
+        try:
+            self._blobs.put(held.key, chain.whole(Manifest.from_json(self._blobs.get(manifest_key(held.version)))))
+        except (Corrupt, Gone, NotFound) as error:
+            self._lost.add(held.version)
+            log.error("run %s: version %s, which is held, cannot be read any more: %s", held.run_id, held.version, error)
+        except (BloomeryError, OSError) as error:
+            log.warning("run %s: version %s stays in its chain, and what came since: %s", held.run_id, held.version, error)
+
+    def _held(self, versions: Collection[str]) -> Mapping[str, list[_Held]]:
         """Those of whole models, by their runs."""
         self._manifests = {version: self._manifests[version] if version in self._manifests else self._manifest(version) for version in versions}
-        found: dict[str, dict[str, Manifest]] = defaultdict(dict)
-        for version, manifest in self._manifests.items():
-            if manifest is not None:
-                found[manifest.run_id][version] = manifest
+        found: dict[str, list[_Held]] = defaultdict(list)
+        for held in self._manifests.values():
+            if held is not None:
+                found[held.run_id].append(held)
         return found
 
-    def _manifest(self, version: str) -> Manifest | None:
+    def _manifest(self, version: str) -> _Held | None:
         try:
             found = Manifest.from_json(self._blobs.get(manifest_key(version)))
         except NotFound:
@@ -79,7 +101,7 @@ class RunChains:
         except BloomeryError as error:
             log.warning("the manifest of version %s cannot be read, so its weights are claimed nowhere: %s", version, error.message)
             return None
-        return found if found.kind == "full" else None
+        return _Held(found.run_id, version, found.state, found.key) if found.kind == "full" else None
 
     def _chain(self, run_id: str) -> RunChain:
         if run_id not in self._chains:

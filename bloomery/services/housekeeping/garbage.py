@@ -34,6 +34,8 @@ SWEEP_EVERY_US: Final = 6 * 3_600 * 1_000_000
 """Housekeeping looks through all blobs: much less often than through rows, for it lists every file."""
 _WRITING_US: Final = 60 * 1_000_000
 """Longer than a transaction takes."""
+_LET_GO: Final = 2
+"""Times as long as nothing goes: by then a sampler that was asked a few times has let go of what newer versions superseded."""
 _FOLDERS: Final = (
     "checkpoints",
     "snapshots",
@@ -95,8 +97,13 @@ class Garbage:
             gone = await self._database.write(lambda connection: _expire_checkpoints(connection, now))
         unkept = await self.ephemeral.expire()
         swept = await asyncio.to_thread(_delete, self._blobs.blobs, [*blobs, *unkept.blobs], unkept.before_us)
-        await asyncio.to_thread(self._chains.claim, await self._database.read(held_versions))
+        await self.claim()
         return Collected(spans=spans, blobs=swept.blobs, bytes=swept.bytes)
+
+    async def claim(self) -> None:
+        """Have versions that rows hold outlive the sweeps of the engines: before the first one, and behind what let rows go."""
+        before_us = now_us() - _LET_GO * self.ephemeral.keeping.min_idle_us
+        await asyncio.to_thread(self._chains.claim, await self._database.read(held_versions), before_us)
 
     async def collect(self, p: Principal, *, grace_us: int = GRACE_US) -> Collected:
         """Delete what is superfluous now, and say how much it was."""

@@ -42,7 +42,7 @@ class Claims(NamedTuple):
     """Keys of readers of whom nobody knows what they said: they may hold any version that is there."""
 
 
-def held_by_others(objects: Objects, since_us: int) -> Claims:
+def held_by_others(objects: Objects, since_us: float) -> Claims:
     """Of readers who told it since that moment of the store's clock."""
     found = Claims([], [])
     for stored in objects.list(FOLDER):

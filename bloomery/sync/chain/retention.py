@@ -42,7 +42,7 @@ class RetainConfig:
     grace_s: float = 24 * 3600.0
     """From the tombstone to the removal."""
     reader_s: float = 24 * 3600.0
-    """A reader that told nothing for so long has left."""
+    """A reader that told nothing for so long has left; infinite where readers say so when they leave."""
 
 
 class Swept(NamedTuple):
@@ -85,7 +85,7 @@ def _swept(objects: Objects, lease: Lease, trusted: Sequence[Verifier], config: 
         objects.create(_tombstone(key), key.encode())
         failpoint("chain.sweep.buried")
     for stored in objects.list(READERS):
-        if stored.modified_us < now_us - int(config.reader_s * 1e6):
+        if stored.modified_us < now_us - config.reader_s * 1e6:
             objects.delete(stored.key)
     objects.tidy(now_us - int(config.grace_s * 1e6))
     return Swept(buried, kept, removed)
@@ -96,7 +96,7 @@ def _unneeded(objects: Objects, run: str, trusted: Sequence[Verifier], config: R
         versions = read_versions(objects, run, trusted)
     except NotFound:
         versions = {}
-    held = held_by_others(objects, now_us - int(config.reader_s * 1e6))
+    held = held_by_others(objects, now_us - config.reader_s * 1e6)
     for key in held.unreadable:
         log.warning("%s: `%s` is not what a reader holds: all versions stay until it is removed, or was there for long", objects.name, key)
     first = _first_needed(versions, config.bases, held)
