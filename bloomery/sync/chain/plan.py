@@ -48,8 +48,8 @@ Versions = Mapping[int, Link]
 def read_versions(objects: Objects, run: str, trusted: Sequence[Verifier], *, known: Known | None = None, read: Versions | None = None) -> Versions:
     """All versions that the store has, checked; those in `read` are not read again.
 
-    Forbidden for a signature that is not asked for, Corrupt for a chain that contradicts itself or what is known, Gone for a version that is missing
-    between two that are there, NotFound for a store without a chain.
+    One that is removed meanwhile is left out, and so is what came before it. Forbidden for a signature that is not asked for, Corrupt for a chain
+    that contradicts itself or what is known, Gone for a version that is missing between two that are there, NotFound for a store without a chain.
     """
     read = read or {}
     found = [number for stored in objects.list(manifests.FOLDER) if (number := manifests.sequence_of(stored.key)) is not None]
@@ -60,9 +60,14 @@ def read_versions(objects: Objects, run: str, trusted: Sequence[Verifier], *, kn
     versions: dict[int, Link] = {}
     for number in numbers:
         link = read[number] if number in read else fresh[number]
+        if link is None:
+            versions.clear()
+            continue
         if number - 1 in versions:
             check_successor(versions[number - 1], link.manifest, objects.name)
         versions[number] = link
+    if not versions:
+        raise NotFound(f"{objects.name}: all versions of run `{run}` were removed while they were read")
     if known is not None:
         _check_known(versions, known, objects.name)
     return versions
@@ -113,15 +118,19 @@ def _walked_back(last: Mapping[int, Move], to: int, have: int | None) -> list[Mo
     return way[::-1]
 
 
-def _read_all(objects: Objects, numbers: Sequence[int], run: str, trusted: Sequence[Verifier]) -> Iterator[tuple[int, Link]]:
+def _read_all(objects: Objects, numbers: Sequence[int], run: str, trusted: Sequence[Verifier]) -> Iterator[tuple[int, Link | None]]:
     """Several at a time, each by the deadline of the store; of those that are refused the first is told."""
     return in_order(lambda number: _read(objects, number, run, trusted), numbers, max(1, min(AT_ONCE, len(numbers))))
 
 
-def _read(objects: Objects, number: int, run: str, trusted: Sequence[Verifier]) -> Link:
+def _read(objects: Objects, number: int, run: str, trusted: Sequence[Verifier]) -> Link | None:
+    """None where it is not there any more."""
     key = manifests.key(number)
     where = f"{objects.name}: `{key}`"
-    data, _ = objects.get(key, at_most=manifests.MAX_BYTES)
+    try:
+        data, _ = objects.get(key, at_most=manifests.MAX_BYTES)
+    except NotFound:
+        return None
     found = Manifest.from_json(data, where)
     check_signed(found.to_sign, found.signed_by, found.signature, trusted, where)
     if found.sequence != number:

@@ -11,7 +11,7 @@ from bloomery.sync.chain.manifest import Manifest, Step, key
 from bloomery.sync.chain.objects import Ref
 from bloomery.sync.chain.plan import AT_ONCE, Link, Move, read_versions, shortest
 from bloomery.sync.chain.publisher import PublishConfig, Publisher
-from bloomery.types.errors import Corrupt, Gone
+from bloomery.types.errors import Corrupt, Gone, NotFound
 from bloomery.types.objects import Objects
 from tests.sync.chain.models import RUN, version
 
@@ -129,3 +129,29 @@ def test_of_manifests_that_are_refused_the_first_is_told(folder: Folder) -> None
         folder.put(key(number), b"{}")
     with pytest.raises(Corrupt, match=f"`{key(2)}` is no manifest"):
         read_versions(folder, RUN, ())
+
+
+class Swept:
+    """Versions up to one go when the first is read."""
+
+    def __init__(self, inner: Objects, upto: int) -> None:
+        self.inner, self.name, self._upto = inner, inner.name, upto
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def get(self, name: str, *, at_most: int) -> tuple[bytes, str]:
+        for number in range(self._upto + 1):
+            self.inner.delete(key(number))
+        return self.inner.get(name, at_most=at_most)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_a_sweep_removes_while_it_is_read_is_left_out(known: bool, folder: Folder) -> None:
+    with Publisher.open(folder, RUN, holder="trainer") as publisher:
+        for number in range(6):
+            publisher.publish(version(number - 1) if number else None, version(number))
+    before = {number: link for number, link in read_versions(folder, RUN, ()).items() if known and number < 2}
+    assert list(read_versions(Swept(folder, 3), RUN, (), read=before)) == [4, 5]
+    with pytest.raises(NotFound, match="were removed while they were read"):
+        read_versions(Swept(folder, 5), RUN, ())
