@@ -25,7 +25,7 @@ from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
 from bloomery.sync import live
 from bloomery.sync.chain.publisher import PublishConfig, Publisher
-from bloomery.sync.chain.retention import RetainConfig, sweep
+from bloomery.sync.chain.retention import RetainConfig, sweep, touch
 from bloomery.sync.codec.layout import Chunk, Layout, MemoryWeights, Part, gather
 from bloomery.sync.manifest import Manifest
 from bloomery.sync.run_chain import RunChain, chain_folder, changed_share, layout_of, weights_of
@@ -128,7 +128,9 @@ class _Writer:
         new = weights_of(blob)
         if (found := self._reader.find(manifest.state)) is not None and found.layout == new.layout.hash:
             # What a process that died had published is published again when its operations are.
-            # It is to say the same then.
+            # It is to say the same then. Whoever removes chains that nobody writes to sees the one, or is seen by the other.
+            touch(self._objects)
+            self.publisher.lease.renew()
             return self._reader.travelled(found, _changed(self._reader.before(found), new))
         old = self._before()
         changed = _changed(old, new)

@@ -12,12 +12,15 @@ from typing import Final, NamedTuple
 import numpy as np
 from blake3 import blake3
 
-from bloomery.sync.chain import lease, readers, retention
+from bloomery.sync.chain import lease as leases
 from bloomery.sync.chain import manifest as manifests
 from bloomery.sync.chain import objects as named
+from bloomery.sync.chain import readers, retention
+from bloomery.sync.chain.lease import Lease
 from bloomery.sync.chain.manifest import Manifest as ChainManifest
 from bloomery.sync.chain.objects import Ref
 from bloomery.sync.chain.plan import Known, Move, Versions, read_versions, shortest
+from bloomery.sync.chain.retention import RetainConfig
 from bloomery.sync.chain.state import root_of
 from bloomery.sync.codec.choose import CODECS
 from bloomery.sync.codec.container import HEADER, Head, head_bytes
@@ -36,7 +39,9 @@ FOLDER: Final = "chains"
 """Of the store of blobs: one folder for each run that has a chain."""
 _DTYPES: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _ROWS: Final = "rows"
-"""The name under which what rows hold is claimed."""
+"""The name under which what rows hold is claimed, and the lease is taken."""
+_RENEWED_EVERY: Final = 100
+"""Removals between two looks at the lease."""
 
 
 def chain_folder(run_id: str) -> str:
@@ -62,13 +67,16 @@ class RunChain:
         self._reading = Lock()
 
     def find(self, root: str) -> ChainManifest | None:
-        """The version with this state hash, the newest of several; None where there is none."""
+        """The version with this state hash, the newest of several, for whoever would publish it; None where there is none, or where a sweep may
+        remove it before anybody claims it."""
         try:
             versions = self._read()
         except NotFound:
             return None
-        found = _with_root(versions, root)
-        return None if found is None else versions[found].manifest
+        found, kept = _with_root(versions, root), retention.oldest_kept(versions, RetainConfig().bases)
+        if found is None or found < kept or self._objects.head(versions[found].manifest.steps[0].object.key) is None:
+            return None
+        return versions[found].manifest
 
     def sequences(self) -> dict[str, int]:
         """Numbers of the versions that are there, by their state hashes; none where there is no chain."""
@@ -90,13 +98,20 @@ class RunChain:
             raise NotFound(f"the chain of run {self._run_id} has no version {sequence}: it was let go")
         return found.modified_us
 
-    def remove(self) -> None:
-        """Of a run that nobody needs: manifests first, the oldest first, so that what is left at any moment is a chain. Whoever writes to it later
-        begins anew."""
-        for folder in (manifests.FOLDER, named.FOLDER, readers.FOLDER, retention.FOLDER):
-            for stored in self._objects.list(folder):
-                self._objects.delete(stored.key)
-        self._objects.delete(lease.KEY)
+    def fence(self) -> Lease:
+        """The lease, taken from whoever has it. He is refused when he publishes next, and opens the chain anew when this one is released."""
+        return leases.take(self._objects, self._run_id, _ROWS, term_s=0.0)
+
+    def remove(self, fence: Lease) -> None:
+        """Of a run that nobody needs: manifests first, the oldest first, so that what is left at any moment is a chain. The newest stays as what the
+        next version follows, a base: so who knows this chain knows that one for what it is, and not for an older copy."""
+        spare = self._objects.list(manifests.FOLDER)[:-1]
+        for folder in (readers.FOLDER, retention.FOLDER, named.FOLDER):
+            spare += self._objects.list(folder)
+        for place, stored in enumerate(spare):
+            if place % _RENEWED_EVERY == 0:
+                fence.renew()
+            self._objects.delete(stored.key)
 
     def way(self, root: str, have: str | None) -> Iterator[Opened]:
         """The objects that lead to the version with state hash `root`, each fetched when the one before it is done: from `have`, or from a base.

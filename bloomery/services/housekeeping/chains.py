@@ -1,7 +1,9 @@
-"""Chains of runs (`sync.run_chain`): what rows hold of them is claimed, and a chain of which no row holds anything goes.
+"""Chains of runs (`sync.run_chain`): what rows hold of them is claimed, and a chain that nobody writes to and no row needs goes.
 
 The engine sweeps the chains that it writes, and leaves what is claimed. So the oldest version that a row names, and that has no blob, is claimed
 again and again. One that many newer ones have left behind, and that is held all the same, gets a blob, because a claim keeps all that came since.
+
+Nobody sweeps a chain to which nothing is published. What rows hold of it gets blobs, where these take less room, and then it is removed.
 """
 
 import logging
@@ -10,6 +12,10 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from bloomery.store.blobs import Blobs
+from bloomery.sync.chain import lease as leases
+from bloomery.sync.chain import objects as named
+from bloomery.sync.chain import readers
+from bloomery.sync.chain.lease import Lease
 from bloomery.sync.manifest import Manifest
 from bloomery.sync.publish import manifest_key
 from bloomery.sync.run_chain import FOLDER, RunChain, chain_folder
@@ -28,6 +34,15 @@ class _Held(NamedTuple):
     version: str
     state: str
     key: str
+    size_bytes: int
+
+
+class _Lying(NamedTuple):
+    """A chain as it lies there."""
+
+    bytes: int
+    """Of its objects."""
+    written_us: int
 
 
 class RunChains:
@@ -50,16 +65,52 @@ class RunChains:
             except (BloomeryError, OSError) as error:
                 log.warning("run %s: what is held of its chain cannot be claimed: %s", run_id, error)
 
-    def remove(self, versions: Collection[str], before_us: int) -> None:
-        """Remove the chains of which these, which rows hold, are none, and to which nothing was written since."""
-        held, newest_us = self._held(versions), dict[str, int]()
-        for blob in self._blobs.list(FOLDER):
-            run_id = blob.key.split("/")[1]
-            newest_us[run_id] = max(newest_us.get(run_id, 0), blob.modified_us)
-        for run_id, written_us in newest_us.items():
-            if run_id not in held and written_us < before_us:
-                self._chain(run_id).remove()
+    def spare(self, versions: Collection[str], before_us: int) -> list[str]:
+        """Runs to whose chains nothing was written since that moment. What these versions hold of one gets blobs, where they take less room."""
+        held, found = self._held(versions), []
+        for run_id, lies in self._lying(FOLDER).items():
+            if lies.bytes and lies.written_us < before_us:
+                found.append(run_id)
+                try:
+                    self._store_smaller(self._chain(run_id), held[run_id], lies.bytes)
+                except (BloomeryError, OSError) as error:
+                    log.warning("run %s: what is held of its chain gets no blobs: %s", run_id, error)
+        return found
+
+    def fence(self, run_id: str) -> Lease | None:
+        """Nobody publishes to the chain of a run until `remove` was asked to remove it; None where that cannot be had."""
+        try:
+            return self._chain(run_id).fence()
+        except (BloomeryError, OSError) as error:
+            log.warning("run %s: its chain cannot be removed: %s", run_id, error)
+            return None
+
+    def remove(self, run_id: str, fence: Lease, versions: Collection[str], before_us: int) -> None:
+        """Remove the chain of a run, unless these versions, which rows hold since it was fenced, are nowhere else, or something was written to it."""
+        try:
+            chain, lies = self._chain(run_id), self._lying(chain_folder(run_id))[run_id]
+            if lies.written_us < before_us and not self._unstored(chain.sequences(), self._held(versions)[run_id]):
+                chain.remove(fence)
                 del self._chains[run_id]
+            fence.release()
+        except (BloomeryError, OSError) as error:
+            log.warning("run %s: its chain was not removed: %s", run_id, error)
+
+    def _lying(self, folder: str) -> Mapping[str, _Lying]:
+        """By runs, what there is in a folder; without what is written to a chain on behalf of rows."""
+        found: dict[str, _Lying] = defaultdict(lambda: _Lying(0, 0))
+        for blob in self._blobs.list(folder):
+            _, run_id, *places = blob.key.split("/")
+            if places[0] not in (leases.KEY, readers.FOLDER):
+                before, size = found[run_id], blob.size if places[0] == named.FOLDER else 0
+                found[run_id] = _Lying(before.bytes + size, max(before.written_us, blob.modified_us))
+        return found
+
+    def _store_smaller(self, chain: RunChain, held: Iterable[_Held], chain_bytes: int) -> None:
+        unstored = self._unstored(chain.sequences(), held)
+        if sum(each.size_bytes for each in unstored) < chain_bytes:
+            for each in unstored:
+                self._store(chain, each)
 
     def _claim(self, chain: RunChain, held: Iterable[_Held], before_us: int) -> None:
         numbers = chain.sequences()
@@ -84,10 +135,10 @@ class RunChains:
         except (BloomeryError, OSError) as error:
             log.warning("run %s: version %s stays in its chain, and what came since: %s", held.run_id, held.version, error)
 
-    def _held(self, versions: Collection[str]) -> Mapping[str, list[_Held]]:
+    def _held(self, versions: Collection[str]) -> defaultdict[str, list[_Held]]:
         """Those of whole models, by their runs."""
         self._manifests = {version: self._manifests[version] if version in self._manifests else self._manifest(version) for version in versions}
-        found: dict[str, list[_Held]] = defaultdict(list)
+        found: defaultdict[str, list[_Held]] = defaultdict(list)
         for held in self._manifests.values():
             if held is not None:
                 found[held.run_id].append(held)
@@ -101,7 +152,7 @@ class RunChains:
         except BloomeryError as error:
             log.warning("the manifest of version %s cannot be read, so its weights are claimed nowhere: %s", version, error.message)
             return None
-        return _Held(found.run_id, version, found.state, found.key) if found.kind == "full" else None
+        return _Held(found.run_id, version, found.state, found.key, found.size_bytes) if found.kind == "full" else None
 
     def _chain(self, run_id: str) -> RunChain:
         if run_id not in self._chains:

@@ -76,14 +76,16 @@ class Garbage:
         self._blobs = blobs
         self._chains = RunChains(blobs.blobs)
         self._swept_us = self._forgot_us = 0
+        self._one_at_a_time = asyncio.Lock()
 
     async def tidy(self) -> Collected:
         """What housekeeping does now and then: `expire`, and less often `collect` too."""
-        expired, now = await self.expire(), now_us()
-        if now - self._swept_us < SWEEP_EVERY_US:
-            return expired
-        self._swept_us = now
-        return _total(expired, await self._sweep(now - GRACE_US))
+        async with self._one_at_a_time:
+            expired, now = await self.expire(), now_us()
+            if now - self._swept_us < SWEEP_EVERY_US:
+                return expired
+            self._swept_us = now
+            return _total(expired, await self._sweep(now - GRACE_US))
 
     async def expire(self) -> Collected:
         """Forget the traffic and the checkpoints that are past their time, rollouts of old steps, and weights that nobody keeps."""
@@ -109,12 +111,19 @@ class Garbage:
         """Delete what is superfluous now, and say how much it was."""
         p.require_server()
         now = now_us()
-        return _total(await self.expire(), await self._sweep(now - grace_us))
+        async with self._one_at_a_time:
+            return _total(await self.expire(), await self._sweep(now - grace_us))
 
     async def _sweep(self, before_us: int) -> "_Swept":
         referenced = await self._database.read(_referenced)
-        await asyncio.to_thread(self._chains.remove, await self._database.read(held_versions), before_us)
+        await self._remove_chains(before_us)
         return await asyncio.to_thread(_sweep, self._blobs.blobs, referenced, before_us)
+
+    async def _remove_chains(self, before_us: int) -> None:
+        for run_id in await asyncio.to_thread(self._chains.spare, await self._database.read(held_versions), before_us):
+            if (fence := await asyncio.to_thread(self._chains.fence, run_id)) is not None:
+                # What was published before the fence is seen by its age, or by its row.
+                await asyncio.to_thread(self._chains.remove, run_id, fence, await self._database.read(held_versions), before_us)
 
 
 class _Swept(NamedTuple):

@@ -62,7 +62,7 @@ def sweep(objects: Objects, lease: Lease, *, trusted: Sequence[Verifier] = (), c
 
 
 def _swept(objects: Objects, lease: Lease, trusted: Sequence[Verifier], config: RetainConfig) -> Swept:
-    now_us = _now_us(objects)
+    now_us = touch(objects)
     doomed = {stored.key: stored for stored in _unneeded(objects, lease.run, trusted, config, now_us)}
     tombs = {_buried_key(stored.key): stored for stored in objects.list(_TOMBSTONES)}
     kept = [key for key in tombs if key not in doomed]
@@ -107,16 +107,28 @@ def _unneeded(objects: Objects, run: str, trusted: Sequence[Verifier], config: R
     return [*old, *stray]
 
 
-def _first_needed(versions: Versions, bases: int, held: Claims) -> int:
+def oldest_kept(versions: Versions, bases: int) -> int:
+    """The oldest of so many newest bases, from which on all versions are kept; 0 where there is no base."""
     based = sorted((number for number, link in versions.items() if link.manifest.base == number), reverse=True)[:bases]
-    if not based:
-        return 0
-    if held.unreadable:
+    return based[-1] if based else 0
+
+
+def touch(objects: Objects) -> int:
+    """Have it be seen that somebody uses a chain; when that was, by the store's clock."""
+    objects.put(_CLOCK, b"now")
+    if (found := objects.head(_CLOCK)) is None:
+        raise Unavailable(f"{objects.name}: `{_CLOCK}` was put, and is not there: nothing was removed")
+    return found.modified_us
+
+
+def _first_needed(versions: Versions, bases: int, held: Claims) -> int:
+    kept = oldest_kept(versions, bases)
+    if kept and held.unreadable:
         # To keep all for a day costs room; to guess could cost a reader its way.
         return min(versions)
     # A reader behind the chain's end, or before its beginning, needs nothing that could be kept.
     behind = (versions[number].manifest.base for number in held.versions if number in versions)
-    return min((based[-1], *behind))
+    return min((kept, *behind))
 
 
 def _named(versions: Versions) -> Iterable[named.Ref]:
@@ -138,10 +150,3 @@ def _tombstone(key: str) -> str:
 
 def _buried_key(tombstone: str) -> str:
     return tombstone.removeprefix(f"{_TOMBSTONES}/")
-
-
-def _now_us(objects: Objects) -> int:
-    objects.put(_CLOCK, b"now")
-    if (found := objects.head(_CLOCK)) is None:
-        raise Unavailable(f"{objects.name}: `{_CLOCK}` was put, and is not there: nothing was removed")
-    return found.modified_us

@@ -1,24 +1,33 @@
 """What rows hold of the chain of a run stays there, or gets a blob, and a chain that no row holds anything of goes."""
 
+import asyncio
 import errno
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from bloomery.engine import chains as engine_chains
 from bloomery.services.housekeeping import chains
 from bloomery.services.housekeeping.chains import RunChains
+from bloomery.store import rows
 from bloomery.store.blobs import Blobs
 from bloomery.sync.chain.manifest import FOLDER as VERSIONS
+from bloomery.sync.chain.objects import FOLDER as OBJECTS
 from bloomery.sync.chain.publisher import Publisher
 from bloomery.sync.chain.readers import FOLDER as READERS
 from bloomery.sync.chain.retention import sweep
+from bloomery.sync.manifest import Manifest
+from bloomery.sync.publish import manifest_key
 from bloomery.sync.run_chain import RunChain, chain_folder
 from bloomery.types.operations import SnapshotResult
 from tests.engine.test_chains import Loop, weights
+from tests.live import wait_until
+from tests.services.stage import BASE, ME, Stage, add_snapshot, play
 from tests.train.builders import SAVE
 
 AT_ONCE = replace(engine_chains._RETAIN, bases=1, grace_s=0.0)
@@ -107,15 +116,91 @@ def test_one_whose_blob_cannot_be_written_stays_if_it_can_be_read_and_keeps_no_o
     assert loop.life().load(weights(found[2])).version == found[2].version
 
 
-def test_a_chain_goes_when_no_row_holds_anything_of_it_and_whoever_trains_on_begins_another(tmp_path: Path) -> None:
+def removed(loop: Loop, held: list[SnapshotResult], before_us: int = LATER, *, meanwhile: Callable[[], list[SnapshotResult]] = list) -> bool:
+    """Whether the chain was, of which these were held, and what was published `meanwhile`, behind the first look."""
+    keeper = RunChains(loop.blobs)
+    for run_id in keeper.spare([each.version for each in held], before_us):
+        now_held = [*held, *meanwhile()]
+        fence = keeper.fence(run_id)
+        assert fence is not None
+        keeper.remove(run_id, fence, [each.version for each in now_held], before_us)
+    return loop.blobs.objects(chain_folder("run-1")).list(OBJECTS) == []
+
+
+def written_us(loop: Loop) -> int:
+    return max(blob.modified_us for blob in loop.blobs.list(chain_folder("run-1"))) + 1
+
+
+@pytest.mark.parametrize("weights_changed", [False, True])
+def test_a_chain_goes_when_no_row_holds_anything_of_it_and_whoever_trains_on_begins_another(weights_changed: bool, tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    reader = loop.life()
+    for each in published(loop, 2):
+        reader.load(weights(each))
+    assert not removed(loop, [], EARLIER)
+    assert removed(loop, [])
+    assert removed(loop, []), "there is nothing more to remove"
+    again = loop.publish(3e-2, steps=int(weights_changed))
+    after = loop.publish()
+    assert [each.travelled and each.travelled.whole for each in (again, after)] == [True, False]
+    for shelf in (reader, loop.life()):
+        assert [shelf.load(weights(each)).version for each in (again, after)] == [again.version, after.version]
+
+
+def test_the_chain_of_a_run_that_is_over_goes_when_what_is_held_of_it_takes_less_room_as_blobs(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    first, *others = [loop.publish(1e-5, steps=min(place, 1)) for place in range(4)]
+    named = loop.publish(1e-5, save=SAVE)
+    assert not removed(loop, [first, *others, named]), "four models are more than one and what changed"
+    assert not any(loop.blobs.exists(each.key) for each in (first, *others))
+    assert removed(loop, [others[1], named])
+    assert [loop.life().load(weights(each)).version for each in (others[1], named)] == [others[1].version, named.version]
+
+
+def test_a_chain_that_is_used_while_it_is_looked_at_stays(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     found = published(loop, 2)
+    assert not removed(loop, [], written_us(loop), meanwhile=lambda: [loop.publish() and found[0]][:0])
+    assert not removed(loop, [], meanwhile=lambda: [found[1]]), "its row was on its way"
+    # The same weights again: they are found in the chain, and nothing is written.
+    assert not removed(loop, [], written_us(loop), meanwhile=lambda: [loop.publish(steps=0)][:0])
+    assert removed(loop, [], written_us(loop))
+
+
+def test_who_publishes_while_a_chain_is_removed_waits_and_begins_another(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    published(loop, 2)
     keeper = RunChains(loop.blobs)
-    keeper.remove([found[1].version], before_us=1 << 62)
-    keeper.remove([], before_us=0)
-    chain = RunChain(loop.blobs.objects(chain_folder("run-1")), "run-1")
-    assert len(chain.sequences()) == 2
-    keeper.remove([], before_us=1 << 62)
-    assert RunChain(loop.blobs.objects(chain_folder("run-1")), "run-1").sequences() == {}
-    again = loop.publish(3e-2)
+    fence = keeper.fence("run-1")
+    assert fence is not None
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(loop.publish, 3e-2, steps=0)
+        wait_until(lambda: loop.shelf._chains._writers == {})
+        keeper.remove("run-1", fence, [], LATER)
+        again = waiting.result(60)
     assert loop.life().load(weights(again)).version == again.version
+
+
+def test_an_old_state_that_is_published_again_is_there_for_as_long_as_a_new_one(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    first = published(loop, 4)[0]
+    manifest = Manifest.from_json(loop.blobs.get(manifest_key(first.version)))
+    loop.shelf._chains.publish(manifest, loop.shelf._chains.whole(manifest))
+    swept(loop.blobs)
+    assert loop.life().load(weights(first)).version == first.version
+
+
+def test_who_collects_at_once_removes_chains_once_and_keeps_what_rows_hold(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        directory = stage.blobs.blobs.directory
+        assert directory is not None
+        loop = Loop(directory)
+        held, _ = published(loop, 2)
+        await add_snapshot(stage.database, held.version, BASE, "run-1")
+        await stage.database.write(lambda connection: connection.execute(update(rows.checkpoint).values(key=held.key)))
+        older = -60_000_000
+        await asyncio.gather(stage.garbage.collect(ME, grace_us=older), stage.garbage.collect(ME, grace_us=older))
+        assert loop.blobs.objects(chain_folder("run-1")).list(OBJECTS) == []
+        assert loop.life().load(weights(held)).version == held.version
+
+    play(tmp_path, story)
