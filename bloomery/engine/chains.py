@@ -62,8 +62,8 @@ class Chains:
         try:
             return self._writer(run_id).publish(manifest, blob)
         except Conflict:
-            # Nobody needed the chain and it was removed, or another engine writes: opening it anew tells.
-            self._writers.pop(run_id)
+            # Nobody needed the chain and it was removed, or another engine writes: opening it anew tells. That may be what was refused.
+            self._writers.pop(run_id, None)
             return self._writer(run_id).publish(manifest, blob)
 
     def forget(self, run_id: str) -> None:

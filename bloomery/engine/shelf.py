@@ -98,8 +98,8 @@ class BlobShelf:
         """Through the chain; nothing where it takes none, and then the blob is what is read."""
         try:
             return [self._chains.publish(manifest, blob)]
-        except BloomeryError as error:
-            log.error("run %s: its chain takes no version (%s), which is stored whole instead", manifest.run_id, error.message)
+        except (BloomeryError, OSError) as error:
+            log.error("run %s: its chain takes no version (%s), which is stored whole instead", manifest.run_id, error)
             return []
 
     def forget(self, run_id: str) -> None:

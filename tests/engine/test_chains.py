@@ -1,5 +1,6 @@
 """Versions of whole models that travel as what changed: what is served is what was trained, however it came there."""
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,7 @@ from bloomery.sync.publish import manifest_key
 from bloomery.sync.run_chain import RunChain, chain_folder
 from bloomery.train import snapshot
 from bloomery.train.run import TrainableRun
-from bloomery.types.errors import BloomeryError
+from bloomery.types.errors import BloomeryError, Conflict
 from bloomery.types.generation import Weights
 from bloomery.types.operations import SnapshotResult
 from tests.train.builders import BASE_HASH, SAVE, decoder, learn, run, step, supervised, train
@@ -156,6 +157,31 @@ def test_where_a_chain_takes_nothing_the_blob_is_stored(tmp_path: Path, caplog: 
     assert published.travelled is None
     assert "is no manifest of a chain" in caplog.text
     assert same(stored_tensors(loop.life().load(weights(published)).decoder), loop.bits())
+
+
+def test_where_a_chain_can_be_opened_no_more_or_the_disk_is_full_the_blob_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = Loop(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(chains.Publisher, "open", refuse(Conflict("the folder holds the chain of another run")))
+        foreign = loop.publish(steps=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(chains.Publisher, "publish", refuse(OSError(errno.ENOSPC, "No space left on device")))
+        full = loop.publish()
+    for published in (foreign, full):
+        assert published.travelled is None
+        assert loop.blobs.exists(published.key)
+    assert "holds the chain of another run" in caplog.text
+    assert "No space left on device" in caplog.text
+    assert loop.publish().travelled is not None, "there is room again"
+
+
+def refuse(error: Exception) -> Callable[..., None]:
+    def raising(*_: object, **__: object) -> None:
+        raise error
+
+    return raising
 
 
 class ChainFault(NamedTuple):
