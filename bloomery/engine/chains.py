@@ -87,9 +87,9 @@ class Chains:
         """A copy of what is in memory, a version in state `have` of the same run, with what changed since. It has to be proved to be the version."""
         copy = Decoder(before.config, dtype=before.dtype, device=before.device).requires_grad_(False)
         rest()
-        fill(copy, live.Published(before))
+        into = _DecoderWeights(copy, layout_of(manifest))
         try:
-            self._reader(manifest.run_id).become(_DecoderWeights(copy, layout_of(manifest)), manifest.state, have)
+            self._reader(manifest.run_id).become(into, manifest.state, have, lambda: fill(copy, live.Published(before)))
         except BloomeryError:
             self._want_base(manifest.run_id)
             raise
@@ -188,21 +188,28 @@ class _DecoderWeights:
 
     def read(self, chunk: Chunk) -> Bits:
         """See `Weights`."""
-        return gather(chunk, ((part, _bits(self._tensors[part.tensor.name])) for part in self.layout.parts(chunk)))
+        return gather(chunk, (_bits(self._tensors[part.tensor.name].reshape(-1)[part.start : part.stop]) for part in self.layout.parts(chunk)))
 
     def write(self, chunk: Chunk, indices: NDArray[np.uint32], values: Bits) -> None:
         """See `Weights`."""
         for part in self.layout.parts(chunk):
             rest()
-            begin, end = np.searchsorted(indices, (part.at, part.at + part.stop - part.start))
+            begin, end = part.among(indices)
             self._write(part, indices[begin:end], values[begin:end])
+
+    def write_all(self, chunk: Chunk, values: Bits) -> None:
+        """See `Target`."""
+        for part in self.layout.parts(chunk):
+            rest()
+            tensor = self._tensors[part.tensor.name]
+            if tensor.is_contiguous():
+                tensor.view(-1)[part.start : part.stop] = _elements(values[part.within], tensor)
+            else:
+                self._write(part, np.arange(part.at, part.within.stop, dtype=np.uint32), values[part.within])
 
     def _write(self, part: Part, indices: NDArray[np.uint32], values: Bits) -> None:
         tensor = self._tensors[part.tensor.name]
-        new = torch.from_numpy(values.copy()).view(tensor.dtype).to(tensor.device)
-        if len(values) == tensor.numel():
-            tensor.copy_(new.view(tensor.shape))
-            return
+        new = _elements(values, tensor)
         at = torch.from_numpy(indices.astype(np.int64) + (part.start - part.at)).to(tensor.device)
         # A tensor of ours is some rows of another, so its elements lie in one piece; of an expert's that lie otherwise places are told apart.
         if tensor.is_contiguous():
@@ -211,9 +218,14 @@ class _DecoderWeights:
             tensor[torch.unravel_index(at, tensor.shape)] = new
 
 
-def _bits(tensor: Tensor) -> Bits:
-    found: Bits = raw_bits(tensor.cpu().reshape(-1)).numpy()
-    return found.view(UNSIGNED[tensor.element_size()])
+def _elements(values: Bits, like: Tensor) -> Tensor:
+    """Raw bits [n] as elements of such a tensor, where it is."""
+    return torch.from_numpy(values.copy()).view(like.dtype).to(like.device)
+
+
+def _bits(flat: Tensor) -> Bits:
+    found: Bits = raw_bits(flat.cpu()).numpy()
+    return found.view(UNSIGNED[flat.element_size()])
 
 
 def _kept(blob: bytes, scratch: Path | None) -> memoryview:

@@ -5,9 +5,9 @@ against the hashes that name them, what leads from one version to the next again
 manifest by whoever asked.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import Lock
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from blake3 import blake3
@@ -23,9 +23,9 @@ from bloomery.sync.chain.plan import Known, Move, Versions, read_versions, short
 from bloomery.sync.chain.retention import RetainConfig
 from bloomery.sync.chain.state import root_of
 from bloomery.sync.codec.choose import CODECS
-from bloomery.sync.codec.container import HEADER, Head, head_bytes
+from bloomery.sync.codec.container import HEADER, WHOLE, Head, head_bytes
 from bloomery.sync.codec.delta import Delta, states_of
-from bloomery.sync.codec.layout import Layout, MemoryWeights, Weights
+from bloomery.sync.codec.layout import Chunk, Layout, MemoryWeights, Weights
 from bloomery.sync.manifest import Manifest
 from bloomery.sync.publish import weights_key
 from bloomery.sync.state_hash import UNSIGNED, Bits
@@ -54,6 +54,13 @@ class Opened(NamedTuple):
 
     move: Move
     delta: Delta
+
+
+class Target(Weights, Protocol):
+    """Weights that a way is put on."""
+
+    def write_all(self, chunk: Chunk, values: Bits) -> None:
+        """Give a chunk these elements [numel], which may begin at any byte."""
 
 
 class RunChain:
@@ -125,13 +132,19 @@ class RunChain:
         for move in shortest(versions, to, have=start):
             yield Opened(move, self._opened(move, versions))
 
-    def become(self, weights: Weights, root: str, have: str | None) -> None:
-        """Have weights in state `have`, or of anything, be the version with state hash `root`.
+    def become(self, weights: Target, root: str, have: str, bring: Callable[[], None]) -> None:
+        """Have weights of anything be the version with state hash `root`; `bring` gives them state `have`, and is called where the way begins there.
 
         They are neither until this is done, so nobody uses them meanwhile; and what they are then has to be proved.
         """
+        brought = False
         for move, delta in self.way(root, have):
+            if not brought and move.start is not None:
+                bring()
+            brought = True
             self._put_on(weights, move, delta)
+        if not brought:
+            bring()
 
     def read(self, root: str) -> MemoryWeights:
         """The version with this state hash, in arrays of its own; Corrupt where something else comes of the chain."""
@@ -190,7 +203,7 @@ class RunChain:
             raise Corrupt(f"{where} leads to state {delta.new_root}, and the version is {versions[move.stop].manifest.new_root}")
         return delta
 
-    def _put_on(self, weights: Weights, move: Move, delta: Delta) -> None:
+    def _put_on(self, weights: Target, move: Move, delta: Delta) -> None:
         if difference := delta.layout.difference(weights.layout):
             raise Corrupt(f"{self._where(move)} is of another model: {difference}")
         try:
@@ -226,15 +239,18 @@ def weights_of(blob: bytes | memoryview) -> MemoryWeights:
     return MemoryWeights(layout, {tensor.name: _elements(blob, tensor.dtype, tensor.numel, places[tensor.name].start) for tensor in layout.tensors})
 
 
-def _apply(delta: Delta, weights: Weights) -> None:
+def _apply(delta: Delta, weights: Target) -> None:
     """Write what changes, chunk by chunk. A payload is held against its checksum alone, and not what it starts from: whoever proves the result does
     both at once."""
     for chunk in weights.layout.chunks():
-        if delta.records[chunk.number].changed:
+        record = delta.records[chunk.number]
+        if record.codec in WHOLE:
+            weights.write_all(chunk, delta.elements(chunk.number))
+        elif record.changed:
             changes = delta.changes(chunk.number, weights.read(chunk))
             weights.write(chunk, changes.indices, changes.values)
         elif delta.kind == "base":
-            weights.write(chunk, np.arange(chunk.numel, dtype=np.uint32), np.zeros(chunk.numel, chunk.unsigned))
+            weights.write_all(chunk, np.zeros(chunk.numel, chunk.unsigned))
 
 
 def _elements(blob: bytes | memoryview, dtype: str, numel: int, start: int) -> Bits:

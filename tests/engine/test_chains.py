@@ -1,5 +1,6 @@
 """Versions of whole models that travel as what changed: what is served is what was trained, however it came there."""
 
+import dataclasses
 import errno
 import shutil
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from bloomery.engine.chains import Chains
 from bloomery.engine.shelf import BlobShelf
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
+from bloomery.models.decoder import Decoder
 from bloomery.models.form import Form
 from bloomery.models.load import stored_tensors
 from bloomery.models.packed import is_packed
@@ -23,16 +26,17 @@ from bloomery.store.objects import Folder
 from bloomery.sync import run_chain
 from bloomery.sync.chain.plan import read_versions
 from bloomery.sync.codec.delta import Delta
-from bloomery.sync.codec.layout import Weights as Weighed
+from bloomery.sync.codec.layout import Layout
 from bloomery.sync.live import Published
 from bloomery.sync.manifest import Manifest
 from bloomery.sync.publish import manifest_key
-from bloomery.sync.run_chain import RunChain, chain_folder
+from bloomery.sync.run_chain import RunChain, Target, chain_folder
 from bloomery.train import snapshot
 from bloomery.train.run import TrainableRun
 from bloomery.types.errors import BloomeryError, Conflict
 from bloomery.types.generation import Weights
 from bloomery.types.operations import SnapshotResult
+from bloomery.types.tensor_file import TensorSpec
 from tests.train.builders import BASE_HASH, SAVE, decoder, learn, run, step, supervised, train
 
 PASSING = msgspec.structs.replace(SAVE, announced=False)
@@ -106,6 +110,35 @@ def test_a_replica_that_keeps_packed_matrices_alone_makes_the_next_version_of_th
     assert reads == [], "nothing was read from a base"
     assert served.proof is not None
     assert served.proof.root == Manifest.from_json(loop.blobs.get(manifest_key(second.version))).state
+
+
+def test_of_a_version_that_is_whole_nothing_of_the_one_in_memory_is_copied_or_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(tmp_path)
+    reader = loop.life()
+    before = reader.load(weights(loop.publish(steps=0)))
+    published = loop.publish(MOSTLY)
+    monkeypatch.setattr(chains.live, "Published", refuse(AssertionError("it was copied")))
+    monkeypatch.setattr(Delta, "changes", refuse(AssertionError("it was compared")))
+    for shelf in (reader, loop.life()):
+        assert same(stored_tensors(shelf.load(weights(published)).decoder), loop.bits())
+    assert not same(stored_tensors(before.decoder), loop.bits())
+
+
+def test_of_a_tensor_of_many_chunks_each_chunk_moves_its_own_elements_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Decoder(dataclasses.replace(decoder().config, vocab_size=50_000), dtype=torch.bfloat16).requires_grad_(False)
+    tensors = stored_tensors(model)
+    into = chains._DecoderWeights(model, Layout.of({name: TensorSpec("BF16", tuple(tensor.shape)) for name, tensor in tensors.items()}))
+    assert into.layout.chunk_count > 3
+    moved: list[int] = []
+    bits = chains._bits
+    monkeypatch.setattr(chains, "_bits", lambda flat: moved.append(flat.numel()) or bits(flat))  # type: ignore[func-returns-value]
+    for chunk in into.layout.chunks():
+        into.write_all(chunk, np.arange(chunk.numel, dtype=np.uint16))
+        into.write(chunk, np.array([0, chunk.numel - 1], np.uint32), np.array([7, 8], np.uint16))
+        found = into.read(chunk)
+        assert np.array_equal(found[1:-1], np.arange(1, chunk.numel - 1, dtype=np.uint16))
+        assert found[[0, -1]].tolist() == [7, 8]
+    assert sum(moved) == into.layout.elements
 
 
 def test_a_version_with_a_name_lies_whole_beside_the_chain_and_the_next_one_is_told_from_it(tmp_path: Path) -> None:
@@ -225,7 +258,7 @@ def applied_twice(patch: pytest.MonkeyPatch, made: Synced) -> None:
     """A delta is put on weights that have it."""
     apply = run_chain._apply
 
-    def twice(delta: Delta, into: Weighed) -> None:
+    def twice(delta: Delta, into: Target) -> None:
         apply(delta, into)
         apply(delta, into)
 

@@ -32,6 +32,16 @@ CODECS: Final[dict[Codec, _Payloads]] = {Codec.FAST: fast, Codec.FAST_ZSTD: fast
 """Those whose chunks have a payload."""
 
 
+class _Elements(Protocol):
+    """What the modules of codecs have that write every element."""
+
+    def elements(self, payload: memoryview, numel: int, kind: Number) -> Bits: ...
+
+
+ELEMENTS: Final[dict[Codec, _Elements]] = {Codec.RAW: raw, Codec.PLANES: planes}
+"""Those that say every element of their chunk, whatever was there."""
+
+
 class Encoded(NamedTuple):
     """A payload, and which codec reads it."""
 

@@ -18,7 +18,7 @@ import xxhash
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from bloomery.sync.codec.choose import CODECS, Codec
+from bloomery.sync.codec.choose import CODECS, ELEMENTS, Codec
 from bloomery.sync.codec.layout import CHUNK_LOG2, MAX_TABLE_BYTES, Layout
 from bloomery.sync.codec.numbers import NUMBERS, Changes
 from bloomery.sync.state_hash import MASK, NOTHING, Bits, StateHash
@@ -38,7 +38,7 @@ _CHECKSUM_BYTES: Final = 8
 _PIECE_BYTES: Final = 4 << 20
 
 
-WHOLE: Final = (Codec.RAW, Codec.PLANES)
+WHOLE: Final = tuple(ELEMENTS)
 """Codecs that write every element of their chunk, whatever was there."""
 
 
@@ -158,6 +158,12 @@ class Head:
         found = CODECS[record.codec].decode(memoryview(payload), old, NUMBERS[chunk.dtype], chunk.first, state)
         check_count(record, found.indices)
         return found
+
+    def elements(self, number: int, payload: bytes | memoryview) -> Bits:
+        """All elements [numel] of a chunk whose codec is `WHOLE`, perhaps a view; Corrupt where the payload is not the record's."""
+        record, chunk = self.records[number], self.layout.chunk(number)
+        check_payload(record, payload)
+        return ELEMENTS[record.codec].elements(memoryview(payload), chunk.numel, NUMBERS[chunk.dtype])
 
 
 class _Header(NamedTuple):

@@ -100,6 +100,10 @@ class Delta:
         """What becomes of a chunk's elements `old` [numel], and of their state, which is not looked at; Corrupt where the payload does not say."""
         return self.head.changes(number, self.payload(number), old, state)
 
+    def elements(self, number: int) -> Bits:
+        """All elements [numel] of a chunk whose codec is `WHOLE`; perhaps a view of the object, at any byte."""
+        return self.head.elements(number, self.payload(number))
+
 
 class Written(NamedTuple):
     """An object that was made."""

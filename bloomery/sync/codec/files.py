@@ -57,12 +57,12 @@ class FileWeights:
 
     def read(self, chunk: Chunk) -> Bits:
         """A view of the file where the chunk is of one tensor."""
-        return gather(chunk, ((part, self._flat[part.tensor.name]) for part in self.layout.parts(chunk)))
+        return gather(chunk, (self._flat[part.tensor.name][part.start : part.stop] for part in self.layout.parts(chunk)))
 
     def write(self, chunk: Chunk, indices: NDArray[np.uint32], values: Bits) -> None:
         """Into the file, each tensor's part of the chunk in one piece: a full disk is an error then, which it is not in a mapping."""
         for part in self.layout.parts(chunk):
-            begin, end = np.searchsorted(indices, (part.at, part.at + part.stop - part.start))
+            begin, end = part.among(indices)
             if begin < end:
                 self._write(part, indices[begin:end] - np.uint32(part.at), values[begin:end])
 

@@ -82,6 +82,17 @@ class Part(NamedTuple):
     stop: int
     at: int
 
+    @property
+    def within(self) -> slice:
+        """Where it is in the chunk."""
+        return slice(self.at, self.at + self.stop - self.start)
+
+    def among(self, indices: NDArray[np.uint32]) -> tuple[int, int]:
+        """From which to before which of ascending indices of the chunk [n] those of the part are."""
+        # Numbers of another type would have all of them converted.
+        begin, end = np.searchsorted(indices, np.array((self.within.start, self.within.stop), np.uint32)).tolist()
+        return begin, end
+
 
 class ChunkSizes(NamedTuple):
     """Of every chunk."""
@@ -236,16 +247,21 @@ class MemoryWeights:
 
     def read(self, chunk: Chunk) -> Bits:
         """A view where the chunk is of one tensor."""
-        return gather(chunk, ((part, self._flat[part.tensor.name]) for part in self.layout.parts(chunk)))
+        return gather(chunk, (self._flat[part.tensor.name][part.start : part.stop] for part in self.layout.parts(chunk)))
 
     def write(self, chunk: Chunk, indices: NDArray[np.uint32], values: Bits) -> None:
         """In place."""
         scatter(((part, self._flat[part.tensor.name]) for part in self.layout.parts(chunk)), indices, values)
 
+    def write_all(self, chunk: Chunk, values: Bits) -> None:
+        """The same of all elements [numel] of a chunk."""
+        for part in self.layout.parts(chunk):
+            self._flat[part.tensor.name][part.start : part.stop] = values[part.within]
 
-def gather(chunk: Chunk, parts: Iterable[tuple[Part, Bits]]) -> Bits:
-    """A chunk's elements out of flat tensors: a view where it is one aligned piece."""
-    pieces = [flat[part.start : part.stop] for part, flat in parts]
+
+def gather(chunk: Chunk, parts: Iterable[Bits]) -> Bits:
+    """A chunk's elements out of what its parts have [n]: a view where it is one aligned piece."""
+    pieces = list(parts)
     if len(pieces) == 1 and pieces[0].flags.aligned:
         return pieces[0]
     return np.concatenate(pieces, dtype=chunk.unsigned)
@@ -254,7 +270,7 @@ def gather(chunk: Chunk, parts: Iterable[tuple[Part, Bits]]) -> Bits:
 def scatter(parts: Iterable[tuple[Part, Bits]], indices: NDArray[np.uint32], values: Bits) -> None:
     """Write elements [n] of a chunk, by ascending indices, to the flat tensors that it is cut from."""
     for part, flat in parts:
-        begin, end = np.searchsorted(indices, (part.at, part.at + part.stop - part.start))
+        begin, end = part.among(indices)
         kernels.put(flat, part.start - part.at, indices[begin:end], values[begin:end])
 
 

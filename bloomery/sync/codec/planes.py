@@ -27,19 +27,24 @@ def encode(old: Bits, new: Bits, kind: Number) -> bytes | None:
 
 def decode(payload: memoryview, old: Bits, kind: Number, first: int = 0, state: StateHash = NOTHING) -> Changes:
     """All of them, changed or not."""
+    return everything(old, elements(payload, len(old), kind), first, state)
+
+
+def elements(payload: memoryview, numel: int, kind: Number) -> Bits:
+    """The same without the old ones [numel]."""
     head = _head(kind)
     if len(payload) < head.size:
         raise Corrupt(f"{len(payload)} bytes are too few for a payload")
     stored = head.unpack_from(payload)
     if head.size + sum(stored) != len(payload):
         raise Corrupt(f"planes of {stored} bytes where there are {len(payload) - head.size}")
-    planes = np.empty((len(old), kind.item_bytes), np.uint8)
+    planes = np.empty((numel, kind.item_bytes), np.uint8)
     start = head.size
     for place, size in enumerate(stored):
-        planes[:, place] = np.frombuffer(unpacked(payload[start : start + size], len(old)), np.uint8)
+        planes[:, place] = np.frombuffer(unpacked(payload[start : start + size], numel), np.uint8)
         start += size
     values = planes.reshape(-1).view(kind.dtype.newbyteorder("<")).astype(kind.dtype, copy=False)
-    return everything(old, _turned(values, kind, 8 * kind.item_bytes - 1), first, state)
+    return _turned(values, kind, 8 * kind.item_bytes - 1)
 
 
 def _head(kind: Number) -> struct.Struct:

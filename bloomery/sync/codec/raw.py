@@ -14,9 +14,14 @@ def encode(old: Bits, new: Bits, kind: Number) -> bytes:
 
 def decode(payload: memoryview, old: Bits, kind: Number, first: int = 0, state: StateHash = NOTHING) -> Changes:
     """All of them, changed or not."""
-    if len(payload) != len(old) * kind.item_bytes:
-        raise Corrupt(f"{len(payload)} bytes are not {len(old)} elements of {kind.item_bytes}")
-    return everything(old, np.frombuffer(payload, kind.dtype).copy(), first, state)
+    return everything(old, elements(payload, len(old), kind).copy(), first, state)
+
+
+def elements(payload: memoryview, numel: int, kind: Number) -> Bits:
+    """The same without the old ones: a view [numel]."""
+    if len(payload) != numel * kind.item_bytes:
+        raise Corrupt(f"{len(payload)} bytes are not {numel} elements of {kind.item_bytes}")
+    return np.frombuffer(payload, kind.dtype)
 
 
 def everything(old: Bits, values: Bits, first: int, state: StateHash) -> Changes:

@@ -285,6 +285,21 @@ def test_a_base_makes_weights_of_anything_and_takes_deltas_up(seed, steps):
     assert merge(deltas) == encode(None, states[-1])
 
 
+@pytest.mark.parametrize("codec", ["raw", "planes"])
+def test_all_elements_of_a_chunk_are_read_and_written_without_those_before(codec):
+    @LAW
+    @given(seed=SEEDS)
+    def holds(seed):
+        new = random_weights(layout_with(*NUMBERS), np.random.default_rng(seed))
+        delta, found = Delta.parse(encode(None, new, codec)), MemoryWeights.zeros(new.layout)
+        for chunk in new.layout.chunks():
+            if delta.records[chunk.number].codec in container.WHOLE:
+                found.write_all(chunk, delta.elements(chunk.number))
+        assert same(found, new)
+
+    holds()
+
+
 def test_a_base_of_zeros_makes_zeros_of_anything():
     live = random_weights(layout_with("BF16"), np.random.default_rng(0))
     base = Delta.parse(encode(None, MemoryWeights.zeros(live.layout)))
