@@ -69,7 +69,7 @@ def test_weights_that_are_not_there_are_an_answer_and_the_next_card_is_made(tmp_
     while bench.comparisons.waiting:
         bench.comparisons.take_turn()
     first, second = bench.sent
-    assert (first.error, first.code) == ("there is no blob `snapshots/gone.safetensors`", "not_found")
+    assert (first.error, first.code) == ("there is no blob `manifests/gone`", "not_found")
     assert (second.request_id, second.error) == ("b", None)
 
 

@@ -4,7 +4,7 @@ Faults are those of the kill list, in what delivers, reads, fills and writes wei
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -12,9 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from bloomery.infer import staging
 from bloomery.infer.revisions import Revisions
-from bloomery.infer.staging import Place
 from bloomery.models.published_names import PUBLISHED_PREFIX
 from bloomery.types.errors import Conflict, Corrupt
 from bloomery.types.generation import Weights
@@ -29,7 +27,7 @@ DELIVERED = ("adapter never delivered", "adapter settings not wired", "cached re
 """Faults of adapters."""
 WHOLE = ("torn file", "partly written model", "permuted tensor", "cached reload of a model")
 """Of models."""
-Put = Callable[[Place, torch.Tensor], None]
+Put = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 
 
 class Serving(NamedTuple):
@@ -92,15 +90,15 @@ async def test_a_sound_version_is_flipped_to_and_one_that_is_not_what_was_publis
 
 def nothing_arrives(put: Put) -> Put:
     """The copy stays what it was copied from."""
-    return lambda place, new: None
+    return lambda places, new: None
 
 
 def written_past_its_place(put: Put) -> Put:
     """One number more than was given."""
 
-    def past(place: Place, new: torch.Tensor) -> None:
-        put(place, new)
-        place.values[(-1,) * place.values.dim()] += 2**-10
+    def past(places: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> None:
+        put(places, new)
+        places[0][(-1,) * places[0].dim()] += 2**-10
 
     return past
 
@@ -117,7 +115,7 @@ async def test_an_update_that_was_written_otherwise_than_it_was_given_is_not_com
     async with serving(made, name) as served:
         revisions = served.revisions
         with monkeypatch.context() as patch:
-            patch.setattr(staging.Place, "put", fault(staging.Place.put))
+            patch.setattr(torch, "_foreach_copy_", fault(torch._foreach_copy_))
             await revisions.stage_update("faulty", update)
         for _ in range(2):
             with pytest.raises(Corrupt, match="are not those of version faulty"):

@@ -11,6 +11,7 @@ from bloomery.infer.plan import Limits
 from bloomery.models.decoder import Decoder
 from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.head import HeadRows, pooled_logprobs
+from bloomery.models.kernel_probe import probe
 from bloomery.models.native import bindings
 from bloomery.models.targets import UNEMBED
 from bloomery.types.generation import Generate, SampledToken
@@ -53,15 +54,22 @@ def drawn(
     return found
 
 
+def leave_torch_alone(monkeypatch: pytest.MonkeyPatch, model: Decoder) -> None:
+    """Without kernels of our own, where bits of torch's do not depend on the batch: on some processors they do, and an engine says so."""
+    monkeypatch.setattr(bindings, "available", lambda *tensors: False)
+    if not (report := probe(model)).bit_exact:
+        pytest.skip(f"torch alone is not bit-exact here: {report.failures[0]}")
+
+
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("limits", [TIGHT, ROOMY], ids=["tight", "roomy"])
 @pytest.mark.parametrize(("dtype", "experts", "softcap"), FORMS)
 def test_what_is_drawn_has_the_trainers_bits(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, experts: bool, softcap: float | None, limits: Limits, native: bool
 ) -> None:
-    if not native:
-        monkeypatch.setattr(bindings, "available", lambda *tensors: False)
     model, tokens = made(dtype, experts, softcap), prompt(23)
+    if not native:
+        leave_torch_alone(monkeypatch, model)
     adapters = {"v1": adapter(model, 1), "v2": adapter(model, 2)}
     # Side by side: other temperatures, none, and the likeliest.
     temperatures = {"cold": 0.7, "hot": 1.6, "plain": 1.0, "likeliest": 0.0, "other": 0.7}
@@ -106,9 +114,9 @@ def test_what_is_kept_of_a_draft_has_the_same_bits() -> None:
 def test_a_prompt_is_scored_at_a_temperature_with_the_trainers_bits(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, experts: bool, softcap: float | None, limits: Limits, native: bool
 ) -> None:
-    if not native:
-        monkeypatch.setattr(bindings, "available", lambda *tensors: False)
     model, tokens = made(dtype, experts, softcap), prompt(130)
+    if not native:
+        leave_torch_alone(monkeypatch, model)
     adapters = {"v1": adapter(model, 1)}
     asked = {"prompt_logprobs": True, "prompt_top_k": 2, "prompt_ranks": True, "prompt_draws": 1}
     plain, tempered = (

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from bloomery.sync.codec import bits, choose, fast_zstd, tight
+from bloomery.sync.codec import bits, choose, fast_zstd, plain_tight, tight
 from bloomery.sync.codec.choose import Codec
-from bloomery.sync.codec.kernels import PLAIN
 from bloomery.sync.codec.numbers import NUMBERS, Differences, Number
 from bloomery.types.errors import Corrupt
 
@@ -193,7 +192,7 @@ def instead(place: int, *parts: str) -> memoryview:
 )
 def test_impossible_payloads_are_refused_with_the_reason(payload, reason):
     with pytest.raises(Corrupt, match=reason):
-        PLAIN.unpack_tight(payload, np.zeros(8, np.uint8), U8)
+        plain_tight.unpack(memoryview(payload), np.zeros(8, np.uint8), U8)
     with pytest.raises(Corrupt):
         tight.decode(payload, np.zeros(8, np.uint8), U8)
 
