@@ -23,7 +23,7 @@ from bench.line import Line, parser_of
 from bloomery.cli.demo_server import serving
 from bloomery.client import Client
 from bloomery.config.data_dir import DataDir
-from bloomery.services.data.span_sums import add
+from bloomery.services.data.span_sums import add_spans
 from bloomery.store import rows
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _fill(database: Path, run: str, points: int, requests: int) -> None:
     with engine.begin() as connection:
         connection.execute(insert(rows.run_metric), measured)
         connection.execute(insert(rows.span), recorded)
-        add(connection, recorded)
+        add_spans(connection, recorded)
     engine.dispose()
 
 

@@ -13,7 +13,7 @@ from bloomery.services.access.principal import Principal
 from bloomery.services.access.repeats import Repeatable, forget_old, was_done
 from bloomery.services.data.feedback import _check_metric
 from bloomery.services.data.span_filter import SpanFilter
-from bloomery.services.data.span_sums import PERIOD_US, forget, report
+from bloomery.services.data.span_sums import PERIOD_US, forget_spans, traffic_report
 from bloomery.services.data.traffic import _ordered
 from bloomery.services.evaluations.counts import uncounted
 from bloomery.services.held import held_blobs, require_kept
@@ -152,14 +152,14 @@ def test_of_few_requests_none_but_these_are_put_in_order(tmp_path: Path, order: 
 
 @pytest.mark.parametrize("wanted", [SpanFilter(), SpanFilter(kinds=("chat",), status="ok", version="v", deployment="d")])
 def test_what_requests_come_to_is_known_without_a_look_at_any(tmp_path: Path, wanted: SpanFilter) -> None:
-    found = plan(tmp_path, lambda connection: report(connection, "p", wanted))
+    found = plan(tmp_path, lambda connection: traffic_report(connection, "p", wanted))
     assert "SEARCH span_sum USING INDEX sqlite_autoindex_span_sum_1 (project=?)" in found
     assert looks(found) == []
 
 
 def test_of_requests_in_some_time_those_alone_are_read_that_are_near_its_ends(tmp_path: Path) -> None:
     within = SpanFilter(since_us=PERIOD_US // 2, until_us=9 * PERIOD_US // 2)
-    found = plan(tmp_path, lambda connection: report(connection, "p", within))
+    found = plan(tmp_path, lambda connection: traffic_report(connection, "p", within))
     assert "SEARCH span_sum USING INDEX sqlite_autoindex_span_sum_1 (project=? AND began_us>? AND began_us<?)" in found
     assert looks(found) == ["SEARCH span USING INDEX span_by_project (project=? AND started_us>? AND started_us<?)"] * 2
 
@@ -172,12 +172,12 @@ def test_of_requests_in_some_time_those_alone_are_read_that_are_near_its_ends(tm
     ],
 )
 def test_what_an_episode_or_the_dearest_come_to_is_read_of_these_alone(tmp_path: Path, wanted: SpanFilter, index: str) -> None:
-    found = plan(tmp_path, lambda connection: report(connection, "p", wanted))
+    found = plan(tmp_path, lambda connection: traffic_report(connection, "p", wanted))
     assert looks(found) == [f"SEARCH span USING INDEX {index}"]
 
 
 def test_spans_that_go_are_found_by_their_time(tmp_path: Path) -> None:
-    found = plan(tmp_path, lambda connection: forget(connection, rows.span.c.retention_until_us < 0), change=True)
+    found = plan(tmp_path, lambda connection: forget_spans(connection, rows.span.c.retention_until_us < 0), change=True)
     assert looks(found) == ["SEARCH span USING INDEX span_by_retention (retention_until_us<?)"]
 
 

@@ -26,7 +26,7 @@ _ADDED: Final = ("in_tokens", "cached_tokens", "out_tokens", "duration_us", "cos
 _FIGURES: Final = ("requests", "priced", *_ADDED)
 
 
-def add(connection: Connection, spans: Iterable[Mapping[str, Any]]) -> None:
+def add_spans(connection: Connection, spans: Iterable[Mapping[str, Any]]) -> None:
     """Count spans that are written now, by the values of their rows."""
     alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for span in spans:
@@ -41,7 +41,7 @@ def add(connection: Connection, spans: Iterable[Mapping[str, Any]]) -> None:
             connection.execute(insert(rows.span_sum), key | figures)
 
 
-def forget(connection: Connection, condition: ColumnElement[bool]) -> int:
+def forget_spans(connection: Connection, condition: ColumnElement[bool]) -> int:
     """Delete the spans of which this holds; how many there were."""
     span = rows.span.c
     began_us = span.started_us - span.started_us % PERIOD_US
@@ -54,7 +54,7 @@ def forget(connection: Connection, condition: ColumnElement[bool]) -> int:
     return gone
 
 
-def report(connection: Connection, project: str, wanted: SpanFilter) -> TrafficReport:
+def traffic_report(connection: Connection, project: str, wanted: SpanFilter) -> TrafficReport:
     """What the spans of a project that are meant come to."""
     by_name: dict[str | None, list[Row[Any]]] = defaultdict(list)
     for query in _queries(project, wanted):

@@ -18,7 +18,7 @@ from bloomery.obs import background
 from bloomery.services.access.principal import Principal
 from bloomery.services.data.span_filter import SpanFilter, of_spans
 from bloomery.services.data.span_rows import Inference, Prepared, prepare, read_body
-from bloomery.services.data.span_sums import add, forget, report
+from bloomery.services.data.span_sums import add_spans, forget_spans, traffic_report
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
@@ -113,7 +113,7 @@ class Traffic:
         """What they come to."""
         p.require("read")
         await self.flush()
-        return await self._database.read(lambda connection: report(connection, p.project, wanted))
+        return await self._database.read(lambda connection: traffic_report(connection, p.project, wanted))
 
     async def get(self, p: Principal, span_id: str) -> Span:
         """One span without its body."""
@@ -172,9 +172,9 @@ def _insert(connection: Connection, prepared: list[Prepared]) -> None:
     # A sample that a client submits again, after a restart of the api say, has the id of the first: the last answer is the one it has.
     again = [item.row["id"] for item in prepared if item.row["kind"] == "sample"]
     if again:
-        forget(connection, rows.span.c.id.in_(again))
+        forget_spans(connection, rows.span.c.id.in_(again))
     connection.execute(insert(rows.span), [item.row for item in prepared])
-    add(connection, [item.row for item in prepared])
+    add_spans(connection, [item.row for item in prepared])
 
 
 def _spans(project: str, wanted: SpanFilter) -> Select[Any]:

@@ -56,7 +56,7 @@ class Pairs:
 
     def __init__(self, database: Database, datasets: Datasets) -> None:
         self._database, self._datasets = database, datasets
-        self._kept = Kept(KEPT_ROWS)
+        self._kept = Remembered(KEPT_ROWS)
 
     async def compare(self, p: Principal, evaluation: str, wanted: PairsWanted, *, limit: int = 50, offset: int = 0) -> PairedRows:
         """A page of rows, and what all come to."""
@@ -78,7 +78,7 @@ class Compared(NamedTuple):
     pairs: "list[_Pair]"
 
 
-class Kept:
+class Remembered:
     """What was compared last, of so many rows altogether."""
 
     def __init__(self, most_rows: int) -> None:

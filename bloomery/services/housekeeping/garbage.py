@@ -15,7 +15,7 @@ from sqlalchemy import Connection, delete, select
 from bloomery.config import DEFAULT_KEEP_ROLLOUTS
 from bloomery.services.access.principal import Principal
 from bloomery.services.access.repeats import forget_old
-from bloomery.services.data.span_sums import forget
+from bloomery.services.data.span_sums import forget_spans
 from bloomery.services.held import held_blobs, held_versions, let_go_blobs
 from bloomery.services.housekeeping.chains import RunChains
 from bloomery.services.housekeeping.ephemeral import Ephemeral
@@ -139,7 +139,7 @@ def _expire(connection: Connection, now: int) -> int:
     """Spans go with the judgements of them, which may quote what was said; and files and uploads go whose time is over."""
     expired = select(rows.span.c.id).where(rows.span.c.retention_until_us < now)
     connection.execute(delete(rows.feedback).where(rows.feedback.c.target_kind == "span", rows.feedback.c.target_id.in_(expired)))
-    spans = forget(connection, rows.span.c.retention_until_us < now)
+    spans = forget_spans(connection, rows.span.c.retention_until_us < now)
     remaining = select(rows.span.c.episode_id).where(rows.span.c.episode_id.is_not(None), rows.span.c.project == rows.feedback.c.project)
     connection.execute(delete(rows.feedback).where(rows.feedback.c.target_kind == "episode", rows.feedback.c.target_id.not_in(remaining)))
     connection.execute(delete(rows.file).where(rows.file.c.expires_us < now))

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine
 
 from bloomery.services.data.span_filter import SpanFilter
 from bloomery.services.data.span_rows import Inference, RecordedSample
-from bloomery.services.data.span_sums import PERIOD_US, report
+from bloomery.services.data.span_sums import PERIOD_US, traffic_report
 from bloomery.store.database import Database
 from bloomery.store.migrations import migrate
 from bloomery.types.ids import now_us
@@ -136,7 +136,9 @@ def test_spans_of_an_earlier_schema_are_summed(tmp_path: Path, revision: str) ->
             connection.exec_driver_sql(f"INSERT INTO span ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", tuple(row.values()))
     engine.dispose()
     with Database(tmp_path / "db") as database:
-        reports = [asyncio.run(database.read(lambda c, w=wanted: report(c, "p", w))) for wanted in (SpanFilter(), SpanFilter(since_us=PERIOD_US))]
+        reports = [
+            asyncio.run(database.read(lambda c, w=wanted: traffic_report(c, "p", w))) for wanted in (SpanFilter(), SpanFilter(since_us=PERIOD_US))
+        ]
     whole, later = (found.total for found in reports)
     assert (whole.requests, whole.errors, whole.priced, whole.in_tokens, whole.out_tokens) == (3, 1, 2, 9, 15)
     assert (whole.seconds, whole.cost_usd) == (3.0, 0.75)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import insert, select, update
 
-from bloomery.services.evaluations.paired import Compared, Kept, Pairs, PairsWanted
+from bloomery.services.evaluations.paired import Compared, Pairs, PairsWanted, Remembered
 from bloomery.store import rows
 from bloomery.types.datasets import ImportRows
 from bloomery.types.evaluations import EvaluationSpec, EvaluationState
@@ -22,7 +22,7 @@ def compared(count: int) -> Compared:
 
 
 def test_what_was_asked_for_the_longest_ago_is_forgotten_first() -> None:
-    kept = Kept(10)
+    kept = Remembered(10)
     for name in "abc":
         kept.put(name, compared(3))
     assert kept.get("a") == compared(3)
@@ -34,7 +34,7 @@ def test_what_was_asked_for_the_longest_ago_is_forgotten_first() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 12)), max_size=40))
 def test_no_more_rows_are_kept_than_there_is_room_for(puts: list[tuple[str, int]]) -> None:
-    kept, newest = Kept(20), dict[str, int]()
+    kept, newest = Remembered(20), dict[str, int]()
     for name, count in puts:
         kept.put(name, compared(count))
         newest[name] = count
