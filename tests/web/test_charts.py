@@ -137,6 +137,12 @@ def test_a_line_is_hidden_and_shown_again_by_keyboard(page: "Page", world: World
         page.keyboard.press(key)
         assert toggle.get_attribute("aria-pressed") == pressed
         assert (drawn(reward) == whole) == (pressed == "true")
+    page.keyboard.press("Enter")
+    page.get_by_label("logarithmic").check()
+    page.wait_for_url("**y=log**")
+    page.evaluate("() => new Promise(requestAnimationFrame)")
+    buttons = reward.locator(".u-legend button")
+    assert [each.get_attribute("aria-pressed") for each in buttons.all()] == ["false", *["true"] * (buttons.count() - 1)]
 
 
 def test_keys_of_a_chart_are_called_by_their_names(page: "Page", world: World) -> None:
