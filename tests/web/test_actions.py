@@ -3,6 +3,7 @@
 import re
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 from bloomery.client import Client
@@ -10,6 +11,7 @@ from bloomery.types.evaluations import EvaluationSpec
 from bloomery.types.jobs import Data, JobSpec
 from bloomery.types.methods import Batches, Supervised
 from bloomery.types.rollouts import RolloutGroup
+from tests.live import LiveServer, wait_until
 from tests.web.conftest import WAIT_MS
 from tests.web.world import BASE, World
 
@@ -49,7 +51,7 @@ def test_a_deployment_has_a_price_and_what_it_serves_from_then_on_a_cost(page: "
     page.get_by_label("costing at least $").fill("0.000001")
     page.get_by_label("costing at least $").press("Enter")
     rows.nth(1).wait_for(state="detached")
-    page.get_by_role("status", name="what these requests come to").get_by_text(re.compile(r"^1 requests: ")).wait_for()
+    page.get_by_role("status", name="what these requests come to").get_by_text(re.compile(r"^1 request: ")).wait_for()
     rows.first.click()
     page.get_by_role("region", name=re.compile("^Request")).get_by_text(f"tokens · ${cost:.2f}").wait_for()
     assert client.spans.get(before["id"]).span.cost_usd is None
@@ -220,6 +222,23 @@ def test_traces_are_filtered_by_what_the_address_keeps(page: "Page", world: Worl
     _choice(page, "Show").select_option("samples of training")
     page.wait_for_url("**kinds=samples")
     rows.first.wait_for()
+
+
+def test_of_a_request_for_embeddings_its_kind_is_told_and_no_answer_is_asked_for(page: "Page", server: LiveServer, client: Client) -> None:
+    client.deployments.create("embedding", BASE)
+    headers = {"x-api-key": server.key, "x-bloomery-consent": "train"}
+    asked = httpx.post(f"{server.url}/v1/embeddings", json={"model": "embedding", "input": "red is moon"}, headers=headers, timeout=60)
+    assert asked.status_code == 200
+    wait_until(lambda: len(client.spans.list(deployment="embedding")) == 1)
+    page.goto("/traces?deployment=embedding")
+    row = page.get_by_role("region", name="requests", exact=True).locator("tbody tr").first
+    row.get_by_role("cell", name="embedding", exact=True).wait_for()
+    row.click()
+    request = page.get_by_role("region", name=re.compile("^Request"))
+    request.get_by_text(" · embedding · embedding, revision 1").wait_for()
+    request.get_by_role("button", name="Good").wait_for()
+    for absent in (request.get_by_label("What would have been right"), request.get_by_role("link", name="Curate")):
+        assert absent.count() == 0
 
 
 def test_pairs_are_judged_by_keyboard_and_measure_a_judge(page: "Page", world: World, client: Client) -> None:
