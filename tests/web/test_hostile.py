@@ -79,7 +79,7 @@ def test_what_is_no_name_is_refused_where_it_was_written(browser: "Browser", ser
             page.goto("/datasets")
             page.get_by_role("heading", name="Data sets").wait_for()
             dialog = dropped(page, f"{given[:200]}.jsonl", json.dumps({"text": given, "label": given[:100]}))
-            dialog.get_by_role("button", name="Store 1 rows").wait_for()
+            dialog.get_by_role("button", name="Store 1 row").wait_for()
             assert dialog.get_by_label("Data set").evaluate("(field) => field.checkValidity() && /^[A-Za-z0-9._-]*$/.test(field.value)")
             _is_harmless(page)
     named = (
