@@ -218,3 +218,20 @@ def test_another_project_exports_nothing(live_server: LiveServer, adapter: Train
             other.versions.files(name)
     with Client(live_server.url, infers) as other, pytest.raises(Forbidden, match="scope"):
         other.versions.files(version)
+
+
+@pytest.mark.slow
+def test_a_whole_model_without_a_name_is_exported_as_it_was_trained_though_it_lies_in_a_chain_alone(
+    live_server: LiveServer, client: tinker.ServiceClient, whole: Trained, tmp_path: Path
+) -> None:
+    again = client.create_training_client_from_state_with_optimizer(whole.run.save_state("to-export").result().path).result()
+    again.forward_backward(whole.data, "cross_entropy").result()
+    again.optim_step(types.AdamParams(learning_rate=5e-4)).result()
+    outputs = again.forward(whole.data, "cross_entropy").result().loss_fn_outputs
+    with Client(live_server.url, live_server.key) as ours:
+        saved = ours.run(again.model_id).save_snapshot().result()
+        assert saved.travelled is not None
+        assert not (live_server.data_dir / "blobs" / saved.key).exists()
+        for file in ours.versions.files(saved.version).files:
+            ours.versions.download(saved.version, file.name, tmp_path / file.name)
+    assert_alike([output["logprobs"].to_numpy() for output in outputs], scored(AutoModelForCausalLM.from_pretrained(tmp_path), whole.data))
