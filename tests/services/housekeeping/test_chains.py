@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from obstore.store import MemoryStore
 from sqlalchemy import update
 
 from bloomery.engine import chains as engine_chains
@@ -204,3 +205,18 @@ def test_who_collects_at_once_removes_chains_once_and_keeps_what_rows_hold(tmp_p
         assert loop.life().load(weights(held)).version == held.version
 
     play(tmp_path, story)
+
+
+def test_chains_lie_in_a_bucket_of_blobs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = MemoryStore()
+    monkeypatch.setattr("tests.engine.test_chains.Blobs", lambda _: Blobs(bucket))
+    loop = Loop(tmp_path)
+    first, *_, last = published(loop, 4)
+    RunChains(loop.blobs).claim([first.version, last.version], EARLIER)
+    swept(loop.blobs)
+    assert loop.life().load(weights(first)).version == first.version
+    assert removed(loop, [last])
+    assert loop.blobs.exists(last.key)
+    again = loop.publish()
+    assert [loop.life().load(weights(each)).version for each in (last, again)] == [last.version, again.version]
+    assert list(tmp_path.iterdir()) == []
