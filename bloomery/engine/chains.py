@@ -26,7 +26,8 @@ from bloomery.store.blobs import Blobs
 from bloomery.sync import live
 from bloomery.sync.chain.publisher import PublishConfig, Publisher
 from bloomery.sync.chain.retention import RetainConfig, sweep, touch
-from bloomery.sync.codec.layout import Chunk, Layout, MemoryWeights, Part, gather
+from bloomery.sync.codec.delta import BaseWeights
+from bloomery.sync.codec.layout import Chunk, Layout, Part, Weights, gather
 from bloomery.sync.manifest import Manifest
 from bloomery.sync.run_chain import RunChain, chain_folder, changed_share, layout_of, weights_of
 from bloomery.sync.state_hash import UNSIGNED, Bits
@@ -117,9 +118,9 @@ class _Writer:
     """Of the chain of one run: it keeps the weights of the newest version, in a file that has no name."""
 
     def __init__(self, objects: Objects, reader: RunChain, run_id: str, scratch: Path | None) -> None:
-        self.publisher = Publisher.open(objects, run_id, holder=_HOLDER, config=PublishConfig(base_codec="raw", scratch=scratch))
+        self.publisher = Publisher.open(objects, run_id, holder=_HOLDER, config=PublishConfig(base_codec="raw", parts=False, scratch=scratch))
         self._objects, self._reader, self._scratch = objects, reader, scratch
-        self._newest: tuple[str, MemoryWeights] | None = None
+        self._newest: tuple[str, Weights] | None = None
         """With its state hash."""
         self._unswept = 0
 
@@ -137,7 +138,8 @@ class _Writer:
         told_apart = changed is not None and changed <= _MOST_CHANGED
         published = self.publisher.publish(old if told_apart else None, new)
         failpoint("engine.chain.published")
-        self._newest = (manifest.state, weights_of(_kept(blob, self._scratch)))
+        kept = weights_of(_kept(blob, self._scratch)) if published.base is None else BaseWeights(published.base)
+        self._newest = (manifest.state, kept)
         self._sweep_now_and_then()
         return self._reader.travelled(published.manifest, changed)
 
@@ -159,7 +161,7 @@ class _Writer:
         except BloomeryError as error:
             log.warning("the lease of run %s was not released (%s): who takes it waits for a term", self.publisher.lease.run, error.message)
 
-    def _before(self) -> MemoryWeights | None:
+    def _before(self) -> Weights | None:
         """The newest version's weights, which a new life of the engine reads; None where there is none that can be read."""
         newest = self.publisher.newest
         if newest is None:
@@ -175,7 +177,7 @@ class _Writer:
         return self._newest[1]
 
 
-def _changed(old: MemoryWeights | None, new: MemoryWeights) -> float | None:
+def _changed(old: Weights | None, new: Weights) -> float | None:
     """Share of the elements; None where nothing is known to compare with."""
     return None if old is None or old.layout.hash != new.layout.hash else changed_share(old, new)
 

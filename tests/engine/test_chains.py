@@ -141,6 +141,21 @@ def test_of_a_tensor_of_many_chunks_each_chunk_moves_its_own_elements_alone(monk
     assert sum(moved) == into.layout.elements
 
 
+def test_the_weights_are_kept_once_for_the_next_version_and_the_last_whole_one_is_that_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(tmp_path)
+    copied: list[int] = []
+    kept = chains._kept
+    monkeypatch.setattr(chains, "_kept", lambda blob, scratch: copied.append(len(blob)) or kept(blob, scratch))  # type: ignore[func-returns-value]
+    found = [loop.publish(MOSTLY, steps=min(place, 1)) for place in range(2)]
+    assert copied == []
+    found += [loop.publish(RARELY) for _ in range(2)]
+    assert copied == [version.size_bytes for version in found[2:]]
+    assert [version.travelled.whole for version in found if version.travelled is not None] == [True, True, False, False]
+    assert same(stored_tensors(loop.life().load(weights(found[-1])).decoder), loop.bits())
+    versions = read_versions(loop.blobs.objects(chain_folder("run-1")), "run-1", ()).values()
+    assert all(step.parts is None for link in versions for step in link.manifest.steps), "nobody fetches parts of a base here"
+
+
 def test_a_version_with_a_name_lies_whole_beside_the_chain_and_the_next_one_is_told_from_it(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     loop.publish(steps=0)

@@ -32,7 +32,7 @@ from bloomery.sync.chain.plan import Link
 from bloomery.sync.chain.published import AsPublished, Known, NotAsPublished, Summed
 from bloomery.sync.chain.spans import Following, Piece, Reverted, Spans
 from bloomery.sync.codec.container import Head
-from bloomery.sync.codec.delta import Choice, States, write
+from bloomery.sync.codec.delta import Choice, Delta, States, write
 from bloomery.sync.codec.layout import Weights
 from bloomery.types.errors import BloomeryError, Conflict, NotFound
 from bloomery.types.objects import Objects
@@ -56,6 +56,8 @@ class PublishConfig:
     """Of the weights' bytes, what may be kept in memory for merged deltas (`spans`)."""
     workers: int = 1
     """Threads that encode."""
+    parts: bool = True
+    """Whether the parts of a base are listed beside it, for readers who fetch one of them alone."""
     merged: bool = True
     """Whether there are deltas over 4, 16 and 64 steps for those who come late."""
     scratch: Path | None = None
@@ -74,6 +76,8 @@ class Published(NamedTuple):
     manifest: Manifest
     put_bytes: int
     """Of the objects that were stored for it; none where it was there already."""
+    base: Delta | None = None
+    """The object that it is alone, where it was given without an old version, as it lies in a file without a name: the weights can be read of it."""
 
 
 class Publisher:
@@ -186,7 +190,7 @@ class Publisher:
         made = self._encoded(None, new)
         root, layout = str(made.head.new_root), new.layout.hash
         if newest is not None and newest.manifest.new_root == root and newest.manifest.layout == layout and not self._base_wanted:
-            return self._there_already(newest, made)
+            return self._there_already(newest, made)._replace(base=made.delta)
         sequence = 0 if newest is None else newest.manifest.sequence + 1
         step = self._base(made)
         failpoint("chain.publish.base")
@@ -201,7 +205,7 @@ class Publisher:
             layout=layout,
             steps=(step,),
         )
-        return self._commit(manifest, made.known, None)
+        return self._commit(manifest, made.known, None)._replace(base=made.delta)
 
     def _there_already(self, newest: Link, made: "_Made") -> Published:
         self._known = made.known
@@ -245,7 +249,9 @@ class Publisher:
         return sum(move.step.object.size for move in behind) + delta_bytes > self._config.base_share * base
 
     def _base(self, made: "_Made") -> Step:
-        return Step(kind="base", start=None, object=keep(self._objects, made.data), parts=keep(self._objects, parts.listed(made.data, made.head)))
+        stored = keep(self._objects, made.data)
+        listed = keep(self._objects, parts.listed(made.data, made.head)) if self._config.parts else None
+        return Step(kind="base", start=None, object=stored, parts=listed)
 
     def _commit(self, manifest: Manifest, known: Known, following: Following | None) -> Published:
         """Have it be the newest version; what is `known` of its weights and `following` are remembered then, and without the latter none before."""
@@ -288,6 +294,11 @@ class _Made(NamedTuple):
     head: Head
     known: Known
     """Of the weights that it leads to."""
+
+    @property
+    def delta(self) -> Delta:
+        """As readers have it."""
+        return Delta(self.head, self.data)
 
 
 def _read(objects: Objects, run: str, trusted: Sequence[Verifier], read: plan.Versions | None = None) -> plan.Versions:

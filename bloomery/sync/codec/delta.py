@@ -105,6 +105,23 @@ class Delta:
         return self.head.elements(number, self.payload(number))
 
 
+class BaseWeights:
+    """What a base is of, read where it lies."""
+
+    def __init__(self, base: Delta) -> None:
+        self.layout, self._base = base.layout, base
+
+    def read(self, chunk: Chunk) -> Bits:
+        """See `Weights`."""
+        if self._base.records[chunk.number].codec == Codec.EMPTY:
+            return np.zeros(chunk.numel, chunk.unsigned)
+        return np.require(self._base.elements(chunk.number), requirements=["ALIGNED"])
+
+    def write(self, chunk: Chunk, indices: NDArray[np.uint32], values: Bits) -> None:
+        """Objects are as they are."""
+        raise TypeError("the weights of a base are read only")
+
+
 class Written(NamedTuple):
     """An object that was made."""
 

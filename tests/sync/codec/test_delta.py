@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bloomery.sync.codec import container
 from bloomery.sync.codec import layout as layout_module
 from bloomery.sync.codec.applying import apply, patch, plan, stage
-from bloomery.sync.codec.delta import CHOICES, Delta, encode, states_of, write
+from bloomery.sync.codec.delta import CHOICES, BaseWeights, Delta, encode, states_of, write
 from bloomery.sync.codec.layout import MemoryWeights
 from bloomery.sync.codec.merge import invert, merge
 from bloomery.sync.codec.numbers import NUMBERS
@@ -296,6 +296,7 @@ def test_all_elements_of_a_chunk_are_read_and_written_without_those_before(codec
             if delta.records[chunk.number].codec in container.WHOLE:
                 found.write_all(chunk, delta.elements(chunk.number))
         assert same(found, new)
+        assert states_of(BaseWeights(delta)).tolist() == states_of(new).tolist()
 
     holds()
 
