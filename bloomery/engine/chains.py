@@ -122,6 +122,8 @@ class _Writer:
         self._objects, self._reader, self._scratch = objects, reader, scratch
         self._newest: tuple[str, Weights] | None = None
         """With its state hash."""
+        self._told: tuple[int, Travelled] | None = None
+        """Of the newest version that this process published, by its number."""
         self._unswept = 0
 
     def publish(self, manifest: Manifest, blob: bytes) -> Travelled:
@@ -132,6 +134,8 @@ class _Writer:
             # It is to say the same then. Whoever removes chains that nobody writes to sees the one, or is seen by the other.
             touch(self._objects)
             self.publisher.lease.renew()
+            if self._told is not None and self._told[0] == found.sequence:
+                return self._told[1]
             return self._reader.travelled(found, _changed(self._reader.before(found), new))
         old = self._before()
         changed = _changed(old, new)
@@ -141,7 +145,9 @@ class _Writer:
         kept = weights_of(_kept(blob, self._scratch)) if published.base is None else BaseWeights(published.base)
         self._newest = (manifest.state, kept)
         self._sweep_now_and_then()
-        return self._reader.travelled(published.manifest, changed)
+        travelled = self._reader.travelled(published.manifest, changed)
+        self._told = published.sequence, travelled
+        return travelled
 
     def _sweep_now_and_then(self) -> None:
         self._unswept += 1

@@ -156,6 +156,17 @@ def test_the_weights_are_kept_once_for_the_next_version_and_the_last_whole_one_i
     assert all(step.parts is None for link in versions for step in link.manifest.steps), "nobody fetches parts of a base here"
 
 
+def test_weights_that_get_a_name_behind_their_step_are_not_told_from_those_before_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(tmp_path)
+    loop.publish(steps=0)
+    passing = loop.publish()
+    monkeypatch.setattr(RunChain, "read", refuse(AssertionError("a whole model was read")))
+    (named,) = train(loop.run, [SAVE])
+    assert isinstance(named, SnapshotResult)
+    assert (named.key, named.travelled) == (passing.key, passing.travelled)
+    assert loop.blobs.exists(named.key)
+
+
 def test_a_version_with_a_name_lies_whole_beside_the_chain_and_the_next_one_is_told_from_it(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     loop.publish(steps=0)
