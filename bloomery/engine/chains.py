@@ -41,6 +41,8 @@ _HOLDER: Final = "engine"
 """Of leases: a run has one engine at a time, and its next life takes over at once."""
 _MOST_CHANGED: Final = 1 / 8
 """Share of the elements from which on a version is written whole."""
+_SPAN_SHARE: Final = 1 / 8
+"""Of the weights' bytes, what merged deltas may take of the memory in which a run is trained."""
 _SWEPT_EVERY: Final = 50
 """Versions from one sweep to the next."""
 _RETAIN: Final = RetainConfig(grace_s=3600.0, reader_s=math.inf)
@@ -76,10 +78,10 @@ class Chains:
         """Whether a run has a chain."""
         return bool(self._reader(run_id).sequences())
 
-    def whole(self, manifest: Manifest) -> bytes:
-        """The blob of a version, made of the newest base before it and what changed since."""
+    def whole(self, manifest: Manifest) -> memoryview:
+        """The blob of a version, in a file without a name, made of the newest base before it and what changed since."""
         try:
-            return self._reader(manifest.run_id).whole(manifest)
+            return self._reader(manifest.run_id).whole(manifest, self._blobs.directory)
         except BloomeryError:
             self._want_base(manifest.run_id)
             raise
@@ -118,7 +120,8 @@ class _Writer:
     """Of the chain of one run: it keeps the weights of the newest version, in a file that has no name."""
 
     def __init__(self, objects: Objects, reader: RunChain, run_id: str, scratch: Path | None) -> None:
-        self.publisher = Publisher.open(objects, run_id, holder=_HOLDER, config=PublishConfig(base_codec="raw", parts=False, scratch=scratch))
+        config = PublishConfig(base_codec="raw", span_share=_SPAN_SHARE, parts=False, scratch=scratch)
+        self.publisher = Publisher.open(objects, run_id, holder=_HOLDER, config=config)
         self._objects, self._reader, self._scratch = objects, reader, scratch
         self._newest: tuple[str, Weights] | None = None
         """With its state hash."""

@@ -139,6 +139,7 @@ class BlobShelf:
     def _model(self, manifest: Manifest) -> tuple[Decoder, None, Sequence[TensorEntry]]:
         """A whole model, and what its tensors are to be: read from its blob where that is there; else made of a version of the run that is in memory,
         or of a base, by what changed since."""
+        blob: bytes | memoryview
         try:
             blob = self._blobs.get(manifest.key)
         except NotFound:

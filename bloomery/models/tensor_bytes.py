@@ -36,7 +36,7 @@ def raw_bits(tensor: Tensor) -> Tensor:
 class Packed(Mapping[str, Tensor]):
     """The tensors of a blob, each copied out of it when it is asked for."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | memoryview) -> None:
         self._data = memoryview(data)
         self._places = tensor_file.places(self._data, size=len(data))
         unknown = {place.spec.dtype for place in self._places.values()} - _DTYPES.keys()

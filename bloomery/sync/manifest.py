@@ -109,7 +109,7 @@ def root(entries: Iterable[TensorEntry]) -> str:
     return str(total(StateHash.parse(entry.state) for entry in entries))
 
 
-def verify(manifest: Manifest, blob: bytes) -> tuple[TensorEntry, ...]:
+def verify(manifest: Manifest, blob: bytes | memoryview) -> tuple[TensorEntry, ...]:
     """Refuse a blob whose tensors are not, bit for bit, those that the manifest names; returns them with their state hashes, in any format.
 
     A whole model's are those of the manifest, where it has them, without a second pass over the blob: the live tensors are held against them next
@@ -142,7 +142,7 @@ class _Tensor(NamedTuple):
         return max(1, (self.stop - self.start) // max(1, math.prod(self.shape)))
 
 
-def _described(blob: bytes, *, with_states: bool) -> Iterator[TensorEntry]:
+def _described(blob: bytes | memoryview, *, with_states: bool) -> Iterator[TensorEntry]:
     data, tensors = memoryview(blob), sorted(_tensors(blob), key=lambda tensor: tensor.name)
     states = map(str, _states(data, tensors)) if with_states else repeat("")
     for (name, dtype, shape, start, stop), state in zip(tensors, states, strict=False):
@@ -169,7 +169,7 @@ def _back_to_back(tensors: Sequence[_Tensor]) -> Iterator[list[_Tensor]]:
         yield run
 
 
-def _tensors(blob: bytes) -> Iterator[_Tensor]:
+def _tensors(blob: bytes | memoryview) -> Iterator[_Tensor]:
     for name, place in tensor_file.places(blob, size=len(blob)).items():
         yield _Tensor(name, _DTYPES.get(place.spec.dtype, place.spec.dtype), place.spec.shape, place.start, place.stop)
 

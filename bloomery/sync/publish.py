@@ -16,7 +16,7 @@ _FACTOR: Final = re.compile(r"\.lora_([AB])\.weight$")
 Write = Callable[[str, bytes], None]
 
 
-def weights_key(blob: bytes) -> str:
+def weights_key(blob: bytes | memoryview) -> str:
     """Where a weights blob lives: equal weights share one blob."""
     return key_of(digest(blob))
 

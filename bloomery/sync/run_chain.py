@@ -5,7 +5,11 @@ against the hashes that name them, what leads from one version to the next again
 manifest by whoever asked.
 """
 
+import mmap
+import os
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple, Protocol
 
@@ -165,11 +169,19 @@ class RunChain:
         except BloomeryError:
             return None
 
-    def whole(self, manifest: Manifest) -> bytes:
-        """The blob of a version, to the byte as it would have been published; Corrupt where something else comes of the chain."""
-        weights = self.read(manifest.state)
-        specs = {tensor.name: TensorSpec(tensor.dtype, tensor.shape) for tensor in weights.layout.tensors}
-        blob = b"".join([tensor_file.header(specs, tensor_file.METADATA), *(weights[name].data.cast("B") for name in specs)])
+    def whole(self, manifest: Manifest, scratch: Path | None = None) -> memoryview:
+        """The blob of a version, to the byte as it would have been published; Corrupt where something else comes of the chain.
+
+        It lies in a file without a name in the folder `scratch`, so that it need not be in memory, and goes with the last view of it.
+        """
+        layout = layout_of(manifest)
+        specs = {tensor.name: TensorSpec(tensor.dtype, tensor.shape) for tensor in layout.tensors}
+        header = tensor_file.header(specs, tensor_file.METADATA)
+        blob = _room(len(header) + layout.size_bytes, scratch)
+        blob[: len(header)] = header
+        weights = weights_of(blob)
+        for move, delta in self.way(manifest.state, None):
+            self._put_on(weights, move, delta)
         if weights_key(blob) != manifest.key:
             raise Corrupt(f"what the chain of run {self._run_id} has of version {manifest.version} is not `{manifest.key}`")
         return blob
@@ -251,6 +263,15 @@ def _apply(delta: Delta, weights: Target) -> None:
             weights.write(chunk, changes.indices, changes.values)
         elif delta.kind == "base":
             weights.write_all(chunk, np.zeros(chunk.numel, chunk.unsigned))
+
+
+def _room(size_bytes: int, scratch: Path | None) -> memoryview:
+    """A file without a name, mapped to be written to. A disk without room for all of it is an error here, and would kill whoever writes later."""
+    if scratch is not None:
+        scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=scratch) as file:
+        os.posix_fallocate(file.fileno(), 0, size_bytes)
+        return memoryview(mmap.mmap(file.fileno(), size_bytes))
 
 
 def _elements(blob: bytes | memoryview, dtype: str, numel: int, start: int) -> Bits:

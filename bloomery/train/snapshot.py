@@ -53,7 +53,7 @@ def read(data: bytes, base: Decoder, *, rank: int, alpha: float) -> FusedAdapter
     return fuse(adapter_targets(base.config), factors, alpha / rank)
 
 
-def read_model(data: bytes, base: Decoder) -> Decoder:
+def read_model(data: bytes | memoryview, base: Decoder) -> Decoder:
     """The model of a weights blob, of the same form and dtype as `base`, gradients off."""
     decoder = Decoder(base.config, dtype=base.dtype, device=base.device).requires_grad_(False)
     fill(decoder, Packed(data))

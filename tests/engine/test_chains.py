@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import mmap
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,7 @@ from bloomery.sync.publish import manifest_key
 from bloomery.sync.run_chain import RunChain, Target, chain_folder
 from bloomery.train import snapshot
 from bloomery.train.run import TrainableRun
-from bloomery.types.errors import BloomeryError, Conflict
+from bloomery.types.errors import BloomeryError, Conflict, Corrupt
 from bloomery.types.generation import Weights
 from bloomery.types.operations import SnapshotResult
 from bloomery.types.tensor_file import TensorSpec
@@ -186,7 +187,12 @@ def test_the_blob_that_a_chain_gives_is_the_one_that_would_have_been_stored(tmp_
     found = [loop.publish(steps=min(place, 1)) for place in range(3)]
     manifest = Manifest.from_json(loop.blobs.get(manifest_key(found[-1].version)))
     assert manifest.kind == "full"
-    assert Chains(loop.blobs).whole(manifest) == snapshot.write(loop.run.weights)
+    blob = Chains(loop.blobs).whole(manifest)
+    assert blob == snapshot.write(loop.run.weights)
+    assert isinstance(blob.obj, mmap.mmap), "it need not be in memory"
+    assert not [path for path in tmp_path.iterdir() if path.is_file()], "and goes with who reads it"
+    with pytest.raises(Corrupt, match="is not `snapshots/another`"):
+        Chains(loop.blobs).whole(msgspec.structs.replace(manifest, key="snapshots/another"))
 
 
 def test_a_new_life_of_the_engine_goes_on_with_the_chain_where_the_last_one_was(tmp_path: Path) -> None:

@@ -128,7 +128,8 @@ class RunChains:
 
     def _store(self, chain: RunChain, held: _Held) -> None:
         try:
-            self._blobs.put(held.key, chain.whole(Manifest.from_json(self._blobs.get(manifest_key(held.version)))))
+            manifest = Manifest.from_json(self._blobs.get(manifest_key(held.version)))
+            self._blobs.put(held.key, chain.whole(manifest, self._blobs.directory))
         except (Corrupt, Gone, NotFound) as error:
             self._lost.add(held.version)
             log.error("run %s: version %s, which is held, cannot be read any more: %s", held.run_id, held.version, error)

@@ -71,7 +71,7 @@ class Exports:
         if not self._blobs.exists(manifest.key):
             # It came by the chain of its run alone. Rows that hold the version hold the blob too.
             chain = RunChain(self._blobs.objects(chain_folder(manifest.run_id)), manifest.run_id)
-            self._blobs.put(manifest.key, chain.whole(manifest))
+            self._blobs.put(manifest.key, chain.whole(manifest, self._blobs.directory))
         part = partial(self._blobs.part, manifest.key)
         chosen: ExportForm = form or ("adapter" if manifest.kind == "lora" else "merged")
         if chosen == "adapter":
