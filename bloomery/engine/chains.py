@@ -9,7 +9,7 @@ import math
 import mmap
 import tempfile
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import Final
 
 import numpy as np
@@ -128,6 +128,7 @@ class _Writer:
         self._told: tuple[int, Travelled] | None = None
         """Of the newest version that this process published, by its number."""
         self._unswept = 0
+        self._sweeping: Thread | None = None
 
     def publish(self, manifest: Manifest, blob: bytes) -> Travelled:
         """See `Chains`."""
@@ -154,14 +155,19 @@ class _Writer:
 
     def _sweep_now_and_then(self) -> None:
         self._unswept += 1
-        if self._unswept < _SWEPT_EVERY:
+        if self._unswept < _SWEPT_EVERY or (self._sweeping is not None and self._sweeping.is_alive()):
             return
         self._unswept = 0
+        # Hundreds of keys go, each of which a disk is waited for: beside the step, which waits for one of them at most.
+        self._sweeping = Thread(target=self._sweep, name="sweep", daemon=True)
+        self._sweeping.start()
+
+    def _sweep(self) -> None:
         try:
             sweep(self._objects, self.publisher.lease, config=_RETAIN)
-        except BloomeryError as error:
+        except (BloomeryError, OSError) as error:
             # The version is there, and the next sweep finds what this one left.
-            log.warning("run %s: its chain was not swept: %s", self.publisher.lease.run, error.message)
+            log.warning("run %s: its chain was not swept: %s", self.publisher.lease.run, error)
 
     def close(self) -> None:
         """Let whoever trains the run next write at once."""

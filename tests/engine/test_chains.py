@@ -6,6 +6,7 @@ import mmap
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import NamedTuple
 
 import msgspec
@@ -166,6 +167,26 @@ def test_weights_that_get_a_name_behind_their_step_are_not_told_from_those_befor
     assert isinstance(named, SnapshotResult)
     assert (named.key, named.travelled) == (passing.key, passing.travelled)
     assert loop.blobs.exists(named.key)
+
+
+def test_steps_go_on_while_a_chain_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on = [], Event()
+
+    def slow(*_: object, **__: object) -> None:
+        begun.append(True)
+        assert goes_on.wait(30)
+
+    monkeypatch.setattr(chains, "sweep", slow)
+    monkeypatch.setattr(chains, "_SWEPT_EVERY", 1)
+    loop = Loop(tmp_path)
+    found = [loop.publish(steps=min(place, 1)) for place in range(3)]
+    assert all(version.travelled is not None for version in found)
+    assert not goes_on.is_set()
+    goes_on.set()
+    sweeping = loop.shelf._chains._writers["run-1"]._sweeping
+    assert sweeping is not None
+    sweeping.join(30)
+    assert len(begun) == 1, "one at a time"
 
 
 def test_a_version_with_a_name_lies_whole_beside_the_chain_and_the_next_one_is_told_from_it(tmp_path: Path) -> None:

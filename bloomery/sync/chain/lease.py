@@ -45,7 +45,7 @@ class Lease:
     def __init__(self, objects: Objects, holding: _Holding, tag: str, term_s: float) -> None:
         """`take` makes them."""
         self._objects, self._holding, self._tag, self._term_s = objects, holding, tag, term_s
-        self._lock = threading.Lock()
+        self._lock, self._turn = threading.Lock(), threading.Lock()
         self._lost = False
 
     @property
@@ -65,11 +65,19 @@ class Lease:
 
     def release(self) -> None:
         """Let the next one have it without waiting; whoever lost it has nothing to release."""
-        with self._lock, suppress(Conflict):
+        with self._turn, self._lock, suppress(Conflict):
             # A renewal whose answer was lost is found when it is asked for again; to release what was before it would be refused.
             self._replace(released=False)
             self._replace(released=True)
             self._lost = True
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """For threads that use one lease: who commits a version, or removes a key, does so while no other does. Conflict once the lease was lost."""
+        with self._turn:
+            if self._lost:
+                raise self._gone()
+            yield
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -98,10 +106,13 @@ class Lease:
         tag = None if self._lost else self._objects.replace(KEY, msgspec.json.encode(following), self._tag)
         if tag is None:
             self._lost = True
-            raise Conflict(
-                f"{self._objects.name}: `{self._holding.holder}` has lost the lease of run `{self.run}`, epoch {self.epoch}: open the chain anew"
-            )
+            raise self._gone()
         self._holding, self._tag = following, tag
+
+    def _gone(self) -> Conflict:
+        return Conflict(
+            f"{self._objects.name}: `{self._holding.holder}` has lost the lease of run `{self.run}`, epoch {self.epoch}: open the chain anew"
+        )
 
 
 def take(

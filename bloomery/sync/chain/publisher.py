@@ -145,7 +145,7 @@ class Publisher:
         """
         self.lease.renew()
         # To encode and store large weights takes longer than a term.
-        with self.lease.kept():
+        with self.lease.turn(), self.lease.kept():
             return self._published(old, new)
 
     def _published(self, old: Weights | None, new: Weights) -> Published:

@@ -6,7 +6,8 @@ before that go first, the oldest first, so that what is left is one chain at any
 being found and being removed lies a tombstone of a day, and an object that was put again meanwhile is young and stays. So whatever a manifest names
 is there, wherever a sweep is killed, and the next one goes on.
 
-Only who has the lease sweeps, so nobody commits meanwhile. Times are the store's own, which a sweep asks for by storing something.
+Only who has the lease sweeps, and takes turns with his own commits, so nobody commits while a key is looked at and removed.
+Times are the store's own, which a sweep asks for by storing something.
 """
 
 import logging
@@ -74,11 +75,12 @@ def _swept(objects: Objects, lease: Lease, trusted: Sequence[Verifier], config: 
     for place, key in enumerate(due):
         if place % _RENEWED_EVERY == 0:
             lease.renew()
-        # Its age of now: it may have been put again since it was listed.
-        if (found := objects.head(key)) is not None and found.modified_us <= tombs[key].modified_us:
-            objects.delete(key)
-            failpoint("chain.sweep.removed")
-            removed.append(key)
+        with lease.turn():
+            # Its age of now: it may have been put again since it was listed.
+            if (found := objects.head(key)) is not None and found.modified_us <= tombs[key].modified_us:
+                objects.delete(key)
+                failpoint("chain.sweep.removed")
+                removed.append(key)
         objects.delete(_tombstone(key))
     buried = [key for key in _oldest_first(doomed) if key not in tombs]
     for key in buried:

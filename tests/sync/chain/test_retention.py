@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bloomery.store.objects import Folder
+from bloomery.sync.chain.lease import Lease
 from bloomery.sync.chain.manifest import sequence_of
 from bloomery.sync.chain.objects import keep
 from bloomery.sync.chain.plan import read_versions
@@ -63,6 +64,44 @@ def test_what_lies_before_the_older_of_two_bases_goes_and_the_rest_can_be_read(o
     assert [join(objects, tmp_path / str(number), number) for number in numbers(objects)] == [6, 7, 8, 9, 10]
     assert publisher.publish(version(10), version(11)).sequence == 11
     assert swept(objects, publisher) == Swept([], [], [])
+
+
+class Turns:
+    """A folder that notes whether somebody had the turn when a key was removed or a version committed; behind a removal the lease is let go."""
+
+    def __init__(self, inner: Folder, lease: Lease) -> None:
+        self.inner, self.lease, self.seen = inner, lease, list[bool]()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def create(self, key: str, data: bytes) -> str | None:
+        if key.startswith("v/"):
+            self._note()
+        return self.inner.create(key, data)
+
+    def delete(self, key: str) -> None:
+        if key.startswith(("v/", "obj/")):
+            self._note()
+        self.inner.delete(key)
+        if key.startswith("gc/"):
+            self.lease.release()
+
+    def _note(self) -> None:
+        self.seen.append(self.lease._turn.locked())
+
+
+def test_of_a_writer_and_his_own_sweep_beside_it_each_waits_for_the_turn_and_who_let_go_of_the_lease_removes_nothing_more(folder: Folder) -> None:
+    publisher = chain(folder, 10)
+    swept(folder, publisher, LATER)
+    watched = Turns(folder, publisher.lease)
+    publisher._objects = watched  # type: ignore[assignment]
+    publisher.publish(version(10), version(11))
+    assert watched.seen == [True]
+    with pytest.raises(Conflict, match="has lost the lease"):
+        sweep(watched, publisher.lease, config=AT_ONCE)  # type: ignore[arg-type]
+    assert watched.seen == [True, True], "one key went before the lease did"
+    assert numbers(folder) == list(range(1, 12))
 
 
 def test_nothing_is_removed_before_its_time(folder: Folder) -> None:
