@@ -58,7 +58,7 @@ class RunChains:
 
     def claim(self, versions: Collection[str], before_us: int) -> None:
         """Have these, which rows hold, stay in the chains that they came by; or as blobs, if they were published before that moment, by when rows
-        that nobody uses are gone."""
+        that nobody uses are gone. A store that does not answer is an error, and all that was claimed stays so."""
         for run_id, held in self._held(versions).items():
             try:
                 self._claim(self._chain(run_id), held, before_us)
@@ -150,8 +150,8 @@ class RunChains:
             found = Manifest.from_json(self._blobs.get(manifest_key(version)))
         except NotFound:
             return None
-        except BloomeryError as error:
-            log.warning("the manifest of version %s cannot be read, so its weights are claimed nowhere: %s", version, error.message)
+        except Corrupt as error:
+            log.error("the manifest of version %s is damaged, so its weights are claimed nowhere: %s", version, error.message)
             return None
         return _Held(found.run_id, version, found.state, found.key, found.size_bytes) if found.kind == "full" else None
 

@@ -25,6 +25,7 @@ from bloomery.sync.chain.retention import sweep
 from bloomery.sync.manifest import Manifest
 from bloomery.sync.publish import manifest_key
 from bloomery.sync.run_chain import RunChain, chain_folder
+from bloomery.types.errors import Unavailable
 from bloomery.types.operations import SnapshotResult
 from tests.engine.test_chains import Loop, weights
 from tests.live import wait_until
@@ -56,6 +57,22 @@ def test_a_version_that_a_row_holds_outlives_sweeps_and_others_do_not(tmp_path: 
     assert [loop.life().load(weights(each)).version for each in found[1:]] == [each.version for each in found[1:]]
     assert found[0].key not in {blob.key for blob in loop.blobs.list("snapshots")}
     assert len(loop.blobs.objects(chain_folder("run-1")).list(VERSIONS)) == 3
+
+
+def test_a_store_that_did_not_answer_costs_no_version_its_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(tmp_path)
+    found, claims = published(loop, 3), RunChains(loop.blobs)
+
+    def silent(key: str) -> bytes:
+        raise Unavailable("the store does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.blobs, "get", silent)
+        with pytest.raises(Unavailable, match="does not answer"):
+            claims.claim([found[0].version], EARLIER)
+    claims.claim([found[0].version], EARLIER)
+    swept(loop.blobs)
+    assert loop.life().load(weights(found[0])).version == found[0].version
 
 
 def test_a_claim_outlives_a_server_that_is_away_for_days_and_goes_with_what_it_is_for(tmp_path: Path) -> None:
