@@ -5,9 +5,11 @@ from typing import Any
 import msgspec
 
 
-def body_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """The part of a route's description that says what it takes."""
+def body_of(kind: type[msgspec.Struct], *, untagged: type[msgspec.Struct] | None = None) -> dict[str, Any]:
+    """The part of a route's description that says what it takes: an alternative that is `untagged` may leave out its tag."""
     schemas, parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
+    if untagged is not None:
+        parts[untagged.__name__]["required"].remove(untagged.__struct_config__.tag_field)
     schema = _inlined(schemas[0], parts)
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
