@@ -15509,7 +15509,7 @@ export interface operations {
                         role: "assistant" | "developer" | "system" | "user";
                         status?: string | null;
                         /** @enum {unknown} */
-                        type: "message";
+                        type?: "message";
                     } | {
                         arguments: string;
                         call_id: string;
@@ -17263,7 +17263,7 @@ export interface operations {
                         role: "assistant" | "developer" | "system" | "user";
                         status?: string | null;
                         /** @enum {unknown} */
-                        type: "message";
+                        type?: "message";
                     } | {
                         arguments: string;
                         call_id: string;
