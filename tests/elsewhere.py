@@ -54,8 +54,10 @@ def pretend() -> None:
         # The original asks for a kernel of the device before anybody sees it.
         if not isinstance(q, Elsewhere):
             return attend(q, k, v, is_causal=is_causal, attn_mask=attn_mask, **kind)
-        found: Tensor = torch._scaled_dot_product_attention_math(q, k, v, attn_mask, 0.0, is_causal, **kind)[0]
-        return found
+        # In float64: how the processor orders sums of fewer rows must not be seen, for a device's own kernel has one order.
+        wide = [each if each is None or each.dtype == torch.bool else each.double() for each in (q, k, v, attn_mask)]
+        found: Tensor = torch._scaled_dot_product_attention_math(*wide, 0.0, is_causal, **kind)[0]
+        return found.to(q.dtype)
 
     F.scaled_dot_product_attention = attended
 
