@@ -63,7 +63,9 @@ def environment(place: Path, requirements: Path) -> Path:
         _run(sys.executable, "-m", "venv", "--clear", str(place))
         own_packages = place / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
         (own_packages / "project.pth").write_text(f"{_PROJECT_PACKAGES}\n")
-        _run(str(python), "-m", "pip", "install", "--no-deps", "--progress-bar=off", "--disable-pip-version-check", "-r", str(requirements))
+        # Most of what they bring is never imported: what is, is compiled then.
+        quietly = ("--no-compile", "--progress-bar=off", "--disable-pip-version-check")
+        _run(str(python), "-m", "pip", "install", "--no-deps", *quietly, "-r", str(requirements))
         ready.write_text(made_from)
         return python
 

@@ -161,8 +161,7 @@ HEALTHY: dict[str, Callable[[Work, Watched, int, Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("method", HEALTHY)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "method"), list(enumerate(HEALTHY)))
 def test_a_healthy_training_raises_no_alarm(work: Work, tmp_path: Path, method: str, seed: int) -> None:
     watched = Watched().of(lambda watched: HEALTHY[method](work, watched, seed, tmp_path))
     print(f"healthy {method} {seed}: {watched.steps} steps, {watched.alarm or 'no alarm'}", flush=True)
