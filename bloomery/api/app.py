@@ -24,6 +24,7 @@ from bloomery.api.routes.bloomery.login import MAX_BODY_BYTES as LOGIN_BODY_BYTE
 from bloomery.api.routes.openai.requests import MAX_BODY_BYTES as OPENAI_BODY_BYTES
 from bloomery.api.routes.tinker.futures import SampleFutures
 from bloomery.api.routes.tinker.routed import KeptRouting
+from bloomery.api.shortcut import Shortcut
 from bloomery.services.core import Services
 from bloomery.types.errors import TooLarge
 from bloomery.ui import site
@@ -86,6 +87,7 @@ def _surface() -> APIRouter:
     # They are tried in this order, and what is served has the least time to lose.
     for router in (openai.router, tinker.router, tinker.oai.router, bloomery.router, _process_router(), page_router(site())):
         surface.include_router(router)
+    surface.routes.insert(0, Shortcut([*surface.routes]))
     return surface
 
 
