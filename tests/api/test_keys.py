@@ -1,6 +1,7 @@
 """Keys over HTTP: made, shown without their secrets, taken back; and what each contract answers to a key that will not do."""
 
 import gc
+import inspect
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -143,6 +144,14 @@ def test_every_route_asks_who_calls(server: ScriptedServer) -> None:
     silent = {route.path for route in found if caller not in calls(route.dependant)}
     pages = {route.path for route in found if not route.include_in_schema and route.endpoint.__qualname__.startswith("_serve.")}
     assert silent - pages == WITHOUT_A_KEY
+
+
+def test_nothing_that_a_route_asks_for_waits_for_a_thread(server: ScriptedServer) -> None:
+    assert server.app is not None
+    asked = set().union(*(calls(route.dependant) for route in routes(server.app.routes)))
+    assert caller in asked
+    # FastAPI hands what is no coroutine to a thread and waits until it comes back, however little it does.
+    assert {call for call in asked if not inspect.iscoroutinefunction(call)} == set()
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ Kinds = Annotated[tuple[SpanKind, ...], Query()]
 router = APIRouter(tags=["traffic"])
 
 
-def _filter(
+async def _filter(
     deployment: str | None = None,
     episode: str | None = None,
     kind: Kinds = (),

@@ -169,7 +169,7 @@ class SampleFutures:
         del self._entries[request_id]
 
 
-def sample_futures(request: Request) -> SampleFutures:
+async def sample_futures(request: Request) -> SampleFutures:
     """The futures of this app."""
     found: SampleFutures = request.app.state.sample_futures
     return found

@@ -139,7 +139,7 @@ class KeptRouting:
             self._kept_bytes -= entry.routing.nbytes
 
 
-def kept_routing(request: Request) -> KeptRouting:
+async def kept_routing(request: Request) -> KeptRouting:
     """That of this app."""
     found: KeptRouting = request.app.state.kept_routing
     return found
