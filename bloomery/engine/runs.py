@@ -105,7 +105,14 @@ class HeldRuns:
         self._lacking: dict[str, OpenRun] = {}
         """What is to be opened when there is memory for it."""
         self._ledger = Ledger(DataDir(Path(config.data_dir)).in_hand(config.model.base_hash))
-        self._training = Training(self._ledger, send, pass_rows=rows_at_once(decoder.config.hidden_size), memory=operations_memory, clock_s=clock_s)
+        self._training = Training(
+            self._ledger,
+            send,
+            pass_rows=rows_at_once(decoder.config.hidden_size),
+            memory=operations_memory,
+            clock_s=clock_s,
+            let_go=shelf.forget,
+        )
 
     @property
     def executed(self) -> Mapping[str, int]:
@@ -194,6 +201,7 @@ class HeldRuns:
                     run.restore(self._shelf.read(order.checkpoint))
         except BloomeryError as error:
             self._ledger.enter(())
+            self._shelf.forget(spec.run_id)
             self._send(RunOpened(run_id=spec.run_id, error=error.message))
             return
         self._ledger.survived(opening)
@@ -212,6 +220,8 @@ class HeldRuns:
     def _wait_for_memory(self, order: OpenRun, lack: Lack) -> None:
         """Look again later, or refuse: as the caller's error only what would not fit into an engine that does nothing else."""
         run_id = order.spec.run_id
+        # What its writer keeps of a run that was held takes memory, too.
+        self._shelf.forget(run_id)
         if not lack.for_ever and self._waits.go_on(run_id):
             self._lacking[run_id] = order
             return

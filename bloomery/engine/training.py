@@ -38,8 +38,10 @@ class Training:
         pass_rows: int,
         memory: Memory = FOR_OPERATIONS,
         clock_s: Callable[[], float] = time.monotonic,
+        let_go: Callable[[str], object] = lambda run_id: None,
     ) -> None:
-        """`pass_rows`: at most so many rows of several runs are computed together."""
+        """`pass_rows`: at most so many rows of several runs are computed together; `let_go` is told of a run that is given up."""
+        self._let_go = let_go
         self.runs: dict[str, HostedRun] = {}
         self._ledger, self._send, self._pass_rows, self._memory = ledger, send, pass_rows, memory
         self._turns = Turns()
@@ -218,6 +220,7 @@ class Training:
         log.error("run %s: %s killed its engine again and again; it is not tried any more", run.run_id, what)
         if order.replay:
             self.forget(run.run_id)
+            self._let_go(run.run_id)
             message = f"the engine died again and again while it replayed {what}: give it more memory, then stop and start the server"
             self._send(RunOpened(run_id=run.run_id, error=message))
         else:

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from bloomery.config.data_dir import DataDir
 from bloomery.engine import chains
 from bloomery.engine.chains import Chains
+from bloomery.engine.ledger import MAX_REPLAY_DEATHS, InHand, Ledger
 from bloomery.engine.shelf import BlobShelf
 from bloomery.infer.sampler import Sampler
 from bloomery.infer.versions import Model
@@ -27,6 +29,7 @@ from bloomery.store.blobs import Blobs
 from bloomery.store.objects import Folder
 from bloomery.sync import run_chain
 from bloomery.sync.chain.plan import read_versions
+from bloomery.sync.chain.publisher import PublishConfig, Publisher
 from bloomery.sync.codec.delta import Delta
 from bloomery.sync.codec.layout import Layout
 from bloomery.sync.live import Published
@@ -35,10 +38,12 @@ from bloomery.sync.publish import manifest_key
 from bloomery.sync.run_chain import RunChain, Target, chain_folder
 from bloomery.train import snapshot
 from bloomery.train.run import TrainableRun
-from bloomery.types.errors import BloomeryError, Conflict, Corrupt
+from bloomery.types.errors import BloomeryError, Conflict, Corrupt, Unavailable
 from bloomery.types.generation import Weights
 from bloomery.types.operations import SnapshotResult
+from bloomery.types.protocol import Execute
 from bloomery.types.tensor_file import TensorSpec
+from tests.engine.test_opening_wait import BASE, WHOLE, Stage
 from tests.train.builders import BASE_HASH, SAVE, decoder, learn, run, step, supervised, train
 
 PASSING = msgspec.structs.replace(SAVE, announced=False)
@@ -231,6 +236,43 @@ def test_a_new_life_of_the_engine_goes_on_with_the_chain_where_the_last_one_was(
     versions = read_versions(objects, "run-1", ())
     assert list(versions) == [0, 1, 2]
     assert versions[2].manifest.epoch > max(epochs)
+
+
+def given_up(stage: Stage) -> None:
+    """What is known to have been done kills every engine that replays it."""
+    stage.runs.obey(Execute(run_id="run-1", seq=1, operation=step(), replay=True))
+    stage.work()
+
+
+def opened_in_vain(stage: Stage) -> None:
+    """The run is opened anew, by an api that knows its history better, and cannot be."""
+    stage.open("run-1", WHOLE, base_hash="c" * 32)
+
+
+def out_of_memory(stage: Stage) -> None:
+    """It is opened anew, and others have the memory that it needs."""
+    stage.free = 0
+    stage.open("run-1", WHOLE)
+
+
+@pytest.mark.parametrize("end", [given_up, opened_in_vain, out_of_memory])
+def test_another_engine_writes_at_once_to_the_chain_of_a_run_that_is_not_trained_here_any_more(end: Callable[[Stage], None], tmp_path: Path) -> None:
+    blobs, at_once = Blobs(tmp_path / "blobs"), PublishConfig(patience_s=0.0)
+    for _ in range(MAX_REPLAY_DEATHS):
+        Ledger(DataDir(tmp_path).in_hand(BASE)).enter([InHand("run-1", 1)])
+    stage = Stage(tmp_path)
+    stage.open("run-1", WHOLE)
+    stage.runs.obey(Execute(run_id="run-1", seq=0, operation=PASSING))
+    stage.work()
+    objects = blobs.objects(chain_folder("run-1"))
+    with pytest.raises(Unavailable, match="`engine` keeps the lease"):
+        Publisher.open(objects, "run-1", holder="another", config=at_once)
+    end(stage)
+    assert stage.runs.executed == {}
+    assert stage.shelf._chains._writers == {}, "and what it kept of the weights is gone"
+    with Publisher.open(objects, "run-1", holder="another", config=at_once) as publisher:
+        assert publisher.newest is not None
+        assert publisher.newest.manifest.sequence == 0
 
 
 def test_where_a_chain_takes_nothing_the_blob_is_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -31,11 +31,12 @@ class Stage:
         self.free_for_operations = ENOUGH
         self.sent: list[FromEngine] = []
         served = ModelConfig(alias="small", path="", base_hash=BASE, dtype="float32", threads=1, socket="")
-        (directory / "engines").mkdir()
+        (directory / "engines").mkdir(exist_ok=True)
+        self.shelf = BlobShelf(Blobs(directory / "blobs"), MODEL, base_hash=BASE, numerics="n")
         self.runs = HeldRuns(
             EngineConfig(data_dir=str(directory), model=served),
             MODEL,
-            BlobShelf(Blobs(directory / "blobs"), MODEL, base_hash=BASE, numerics="n"),
+            self.shelf,
             self.sent.append,
             CheckpointAfter(),
             memory=Memory(lambda device: self.free, lambda device: self.whole),
