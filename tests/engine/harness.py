@@ -49,7 +49,7 @@ Message = TypeVar("Message")
 
 
 class Engine:
-    """One engine and its data directory; it can die and be started again."""
+    """One engine and its data directory, which is that of `beside` where that is given; it can die and be started again."""
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class Engine:
         directory: Path,
         *,
         role: Role = "engine",
+        beside: "Engine | None" = None,
         checkpoint_s: float = 0.0,
         checkpoint_bytes: int | None = None,
         fault: str | None = None,
@@ -67,10 +68,10 @@ class Engine:
         """That its next life has (`damaged`)."""
         self.socket = directory / "engine.sock"
         self.environment = environment
-        self.blobs = Blobs(directory / "data" / "blobs")
+        data = (directory if beside is None else beside.directory) / "data"
+        self.blobs = Blobs(data / "blobs")
         served = ModelConfig(alias="small", path=str(model), base_hash=BASE, dtype="float32", threads=1, socket=str(self.socket), device=DEVICE)
-        data = str(directory / "data")
-        self.config = EngineConfig(data_dir=data, model=served, role=role, checkpoint_s=checkpoint_s, checkpoint_bytes=checkpoint_bytes)
+        self.config = EngineConfig(data_dir=str(data), model=served, role=role, checkpoint_s=checkpoint_s, checkpoint_bytes=checkpoint_bytes)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, **environment: str) -> None:
@@ -125,13 +126,14 @@ def engine(
     directory: Path,
     *,
     role: Role = "engine",
+    beside: Engine | None = None,
     checkpoint_s: float = 0.0,
     checkpoint_bytes: int | None = None,
     fault: str | None = None,
     **environment: str,
 ) -> Iterator[Engine]:
     """A started engine; killed at the end if it lives."""
-    one = Engine(model, directory, role=role, checkpoint_s=checkpoint_s, checkpoint_bytes=checkpoint_bytes, fault=fault, **environment)
+    one = Engine(model, directory, role=role, beside=beside, checkpoint_s=checkpoint_s, checkpoint_bytes=checkpoint_bytes, fault=fault, **environment)
     one.start()
     try:
         yield one

@@ -3,11 +3,14 @@
 import signal
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
 from bloomery.engine.hosted import CheckpointAfter, HostedRun
 from bloomery.sync.manifest import Manifest
+from bloomery.sync.publish import manifest_key
+from bloomery.sync.run_chain import RunChain, chain_folder
 from bloomery.train.passes import compute
 from bloomery.types.arrays import Array
 from bloomery.types.generation import Generate, GenerateFailed, PromptScored, SampledToken, SampleFinished, SamplingParams, Weights
@@ -18,6 +21,7 @@ from bloomery.types.operations import (
     ForwardBackward,
     LoadCheckpoint,
     LoadResult,
+    Operation,
     SaveCheckpoint,
     SaveSnapshot,
     SnapshotResult,
@@ -27,6 +31,9 @@ from tests.engine.harness import BASE, VOCAB, Api, engine, failpoints, history, 
 from tests.train import builders
 
 SNAPSHOT = SaveSnapshot(template_hash="t" * 32)
+PASSING = msgspec.structs.replace(SNAPSHOT, announced=False)
+SELDOM = 1e-10
+"""A learning rate at which few elements change in float32."""
 END = SaveCheckpoint(key="checkpoints/run-f/end.safetensors")
 
 
@@ -133,6 +140,44 @@ def test_a_death_in_the_replay_after_a_death_changes_no_bit(model, tmp_path, ref
                 assert [api.done(seq, "run-f").result for seq in range(4, 7)] == lost
                 api.execute(7, history(4)[7], END, run_id="run-f")
                 assert api.done(8, "run-f").result.digest == reference.digest
+
+
+def test_a_replica_that_comes_late_joins_the_chain_in_its_middle_and_follows_it(model, shared, tmp_path):
+    """Versions without names, by their chain alone: a process that holds none reads a base and what changed since, and then only what changed."""
+    with shared.connect() as api, engine(model, tmp_path, role="replica", beside=shared) as replica:
+        assert api.open("run-late", rank=0).error is None
+        seq = 0
+
+        def publish(*lessons: Operation) -> SnapshotResult:
+            nonlocal seq
+            api.execute(seq, *lessons, PASSING, run_id="run-late")
+            seq += len(lessons) + 1
+            published = api.done(seq - 1, "run-late").result
+            assert isinstance(published, SnapshotResult)
+            assert not shared.blobs.exists(published.key)
+            return published
+
+        def sampled(by: Api, published: SnapshotResult) -> tuple[list[int], bytes]:
+            request = ask(f"by-{seq}", Weights(version=published.version, key=published.key))
+            tokens, logprobs = answered(by, request)[request.request_id]
+            return tokens, logprobs.tobytes()
+
+        base = publish()
+        for number in range(5):
+            middle = publish(learn(seed=number), step(SELDOM))
+            assert not middle.travelled.whole
+        found = [sampled(api, middle)]
+        with replica.connect() as late:
+            assert sampled(late, middle) == found[0]
+            # Whoever is in the chain needs no base any more.
+            chain = RunChain(shared.blobs.objects(chain_folder("run-late")), "run-late")
+            state = Manifest.from_json(shared.blobs.get(manifest_key(base.version))).state
+            shared.blobs.objects(chain_folder("run-late")).delete(chain.find(state).steps[0].object.key)
+            newest = publish(learn(seed=5), step(SELDOM))
+            found.append(sampled(api, newest))
+            assert sampled(late, newest) == found[1]
+        assert found[0] != found[1], "they are other weights"
+        api.close_runs("run-late")
 
 
 def test_a_damaged_model_is_never_sampled(shared):
