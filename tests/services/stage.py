@@ -70,11 +70,11 @@ def deployments_of(database: Database, models: Models, versions: Versions) -> De
     return Deployments(database, models, versions, Staging(Fleet({}, {}, bases)), bases)
 
 
-async def add_snapshot(database: Database, version: str, base_hash: str, run_id: str) -> None:
+async def add_snapshot(database: Database, version: str, base_hash: str, run_id: str, *, project: str = "default") -> None:
     """As if a run of this base had published weights."""
-    run = {"id": run_id, "project": "default", "base_model": "tiny", "base_hash": base_hash, "lora": "{}", "micro_batch_tokens": 1}
+    run = {"id": run_id, "project": project, "base_model": "tiny", "base_hash": base_hash, "lora": "{}", "micro_batch_tokens": 1}
     run |= {"metadata": "{}", "state": "active", "first_seq": 1, "settled_seq": 0, "step": 0, "created_us": 1, "updated_us": 1}
-    snapshot = {"id": f"checkpoint-{version}", "project": "default", "run_id": run_id, "kind": "snapshot", "state": "ready", "metadata": "{}"}
+    snapshot = {"id": f"checkpoint-{version}", "project": project, "run_id": run_id, "kind": "snapshot", "state": "ready", "metadata": "{}"}
     snapshot |= {"seq": len(version), "name": f"named-{version}", "key": f"snapshots/{version}.safetensors", "version": version}
     snapshot |= {"size_bytes": 0, "step": 0, "created_us": 1}
     await database.write(lambda connection: connection.execute(insert(rows.run).prefix_with("OR IGNORE"), run))

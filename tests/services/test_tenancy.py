@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, cast, get_type_hints
 
 import numpy as np
 import pytest
+from sqlalchemy import update
 
 from bloomery import services as package
 from bloomery.config import ApiConfig
@@ -28,6 +29,7 @@ from bloomery.services.data.span_filter import SpanFilter
 from bloomery.services.evaluations.paired import PairsWanted
 from bloomery.services.kinds import EXTERNAL, NAMED
 from bloomery.services.weights.versions import Version
+from bloomery.store import rows
 from bloomery.types.arrays import Array
 from bloomery.types.batches import NewBatch
 from bloomery.types.datasets import Curate, ImportRows, SplitChoice, UploadRows
@@ -43,10 +45,12 @@ from bloomery.types.operations import CheckpointResult, SnapshotResult
 from bloomery.types.resources import GiveFeedback
 from bloomery.types.rollouts import RecordedStep, RolloutFilter
 from bloomery.types.wire import encode
+from tests.engine.test_chains import PASSING, Loop
 from tests.services.fake_engine import BASE, FakeEngine, fake_base
 from tests.services.runs_stage import LORA, ME, STRANGER, operation, play
-from tests.services.stage import chat
+from tests.services.stage import add_snapshot, chat
 from tests.store.template import migrated
+from tests.train.builders import run, train
 
 LOOK = "read train"
 SCOPES_OF = {
@@ -649,6 +653,46 @@ def test_nothing_of_one_project_is_shown_to_another(tmp_path: Path) -> None:
                 assert shown == repr(await attempt(services, nothing)), verb
             assert await everything(services, world) == before
             assert [message.run_id for message in engine.executed] == [world.run] * 5
+
+    play(tmp_path, story)
+
+
+def test_versions_in_the_chain_of_a_run_are_read_named_and_made_whole_by_its_project_alone(tmp_path: Path) -> None:
+    """Though the other project trained the same weights, which lie under the same key."""
+
+    async def story(engine: FakeEngine) -> None:
+        async with Services.open(config(tmp_path)) as services:
+            loop = Loop(DataDir(tmp_path).blobs)
+            mine = loop.publish(steps=0)
+            (theirs,) = train(run(loop.base, loop.shelf, rank=0, run_id="run-2"), [PASSING])
+            assert isinstance(theirs, SnapshotResult)
+            assert mine.key == theirs.key
+            await services.deployments.create(STRANGER, "own", "tiny", {})
+            for p, published, run_id in ((ME, mine, "run-1"), (STRANGER, theirs, "run-2")):
+                await add_snapshot(services._database, published.version, BASE, run_id, project=p.project)
+                row = update(rows.checkpoint).where(rows.checkpoint.c.version == published.version)
+                await services._database.write(lambda connection, row=row, key=published.key: connection.execute(row.values(key=key, name=None)))
+                assert (await services.versions.find(p, published.version)).weights == Weights(version=published.version, key=published.key)
+
+            async def refused(name: str) -> list[str]:
+                attempts = (
+                    services.versions.find(STRANGER, name),
+                    services.exports.lay_out(STRANGER, name, None),
+                    services.exports.file(STRANGER, name, None, "model.safetensors"),
+                    services.deployments.create(STRANGER, "mine", name, {}),
+                    services.deployments.promote(STRANGER, "own", name, {}),
+                    services.sampling.resolve(STRANGER, name),
+                    services.cards.get(STRANGER, name),
+                )
+                said = []
+                for attempt in attempts:
+                    with pytest.raises(NotFound) as told:
+                        await attempt
+                    said.append(told.value.message.replace(name, "<name>"))
+                return said
+
+            assert await refused(mine.version) == await refused("0" * len(mine.version))
+            assert not loop.blobs.exists(mine.key), "nothing was made whole for who may not read it"
 
     play(tmp_path, story)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from obstore.store import MemoryStore
-from sqlalchemy import update
+from sqlalchemy import delete, update
 
 from bloomery.engine import chains as engine_chains
 from bloomery.services.housekeeping import chains
@@ -18,6 +18,7 @@ from bloomery.services.housekeeping.chains import RunChains
 from bloomery.store import rows
 from bloomery.store.blobs import Blobs
 from bloomery.sync.chain.manifest import FOLDER as VERSIONS
+from bloomery.sync.chain.manifest import sequence_of
 from bloomery.sync.chain.objects import FOLDER as OBJECTS
 from bloomery.sync.chain.publisher import Publisher
 from bloomery.sync.chain.readers import FOLDER as READERS
@@ -27,19 +28,19 @@ from bloomery.sync.publish import manifest_key
 from bloomery.sync.run_chain import RunChain, chain_folder
 from bloomery.types.errors import Unavailable
 from bloomery.types.operations import SnapshotResult
-from tests.engine.test_chains import Loop, weights
+from tests.engine.test_chains import PASSING, Loop, weights
 from tests.live import wait_until
 from tests.services.stage import BASE, ME, Stage, add_snapshot, play
-from tests.train.builders import SAVE
+from tests.train.builders import SAVE, learn, run, step, supervised, train
 
 AT_ONCE = replace(engine_chains._RETAIN, bases=1, grace_s=0.0)
 LATER, EARLIER = 1 << 62, 0
 
 
-def swept(blobs: Blobs) -> None:
+def swept(blobs: Blobs, run_id: str = "run-1") -> None:
     """By the engine, twice: what is buried first is removed then."""
-    objects = blobs.objects(chain_folder("run-1"))
-    with Publisher.open(objects, "run-1", holder="engine") as publisher:
+    objects = blobs.objects(chain_folder(run_id))
+    with Publisher.open(objects, run_id, holder="engine") as publisher:
         sweep(objects, publisher.lease, config=AT_ONCE)
         sweep(objects, publisher.lease, config=AT_ONCE)
 
@@ -220,6 +221,52 @@ def test_who_collects_at_once_removes_chains_once_and_keeps_what_rows_hold(tmp_p
         await asyncio.gather(stage.garbage.collect(ME, grace_us=older), stage.garbage.collect(ME, grace_us=older))
         assert loop.blobs.objects(chain_folder("run-1")).list(OBJECTS) == []
         assert loop.life().load(weights(held)).version == held.version
+
+    play(tmp_path, story)
+
+
+def test_what_one_project_holds_or_lets_go_claims_and_removes_nothing_of_the_chain_of_another(tmp_path: Path) -> None:
+    """Though both trained the same weights, and blobs are named by what they contain."""
+
+    async def story(stage: Stage) -> None:
+        directory = stage.blobs.blobs.directory
+        assert directory is not None
+        loop = Loop(directory)
+        other = run(loop.base, loop.shelf, rank=0, run_id="run-2")
+        mine = published(loop, 4)
+        theirs = [result for result in train(other, [learn(supervised([20, 40])), step(3e-2), PASSING] * 4) if isinstance(result, SnapshotResult)]
+        assert [each.key for each in theirs] == [each.key for each in mine]
+        assert {each.version for each in theirs}.isdisjoint(each.version for each in mine)
+
+        async def hold(version: SnapshotResult, run_id: str, project: str) -> None:
+            await add_snapshot(stage.database, version.version, BASE, run_id, project=project)
+            row = update(rows.checkpoint).where(rows.checkpoint.c.version == version.version)
+            await stage.database.write(lambda connection: connection.execute(row.values(key=version.key)))
+
+        async def let_go(version: SnapshotResult) -> None:
+            gone = delete(rows.checkpoint).where(rows.checkpoint.c.version == version.version)
+            await stage.database.write(lambda connection: connection.execute(gone))
+
+        await hold(mine[1], "run-1", "default")
+        await hold(theirs[2], "run-2", "other")
+        await stage.garbage.claim()
+        for run_id, oldest in (("run-1", 1), ("run-2", 2)):
+            swept(loop.blobs, run_id)
+            chain = loop.blobs.objects(chain_folder(run_id))
+            assert [sequence_of(stored.key) for stored in chain.list(VERSIONS)] == list(range(oldest, 4))
+        # Both chains go, and one blob stays for both, until neither holds it.
+        await let_go(mine[1])
+        await hold(mine[2], "run-1", "default")
+        await stage.garbage.collect(ME, grace_us=-60_000_000)
+        assert [loop.blobs.objects(chain_folder(run_id)).list(OBJECTS) for run_id in ("run-1", "run-2")] == [[], []]
+        assert [loop.life().load(weights(each)).version for each in (mine[2], theirs[2])] == [mine[2].version, theirs[2].version]
+        await let_go(mine[2])
+        await stage.garbage.collect(ME, grace_us=-60_000_000)
+        assert loop.life().load(weights(theirs[2])).version == theirs[2].version
+        assert not loop.blobs.exists(manifest_key(mine[2].version))
+        await let_go(theirs[2])
+        await stage.garbage.collect(ME, grace_us=-60_000_000)
+        assert list(loop.blobs.list("snapshots")) == []
 
     play(tmp_path, story)
 
