@@ -197,10 +197,10 @@ def encoded_base(chunk: Chunk, new: Bits, codec: Choice = "auto") -> Encoded:
     state = hash_elements(new, chunk.first)
     if not (changed := int(np.count_nonzero(new))):
         return Encoded(Entry(Codec.EMPTY, b"", 0, StateHash(), state), 0)
-    return Encoded(whole(chunk, new, StateHash(), state, Codec.RAW if codec == "raw" else Codec.PLANES), changed)
+    return Encoded(encoded_whole(chunk, new, StateHash(), state, Codec.RAW if codec == "raw" else Codec.PLANES), changed)
 
 
-def whole(chunk: Chunk, new: Bits, h_old: StateHash, h_new: StateHash, codec: Codec = Codec.PLANES) -> Entry:
+def encoded_whole(chunk: Chunk, new: Bits, h_old: StateHash, h_new: StateHash, codec: Codec = Codec.PLANES) -> Entry:
     """One chunk that is written whole, whatever was there."""
     return Entry(*_by(codec, new, new, chunk), chunk.numel, h_old, h_new)
 

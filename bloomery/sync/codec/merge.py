@@ -18,7 +18,7 @@ from bloomery.sync.codec import container
 from bloomery.sync.codec.applying import Steps, advanced, place_of
 from bloomery.sync.codec.choose import Codec
 from bloomery.sync.codec.container import WHOLE, Entry, Head, check_payload
-from bloomery.sync.codec.delta import DISTANCES, Choice, Delta, Told, encoded, encoded_base, whole
+from bloomery.sync.codec.delta import DISTANCES, Choice, Delta, Told, encoded, encoded_base, encoded_whole
 from bloomery.sync.codec.layout import Chunk, Layout, Weights
 from bloomery.sync.codec.numbers import NUMBERS
 from bloomery.sync.codec.ordered import in_order
@@ -132,7 +132,7 @@ def _merged(deltas: Sequence[Delta], chunk: Chunk, h_old: StateHash, h_new: Stat
     if bits is not None:
         if state != h_new:
             raise Corrupt(f"the deltas do not lead where they say: chunk {number} would be in another state")
-        return whole(chunk, bits, h_old, h_new)
+        return encoded_whole(chunk, bits, h_old, h_new)
     indices = np.flatnonzero(moved).astype(np.uint32)
     made = [(each, DISTANCES[each].encode_differences(indices, moved[indices], chunk.numel, kind)) for each in _BY_NAME[codec]]
     chosen, payload = min(made, key=lambda each: len(each[1]))
