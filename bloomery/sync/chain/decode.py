@@ -14,6 +14,7 @@ import numpy as np
 from bloomery.sync.chain.plan import Move, Versions
 from bloomery.sync.codec.delta import Delta
 from bloomery.sync.codec.layout import Chunk, Layout
+from bloomery.sync.codec.numbers import Changes
 from bloomery.sync.state_hash import Bits, StateHash
 from bloomery.types.errors import Corrupt
 
@@ -61,16 +62,23 @@ def through(hops: Sequence[Hop], chunk: Chunk, start: Decoded | None) -> Decoded
 
 def after(delta: Delta, chunk: Chunk, before: Decoded | None, *, owned: bool) -> Decoded:
     """What a chunk is behind one object; without anything before it, of a base. `owned` bits are written to."""
-    record = delta.records[chunk.number]
     if before is None:
         before, owned = Decoded(np.zeros(chunk.numel, chunk.unsigned), StateHash()), True
+    if (found := changes(delta, chunk, before)) is None:
+        return before
+    bits = before.bits if owned else before.bits.copy()
+    bits[found.indices] = found.values
+    return Decoded(bits, found.state)
+
+
+def changes(delta: Delta, chunk: Chunk, before: Decoded) -> Changes | None:
+    """What one object makes of a chunk, at the cost of what changes; None where it leaves it as it is."""
+    record = delta.records[chunk.number]
     if record.h_old != before.state:
         raise Corrupt(f"chunk {chunk.number} is in state {before.state}, and the delta starts from {record.h_old}")
     if not record.changed:
-        return before
-    indices, values, state = delta.changes(chunk.number, before.bits, before.state)
-    if state != record.h_new:
-        raise Corrupt(f"chunk {chunk.number} comes to state {state}, and should come to {record.h_new}")
-    bits = before.bits if owned else before.bits.copy()
-    bits[indices] = values
-    return Decoded(bits, state)
+        return None
+    found = delta.changes(chunk.number, before.bits, before.state)
+    if found.state != record.h_new:
+        raise Corrupt(f"chunk {chunk.number} comes to state {found.state}, and should come to {record.h_new}")
+    return found

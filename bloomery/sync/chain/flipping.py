@@ -6,12 +6,13 @@ import numpy as np
 
 from bloomery.obs.failpoints import failpoint
 from bloomery.sync.chain import state as states
-from bloomery.sync.chain.decode import Decoded, Hop, through
+from bloomery.sync.chain.decode import Decoded, Hop, changes, through
 from bloomery.sync.chain.holding import Holding
 from bloomery.sync.chain.staging import Changed, Staged, StagingFile
+from bloomery.sync.codec.container import WHOLE
 from bloomery.sync.codec.delta import state_of
 from bloomery.sync.codec.layout import Chunk, Weights
-from bloomery.sync.state_hash import StateHash
+from bloomery.sync.state_hash import Bits, StateHash
 from bloomery.types.errors import Corrupt
 
 
@@ -54,6 +55,10 @@ def _decoded(holding: Holding, hops: Sequence[Hop], chunk: Chunk, state: StateHa
     """What changes of a chunk. If it is not what it should be, what makes it so is among the changes."""
     live = before = holding.weights.read(chunk)
     try:
+        if _says_what_differs(hops, chunk):
+            if (moved := changes(hops[0].delta, chunk, Decoded(live, state))) is None:
+                return _unchanged(chunk, live, state)
+            return Changed(chunk, moved.indices, live[moved.indices], moved.values), moved.state
         found = through(hops, chunk, Decoded(live, state))
     except Corrupt:
         if states.hash_chunk(holding.weights, chunk) == state:
@@ -62,9 +67,18 @@ def _decoded(holding: Holding, hops: Sequence[Hop], chunk: Chunk, state: StateHa
         before = holding.rebuilt(chunk, state)
         found = through(hops, chunk, Decoded(before, state))
     if found.bits is live:
-        return Changed(chunk, np.zeros(0, np.uint32), live[:0], live[:0]), found.state
+        return _unchanged(chunk, live, found.state)
     different = found.bits != live
     if before is not live:
         different |= found.bits != before
     indices = np.flatnonzero(different).astype(np.uint32)
     return Changed(chunk, indices, before[indices], found.bits[indices]), found.state
+
+
+def _says_what_differs(hops: Sequence[Hop], chunk: Chunk) -> bool:
+    """Whether nobody has to copy the chunk and compare all of it: one delta from what is held, whose payload has changes alone."""
+    return len(hops) == 1 and hops[0].move.start is not None and hops[0].delta.records[chunk.number].codec not in WHOLE
+
+
+def _unchanged(chunk: Chunk, live: Bits, state: StateHash) -> tuple[Changed, StateHash]:
+    return Changed(chunk, np.zeros(0, np.uint32), live[:0], live[:0]), state

@@ -11,11 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 from bloomery.store.objects import Folder
+from bloomery.sync.chain import flipping
 from bloomery.sync.chain.download import FetchConfig
 from bloomery.sync.chain.manifest import Manifest, key
 from bloomery.sync.chain.objects import MAX_BYTES, Ref, keep
 from bloomery.sync.chain.publisher import PublishConfig, Publisher
 from bloomery.sync.chain.receiver import ReceiveConfig, Receiver
+from bloomery.sync.chain.staging import STAGED
 from bloomery.sync.chain.state import root_of
 from bloomery.sync.codec.delta import Choice, encode, states_of
 from bloomery.sync.codec.layout import Chunk, Layout, MemoryWeights
@@ -124,6 +126,26 @@ class Failing:
             self.inner.write(chunk, indices[:1], values[:1])
             raise RuntimeError("the memory is gone")
         self.inner.write(chunk, indices, values)
+
+
+def test_what_one_delta_changes_is_staged_without_a_copy_of_a_chunk_and_to_the_bit_as_with_one(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(folder, 1)
+    with reader(folder, tmp_path) as receiver:
+        receiver.join()
+        publish(folder, 2)
+        compared: list[int] = []
+        through = flipping.through
+        monkeypatch.setattr(flipping, "through", lambda hops, chunk, start: compared.append(chunk.number) or through(hops, chunk, start))  # type: ignore[func-returns-value]
+        staged = []
+        for told in (flipping._says_what_differs, lambda hops, chunk: False):
+            monkeypatch.setattr(flipping, "_says_what_differs", told)
+            assert receiver.stage() == 2
+            staged.append((tmp_path / "reader" / STAGED).read_bytes())
+            assert compared == ([] if len(staged) == 1 else [chunk.number for chunk in LAYOUT.chunks()])
+            receiver.abort()
+        assert staged[0] == staged[1]
 
 
 def test_a_flip_that_fails_is_taken_back_as_a_whole(folder: Folder, tmp_path: Path) -> None:
