@@ -14,7 +14,7 @@ from bloomery.types.errors import Conflict, Corrupt, Gone, NotFound
 from bloomery.types.objects import Objects
 
 AT_ONCE: Final = 16
-"""Manifests that are read side by side."""
+"""Small objects that are read side by side: manifests, and what readers say."""
 
 
 class Known(NamedTuple):

@@ -5,6 +5,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from bloomery.sync.chain.manifest import Sequence
+from bloomery.sync.chain.plan import AT_ONCE
+from bloomery.sync.codec.ordered import in_order
 from bloomery.types.errors import Corrupt, NotFound
 from bloomery.types.objects import Objects, check_key
 from bloomery.types.wire import Wire
@@ -43,15 +45,21 @@ class Claims(NamedTuple):
 
 
 def held_by_others(objects: Objects, since_us: float) -> Claims:
-    """Of readers who told it since that moment of the store's clock."""
+    """Of readers who told it since that moment of the store's clock; several are read side by side."""
+    told = [stored.key for stored in objects.list(FOLDER) if stored.modified_us >= since_us]
     found = Claims([], [])
-    for stored in objects.list(FOLDER):
-        if stored.modified_us >= since_us:
-            try:
-                data, _ = objects.get(stored.key, at_most=_MAX_BYTES)
-                found.versions.append(msgspec.json.decode(data, type=Holds).sequence)
-            except NotFound:
-                continue
-            except (Corrupt, msgspec.MsgspecError, UnicodeDecodeError):
-                found.unreadable.append(stored.key)
+    for _, (versions, unreadable) in in_order(lambda key: _said(objects, key), told, max(1, min(AT_ONCE, len(told)))):
+        found.versions.extend(versions)
+        found.unreadable.extend(unreadable)
     return found
+
+
+def _said(objects: Objects, key: str) -> Claims:
+    """By one of them, who may have left meanwhile."""
+    try:
+        data, _ = objects.get(key, at_most=_MAX_BYTES)
+        return Claims([msgspec.json.decode(data, type=Holds).sequence], [])
+    except NotFound:
+        return Claims([], [])
+    except (Corrupt, msgspec.MsgspecError, UnicodeDecodeError):
+        return Claims([], [key])

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -124,6 +125,23 @@ def test_what_a_reader_holds_stays_with_the_base_behind_it_until_it_leaves(objec
     leave(objects, "slow")
     swept(objects, publisher)
     assert numbers(objects) == [6, 7, 8, 9, 10]
+
+
+def test_what_many_readers_hold_is_read_side_by_side(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    publisher = chain(folder, 10)
+    for number in (9, 4, 7):
+        name_version(folder, f"sampler-{number}", number)
+    together, get = Barrier(3), folder.get
+
+    def answered(key: str, *, at_most: int) -> tuple[bytes, str]:
+        if key.startswith("readers/"):
+            # Who is asked alone waits in vain for the others.
+            together.wait(30)
+        return get(key, at_most=at_most)
+
+    monkeypatch.setattr(folder, "get", answered)
+    swept(folder, publisher)
+    assert numbers(folder) == list(range(3, 11))
 
 
 def test_readers_say_what_they_hold_under_a_name_that_is_one(folder: Folder, tmp_path: Path) -> None:
