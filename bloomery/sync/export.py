@@ -59,7 +59,7 @@ def made(name: str, data: bytes) -> ExportFile:
     return ExportFile(name, len(data), lambda: iter((data,)))
 
 
-def blob_places(part: Part, size: int) -> dict[str, TensorPlace]:
+def blob_places(part: Part, size: int) -> Mapping[str, TensorPlace]:
     """Where the tensors of a blob lie, from its header."""
     return tensor_file.places(part(0, tensor_file.header_bytes(part(0, START_BYTES))), size=size)
 

@@ -6,6 +6,8 @@ Who writes puts the values behind `header`, in its order; who reads finds them w
 import json
 import math
 from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from bloomery.types.errors import Corrupt
@@ -22,6 +24,9 @@ METADATA: Final[Mapping[str, str]] = {"format": "pt"}
 _MAX_HEADER_BYTES: Final = 100 << 20
 """As many as the format allows."""
 _ALIGNMENT: Final = 8
+_REMEMBERED: Final = 8
+_REMEMBERED_BYTES: Final = 1 << 16
+"""Headers of adapters are; what a longer one takes to read is little beside its values."""
 
 
 class TensorSpec(NamedTuple):
@@ -61,11 +66,25 @@ def header_bytes(start: bytes) -> int:
     return START_BYTES + int.from_bytes(start[:START_BYTES], "little")
 
 
-def places(data: bytes | memoryview, *, size: int) -> dict[str, TensorPlace]:
-    """Every tensor of a file of `size` bytes that begins with `data` (its header, or more)."""
+def places(data: bytes | memoryview, *, size: int) -> Mapping[str, TensorPlace]:
+    """Every tensor of a file of `size` bytes that begins with `data` (its header, or more).
+
+    Whoever publishes or loads a version asks several times, and the versions of a run have one header, so the last ones are remembered.
+    """
     begin = header_bytes(bytes(data[:START_BYTES]))
+    text = _header_text(data, begin)
+    return (_remembered_places if len(text) <= _REMEMBERED_BYTES else _places)(text, begin, size)
+
+
+def metadata(data: bytes | memoryview) -> dict[str, str]:
+    """What the header says beside the tensors."""
+    found: dict[str, str] = _header(_header_text(data, header_bytes(bytes(data[:START_BYTES])))).get("__metadata__", {})
+    return found
+
+
+def _places(text: bytes, begin: int, size: int) -> Mapping[str, TensorPlace]:
     found: dict[str, TensorPlace] = {}
-    for name, entry in _header(data, begin).items():
+    for name, entry in _header(text).items():
         if name == "__metadata__":
             continue
         try:
@@ -81,13 +100,10 @@ def places(data: bytes | memoryview, *, size: int) -> dict[str, TensorPlace]:
             raise Corrupt(f"a weights file of {size} bytes does not hold its tensor `{name}`")
         found[name] = TensorPlace(spec, begin + first, begin + last)
     _check_apart(found)
-    return found
+    return MappingProxyType(found)
 
 
-def metadata(data: bytes | memoryview) -> dict[str, str]:
-    """What the header says beside the tensors."""
-    found: dict[str, str] = _header(data, header_bytes(bytes(data[:START_BYTES]))).get("__metadata__", {})
-    return found
+_remembered_places = lru_cache(_REMEMBERED)(_places)
 
 
 def _check_apart(places: Mapping[str, TensorPlace]) -> None:
@@ -99,11 +115,15 @@ def _check_apart(places: Mapping[str, TensorPlace]) -> None:
         stop, before = max(stop, place.stop), name
 
 
-def _header(data: bytes | memoryview, stop: int) -> dict[str, Any]:
+def _header_text(data: bytes | memoryview, stop: int) -> bytes:
     if stop > _MAX_HEADER_BYTES:
         raise Corrupt(f"a weights file claims a header of {stop} bytes: it is no safetensors file")
+    return bytes(data[START_BYTES:stop])
+
+
+def _header(text: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(bytes(data[START_BYTES:stop]))
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Corrupt(f"a weights file has no safetensors header: {error}") from error
     if not isinstance(found, dict):

@@ -1,6 +1,7 @@
 """Headers of safetensors files that claim what cannot be."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ def entry(start: int, stop: int, shape: list[Any], dtype: Any = "U8") -> dict[st
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
 
 
-def places(data: bytes) -> dict[str, tensor_file.TensorPlace]:
+def places(data: bytes) -> Mapping[str, tensor_file.TensorPlace]:
     return tensor_file.places(data, size=len(data))
 
 
@@ -28,6 +29,22 @@ def test_tensors_are_found_where_they_lie_and_empty_ones_anywhere():
     found = places(data)
     assert {name: bytes(data[place.start : place.stop]) for name, place in found.items()} == {"a": b"ab", "b": b"cd", "nothing": b""}
     assert found["a"].spec == TensorSpec("U8", (1, 2))
+
+
+def test_a_header_is_read_once_for_all_files_of_one_form_and_again_for_one_of_another_size():
+    entries = {"a": entry(0, 2, [2]), "b": entry(2, 4, [2])}
+    first = places(blob(b"abcd", **entries))
+    assert places(blob(b"wxyz", **entries)) is first
+    with pytest.raises(TypeError):
+        del first["a"]
+    with pytest.raises(Corrupt, match="does not hold its tensor `b`"):
+        places(blob(b"abc", **entries))
+    assert places(blob(b"abcd", a=entry(0, 2, [2]), c=entry(2, 4, [2]))).keys() == {"a", "c"}
+    # What is longer than an adapter's is not kept in memory.
+    many = {f"tensor-{number}": entry(0, 0, [0]) for number in range(2000)}
+    long = blob(b"", **many)
+    assert places(long) == places(long)
+    assert places(long) is not places(long)
 
 
 HOSTILE = {
