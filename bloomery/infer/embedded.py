@@ -9,7 +9,6 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from typing import Self, TypeVar
 
 import numpy as np
@@ -157,7 +156,7 @@ class EmbeddedEngine:
         weights, held = self._changes.begin(name, update)
         try:
             model = await self._read(weights) if held is None else held
-            update.staging = await self._changing(name, f"a copy of `{name}`", lambda: Staging(model, version))
+            update.staging = await self._changing(f"a copy of `{name}`", lambda: Staging(model, version))
         except BaseException:
             self._changes.release(name, update)
             raise
@@ -167,16 +166,16 @@ class EmbeddedEngine:
     async def apply(self, name: str, update: Mapping[str, Update]) -> None:
         """Change the copy."""
         staging = self._changes.staged(name)
-        await self._changing(name, f"tensors to be applied to the update of `{name}`", lambda: staging.apply(update))
+        await self._changing(f"tensors to be applied to the update of `{name}`", lambda: staging.apply(update))
 
     async def commit(self, name: str, policy: KvPolicy) -> WeightInfo:
         """Serve the copy, when what lies in memory is what was given; where that fails it can be committed again or cancelled, and is not changed."""
         staging = self._changes.staged(name)
         staging.seal()
         model = staging.model()
-        await self._changing(name, f"the update of `{name}` to be prepared", lambda: self._sampler.prepare(model))
-        await self._changing(name, f"the update of `{name}` to be proved", lambda: staging.prove(self._sampler.computed_with))
-        await self._changing(name, f"the update of `{name}` to be probed", lambda: staging.ask_probe(self._probation.examine))
+        await self._changing(f"the update of `{name}` to be prepared", lambda: self._sampler.prepare(model))
+        await self._changing(f"the update of `{name}` to be proved", lambda: staging.prove(self._sampler.computed_with))
+        await self._changing(f"the update of `{name}` to be probed", lambda: staging.ask_probe(self._probation.examine))
         # Reading all of it takes longer than a step of a large model, and beside the first one of the new weights it would hold that up.
         info = await self._info(name, model)
         await self._swapped(name, lambda: self._changes.commit(name, staging, policy))
@@ -243,17 +242,18 @@ class EmbeddedEngine:
         """What the sampler is doing."""
         return await self._do(self._metrics)
 
-    async def _changing(self, name: str, whom: str, work: Callable[[], T]) -> T:
-        """The same for an update: a whole model's rests while others sample, an adapter's is over before it would be felt."""
-        return await self._aside(whom, partial(self._with_rests, work) if name == MODEL else work)
-
-    def _with_rests(self, work: Callable[[], T]) -> T:
-        with resting(lambda: self._sampler.busy):
-            return work()
-
     async def _aside(self, whom: str, work: Callable[[], T]) -> T:
         """Have another thread do what takes longer than the sampler may stand still."""
         return await within(self._deadlines.weights_s, whom, asyncio.to_thread(work))
+
+    async def _changing(self, whom: str, work: Callable[[], T]) -> T:
+        """The same for an update, with rests between the pieces of the work while others sample."""
+
+        def with_rests() -> T:
+            with resting(lambda: self._sampler.busy):
+                return work()
+
+        return await self._aside(whom, with_rests)
 
     async def _read(self, weights: Weights) -> Model:
         return await self._aside(f"version {weights.version} to be read", lambda: self._source.load(weights))
@@ -270,7 +270,7 @@ class EmbeddedEngine:
         return await within(self._deadlines.weights_s, whom, asyncio.wrap_future(swap))
 
     async def _info(self, name: str, model: Model) -> WeightInfo:
-        return WeightInfo(name, model.version, await self._changing(name, f"the checksum of `{name}`", lambda: checksum(model)))
+        return WeightInfo(name, model.version, await self._changing(f"the checksum of `{name}`", lambda: checksum(model)))
 
     # On the thread.
 

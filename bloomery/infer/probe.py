@@ -125,7 +125,9 @@ class Answerer:
         prompt = Feed(sample, model, tokens[: min(PREFILLED, len(tokens) - 1)], 0, wanted=0)
         none = np.zeros(0, np.int64)
         question = Question(0, np.array(tokens[1 : prompt.stop + 1]), 0, none, none, 0, SamplingParams(max_tokens=0, seed=0))
-        found = [self._runner.score(self._runner.prefill([prompt])[0], prompt, question).logprobs_T]
+        (hidden,) = self._runner.prefill([prompt])
+        rest()
+        found = [self._runner.score(hidden, prompt, question).logprobs_T]
         for place in range(prompt.stop, len(tokens) - 1):
             rest()
             after = self._runner.decode([Feed(sample, model, tokens[place : place + 1], place)])
@@ -139,6 +141,7 @@ def trainer_side(model: Model, tokens: tuple[int, ...]) -> Floats:
     """The same as a training pass computes them."""
     rest()
     hidden_RD = packed_hidden(model, [tokens])
+    rest()
     logprobs_R1 = packed_logprobs(model, [tokens], hidden_RD, packed_starts([len(tokens)]))
     found: Floats = logprobs_R1[: len(tokens) - 1, 0].cpu().numpy()
     return found

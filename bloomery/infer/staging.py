@@ -42,7 +42,7 @@ class Staging:
         self._adapter = None if model.adapter is None else model.adapter.copy()
         if self._adapter is None:
             self._decoder = _copy(model.decoder)
-            rest()
+        rest()
         self._views = _views(self._decoder, self._adapter)
         self._short: Callable[[str], str] = str if self._adapter is None else published_factor
         """Of a published name, with the prefix that PEFT wants or without it."""

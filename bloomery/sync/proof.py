@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from bloomery.models.decoder import Decoder
 from bloomery.models.fused_adapter import FusedAdapter
+from bloomery.models.rests import rest
 from bloomery.models.tensor_bytes import Packed
 from bloomery.sync import live
 from bloomery.sync.live import Piece, hash_piece
@@ -121,6 +122,7 @@ def prove(known: Expected, decoder: Decoder, adapter: FusedAdapter | None) -> Pr
             f"first `{wrong[0]}`; nothing is served with them"
         )
     if adapter is not None:
+        rest()
         live.refuse_stray(adapter)
     return Proof(known, adapter, pieces, states, time.perf_counter() - began)
 

@@ -1,7 +1,7 @@
 """What the embedded engine promises, and what it does where something takes too long or fails on the way: who waits hears for whom, nothing stays."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, ItemsView
 from contextlib import asynccontextmanager
 from threading import Event
 
@@ -10,13 +10,14 @@ import torch
 
 from bloomery.infer.embedded import Deadlines, EmbeddedEngine
 from bloomery.infer.versions import UPDATES_IN_MEMORY, Model
+from bloomery.models import rests
 from bloomery.models.factors import Factors
 from bloomery.models.form import plain_form
 from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.kernel_probe import probe
 from bloomery.models.published_names import PUBLISHED_PREFIX
 from bloomery.types.errors import Conflict, Corrupt, Unavailable, WorkerError
-from bloomery.types.generation import Weights
+from bloomery.types.generation import Abort, Weights
 from bloomery.types.serving import MODEL
 from tests.infer.builders import Adapters, adapter, full_logprobs, prompt
 from tests.infer.test_engine_protocol import Going, answer, ask, idle, ids, tokens_of
@@ -195,6 +196,29 @@ async def test_a_commit_waits_for_one_step_and_a_name_that_is_being_committed_is
         assert (await committing) == await engine.weight_info("b")
         assert (await engine.weight_info("b")).version == "new"
         await loading
+
+
+class Watched(dict[str, torch.Tensor]):
+    """An update that notes, as it is read, beside whom its reader rests."""
+
+    def items(self) -> ItemsView[str, torch.Tensor]:
+        self.beside = rests._beside()
+        self.busy = self.beside is not None and self.beside.busy()
+        return super().items()
+
+
+@pytest.mark.parametrize("name", [MODEL, "a"])
+async def test_an_update_of_a_model_or_an_adapter_rests_between_its_pieces_while_somebody_samples(name: str):
+    async with running(Disk()) as engine:
+        await engine.load_adapter("a", stored("v0"))
+        await engine.begin_update(name, "new")
+        quiet, loaded = (Watched(CHANGED if name == "a" else {"model.norm.weight": torch.ones(64)}) for _ in range(2))
+        await engine.apply(name, quiet)
+        going = await Going(engine, ask("r", max_tokens=400)).begun()
+        await engine.apply(name, loaded)
+        assert (quiet.busy, loaded.busy) == (False, True)
+        await engine.abort(Abort(request_id="r"))
+        await going.ended()
 
 
 async def test_a_request_waits_for_its_turn_longer_than_for_the_thread():
