@@ -68,9 +68,8 @@ def note(connection: Connection, p: Principal, request: Repeatable, answer: str 
     """The request was carried out. Without an answer it cannot be answered again."""
     kept = answer if answer is not None and len(answer) <= LARGEST_ANSWER else None
     # One of this name may be there that is too old to count.
-    connection.execute(delete(rows.answered).where(*_named(p, request)))
     values = {"project": p.project, "key_id": p.key_id, "name": request.key, "request_hash": request.hash}
-    connection.execute(insert(rows.answered).values(answer=kept, created_us=now_us(), **values))
+    connection.execute(insert(rows.answered).prefix_with("OR REPLACE"), values | {"answer": kept, "created_us": now_us()})
 
 
 def forget_old(connection: Connection, now: int) -> None:

@@ -247,22 +247,19 @@ def _earlier(connection: Connection, project: str, name: str, number: int) -> Ve
 
 
 def _make_live(connection: Connection, deployment: Row[Any], revision_id: str, state: RevisionState) -> Deployment:
-    table = rows.revision.c
-    live = select(table.id).where(table.deployment_id == deployment.id, table.state == RevisionState.LIVE)
-    if (previous := connection.execute(live).scalar_one_or_none()) is not None:
-        _switch(connection, previous, RevisionState.LIVE, RevisionState.RETIRED)
-    _switch(connection, revision_id, state, RevisionState.LIVE)
+    # None is live where this is the first.
+    _switch(connection, rows.revision.c.deployment_id == deployment.id, RevisionState.LIVE, RevisionState.RETIRED)
+    if not _switch(connection, rows.revision.c.id == revision_id, state, RevisionState.LIVE):
+        raise Conflict(f"revision `{revision_id}` is not {state} any more: look again")
     connection.execute(update(rows.deployment).where(rows.deployment.c.id == deployment.id).values(updated_us=now_us()))
     return _load(connection, deployment)
 
 
-def _switch(connection: Connection, revision_id: str, old: RevisionState, new: RevisionState) -> None:
+def _switch(connection: Connection, which: ColumnElement[bool], old: RevisionState, new: RevisionState) -> bool:
+    """Of those that are `old`; whether any was."""
     if new not in NEXT[old]:
         raise Conflict(f"a revision cannot go from {old} to {new}")
-    table = rows.revision.c
-    swap = update(rows.revision).where(table.id == revision_id, table.state == old).values(state=new, updated_us=now_us())
-    if not rows.changed(connection, swap):
-        raise Conflict(f"revision `{revision_id}` is not {old} any more: look again")
+    return rows.changed(connection, update(rows.revision).where(which, rows.revision.c.state == old).values(state=new, updated_us=now_us()))
 
 
 _REVISIONS: Final = rows.revision.join(rows.deployment, rows.revision.c.deployment_id == rows.deployment.c.id)

@@ -9,8 +9,9 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event
 
+from bloomery.services.access.repeats import Repeatable
 from bloomery.types.errors import BloomeryError, Conflict, Forbidden, InvalidInput, NotFound
 from tests.services.stage import BASE, ME, STRANGER, Stage, play
 
@@ -26,6 +27,24 @@ def test_promotion_and_rollback_keep_one_revision_live(tmp_path: Path) -> None:
         back = await stage.deployments.rollback(ME, "router", 1)
         assert [(revision.number, revision.state) for revision in back.revisions] == [(1, "live"), (2, "retired")]
         assert await stage.deployments.get(ME, "router") == back
+
+    play(tmp_path, story)
+
+
+def test_a_promotion_is_written_in_eleven_statements_however_many_came_before(tmp_path: Path) -> None:
+    """Whoever trains waits for each of them, beside the streams of all others."""
+
+    async def story(stage: Stage) -> None:
+        await stage.add_snapshot("v1")
+        await stage.deployments.create(ME, "router", "tiny", {})
+        statements: list[str] = []
+        event.listen(stage.database._writer, "before_cursor_execute", lambda *asked: statements.append(asked[2]))
+        counts = []
+        for turn in range(3):
+            statements.clear()
+            await stage.deployments.promote(ME, "router", "v1", {}, request=Repeatable(f"key-{turn}", f"hash-{turn}"))
+            counts.append(sum(each.startswith(("SELECT", "INSERT", "UPDATE", "DELETE")) for each in statements))
+        assert counts == [11, 11, 11]
 
     play(tmp_path, story)
 
