@@ -171,15 +171,15 @@ static inline void NAMED(settle)(const T *old, const uint32_t *indices, const T 
 #endif
 }
 
-// Room for a change for each gap. The places of a block are looked for, and their elements fetched, before the block in front of it is settled.
+// Room for a change for each gap. Places are looked for, and their elements fetched, a block of changes before they are settled.
 void NAMED(decode)(STREAMS, const T *old, int64_t n, uint64_t flips, uint64_t first, uint64_t other, uint32_t *indices, T *values, int64_t *result,
                    uint64_t *sums) {
     Walk w = WALK;
     Sums s = sums_from(first, other);
     int64_t error = begin(&w), stop = 0, ahead = 0;
     for (int64_t start = 0; !error && start < w.changes; start = stop) {
-        T by[BLOCK];
-        stop = start + BLOCK < w.changes ? start + BLOCK : w.changes;
+        T by[FEW];
+        stop = start + FEW < w.changes ? start + FEW : w.changes;
         int64_t next = stop + BLOCK < w.changes ? stop + BLOCK : w.changes;
         error = NAMED(places)(&w, n, next - ahead, indices + ahead, old);
         ahead = next;
