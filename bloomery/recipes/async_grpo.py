@@ -9,8 +9,7 @@ and importance weights are truncated. With `piece_tokens` a rollout goes on with
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Final, Literal, Self, get_args
 
 from bloomery.client import Client, Sampler
+from bloomery.recipes.admission import Admission
 from bloomery.recipes.advantages import Weighed, anchor_at, mask_stale, mean_over_tokens, sort_groups
 from bloomery.recipes.attempts import patiently
 from bloomery.recipes.checks import check_least
@@ -34,8 +34,6 @@ from bloomery.types.losses import TEMPERATURE
 
 _STOP_S: Final = 2.0
 """How long those in the making are waited for at the end: nobody needs them."""
-_LOOK_S: Final = 1.0
-"""How often makers at the door look whether whoever trains is still there."""
 
 Anchor = Literal["rollout", "snapshot"]
 
@@ -162,87 +160,6 @@ def check_staleness(config: AsyncGrpoConfig) -> None:
         given = ", ".join(f"`{name}`" for name in others)
         problem = f"`loss_config` has {given}: `importance_sampling` has no such options; leave them out, its weights end at `importance_cap`"
         raise InvalidInput(problem, field="loss_config")
-
-
-class Admission:
-    """Lets groups begin while fewer than `capacity` of them are outstanding: running, waiting to be trained, or trained right now.
-
-    The thread that makes it is the trainer's. Evaluation and `on_step` may take it any time, so what ends the wait for room at the latest is its end.
-    """
-
-    def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._capacity, self._clock = capacity, clock
-        self._trainer = threading.current_thread()
-        self._outstanding = 0
-        self._open = True
-        self._changed = threading.Condition()
-        self._idle_s = 0.0
-        self._waiting_since: dict[int, float] = {}
-        self._making = 0
-        self._busy_s = self._busy_since = 0.0
-
-    @property
-    def outstanding(self) -> int:
-        """Groups that were let in and have not left."""
-        return self._outstanding
-
-    def enter(self) -> bool:
-        """Wait until another group may begin; False where none will."""
-        me = threading.get_ident()
-        with self._changed:
-            self._waiting_since[me] = self._clock()
-            while not self._changed.wait_for(self._decided, _LOOK_S):
-                pass
-            self._idle_s += self._clock() - self._waiting_since.pop(me)
-            self._outstanding += self._open
-            return self._open
-
-    def _decided(self) -> bool:
-        self._open = self._open and self._trainer.is_alive()
-        return self._outstanding < self._capacity or not self._open
-
-    def leave(self, groups: int) -> None:
-        """So many were trained, or teach nothing."""
-        with self._changed:
-            self._outstanding -= groups
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Let no more in."""
-        with self._changed:
-            self._open = False
-            self._changed.notify_all()
-
-    def take_idle_s(self) -> float:
-        """Seconds that makers have waited here since this was asked last, all of them together."""
-        with self._changed:
-            now = self._clock()
-            waited = self._idle_s + sum(now - since for since in self._waiting_since.values())
-            self._waiting_since = dict.fromkeys(self._waiting_since, now)
-            self._idle_s = 0.0
-            return waited
-
-    @contextmanager
-    def making(self) -> Iterator[None]:
-        """While a group is in the making."""
-        with self._changed:
-            if not self._making:
-                self._busy_since = self._clock()
-            self._making += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._making -= 1
-                self._busy_s += 0.0 if self._making else self._clock() - self._busy_since
-
-    def take_busy_s(self) -> float:
-        """Seconds in which at least one group was in the making since this was asked last."""
-        with self._changed:
-            now = self._clock()
-            busy = self._busy_s + (now - self._busy_since if self._making else 0.0)
-            self._busy_s, self._busy_since = 0.0, now
-            return busy
 
 
 class Makers:

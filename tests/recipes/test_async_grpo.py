@@ -10,7 +10,8 @@ import pytest
 
 from bloomery.client import Client
 from bloomery.recipes import grpo
-from bloomery.recipes.async_grpo import Admission, AsyncGrpoConfig, Makers, train, truncated
+from bloomery.recipes.admission import Admission
+from bloomery.recipes.async_grpo import AsyncGrpoConfig, Makers, train, truncated
 from bloomery.recipes.cursors import Cursor, _deciding, fingerprint
 from bloomery.recipes.grpo import StepReport, measure
 from bloomery.recipes.pairs import PairsTask

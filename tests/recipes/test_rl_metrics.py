@@ -13,7 +13,8 @@ import pytest
 
 from bloomery.client import Client
 from bloomery.recipes import async_grpo, grpo
-from bloomery.recipes.async_grpo import Admission, AsyncGrpoConfig
+from bloomery.recipes.admission import Admission
+from bloomery.recipes.async_grpo import AsyncGrpoConfig
 from bloomery.recipes.deadlines import Deadlines
 from bloomery.recipes.grpo import GrpoConfig, StepReport, measure
 from bloomery.recipes.rollouts import Rollout, RolloutConfig
