@@ -16,7 +16,7 @@ from bloomery.cli.eject import script
 from bloomery.cli.flags import Noun
 from bloomery.cli.options import DATA_DIR, DataDirOption
 from bloomery.cli.running import client_of, server_of
-from bloomery.cli.show import JsonOption, console, fidelity_words, number, print_json, utc
+from bloomery.cli.show import JsonOption, console, fidelity_words, number, print_json, size_words, utc
 from bloomery.cli.specs import checked, put, put_options, read
 from bloomery.client import Client
 from bloomery.types.errors import InvalidInput
@@ -29,7 +29,8 @@ _FLAGS: Final = {"name": "the job a name, as the first word", "data": "--dataset
 """What says the fields that have no default."""
 _FIRST: Final = ("loss", "evaluation/loss", "reward/raw", "accuracy", "kl/teacher")
 """What is shown of the newest step while a job is followed."""
-_SHOWN: Final = (*_FIRST, "reward/held_out", "learning_rate", "gradient_norm")
+_BYTES: Final = ("sync/bytes", "sync/whole_bytes")
+_SHOWN: Final = (*_FIRST, "reward/held_out", "learning_rate", "gradient_norm", *_BYTES)
 _LOOKS: Final = ("evaluation/", "served/")
 """Begin the names of what was measured of held-out rows, now and then."""
 
@@ -140,7 +141,7 @@ def points(job: JobArgument, as_json: JsonOption = False, data_dir: DataDirOptio
     names = _columns(found)
     table = Table("step", *names, box=None)
     for point in found:
-        table.add_row(str(point.step), *(number(point.values.get(name)) for name in names))
+        table.add_row(str(point.step), *(_cell(name, point.values.get(name)) for name in names))
     console().print(table)
 
 
@@ -389,6 +390,10 @@ def _columns(found: Sequence[JobPoint]) -> list[str]:
     there = {name for point in found for name in point.values}
     looks = sorted(name for name in there if name.startswith(_LOOKS) and name not in _SHOWN)
     return [*(name for name in _SHOWN if name in there), *looks]
+
+
+def _cell(name: str, value: float | None) -> str:
+    return size_words(round(value)) if name in _BYTES and value is not None else number(value)
 
 
 def _flat(value: Any, above: str = "") -> dict[str, Any]:

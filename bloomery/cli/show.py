@@ -50,6 +50,11 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
+def size_words(size_bytes: int) -> str:
+    """Of a file, or of what travelled."""
+    return f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 1e6 else f"{size_bytes:,} bytes"
+
+
 def fidelity_words(card: Fidelity | None) -> str:
     """A card in a few words."""
     return "not measured yet" if card is None else f"{card.verdict}, {card.mode}, k3 {card.k3:.2g}"

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from bloomery.cli.flags import Noun
-from bloomery.cli.show import JsonOption, print_table
+from bloomery.cli.show import JsonOption, print_table, size_words
 from bloomery.types.errors import InvalidInput
 
 app = Noun(name="sync", help="What changed between two sets of weights, as a file, and back: safetensors in and out.", no_args_is_help=True)
@@ -52,7 +52,7 @@ def diff(
     if as_json:
         return _print(_object(out, head) | {"changed": made.changed, "differing": [*map(str, made.differing)], "seconds": made.seconds})
     share = made.changed / max(1, head.layout.elements)
-    typer.echo(f"{out}: {_size(head.size_bytes)}, {head.layout.size_bytes / head.size_bytes:,.1f} times smaller than the weights")
+    typer.echo(f"{out}: {size_words(head.size_bytes)}, {head.layout.size_bytes / head.size_bytes:,.1f} times smaller than the weights")
     typer.echo(f"{made.changed:,} of {head.layout.elements:,} elements changed ({share:.3%}); {made.seconds:.1f} s")
     if made.differing:
         typer.echo(f"not in the delta: {_names(made.differing)}, which differ too, or are on one side only")
@@ -77,7 +77,7 @@ def apply(
             {"path": str(out), "files": made.files, "size_bytes": made.size_bytes, "root": made.root, "left": left, "seconds": made.seconds}
         )
     files = "1 file" if made.files == 1 else f"{made.files} files"
-    typer.echo(f"{out}: {files}, {_size(made.size_bytes)} of weights with root {made.root}; {made.seconds:.1f} s")
+    typer.echo(f"{out}: {files}, {size_words(made.size_bytes)} of weights with root {made.root}; {made.seconds:.1f} s")
     if made.left:
         typer.echo(f"left out: {_names(made.left)}, which are no weights that deltas are of")
 
@@ -98,7 +98,7 @@ def merge(
         made = actions.merge(deltas, out, base=base, codec=codec, workers=workers, progress=progress)
     if as_json:
         return _print(_object(out, made.head) | {"merged_bytes": made.size_bytes, "seconds": made.seconds})
-    typer.echo(f"{out}: {_size(made.head.size_bytes)}, instead of {_size(made.size_bytes)} in {len(deltas)}; {made.seconds:.1f} s")
+    typer.echo(f"{out}: {size_words(made.head.size_bytes)}, instead of {size_words(made.size_bytes)} in {len(deltas)}; {made.seconds:.1f} s")
 
 
 @app.command()
@@ -128,7 +128,7 @@ def _object(out: Path, head: Any) -> dict[str, Any]:
 
 def _show(found: dict[str, Any]) -> None:
     share = "" if found["changed_share"] is None else f" of {found['counted_elements']:,} ({found['changed_share']:.3%})"
-    size = f"{_size(found['size_bytes'])}, {found['ratio']:,.1f} times smaller than the weights ({_size(found['weights_bytes'])})"
+    size = f"{size_words(found['size_bytes'])}, {found['ratio']:,.1f} times smaller than the weights ({size_words(found['weights_bytes'])})"
     typer.echo(f"{found['file']}: a {found['kind']} of {size}")
     typer.echo(f"layout    {found['layout']}, {len(found['tensors'])} tensors in {found['chunks']:,} chunks")
     typer.echo(f"from      {found['old_root']}")
@@ -143,8 +143,8 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _show_foreign(found: dict[str, Any]) -> None:
-    ratio = "" if found["ratio"] is None else f", {found['ratio']:,.1f} times smaller than the weights ({_size(found['weights_bytes'])})"
-    typer.echo(f"{found['file']}: a delta of {found['format']}, {_size(found['size_bytes'])}{ratio}, {len(found['tensors'])} tensors")
+    ratio = "" if found["ratio"] is None else f", {found['ratio']:,.1f} times smaller than the weights ({size_words(found['weights_bytes'])})"
+    typer.echo(f"{found['file']}: a delta of {found['format']}, {size_words(found['size_bytes'])}{ratio}, {len(found['tensors'])} tensors")
     known = found["changed"] is not None
     typer.echo(f"changed   {found['changed']:,} of {found['elements']:,} elements{_bits(found)}" if known else "changed   is known with --base alone")
     encodings: dict[str, list[int]] = {}
@@ -157,7 +157,7 @@ def _print_foreign(out: Path, form: Form, made: Any, as_json: bool) -> None:
     if as_json:
         return _print({"path": str(out), "format": form, **made._asdict()})
     ratio = made.weights_bytes / made.size_bytes
-    typer.echo(f"{out}: {_size(made.size_bytes)} of {form}, {ratio:,.1f} times smaller than the weights; {made.seconds:.1f} s")
+    typer.echo(f"{out}: {size_words(made.size_bytes)} of {form}, {ratio:,.1f} times smaller than the weights; {made.seconds:.1f} s")
 
 
 def _only_of_bd1(codec: Codec, workers: int) -> None:
@@ -169,10 +169,6 @@ def _only_of_bd1(codec: Codec, workers: int) -> None:
 
 def _bits(found: dict[str, Any]) -> str:
     return "" if found["bits_per_changed"] is None else f", in {found['bits_per_changed']:.2f} bits each"
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 1e6 else f"{size_bytes:,} bytes"
 
 
 def _names(paths: list[Path]) -> str:

@@ -12,6 +12,7 @@ The gradients of a step tell whether trainer and sampler computed the same of th
 They are asked before the update is submitted, so that what is refused is not learnt, by a loop that is started again either.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -220,7 +221,8 @@ class Policy:
         held = self._hold_newest(cursor, served, gradients.result(timeout_s)) if told else self._hold_all(cursor, gradients)
         submitted = self._submit(1)
         metrics = gradients.result(timeout_s).metrics | submitted.update.result(timeout_s).metrics | {HELD: float(held)}
-        self._publish(cursor, submitted.version(timeout_s), metrics, timed)
+        published = submitted.published(timeout_s)
+        self._publish(cursor, published.snapshot, metrics, lambda: {"seconds/publishing": published.waited_s, **timed()})
         return metrics
 
     def _refuse_unknown(self, versions: Iterable[str]) -> None:
@@ -259,7 +261,8 @@ class Policy:
             held = of_metrics(gradients.metrics).tokens if cursor.on_policy and self._config.agreement != "off" else None
             submitted = self._submit(there)
             metrics = gradients.metrics | submitted.update.result(timeout_s).metrics | ({} if held is None else {HELD: float(held)})
-            self._publish(cursor, submitted.version(timeout_s), metrics)
+            # Nobody can tell how long it took.
+            self._publish(cursor, submitted.published(timeout_s).snapshot, metrics)
         else:
             self._serve_what_was_published()
 
@@ -340,9 +343,9 @@ class Policy:
         if cursor.on_policy:
             self.bar.hold(of_metrics(gradients.metrics), cursor.version, f"the update of step {cursor.step} is")
 
-    def _publish(self, cursor: Cursor, version: str, metrics: Mapping[str, float], timed: Callable[[], dict[str, float]] = dict) -> None:
-        shown = (cursor.shown or NOTHING).more(update_metrics(metrics) | timed())
-        self.cursor = replace(cursor.after(cursor.batch), step=cursor.step + 1, seq=self.run.next_seq, version=version, shown=shown)
+    def _publish(self, cursor: Cursor, snapshot: SnapshotResult, metrics: Mapping[str, float], timed: Callable[[], dict[str, float]] = dict) -> None:
+        shown = (cursor.shown or NOTHING).more(update_metrics(metrics) | snapshot.sync() | timed())
+        self.cursor = replace(cursor.after(cursor.batch), step=cursor.step + 1, seq=self.run.next_seq, version=snapshot.version, shown=shown)
         write_cursor(self._store, self.cursor)
         self._serve()
 
@@ -374,11 +377,21 @@ class _Submitted(NamedTuple):
     snapshot: Saving[SnapshotResult]
     checkpoint: Saving[CheckpointResult] | None
 
-    def version(self, timeout_s: float) -> str:
+    def published(self, timeout_s: float) -> "_Published":
         """Once everything is there; NotKept where the server could not keep it."""
+        self.update.result(timeout_s)
+        updated = time.monotonic()
+        published = _Published(self.snapshot.result(timeout_s), time.monotonic() - updated)
         if self.checkpoint is not None:
             self.checkpoint.result(timeout_s)
-        return self.snapshot.result(timeout_s).version
+        return published
+
+
+class _Published(NamedTuple):
+    """The version of a step, and how long it was waited for behind the update."""
+
+    snapshot: SnapshotResult
+    waited_s: float
 
 
 def _is_kept(cursor: Cursor, every: int) -> bool:

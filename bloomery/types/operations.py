@@ -198,6 +198,16 @@ class SnapshotResult(Wire, frozen=True, tag="snapshot"):
     travelled: Travelled | None = None
     """None where the blob itself is what is read."""
 
+    def sync(self) -> dict[str, float]:
+        """What the version takes to reach whoever samples, as measures of its step; `docs/rl.md` has the names."""
+        found: dict[str, float] = {"sync/bytes": self.size_bytes, "sync/whole_bytes": self.size_bytes}
+        if (travelled := self.travelled) is None:
+            return found
+        found |= {"sync/bytes": travelled.bytes, "sync/delta": float(not travelled.whole)}
+        if travelled.changed is not None:
+            found["sync/changed"] = travelled.changed
+        return found | {f"sync/{codec}_bytes": size for codec, size in travelled.codecs.items()}
+
 
 class LoadResult(Wire, frozen=True, tag="load"):
     """The run continues from optimizer step `step` (0 without the optimizer)."""

@@ -59,9 +59,9 @@ def test_a_run_is_created_trained_and_shown(server: Server) -> None:
     assert ok(server, "GET", f"/runs/{run}")["step"] == 1
     assert [saved["version"] for saved in ok(server, "GET", "/snapshots")["data"]] == [snapshot.version]
     points = ok(server, "GET", f"/runs/{run}/metrics")["data"]
-    assert [point["seq"] for point in points] == [1, 2]
+    assert [point["seq"] for point in points] == [1, 2, 3]
     assert points[0]["values"]["loss"] == points[0]["values"]["loss:sum"] / 2
-    assert [point["seq"] for point in ok(server, "GET", f"/runs/{run}/metrics?after=1")["data"]] == [2]
+    assert [point["seq"] for point in ok(server, "GET", f"/runs/{run}/metrics?after=1")["data"]] == [2, 3]
     assert [run["id"] for run in ok(server, "GET", "/runs")["data"]] == [run]
 
 

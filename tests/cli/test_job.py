@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from bloomery.cli.job import _cell, _columns
 from bloomery.cli.specs import checked, put_options, read
 from bloomery.client import Client
 from bloomery.types.errors import InvalidInput
-from bloomery.types.jobs import JobSpec
+from bloomery.types.jobs import JobPoint, JobSpec
 from tests.jobs.test_methods_live import GRADER, answer, asked, chat, lines, pairs, prompt
 from tests.live import BLOOMERY, LiveServer, wait_until
 
@@ -72,6 +73,14 @@ def test_a_job_is_followed_to_its_end_compared_cloned_and_deployed(server: LiveS
     assert bloomery(server, "model", "card", "typed-model") == card
     assert as_json(server, "model", "card", shown["result"]["version"])["job"] == "typed"
     assert "bloomery-tiny" in bloomery(server, "model", "list")
+
+
+def test_points_of_reinforcement_say_what_the_version_of_each_step_took_to_travel_and_of_how_much() -> None:
+    values: dict[str, float | None] = {"reward/raw": 0.5, "sync/delta": 1.0, "sync/bytes": 71_234.0, "sync/whole_bytes": 17_000_000.0}
+    names = _columns([JobPoint(step=1, values={"reward/raw": 0.25}), JobPoint(step=2, values=values)])
+    assert names == ["reward/raw", "sync/bytes", "sync/whole_bytes"]
+    assert [_cell(name, values[name]) for name in names] == ["0.5", "71,234 bytes", "17.0 MB"]
+    assert _cell("sync/bytes", None) == "-", "nothing was trained"
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def test_operations_are_submitted_without_waiting_for_results(server: Server) ->
         assert pending[0].result() is pending[0].result()
         run.save_snapshot().result()  # shown when all before it is in the rows
         assert (run.state().step, run.state().next_seq, run.state().name) == (3, 9, "mine")
-        assert [point.seq for point in run.metrics(after=5)] == [6, 7]
+        assert [point.seq for point in run.metrics(after=5)] == [6, 7, 8]
 
 
 def test_a_restart_of_the_api_loses_nothing_and_is_waited_for(server: Server) -> None:

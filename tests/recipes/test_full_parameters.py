@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,19 @@ ALL = replace(CONFIG, policy=replace(POLICY, rank=0, learning_rate=1e-4))
 STEPS = 4
 
 
+def travelled(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {name: value for name, value in values.items() if name.startswith("sync/") and name != "sync/seconds"}
+
+
 @pytest.mark.slow
 def test_a_loop_of_all_parameters_goes_by_the_chain_and_ends_in_the_same_weights_though_its_engine_died(tmp_path: Path) -> None:
     record, expected = Record(), Record()
     data = tmp_path / "data"
     with running_server(data) as server, Client(server.url, server.key) as client:
+        reports: list[StepReport] = []
 
         def kill(report: StepReport) -> None:
+            reports.append(report)
             if report.step == 2:
                 os.kill(server.pid(f"engine-{BASE}"), signal.SIGKILL)
 
@@ -47,6 +54,9 @@ def test_a_loop_of_all_parameters_goes_by_the_chain_and_ends_in_the_same_weights
             raw, took, whole = (values[f"sync/{name}"] for name in ("raw_bytes", "bytes", "whole_bytes"))
             assert raw is not None and took is not None and whole is not None  # noqa: PT018
             assert raw <= took < 1.01 * whole < 1.02 * raw, "in float32 nearly all of it changes"
+            assert values["sync/delta"] == 0
+        by_step = {each.step: travelled(each.values) for each in metrics if "sync/bytes" in each.values}
+        assert {report.step: travelled(report.metrics) for report in reports} == {step: by_step[step] for step in range(1, STEPS + 1)}
 
         # A replica holds nothing of the run before the first request of a deployment.
         version = policy.run.save_snapshot().result().version

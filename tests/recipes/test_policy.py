@@ -22,6 +22,7 @@ from bloomery.recipes.segments import Segment, single
 from bloomery.recipes.sft import AdamConfig
 from bloomery.store import rows
 from bloomery.types.errors import Conflict, Corrupt, Gone, InvalidInput, NotFound, Unavailable
+from bloomery.types.operations import SnapshotResult
 from tests.api.server import KEY, URL, serving
 from tests.recipes.loops import PROBLEMS
 from tests.services.runs_stage import datum
@@ -83,6 +84,10 @@ def test_what_a_round_showed_is_kept_until_it_was_told(client: Client, tmp_path:
     path, shown = tmp_path / "cursor", Shown({"reward/raw": 0.5, "loss": math.inf}, (Reason("raised", "no idea", 3),))
     policy = Policy.open(client, TINY, path, "f")
     policy.train([datum([1, 2, 3])], [0], shown=shown, timed=lambda: {"seconds/step": 2.0})
+    assert policy.shown is not None
+    assert "seconds/publishing" in policy.shown.metrics
+    published = policy.run.submitted(policy.run.next_seq - 1, SnapshotResult).result()
+    assert published.sync().items() <= policy.shown.metrics.items()
     again = Policy.open(client, TINY, path, "f")
     assert again.shown == policy.shown
     assert again.shown is not None

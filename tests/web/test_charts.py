@@ -26,11 +26,14 @@ def test_a_run_shows_its_curves_what_came_of_it_and_what_happened(page: "Page", 
         "Length",
         "Staleness",
         "Idle",
+        "Versions that travelled",
         "Learning rate",
         "Gradient norm",
     ):
         chart = page.get_by_role("region", name=title, exact=True)
         chart.locator("canvas").wait_for()
+    travelled = page.get_by_role("region", name="Versions that travelled")
+    assert re.search(r"[\d.]+ MiB of [\d.]+ MiB, 100 %", travelled.inner_text()), "an adapter travels whole"
     came = page.get_by_role("region", name="What came of it")
     assert "reward" in came.inner_text()
     page.get_by_role("region", name="What happened").get_by_role("listitem").first.wait_for()

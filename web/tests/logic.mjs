@@ -32,6 +32,17 @@ test("what a request cost is told in figures that count", async () => {
   assert.deepEqual([1.004, 0.99999, 0.9995, 0.9994, 0.999, 0.5, 0.07, 0.305, 0.001].map(usd), ["$1.00", "$1.00", "$1.00", "$0.999", "$0.999", "$0.50", "$0.07", "$0.305", "$0.001"]);
 });
 
+test("what versions took to travel is told in all, beside their weights", async () => {
+  const { GROUPS, ofGroup, others } = await load("pages/runs/measures.ts");
+  const curve = (...y) => ({ x: y.map((_, step) => step), time: y.map((_, step) => step), y });
+  const { total } = GROUPS.find(({ title }) => title === "Versions that travelled");
+  assert.equal(total(new Map([["sync/bytes", curve(1024, null, 1024)], ["sync/whole_bytes", curve(4096, null, 4096)]])), "2.0 KiB of 8.0 KiB, 25 %");
+  assert.equal(total(new Map()), "");
+  const names = ["sync/bytes", "sync/whole_bytes", "sync/delta", "sync/changed", "sync/raw_bytes", "sync/tight_bytes", "sync/fast_bytes", "sync/fast_zstd_bytes", "sync/planes_bytes", "seconds/publishing", "sync/seconds"];
+  assert.deepEqual(others(names), [], "each has its chart");
+  assert.deepEqual(ofGroup(GROUPS.find(({ title }) => title === "Bytes by codec"), ["sync/tight_bytes"]), ["sync/tight_bytes"]);
+});
+
 test("bins are called by the values in them", async () => {
   const { bins } = await load("lib/bins.ts");
   assert.deepEqual(bins({ low: 2, high: 2, width: 0, counts: [3] }), ["2"]);

@@ -17,13 +17,15 @@ from bloomery.store import rows
 from bloomery.store.events import record_event
 from bloomery.store.journal import JournaledResult
 from bloomery.types.ids import expiry_us, new_id, now_us
-from bloomery.types.operations import CheckpointResult, Failed, ForwardBackwardResult, LoadResult, OptimStepResult, Result, SnapshotResult, Travelled
+from bloomery.types.operations import CheckpointResult, Failed, ForwardBackwardResult, LoadResult, OptimStepResult, Result, SnapshotResult
 from bloomery.types.protocol import CheckpointWritten
 
 FORWARD_ONLY: Final = "forward/"
 """Before the names of metrics of operations that only computed."""
 SECONDS: Final = "seconds"
-"""The metric that every operation has: how long it took."""
+"""The metric that every operation has which computes: how long it took."""
+SYNC_SECONDS: Final = "sync/seconds"
+"""The same of one that publishes."""
 KEPT_CHECKPOINTS: Final = 2
 """Automatic checkpoints of a run; the older one is there for the case that the newest cannot be read."""
 
@@ -155,8 +157,7 @@ def _apply(connection: Connection, run: RunKey, settlement: Settlement, step: in
                 others = (table.run_id == run.run_id, table.seq == seq, table.state == PENDING)
                 connection.execute(delete(rows.checkpoint).where(*others))
             _complete(connection, run, settlement, _published_as(connection, run, seq) if settlement.announced else SNAPSHOT, facts)
-            if result.travelled is not None:
-                _insert_points(connection, run, settlement, step, _of_travel(result.travelled, result.size_bytes))
+            _insert_points(connection, run, settlement, step, {**result.sync(), SYNC_SECONDS: settlement.done.seconds})
         case LoadResult():
             loaded = (rows.checkpoint.c.run_id == run.run_id, rows.checkpoint.c.seq == seq, rows.checkpoint.c.kind == SOURCE)
             connection.execute(update(rows.checkpoint).where(*loaded).values(state=READY))
@@ -188,14 +189,6 @@ def _insert_points(connection: Connection, run: RunKey, settlement: Settlement, 
     place = {"project": run.project, "run_id": run.run_id, "seq": settlement.seq, "step": step, "created_us": settlement.done.done_us}
     points = [place | {"name": name, "value": value if math.isfinite(value) else None} for name, value in metrics.items()]
     connection.execute(insert(rows.run_metric), points)
-
-
-def _of_travel(travelled: Travelled, whole_bytes: int) -> dict[str, float]:
-    """What a version took to reach whoever samples, beside its blob; docs/rl.md has the names."""
-    found: dict[str, float] = {"sync/bytes": travelled.bytes, "sync/whole_bytes": whole_bytes}
-    if travelled.changed is not None:
-        found["sync/changed"] = travelled.changed
-    return found | {f"sync/{codec}_bytes": size for codec, size in travelled.codecs.items()}
 
 
 def _mean_loss(metrics: dict[str, float]) -> dict[str, float]:

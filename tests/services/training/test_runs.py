@@ -23,6 +23,7 @@ from bloomery.types.operations import (
     OptimStepResult,
     SaveCheckpoint,
     SaveSnapshot,
+    SnapshotResult,
 )
 from tests.services.fake_engine import CONTEXT, VOCABULARY, FakeEngine
 from tests.services.runs_stage import LORA, ME, STRANGER, Api, datum, forward_backward, open_api, operation, pass_time, play, step, until
@@ -341,6 +342,11 @@ def test_metrics_of_results_become_points_of_curves(tmp_path: Path) -> None:
             assert points[1].values["grad_norm"] == 1.0
             assert "forward/loss" in points[2].values
             assert "loss" not in points[2].values
+            await api.runs.snapshot(ME, run.id, 4)
+            (published,) = await api.results(run.id, 4)
+            (point,) = (await api.run_metrics.series(ME, run.id, after=3)).data
+            assert isinstance(published, SnapshotResult)
+            assert (point.seq, point.step, point.values) == (4, 1, published.sync() | {"sync/seconds": 0.25})
 
     play(tmp_path, story)
 

@@ -1,5 +1,6 @@
 // Which measures are looked at together, in the order in which one asks for them.
 
+import { bytes, percent } from "../../lib/format";
 import { perSecond, type Curves } from "../../lib/points";
 
 /** Of what tells the tokens of each step and nothing of its pace. */
@@ -10,6 +11,10 @@ export type Measures = {
   /** Names, or what names begin with where they end in a star. */
   names: readonly string[];
   help: string;
+  /** Whether they are bytes. */
+  inBytes?: boolean;
+  /** What all steps of a run come to, where that says more than a curve. */
+  total?: (curves: Curves) => string;
 };
 
 export const GROUPS: readonly Measures[] = [
@@ -26,7 +31,10 @@ export const GROUPS: readonly Measures[] = [
   { title: "Staleness", names: ["lag/mean", "lag/max"], help: "versions between what sampled a token and what was trained" },
   { title: "Throughput", names: ["tokens/trained_per_s", "tokens/sampled_per_s", RATE], help: "tokens a second" },
   { title: "Idle", names: ["idle/trainer_share", "idle/rollouts_share", "overlap/share"], help: "share of the wall time in which one waited for the other, and in which both worked" },
-  { title: "Seconds of a step", names: ["seconds/step", "seconds/rollouts", "seconds/training", "seconds/evaluation"], help: "wall time" },
+  { title: "Seconds of a step", names: ["seconds/step", "seconds/rollouts", "seconds/training", "seconds/publishing", "seconds/evaluation", "sync/seconds"], help: "wall time; publishing is the wait for the version behind its update" },
+  { title: "Versions that travelled", names: ["sync/bytes", "sync/whole_bytes"], help: "bytes that lead to each version from the one before it, and those of all its weights", inBytes: true, total: travelled },
+  { title: "Changed by a step", names: ["sync/changed", "sync/delta"], help: "share of the elements that differ from the version before; and 1 where only those travelled, 0 where all did" },
+  { title: "Bytes by codec", names: ["sync/raw_bytes", "sync/fast_bytes", "sync/fast_zstd_bytes", "sync/tight_bytes", "sync/planes_bytes"], help: "of what travelled, by how it was written", inBytes: true },
   { title: "Learning rate", names: ["learning_rate"], help: "of the step" },
   { title: "Gradient norm", names: ["gradient_norm", "grad_norm"], help: "before it is clipped" },
   { title: "Exact answers", names: ["served/exact", "evaluation/exact"], help: "held-out rows that were answered as they are" },
@@ -39,6 +47,13 @@ export function withRate(curves: Curves): Curves {
   if (!tokens || curves.has("tokens/trained_per_s") || curves.has("tokens/sampled_per_s")) return curves;
   const rate = perSecond(tokens);
   return rate.x.length > 0 ? new Map(curves).set(RATE, rate) : curves;
+}
+
+/** What the versions of all steps took, beside their weights. */
+function travelled(curves: Curves): string {
+  const sum = (name: string): number => (curves.get(name)?.y ?? []).reduce<number>((all, each) => all + (each ?? 0), 0);
+  const whole = sum("sync/whole_bytes");
+  return whole === 0 ? "" : `${bytes(sum("sync/bytes"))} of ${bytes(whole)}, ${percent(sum("sync/bytes") / whole)}`;
 }
 
 /** Of the names that there are those of a group. */
