@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bloomery.client import Client
+from bloomery.types.resources import Price
 from tests.web.world import BASE, HOSTILE, World
 
 if TYPE_CHECKING:
@@ -111,6 +112,35 @@ def test_a_deployment_is_rolled_back_and_forth(page: "Page", world: World, clien
     page.get_by_role("button", name="Roll back to it").click()
     page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
     page.get_by_role("region", name="Live").get_by_text("revision 2").wait_for()
+
+
+def test_traces_are_seen_whole_at_the_width_of_a_laptop_and_their_costs_have_their_points_below_each_other(page: "Page", client: Client) -> None:
+    client.deployments.create("costly", BASE)
+    client.deployments.set_price("costly", Price(prompt_usd_per_mtok=0.15, completion_usd_per_mtok=0.6))
+    for tokens in (1, 3, 40):
+        answer = client.chat("costly", [{"role": "user", "content": "red is moon"}], max_tokens=tokens, ignore_eos=True)
+        client.feedback(answer["id"], "helpful", False)
+    page.goto("/traces?deployment=costly")
+    table = page.get_by_role("region", name="requests", exact=True)
+    judged = table.get_by_role("row").filter(has_text="helpful: false")
+    judged.nth(2).wait_for()
+    assert table.evaluate("shown => shown.scrollWidth <= shown.clientWidth"), "nothing is off to the side"
+    cut = "row => [...row.cells].filter((cell) => cell.scrollWidth > cell.clientWidth && !cell.querySelector('code')).map((cell) => cell.innerText)"
+    assert [judged.nth(number).evaluate(cut) for number in range(3)] == [[], [], []]
+    costs = table.locator("td:nth-child(9)").all_inner_texts()
+    assert len(set(costs)) == 3
+    assert len({len(cost.partition(".")[2]) for cost in costs}) == 1, costs
+
+
+def test_a_data_set_has_no_panel_that_is_half_empty(page: "Page", world: World) -> None:
+    page.goto("/datasets/chats")
+    tokens, row = page.get_by_role("region", name="Tokens of train"), page.get_by_role("article", name="row 1")
+    tokens.get_by_text("the longest has").wait_for()
+    row.get_by_text("carry loss").wait_for()
+    foot = "each => each.getBoundingClientRect().bottom"
+    empty = f"shown => ({foot})(shown) - Math.max(...[...shown.querySelectorAll('*')].map({foot}))"
+    for panel in (page.get_by_role("region", name="Training on it"), tokens, row):
+        assert panel.evaluate(empty) < 60, panel
 
 
 def test_a_trace_is_opened_judged_and_corrected(page: "Page", world: World, client: Client) -> None:

@@ -32,6 +32,20 @@ test("what a request cost is told in figures that count", async () => {
   assert.deepEqual([1.004, 0.99999, 0.9995, 0.9994, 0.999, 0.5, 0.07, 0.305, 0.001].map(usd), ["$1.00", "$1.00", "$1.00", "$0.999", "$0.999", "$0.50", "$0.07", "$0.305", "$0.001"]);
 });
 
+test("costs below each other have their points below each other", async () => {
+  const { usdAlike } = await load("lib/format.ts");
+  const said = (values) => values.map(usdAlike(values));
+  assert.deepEqual(said([0.000003, 0.00000867, null, 0, 12.5]), ["$0.00000300", "$0.00000867", "–", "$0.00000000", "$12.50000000"]);
+  assert.deepEqual(said([1, 0.5, 1234.567]), ["$1.00", "$0.50", "$1234.57"]);
+  assert.deepEqual(said([]), []);
+  assert.deepEqual(said([2e-8, 1e-12]), ["$0.00000002", "< $0.00000001"], "no more than there is room for");
+  const { priceWords } = await load("pages/deployments/prices.ts");
+  const price = { prompt_usd_per_mtok: 0.15, cached_prompt_usd_per_mtok: 0.03, completion_usd_per_mtok: 0.6 };
+  assert.equal(priceWords(price), "$0.15 ($0.03 cached) + $0.60");
+  assert.equal(priceWords({ prompt_usd_per_mtok: 1, cached_prompt_usd_per_mtok: null, completion_usd_per_mtok: 2 }, [price, { ...price, prompt_usd_per_mtok: 0.125 }, null]), "$1.000 + $2.000");
+  assert.equal(priceWords(null, [price]), "no price");
+});
+
 test("what versions took to travel is told in all, beside their weights", async () => {
   const { GROUPS, ofGroup, others } = await load("pages/runs/measures.ts");
   const curve = (...y) => ({ x: y.map((_, step) => step), time: y.map((_, step) => step), y });

@@ -1,6 +1,8 @@
 // Numbers, times and names as people read them.
 
 const WHOLE = new Intl.NumberFormat("en");
+/** Of a dollar. */
+const MOST_DECIMALS = 10;
 
 export function whole(value: number | null | undefined): string {
   return value === null || value === undefined ? "–" : WHOLE.format(value);
@@ -80,4 +82,12 @@ export function usd(value: number | null | undefined): string {
   if (value < 1e-6) return `$${value.toExponential(2)}`;
   const few = Number(value.toPrecision(3));
   return `$${few >= 1 ? value.toFixed(2) : few.toFixed(12).replace(/(\.\d\d\d*?)0+$/, "$1")}`;
+}
+
+/** The same for what stands below each other: as many decimals as the one that needs most, so that their points do too. */
+export function usdAlike(values: Iterable<number | null | undefined>): (value: number | null | undefined) => string {
+  let decimals = 2;
+  for (const value of values) if (value && value < 1) decimals = Math.max(decimals, Number(value.toPrecision(3)).toFixed(MOST_DECIMALS).replace(/0+$/, "").split(".")[1]!.length);
+  const least = 10 ** -decimals;
+  return (value) => (value === null || value === undefined ? "–" : value > 0 && value < least / 2 ? `< $${least.toFixed(decimals)}` : `$${value.toFixed(decimals)}`);
 }
