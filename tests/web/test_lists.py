@@ -21,7 +21,7 @@ SAID = [
         "content": "a question of more tokens than one block of the cache has, so that it is not read anew by whoever asks it again " * 2,
     }
 ]
-ANSWER = 5
+ANSWER = 6
 """The column that says how many tokens an answer has."""
 PAIRED, FEW = 501, 3
 """Rows of two evaluations, one of them more than the server gives in one page."""
