@@ -24,7 +24,6 @@ from bloomery.sync.chain.lease import Lease
 from bloomery.sync.chain.manifest import Manifest as ChainManifest
 from bloomery.sync.chain.objects import Ref
 from bloomery.sync.chain.plan import Known, Move, Versions, read_versions, shortest
-from bloomery.sync.chain.retention import RetainConfig
 from bloomery.sync.chain.state import root_of
 from bloomery.sync.codec.choose import CODECS
 from bloomery.sync.codec.container import HEADER, WHOLE, Head, head_bytes
@@ -79,13 +78,15 @@ class RunChain:
 
     def find(self, root: str) -> ChainManifest | None:
         """The version with this state hash, the newest of several, for whoever would publish it; None where there is none, or where a sweep may
-        remove it before anybody claims it."""
+        remove it before anybody claims it: what leads to it is let go with the base that it begins from, a grace after that has a tombstone."""
         try:
             versions = self._read()
         except NotFound:
             return None
-        found, kept = _with_root(versions, root), retention.oldest_kept(versions, RetainConfig().bases)
-        if found is None or found < kept or self._objects.head(versions[found].manifest.steps[0].object.key) is None:
+        if (found := _with_root(versions, root)) is None:
+            return None
+        begins = manifests.key(versions[found].manifest.base)
+        if retention.is_buried(self._objects, begins) or self._objects.head(versions[found].manifest.steps[0].object.key) is None:
             return None
         return versions[found].manifest
 

@@ -194,6 +194,21 @@ def test_steps_go_on_while_a_chain_is_swept(tmp_path: Path, monkeypatch: pytest.
     assert len(begun) == 1, "one at a time"
 
 
+def test_a_version_that_newer_bases_left_behind_is_found_by_a_replay_until_a_sweep_has_begun_to_let_it_go(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    first, *_ = [loop.publish(MOSTLY, steps=min(place, 1)) for place in range(4)]
+    manifest = Manifest.from_json(loop.blobs.get(manifest_key(first.version)))
+    written, blob = loop.shelf._chains, bytes(Chains(loop.blobs).whole(manifest))
+    chain = RunChain(loop.blobs.objects(chain_folder("run-1")), "run-1")
+    before = chain.sequences()
+    assert written.publish(manifest, blob) == first.travelled
+    assert chain.sequences() == before
+    writer = written._writers["run-1"]
+    writer._sweep()
+    written.publish(manifest, blob)
+    assert chain.sequences() == {**before, manifest.state: len(before)}, "it may go before anybody claims it"
+
+
 def test_a_version_with_a_name_lies_whole_beside_the_chain_and_the_next_one_is_told_from_it(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     loop.publish(steps=0)

@@ -109,10 +109,15 @@ def _unneeded(objects: Objects, run: str, trusted: Sequence[Verifier], config: R
     return [*old, *stray]
 
 
-def oldest_kept(versions: Versions, bases: int) -> int:
+def _oldest_kept(versions: Versions, bases: int) -> int:
     """The oldest of so many newest bases, from which on all versions are kept; 0 where there is no base."""
     based = sorted((number for number, link in versions.items() if link.manifest.base == number), reverse=True)[:bases]
     return based[-1] if based else 0
+
+
+def is_buried(objects: Objects, key: str) -> bool:
+    """Whether a key has a tombstone: one that has none stays for a grace at least."""
+    return objects.head(_tombstone(key)) is not None
 
 
 def touch(objects: Objects) -> int:
@@ -124,7 +129,7 @@ def touch(objects: Objects) -> int:
 
 
 def _first_needed(versions: Versions, bases: int, held: Claims) -> int:
-    kept = oldest_kept(versions, bases)
+    kept = _oldest_kept(versions, bases)
     if kept and held.unreadable:
         # To keep all for a day costs room; to guess could cost a reader its way.
         return min(versions)
