@@ -24,6 +24,15 @@ def test_migrations_produce_exactly_the_tables_of_rows(tmp_path: Path) -> None:
     assert _schema(tmp_path / "migrated.db") == _schema(tmp_path / "direct.db")
 
 
+def test_the_log_says_in_one_line_what_a_migration_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "alembic")
+    with Database(tmp_path / "db"):
+        pass
+    told = [record.getMessage() for record in caplog.records if "Running upgrade" in record.getMessage()]
+    assert len(told) > 20
+    assert [line for line in told if "\n" in line] == []
+
+
 @pytest.mark.parametrize("revision", ["0001", "0002"])
 def test_rows_of_an_earlier_schema_are_kept(tmp_path: Path, revision: str) -> None:
     engine = create_engine(f"sqlite:///{tmp_path / 'db'}")

@@ -1,5 +1,4 @@
-"""What recorded spans come to is kept in sums; and those that took longest, are of a deployment or of a version, were served or failed are found
-without the others."""
+"""What spans come to is kept in sums; the slowest, and those of a deployment or a version, served or failed, are found without the others."""
 
 import sqlalchemy as sa
 from alembic import op
