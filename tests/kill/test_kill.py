@@ -34,12 +34,12 @@ POINTS: Final = [
 STRIKES: Final[list[tuple[str, list[str]]]] = [
     (ENGINE, [ENGINE]),
     (API, [ENGINE]),
-    (ENGINE, [API]),
     (API, [API]),
+    (ENGINE, [API]),
     (ENGINE, [API, ENGINE]),
     (API, [API, ENGINE]),
 ]
-"""Who stands at its point, and who dies then: at every point once it, once the other one, and once both."""
+"""Who stands at its point, and who dies then: it, the other one, or both. Every pair of points has every other one of these."""
 THREADS: Final = [1, 1, 2, 2, 1, 2, 1]
 """Of the engine, for each pair of points: a promise of equal bits is one for as many threads."""
 WINDOWS: Final = [range(5, 20), range(35, 50), range(65, 85)]
@@ -82,21 +82,21 @@ def test_an_api_that_dies_while_it_makes_a_run_has_made_one(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("points", "threads"), [*zip(POINTS, THREADS, strict=True)], ids=["-".join(points.values()) for points in POINTS])
+@pytest.mark.parametrize(("number", "threads"), [*enumerate(THREADS)], ids=["-".join(points.values()) for points in POINTS])
 def test_tenants_end_with_the_same_bits_whoever_dies_while_a_process_is_at_a_point(
-    points: dict[str, str], threads: int, tmp_path: Path, reference_of: ReferenceOf
+    number: int, threads: int, tmp_path: Path, reference_of: ReferenceOf
 ) -> None:
-    reference = reference_of(threads)
-    with Stops(tmp_path / "data", points, STRIKES) as stops, server_with(threads, tmp_path / "data", stops.environment) as server:
+    reference, points, strikes = reference_of(threads), POINTS[number], STRIKES[number % 2 :: 2]
+    with Stops(tmp_path / "data", points, strikes) as stops, server_with(threads, tmp_path / "data", stops.environment) as server:
         outcome = finish(start_workload(server, TENANTS, until=stops.all_struck), stops.look)
-    assert len(stops.moments) == len(STRIKES), f"nobody died any more: {STRIKES[len(stops.moments)]}"
-    for moment, (stood, died) in zip(stops.moments, STRIKES, strict=True):
+    assert len(stops.moments) == len(strikes), f"nobody died any more: {strikes[len(stops.moments)]}"
+    for moment, (stood, died) in zip(stops.moments, strikes, strict=True):
         assert_struck(outcome.diary, moment, f"the death of {died} at {points[stood]}")
     assert differences(outcome.reports, reference) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "threads"), [(0, 1), (1, 2), (2, 1), (3, 2)])
+@pytest.mark.parametrize(("seed", "threads"), [(0, 1), (1, 2)])
 def test_tenants_end_with_the_same_bits_after_kills_at_random_moments(seed: int, threads: int, tmp_path: Path, reference_of: ReferenceOf) -> None:
     reference, chance = reference_of(threads), random.Random(seed)
     victims = chance.sample([[API], [ENGINE], [API, ENGINE]], 3)
