@@ -44,7 +44,8 @@ from bloomery.types.protocol import (
     RunOpened,
     SamplerEvents,
 )
-from tests.engine.harness import BASE, VOCAB, Api, Engine, engine, failpoints, history, learn, spec, step
+from tests import elsewhere
+from tests.engine.harness import BASE, DEVICE, VOCAB, Api, Engine, engine, failpoints, history, learn, spec, step
 
 SAVE = SaveCheckpoint(key="checkpoints/run-1/named.safetensors")
 SNAPSHOT = SaveSnapshot(template_hash="t" * 32)
@@ -69,6 +70,12 @@ def reference(references: dict[int, CheckpointResult]) -> CheckpointResult:
     return references[8]
 
 
+def needs_bits(api):
+    """A device that is not there has the products of the processor's library, and some processors' depend on their company: the probe tells."""
+    if DEVICE == elsewhere.NAME and not api.welcome.bit_exact:
+        pytest.skip("products of few rows depend on their company here")
+
+
 @pytest.mark.slow
 def test_the_welcome_tells_who_the_engine_is(shared):
     with shared.connect() as api:
@@ -78,13 +85,14 @@ def test_the_welcome_tells_who_the_engine_is(shared):
         assert welcome.base.dtype == "float32"
         assert welcome.base.parameters > 10_000
         assert len(welcome.numerics) == 16
-        assert welcome.bit_exact
+        assert welcome.bit_exact or DEVICE == elsewhere.NAME
         assert api.wait(EngineStatus).queued_operations == 0
 
 
 @pytest.mark.slow
 def test_a_run_trains_and_its_snapshot_is_sampled_with_the_trainers_bits(shared):
     with shared.connect() as api:
+        needs_bits(api)
         assert api.open("run-s").error is None
         api.execute(0, *history(3), SNAPSHOT, run_id="run-s")
         done = [api.done(seq, "run-s") for seq in range(7)]
@@ -121,6 +129,7 @@ def test_a_run_trains_and_its_snapshot_is_sampled_with_the_trainers_bits(shared)
 
 def test_what_a_draft_had_right_is_told_in_one_event(shared):
     with shared.connect() as api:
+        needs_bits(api)
         asked = generate("plain", length=40)
         api.send(asked)
         *plain, _ = api.events("plain", until=ended)
