@@ -22,7 +22,7 @@ from bloomery.sync.chain.manifest import sequence_of
 from bloomery.sync.chain.objects import FOLDER as OBJECTS
 from bloomery.sync.chain.publisher import Publisher
 from bloomery.sync.chain.readers import FOLDER as READERS
-from bloomery.sync.chain.retention import sweep
+from bloomery.sync.chain.retention import RetainConfig, sweep
 from bloomery.sync.manifest import Manifest
 from bloomery.sync.publish import manifest_key
 from bloomery.sync.run_chain import RunChain, chain_folder
@@ -37,12 +37,12 @@ AT_ONCE = replace(engine_chains._RETAIN, bases=1, grace_s=0.0)
 LATER, EARLIER = 1 << 62, 0
 
 
-def swept(blobs: Blobs, run_id: str = "run-1") -> None:
+def swept(blobs: Blobs, config: RetainConfig = AT_ONCE, *, run_id: str = "run-1", times: int = 2) -> None:
     """By the engine, twice: what is buried first is removed then."""
     objects = blobs.objects(chain_folder(run_id))
     with Publisher.open(objects, run_id, holder="engine") as publisher:
-        sweep(objects, publisher.lease, config=AT_ONCE)
-        sweep(objects, publisher.lease, config=AT_ONCE)
+        for _ in range(times):
+            sweep(objects, publisher.lease, config=config)
 
 
 def published(loop: Loop, count: int) -> list[SnapshotResult]:
@@ -200,12 +200,19 @@ def test_who_publishes_while_a_chain_is_removed_waits_and_begins_another(tmp_pat
     assert loop.life().load(weights(again)).version == again.version
 
 
-def test_an_old_state_that_is_published_again_is_there_for_as_long_as_a_new_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("already_buried", "before_it_is_removed"), [(True, AT_ONCE), (False, replace(AT_ONCE, grace_s=3600.0))])
+def test_an_old_state_that_is_published_again_is_there_for_as_long_as_a_new_one(
+    already_buried: bool, before_it_is_removed: RetainConfig, tmp_path: Path
+) -> None:
+    """Which is a grace at least, in which rows that name it are claimed."""
     loop = Loop(tmp_path)
     first = published(loop, 4)[0]
     manifest = Manifest.from_json(loop.blobs.get(manifest_key(first.version)))
-    loop.shelf._chains.publish(manifest, loop.shelf._chains.whole(manifest))
-    swept(loop.blobs)
+    whole = loop.shelf._chains.whole(manifest)
+    if already_buried:
+        swept(loop.blobs, times=1)
+    loop.shelf._chains.publish(manifest, whole)
+    swept(loop.blobs, before_it_is_removed)
     assert loop.life().load(weights(first)).version == first.version
 
 
@@ -251,7 +258,7 @@ def test_what_one_project_holds_or_lets_go_claims_and_removes_nothing_of_the_cha
         await hold(theirs[2], "run-2", "other")
         await stage.garbage.claim()
         for run_id, oldest in (("run-1", 1), ("run-2", 2)):
-            swept(loop.blobs, run_id)
+            swept(loop.blobs, run_id=run_id)
             chain = loop.blobs.objects(chain_folder(run_id))
             assert [sequence_of(stored.key) for stored in chain.list(VERSIONS)] == list(range(oldest, 4))
         # Both chains go, and one blob stays for both, until neither holds it.
