@@ -130,43 +130,50 @@ void NAMED(unpack)(STREAMS, int64_t n, uint32_t *indices, T *by, int64_t *result
 }
 
 #ifdef AVX512
-static inline __m512i NAMED(widened)(const T *eight) {
-#if WIDTH == 1
-    return _mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i *)eight));
-#elif WIDTH == 2
-    return _mm512_cvtepu16_epi64(_mm_loadu_si128((const __m128i *)eight));
-#elif WIDTH == 4
-    return _mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i *)eight));
+typedef T NAMED(Eight) __attribute__((vector_size(8 * WIDTH)));
+typedef T NAMED(AnyEight) __attribute__((vector_size(8 * WIDTH), aligned(1), may_alias));
+typedef uint64_t NAMED(Widened) __attribute__((vector_size(64)));
+
+static inline NAMED(Eight) NAMED(ordered_eight)(NAMED(Eight) bits, T flips) { return bits ^ ((0 - (bits >> (8 * WIDTH - 1))) & flips); }
+
+// Of eight changes, put together in registers: what is stored one by one can be read as eight only when the last of it has left the processor.
+static inline void NAMED(settle_eight)(const T *old, const uint32_t *at, const T *by, T flips, T *values, Sums *s) {
+    NAMED(Eight) before = {old[at[0]], old[at[1]], old[at[2]], old[at[3]], old[at[4]], old[at[5]], old[at[6]], old[at[7]]};
+    NAMED(Eight) after = NAMED(ordered_eight)(NAMED(ordered_eight)(before, flips) + *(const NAMED(AnyEight) *)by, flips);
+    *(NAMED(AnyEight) *)values = after;
+#ifdef UNPROVED
+    // What proving takes is measured against this.
+    (void)s;
 #else
-    return _mm512_loadu_si512(eight);
+    NAMED(Widened) moved = __builtin_convertvector(after, NAMED(Widened)) - __builtin_convertvector(before, NAMED(Widened));
+    add_changes(s, at, (__m512i)moved);
 #endif
 }
 #endif
 
-// What elements become that are moved, at least one and at most a block of them, and what that adds to the sums: each old one is read once.
+// What elements become that are moved, and what that adds to the sums: each old one is read once.
 static inline void NAMED(settle)(const T *old, const uint32_t *indices, const T *by, int changes, T flips, T *values, Sums *s) {
-    T before[BLOCK], after[BLOCK];
-    for (int i = 0; i < changes; i++) before[i] = old[indices[i]];
-    for (int i = 0; i < changes; i++) after[i] = NAMED(ordered)((T)(NAMED(ordered)(before[i], flips) + by[i]), flips);
-    memcpy(values, after, (size_t)changes * WIDTH);
-#ifdef UNPROVED
-    // What proving takes is measured against this.
-    (void)s;
-#elif defined(AVX512)
-    int whole = changes & ~7;
-    for (int i = 0; i < whole; i += 8)
-        add_changes(s, indices + i, _mm512_sub_epi64(NAMED(widened)(after + i), NAMED(widened)(before + i)));
+#ifdef AVX512
+    int whole = 0;
+    for (; whole + 8 <= changes; whole += 8) NAMED(settle_eight)(old, indices + whole, by + whole, flips, values + whole, s);
     if (whole < changes) {
-        uint32_t at[8] = {0};
-        memcpy(at, indices + whole, (size_t)(changes - whole) * sizeof *at);
-        for (; changes & 7; changes++) before[changes] = after[changes] = 0;
-        add_changes(s, at, _mm512_sub_epi64(NAMED(widened)(after + whole), NAMED(widened)(before + whole)));
+        // Eight with the last one again, which does not move then.
+        uint32_t at[8];
+        T moved[8] = {0}, after[8];
+        for (int i = 0; i < 8; i++) at[i] = indices[whole + i < changes ? whole + i : changes - 1];
+        memcpy(moved, by + whole, (size_t)(changes - whole) * WIDTH);
+        NAMED(settle_eight)(old, at, moved, flips, after, s);
+        memcpy(values + whole, after, (size_t)(changes - whole) * WIDTH);
     }
 #else
     for (int i = 0; i < changes; i++) {
-        uint64_t moved = (uint64_t)after[i] - (uint64_t)before[i];
+        T before = old[indices[i]], after = NAMED(ordered)((T)(NAMED(ordered)(before, flips) + by[i]), flips);
+        values[i] = after;
+#ifndef UNPROVED
+        uint64_t moved = (uint64_t)after - (uint64_t)before;
         s->one += key(s->first + indices[i]) * moved;
         s->two += key(s->other + indices[i]) * moved;
+#endif
     }
 #endif
 }

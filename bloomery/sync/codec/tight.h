@@ -238,10 +238,7 @@ static int64_t NAMED(scan)(const T *old, int64_t n, int shift, uint32_t mask, in
                 exponents[(uint32_t)(old[start + place] >> shift) & mask]++;
             } while (left &= left - 1);
         }
-        for (int settled = 0; settled < found; settled += BLOCK) {
-            int few = found - settled < BLOCK ? found - settled : BLOCK;
-            NAMED(settle)(old, indices + out + settled, step + settled, few, flips, values + out + settled, sums);
-        }
+        NAMED(settle)(old, indices + out, step, found, flips, values + out, sums);
         out += found;
     }
     if (out < changes) return BEHIND;
