@@ -95,9 +95,8 @@ class ChatTokenizer:
 
         `variables` are JSON values for a template that has such names.
         """
-        masked = self._masked(messages)
         with blame(InvalidInput, "the messages cannot be encoded"):
-            text = self._text(masked, add_generation_prompt, tools, variables)
+            text = self._text(self._masked(messages), add_generation_prompt, tools, variables)
             if context is not None:
                 self.check_fits(self._control.unmask(text), context, "messages")
             return self._control.tokens(text)
@@ -107,15 +106,13 @@ class ChatTokenizer:
 
         A message of the assistant may say its own `weight`.
         """
-        masked = self._masked(messages)
         with blame(InvalidInput, "the messages cannot be encoded"):
-            return render_training(masked, _weights(messages), self._template_of(None))
+            return render_training(self._masked(messages), _weights(messages), self._template_of(None))
 
     def render_examples(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None) -> list[Rendered]:
         """The same where tools may be called; several where the template rewrites earlier turns, one for each answer."""
-        masked = self._masked(messages)
         with blame(InvalidInput, "the messages cannot be encoded"):
-            return render_examples(masked, _weights(messages), self._template_of(tools))
+            return render_examples(self._masked(messages), _weights(messages), self._template_of(tools))
 
     def render_completion(self, prompt: str, completion: str) -> Rendered:
         """Tokens of a text and of what goes on with it, which is learned together with the end. They meet as they do when the text is a prompt."""

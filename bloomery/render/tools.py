@@ -5,6 +5,7 @@ What was begun like a call and is none comes out as text.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def _from_pairs(name: str, pairs: Sequence[tuple[str, str]], functions: Sequence
     schema = next((function.parameters for function in functions if function.name == name), {})
     declared = schema.get("properties")
     known = declared if isinstance(declared, dict) else {}
-    return name, json.dumps({key.strip(): _value(text, known.get(key.strip(), {})) for key, text in pairs}, ensure_ascii=False)
+    return name, _as_json({key.strip(): _value(text, known.get(key.strip(), {})) for key, text in pairs})
 
 
 def _value(text: str, schema: Any) -> Any:
@@ -98,7 +99,7 @@ def _value(text: str, schema: Any) -> Any:
     if kinds == {"string"}:
         return text
     try:
-        value = _PYTHONS[text] if text in _PYTHONS else json.loads(text)
+        value = _PYTHONS[text] if text in _PYTHONS else _parsed(text)
     except ValueError:
         return text
     return text if "string" in kinds and _KIND_OF[type(value)] not in kinds else value
@@ -123,10 +124,9 @@ def _written_in_braces(body: str, functions: Sequence[Function]) -> tuple[str, s
     # Every second part is a text; in the others keys stand without quotes.
     quoted = [json.dumps(part, ensure_ascii=False) if index % 2 else _quote_keys(part) for index, part in enumerate(parts)]
     try:
-        arguments = json.loads("".join(quoted))
+        return call[1], _as_json(_parsed("".join(quoted)))
     except ValueError:
         return None
-    return call[1], json.dumps(arguments, ensure_ascii=False)
 
 
 def _quote_keys(part: str) -> str:
@@ -135,6 +135,33 @@ def _quote_keys(part: str) -> str:
     return re.sub(r"([:,\[]\s*)None(?=\s*[,}\]])", r"\1null", quoted)
 
 
+def _parsed(text: str) -> Any:
+    """The value of a text in JSON; ValueError for what Python alone takes for that, too: NaN, infinities, and numbers that become one."""
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"`{word}` is no JSON")
+
+
+def _finite(text: str) -> float:
+    return number if math.isfinite(number := float(text)) else _refuse(text)
+
+
+def _as_json(value: Any) -> str:
+    return _escaped(json.dumps(value, ensure_ascii=False))
+
+
+def _escaped(text: str) -> str:
+    """Halves of characters, which no UTF-8 holds, as the escapes that they were written as."""
+    return _HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and _HALVES.search(value) is None
+
+
+_HALVES: Final = re.compile("[\ud800-\udfff]")
 _PYTHONS: Final[Mapping[str, Any]] = {"True": True, "False": False, "None": None}
 _KIND_OF: Final = {bool: "boolean", type(None): "null", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 _HEAD_CHARS: Final = 1024
@@ -403,13 +430,13 @@ class _Body:
 
     def _take_whole(self, text: str) -> None:
         try:
-            call = json.loads(text)
+            call = _parsed(text)
             arguments = call.get(self._dialect.arguments_key, call.get("arguments", call.get("parameters", {})))
-            written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            written = _escaped(arguments) if isinstance(arguments, str) else _as_json(arguments)
         except (ValueError, RecursionError):
             return
-        if isinstance(call.get("name"), str):
-            self.name, self._arguments = call["name"], written
+        if _is_text(name := call.get("name")):
+            self.name, self._arguments = name, written
 
     def _go_on(self) -> None:
         """Read arguments to their end, and then what closes the call."""
@@ -463,10 +490,10 @@ class JsonSpan:
 
 def _text_of(quoted: str) -> str | None:
     try:
-        text = json.loads(quoted)
+        text: str = json.loads(quoted)
     except ValueError:
         return None
-    return text if isinstance(text, str) else None
+    return text if _is_text(text) else None
 
 
 def _plain_name(name: str, start: str) -> str:

@@ -111,6 +111,32 @@ def test_variables_that_would_change_nothing_are_refused(sdk: OpenAI, server: Sc
     assert server.scripted.requests == []
 
 
+@pytest.mark.parametrize("depth", [400, 600, 900])
+def test_arguments_without_end_are_the_callers_fault(sdk: OpenAI, server: ScriptedServer, depth: int) -> None:
+    arguments = f'{{"a": {"[" * depth}{"]" * depth}}}'
+    called = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}],
+    }
+    with pytest.raises(openai.BadRequestError):
+        chat(sdk, messages=[*USER, called, {"role": "tool", "tool_call_id": "c", "content": "15"}])
+    server.scripted.script.says = ("Fifteen.",)
+    assert chat(sdk).choices[0].message.content == "Fifteen."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_a_character_in_a_call_ends_no_answer(sdk: OpenAI, server: ScriptedServer, stream: bool) -> None:
+    server.scripted.script.says = ('<tool_call>\n{"arguments": {"a": "\\ud800"}, "name": "add"}\n</tool_call>',)
+    asked = {"messages": USER, "tools": TOOLS, "model": "tiny"}
+    if stream:
+        with sdk.chat.completions.stream(**asked) as events:
+            choice = events.get_final_completion().choices[0]
+    else:
+        choice = chat(sdk).choices[0]
+    assert [call.function.arguments for call in choice.message.tool_calls] == ['{"a": "\\ud800"}']
+
+
 def test_the_record_of_an_answer_has_its_calls(sdk: OpenAI, server: ScriptedServer) -> None:
     answer = chat(sdk)
     message = server.span(answer.id)["body"]["choices"][0]["message"]

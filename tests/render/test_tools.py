@@ -165,6 +165,37 @@ def test_what_is_no_call_stays_text(dialect: str, said: str) -> None:
         assert read(DIALECTS[dialect], cut(said, size)) == (said, [])
 
 
+@pytest.mark.parametrize(
+    ("dialect", "said", "arguments"),
+    [
+        ("PARAMETERS", "<tool_call>\n<function=f>\n<parameter=x>\nNaN\n</parameter>\n</function>\n</tool_call>", {"x": "NaN"}),
+        ("PAIRS", "<tool_call>f<arg_key>x</arg_key><arg_value>1e999</arg_value></tool_call>", {"x": "1e999"}),
+        ("PAIRS", "<tool_call>f<arg_key>x</arg_key><arg_value>[-Infinity]</arg_value></tool_call>", {"x": "[-Infinity]"}),
+        ("PAIRS", '<tool_call>f<arg_key>x</arg_key><arg_value>["\\ud800"]</arg_value></tool_call>', {"x": ["\ud800"]}),
+        ("GEMMA", '<|tool_call>call:f{x:"\\udfff",y:1e3}<tool_call|>', {"x": "\udfff", "y": 1000.0}),
+        ("GEMMA", "<|tool_call>call:f{x:NaN}<tool_call|>", None),
+        ("HERMES", '<tool_call>\n{"arguments": {"x": "\\ud800"}, "name": "f"}\n</tool_call>', {"x": "\ud800"}),
+        ("HERMES", '<tool_call>\n{"arguments": "{\\"x\\": \\"\\ud800\\"}", "name": "f"}\n</tool_call>', {"x": "\ud800"}),
+        ("HERMES", '<tool_call>\n{"arguments": {"x": NaN}, "name": "f"}\n</tool_call>', None),
+        ("HERMES", '<tool_call>\n{"arguments": {}, "name": "\\ud800"}\n</tool_call>', None),
+        ("HERMES", '<tool_call>\n{"name": "\\ud800", "arguments": {}}\n</tool_call>', None),
+        ("HERMES", '<tool_call>\n{"arguments": {"x": "\\ud83d\\ude00"}, "name": "f"}\n</tool_call>', {"x": "\U0001f600"}),
+    ],
+)
+def test_what_is_told_of_a_call_can_be_sent_and_read_as_json(dialect: str, said: str, arguments: dict[str, Any] | None) -> None:
+    """None: it is no call, and stays text."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    for size in (1, 4, len(said)):
+        text, calls = read(DIALECTS[dialect], cut(said, size))
+        assert (text, len(calls)) == ((said, 0) if arguments is None else ("", 1))
+        for name, written in calls:
+            assert f"{name}{written}".encode()
+            assert (name, json.loads(written, parse_constant=refuse)) == ("f", arguments)
+
+
 def test_a_call_that_is_broken_off_has_the_arguments_so_far() -> None:
     assert read(tools.HERMES, cut('<tool_call>{"name": "f", "arguments": {"x": [1, 2', 5)) == ("", [("f", '{"x": [1, 2')])
 
