@@ -1,11 +1,14 @@
 """The HTTP application: three contracts over one set of services, the dashboard at `/`, and `/healthz`."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache, partial
 from typing import Final
 
+import msgspec
 from fastapi import APIRouter, FastAPI, Request
+from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST as METRICS_TYPE
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -40,10 +43,8 @@ def create_app(services: Services) -> FastAPI:
         async with services.batch_runner.running(partial(ask, app)), _surface().lifespan_context(app):
             yield
 
-    app = FastAPI(
-        title="Bloomery", version=__version__, openapi_url="/api/v1/openapi.json", docs_url=None, redoc_url=None, lifespan=answering_batches
-    )
-    app.state.services = services
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=answering_batches)
+    app.state.services, app.state.document = services, Document()
     app.state.sample_futures, app.state.kept_routing = SampleFutures(), KeptRouting()
     app.add_middleware(Idempotent, most_bytes=OPENAI_BODY_BYTES, standing=services.limits.headers, but_for=FORMS)
     app.add_middleware(Callers)
@@ -52,6 +53,20 @@ def create_app(services: Services) -> FastAPI:
     errors.install(app)
     app.routes.extend(_surface().routes)
     return app
+
+
+class Document:
+    """The OpenAPI document. It takes long to make, so the first who asks for it has a thread do so, and everybody else is served meanwhile."""
+
+    def __init__(self) -> None:
+        self._made: asyncio.Task[bytes] | None = None
+
+    async def get(self) -> bytes:
+        """As JSON."""
+        if self._made is None:
+            self._made = asyncio.create_task(asyncio.to_thread(_document))
+        # Who gives up leaves it to those who wait with him.
+        return await asyncio.shield(self._made)
 
 
 class BodyLimit:
@@ -91,8 +106,18 @@ def _surface() -> APIRouter:
     return surface
 
 
+@cache
+def _document() -> bytes:
+    return msgspec.json.encode(get_openapi(title="Bloomery", version=__version__, routes=_surface().routes))
+
+
 def _process_router() -> APIRouter:
     router = APIRouter(tags=["server"])
+
+    @router.api_route("/api/v1/openapi.json", methods=["GET", "HEAD"], include_in_schema=False)
+    async def openapi(request: Request) -> Response:
+        """What every route takes and gives."""
+        return Response(await request.app.state.document.get(), media_type="application/json")
 
     @router.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
     async def healthz(services: Svc) -> JSONResponse:

@@ -47,7 +47,7 @@ def test_the_shortcut_finds_what_is_found_one_by_one(server: Server) -> None:
     assert server.app is not None
     (shortcut,) = [route for route in server.app.routes if isinstance(route, Shortcut)]
     tried = behind(server.app.routes)
-    routes = [route for route in iter_route_contexts(tried) if route.path != server.app.openapi_url]
+    routes = list(iter_route_contexts(tried))
     assert len(routes) > 200
     asked, taken = set(), 0
     for route in routes:
