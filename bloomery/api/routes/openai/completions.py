@@ -11,7 +11,16 @@ from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.openai.answers import ChatAnswers, CompletionAnswers
 from bloomery.api.routes.openai.http import read_request, respond
 from bloomery.api.routes.openai.jobs import Prompts, chat_job, completion_job, most_pieces, prompts_of
-from bloomery.api.routes.openai.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from bloomery.api.routes.openai.requests import (
+    REFUSED_IN_CHAT,
+    REFUSED_IN_COMPLETIONS,
+    REFUSED_IN_MESSAGES,
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    parse_chat,
+    parse_completion,
+)
 from bloomery.api.routes.openai.serving import Serving
 from bloomery.api.routes.openai.shapes import body_of
 from bloomery.services.access.principal import Principal
@@ -20,14 +29,14 @@ from bloomery.services.core import Services
 router = APIRouter()
 
 
-@router.post("/chat/completions", openapi_extra=body_of(ChatRequest))
+@router.post("/chat/completions", openapi_extra=body_of(ChatRequest, refused={ChatRequest: REFUSED_IN_CHAT, Message: REFUSED_IN_MESSAGES}))
 async def chat_completions(request: Request, services: Svc, caller: Caller) -> Response:
     """Answer a conversation; with `stream` as server-sent events."""
     body, asked = await read_request(request, partial(parse_chat, most=most_pieces(services)))
     return await respond(request, await serve_chat(services, caller, body, asked, request.headers))
 
 
-@router.post("/completions", openapi_extra=body_of(CompletionRequest))
+@router.post("/completions", openapi_extra=body_of(CompletionRequest, refused={CompletionRequest: REFUSED_IN_COMPLETIONS}))
 async def completions(request: Request, services: Svc, caller: Caller) -> Response:
     """Continue one or several prompts; with `stream` as server-sent events."""
     body, (asked, prompts) = await read_request(request, _completion)

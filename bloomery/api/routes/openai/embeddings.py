@@ -14,8 +14,8 @@ from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.openai.closed import Closed
 from bloomery.api.routes.openai.http import read_request, respond_whole, version_headers
 from bloomery.api.routes.openai.jobs import consent_of, episode_of, is_tokens
-from bloomery.api.routes.openai.requests import ModelName, Refused, User, parse
-from bloomery.api.routes.openai.shapes import body_of
+from bloomery.api.routes.openai.requests import ModelName, User, parse
+from bloomery.api.routes.openai.shapes import Refused, body_of
 from bloomery.obs import background
 from bloomery.services.access.principal import Principal
 from bloomery.services.core import Services
@@ -78,7 +78,7 @@ class Job(NamedTuple):
         return sum(map(len, self.inputs))
 
 
-@router.post("/embeddings", openapi_extra=body_of(EmbeddingRequest))
+@router.post("/embeddings", openapi_extra=body_of(EmbeddingRequest, refused={EmbeddingRequest: REFUSED}))
 async def embeddings(request: Request, services: Svc, caller: Caller) -> Response:
     """Turn one or several texts into vectors."""
     created_us = now_us()

@@ -6,7 +6,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from bloomery.api.routes.openai.closed import Closed, checked
-from bloomery.api.routes.openai.requests import Refused, parse, without_no_ops
+from bloomery.api.routes.openai.requests import parse, without_no_ops
+from bloomery.api.routes.openai.shapes import Refused
 from bloomery.types.errors import InvalidInput, NotSupported
 from bloomery.types.evals import NewEval, NewRun
 
@@ -17,7 +18,7 @@ PARAMS: Final = "data_source.sampling_params"
 _ROWS: Final = ("file_content", "file_id")
 _CONFIGS_REFUSED: Final = ("logs", "stored_completions")
 _RECORDED: Final = "curate recorded traffic into a data set (POST /api/v1/datasets/{name}/curate) and evaluate on it (POST /api/v1/evaluations)"
-_PARAMS_REFUSED: Final[Refused] = {
+REFUSED_IN_PARAMS: Final[Refused] = {
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
     "text": ({}, {"format": {"type": "text"}}),
@@ -154,7 +155,7 @@ def _offered(body: dict[str, Any]) -> dict[str, Any]:
         field = f"{SOURCE}.type"
         raise NotSupported(f"`{field}`: `{source['type']}` is not offered: give rows as {' or '.join(_ROWS)}, or {_RECORDED}", field=field)
     if isinstance(params, dict):
-        given = given | {"sampling_params": without_no_ops(params, SamplingParams.__struct_fields__, _PARAMS_REFUSED, f"{PARAMS}.")}
+        given = given | {"sampling_params": without_no_ops(params, SamplingParams.__struct_fields__, REFUSED_IN_PARAMS, f"{PARAMS}.")}
     return body | {"data_source": given}
 
 

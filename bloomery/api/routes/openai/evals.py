@@ -7,7 +7,16 @@ from fastapi import APIRouter, Query, Request
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.openai.cursors import page_of
-from bloomery.api.routes.openai.eval_requests import ChangeEval, CreateEval, CreateRun, parse_change, parse_eval, parse_run
+from bloomery.api.routes.openai.eval_requests import (
+    REFUSED_IN_PARAMS,
+    ChangeEval,
+    CreateEval,
+    CreateRun,
+    SamplingParams,
+    parse_change,
+    parse_eval,
+    parse_run,
+)
 from bloomery.api.routes.openai.http import read_request
 from bloomery.api.routes.openai.shapes import body_of
 from bloomery.types.errors import NotFound, shown
@@ -80,7 +89,7 @@ async def delete(eval_id: str, services: Svc, caller: Caller) -> dict[str, Any]:
     return {"object": "eval.deleted", "deleted": True, "eval_id": eval_id}
 
 
-@router.post("/{eval_id}/runs", status_code=201, openapi_extra=body_of(CreateRun))
+@router.post("/{eval_id}/runs", status_code=201, openapi_extra=body_of(CreateRun, refused={SamplingParams: REFUSED_IN_PARAMS}))
 async def create_run(eval_id: str, request: Request, services: Svc, caller: Caller) -> dict[str, Any]:
     """A run, which waits for its turn."""
     _, asked = await read_request(request, parse_run)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.openai.cursors import page_of
-from bloomery.api.routes.openai.fine_tuning_requests import CreateJob, parse_job
+from bloomery.api.routes.openai.fine_tuning_requests import REFUSED, CreateJob, parse_job
 from bloomery.api.routes.openai.http import read_request
 from bloomery.api.routes.openai.shapes import body_of
 from bloomery.services.access.principal import Principal
@@ -28,7 +28,7 @@ _CHECKPOINT_METRICS: Final = ("train_loss", "valid_loss")
 router = APIRouter(prefix="/fine_tuning/jobs")
 
 
-@router.post("", openapi_extra=body_of(CreateJob))
+@router.post("", openapi_extra=body_of(CreateJob, refused={CreateJob: REFUSED}))
 async def create(request: Request, services: Svc, caller: Caller) -> dict[str, Any]:
     """A job, which waits for a process."""
     _, asked = await read_request(request, parse_job)

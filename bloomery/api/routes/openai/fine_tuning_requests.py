@@ -3,7 +3,8 @@
 from typing import Any, Final, Literal, NamedTuple
 
 from bloomery.api.routes.openai.closed import Closed, checked
-from bloomery.api.routes.openai.requests import Refused, parse
+from bloomery.api.routes.openai.requests import parse
+from bloomery.api.routes.openai.shapes import Refused
 from bloomery.types.errors import InvalidInput, NotSupported
 from bloomery.types.fine_tuning import FineTune, FineTuningMethod
 

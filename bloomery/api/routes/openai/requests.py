@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from bloomery.api.routes.openai.closed import Closed
 from bloomery.api.routes.openai.formats import ResponseFormat, StructuredOutputs
+from bloomery.api.routes.openai.shapes import Refused
 from bloomery.api.routes.openai.tools import MAX_TOOLS, NAME, Tool, ToolCall, ToolChoice, check_tools
 from bloomery.types.checks import MAX_BIAS, MAX_PENALTY, MAX_REPETITION_PENALTY, MAX_SEED, MIN_REPETITION_PENALTY, MIN_SEED
 from bloomery.types.errors import InvalidInput, NotSupported, shown
@@ -160,7 +161,6 @@ class CompletionRequest(Asked, frozen=True, kw_only=True):
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
 
 
-Refused = Mapping[str, tuple[Any, ...]]
 _OF_VLLM: Final[Refused] = {
     "return_token_ids": (False,),
     "guided_json": (),
@@ -308,10 +308,15 @@ def without_no_ops(body: Mapping[str, Any], offered: Iterable[str], refused: Ref
             kept[name] = value
         elif name not in refused:
             raise InvalidInput(f"unknown field `{path}{shown(name)}`: leave it out", field=path + shown(name))
-        elif value is not None and value not in refused[name]:
+        elif not asks_nothing(value, refused[name]):
             why = f": {_INSTEAD[name]}" if name in _INSTEAD else " yet: leave it out"
             raise NotSupported(f"`{path}{name}` is not offered{why}", field=path + name)
     return kept
+
+
+def asks_nothing(value: Any, nothing: Iterable[Any]) -> bool:
+    """Whether it is null or one of these; 0 is not false, whatever Python says."""
+    return value is None or any(type(value) is type(each) and value == each for each in nothing)
 
 
 _PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")

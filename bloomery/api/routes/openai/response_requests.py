@@ -8,7 +8,8 @@ from msgspec import Meta
 
 from bloomery.api.routes.openai.closed import Closed
 from bloomery.api.routes.openai.formats import JsonObject, NamedSchema, TextFormat
-from bloomery.api.routes.openai.requests import Few, Refused, SamplingFields, check_parts, check_pieces, parse
+from bloomery.api.routes.openai.requests import Few, SamplingFields, asks_nothing, check_parts, check_pieces, parse, without_no_ops
+from bloomery.api.routes.openai.shapes import Refused, RefusedIn
 from bloomery.api.routes.openai.tools import ChosenFunction, FunctionTool, read_arguments
 from bloomery.types.errors import InvalidInput, NotSupported, shown
 
@@ -36,8 +37,9 @@ REFUSED_IN_RESPONSES: Final[Refused] = {
     "prompt_cache_retention": (),
     "safety_identifier": (),
 }
-_SAY_NOTHING: Final = ("phase", "namespace", "caller", "created_by")
-"""Fields of items that the SDK sends back as null."""
+REFUSED_IN_TEXT: Final[Refused] = {"verbosity": ("medium",)}
+REFUSED_IN_ITEMS: Final[Refused] = {"phase": (), "namespace": (), "caller": (), "created_by": ()}
+"""What the SDK sends back as null."""
 
 
 _PartType = Literal["input_text", "output_text"]
@@ -146,14 +148,17 @@ class ResponseRequest(SamplingFields, frozen=True, kw_only=True):
         return self.top_logprobs is not None or LOGPROBS in (self.include or ())
 
 
+REFUSED: Final[RefusedIn] = {ResponseRequest: REFUSED_IN_RESPONSES, TextConfig: REFUSED_IN_TEXT, **dict.fromkeys(get_args(Item), REFUSED_IN_ITEMS)}
+
+
 def parse_response(body: Mapping[str, Any], most: int) -> ResponseRequest:
     """The request for a response to an input of at most so many pieces."""
     check_pieces(body.get("input"), most, "input")
     for name, instead in _INSTEAD.items():
-        if body.get(name) not in (None, *REFUSED_IN_RESPONSES[name]):
+        if not asks_nothing(body.get(name), REFUSED_IN_RESPONSES[name]):
             raise NotSupported(f"`{name}` is not offered: {instead}", field=name)
     _check_tools(body)
-    asked = parse({**body, **_plain_items(body)}, ResponseRequest, REFUSED_IN_RESPONSES)
+    asked = parse({**body, **_plain_items(body), **_plain_text(body)}, ResponseRequest, REFUSED_IN_RESPONSES)
     if unknown := set(asked.include or ()) - {LOGPROBS}:
         raise NotSupported(f"`include`: `{shown(min(unknown))}` is not offered, `{LOGPROBS}` is", field="include")
     if asked.stream_options is not None and not asked.stream:
@@ -174,6 +179,11 @@ def _plain_items(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"input": [_plain_item(index, item) for index, item in enumerate(items)]}
 
 
+def _plain_text(body: Mapping[str, Any]) -> dict[str, Any]:
+    text = body.get("text")
+    return {"text": without_no_ops(text, TextConfig.__struct_fields__, REFUSED_IN_TEXT, "text.")} if isinstance(text, dict) else {}
+
+
 def _plain_item(index: int, item: Any) -> Any:
     if not isinstance(item, dict):
         return item
@@ -182,7 +192,7 @@ def _plain_item(index: int, item: Any) -> Any:
         raise NotSupported(f"`input.{index}.type`: items of type `{shown(kind)}` are not offered: leave it out", field=f"input.{index}.type")
     for name in ("content", "output"):
         check_parts(item.get(name), get_args(_PartType), f"input.{index}.{name}")
-    given = {name: value for name, value in item.items() if value is not None or name not in _SAY_NOTHING}
+    given = {name: value for name, value in item.items() if value is not None or name not in REFUSED_IN_ITEMS}
     return given | {"type": kind}
 
 

@@ -17,7 +17,7 @@ from bloomery.api.routes.openai.http import EventStream, Framing, read_request, 
 from bloomery.api.routes.openai.jobs import most_pieces
 from bloomery.api.routes.openai.requests import ChatRequest, parse_chat
 from bloomery.api.routes.openai.response_events import ResponseEvents, whole
-from bloomery.api.routes.openai.response_requests import InputMessage, ResponseRequest, parse_response
+from bloomery.api.routes.openai.response_requests import REFUSED, InputMessage, ResponseRequest, parse_response
 from bloomery.api.routes.openai.response_words import InOtherWords, in_other_words
 from bloomery.api.routes.openai.shapes import body_of
 from bloomery.types.ids import new_id
@@ -33,7 +33,7 @@ class Asked(NamedTuple):
     chat: ChatRequest
 
 
-@router.post("/responses", openapi_extra=body_of(ResponseRequest, untagged=InputMessage))
+@router.post("/responses", openapi_extra=body_of(ResponseRequest, untagged=InputMessage, refused=REFUSED))
 async def create_response(request: Request, services: Svc, caller: Caller) -> Response:
     """Answer an input; with `stream` as OpenAI's events."""
     body, (asked, said, chat) = await read_request(request, partial(_asked, most=most_pieces(services)))

@@ -1,15 +1,26 @@
 """What the published OpenAPI document says of the bodies under `/v1`, which routes read themselves."""
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgspec
 
+Refused = Mapping[str, tuple[Any, ...]]
+"""Fields that are known and not offered, each with the values beside null that ask for nothing."""
+RefusedIn = Mapping[type[msgspec.Struct], Refused]
+_NOWHERE: Final[RefusedIn] = MappingProxyType({})
 
-def body_of(kind: type[msgspec.Struct], *, untagged: type[msgspec.Struct] | None = None) -> dict[str, Any]:
-    """The part of a route's description that says what it takes: an alternative that is `untagged` may leave out its tag."""
+
+def body_of(kind: type[msgspec.Struct], *, untagged: type[msgspec.Struct] | None = None, refused: RefusedIn = _NOWHERE) -> dict[str, Any]:
+    """The part of a route's description that says what it takes: an alternative that is `untagged` may leave out its tag, and of what is `refused`
+    in a form the values that ask for nothing may be sent.
+    """
     schemas, parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     if untagged is not None:
         parts[untagged.__name__]["required"].remove(untagged.__struct_config__.tag_field)
+    for form, fields in refused.items():
+        parts[form.__name__]["properties"] |= {name: {"enum": [None, *nothing]} for name, nothing in fields.items()}
     schema = _inlined(schemas[0], parts)
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
