@@ -80,6 +80,16 @@ def test_a_stream_opens_and_closes_every_item_in_turn(sdk: OpenAI) -> None:
     ]
 
 
+@pytest.mark.parametrize("missing", [1, 8, 40])
+def test_of_an_answer_that_is_cut_off_the_last_item_is_incomplete(sdk: OpenAI, missing: int) -> None:
+    most = len(byte_level().encode(TWO_CALLS, add_special_tokens=False).ids) - missing
+    whole, streamed = respond(sdk, max_output_tokens=most), list(respond(sdk, max_output_tokens=most, stream=True))[-1].response
+    for answer in (whole, streamed):
+        assert answer.status == "incomplete"
+        assert [item.status for item in answer.output] == ["completed"] * (len(answer.output) - 1) + ["incomplete"]
+    assert [item.type for item in whole.output] == [item.type for item in streamed.output]
+
+
 def test_calls_come_whole_beside_log_probabilities(sdk: OpenAI) -> None:
     include: Any = ["message.output_text.logprobs"]
     *_, last = sdk.responses.create(model="tiny", input=QUESTION, tools=[ADD, NOW], stream=True, include=include)

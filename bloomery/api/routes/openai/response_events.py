@@ -22,9 +22,11 @@ async def whole(serving: Serving, asked: Mapping[str, Any]) -> Json:
     message, reason = choice["message"], choice["finish_reason"]
     status = _status(reason)
     calls = message.get("tool_calls") or []
-    items = [_call_item(new_id("fc"), call["id"], call["function"]["name"], call["function"]["arguments"], status) for call in calls]
+    items = [_call_item(new_id("fc"), call["id"], call["function"]["name"], call["function"]["arguments"], "completed") for call in calls]
     if message["content"] or not calls:
-        items.insert(0, _message_item(new_id("msg"), status, [_text_part(message["content"] or "", _logprobs(choice["logprobs"]))]))
+        items.insert(0, _message_item(new_id("msg"), "completed", [_text_part(message["content"] or "", _logprobs(choice["logprobs"]))]))
+    # What was cut off is the last of them.
+    items[-1]["status"] = status
     return _response(serving, asked, status, items, body["usage"])
 
 
