@@ -294,6 +294,18 @@ def test_recorded_traffic_is_refused_by_its_name(sdk: OpenAI, kind: Any) -> None
             "is not offered",
         ),
         ({"sampling_params": {"tools": [{"type": "web_search"}]}}, 400, "data_source.sampling_params.tools.0.type", "only functions"),
+        (
+            {"sampling_params": {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}},
+            400,
+            "data_source.sampling_params.tools.0.function.strict",
+            "is not offered",
+        ),
+        (
+            {"sampling_params": {"tools": [{"type": "function", "name": "f", "paramters": {}}]}},
+            400,
+            "data_source.sampling_params.tools.0.paramters",
+            "unknown field",
+        ),
         ({"sampling_params": {"temperature": 9}}, 400, "data_source.sampling_params.temperature", "less than or equal to 2"),
         ({"type": "jsonl"}, 400, "data_source.model", "nobody is asked"),
     ],

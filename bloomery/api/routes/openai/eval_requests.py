@@ -18,6 +18,8 @@ PARAMS: Final = "data_source.sampling_params"
 _ROWS: Final = ("file_content", "file_id")
 _CONFIGS_REFUSED: Final = ("logs", "stored_completions")
 _RECORDED: Final = "curate recorded traffic into a data set (POST /api/v1/datasets/{name}/curate) and evaluate on it (POST /api/v1/evaluations)"
+_OF_FUNCTIONS: Final = ("name", "description", "parameters")
+_REFUSED_IN_FUNCTIONS: Final[Refused] = {"strict": (False,)}
 REFUSED_IN_PARAMS: Final[Refused] = {
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
@@ -188,11 +190,9 @@ def _tool(tool: Mapping[str, Any], place: int) -> dict[str, Any]:
     field = f"{PARAMS}.tools.{place}"
     if tool.get("type") != "function":
         raise NotSupported(f"`{field}.type`: only functions are offered", field=f"{field}.type")
-    function = tool.get("function") if isinstance(tool.get("function"), dict) else {name: value for name, value in tool.items() if name != "type"}
-    assert isinstance(function, dict)
+    nested = tool.get("function")
+    given, path = (nested, f"{field}.function.") if isinstance(nested, dict) else ({name: tool[name] for name in tool if name != "type"}, f"{field}.")
+    function = without_no_ops(given, _OF_FUNCTIONS, _REFUSED_IN_FUNCTIONS, path)
     if not isinstance(function.get("name"), str) or not isinstance(function.get("parameters") or {}, dict):
         raise InvalidInput(f"`{field}` is no function: give it a `name`, and `parameters` as a JSON schema", field=field)
-    return {
-        "type": "function",
-        "function": {name: function[name] for name in ("name", "description", "parameters") if function.get(name) is not None},
-    }
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
