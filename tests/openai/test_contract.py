@@ -258,6 +258,8 @@ def test_values_that_ask_for_nothing_are_no_reason_to_refuse(sdk: OpenAI, server
 BAD_CHAT = [
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "template of this model"),
     ({"functions": [{"name": "f"}]}, "functions", "not offered"),
+    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools.0.type", "tools of type `custom` are not offered"),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice.type", "a choice of type `allowed_tools` is not offered"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "not offered"),
     ({"temprature": 1}, "temprature", "unknown field"),
     ({"model": None}, "model", "expected `str`"),

@@ -13,7 +13,7 @@ from msgspec import Meta
 from bloomery.api.routes.openai.closed import Closed
 from bloomery.api.routes.openai.formats import ResponseFormat, StructuredOutputs
 from bloomery.api.routes.openai.shapes import Refused
-from bloomery.api.routes.openai.tools import MAX_TOOLS, NAME, Tool, ToolCall, ToolChoice, check_tools
+from bloomery.api.routes.openai.tools import MAX_TOOLS, NAME, Tool, ToolCall, ToolChoice, check_kinds, check_tools
 from bloomery.types.checks import MAX_BIAS, MAX_PENALTY, MAX_REPETITION_PENALTY, MAX_SEED, MIN_REPETITION_PENALTY, MIN_SEED
 from bloomery.types.errors import InvalidInput, NotSupported, shown
 from bloomery.types.generation import LogprobsMode
@@ -207,6 +207,7 @@ Shape = TypeVar("Shape", bound=Closed)
 def parse_chat(body: Mapping[str, Any], most: int) -> ChatRequest:
     """The request for a chat completion of at most so many pieces."""
     check_pieces(body.get("messages"), most, "messages")
+    check_kinds(body)
     fields = without_no_ops(body, ChatRequest.__struct_fields__, REFUSED_IN_CHAT)
     if isinstance(messages := fields.get("messages"), list):
         fields["messages"] = [_message(index, message) for index, message in enumerate(messages)]

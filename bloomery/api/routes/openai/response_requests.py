@@ -10,7 +10,7 @@ from bloomery.api.routes.openai.closed import Closed
 from bloomery.api.routes.openai.formats import JsonObject, NamedSchema, TextFormat
 from bloomery.api.routes.openai.requests import Few, SamplingFields, asks_nothing, check_parts, check_pieces, parse, without_no_ops
 from bloomery.api.routes.openai.shapes import Refused, RefusedIn
-from bloomery.api.routes.openai.tools import ChosenFunction, FunctionTool, read_arguments
+from bloomery.api.routes.openai.tools import ChosenFunction, FunctionTool, check_kinds, read_arguments
 from bloomery.types.errors import InvalidInput, NotSupported, shown
 
 LOGPROBS: Final = "message.output_text.logprobs"
@@ -157,7 +157,7 @@ def parse_response(body: Mapping[str, Any], most: int) -> ResponseRequest:
     for name, instead in _INSTEAD.items():
         if not asks_nothing(body.get(name), REFUSED_IN_RESPONSES[name]):
             raise NotSupported(f"`{name}` is not offered: {instead}", field=name)
-    _check_tools(body)
+    check_kinds(body)
     asked = parse({**body, **_plain_items(body), **_plain_text(body)}, ResponseRequest, REFUSED_IN_RESPONSES)
     if unknown := set(asked.include or ()) - {LOGPROBS}:
         raise NotSupported(f"`include`: `{shown(min(unknown))}` is not offered, `{LOGPROBS}` is", field="include")
@@ -194,23 +194,6 @@ def _plain_item(index: int, item: Any) -> Any:
         check_parts(item.get(name), get_args(_PartType), f"input.{index}.{name}")
     given = {name: value for name, value in item.items() if value is not None or name not in REFUSED_IN_ITEMS}
     return given | {"type": kind}
-
-
-def _check_tools(body: Mapping[str, Any]) -> None:
-    """Tools are functions that the caller runs; others are refused by their names."""
-    tools = body.get("tools")
-    for index, tool in enumerate(tools if isinstance(tools, list) else []):
-        _check_function(tool, f"tools.{index}.type", "tools of type `{}` are not offered: the server runs none, give functions and run them yourself")
-    _check_function(body.get("tool_choice"), "tool_choice.type", "a choice of type `{}` is not offered: name a function")
-
-
-def _check_function(given: Any, field: str, refusal: str) -> None:
-    """Refuse another type by its name; whatever else is wrong with it, its shape will tell."""
-    kind = given.get("type") if isinstance(given, dict) else "function"
-    if kind is None:
-        raise InvalidInput(f"`{field}` is missing: it is `function`", field=field)
-    if isinstance(kind, str) and kind != "function":
-        raise NotSupported(f"`{field}`: {refusal.format(shown(kind))}", field=field)
 
 
 def given(source: msgspec.Struct, *names: str) -> dict[str, Any]:

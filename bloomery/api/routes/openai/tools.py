@@ -1,7 +1,7 @@
 """Tools of the chat contract: what may be called, and what was called in the messages before."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
@@ -9,7 +9,7 @@ from msgspec import Meta
 from bloomery.api.routes.openai.closed import Closed
 from bloomery.services.engines.models import Models
 from bloomery.services.serving.tool_use import Function, ToolUse, tool_use
-from bloomery.types.errors import InvalidInput
+from bloomery.types.errors import InvalidInput, NotSupported, shown
 
 MAX_TOOLS: Final = 128
 _NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -90,6 +90,23 @@ def read_arguments(text: str, field: str) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise InvalidInput(f"`{field}` is not the text of a JSON object", field=field)
     return arguments
+
+
+def check_kinds(body: Mapping[str, Any]) -> None:
+    """Tools are functions that the caller runs; others are refused by their names."""
+    tools = body.get("tools")
+    for index, tool in enumerate(tools if isinstance(tools, list) else []):
+        _check_kind(tool, f"tools.{index}.type", "tools of type `{}` are not offered: the server runs none, give functions and run them yourself")
+    _check_kind(body.get("tool_choice"), "tool_choice.type", "a choice of type `{}` is not offered: name a function")
+
+
+def _check_kind(given: Any, field: str, refusal: str) -> None:
+    """Refuse another type by its name; whatever else is wrong with it, its shape will tell."""
+    kind = given.get("type") if isinstance(given, dict) else "function"
+    if kind is None:
+        raise InvalidInput(f"`{field}` is missing: it is `function`", field=field)
+    if isinstance(kind, str) and kind != "function":
+        raise NotSupported(f"`{field}`: {refusal.format(shown(kind))}", field=field)
 
 
 def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:
