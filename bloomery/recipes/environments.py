@@ -4,7 +4,7 @@ rollout is a failure of its kind.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from numbers import Integral, Real
 from typing import Any, get_args
 
@@ -69,7 +69,7 @@ class Bounded(MakesGroups):
         judged = [_judged(each, problem) for each in given.members]
         failed = tuple(each._replace(final=True) for each in judged if isinstance(each, Failure))
         members = tuple(each for each in judged if isinstance(each, Graded))
-        return Group(number, problem, members, (*given.failures, *failed))
+        return Group(number, problem, members, (*given.failures, *failed, *_untold(given, self._config.group_size)))
 
     def took(self) -> list[float]:
         """Of the environment, a group each."""
@@ -83,6 +83,14 @@ def _judged(each: Graded, problem: Problem) -> Graded | Failure:
     if not any(segment.places for segment in rollout.segments):
         return Failure(rollout.id, "no_tokens", "no token of it was sampled, so there is nothing to train on", final=True)
     return judge(rollout, Reward(rollout.id, each.reward, each.parts, dict(each.turns), each.reason))
+
+
+def _untold(given: Group, size: int) -> list[Failure]:
+    """Members that the environment says nothing of: whoever leaves out what is difficult would choose among rollouts, and nobody would see it."""
+    told = {member.rollout.id for member in given.members} | {failure.rollout_id for failure in given.failures if failure.final}
+    others = (name for member in range(size) if (name := f"{given.number}.{member}") not in told)
+    message = "the environment gave neither this rollout nor a failure of it"
+    return [Failure(name, "no_reward", message, final=True) for name in islice(others, max(0, size - len(told)))]
 
 
 def _other_than(given: Any, number: int, problem: Problem) -> str | None:
@@ -120,6 +128,7 @@ def _is_graded(member: Any) -> bool:
 def _is_failure(failure: Any) -> bool:
     return (
         isinstance(failure, Failure)
+        and isinstance(failure.rollout_id, str)
         and failure.kind in get_args(FailureKind)
         and isinstance(failure.message, str)
         and isinstance(failure.final, bool)

@@ -84,8 +84,10 @@ def hangs(_: Group) -> Group:
         (first(rollout_of(problem=PROBLEMS[4]._replace(id="another"))), "foreign_reward", 1),
         (first(rollout_of(tokens=(), logprobs=(), versions=())), "no_tokens", 1),
         (first(rollout_of(laid_out=(Segment((7, 8), (1,), (-1.0,), ("of nobody",), ("",)),))), "foreign_version", 1),
+        (lambda group: group._replace(members=group.members[1:]), "no_reward", 1),
+        (lambda group: group._replace(members=()), "no_reward", 4),
     ],
-    ids=["raises", "hangs", "nan", "none", "text", "huge", "another-problem", "no-tokens", "foreign-tokens-laid-out"],
+    ids=["raises", "hangs", "nan", "none", "text", "huge", "another-problem", "no-tokens", "foreign-tokens-laid-out", "left-out", "empty"],
 )
 def test_what_is_no_reward_is_a_failure_of_its_kind_and_the_loop_goes_on(
     client: Client, tmp_path: Path, loop: Loop, change: Change, kind: str, lost: int
@@ -143,6 +145,7 @@ def test_what_is_no_group_of_the_number_that_was_asked_for_ends_the_loop_with_it
     assert report.metrics["failures/lost"] == 0
 
 
+ALONE = replace(PATIENT, group_size=1)
 SOUND = Group(0, PROBLEMS[0], (Graded(Rollout("0.0", PROBLEMS[0], (7, 8), (-1.0, -2.0), ("v", "v"), True), 1.0, {}),), ())
 
 
@@ -164,14 +167,26 @@ class Given(MakesGroups):
         (first(rollout_of(kept="all"))(SOUND), "group 0, with members"),
         (first(rollout_of(answers=([],)))(SOUND), "group 0, with members"),
         (SOUND._replace(failures=(Failure("0.9", "raised", "it broke", None),)), "group 0, with failures"),  # type: ignore[arg-type]
+        (SOUND._replace(failures=(Failure([], "raised", "it broke", True),)), "group 0, with failures"),  # type: ignore[arg-type]
         (SOUND._replace(number=np.arange(2)), "what cannot be read \\(ValueError: The truth value"),  # type: ignore[arg-type]
     ],
-    ids=["nan", "beyond-float32", "shown-of-nothing", "kept", "answers", "failure-without-an-end", "unreadable"],
+    ids=["nan", "beyond-float32", "shown-of-nothing", "kept", "answers", "failure-without-an-end", "failure-of-nobody", "unreadable"],
 )
 def test_what_would_be_met_behind_the_door_is_refused_there(given: Group, what: str) -> None:
     with pytest.raises(InvalidInput, match=f"the environment gave {what}"):
-        Bounded(Given(given), PATIENT).group(0, PROBLEMS[0])
-    assert Bounded(Given(SOUND), PATIENT).group(0, PROBLEMS[0]) == SOUND
+        Bounded(Given(given), ALONE).group(0, PROBLEMS[0])
+    assert Bounded(Given(SOUND), ALONE).group(0, PROBLEMS[0]) == SOUND
+
+
+def test_only_members_of_which_nothing_is_told_are_missing() -> None:
+    failed, retried = Failure("0.1", "raised", "it broke", final=True), Failure("0.2", "raised", "it broke", final=False)
+    told = Bounded(Given(SOUND._replace(failures=(failed, retried))), replace(PATIENT, group_size=4)).group(0, PROBLEMS[0])
+    assert [(each.rollout_id, each.kind) for each in told.failures if each.final] == [("0.1", "raised"), ("0.2", "no_reward"), ("0.3", "no_reward")]
+    # A member may have any name.
+    named = first(rollout_of(id="mine"))(SOUND)
+    told = Bounded(Given(named), replace(PATIENT, group_size=2)).group(0, PROBLEMS[0])
+    assert [(each.rollout_id, each.kind) for each in told.failures] == [("0.0", "no_reward")]
+    assert Bounded(Given(named), replace(PATIENT, group_size=1)).group(0, PROBLEMS[0]) == named
 
 
 def test_a_measurement_has_an_end_too(client: Client) -> None:
