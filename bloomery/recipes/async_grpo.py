@@ -74,7 +74,7 @@ def train(
         losing = at_temperature(truncated(config), config.rollouts.temperature)
         policy = Policy.open(client, losing, path, fingerprint(problems, config))
         # What the trainer is ahead of it cannot hold itself.
-        parts = Parts(policy, problems, grade, config, held_out, every=config.max_head_offpolicy_versions > 0)
+        parts = Parts(policy, problems, grade, config, held_out, max_behind=config.max_head_offpolicy_versions)
         losses = Losses(config.max_lost_rounds)
         parts.reports.tell(on_step)
         recording = Recording(recorder, policy.run, policy.cursor.round)

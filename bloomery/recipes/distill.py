@@ -39,7 +39,7 @@ from bloomery.recipes.holding import Holding
 from bloomery.recipes.policy import Policy, PolicyConfig, at_temperature
 from bloomery.recipes.recording import Recorder, Recording, Taught
 from bloomery.recipes.rl_metrics import sampled_metrics
-from bloomery.recipes.rollouts import Group, Problem, RolloutConfig, Rollouts, without_foreign
+from bloomery.recipes.rollouts import Group, Problem, RolloutConfig, Rollouts, without_foreign, without_outdated
 from bloomery.recipes.segments import Segment
 from bloomery.recipes.stopping import Stopping
 from bloomery.types.arrays import Array
@@ -176,8 +176,11 @@ class _Parts:
 
     def make(self, number: int) -> Group:
         """The group of a number; threads may ask side by side."""
+        policy, newest = self._policy, self._policy.newest
         made = self._rollouts.group(number, problem_of(self._problems, number, self._config.rollouts.seed))
-        return self._holding.held(without_foreign(made, self._policy.knows)) if self._config.mode == "on_policy" else made
+        if self._config.mode == "teacher_answers":
+            return made
+        return self._holding.held(without_outdated(without_foreign(made, policy.knows), newest.__eq__))
 
     def teach(self, groups: Sequence[Group]) -> tuple[list[Datum], list[Segment], list[Weighed], dict[str, float]]:
         """What is trained on, what of it was served by the student and what that is worth, and what it shows."""

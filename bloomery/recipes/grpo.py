@@ -41,7 +41,7 @@ from bloomery.recipes.policy import Policy, PolicyConfig, at_temperature
 from bloomery.recipes.recording import Recorder, Recording, Taught
 from bloomery.recipes.reference import Reference
 from bloomery.recipes.rl_metrics import Looked, Seconds, round_metrics, times
-from bloomery.recipes.rollouts import Environment, Grade, Group, MakesGroups, Problem, RolloutConfig, without_foreign
+from bloomery.recipes.rollouts import Environment, Grade, Group, MakesGroups, Problem, RolloutConfig, without_foreign, without_outdated
 from bloomery.recipes.stopping import Stopping
 from bloomery.types.errors import InvalidInput
 from bloomery.types.statistics import Interval, normal_interval
@@ -115,7 +115,7 @@ def train(
     check(problems, grade, config, held_out)
     with alone(path), ThreadPoolExecutor(config.concurrency) as pool:
         policy = Policy.open(client, at_temperature(config.policy, config.rollouts.temperature), path, fingerprint(problems, config))
-        parts = Parts(policy, problems, grade, config, held_out, every=False)
+        parts = Parts(policy, problems, grade, config, held_out, max_behind=0)
         losses = Losses(config.max_lost_rounds)
         parts.reports.tell(on_step)
         with Recording(recorder, policy.run, policy.cursor.round) as recording:
@@ -159,13 +159,14 @@ class Parts:
         config: GrpoConfig,
         held_out: Sequence[Problem],
         *,
-        every: bool,
+        max_behind: int,
     ) -> None:
-        """`every`: all rollouts are scored by the weights that drew them, and not only one of each group."""
+        """How many versions the weights of a token may be behind: of groups that are all of the newest, one rollout is scored by the weights that
+        drew it, because the trainer's own forward is held to the others; else all are."""
         attempts, timeout_s = config.rollouts.attempts, config.rollouts.sample_timeout_s
-        self._policy, self._problems, self._config, self._held_out = policy, problems, config, held_out
+        self._policy, self._problems, self._config, self._held_out, self._max_behind = policy, problems, config, held_out, max_behind
         self._rollouts = groups_by(lambda: policy.sampler, grade, config.rollouts)
-        self._holding = Holding(policy.bar, policy.sampler_of, every=every, attempts=attempts, timeout_s=timeout_s)
+        self._holding = Holding(policy.bar, policy.sampler_of, every=max_behind > 0, attempts=attempts, timeout_s=timeout_s)
         self._reference = Reference(policy.first, config.kl_coefficient, config.kl_rollouts, attempts=attempts, timeout_s=timeout_s)
         self._evaluation = groups_by(lambda: policy.sampler, grade, config.evaluation)
         stopping = Stopping(measure="evaluation/reward", higher_is_better=True, patience=config.patience, min_delta=config.min_delta)
@@ -173,8 +174,10 @@ class Parts:
 
     def make(self, number: int) -> Group:
         """The group of a number, whose tokens are those that were served; threads may ask side by side."""
+        policy, newest = self._policy, self._policy.newest
         made = self._rollouts.group(number, problem_of(self._problems, number, self._config.rollouts.seed))
-        return self._holding.held(without_foreign(made, self._policy.knows))
+        known = without_foreign(made, policy.knows)
+        return self._holding.held(without_outdated(known, lambda version: policy.behind(version, newest) <= self._max_behind))
 
     def teach(self, groups: Sequence[Group]) -> list[Weighed]:
         """The segments with their advantages, held to the first weights where that is asked."""
@@ -191,7 +194,9 @@ class Parts:
         if not every or step % every:
             return {}
         started = time.monotonic()
-        measured = measure_by(self._evaluation, self._held_out, self._config.concurrency)
+        newest = self._policy.newest
+        groups = groups_of(self._evaluation, self._held_out, self._config.concurrency)
+        measured = measured_of([without_outdated(group, newest.__eq__) for group in groups])
         found = {"lost": float(measured.lost)} | ({"reward": measured.mean} if measured.means else {})
         if len(measured.means) > 1:
             found |= {"reward_low": measured.interval.low, "reward_high": measured.interval.high}
@@ -270,7 +275,7 @@ class Measured(NamedTuple):
 
 def measure(sampler: Sampler, problems: Sequence[Problem], grade: Grade | Environment, config: RolloutConfig, *, concurrency: int = 8) -> Measured:
     """How these weights do; the same seeds every time, so that two versions are compared on the same draws."""
-    return measure_by(groups_by(lambda: sampler, grade, config), problems, concurrency)
+    return measured_of(groups_of(groups_by(lambda: sampler, grade, config), problems, concurrency))
 
 
 def groups_of(rollouts: MakesGroups, problems: Sequence[Problem], concurrency: int = 8) -> list[Group]:
@@ -279,8 +284,7 @@ def groups_of(rollouts: MakesGroups, problems: Sequence[Problem], concurrency: i
         return list(pool.map(rollouts.group, range(len(problems)), problems))
 
 
-def measure_by(rollouts: MakesGroups, problems: Sequence[Problem], concurrency: int) -> Measured:
-    """The same by whatever makes the groups."""
-    groups = groups_of(rollouts, problems, concurrency)
+def measured_of(groups: Sequence[Group]) -> Measured:
+    """What the groups of problems come to."""
     means = tuple(sum(member.reward for member in group.members) / len(group.members) for group in groups if group.members)
     return Measured(means, sum(failure.final for group in groups for failure in group.failures))

@@ -111,6 +111,8 @@ class Policy:
         self._numbers: dict[str, int] = {}
         self._samplers: dict[str, Sampler] = {}
         self.sampler: Sampler
+        self.newest: str
+        """Set behind `sampler`: whoever reads this and samples then has no older weights."""
         try:
             self._finish_what_was_begun()
         except Gone as error:
@@ -177,6 +179,10 @@ class Policy:
     def lag(self, version: str) -> int:
         """How many versions old the weights of a token are."""
         return self.step - self._numbers[version]
+
+    def behind(self, version: str, newer: str) -> int:
+        """How many versions one that this loop published is older than another."""
+        return self._numbers[newer] - self._numbers[version]
 
     def train(
         self,
@@ -352,6 +358,7 @@ class Policy:
     def _serve(self) -> None:
         self._numbers[self.cursor.version] = self.cursor.step
         self.sampler = self._samplers[self.cursor.version] = self._client.sampler(self.cursor.version)
+        self.newest = self.cursor.version
 
 
 class _Left(NamedTuple):

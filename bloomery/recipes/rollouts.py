@@ -299,13 +299,23 @@ def told_by(error: BaseException) -> str:
 
 def without_foreign(group: Group, knows: Callable[[str], bool]) -> Group:
     """Without members that have tokens of unknown weights: nothing can be said of how they were drawn."""
-    unknown = {member.rollout.id: sorted(filterfalse(knows, _versions(member.rollout))) for member in group.members}
+    return _only(group, knows, "weights that this loop did not publish")
+
+
+def without_outdated(group: Group, is_fresh: Callable[[str], bool]) -> Group:
+    """Without members that have tokens of weights which nobody should have sampled with any more when their group began: newer ones do not arrive."""
+    return _only(group, is_fresh, "weights that were out of date when the group began")
+
+
+def _only(group: Group, is_right: Callable[[str], bool], others: str) -> Group:
+    """With those members alone whose tokens are all of the right versions."""
+    wrong = {member.rollout.id: sorted(filterfalse(is_right, _versions(member.rollout))) for member in group.members}
     failures = [
-        Failure(rollout_id, "foreign_version", f"tokens of weights that this loop did not publish: {', '.join(versions)}", final=True)
-        for rollout_id, versions in unknown.items()
+        Failure(rollout_id, "foreign_version", f"tokens of {others}: {', '.join(versions)}", final=True)
+        for rollout_id, versions in wrong.items()
         if versions
     ]
-    members = tuple(member for member in group.members if not unknown[member.rollout.id])
+    members = tuple(member for member in group.members if not wrong[member.rollout.id])
     return group._replace(members=members, failures=(*group.failures, *failures))
 
 

@@ -20,6 +20,7 @@ from bloomery.types.errors import InvalidInput
 from tests.infer.test_sampling_distribution import logits_of
 from tests.live import LiveServer
 from tests.recipes.loops import BASE, POLICY, PROBLEMS, SMALL, Killed
+from tests.recipes.test_holding import never_delivered
 from tests.recipes.test_told import Dies, follows
 from tests.services.runs_stage import datum
 
@@ -121,6 +122,18 @@ def test_a_loop_of_one_step_to_which_nobody_answers_says_so_and_makes_it_when_so
         with pytest.raises(NothingCameBack, match=r"a round left nothing to train on.*`sampling`.*nothing was learnt"):
             train(client, PROBLEMS, hurried, tmp_path / "cursor", steps=1)
     assert train(client, PROBLEMS, config, tmp_path / "cursor", steps=1).step == 1
+
+
+@pytest.mark.slow
+def test_a_student_whose_newer_weights_do_not_arrive_learns_nothing_of_what_older_ones_say(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, teacher: str
+) -> None:
+    path = tmp_path / "cursor"
+    with monkeypatch.context() as patch:
+        never_delivered(patch, client, but=teacher)
+        with pytest.raises(NothingCameBack, match=r"3 rounds in a row .* `foreign_version` \(tokens of weights that were out of date"):
+            train(client, PROBLEMS, asked(teacher), path, steps=9)
+    assert train(client, PROBLEMS, asked(teacher), path, steps=5).step == 2
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Loops hold rollouts to the version that drew them, also where the trainer is ahead: faults are injected between the server and the loop, for single
 continuations and for agents, and the same loops without them go on."""
 
+import json
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from bloomery.recipes.grpo import GrpoConfig, StepReport
 from bloomery.recipes.holding import Bar, Holding, Scores
 from bloomery.recipes.rollouts import Environment, Failure, Graded, Group, Problem, Rollout, RolloutConfig
 from bloomery.render import ChatTokenizer
-from bloomery.types.errors import Corrupt
+from bloomery.types.errors import Corrupt, Unavailable
 from tests.live import LiveServer
 from tests.recipes.loops import BASE, POLICY, PROBLEMS, Record
 from tests.recipes.test_agents import with_a_tool
@@ -131,6 +132,56 @@ def test_tokens_of_an_older_version_under_the_name_of_the_newest_end_the_loop_th
         # Scoring asks the same wrong weights, which agree with themselves: the trainer's forward is what sees it.
         with pytest.raises(Corrupt, match=r"the update of step 2 is held and nothing of it is learnt.*gives other log-probabilities"):
             ahead(client, path, Record().grade, PROBLEMS, steps=3)
+
+
+def never_delivered(patch: Patch, client: Client, *, but: str = "") -> None:
+    """Whoever samples goes on with the first version of a run, and says so, as if it were staleness; `but`: one that comes as it should."""
+    sampler = client.sampler
+    held: dict[str, Sampler] = {}
+    patch.setattr(client, "sampler", lambda version: sampler(version) if version == but else held.setdefault("first", sampler(version)))
+
+
+class Remembering(Environment):
+    """One that goes on with the sampler that it was given first."""
+
+    def rollouts(self, newest: Callable[[], Sampler], config: RolloutConfig) -> Any:
+        first = newest()
+        return grpo.groups_by(lambda: first, Record().grade, config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remembers", [False, True])
+@pytest.mark.parametrize(("loop", "learnt"), [(in_step, 1), (ahead, 2)])
+def test_weights_that_never_reach_whoever_samples_end_either_loop_before_it_learns_of_what_is_too_old(
+    client: Client, tmp_path: Path, monkeypatch: Patch, loop: Loop, learnt: int, remembers: bool
+) -> None:
+    path, short = tmp_path / "cursor", {"max_idle_groups": 4} if loop is ahead else {}
+    with monkeypatch.context() as patch:
+        if not remembers:
+            never_delivered(patch, client)
+        with pytest.raises(
+            Unavailable, match=r"3 rounds in a row .* `foreign_version` \(tokens of weights that were out of date when the group began"
+        ):
+            loop(client, path, Remembering() if remembers else Record().grade, PROBLEMS, steps=20, **short)
+    cursor = json.loads(path.read_text())
+    assert client.run(cursor["run_id"]).state().step == cursor["step"] == learnt
+    reports = loop(client, path, Record().grade, PROBLEMS, steps=cursor["round"] + 3, **short)
+    assert client.run(cursor["run_id"]).state().step == learnt + 3
+    assert reports[-1].metrics["failures/lost"] == 0
+
+
+@pytest.mark.slow
+def test_held_out_problems_that_other_weights_have_answered_are_no_measurement_of_the_newest(client: Client, tmp_path: Path) -> None:
+    def measured(name: str, grade: Any) -> dict[str, float]:
+        config = GrpoConfig(policy=POLICY, rollouts=ROLLOUTS, groups_per_step=2, evaluate_every=1, evaluation=ROLLOUTS)
+        reports: list[StepReport] = []
+        grpo.train(client, PROBLEMS[:3], grade, config, tmp_path / name, steps=1, held_out=PROBLEMS[3:], on_step=reports.append)
+        return reports[0].metrics
+
+    sound, outdated = measured("sound", Record().grade), measured("outdated", Remembering())
+    assert (sound["evaluation/lost"], outdated["evaluation/lost"]) == (0, 2 * ROLLOUTS.group_size)
+    assert "evaluation/reward" in sound
+    assert "evaluation/reward" not in outdated
 
 
 def raw_beside(patch: Patch, client: Client) -> None:
