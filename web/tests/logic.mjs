@@ -202,3 +202,37 @@ test("pairs on which judges disagree come first, and whose answer is shown first
   assert.ok(first > 8 && first < 32, `of 40 pairs ${first} show the same model first`);
   assert.deepEqual(pairs(items.toReversed(), "b", "a").map(({ id, first }) => [id, first.model]).sort(), queue.map(({ id, first }) => [id, first.model === "a" ? "b" : "a"]).sort());
 });
+
+test("of every process it is told whether it is well, and what it proved", async () => {
+  const { processesOf } = await load("pages/home/processes.ts");
+  const engine = (base, given = {}) => ({ base_hash: base, aliases: [`of-${base}`], ready: true, stands_in: false, detail: {}, ...given });
+  const replica = (name, given = {}) => ({ name, base_hash: "a", ready: true, wanted: true, serves: "production", detail: {}, ...given });
+  const detail = {
+    proved: { root: "f00d", probe_max_abs: 0 },
+    proved_versions: { x: { probe: { max_abs: 0.25 } }, y: { probe: null } },
+    scrub_rounds: 1,
+    condemned: { "0123456789abcdef": {} },
+  };
+  const status = {
+    engines: [engine("a"), engine("b", { detail }), engine("c", { ready: false }), engine("d", { stands_in: true })],
+    replicas: [replica("one"), replica("two"), replica("three", { ready: false }), replica("four", { ready: false, wanted: false })],
+  };
+  const shown = processesOf(status, { replicas: { silent: ["two", "five"] }, runners: ["jobs"] });
+  assert.deepEqual(
+    shown.map(({ name, state, serves }) => [name, state, serves]),
+    [
+      ["engine of of-a", "ready", "training"],
+      ["engine of of-b", "ready", "training, production"],
+      ["engine of of-c", "starting", "training, production"],
+      ["engine of of-d", "stands in", "training, production"],
+      ["one", "ready", "production"],
+      ["two", "silent", "production"],
+      ["three", "starting", "production"],
+      ["four", "not needed", "production"],
+      ["five", "silent", ""],
+      ["runner jobs", "ready", "jobs"],
+    ],
+  );
+  const { root, probe, versions, scrubbed, condemned } = shown[1];
+  assert.deepEqual({ root, probe, versions, scrubbed, condemned }, { root: "f00d", probe: "equal bits", versions: "2, probes within 0.25 nats", scrubbed: "1 round", condemned: "0123456789ab" });
+});

@@ -24,13 +24,16 @@ export async function health(): Promise<Health> {
 
 export type Process = { name: string; state: string; kind: string | undefined; serves: string; root: string; probe: string; versions: string; scrubbed: string; condemned: string };
 
+/** A replica that starts when something is deployed on its base: that it does not run says nothing of how the server is. */
+export const NOT_NEEDED = "not needed";
+
 export function processesOf(status: Status, { replicas: { silent }, runners }: Health): Process[] {
   const known = new Set(status.replicas.map(({ name }) => name));
   /** Of these bases replicas answer, and engines only train. */
   const replicated = new Set(status.replicas.flatMap(({ base_hash, serves, wanted }) => (wanted && serves === "production" ? [base_hash] : [])));
   return [
     ...status.engines.map((engine) => shown(`engine of ${engine.aliases.join(", ")}`, engine.ready ? (engine.stands_in ? "stands in" : "ready") : "starting", engine.stands_in ? "warn" : undefined, replicated.has(engine.base_hash) ? "training" : "training, production", engine.detail)),
-    ...status.replicas.map((replica) => shown(replica.name, silent.includes(replica.name) ? "silent" : replica.ready ? "ready" : replica.wanted ? "starting" : "leaving", undefined, replica.serves, replica.detail)),
+    ...status.replicas.map((replica) => shown(replica.name, silent.includes(replica.name) ? "silent" : replica.ready ? "ready" : replica.wanted ? "starting" : NOT_NEEDED, undefined, replica.serves, replica.detail)),
     ...silent.filter((name) => !known.has(name)).map((name) => shown(name, "silent", undefined, "", {})),
     ...runners.map((name): Process => ({ name: `runner ${name}`, state: "ready", kind: undefined, serves: "jobs", root: "", probe: "–", versions: "–", scrubbed: "–", condemned: "–" })),
   ];
