@@ -103,7 +103,7 @@ def test_what_is_said_of_a_rollout_stands_beside_each_other_and_not_on_top(page:
 
 def test_a_deployment_is_rolled_back_and_forth(page: "Page", world: World, client: Client) -> None:
     page.goto(f"/deployments/{world.deployment}")
-    assert "100 % of" in page.get_by_role("region", name="Fidelity").inner_text(timeout=90_000)
+    page.get_by_role("region", name="Fidelity").get_by_text("100 % of").wait_for(timeout=90_000)
     page.get_by_role("button", name="Roll back to it").click()
     page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
     page.get_by_role("dialog").wait_for(state="detached")
@@ -249,7 +249,7 @@ def test_pairs_that_people_prefer_become_a_data_set(page: "Page", world: World, 
     assert BASE not in pair.inner_text()
     page.keyboard.press("1")
     page.get_by_label("Keep them as the data set").fill("preferred")
-    page.get_by_role("button", name="Keep 1 pairs").click()
+    page.get_by_role("button", name="Keep 1 pair", exact=True).click()
     page.get_by_text("version 1 of preferred").wait_for()
     assert client.datasets.get("preferred").versions[0].kind == "preference"
 
