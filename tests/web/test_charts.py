@@ -16,22 +16,25 @@ pytestmark = [pytest.mark.web, pytest.mark.timeout(600)]
 
 def test_a_run_shows_its_curves_what_came_of_it_and_what_happened(page: "Page", world: World) -> None:
     page.goto(f"/runs/{world.rewarded.id}")
-    for title in (
-        "Loss",
-        "Reward",
-        "Reward by component",
-        "Distance to the beginning",
-        "Trainer and sampler",
-        "Entropy",
-        "Length",
-        "Staleness",
-        "Idle",
-        "Versions that travelled",
-        "Learning rate",
-        "Gradient norm",
-    ):
+    for title, measures in {
+        "Loss": ["loss"],
+        "Reward": ["reward/raw", "reward/filtered"],
+        "Reward by component": ["reward/part/json"],
+        "Distance to the beginning": ["kl/reference"],
+        "Trainer and sampler": ["ratio/k3", "ratio/largest_difference"],
+        "Entropy": ["rollouts/entropy_estimate"],
+        "Length": ["rollouts/length"],
+        "Shares of rollouts": ["groups/zero_variance_share", "ratio/clipped_share", "rollouts/cut_off_share"],
+        "Staleness": ["lag/mean", "lag/max"],
+        "Throughput": ["tokens/trained_per_s", "tokens/sampled_per_s"],
+        "Idle": ["idle/trainer_share", "idle/rollouts_share"],
+        "Versions that travelled": ["sync/bytes", "sync/whole_bytes"],
+        "Learning rate": ["learning_rate"],
+        "Gradient norm": ["gradient_norm"],
+    }.items():
         chart = page.get_by_role("region", name=title, exact=True)
         chart.locator("canvas").wait_for()
+        assert set(measures) <= set(chart.get_by_role("button").all_inner_texts()), title
     travelled = page.get_by_role("region", name="Versions that travelled")
     assert re.search(r"[\d.]+ MiB of [\d.]+ MiB, 100 %", travelled.inner_text()), "an adapter travels whole"
     came = page.get_by_role("region", name="What came of it")

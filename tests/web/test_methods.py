@@ -57,6 +57,16 @@ def data(client: Client) -> None:
         client.datasets.add_version(name, {"train": lines([of(each) for each in pairs(8, 71)]), "eval": lines([of(each) for each in pairs(2, 72)])})
 
 
+def test_each_field_of_every_method_is_explained_with_what_it_is_by_itself(page: "Page", data: None) -> None:
+    page.goto("/jobs")
+    methods = page.get_by_role("radiogroup", name="Method").get_by_role("radio")
+    methods.first.wait_for()
+    assert [method.get_attribute("value") for method in methods.all()] == ["sft", "dpo", "orpo", "rft", "distill"]
+    for method in methods.all():
+        method.check(force=True)
+        _everything_is_explained(page)
+
+
 @pytest.mark.parametrize("kind", METHODS)
 def test_a_job_is_filled_in_started_and_seen_to_its_end(page: "Page", client: Client, data: None, kind: str) -> None:
     title, dataset, fields = METHODS[kind]
@@ -67,7 +77,6 @@ def test_a_job_is_filled_in_started_and_seen_to_its_end(page: "Page", client: Cl
     if kind == "distill":
         page.get_by_text("Choose a teacher, and it is worked out here.").wait_for()
         page.get_by_label("Teacher", exact=True).select_option(BASE)
-    _everything_is_explained(page)
     for path, value in fields.items():
         page.locator(f'[id="field-{path}"]').fill(value)
         page.locator(f'[id="field-{path}"]').press("Tab")
