@@ -33,7 +33,7 @@ def test_a_deployment_has_a_price_and_what_it_serves_from_then_on_a_cost(page: "
     price.get_by_label("Prompts").fill("1000")
     price.get_by_label("Answers").fill("500000")
     price.get_by_role("button", name="Set it").click()
-    price.get_by_text("$1000 + $500000").wait_for()
+    price.get_by_text("$1000.00 + $500000.00").wait_for()
     after = client.chat("priced", [{"role": "user", "content": "blue is sun"}], max_tokens=4)
     usage = after["usage"]
     cost = (usage["prompt_tokens"] * 1000 + usage["completion_tokens"] * 500_000) / 1e6

@@ -13,7 +13,7 @@ from bloomery.types.graders import LabelledRow
 from bloomery.types.rollouts import RecordedFailure, RecordedGroup, RecordedRollout, RecordedSegment, RecordedStep
 from tests.live import wait_until
 from tests.web.conftest import WAIT_MS
-from tests.web.world import BASE, World
+from tests.web.world import BASE, World, trained
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -28,8 +28,9 @@ def test_home_adds_up_what_was_used_and_leads_to_what_it_names(page: "Page", wor
     _figure(page, "tokens trained by jobs, in").get_by_text(f"{used:,}", exact=True).wait_for()
     served = _figure(page, "in 24 h").locator("b")
     wait_until(lambda: served.inner_text() == f"{client.spans.totals(kinds=['chat', 'completion', 'embedding']).total.requests:,}")
-    page.get_by_role("region", name="What trains").get_by_role("link", name="taught", exact=True).click()
-    page.get_by_role("heading", name="taught", exact=True).wait_for()
+    newest = trained(client)[0]
+    page.get_by_role("region", name="What trains").get_by_role("link", name=newest, exact=True).click()
+    page.get_by_role("heading", name=newest, exact=True).wait_for()
     page.go_back()
     page.get_by_role("region", name="What is live").get_by_role("link", name=world.deployment, exact=True).click()
     page.get_by_role("heading", name=world.deployment, exact=True).wait_for()

@@ -93,7 +93,7 @@ def deploy(page: "Page", client: Client, name: str) -> None:
     page.get_by_role("button", name="Deploy", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Deploy", exact=True).click()
     page.get_by_role("region", name="Live").get_by_text("revision 1").wait_for(timeout=60_000)
-    page.get_by_role("link", name="Try it").click()
+    page.get_by_role("link", name="Try it").first.click()
     page.get_by_label("Message", exact=True).fill("red is moon")
     page.get_by_role("button", name="Send").click()
     page.get_by_role("group", name="answer").locator("span").first.wait_for()

@@ -78,7 +78,7 @@ def test_a_press_is_no_less_of_one_where_what_arrives_meanwhile_moves_the_page(p
     assert button.bounding_box() == before
     page.mouse.up()
     page.get_by_role("dialog", name="Roll back").get_by_role("button", name="Not now").click()
-    page.get_by_text("$3 + $7 for a million tokens").wait_for()
+    page.get_by_text("$3.00 + $7.00 for a million tokens").wait_for()
     assert button.bounding_box() != before
 
 
@@ -87,7 +87,7 @@ def test_a_press_that_never_ends_keeps_nothing_back_for_long(page: "Page", world
     page.get_by_role("navigation").get_by_text("live", exact=True).wait_for()
     press(page, page.get_by_role("heading", level=1))
     client.deployments.set_price("held", PRICE)
-    page.get_by_text("$3 + $7 for a million tokens").wait_for()
+    page.get_by_text("$3.00 + $7.00 for a million tokens").wait_for()
 
 
 def test_a_row_stays_under_the_pointer_that_presses_it_while_others_come(page: "Page", client: Client) -> None:
@@ -131,7 +131,7 @@ def test_a_question_stays_open_and_has_the_focus_whatever_changes_behind_it(page
     with page.expect_response(re.compile(r"/api/v1/deployments\?")) as answered:
         client.deployments.set_price("changes", PRICE)
     answered.value.finished()
-    page.get_by_role("row", include_hidden=True).filter(has_text="changes").get_by_text("$3 + $7").wait_for()
+    page.get_by_role("row", include_hidden=True).filter(has_text="changes").get_by_text("$3.00 + $7.00").wait_for()
     page.keyboard.type("tten")
     assert name.input_value() == "half written"
 
@@ -215,7 +215,7 @@ def test_a_price_that_is_set_closes_its_own_form_and_no_other(page: "Page", clie
     price.get_by_role("button", name="Set a price").click()
     price.get_by_label("Prompts").fill("11")
     told(page, held)
-    price.get_by_text("$3 + $7 for a million tokens").wait_for()
+    price.get_by_text("$3.00 + $7.00 for a million tokens").wait_for()
     assert price.get_by_label("Prompts").input_value() == "11"
 
 

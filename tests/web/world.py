@@ -78,6 +78,15 @@ def build(client: Client, said: str = HOSTILE) -> World:
     return World(taught, rewarded, "front", program, evaluated.id)
 
 
+def trained(client: Client) -> list[str]:
+    """Names of what trains and has trained, in the order of the home page: what goes on first, and the newest before others."""
+    jobs = client.jobs.list()
+    of_jobs = {job.run for job in jobs}
+    found = [(job.finished_us is None, job.created_us, job.spec.name) for job in jobs]
+    found += [(run.state == "active", run.created_us, run.name or run.id) for run in client.runs() if run.id not in of_jobs]
+    return [name for _, _, name in sorted(found, reverse=True)]
+
+
 def places(world: World) -> list[str]:
     """The addresses of every page, with something on it."""
     evaluation = world.evaluation
