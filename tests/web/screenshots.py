@@ -14,7 +14,7 @@ from bloomery.types.resources import Price
 from tests.jobs.test_methods_live import asked, pairs
 from tests.live import running_server
 from tests.web.conftest import SIZE, WAIT_MS, log_in
-from tests.web.world import build
+from tests.web.world import BASE, World, build
 
 TALL: Final = {"dataset": 1232, "price": 900, "traces": 1100}
 """Pages whose point is further down."""
@@ -28,6 +28,7 @@ def main() -> None:
     with TemporaryDirectory() as scratch, running_server(Path(scratch) / "data", jobs=1) as server, Client(server.url, server.key) as client:
         world = build(client, "by hand")
         with_costs(client)
+        with_others(client, world)
         run = world.rewarded.run
         pages = {
             "home": ("/", "light"),
@@ -62,6 +63,13 @@ def with_costs(client: Client) -> None:
         answer = client.chat("front", asked(given), max_tokens=48, seed=number, headers={"x-bloomery-consent": "train"} if number % 3 else {})
         if number % 2:
             client.feedback(answer["id"], "helpful", number % 4 == 1)
+
+
+def with_others(client: Client, world: World) -> None:
+    """Deployments beside it: of what was rewarded, and of the base model."""
+    assert world.rewarded.result is not None
+    client.deployments.create("next", world.rewarded.result.version)
+    client.deployments.create("plain", BASE)
 
 
 def named(page: Page) -> None:
