@@ -24,7 +24,7 @@ from tests.sdk import LEAVES_CONNECTIONS
 pytestmark = LEAVES_CONNECTIONS
 
 ALL = ["infer", "read", "train", "deploy", "admin"]
-WITHOUT_A_KEY = {"/healthz", "/external_weights/{token}/{name}", "/login"}
+WITHOUT_A_KEY = {"/healthz", "/api/v1/openapi.json", "/external_weights/{token}/{name}", "/login"}
 """An address to download from is signed by the server instead, and who logs in shows a key in the body. And the page, which asks for one."""
 
 

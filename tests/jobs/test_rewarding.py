@@ -140,10 +140,11 @@ class Away(Environment, MakesGroups):
     """Of an agent whose server is down."""
 
     def rollouts(self, newest: Callable[[], Sampler], config: RolloutConfig) -> MakesGroups:
+        self._members = range(config.group_size)
         return self
 
     def group(self, number: int, problem: Problem) -> Group:
-        return Group(number, problem, (), (Failure(f"{number}.0", "raised", "it cannot be reached", final=True),))
+        return Group(number, problem, (), tuple(Failure(f"{number}.{each}", "raised", "it cannot be reached", final=True) for each in self._members))
 
 
 def test_an_agent_of_which_nothing_comes_back_is_trained_by_no_step() -> None:
@@ -151,5 +152,5 @@ def test_an_agent_of_which_nothing_comes_back_is_trained_by_no_step() -> None:
     client: Any = SimpleNamespace(sampler=lambda model: None)
     doing = replace(doing, client=client)
     given = [Problem(f"train-{number}", (number,), ROW) for number in (1, 2)]
-    with pytest.raises(StandsStill, match=r"of 2 attempts at a rollout of `counter` none came to a reward: raised \(it cannot be reached\)"):
+    with pytest.raises(StandsStill, match=r"of 8 attempts at a rollout of `counter` none came to a reward: raised \(it cannot be reached\)"):
         require_trust(doing, method, given, lambda: nullcontext(Away()))
