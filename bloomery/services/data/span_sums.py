@@ -4,8 +4,8 @@ A sum is of the spans that began in the same ten minutes and agree in all that m
 of new spans, so what was recorded before must not make them slower: they are put together of sums, and of the spans of the ten minutes in which the
 asked time begins or ends. Only totals of an episode, or from some cost on, read all spans that are meant, which an index finds.
 
-Whoever writes spans calls `add` in the same transaction, and whoever deletes some has `forget` do so, which counts again what is left: a sum that
-was subtracted from would keep the rounding of what is gone.
+Whoever writes spans calls `add_spans` in the same transaction, and whoever deletes some has `forget_spans` do so, which counts again what is left: a
+sum that was subtracted from would keep the rounding of what is gone.
 """
 
 import math

@@ -16,7 +16,7 @@ span = Table(
     string("parent_id", null=True),
     string("episode_id", null=True),
     string("session_id", null=True),
-    string("kind"),  # chat | completion | embedding | sample | tool
+    string("kind"),  # chat | completion | embedding | sample
     string("name"),
     string("model"),  # as the caller named it
     string("deployment_id", null=True),

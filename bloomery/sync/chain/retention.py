@@ -1,13 +1,13 @@
 """What nobody can need any more, removed: mark what manifests name, sweep what none names, and never in a hurry.
 
 Kept are the versions from the older one of the newest two bases on, and from the base behind whatever version a reader says that it holds; all of
-them while it cannot be read what one says, which no reader repeats and which is so forgotten after a day. Manifests
-before that go first, the oldest first, so that what is left is one chain at any moment; then objects that no manifest names which is there. Between
-being found and being removed lies a tombstone of a day, and an object that was put again meanwhile is young and stays. So whatever a manifest names
-is there, wherever a sweep is killed, and the next one goes on.
+them while it cannot be read what one says, which no reader repeats and which is so forgotten after a day. Manifests before that go first, the oldest
+first, so that what is left is one chain at any moment; then objects that no manifest names which is there. Between being found and being removed lies
+a tombstone of a day, and an object that was put again meanwhile is young and stays. So whatever a manifest names is there, wherever a sweep is
+killed, and the next one goes on.
 
-Only who has the lease sweeps, and takes turns with his own commits, so nobody commits while a key is looked at and removed.
-Times are the store's own, which a sweep asks for by storing something.
+Only who has the lease sweeps, and takes turns with his own commits, so nobody commits while a key is looked at and removed. Times are the store's
+own, which a sweep asks for by storing something.
 """
 
 import logging
