@@ -64,7 +64,7 @@ SCOPES_OF = {
     "Batches.get": "infer read",
     "Batches.list": "infer read",
     "Calibrations.calibrate": "train",
-    "Calibrations.counting": "read train deploy",
+    "Calibrations.gate_card": "read train deploy",
     "Calibrations.list": LOOK,
     "Calibrations.may_gate": "read train deploy",
     "Cards.get": "read train deploy",
@@ -610,7 +610,7 @@ HAVE_TESTS_OF_THEIR_OWN = {
     "Graders.check",
     # They take a version that `Graders.get` found.
     "Attacks.known",
-    "Calibrations.counting",
+    "Calibrations.gate_card",
     "Calibrations.may_gate",
     "Graders.attack",
     "Graders.require_models",

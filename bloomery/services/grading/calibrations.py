@@ -70,7 +70,7 @@ class Calibrations:
         found = await self._database.read(lambda connection: [_card_of(row, grader) for row in connection.execute(query)])
         return Page(data=found[:limit], offset=offset, has_more=len(found) > limit)
 
-    async def counting(self, p: Principal, grader: GraderVersion) -> Calibration | None:
+    async def gate_card(self, p: Principal, grader: GraderVersion) -> Calibration | None:
         """The card that a gate goes by: the newest of rows, or of pairs where nobody labelled rows; None where there is none.
 
         A gate compares scores of single answers, which is what rows measure.
@@ -84,7 +84,7 @@ class Calibrations:
         p.require("read", "train", "deploy")
         if not grader.judges:
             return
-        card = await self.counting(p, grader)
+        card = await self.gate_card(p, grader)
         if card is not None and card.calibrated:
             return
         which = f"grader `{grader.name}` version {grader.version}"

@@ -99,7 +99,7 @@ class ModelCards:
 
     async def _graded_by(self, p: Principal, job: Job, name: str, version: int | None, trained_on: TrainedOn | None) -> GradedBy:
         grader = await self._graders.get(p, name, version)
-        card = await self._calibrations.counting(p, grader)
+        card = await self._calibrations.gate_card(p, grader)
         attack = None if trained_on is None else await self._attacks.known(p, grader, trained_on.manifest, job.spec.data.train)
         return GradedBy(
             grader=grader.name,

@@ -1,7 +1,7 @@
-// Which of a judge's cards counts.
+// Cards of judges.
 import type { Schema } from "../answers";
 
-/** As for a gate, of cards latest first: the latest of answers, or of pairs where nobody labelled answers. */
-export function counting(cards: readonly Schema<"Calibration">[]): Schema<"Calibration"> | undefined {
+/** The card that a gate goes by, of those of a judge, latest first: the latest of answers, or of pairs where nobody labelled answers. */
+export function gateCard(cards: readonly Schema<"Calibration">[]): Schema<"Calibration"> | undefined {
   return cards.find((card) => !card.pairs) ?? cards[0];
 }
