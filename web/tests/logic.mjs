@@ -58,20 +58,20 @@ test("what versions took to travel is told in all, beside their weights", async 
 });
 
 test("bins are called by the values in them", async () => {
-  const { bins } = await load("lib/bins.ts");
-  assert.deepEqual(bins({ low: 2, high: 2, width: 0, counts: [3] }), ["2"]);
-  assert.deepEqual(bins({ low: 1, high: 4, width: 1, counts: [1, 2, 0, 1] }), ["1", "2", "3", "4"]);
-  assert.deepEqual(bins({ low: 1, high: 5, width: 2, counts: [2, 2, 1] }), ["1 to 2", "3 to 4", "5"]);
-  assert.deepEqual(bins({ low: 0, high: 0.5, width: 0.25, counts: [1, 1] }), ["0 to 0.25", "0.25 to 0.5"]);
-  assert.deepEqual(bins({ low: 0, high: 2, width: 1, counts: [2, 1] }), ["0 to 1", "1 to 2"], "0, 0.5 and 2");
+  const { binNames } = await load("lib/bins.ts");
+  assert.deepEqual(binNames({ low: 2, high: 2, width: 0, counts: [3] }), ["2"]);
+  assert.deepEqual(binNames({ low: 1, high: 4, width: 1, counts: [1, 2, 0, 1] }), ["1", "2", "3", "4"]);
+  assert.deepEqual(binNames({ low: 1, high: 5, width: 2, counts: [2, 2, 1] }), ["1 to 2", "3 to 4", "5"]);
+  assert.deepEqual(binNames({ low: 0, high: 0.5, width: 0.25, counts: [1, 1] }), ["0 to 0.25", "0.25 to 0.5"]);
+  assert.deepEqual(binNames({ low: 0, high: 2, width: 1, counts: [2, 1] }), ["0 to 1", "1 to 2"], "0, 0.5 and 2");
 });
 
 test("the card of a judge that counts is the latest of answers, or else of pairs", async () => {
-  const { counting } = await load("lib/cards.ts");
+  const { gateCard } = await load("lib/cards.ts");
   const [pairs, answers, older] = [{ id: 3, pairs: {} }, { id: 2, pairs: null }, { id: 1, pairs: null }];
-  assert.equal(counting([pairs, answers, older]), answers);
-  assert.equal(counting([pairs, { id: 0, pairs: {} }]), pairs);
-  assert.equal(counting([]), undefined);
+  assert.equal(gateCard([pairs, answers, older]), answers);
+  assert.equal(gateCard([pairs, { id: 0, pairs: {} }]), pairs);
+  assert.equal(gateCard([]), undefined);
 });
 
 test("what is measured late of a step stands at that step, once", async () => {

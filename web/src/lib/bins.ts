@@ -3,7 +3,7 @@ import type { Schema } from "../answers";
 import { figure } from "./format";
 
 /** Which values each bin holds; those of whole numbers by the whole numbers in it. */
-export function bins({ low, high, width, counts }: Schema<"Histogram">): string[] {
+export function binNames({ low, high, width, counts }: Schema<"Histogram">): string[] {
   if (counts.length === 1) return [figure(low)];
   const edge = (place: number): number => low + width * place;
   // The bins of others end with the greatest.
