@@ -32,7 +32,14 @@ _MANIFESTS: Final = 8
 """So many are remembered, for who asks what a version weighs loads it next; a manifest cannot change under its version."""
 
 
-class _Given(NamedTuple):
+class _Read(NamedTuple):
+    """A whole model, and what its tensors are to be."""
+
+    decoder: Decoder
+    entries: Sequence[TensorEntry]
+
+
+class _Loaded(NamedTuple):
     """A whole model that was loaded, and what it was proved to be."""
 
     decoder: ref[Decoder]
@@ -56,7 +63,7 @@ class BlobShelf:
         self.kept_as: Callable[[Decoder], Decoder] = lambda decoder: decoder
         """The only form in which a whole model stays in this process: the one that it is proved in."""
         self._chains = Chains(blobs)
-        self._given: dict[str, _Given] = {}
+        self._loaded: dict[str, _Loaded] = {}
         """By run, the newest whole model that was loaded: the next one is made of it while it is in memory."""
 
     def read(self, key: str) -> bytes:
@@ -125,18 +132,18 @@ class BlobShelf:
         manifest = self._manifest(weights.version)
         self._check(manifest)
         if manifest.kind == "full":
-            decoder, adapter, entries = self._model(manifest)
+            decoder, entries = self._model(manifest)
             proof = prove(expected(manifest, entries, b""), self.kept_as(decoder), None)
-            self._given = {run_id: given for run_id, given in self._given.items() if given.decoder() is not None}
-            self._given[manifest.run_id] = _Given(ref(decoder), proof.expected)
-        else:
-            blob = self._blobs.get(weights.key)
-            entries = verify(manifest, blob)
-            decoder, adapter = self._decoder, snapshot.read(blob, self._decoder, rank=manifest.rank, alpha=manifest.alpha)
-            proof = prove(expected(manifest, entries, blob), decoder, adapter)
-        return Model(weights.version, decoder, adapter, proof, told=self.told(weights.version))
+            self._loaded = {run_id: loaded for run_id, loaded in self._loaded.items() if loaded.decoder() is not None}
+            self._loaded[manifest.run_id] = _Loaded(ref(decoder), proof.expected)
+            return Model(weights.version, decoder, None, proof, told=self.told(weights.version))
+        blob = self._blobs.get(weights.key)
+        entries = verify(manifest, blob)
+        adapter = snapshot.read(blob, self._decoder, rank=manifest.rank, alpha=manifest.alpha)
+        proof = prove(expected(manifest, entries, blob), self._decoder, adapter)
+        return Model(weights.version, self._decoder, adapter, proof, told=self.told(weights.version))
 
-    def _model(self, manifest: Manifest) -> tuple[Decoder, None, Sequence[TensorEntry]]:
+    def _model(self, manifest: Manifest) -> _Read:
         """A whole model, and what its tensors are to be: read from its blob where that is there; else made of a version of the run that is in memory,
         or of a base, by what changed since."""
         blob: bytes | memoryview
@@ -146,17 +153,17 @@ class BlobShelf:
             if not self._chains.has(manifest.run_id):
                 raise
             if (patched := self._patched(manifest)) is not None:
-                return patched, None, manifest.tensors
+                return _Read(patched, manifest.tensors)
             blob = self._chains.whole(manifest)
         entries = verify(manifest, blob)
-        return snapshot.read_model(blob, self._decoder), None, entries
+        return _Read(snapshot.read_model(blob, self._decoder), entries)
 
     def _patched(self, manifest: Manifest) -> Decoder | None:
         """A copy of what is in memory of the same run, with what changed since; None where nothing is."""
-        given = self._given.get(manifest.run_id)
-        if given is None or (before := given.decoder()) is None:
+        loaded = self._loaded.get(manifest.run_id)
+        if loaded is None or (before := loaded.decoder()) is None:
             return None
-        return self._chains.patched(manifest, before, str(given.expected.root))
+        return self._chains.patched(manifest, before, str(loaded.expected.root))
 
     def base(self, directory: Path) -> Expected:
         """What the live tensors of the base model must be, as the first who held it took it from its files."""

@@ -8,12 +8,13 @@ killed goes on as `grpo` does.
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, get_args
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -101,15 +102,15 @@ def train(
                     break
                 numbers, started = range(step * config.prompts_per_step, (step + 1) * config.prompts_per_step), time.monotonic()
                 groups = list(pool.map(parts.make, numbers))
-                data, served, weighed, found = parts.teach(groups)
-                shown, timed = Shown({**sampled_metrics(groups), **found}, reasons(groups)), partial(_timed, started, time.monotonic())
+                lesson = parts.teach(groups)
+                shown, timed = Shown({**sampled_metrics(groups), **lesson.shown}, reasons(groups)), partial(_timed, started, time.monotonic())
                 answered = tuple(group for group in groups if group.members)
                 if step + 1 == steps and not policy.step:
                     losses.end(len(answered), shown.failures)
                 keep_every = config.checkpoint_every if step + 1 < steps else 0
                 kept = Sorted(answered, (), tuple(group for group in groups if not group.members))
-                begun = recording.of(Taught(step + 1, groups, kept, weighed, rewarded=False))
-                policy.train(data, numbers, served=served, shown=shown, timed=timed, keep_every=keep_every, begun=begun)
+                begun = recording.of(Taught(step + 1, groups, kept, lesson.weighed, rewarded=False))
+                policy.train(lesson.data, numbers, served=lesson.served, shown=shown, timed=timed, keep_every=keep_every, begun=begun)
                 parts.reports.tell(on_step)
                 losses.note(len(answered), shown.failures)
         policy.told()
@@ -161,6 +162,17 @@ def scored(teacher: Sampler, segments: Sequence[Segment], config: RolloutConfig)
     return [[logprobs[place] for place in segment.places] for segment, logprobs in zip(segments, whole, strict=True)]
 
 
+class _Lesson(NamedTuple):
+    """What a step trains on, and what it shows."""
+
+    data: Sequence[Datum]
+    served: Sequence[Segment] = ()
+    """What of it the student served."""
+    weighed: Sequence[Weighed] = ()
+    """All that the student served, and what it is worth."""
+    shown: Mapping[str, float] = MappingProxyType({})
+
+
 class _Parts:
     """What a step does beside training."""
 
@@ -182,18 +194,18 @@ class _Parts:
             return made
         return self._holding.held(without_outdated(without_foreign(made, policy.knows), newest.__eq__))
 
-    def teach(self, groups: Sequence[Group]) -> tuple[list[Datum], list[Segment], list[Weighed], dict[str, float]]:
-        """What is trained on, what of it was served by the student and what that is worth, and what it shows."""
+    def teach(self, groups: Sequence[Group]) -> _Lesson:
+        """Of what the groups answered."""
         segments = _segments(groups)
         if not segments:
-            return [], [], [], {}
+            return _Lesson(())
         if self._config.mode == "teacher_answers":
-            return learnt(segments), [], [], {}
+            return _Lesson(learnt(segments))
         theirs = scored(self._teacher, segments, self._config.rollouts)
         weighed = worth(segments, theirs)
         taught = mean_over_tokens(weighed)
-        found = {DISTANCE: distance([each.logprobs for each in segments], theirs), "agreement/scored_tokens": float(self._holding.looked().tokens)}
-        return [row.datum for row in taught], [row.segment for row in taught], weighed, found
+        shown = {DISTANCE: distance([each.logprobs for each in segments], theirs), "agreement/scored_tokens": float(self._holding.looked().tokens)}
+        return _Lesson([row.datum for row in taught], [row.segment for row in taught], weighed, shown)
 
     def _evaluated(self, step: int) -> dict[str, float]:
         config = self._config

@@ -406,7 +406,7 @@ def torn_object(patch: pytest.MonkeyPatch, made: Synced) -> None:
 def put_back(patch: pytest.MonkeyPatch, made: Synced) -> None:
     """An older copy of the chain is put in its place."""
     made.reader.load(weights(made.new))
-    made.reader._given.clear()
+    made.reader._loaded.clear()
     shutil.rmtree(made.chain)
     shutil.copytree(made.copy, made.chain)
 
