@@ -6,8 +6,8 @@ the form that an answer must have, `tools` what may be called and what was. `res
 conversation of it and `response_events` items and events of its answer; `embeddings` asks for vectors, `graders` for the score of an output.
 `evals` evaluates, and `eval_requests` says how that is asked for.
 `files` keeps what is trained on, which `uploads` takes in parts, `fine_tuning` trains on it and `fine_tuning_requests` says how that is asked for.
-`batches` have a file of requests answered. `cursors` is the form of lists, `shapes` tells the published document what routes take, `refused` answers
-for all that is not offered.
+`batches` have a file of requests answered. `cursors` is the form of lists, `times` that of times, `shapes` tells the published document what routes
+take, `refused` answers for all that is not offered.
 The id of an answer is the id of its recorded span, `system_fingerprint` the version of the weights that gave it.
 """
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from bloomery.api.routes.openai.choices import Piece, ShownToken, Spelled
 from bloomery.api.routes.openai.jobs import Job
+from bloomery.api.routes.openai.times import unix_s
 from bloomery.services.serving.tool_use import AnswerCalls, whole_message
 
 PromptTable = list[dict[str, Any] | None]
@@ -68,7 +69,7 @@ class Answers(ABC):
 
     def _frame(self, kind: str) -> dict[str, Any]:
         job = self.job
-        names = {"id": job.id, "object": kind, "created": job.created_us // 1_000_000, "model": job.target.display}
+        names = {"id": job.id, "object": kind, "created": unix_s(job.created_us), "model": job.target.display}
         return names | {"system_fingerprint": job.target.weights.version}
 
 

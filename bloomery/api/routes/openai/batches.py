@@ -11,6 +11,7 @@ from bloomery.api.routes.openai.cursors import page_of
 from bloomery.api.routes.openai.http import read_request
 from bloomery.api.routes.openai.requests import parse
 from bloomery.api.routes.openai.shapes import body_of
+from bloomery.api.routes.openai.times import unix_s
 from bloomery.types.batches import MAX_WINDOW_H, Batch, BatchState, NewBatch
 from bloomery.types.errors import InvalidInput, NotSupported, shown
 
@@ -81,7 +82,7 @@ def _asked(body: dict[str, Any]) -> NewBatch:
 def _shown(batch: Batch) -> dict[str, Any]:
     asked, counts = batch.asked, batch.counts
     at = {
-        f"{state}_at": _seconds(batch.times_us.get(state)) for state in (BatchState.IN_PROGRESS, BatchState.FINALIZING, BatchState.CANCELLING, *_ENDS)
+        f"{state}_at": unix_s(batch.times_us.get(state)) for state in (BatchState.IN_PROGRESS, BatchState.FINALIZING, BatchState.CANCELLING, *_ENDS)
     }
     problems = [{"code": each.code, "line": each.line, "message": each.message, "param": each.param} for each in batch.problems]
     return {
@@ -95,13 +96,9 @@ def _shown(batch: Batch) -> dict[str, Any]:
         "status": batch.state,
         "output_file_id": batch.output_file,
         "error_file_id": batch.error_file,
-        "created_at": batch.created_us // 1_000_000,
-        "expires_at": batch.expires_us // 1_000_000,
+        "created_at": unix_s(batch.created_us),
+        "expires_at": unix_s(batch.expires_us),
         **at,
         "request_counts": {"total": counts.total, "completed": counts.completed, "failed": counts.failed},
         "metadata": asked.metadata,
     }
-
-
-def _seconds(time_us: int | None) -> int | None:
-    return None if time_us is None else time_us // 1_000_000

@@ -19,6 +19,7 @@ from bloomery.api.routes.openai.eval_requests import (
 )
 from bloomery.api.routes.openai.http import read_request
 from bloomery.api.routes.openai.shapes import body_of
+from bloomery.api.routes.openai.times import unix_s
 from bloomery.types.errors import NotFound, shown
 from bloomery.types.evals import Eval, EvalItems, EvalRun
 from bloomery.types.evaluations import Evaluation, EvaluationItem, EvaluationState, ItemStatus, Score
@@ -170,7 +171,7 @@ def _eval(found: Eval) -> dict[str, Any]:
     return {
         "id": found.id,
         "object": "eval",
-        "created_at": found.created_us // 1_000_000,
+        "created_at": unix_s(found.created_us),
         "name": given.name or found.id,
         "data_source_config": {"type": "custom", "schema": schema},
         "testing_criteria": given.criteria,
@@ -196,7 +197,7 @@ def _run(run: EvalRun, request: Request) -> dict[str, Any]:
     return {
         "id": run.id,
         "object": "eval.run",
-        "created_at": evaluation.created_us // 1_000_000,
+        "created_at": unix_s(evaluation.created_us),
         "eval_id": run.eval,
         "name": run.name,
         "model": run.model or "",
@@ -227,7 +228,7 @@ def _item(eval_id: str, run_id: str, of: EvalItems, item: EvaluationItem) -> dic
     return {
         "id": f"{run_id}{_BETWEEN}{item.number}",
         "object": "eval.run.output_item",
-        "created_at": item.created_us // 1_000_000,
+        "created_at": unix_s(item.created_us),
         "run_id": run_id,
         "eval_id": eval_id,
         "status": _item_status(item, len(of.criteria)),

@@ -11,6 +11,7 @@ from bloomery.api.repeats import IdempotencyKey, again_of
 from bloomery.api.routes import MAX_BODY_BYTES
 from bloomery.api.routes.openai.closed import checked
 from bloomery.api.routes.openai.cursors import page_of
+from bloomery.api.routes.openai.times import unix_s
 from bloomery.types.errors import InvalidInput, NotSupported, shown
 from bloomery.types.files import MAX_LIFE_S, MIN_LIFE_S, File, NewFile
 
@@ -110,6 +111,14 @@ def _new_file(filename: str, fields: dict[str, str]) -> NewFile:
 
 
 def shown_file(file: File) -> dict[str, Any]:
-    shown: dict[str, Any] = {"id": file.id, "object": "file", "bytes": file.size_bytes, "created_at": file.created_us // 1_000_000}
-    expires = None if file.expires_us is None else file.expires_us // 1_000_000
-    return shown | {"expires_at": expires, "filename": file.filename, "purpose": file.purpose, "status": "processed", "status_details": None}
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.size_bytes,
+        "created_at": unix_s(file.created_us),
+        "expires_at": unix_s(file.expires_us),
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }

@@ -13,6 +13,7 @@ from bloomery.api.routes.openai.cursors import page_of
 from bloomery.api.routes.openai.fine_tuning_requests import REFUSED, CreateJob, parse_job
 from bloomery.api.routes.openai.http import read_request
 from bloomery.api.routes.openai.shapes import body_of
+from bloomery.api.routes.openai.times import unix_s
 from bloomery.services.access.principal import Principal
 from bloomery.types.errors import InvalidInput
 from bloomery.types.fine_tuning import FineTuned, FineTunedCheckpoint, Happened, renamed
@@ -99,11 +100,11 @@ def _shown(tuned: FineTuned, caller: Principal) -> dict[str, Any]:
     return {
         "id": job.id,
         "object": "fine_tuning.job",
-        "created_at": _seconds(job.created_us),
+        "created_at": unix_s(job.created_us),
         "error": _error(job),
         "estimated_finish": _estimated(job),
         "fine_tuned_model": None if job.result is None else job.result.version,
-        "finished_at": _seconds(job.finished_us),
+        "finished_at": unix_s(job.finished_us),
         "hyperparameters": hyperparameters if asked.method == "supervised" else {},
         "integrations": [],
         "metadata": asked.metadata,
@@ -141,11 +142,11 @@ def _error(job: Job) -> dict[str, Any] | None:
 
 def _estimated(job: Job) -> int | None:
     left_s = job.progress.remaining_s
-    return None if job.state is not JobState.RUNNING or left_s is None else now_us() // 1_000_000 + round(left_s)
+    return None if job.state is not JobState.RUNNING or left_s is None else unix_s(now_us()) + round(left_s)
 
 
 def _event(happened: Happened) -> dict[str, Any]:
-    common = {"id": happened.id, "object": "fine_tuning.job.event", "created_at": _seconds(happened.created_us)}
+    common = {"id": happened.id, "object": "fine_tuning.job.event", "created_at": unix_s(happened.created_us)}
     what = happened.what
     if isinstance(what, JobEvent):
         return common | {"level": _LEVELS.get(what.level, what.level), "message": what.message, "data": what.data, "type": "message"}
@@ -159,13 +160,9 @@ def _checkpoint(job: str, kept: FineTunedCheckpoint) -> dict[str, Any]:
     return {
         "id": kept.id,
         "object": "fine_tuning.job.checkpoint",
-        "created_at": _seconds(kept.created_us),
+        "created_at": unix_s(kept.created_us),
         "fine_tuned_model_checkpoint": kept.version,
         "fine_tuning_job_id": job,
         "metrics": {"step": kept.step, **{name: values[name] for name in _CHECKPOINT_METRICS if name in values}},
         "step_number": kept.step,
     }
-
-
-def _seconds(time_us: int | None) -> int | None:
-    return None if time_us is None else time_us // 1_000_000

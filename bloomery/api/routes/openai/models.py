@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.openai.cursors import page_of
+from bloomery.api.routes.openai.times import unix_s
 from bloomery.services.core import Services
 from bloomery.services.weights.target import Target
 from bloomery.types.errors import InvalidInput
@@ -53,4 +54,4 @@ def _model(services: Services, target: Target) -> dict[str, Any]:
         "context": services.models.size(target.base_hash).context,
     }
     # Names outlive what they stand for, so the time is that of this server.
-    return {"id": target.display, "object": "model", "created": services.started_us // 1_000_000, "owned_by": "bloomery", "bloomery": ours}
+    return {"id": target.display, "object": "model", "created": unix_s(services.started_us), "owned_by": "bloomery", "bloomery": ours}

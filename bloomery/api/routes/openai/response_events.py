@@ -9,6 +9,7 @@ from typing import Any
 
 from bloomery.api.routes.openai.response_words import InOtherWords
 from bloomery.api.routes.openai.serving import Serving
+from bloomery.api.routes.openai.times import unix_s
 from bloomery.types.errors import BloomeryError
 from bloomery.types.ids import new_id, now_us
 
@@ -174,11 +175,11 @@ class _OpenCall:
 
 def _response(serving: Serving, asked: Mapping[str, Any], status: str, items: list[Json], usage: Json | None) -> Json:
     job = serving.job
-    ended = now_us() // 1_000_000 if status == "completed" else None
+    ended = unix_s(now_us()) if status == "completed" else None
     return {
         "id": job.id,
         "object": "response",
-        "created_at": job.created_us // 1_000_000,
+        "created_at": unix_s(job.created_us),
         "completed_at": ended,
         "status": status,
         "background": False,

@@ -12,6 +12,7 @@ from bloomery.api.routes.openai.files import check_purpose, shown_file
 from bloomery.api.routes.openai.http import read_request
 from bloomery.api.routes.openai.requests import parse
 from bloomery.api.routes.openai.shapes import body_of
+from bloomery.api.routes.openai.times import unix_s
 from bloomery.types.errors import InvalidInput, shown
 from bloomery.types.files import MAX_PART_BYTES, NewUpload, Upload
 
@@ -71,7 +72,7 @@ async def add(upload: str, request: Request, services: Svc, caller: Caller, idem
             raise InvalidInput(f"unknown field `{unknown}`: leave it out", field=unknown)
         again = again_of(request, idempotency_key, form.content.digest)
         part = await services.uploads.add(caller, upload, form.content.file, form.content.digest, request=again)
-    return {"id": part.id, "object": "upload.part", "created_at": part.created_us // 1_000_000, "upload_id": upload}
+    return {"id": part.id, "object": "upload.part", "created_at": unix_s(part.created_us), "upload_id": upload}
 
 
 @router.post("/{upload}/complete", openapi_extra=body_of(CompleteUpload))
@@ -92,8 +93,8 @@ def _shown(upload: Upload) -> dict[str, Any]:
         "id": upload.id,
         "object": "upload",
         "bytes": upload.given.size_bytes,
-        "created_at": upload.created_us // 1_000_000,
-        "expires_at": upload.expires_us // 1_000_000,
+        "created_at": unix_s(upload.created_us),
+        "expires_at": unix_s(upload.expires_us),
         "file": None if upload.file is None else shown_file(upload.file),
         "filename": upload.given.filename,
         "purpose": upload.given.purpose,
