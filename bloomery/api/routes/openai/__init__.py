@@ -1,6 +1,6 @@
 """The OpenAI contract under `/v1`: chat completions, completions, responses, embeddings, models, files, uploads, batches, jobs, graders, evals.
 
-`requests` says what may be asked and refuses the rest by name, `jobs` turns it into tokens for a target, `serving` samples and records, `choices`
+`requests` says what may be asked and refuses the rest by name, `prepared` turns it into tokens for a target, `serving` samples and records, `choices`
 turns tokens back into text, `answers` gives both contracts their shapes, `http` writes them out and stops when nobody listens any more. `formats` is
 the form that an answer must have, `tools` what may be called and what was. `responses` takes an input (`response_requests`), `response_words` makes a
 conversation of it and `response_events` items and events of its answer; `embeddings` asks for vectors, `graders` for the score of an output.

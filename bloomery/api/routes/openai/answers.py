@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from bloomery.api.routes.openai.choices import Piece, ShownToken, Spelled
-from bloomery.api.routes.openai.jobs import Job
+from bloomery.api.routes.openai.prepared import PreparedRequest
 from bloomery.api.routes.openai.times import unix_s
 from bloomery.services.serving.tool_use import AnswerCalls, whole_message
 
@@ -28,18 +28,18 @@ class Usage(NamedTuple):
 
 
 class Answers(ABC):
-    """Bodies and chunks of one job."""
+    """Bodies and chunks of one request."""
 
     whole: ClassVar[str]
     part: ClassVar[str]
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, prepared: PreparedRequest) -> None:
+        self.prepared = prepared
 
     @property
     def counts(self) -> bool:
         """Whether a stream ends with the token counts."""
-        options = self.job.asked.stream_options
+        options = self.prepared.asked.stream_options
         return options is not None and bool(options.include_usage)
 
     def body(self, choices: list[dict[str, Any]], usage: Usage, tables: Sequence[PromptTable] = ()) -> dict[str, Any]:
@@ -68,9 +68,9 @@ class Answers(ABC):
         """A piece of a continuation."""
 
     def _frame(self, kind: str) -> dict[str, Any]:
-        job = self.job
-        names = {"id": job.id, "object": kind, "created": unix_s(job.created_us), "model": job.target.display}
-        return names | {"system_fingerprint": job.target.weights.version}
+        prepared = self.prepared
+        names = {"id": prepared.id, "object": kind, "created": unix_s(prepared.created_us), "model": prepared.target.display}
+        return names | {"system_fingerprint": prepared.target.weights.version}
 
 
 class ChatAnswers(Answers):
@@ -79,8 +79,8 @@ class ChatAnswers(Answers):
     whole = "chat.completion"
     part = "chat.completion.chunk"
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
+    def __init__(self, prepared: PreparedRequest) -> None:
+        super().__init__(prepared)
         self._calls: dict[int, AnswerCalls] = {}
 
     def prompts(self, choices: list[dict[str, Any]], tables: Sequence[PromptTable]) -> dict[str, Any]:
@@ -90,8 +90,8 @@ class ChatAnswers(Answers):
     def choice(self, index: int, piece: Piece, reason: str | None) -> dict[str, Any]:
         """A message."""
         message = {"role": "assistant", "content": piece.text, "refusal": None}
-        if self.job.tools is not None:
-            message, reason = whole_message(self.job.tools, self._key(index), piece.text, reason)
+        if self.prepared.tools is not None:
+            message, reason = whole_message(self.prepared.tools, self._key(index), piece.text, reason)
         return {"index": index, "message": message, "logprobs": self._logprobs(piece.tokens), "finish_reason": reason}
 
     def opening(self, index: int) -> dict[str, Any]:
@@ -101,21 +101,21 @@ class ChatAnswers(Answers):
     def delta(self, index: int, piece: Piece, reason: str | None) -> dict[str, Any]:
         """More of a message."""
         delta = {"content": piece.text} if piece.text else {}
-        if self.job.tools is not None:
-            calls = self._calls.setdefault(index, AnswerCalls(self.job.tools, self._key(index)))
+        if self.prepared.tools is not None:
+            calls = self._calls.setdefault(index, AnswerCalls(self.prepared.tools, self._key(index)))
             delta, reason = calls.delta(piece.text, reason), calls.reason(reason)
         logprobs = self._logprobs(piece.tokens) if piece.tokens else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
     def _key(self, index: int) -> str:
         """Of a choice among all that ever were."""
-        return f"{self.job.id}:{index}"
+        return f"{self.prepared.id}:{index}"
 
     def _logprobs(self, tokens: Sequence[ShownToken]) -> dict[str, Any] | None:
-        if self.job.top_logprobs is None:
+        if self.prepared.top_logprobs is None:
             return None
         content = [_named(shown.token) | {"top_logprobs": list(map(_named, shown.top))} for shown in tokens]
-        return {"content": content, "refusal": None, "logprobs_mode": self.job.logprobs_mode}
+        return {"content": content, "refusal": None, "logprobs_mode": self.prepared.logprobs_mode}
 
 
 class CompletionAnswers(Answers):
@@ -141,14 +141,14 @@ class CompletionAnswers(Answers):
         return self.choice(index, piece, reason)
 
     def _logprobs(self, tokens: Sequence[ShownToken]) -> dict[str, Any] | None:
-        if self.job.top_logprobs is None:
+        if self.prepared.top_logprobs is None:
             return None
         return {
             "tokens": [shown.token.text for shown in tokens],
             "token_logprobs": [shown.token.logprob for shown in tokens],
             "top_logprobs": [_by_text(shown) for shown in tokens],
             "text_offset": [shown.start for shown in tokens],
-            "logprobs_mode": self.job.logprobs_mode,
+            "logprobs_mode": self.prepared.logprobs_mode,
         }
 
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.openai.answers import ChatAnswers, CompletionAnswers
 from bloomery.api.routes.openai.http import read_request, respond
-from bloomery.api.routes.openai.jobs import Prompts, chat_job, completion_job, most_pieces, prompts_of
+from bloomery.api.routes.openai.prepared import Prompts, most_pieces, prepare_chat, prepare_completion, prompts_of
 from bloomery.api.routes.openai.requests import (
     REFUSED_IN_CHAT,
     REFUSED_IN_COMPLETIONS,
@@ -40,8 +40,8 @@ async def chat_completions(request: Request, services: Svc, caller: Caller) -> R
 async def completions(request: Request, services: Svc, caller: Caller) -> Response:
     """Continue one or several prompts; with `stream` as server-sent events."""
     body, (asked, prompts) = await read_request(request, _completion)
-    job = await completion_job(services, caller, body, asked, prompts, request.headers)
-    return await respond(request, Serving(services, caller, CompletionAnswers(job)))
+    prepared = await prepare_completion(services, caller, body, asked, prompts, request.headers)
+    return await respond(request, Serving(services, caller, CompletionAnswers(prepared)))
 
 
 def _completion(body: dict[str, Any]) -> tuple[CompletionRequest, Prompts]:
@@ -53,5 +53,5 @@ async def serve_chat(
     services: Services, caller: Principal, body: dict[str, Any], asked: ChatRequest, headers: Mapping[str, str], answer_id: str | None = None
 ) -> Serving:
     """The answer to a conversation in the making, under an id of its own or the one given."""
-    job = await chat_job(services, caller, body, asked, headers)
-    return Serving(services, caller, ChatAnswers(job if answer_id is None else replace(job, id=answer_id)))
+    prepared = await prepare_chat(services, caller, body, asked, headers)
+    return Serving(services, caller, ChatAnswers(prepared if answer_id is None else replace(prepared, id=answer_id)))

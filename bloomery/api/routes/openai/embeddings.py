@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.openai.closed import Closed
 from bloomery.api.routes.openai.http import read_request, respond_whole, version_headers
-from bloomery.api.routes.openai.jobs import consent_of, episode_of, is_tokens
+from bloomery.api.routes.openai.prepared import consent_of, episode_of, is_tokens
 from bloomery.api.routes.openai.requests import ModelName, User, parse
 from bloomery.api.routes.openai.shapes import Refused, body_of
 from bloomery.obs import background
@@ -58,7 +58,7 @@ class Inputs(NamedTuple):
     fields: list[str]
 
 
-class Job(NamedTuple):
+class PreparedEmbedding(NamedTuple):
     """One request, ready to be answered."""
 
     id: str
@@ -87,8 +87,8 @@ async def embeddings(request: Request, services: Svc, caller: Caller) -> Respons
     consent, episode = consent_of(request.headers), episode_of(request.headers)
     inputs = await _tokens(services, target, given)
     services.limits.prompt(caller, sum(map(len, inputs)), field="input")
-    job = Job(new_id("embd"), created_us, target, body, asked, inputs, consent, episode)
-    return await respond_whole(request, _answer(services, caller, job), version_headers(target))
+    prepared = PreparedEmbedding(new_id("embd"), created_us, target, body, asked, inputs, consent, episode)
+    return await respond_whole(request, _answer(services, caller, prepared), version_headers(target))
 
 
 def _embedding(body: dict[str, Any]) -> tuple[EmbeddingRequest, Inputs]:
@@ -122,46 +122,46 @@ def _check_tokens(inputs: list[list[int]], fields: list[str], size: Size) -> Non
             raise InvalidInput(f"`{field}` holds token ids outside the vocabulary of {size.vocab_size}", field=field)
 
 
-async def _answer(services: Services, caller: Principal, job: Job) -> dict[str, Any]:
+async def _answer(services: Services, caller: Principal, prepared: PreparedEmbedding) -> dict[str, Any]:
     """Recorded however it ends; what came of no vector is not charged, unless nobody waited for it: what was begun then was work."""
     begun: set[int] = set()
     found: dict[int, Embedded] = {}
     status: SpanStatus = "cancelled"
     error_code, unpaid = None, 0
     try:
-        await _embed(services, caller, job, begun, found)
+        await _embed(services, caller, prepared, begun, found)
         status = "ok"
     except asyncio.CancelledError:
-        unpaid = _tokens_without(job, begun)
+        unpaid = _tokens_without(prepared, begun)
         raise
     except Exception as error:
         status, error_code = "error", error.code if isinstance(error, BloomeryError) else BloomeryError.code
-        unpaid = _tokens_without(job, found)
+        unpaid = _tokens_without(prepared, found)
         raise
     finally:
         services.limits.give_back(caller, unpaid)
-        services.traffic.record(_inference(caller, job, found, status, error_code, unpaid))
-    encode = _base64 if job.asked.encoding_format == "base64" else _floats
-    data = [{"object": "embedding", "index": index, "embedding": encode(found[index].vector_D)} for index in range(len(job.inputs))]
-    usage = {"prompt_tokens": job.tokens, "total_tokens": job.tokens}
-    return {"id": job.id, "object": "list", "data": data, "model": job.target.display, "usage": usage}
+        services.traffic.record(_inference(caller, prepared, found, status, error_code, unpaid))
+    encode = _base64 if prepared.asked.encoding_format == "base64" else _floats
+    data = [{"object": "embedding", "index": index, "embedding": encode(found[index].vector_D)} for index in range(len(prepared.inputs))]
+    usage = {"prompt_tokens": prepared.tokens, "total_tokens": prepared.tokens}
+    return {"id": prepared.id, "object": "list", "data": data, "model": prepared.target.display, "usage": usage}
 
 
-def _tokens_without(job: Job, places: Container[int]) -> int:
+def _tokens_without(prepared: PreparedEmbedding, places: Container[int]) -> int:
     """Those of the texts at all other places."""
-    return sum(len(tokens) for place, tokens in enumerate(job.inputs) if place not in places)
+    return sum(len(tokens) for place, tokens in enumerate(prepared.inputs) if place not in places)
 
 
-async def _embed(services: Services, caller: Principal, job: Job, begun: set[int], found: dict[int, Embedded]) -> None:
+async def _embed(services: Services, caller: Principal, prepared: PreparedEmbedding, begun: set[int], found: dict[int, Embedded]) -> None:
     """Put into `begun` the place of each text whose turn has come, and into `found` what comes of it."""
-    places = asyncio.Semaphore(min(_AT_ONCE, services.meters.most_waiting(job.target.priority)))
+    places = asyncio.Semaphore(min(_AT_ONCE, services.meters.most_waiting(prepared.target.priority)))
 
     async def embed(place: int, tokens: list[int]) -> None:
         async with places:
             begun.add(place)
-            found[place] = await embedded(services.sampling, caller, job.target, tokens)
+            found[place] = await embedded(services.sampling, caller, prepared.target, tokens)
 
-    tasks = [asyncio.create_task(embed(place, tokens)) for place, tokens in enumerate(job.inputs)]
+    tasks = [asyncio.create_task(embed(place, tokens)) for place, tokens in enumerate(prepared.inputs)]
     try:
         # The first error of any ends the request, whatever others are in the making.
         await asyncio.gather(*tasks)
@@ -169,29 +169,31 @@ async def _embed(services: Services, caller: Principal, job: Job, begun: set[int
         await background.stop(*tasks)
 
 
-def _inference(caller: Principal, job: Job, found: Mapping[int, Embedded], status: SpanStatus, error_code: str | None, unpaid: int) -> Inference:
+def _inference(
+    caller: Principal, prepared: PreparedEmbedding, found: Mapping[int, Embedded], status: SpanStatus, error_code: str | None, unpaid: int
+) -> Inference:
     """One for all texts: a request may have more of them than the recorder has places."""
     return Inference(
-        id=job.id,
+        id=prepared.id,
         project=caller.project,
         kind="embedding",
-        target=job.target,
+        target=prepared.target,
         template_hash=None,
-        request=job.body,
+        request=prepared.body,
         choices=[],
         prompt_tokens=[],
         samples=[],
         seed=None,
-        started_us=job.created_us,
-        duration_us=now_us() - job.created_us,
+        started_us=prepared.created_us,
+        duration_us=now_us() - prepared.created_us,
         status=status,
         error_code=error_code,
         cached_tokens=sum(each.found_tokens for each in found.values()),
         unpaid_tokens=unpaid,
-        embedded_tokens=job.tokens,
-        consent=job.consent,
-        episode_id=job.episode,
-        tags={} if job.asked.user is None else {"user": job.asked.user},
+        embedded_tokens=prepared.tokens,
+        consent=prepared.consent,
+        episode_id=prepared.episode,
+        tags={} if prepared.asked.user is None else {"user": prepared.asked.user},
     )
 
 

@@ -69,8 +69,8 @@ COMPLETIONS: Final = Framing(_data, openai_envelope, b"data: [DONE]\n\n")
 
 async def respond(request: Request, serving: Serving) -> Response:
     """Answer in one piece or as a stream, as the request asks."""
-    headers = version_headers(serving.job.target)
-    if serving.job.asked.stream:
+    headers = version_headers(serving.prepared.target)
+    if serving.prepared.asked.stream:
         return EventStream(serving.chunks(), headers, COMPLETIONS)
     return await respond_whole(request, serving.whole(), headers)
 

@@ -174,30 +174,30 @@ class _OpenCall:
 
 
 def _response(serving: Serving, asked: Mapping[str, Any], status: str, items: list[Json], usage: Json | None) -> Json:
-    job = serving.job
+    prepared = serving.prepared
     ended = unix_s(now_us()) if status == "completed" else None
     return {
-        "id": job.id,
+        "id": prepared.id,
         "object": "response",
-        "created_at": unix_s(job.created_us),
+        "created_at": unix_s(prepared.created_us),
         "completed_at": ended,
         "status": status,
         "background": False,
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         "instructions": asked.get("instructions"),
-        "logprobs_mode": None if job.top_logprobs is None else job.logprobs_mode,
+        "logprobs_mode": None if prepared.top_logprobs is None else prepared.logprobs_mode,
         "max_output_tokens": asked.get("max_output_tokens"),
         "max_tool_calls": None,
         "metadata": asked.get("metadata") or {},
-        "model": job.target.display,
+        "model": prepared.target.display,
         "output": items,
         "parallel_tool_calls": asked.get("parallel_tool_calls") is not False,
         "previous_response_id": None,
         "reasoning": {"effort": None, "summary": None},
         "service_tier": "default",
         "store": bool(asked.get("store")),
-        "system_fingerprint": job.target.weights.version,
+        "system_fingerprint": prepared.target.weights.version,
         "temperature": 1.0 if asked.get("temperature") is None else asked["temperature"],
         "text": {"format": (asked.get("text") or {}).get("format") or {"type": "text"}},
         "tool_choice": asked.get("tool_choice") or "auto",

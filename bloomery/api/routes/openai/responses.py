@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.routes.openai.completions import serve_chat
 from bloomery.api.routes.openai.http import EventStream, Framing, read_request, respond_whole, version_headers
-from bloomery.api.routes.openai.jobs import most_pieces
+from bloomery.api.routes.openai.prepared import most_pieces
 from bloomery.api.routes.openai.requests import ChatRequest, parse_chat
 from bloomery.api.routes.openai.response_events import ResponseEvents, whole
 from bloomery.api.routes.openai.response_requests import REFUSED, InputMessage, ResponseRequest, parse_response
@@ -39,7 +39,7 @@ async def create_response(request: Request, services: Svc, caller: Caller) -> Re
     body, (asked, said, chat) = await read_request(request, partial(_asked, most=most_pieces(services)))
     with said.telling():
         serving = await serve_chat(services, caller, said.body, chat, request.headers, new_id("resp"))
-    headers = version_headers(serving.job.target)
+    headers = version_headers(serving.prepared.target)
     if not asked.stream:
         return await respond_whole(request, _told(said, whole(serving, body)), headers)
     events = ResponseEvents(serving, body, said)

@@ -29,13 +29,13 @@ class Step(NamedTuple):
 
 
 class Serving:
-    """Made for one job; a bad job is refused here, before the first token."""
+    """Made for one request; a bad one is refused here, before the first token."""
 
     def __init__(self, services: Services, caller: Principal, answers: Answers) -> None:
-        self.answers, self.job = answers, answers.job
+        self.answers, self.prepared = answers, answers.prepared
         self._caller, self._traffic, self._limits = caller, services.traffic, services.limits
-        self._tokenizer = services.models.tokenizer(self.job.target.base_hash)
-        self._choices = [self._choice(index) for index in range(len(self.job.prompts) * self.job.samples)]
+        self._tokenizer = services.models.tokenizer(self.prepared.target.base_hash)
+        self._choices = [self._choice(index) for index in range(len(self.prepared.prompts) * self.prepared.samples)]
         self._texts: list[list[Piece]] = [[] for _ in self._choices]
         self._scored: dict[int, PromptScored] = {}
         self._echoes: dict[int, Piece] = {}
@@ -48,15 +48,15 @@ class Serving:
         """Prompts of which something came."""
         self._status: SpanStatus = "cancelled"
         self._error_code: str | None = None
-        requests = map(self.job.generate, range(len(self.job.prompts)))
-        self._streams = [services.sampling.stream(caller, self.job.target, request, bounded=True) for request in requests]
-        self._limits.prompt(caller, self.usage.prompt, field="messages" if self.job.kind == "chat" else "prompt")
+        requests = map(self.prepared.generate, range(len(self.prepared.prompts)))
+        self._streams = [services.sampling.stream(caller, self.prepared.target, request, bounded=True) for request in requests]
+        self._limits.prompt(caller, self.usage.prompt, field="messages" if self.prepared.kind == "chat" else "prompt")
 
     @property
     def usage(self) -> Usage:
         """So far."""
         cached = sum(stream.found_tokens for stream in self._streams)
-        return Usage(sum(map(len, self.job.prompts)), _tokens_of(self._choices), cached)
+        return Usage(sum(map(len, self.prepared.prompts)), _tokens_of(self._choices), cached)
 
     async def whole(self) -> dict[str, Any]:
         """Serve to the end and answer in one piece."""
@@ -120,7 +120,7 @@ class Serving:
 
     def _charge(self) -> None:
         """The key pays for what was sampled, and not for prompts that were refused before anything came of them."""
-        self._limits.give_back(self._caller, sum(len(tokens) for prompt, tokens in enumerate(self.job.prompts) if self._was_refused(prompt)))
+        self._limits.give_back(self._caller, sum(len(tokens) for prompt, tokens in enumerate(self.prepared.prompts) if self._was_refused(prompt)))
         self._limits.sampled(self._caller, self.usage.completion)
 
     def _was_refused(self, prompt: int) -> bool:
@@ -133,7 +133,7 @@ class Serving:
             self._scored[prompt] = event
         if isinstance(event, PromptScored | PromptRouted | PromptEmbedded):
             return None
-        choice = self._choices[prompt * self.job.samples + event.sample]
+        choice = self._choices[prompt * self.prepared.samples + event.sample]
         if choice.reason is not None:
             return None
         piece = self._token(choice, event) if isinstance(event, SampledToken) else self._end(choice, event)
@@ -154,40 +154,40 @@ class Serving:
         return choice.finish(event.reason)
 
     def _choice(self, index: int) -> Choice:
-        job = self.job
-        shows_tokens = job.top_logprobs is not None
+        prepared = self.prepared
+        shows_tokens = prepared.top_logprobs is not None
         return Choice(
             index,
             self._tokenizer,
-            stops=job.asked.stops,
-            ends=job.end_tokens,
+            stops=prepared.asked.stops,
+            ends=prepared.end_tokens,
             shows_tokens=shows_tokens,
             # Who scores an echo leaves out what was sampled by its number, as lm-eval does.
-            shows_end=job.echo,
-            min_tokens=job.asked.min_tokens or 0,
-            mode=job.logprobs_mode,
+            shows_end=prepared.echo,
+            min_tokens=prepared.asked.min_tokens or 0,
+            mode=prepared.logprobs_mode,
         )
 
     def _shapes(self) -> list[dict[str, Any]]:
-        answered = [choice for prompt in range(len(self.job.prompts)) for choice in self._answered(prompt)]
+        answered = [choice for prompt in range(len(self.prepared.prompts)) for choice in self._answered(prompt)]
         return [self.answers.choice(index, self._whole_piece(choice), choice.reason) for index, choice in enumerate(answered)]
 
     def _drawn(self, prompt: int) -> list[Choice]:
         """All choices of a prompt, in their order."""
-        return self._choices[prompt * self.job.samples : (prompt + 1) * self.job.samples]
+        return self._choices[prompt * self.prepared.samples : (prompt + 1) * self.prepared.samples]
 
     def _answered(self, prompt: int) -> list[Choice]:
         """The choices of a prompt that are answered, in their order."""
         mine = self._drawn(prompt)
-        if self.job.shown is None:
+        if self.prepared.shown is None:
             return mine
-        return sorted(mine, key=lambda choice: -choice.likelihood)[: self.job.shown]
+        return sorted(mine, key=lambda choice: -choice.likelihood)[: self.prepared.shown]
 
     def _tables(self) -> list[PromptTable]:
-        top = self.job.asked.prompt_logprobs
+        top = self.prepared.asked.prompt_logprobs
         if top is None:
             return []
-        return [prompt_table(self._tokenizer, tokens, self._scored[prompt], top) for prompt, tokens in enumerate(self.job.prompts)]
+        return [prompt_table(self._tokenizer, tokens, self._scored[prompt], top) for prompt, tokens in enumerate(self.prepared.prompts)]
 
     def _openings(self, choice: Choice) -> list[dict[str, Any]]:
         """What a stream says before the first token of a choice."""
@@ -208,46 +208,46 @@ class Serving:
 
     def _echoed(self, choice: Choice) -> Piece | None:
         """The prompt of a choice, where it is part of the answer."""
-        if not self.job.echo:
+        if not self.prepared.echo:
             return None
-        prompt = choice.index // self.job.samples
+        prompt = choice.index // self.prepared.samples
         if prompt not in self._echoes:
-            scored = self._scored.get(prompt) if self.job.top_logprobs is not None else None
-            self._echoes[prompt] = prompt_piece(self._tokenizer, self.job.prompts[prompt], scored, self.job.top_logprobs or 0)
+            scored = self._scored.get(prompt) if self.prepared.top_logprobs is not None else None
+            self._echoes[prompt] = prompt_piece(self._tokenizer, self.prepared.prompts[prompt], scored, self.prepared.top_logprobs or 0)
         return self._echoes[prompt]
 
     def _record(self) -> None:
         """A span for each prompt: the first has the id of the answer and is the parent of the others."""
-        for prompt, tokens in enumerate(self.job.prompts):
+        for prompt, tokens in enumerate(self.prepared.prompts):
             self._traffic.record(self._inference(prompt, tokens))
 
     def _inference(self, prompt: int, tokens: Sequence[int]) -> Inference:
-        job, mine = self.job, self._answered(prompt)
-        given = job.body if len(job.prompts) == 1 else job.body | {"prompt": job.body["prompt"][prompt]}
-        metadata = job.asked.metadata or {}
+        prepared, mine = self.prepared, self._answered(prompt)
+        given = prepared.body if len(prepared.prompts) == 1 else prepared.body | {"prompt": prepared.body["prompt"][prompt]}
+        metadata = prepared.asked.metadata or {}
         return Inference(
-            id=job.id if prompt == 0 else f"{job.id}-{prompt}",
+            id=prepared.id if prompt == 0 else f"{prepared.id}-{prompt}",
             project=self._caller.project,
-            kind=job.kind,
-            target=job.target,
-            template_hash=job.template_hash,
+            kind=prepared.kind,
+            target=prepared.target,
+            template_hash=prepared.template_hash,
             request=given,
             choices=[self.answers.choice(prompt * len(mine) + rank, self._text_only(choice), choice.reason) for rank, choice in enumerate(mine)],
             prompt_tokens=tokens,
             samples=[RecordedSample(choice.tokens, choice.logprobs, choice.reason) for choice in mine],
-            seed=job.seed_of(prompt),
-            started_us=job.created_us,
-            duration_us=now_us() - job.created_us,
-            ttft_us=None if self._first_token_us is None else self._first_token_us - job.created_us,
+            seed=prepared.seed_of(prompt),
+            started_us=prepared.created_us,
+            duration_us=now_us() - prepared.created_us,
+            ttft_us=None if self._first_token_us is None else self._first_token_us - prepared.created_us,
             status=self._status,
             error_code=self._error_code,
             cached_tokens=self._streams[prompt].found_tokens,
             unpaid_tokens=len(tokens) if self._was_refused(prompt) else 0,
             unanswered_tokens=_tokens_of(self._drawn(prompt)) - _tokens_of(mine),
-            consent=job.consent,
-            episode_id=job.episode,
-            parent_id=None if prompt == 0 else job.id,
-            tags=metadata if job.asked.user is None else {"user": job.asked.user, **metadata},
+            consent=prepared.consent,
+            episode_id=prepared.episode,
+            parent_id=None if prompt == 0 else prepared.id,
+            tags=metadata if prepared.asked.user is None else {"user": prepared.asked.user, **metadata},
         )
 
     def _text_only(self, choice: Choice) -> Piece:

@@ -32,7 +32,7 @@ Kind = Literal["chat", "completion"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class PreparedRequest:
     """One request, ready to be sampled; prompt `i` of several is sampled with seed `seed + i`, or equal prompts would be answered alike."""
 
     id: str
@@ -112,7 +112,9 @@ def most_pieces(services: Services) -> int:
     return min(MAX_PIECES, services.models.longest_context or MAX_PIECES)
 
 
-async def chat_job(services: Services, caller: Principal, body: dict[str, Any], asked: ChatRequest, headers: Mapping[str, str]) -> Job:
+async def prepare_chat(
+    services: Services, caller: Principal, body: dict[str, Any], asked: ChatRequest, headers: Mapping[str, str]
+) -> PreparedRequest:
     """Render the conversation with the template of the target's base."""
     created_us = now_us()
     target = await services.sampling.resolve(caller, asked.model)
@@ -125,7 +127,7 @@ async def chat_job(services: Services, caller: Principal, body: dict[str, Any], 
     grammar = await _grammar(asked, asked.response_format, tools)
     size = services.models.size(target.base_hash)
     _check_prompt_numbers([prompt], 1, asked, echoed=None)
-    return Job(
+    return PreparedRequest(
         id=new_id("chatcmpl"),
         kind="chat",
         created_us=created_us,
@@ -160,9 +162,9 @@ async def _grammar(asked: Asked, response_format: ResponseFormat | None, tools: 
     return await checked_grammar(wanted.grammar, wanted.field, tools, wanted.schema)
 
 
-async def completion_job(
+async def prepare_completion(
     services: Services, caller: Principal, body: dict[str, Any], asked: CompletionRequest, given: "Prompts", headers: Mapping[str, str]
-) -> Job:
+) -> PreparedRequest:
     """Encode the prompts, where they are not tokens already."""
     created_us = now_us()
     target = await services.sampling.resolve(caller, asked.model)
@@ -178,7 +180,7 @@ async def completion_job(
     # All prompts of a request wait together.
     services.meters.check_samples(wanted, target.priority, field=field if samples > 1 else "prompt")
     _check_prompt_numbers(prompts, shown, asked, echoed=asked.logprobs if asked.echo else None)
-    return Job(
+    return PreparedRequest(
         id=new_id("cmpl"),
         kind="completion",
         created_us=created_us,
