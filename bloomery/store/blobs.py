@@ -6,12 +6,11 @@ Keys are reached through rows only: nobody outside chooses one.
 
 import asyncio
 import os
-import re
 import secrets
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import obstore
 from obstore.store import LocalStore, ObjectStore
@@ -19,11 +18,8 @@ from obstore.store import LocalStore, ObjectStore
 from bloomery.obs.durable import make_directory, sync_directory
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.objects import Below, Bucket, Folder
-from bloomery.types.errors import Corrupt, InvalidInput, NotFound
-from bloomery.types.objects import Objects
-
-KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
-MAX_KEY: Final = 512
+from bloomery.types.errors import Corrupt, NotFound
+from bloomery.types.objects import Objects, check_key
 
 
 class BlobInfo(NamedTuple):
@@ -153,14 +149,6 @@ class AsyncBlobs:
 
     async def delete(self, key: str) -> None:
         await asyncio.to_thread(self.blobs.delete, key)
-
-
-def check_key(key: str) -> None:
-    """Refuse keys that climb, hide or surprise a file system."""
-    if len(key) > MAX_KEY or not KEY.fullmatch(key):
-        raise InvalidInput(
-            f"`{key[:80]}` is no blob key: segments of letters, digits, `._-`, separated by `/`, none starting with a dot", field="key"
-        )
 
 
 def _put_durably(root: Path, blobs: Mapping[str, bytes | memoryview]) -> None:

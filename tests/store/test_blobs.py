@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
-from bloomery.store.blobs import KEY, AsyncBlobs, Blobs, check_key
+from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.types.errors import Corrupt, InvalidInput, NotFound
+from bloomery.types.objects import KEY, check_key
 
 
 @pytest.fixture(params=["directory", "object store"])
@@ -32,7 +33,7 @@ def test_a_blob_comes_back_and_can_be_replaced_and_deleted(blobs: Blobs) -> None
 def test_several_are_put_at_once_or_refused_before_the_first(blobs: Blobs) -> None:
     blobs.put_all({"bodies/a": b"one", "bodies/b": b"two", "manifests/c": b"three"})
     assert [blobs.get(blob.key) for blob in blobs.list()] == [b"one", b"two", b"three"]
-    with pytest.raises(InvalidInput, match="no blob key"):
+    with pytest.raises(InvalidInput, match="no key of an object"):
         blobs.put_all({"bodies/d": b"four", "../e": b"five"})
     assert not blobs.exists("bodies/d")
 
@@ -78,7 +79,7 @@ def test_listing_names_keys_and_sizes_of_a_folder(blobs: Blobs) -> None:
 
 @pytest.mark.parametrize("key", ["", "/etc/passwd", "../x", "a/../b", "a//b", "a/", ".hidden", "a/.b", "a\\b", "a b", "a\n", "é", "a#1", "x" * 513])
 def test_keys_that_climb_or_surprise_are_refused(blobs: Blobs, key: str) -> None:
-    with pytest.raises(InvalidInput, match="no blob key"):
+    with pytest.raises(InvalidInput, match="no key of an object"):
         blobs.put(key, b"")
 
 
