@@ -1,5 +1,6 @@
 // Engines, replicas and runners, and what each that has weights proved of them before it took traffic.
 import type { Answer } from "../../answers";
+import { several } from "../../lib/format";
 
 type Status = Answer<"/api/v1/status">;
 
@@ -51,7 +52,7 @@ function shown(name: string, state: string, kind: string | undefined, serves: st
     root: detail.proved?.root ?? "",
     probe: detail.proved ? answered(detail.proved.probe_max_abs) : "–",
     versions: differences.length ? `${versions.length}, probes ${answered(Math.max(...differences))}` : String(versions.length),
-    scrubbed: `${detail.scrub_rounds ?? 0} ${detail.scrub_rounds === 1 ? "round" : "rounds"}`,
+    scrubbed: several(detail.scrub_rounds ?? 0, "round"),
     condemned: Object.keys(detail.condemned ?? {}).map((version) => version.slice(0, 12)).join(", ") || "none",
   };
 }
