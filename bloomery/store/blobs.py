@@ -17,7 +17,7 @@ from obstore.store import LocalStore, ObjectStore
 
 from bloomery.obs.durable import make_directory, sync_directory
 from bloomery.obs.failpoints import failpoint
-from bloomery.store.objects import Below, Bucket, Folder
+from bloomery.store.objects import Bucket, Folder, Prefixed
 from bloomery.types.errors import Corrupt, NotFound
 from bloomery.types.objects import Objects, check_key
 
@@ -116,7 +116,7 @@ class Blobs:
         check_key(folder)
         if self._root is not None:
             return Folder(self._root / folder)
-        return Below(Bucket(self._store, "the bucket of blobs"), folder)
+        return Prefixed(Bucket(self._store, "the bucket of blobs"), folder)
 
     def list(self, prefix: str = "") -> list[BlobInfo]:
         """All blobs in the folder `prefix`, in the order of their keys."""

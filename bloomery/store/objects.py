@@ -315,7 +315,7 @@ class Bucket:
             raise Unavailable(f"{self.name}: `{key}`: {reason(error)}") from error
 
 
-class Below:
+class Prefixed:
     """The objects in a folder of others, under keys of their own."""
 
     def __init__(self, objects: Objects, folder: str) -> None:

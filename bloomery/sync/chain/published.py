@@ -16,7 +16,7 @@ from bloomery.sync.codec.layout import Chunk, Weights
 from bloomery.sync.state_hash import Bits
 
 
-class Known(NamedTuple):
+class ChunkHashes(NamedTuple):
     """Of every chunk of a version: its state hash [chunks, 2], and its checksum [chunks]."""
 
     states: States
@@ -48,7 +48,7 @@ class Summed:
 class AsPublished:
     """Weights of which every chunk is what it was, or NotAsPublished is raised when it is read."""
 
-    def __init__(self, weights: Weights, known: Known) -> None:
+    def __init__(self, weights: Weights, known: ChunkHashes) -> None:
         """`known`: of the same layout."""
         self.layout, self._weights, self._checksums = weights.layout, weights, known.checksums
 

@@ -29,7 +29,7 @@ from bloomery.sync.chain.lease import Lease
 from bloomery.sync.chain.manifest import LEVELS, MAX_BYTES, Manifest, Step
 from bloomery.sync.chain.objects import keep
 from bloomery.sync.chain.plan import Link
-from bloomery.sync.chain.published import AsPublished, Known, NotAsPublished, Summed
+from bloomery.sync.chain.published import AsPublished, ChunkHashes, NotAsPublished, Summed
 from bloomery.sync.chain.spans import Following, Piece, Reverted, Spans
 from bloomery.sync.codec.container import Head
 from bloomery.sync.codec.delta import Choice, Delta, States, write
@@ -88,7 +88,7 @@ class Publisher:
         self._objects, self._config, self._signer, self._clock = objects, config, signer, clock
         self._versions: dict[int, Link] = {}
         self._spans = Spans(share=config.span_share, workers=config.workers)
-        self._known: Known | None = None
+        self._known: ChunkHashes | None = None
         """What the newest version's weights were; None where this writer has not seen them."""
         self._based_at = clock()
         self._base_wanted = False
@@ -226,7 +226,7 @@ class Publisher:
             head = write(cast(BinaryIO, file), old, summed, codec=codec, states=states, workers=self._config.workers).head
             file.flush()
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        return _Made(data, head, Known(head.records.array["new"].copy(), summed.checksums))
+        return _Made(data, head, ChunkHashes(head.records.array["new"].copy(), summed.checksums))
 
     def _merged(self, pieces: Sequence[Piece], new: Weights, states: States, newest: int, delta_bytes: int) -> list[Step]:
         """A delta for every span that ended, unless what lies within it is no more bytes to fetch. `states`: of `new`."""
@@ -253,7 +253,7 @@ class Publisher:
         listed = keep(self._objects, parts.listed(made.data, made.head)) if self._config.parts else None
         return Step(kind="base", start=None, object=stored, parts=listed)
 
-    def _commit(self, manifest: Manifest, known: Known, following: Following | None) -> Published:
+    def _commit(self, manifest: Manifest, known: ChunkHashes, following: Following | None) -> Published:
         """Have it be the newest version; what is `known` of its weights and `following` are remembered then, and without the latter none before."""
         if self._signer is not None:
             manifest = manifest.signed(self._signer)
@@ -292,7 +292,7 @@ class _Made(NamedTuple):
 
     data: memoryview
     head: Head
-    known: Known
+    known: ChunkHashes
     """Of the weights that it leads to."""
 
     @property
