@@ -111,6 +111,7 @@ def _new_file(filename: str, fields: dict[str, str]) -> NewFile:
 
 
 def shown_file(file: File) -> dict[str, Any]:
+    """A file as the contract has it."""
     return {
         "id": file.id,
         "object": "file",
