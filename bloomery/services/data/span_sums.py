@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, case, delete, func, insert, literal, select, update
 
@@ -86,26 +86,32 @@ def _queries(project: str, wanted: SpanFilter) -> Iterator[Select[Any]]:
     if (wanted.episode, wanted.min_cost_usd) != (None, None):
         yield _of_spans(project, wanted)
         return
-    first, last = _whole(wanted)
+    start_us, stop_us = _whole(wanted)
     table = rows.span_sum.c
-    within = [table.began_us >= first] if first is not None else []
-    within += [table.began_us < last] if last is not None else []
+    within = [table.began_us >= start_us] if start_us is not None else []
+    within += [table.began_us < stop_us] if stop_us is not None else []
     # Empty where all of the time lies within one period.
     yield _grouped(rows.span_sum, func.sum(table.requests), func.sum(table.priced)).where(*what_is_summed(project, wanted, table), *within)
-    if first is not None and last is not None and first > last:
+    if start_us is not None and stop_us is not None and start_us > stop_us:
         yield _of_spans(project, wanted)
         return
-    if first is not None and first != wanted.since_us:
-        yield _of_spans(project, replace(wanted, until_us=first))
-    if last is not None and last != wanted.until_us:
-        yield _of_spans(project, replace(wanted, since_us=last))
+    if start_us is not None and start_us != wanted.since_us:
+        yield _of_spans(project, replace(wanted, until_us=start_us))
+    if stop_us is not None and stop_us != wanted.until_us:
+        yield _of_spans(project, replace(wanted, since_us=stop_us))
 
 
-def _whole(wanted: SpanFilter) -> tuple[int | None, int | None]:
-    """Where the first period begins that is meant whole, and the first behind those; None where time has no bound."""
-    first = None if wanted.since_us is None else -(-wanted.since_us // PERIOD_US) * PERIOD_US
-    last = None if wanted.until_us is None else wanted.until_us // PERIOD_US * PERIOD_US
-    return first, last
+class _Whole(NamedTuple):
+    """The periods that are meant whole: where the first begins, and the first behind them; None where time has no bound."""
+
+    start_us: int | None
+    stop_us: int | None
+
+
+def _whole(wanted: SpanFilter) -> _Whole:
+    start_us = None if wanted.since_us is None else -(-wanted.since_us // PERIOD_US) * PERIOD_US
+    stop_us = None if wanted.until_us is None else wanted.until_us // PERIOD_US * PERIOD_US
+    return _Whole(start_us, stop_us)
 
 
 def _of_spans(project: str, wanted: SpanFilter) -> Select[Any]:
