@@ -107,9 +107,9 @@ class AgentRollouts(MakesGroups):
                 break
         return Group(number, problem, tuple(graded[member] for member in sorted(graded)), tuple(failures))
 
-    def took(self) -> list[float]:
+    def take_times_s(self) -> list[float]:
         """Of the agent, its answers included."""
-        return self._deadlines.took()
+        return self._deadlines.take_times_s()
 
     def _attempt(self, number: int, problem: Problem, members: Sequence[int]) -> list[Graded | Failure]:
         sampler = self._newest()

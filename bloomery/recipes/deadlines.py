@@ -44,7 +44,7 @@ class Deadlines:
         self._took: deque[float] = deque(maxlen=_REMEMBERED)
         self._lock = threading.Lock()
 
-    def took(self) -> list[float]:
+    def take_times_s(self) -> list[float]:
         """Seconds of each call that came to an end since this was asked last, or was left to itself."""
         with self._lock:
             took = [*self._took]

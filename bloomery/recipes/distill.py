@@ -204,7 +204,10 @@ class _Parts:
         theirs = scored(self._teacher, segments, self._config.rollouts)
         weighed = worth(segments, theirs)
         taught = mean_over_tokens(weighed)
-        shown = {DISTANCE: distance([each.logprobs for each in segments], theirs), "agreement/scored_tokens": float(self._holding.looked().tokens)}
+        shown = {
+            DISTANCE: distance([each.logprobs for each in segments], theirs),
+            "agreement/scored_tokens": float(self._holding.take_scores().tokens),
+        }
         return _Lesson([row.datum for row in taught], [row.segment for row in taught], weighed, shown)
 
     def _evaluated(self, step: int) -> dict[str, float]:

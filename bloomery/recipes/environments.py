@@ -71,9 +71,9 @@ class Bounded(MakesGroups):
         members = tuple(each for each in judged if isinstance(each, Graded))
         return Group(number, problem, members, (*given.failures, *failed, *_untold(given, self._config.group_size)))
 
-    def took(self) -> list[float]:
+    def take_times_s(self) -> list[float]:
         """Of the environment, a group each."""
-        return self._deadlines.took()
+        return self._deadlines.take_times_s()
 
 
 def _judged(each: Graded, problem: Problem) -> Graded | Failure:

@@ -185,7 +185,7 @@ class Parts:
 
     def shown(self, groups: Sequence[Group], kept: Sorted, data: Sequence[Weighed], more: Mapping[str, float] | None = None) -> Shown:
         """All that is known of a step before it is trained. Who dies then has told it to the cursor, so that also the reference is waited for."""
-        looked = Looked(self._holding.looked(), self._reference.kl(), self._rollouts.took())
+        looked = Looked(self._holding.take_scores(), self._reference.kl(), self._rollouts.take_times_s())
         return Shown({**round_metrics(groups, kept, data, self._policy.lag, looked), **(more or {})}, reasons(groups))
 
     def _evaluated(self, step: int) -> dict[str, float]:

@@ -109,7 +109,7 @@ class Holding:
         self._count(group, segments, recomputed)
         return group
 
-    def looked(self) -> Scores:
+    def take_scores(self) -> Scores:
         """What was scored since this was asked last."""
         with self._lock:
             tokens, groups, held_groups = self._tokens, self._groups, self._held_groups

@@ -122,7 +122,7 @@ class MakesGroups(ABC):
     def group(self, number: int, problem: Problem) -> Group:
         """Sampled and graded; threads may ask side by side."""
 
-    def took(self) -> list[float]:
+    def take_times_s(self) -> list[float]:
         """Seconds of each call of foreign code, a grader or an agent, since this was asked last; empty where nobody measures them."""
         return []
 
@@ -155,9 +155,9 @@ class Rollouts(MakesGroups):
         graded = self._grade_all(sampled, failures)
         return Group(number, problem, tuple(graded), tuple(failures))
 
-    def took(self) -> list[float]:
+    def take_times_s(self) -> list[float]:
         """Of the grader."""
-        return self._deadlines.took()
+        return self._deadlines.take_times_s()
 
     def _sample(self, number: int, place: int, problem: Problem, failures: list[Failure]) -> Iterator[Rollout]:
         ids = [f"{number}.{member}" for member in range(self._config.group_size)]

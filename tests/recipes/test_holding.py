@@ -246,18 +246,18 @@ def test_an_engine_that_was_away_at_the_first_group_is_held_to_its_promise_once_
         lower = [member.rollout._replace(logprobs=tuple(each - 0.5 for each in member.rollout.logprobs)) for member in sound.members]
         wrong = sound._replace(members=tuple(member._replace(rollout=one) for member, one in zip(sound.members, lower, strict=True)))
         assert held.held(wrong) == wrong
-        assert held.looked() == Scores(0, 0.0, 0.0)
+        assert held.take_scores() == Scores(0, 0.0, 0.0)
         away.back = True
         with pytest.raises(Corrupt, match=REFUSED):
             held.held(wrong)
         assert held.held(sound) == sound
         tokens = sum(len(member.rollout.tokens) for member in sound.members)
-        assert held.looked()[::2] == (tokens, 1.0)
+        assert held.take_scores()[::2] == (tokens, 1.0)
         # What was promised once is looked for from then on, and holds while nobody says otherwise.
         away.back = False
         assert held.held(sound) == sound
-        assert held.looked()[::2] == (tokens, 1.0)
-        assert held.looked().held_share is None
+        assert held.take_scores()[::2] == (tokens, 1.0)
+        assert held.take_scores().held_share is None
         with pytest.raises(Corrupt, match=REFUSED):
             held.held(wrong)
 
@@ -282,7 +282,7 @@ def test_whom_a_grader_chose_by_failing_at_others_shows_nothing_of_how_tokens_ar
     failed = group._replace(failures=(Failure("0.1", "raised", "cannot read this", final=True),))
     held = holding(client, sampler)
     assert held.held(failed) == failed
-    assert held.looked().deviation == 0
+    assert held.take_scores().deviation == 0
     with pytest.raises(Corrupt, match="were not drawn from its distribution"):
         deque(map(held.held, [group] * 20))
 

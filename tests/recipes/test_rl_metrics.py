@@ -86,11 +86,11 @@ def test_a_call_that_is_late_took_as_long_as_it_was_waited_for() -> None:
     deadlines = Deadlines()
     deadlines.all([lambda: release.wait(30), lambda: None], 0.1)
     release.set()
-    late, prompt = deadlines.took()
+    late, prompt = deadlines.take_times_s()
     assert prompt <= late
     # Waited for, and not until it came.
     assert 0.1 <= late < 30
-    assert deadlines.took() == []
+    assert deadlines.take_times_s() == []
 
 
 def test_busy_is_who_makes_at_least_one_group_however_many() -> None:
