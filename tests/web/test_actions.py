@@ -67,8 +67,11 @@ def test_a_job_is_paused_resumed_cloned_with_other_fields_and_cancelled(page: "P
     job = client.jobs.create(JobSpec(name="long", base_model=BASE, data=Data(dataset="chats"), method=long, seed=1))
     page.goto(f"/runs/{job.id}")
     page.get_by_text("running", exact=True).wait_for(timeout=60_000)
-    page.get_by_role("button", name="Pause").click()
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.url) if request.url.endswith("/pause") else None)
+    page.get_by_role("button", name="Pause").dblclick()
     page.get_by_text("paused", exact=True).wait_for(timeout=60_000)
+    assert len(sent) == 1
     page.get_by_role("button", name="Resume").click()
     page.get_by_role("button", name="Pause").wait_for()
     assert client.jobs.get(job.id).state in ("queued", "running")
