@@ -192,11 +192,23 @@ def test_a_version_is_deployed_under_a_new_name_and_another_made_live(page: "Pag
     dialog.get_by_label("Version").select_option(world.taught.result.version)
     dialog.get_by_role("button", name="Deploy").click()
     page.get_by_role("region", name="Live").get_by_text("revision 1").wait_for(timeout=60_000)
-    page.get_by_label("Version to make live").select_option(world.rewarded.result.version)
-    page.get_by_role("button", name="Make live").click()
-    page.get_by_role("dialog").get_by_role("button", name="Make live").click()
+    others, make_live = page.get_by_label("Version to make live"), page.get_by_role("button", name="Make live")
+    others.select_option(world.rewarded.result.version)
+    make_live.click()
+    dialog.get_by_text(f"Who asks by-hand is answered by what job {world.rewarded.spec.name} ended with").wait_for()
+    dialog.get_by_role("button", name="Make live").click()
     page.get_by_role("region", name="Live").get_by_text("revision 2").wait_for(timeout=60_000)
     assert client.deployments.get("by-hand").live.version == world.rewarded.result.version
+    dialog.wait_for(state="detached")
+    assert (others.input_value(), make_live.is_disabled()) == ("", True), "nothing is chosen any more"
+    base = client.models()[0].base_hash
+    assert f"the base model {BASE} ({base[:12]})" in others.inner_text()
+    others.select_option(BASE)
+    make_live.click()
+    dialog.get_by_role("button", name="Make live").click()
+    page.get_by_role("region", name="Live").get_by_text("revision 3").wait_for(timeout=60_000)
+    dialog.wait_for(state="detached")
+    assert f"the base model {BASE}" not in others.inner_text(), "it is live"
 
 
 def test_traces_are_filtered_by_what_the_address_keeps(page: "Page", world: World, client: Client) -> None:
