@@ -28,15 +28,16 @@ def test_what_waits_fails_as_the_engine_says_and_the_next_operation_opens_the_ru
         async with open_api(tmp_path, Patience(reopen_s=0.0)) as api:
             run = await api.new_run()
             await until(lambda: len(engine.opened) == 1)
-            # What the first refusal says is heard before anybody waits for it.
             await turns_of_the_loop()
             for seq in (1, 2):
+                earlier = len(engine.opened)
                 await api.runs.submit(ME, run.id, seq, operation(seq))
                 (told,) = await api.results(run.id, seq)
                 again = fingerprint(operation(seq)) if fails == "server" else ""
                 assert told == Failed(message="the engine cannot open the run: there is no memory for it", category=fails, unbegun=again)
                 asked = len(engine.opened)
-                assert asked > seq
+                # The first may be told what came of opening the run when it was made, if that is heard only now.
+                assert asked > earlier or seq == 1
                 await turns_of_the_loop()
                 assert len(engine.opened) == asked, "nobody needs it"
             assert (await api.runs.get(ME, run.id)).state == state
