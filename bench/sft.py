@@ -92,18 +92,18 @@ def main() -> None:
     line.tell({**setting, **PEER_SAYS, **found})
 
 
-def random_batches(vocab_size: int, steps: int) -> list[list[Row]]:
+def random_batches(vocab_size: int, steps: int, rows_each: int = BATCH, lengths: tuple[int, int] = (30, 200)) -> list[list[Row]]:
     noise = np.random.default_rng(0)
     rows = []
-    for length in noise.integers(30, 200, steps * BATCH).tolist():
+    for length in noise.integers(*lengths, steps * rows_each).tolist():
         tokens = noise.integers(5, vocab_size, length + 1).tolist()
         rows.append({"input_ids": tokens, "labels": [-100] * (len(tokens) // PROMPT) + tokens[len(tokens) // PROMPT :]})
-    return [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
+    return [rows[start : start + rows_each] for start in range(0, len(rows), rows_each)]
 
 
 def _compare(place: Path, model: Path, batches: list[list[Row]], kind: str, dtype: str, asked: argparse.Namespace) -> dict[str, Any]:
     job = {"model": str(model), "out": str(place / "trl"), "batches": batches, "lora": kind == "lora", "dtype": dtype}
-    job |= {"threads": asked.threads, "learning_rate": LEARNING_RATE}
+    job |= {"threads": asked.threads, "learning_rate": LEARNING_RATE, "device": "cpu"}
     file = place / "job.json"
     file.write_text(json.dumps(job))
     itself = [sys.executable, "-m", "bench.sft", "--size", asked.size, "--job", file]
@@ -162,19 +162,31 @@ def _speed(found: dict[str, Any], tokens: list[int]) -> int:
 
 def train_ours(job: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(job["threads"])
-    decoder = load_decoder(Path(job["model"]), dtype=getattr(torch, job["dtype"]), device="cpu")
-    lora = LoraSpec(rank=8 if job["lora"] else 0, seed=0, train_unembed=not job["lora"])
-    budget = micro_batch_tokens(decoder.config.hidden_size, rank=lora.rank)
-    run = TrainableRun(decoder, RunSpec(run_id="run", base_hash="", lora=lora, micro_batch_tokens=budget), _NoShelf())
+    trainer = Trainer(job)
     seconds, losses = [], []
     for batch in job["batches"]:
-        operation = ForwardBackward(loss="cross_entropy", loss_config={}, data=_data(batch), return_logprobs=False)
         began = time.perf_counter()
-        computed = _finish(run, operation)
-        _finish(run, OptimStep(adam=AdamParams(learning_rate=job["learning_rate"], beta2=0.999, eps=1e-8)))
+        losses.append(trainer.step(batch))
         seconds.append(time.perf_counter() - began)
-        losses.append(computed.metrics["loss:sum"])  # type: ignore[union-attr]
     return {"seconds": seconds, "losses": losses}
+
+
+class Trainer:
+    """Trains a run as the engine does, in micro-batches of the usual number of tokens where the job names none."""
+
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        decoder = load_decoder(Path(job["model"]), dtype=getattr(torch, job["dtype"]), device=job["device"])
+        lora = LoraSpec(rank=8 if job["lora"] else 0, seed=0, train_unembed=not job["lora"])
+        budget = job.get("micro_batch_tokens") or micro_batch_tokens(decoder.config.hidden_size, rank=lora.rank)
+        self._run = TrainableRun(decoder, RunSpec(run_id="run", base_hash="", lora=lora, micro_batch_tokens=budget), _NoShelf())
+        self._adam = AdamParams(learning_rate=job["learning_rate"], beta2=0.999, eps=1e-8)
+
+    def step(self, batch: list[Row]) -> float:
+        """One of the optimizer, for the mean loss of the batch."""
+        computed = _finish(self._run, ForwardBackward(loss="cross_entropy", loss_config={}, data=_data(batch), return_logprobs=False))
+        _finish(self._run, OptimStep(adam=self._adam))
+        loss: float = computed.metrics["loss:sum"]  # type: ignore[union-attr]
+        return loss
 
 
 def _products(shape: Shape, job: dict[str, Any]) -> dict[str, float]:

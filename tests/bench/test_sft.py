@@ -14,7 +14,7 @@ from bench.shapes import EMPTY, write_directory
 def test_our_side_learns_the_batches_alike_in_both_number_formats(tmp_path: Path, kind: str) -> None:
     model = write_directory(EMPTY, tmp_path / "model")
     batch = sft.random_batches(EMPTY.vocab_size, 1)
-    job = {"model": str(model), "batches": batch * 4, "lora": kind == "lora", "threads": 1, "learning_rate": 1e-2}
+    job = {"model": str(model), "batches": batch * 4, "lora": kind == "lora", "threads": 1, "learning_rate": 1e-2, "device": "cpu"}
     exact, rounded = (sft.train_ours(job | {"dtype": dtype})["losses"] for dtype in ("float32", "bfloat16"))
     assert exact[3] < exact[0] - 0.05
     assert rounded == pytest.approx(exact, abs=0.05)
