@@ -80,6 +80,23 @@ def test_a_stream_opens_and_closes_every_item_in_turn(sdk: OpenAI) -> None:
     ]
 
 
+def test_text_between_and_behind_calls_is_an_item_at_its_place(sdk: OpenAI, server: ScriptedServer) -> None:
+    add, now = (
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>',
+        '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    )
+    server.scripted.script.says = (f"{add}And the time.{now}That is all.",)
+    whole, streamed = respond(sdk), list(respond(sdk, stream=True))[-1].response
+    for answer in (whole, streamed):
+        assert [item.content[0].text if item.type == "message" else item.name for item in answer.output] == [
+            "add",
+            "And the time.",
+            "now",
+            "That is all.",
+        ]
+    assert whole.usage == streamed.usage
+
+
 @pytest.mark.parametrize("missing", [1, 8, 40])
 def test_of_an_answer_that_is_cut_off_the_last_item_is_incomplete(sdk: OpenAI, missing: int) -> None:
     most = len(byte_level().encode(TWO_CALLS, add_special_tokens=False).ids) - missing

@@ -16,21 +16,6 @@ from bloomery.types.ids import new_id, now_us
 Json = dict[str, Any]
 
 
-async def whole(serving: Serving, asked: Mapping[str, Any]) -> Json:
-    """Serve to the end and answer in one piece."""
-    body = await serving.whole()
-    choice = body["choices"][0]
-    message, reason = choice["message"], choice["finish_reason"]
-    status = _status(reason)
-    calls = message.get("tool_calls") or []
-    items = [_call_item(new_id("fc"), call["id"], call["function"]["name"], call["function"]["arguments"], "completed") for call in calls]
-    if message["content"] or not calls:
-        items.insert(0, _message_item(new_id("msg"), "completed", [_text_part(message["content"] or "", _logprobs(choice["logprobs"]))]))
-    # What was cut off is the last of them.
-    items[-1]["status"] = status
-    return _response(serving, asked, status, items, body["usage"])
-
-
 class ResponseEvents:
     """The events of one response, numbered from 0; what goes wrong is in the words of its caller."""
 
@@ -43,7 +28,14 @@ class ResponseEvents:
         self._held: list[Json] = []
         """Log-probabilities of tokens whose text is held back: it may become a call."""
         self._reason: str | None = None
-        self._usage: Json | None = None
+
+    async def whole(self) -> Json:
+        """Serve to the end and answer in one piece, which is what a stream ends with."""
+        async with aclosing(self.stream()) as pieces:
+            async for events in pieces:
+                last = events[-1]
+        response: Json = last["response"]
+        return response
 
     async def stream(self) -> AsyncGenerator[list[Json], None]:
         """Serve piece by piece; the first events come with the first piece."""
@@ -64,7 +56,6 @@ class ResponseEvents:
         if self._number == 0:
             yield self._event("response.created", response=self._response("in_progress"))
             yield self._event("response.in_progress", response=self._response("in_progress"))
-        self._usage = chunk.get("usage") or self._usage
         for choice in chunk["choices"]:
             yield from self._take(choice)
 
@@ -126,11 +117,13 @@ class ResponseEvents:
         status = _status(self._reason)
         if self._open is None and not self._items:
             yield from self._begin(_OpenMessage(new_id("msg"), 0))
+        if isinstance(self._open, _OpenMessage) and (held := self._take_held()):
+            yield from self._text("", held)
         yield from self._close(status)
-        yield self._event(f"response.{status}", response=self._response(status))
+        yield self._event(f"response.{status}", response=self._response(status) | {"usage": _usage(self._serving.usage.shape())})
 
     def _response(self, status: str) -> Json:
-        return _response(self._serving, self._asked, status, list(self._items), self._usage)
+        return _response(self._serving, self._asked, status, list(self._items))
 
     def _event(self, kind: str, **fields: Any) -> Json:
         event = {"type": kind, "sequence_number": self._number, **fields}
@@ -173,7 +166,7 @@ class _OpenCall:
         return _call_item(self.item_id, self.call_id, self.name, self.arguments, status)
 
 
-def _response(serving: Serving, asked: Mapping[str, Any], status: str, items: list[Json], usage: Json | None) -> Json:
+def _response(serving: Serving, asked: Mapping[str, Any], status: str, items: list[Json]) -> Json:
     prepared = serving.prepared
     ended = unix_s(now_us()) if status == "completed" else None
     return {
@@ -205,7 +198,7 @@ def _response(serving: Serving, asked: Mapping[str, Any], status: str, items: li
         "top_logprobs": asked.get("top_logprobs") or 0,
         "top_p": 1.0 if asked.get("top_p") is None else asked["top_p"],
         "truncation": "disabled",
-        "usage": None if usage is None else _usage(usage),
+        "usage": None,
         "user": asked.get("user"),
     }
 

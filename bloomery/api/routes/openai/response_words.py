@@ -56,8 +56,6 @@ def in_other_words(asked: ResponseRequest) -> InOtherWords:
     names |= {"response_format": "text.format", "response_format.json_schema": "text.format"}
     fields = given(asked, "model", "temperature", "top_p", "top_k", "seed", "stream", "metadata", "user", "store")
     fields |= {"messages": _conversation(asked, names), "max_completion_tokens": asked.max_output_tokens}
-    if asked.stream:
-        fields["stream_options"] = {"include_usage": True}
     if asked.shows_tokens:
         fields |= {"logprobs": True, "top_logprobs": asked.top_logprobs or 0} | given(asked, "logprobs_mode")
     if asked.tools:

@@ -4,7 +4,6 @@
 answer its shape.
 """
 
-from collections.abc import Awaitable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from bloomery.api.routes.openai.completions import serve_chat
 from bloomery.api.routes.openai.http import EventStream, Framing, read_request, respond_whole, version_headers
 from bloomery.api.routes.openai.prepared import most_pieces
 from bloomery.api.routes.openai.requests import ChatRequest, parse_chat
-from bloomery.api.routes.openai.response_events import ResponseEvents, whole
+from bloomery.api.routes.openai.response_events import ResponseEvents
 from bloomery.api.routes.openai.response_requests import REFUSED, InputMessage, ResponseRequest, parse_response
 from bloomery.api.routes.openai.response_words import InOtherWords, in_other_words
 from bloomery.api.routes.openai.shapes import body_of
@@ -40,9 +39,9 @@ async def create_response(request: Request, services: Svc, caller: Caller) -> Re
     with said.telling():
         serving = await serve_chat(services, caller, said.body, chat, request.headers, new_id("resp"))
     headers = version_headers(serving.prepared.target)
-    if not asked.stream:
-        return await respond_whole(request, _told(said, whole(serving, body)), headers)
     events = ResponseEvents(serving, body, said)
+    if not asked.stream:
+        return await respond_whole(request, events.whole(), headers)
     return EventStream(events.stream(), headers, Framing(_event, events.failed, b""))
 
 
@@ -51,11 +50,6 @@ def _asked(body: dict[str, Any], most: int) -> Asked:
     said = in_other_words(asked)
     with said.telling():
         return Asked(asked, said, parse_chat(said.body, most))
-
-
-async def _told(said: InOtherWords, answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    with said.telling():
-        return await answer
 
 
 def _event(event: dict[str, Any]) -> bytes:
