@@ -5,11 +5,12 @@ What was begun like a call and is none comes out as text.
 """
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
+
+from bloomery.types import strict_json
 
 
 class Function(NamedTuple):
@@ -99,7 +100,7 @@ def _value(text: str, schema: Any) -> Any:
     if kinds == {"string"}:
         return text
     try:
-        value = _PYTHONS[text] if text in _PYTHONS else _parsed(text)
+        value = _PYTHONS[text] if text in _PYTHONS else strict_json.read(text)
     except ValueError:
         return text
     return text if "string" in kinds and _KIND_OF[type(value)] not in kinds else value
@@ -124,7 +125,7 @@ def _written_in_braces(body: str, functions: Sequence[Function]) -> tuple[str, s
     # Every second part is a text; in the others keys stand without quotes.
     quoted = [json.dumps(part, ensure_ascii=False) if index % 2 else _quote_keys(part) for index, part in enumerate(parts)]
     try:
-        return call[1], _as_json(_parsed("".join(quoted)))
+        return call[1], _as_json(strict_json.read("".join(quoted)))
     except ValueError:
         return None
 
@@ -133,19 +134,6 @@ def _quote_keys(part: str) -> str:
     """As JSON; the template writes what is missing as Python does."""
     quoted = re.sub(r"([{,]\s*)([A-Za-z_][\w.-]*)(\s*:)", r'\1"\2"\3', part)
     return re.sub(r"([:,\[]\s*)None(?=\s*[,}\]])", r"\1null", quoted)
-
-
-def _parsed(text: str) -> Any:
-    """The value of a text in JSON; ValueError for what Python alone takes for that, too: NaN, infinities, and numbers that become one."""
-    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
-
-
-def _refuse(word: str) -> Any:
-    raise ValueError(f"`{word}` is no JSON")
-
-
-def _finite(text: str) -> float:
-    return number if math.isfinite(number := float(text)) else _refuse(text)
 
 
 def _as_json(value: Any) -> str:
@@ -430,7 +418,7 @@ class _Body:
 
     def _take_whole(self, text: str) -> None:
         try:
-            call = _parsed(text)
+            call = strict_json.read(text)
             arguments = call.get(self._dialect.arguments_key, call.get("arguments", call.get("parameters", {})))
             written = _escaped(arguments) if isinstance(arguments, str) else _as_json(arguments)
         except (ValueError, RecursionError):

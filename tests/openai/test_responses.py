@@ -30,6 +30,7 @@ OUTSIDE = [
     ({"text": {"verbosity": "low"}}, "text.verbosity", "is not offered"),
     ({"text": {"mood": "good"}}, "text.mood", "unknown field"),
     ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]}, "input.0.arguments", "not the text of a JSON object"),
+    ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": '{"x": NaN}'}]}, "input.0.arguments", "NaN, which is no JSON"),
     ({"tools": [{"type": "function", "name": "f"}] * 2}, "tools.1.name", "a name of its own"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type", "`web_search` are not offered"),
     ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools.0.type", "run them yourself"),

@@ -125,6 +125,20 @@ def test_arguments_without_end_are_the_callers_fault(sdk: OpenAI, server: Script
     assert chat(sdk).choices[0].message.content == "Fifteen."
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+def test_a_number_that_json_does_not_have_is_refused_in_arguments_and_anywhere_else(server: ScriptedServer, number: str) -> None:
+    called = {"id": "c", "type": "function", "function": {"name": "add", "arguments": f'{{"a": [{number}]}}'}}
+    messages = [*USER, {"role": "assistant", "tool_calls": [called]}, {"role": "tool", "tool_call_id": "c", "content": "15"}]
+    refused = server.http.post("/v1/chat/completions", json={"model": "tiny", "messages": messages})
+    field = "messages.1.tool_calls.0.function.arguments"
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+    assert refused.json()["error"]["message"] == f"`{field}` is not the text of a JSON object: it holds {number}, which is no JSON number"
+    body = f'{{"model": "tiny", "messages": [{{"role": "user", "content": "x"}}], "temperature": {number}}}'
+    refused = server.http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert server.scripted.requests == []
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_half_a_character_in_a_call_ends_no_answer(sdk: OpenAI, server: ScriptedServer, stream: bool) -> None:
     server.scripted.script.says = ('<tool_call>\n{"arguments": {"a": "\\ud800"}, "name": "add"}\n</tool_call>',)

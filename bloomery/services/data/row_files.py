@@ -5,8 +5,6 @@ Nothing here holds more of a file than a row of it. What makes the rest of a fil
 
 import contextlib
 import csv
-import json
-import math
 import os
 import subprocess
 import sys
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, Final, NamedTuple
 
 from bloomery.services.data.row_kinds import Problem
+from bloomery.types import strict_json
 from bloomery.types.datasets import FileFormat
 from bloomery.types.errors import shown
 
@@ -79,26 +78,12 @@ def _json_record(line: bytes, number: int) -> dict[str, Any] | Problem:
     except UnicodeDecodeError as error:
         return _not_utf8(error)
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-    except NotFinite as error:
+        value = strict_json.read(text)
+    except strict_json.NotFinite as error:
         return Problem("not_finite", f"holds {error}, which is no JSON number", None, "write null, or leave the field out")
     except (ValueError, RecursionError) as error:
         return Problem("not_json", f"is not JSON: {error}", None, _json_suggestion(text, number))
     return value if isinstance(value, dict) else Problem("not_an_object", "is not a JSON object", None, _json_suggestion(text, number))
-
-
-class NotFinite(ValueError):
-    """NaN and infinities, which Python writes and JSON does not have."""
-
-
-def _refuse_constant(constant: str) -> Any:
-    raise NotFinite(constant)
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(value := float(text)):
-        raise NotFinite(text[:64])
-    return value
 
 
 def _json_suggestion(text: str, number: int) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 from bloomery.services.data.row import NOTHING, Message, Row
+from bloomery.types import strict_json
 from bloomery.types.datasets import RowKind
 
 ROLES: Final = ("system", "user", "assistant", "tool")
@@ -401,7 +402,7 @@ def _has_half_pair(value: Any) -> bool:
 
 def _json_or_none(text: str) -> Any:
     try:
-        return json.loads(text)
+        return strict_json.read(text)
     except (ValueError, RecursionError):
         return None
 

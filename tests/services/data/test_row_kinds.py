@@ -126,9 +126,13 @@ def test_a_broken_row_is_told_by_reason_field_and_what_would_mend_it(reason: str
     assert suggestion in (found.suggestion or "")
 
 
-def test_alpaca_and_wrong_arguments_are_told() -> None:
+def test_alpaca_is_told() -> None:
     assert "Alpaca" in problem({"instruction": "a", "output": "b"}).suggestion
-    call = {"id": "1", "function": {"name": "weather", "arguments": "[1]"}}
+
+
+@pytest.mark.parametrize("arguments", ["[1]", '{"a": NaN}', '{"a": 1e999}'])
+def test_wrong_arguments_are_told(arguments: str) -> None:
+    call = {"id": "1", "function": {"name": "weather", "arguments": arguments}}
     found = problem({"messages": [USER, {"role": "assistant", "tool_calls": [call]}]})
     assert (found.reason, found.field) == ("wrong_arguments", "messages.1.tool_calls.0.function.arguments")
 

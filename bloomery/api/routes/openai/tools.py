@@ -1,6 +1,5 @@
 """Tools of the chat contract: what may be called, and what was called in the messages before."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
@@ -9,6 +8,7 @@ from msgspec import Meta
 from bloomery.api.routes.openai.closed import Closed
 from bloomery.services.engines.models import Models
 from bloomery.services.serving.tool_use import Function, ToolUse, tool_use
+from bloomery.types import strict_json
 from bloomery.types.errors import InvalidInput, NotSupported, shown
 
 MAX_TOOLS: Final = 128
@@ -84,7 +84,9 @@ class ToolCall(Closed, frozen=True, kw_only=True):
 def read_arguments(text: str, field: str) -> dict[str, Any]:
     """The arguments of a call that was made before; without any there is no text."""
     try:
-        arguments = json.loads(text or "{}")
+        arguments = strict_json.read(text or "{}")
+    except strict_json.NotFinite as error:
+        raise InvalidInput(f"`{field}` is not the text of a JSON object: it holds {error}, which is no JSON number", field=field) from None
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
