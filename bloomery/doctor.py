@@ -15,7 +15,7 @@ from bloomery.config.data_dir import DataDir
 from bloomery.grade import processes as grading
 from bloomery.obs.machine import free_memory_bytes, usable_cpus
 from bloomery.types.errors import BloomeryError
-from bloomery.up import agents, base_models, cores, endpoints, layout, lock
+from bloomery.up import agents, base_models, cores, endpoints, layout, lock, tables
 from bloomery.up.base_models import ModelArgument
 from bloomery.up.hints import command
 
@@ -94,6 +94,7 @@ def _data_dir(data: DataDir) -> Iterator[Finding]:
     yield Finding("disk", f"{base_models.gigabytes(free)} free for {data.root}", low if free < _LOW_DISK_BYTES else None)
     try:
         version = layout.check(data)
+        tables.check(data)
         server = lock.holder(data)
     except BloomeryError as error:
         yield Finding("data directory", str(data.root), error.message)

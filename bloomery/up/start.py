@@ -123,6 +123,7 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
     tracked = trackers.read(options.track, options.jobs, data.root, environment)
     layout.check(data)
     check_free(data)
+    tables.check(data)
     names.refuse_taken(models, data)
     port = _free_port(options.host, options.port)
     layout.create(data)

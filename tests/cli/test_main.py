@@ -1,7 +1,9 @@
 import os
 import socket
+import sqlite3
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -213,6 +215,12 @@ def newer(root: Path) -> None:
     data_dir(root).version.write_text("99\n")
 
 
+def newer_tables(root: Path) -> None:
+    with closing(sqlite3.connect(data_dir(root).database)) as database, database:
+        database.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        database.execute("INSERT INTO alembic_version VALUES ('0999')")
+
+
 def damaged(root: Path) -> None:
     data_dir(root).version.write_text("one\n")
 
@@ -222,7 +230,7 @@ def not_a_directory(root: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spoil", [foreign, newer, damaged, not_a_directory])
+@pytest.mark.parametrize("spoil", [foreign, newer, newer_tables, damaged, not_a_directory])
 def test_doctor_finds_what_up_would_refuse_and_says_it_in_the_same_words(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     data = tmp_path / "data"
     spoil(data)

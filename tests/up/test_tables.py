@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 
+from bloomery import __version__
 from bloomery.config.data_dir import DataDir
 from bloomery.store.database import Database
 from bloomery.store.migrations import migrate
-from bloomery.types.errors import Corrupt
+from bloomery.types.errors import Conflict, Corrupt
 from bloomery.up import layout, tables
 from bloomery.up.lock import locked
 from tests.live import running_server
@@ -30,6 +31,20 @@ def test_tables_of_an_earlier_release_are_changed_and_that_is_said_first(tmp_pat
     assert len(said) == 2
     with Database(data.database):
         assert _revision(data) == newest
+
+
+def test_tables_of_a_newer_release_are_refused_with_what_to_do_and_left_as_they_are(tmp_path: Path) -> None:
+    data = DataDir(tmp_path)
+    tables.check(data)
+    with Database(data.database):
+        pass
+    tables.check(data)
+    with closing(sqlite3.connect(data.database)) as database, database:
+        database.execute("UPDATE alembic_version SET version_num = '0999'")
+    versions = f"tables 0999, this one, {__version__}, knows {tables.newest_revision()}"
+    with pytest.raises(Conflict, match=rf"written by a newer Bloomery \({versions}\): upgrade Bloomery to use it, or restore a backup"):
+        tables.check(data)
+    assert _revision(data) == "0999"
 
 
 def test_of_a_new_directory_and_of_a_database_without_tables_nothing_is_said(tmp_path: Path) -> None:
