@@ -124,25 +124,24 @@ def _check_tokens(inputs: list[list[int]], fields: list[str], size: Size) -> Non
 
 async def _answer(services: Services, caller: Principal, prepared: PreparedEmbedding) -> dict[str, Any]:
     """Recorded however it ends; what came of no vector is not charged, unless nobody waited for it: what was begun then was work."""
-    begun: set[int] = set()
-    found: dict[int, Embedded] = {}
+    work = _Embedding(services, caller, prepared)
     status: SpanStatus = "cancelled"
     error_code, unpaid = None, 0
     try:
-        await _embed(services, caller, prepared, begun, found)
+        vectors = await work.run()
         status = "ok"
     except asyncio.CancelledError:
-        unpaid = _tokens_without(prepared, begun)
+        unpaid = _tokens_without(prepared, work.begun)
         raise
     except Exception as error:
         status, error_code = "error", error.code if isinstance(error, BloomeryError) else BloomeryError.code
-        unpaid = _tokens_without(prepared, found)
+        unpaid = _tokens_without(prepared, work.found)
         raise
     finally:
         services.limits.give_back(caller, unpaid)
-        services.traffic.record(_inference(caller, prepared, found, status, error_code, unpaid))
+        services.traffic.record(_inference(caller, prepared, work.found, status, error_code, unpaid))
     encode = _base64 if prepared.asked.encoding_format == "base64" else _floats
-    data = [{"object": "embedding", "index": index, "embedding": encode(found[index].vector_D)} for index in range(len(prepared.inputs))]
+    data = [{"object": "embedding", "index": index, "embedding": encode(each.vector_D)} for index, each in enumerate(vectors)]
     usage = {"prompt_tokens": prepared.tokens, "total_tokens": prepared.tokens}
     return {"id": prepared.id, "object": "list", "data": data, "model": prepared.target.display, "usage": usage}
 
@@ -152,21 +151,30 @@ def _tokens_without(prepared: PreparedEmbedding, places: Container[int]) -> int:
     return sum(len(tokens) for place, tokens in enumerate(prepared.inputs) if place not in places)
 
 
-async def _embed(services: Services, caller: Principal, prepared: PreparedEmbedding, begun: set[int], found: dict[int, Embedded]) -> None:
-    """Put into `begun` the place of each text whose turn has come, and into `found` what comes of it."""
-    places = asyncio.Semaphore(min(_AT_ONCE, services.meters.most_waiting(prepared.target.priority)))
+class _Embedding:
+    """The texts of a request on their way to vectors. How far they came it says also where it returns nothing, by an error or cancelled."""
 
-    async def embed(place: int, tokens: list[int]) -> None:
-        async with places:
-            begun.add(place)
-            found[place] = await embedded(services.sampling, caller, prepared.target, tokens)
+    def __init__(self, services: Services, caller: Principal, prepared: PreparedEmbedding) -> None:
+        self._sampling, self._caller, self._prepared = services.sampling, caller, prepared
+        self._turns = asyncio.Semaphore(min(_AT_ONCE, services.meters.most_waiting(prepared.target.priority)))
+        self.begun: set[int] = set()
+        """Places of the texts whose turn has come."""
+        self.found: dict[int, Embedded] = {}
+        """What came of a text, by its place."""
 
-    tasks = [asyncio.create_task(embed(place, tokens)) for place, tokens in enumerate(prepared.inputs)]
-    try:
-        # The first error of any ends the request, whatever others are in the making.
-        await asyncio.gather(*tasks)
-    finally:
-        await background.stop(*tasks)
+    async def run(self) -> list[Embedded]:
+        """What comes of all texts, in their order; the first error of any ends the request, whatever others are in the making."""
+        tasks = [asyncio.create_task(self._embed(place, tokens)) for place, tokens in enumerate(self._prepared.inputs)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            await background.stop(*tasks)
+
+    async def _embed(self, place: int, tokens: list[int]) -> Embedded:
+        async with self._turns:
+            self.begun.add(place)
+            self.found[place] = await embedded(self._sampling, self._caller, self._prepared.target, tokens)
+            return self.found[place]
 
 
 def _inference(
