@@ -1,7 +1,7 @@
 """The HTTP application: three contracts over one set of services, the dashboard at `/`, and `/healthz`."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache, partial
 from typing import Final
@@ -44,7 +44,7 @@ def create_app(services: Services) -> FastAPI:
             yield
 
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=answering_batches)
-    app.state.services, app.state.document = services, Document()
+    app.state.services, app.state.document = services, Document(describe)
     app.state.sample_futures, app.state.kept_routing = SampleFutures(), KeptRouting()
     app.add_middleware(Idempotent, most_bytes=OPENAI_BODY_BYTES, standing=services.limits.headers, but_for=FORMS)
     app.add_middleware(Callers)
@@ -58,13 +58,14 @@ def create_app(services: Services) -> FastAPI:
 class Document:
     """The OpenAPI document. It takes long to make, so the first who asks for it has a thread do so, and everybody else is served meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], bytes]) -> None:
+        self._make = make
         self._made: asyncio.Task[bytes] | None = None
 
     async def get(self) -> bytes:
         """As JSON."""
         if self._made is None:
-            self._made = asyncio.create_task(asyncio.to_thread(_document))
+            self._made = asyncio.create_task(asyncio.to_thread(self._make))
         # Who gives up leaves it to those who wait with him.
         return await asyncio.shield(self._made)
 
@@ -106,8 +107,8 @@ def _surface() -> APIRouter:
     return surface
 
 
-@cache
-def _document() -> bytes:
+def describe() -> bytes:
+    """What every route takes and gives, as an OpenAPI document in JSON."""
     return msgspec.json.encode(get_openapi(title="Bloomery", version=__version__, routes=_surface().routes))
 
 
